@@ -1,10 +1,10 @@
-"""All settings: one frozen tree from a TOML file, TISTREAM_* variables and flags, in rising order of strength.
+"""Settings: one frozen tree from a TOML file, TISTREAM_* variables and flags; the later source wins.
 
     [server]               TISTREAM_SERVER_PORT=8711          --port 8711
     port = 8711
 
-Names carry their unit. An unknown key is refused with the nearest known one; relations between settings are checked
-here, so that nothing starts with a configuration that cannot work. Built only in the composition root.
+Names carry their unit. An unknown key is an error that suggests the nearest known one. Relations between settings are
+checked here, so that no process starts with a configuration that cannot work. Built only in the composition root.
 """
 
 from __future__ import annotations
@@ -49,78 +49,86 @@ class ServerSettings(_Section):
     host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs authentication")
     port: int = Field(8711, ge=0, le=65535, description="port to listen on; 0 = any free one")
     auth: Literal["none", "keys"] = Field(
-        "none", description="keys: each request shows an API key; none: whoever reaches the port may do everything"
+        "none", description="keys: each request needs an API key; none: no authentication"
     )
-    slow_consumer_s: float = Field(30, gt=0, description="who takes nothing of an answer for so long is cut off")
+    slow_consumer_s: float = Field(
+        30, gt=0, description="seconds after which a client that reads nothing is disconnected"
+    )
     caller_streams_max: int = Field(
-        256, ge=1, description="streams that one caller may have open; of the console's tabs as many more"
+        256, ge=1, description="open streams of one caller; the console's tabs have a limit of the same size"
     )
-    caller_waits_max: int = Field(1024, ge=1, description="pulls that may wait at once for one caller")
+    caller_waits_max: int = Field(1024, ge=1, description="waiting pulls of one caller")
     caller_requests_per_s: float = Field(0, ge=0, description="requests of one caller; 0 = no bound")
     caller_mib_per_s: float = Field(0, ge=0, description="MiB sent to one caller; 0 = no bound")
     tenant_requests_per_s: float = Field(0, ge=0, description="requests for one tenant; 0 = no bound")
     tenant_mib_per_s: float = Field(0, ge=0, description="MiB sent of one tenant; 0 = no bound")
-    rate_burst_s: float = Field(10, gt=0, description="these rates may be exceeded by so many seconds' worth")
+    rate_burst_s: float = Field(10, gt=0, description="burst above these rates, in seconds")
 
 
 class DispatcherSettings(_Section):
-    """How a dispatcher follows its stores."""
+    """Settings of a dispatcher."""
 
     host: str = Field("127.0.0.1", description="address of the Flight port")
     port: int = Field(0, ge=0, le=65535, description="Flight port; 0 = any free one")
-    poll_interval_ms: int = Field(100, ge=10, description="pause before the next file is asked for again")
+    poll_interval_ms: int = Field(100, ge=10, description="pause before the next file is polled again")
     reclaim_interval_ms: int = Field(5_000, ge=100, description="how often consumed batch files are deleted")
-    drain_timeout_s: int = Field(60, ge=0, description="SIGTERM waits so long for its stores to be moved off; 0 = not")
+    drain_timeout_s: int = Field(
+        60, ge=0, description="seconds that SIGTERM waits for its stores to be moved away; 0 = none"
+    )
 
 
 class SorterSettings(_Section):
-    """How a sorter flushes."""
+    """Settings of a sorter."""
 
-    flush_interval_ms: int = Field(200, ge=10, description="how often a moved watermark is written out")
-    snapshot_interval_ms: int = Field(10_000, ge=100, description="how often the buffers are saved when they changed")
+    flush_interval_ms: int = Field(200, ge=10, description="how often an advanced watermark is flushed")
+    snapshot_interval_ms: int = Field(10_000, ge=100, description="how often changed buffers are saved")
     memory_mb: int = Field(
         0,
         ge=0,
-        description="MiB of buffered rows in memory, more goes to the local disk; 0 = a quarter of what there is",
+        description="MiB of buffered rows in memory, the rest spills to local disk; 0 = a quarter of the memory",
     )
-    drain_timeout_s: int = Field(60, ge=0, description="SIGTERM waits so long for its tasks to be moved off; 0 = not")
-    spill_folder: str = Field("", description="folder for rows beyond sorter.memory_mb; empty = the system's")
+    drain_timeout_s: int = Field(
+        60, ge=0, description="seconds that SIGTERM waits for its tasks to be moved away; 0 = none"
+    )
+    spill_folder: str = Field("", description="folder for spilled rows; empty = the system's temporary folder")
 
 
 class MetaSettings(_Section):
-    """How the meta server lays out tenants."""
+    """Settings of a meta server."""
 
     data_tasks: int = Field(2, ge=1, le=1024, description="data tasks of a new tenant")
-    interval_ms: int = Field(300, ge=50, le=LEADER_LEASE_MS // 3, description="how often assignments are looked at")
+    interval_ms: int = Field(300, ge=50, le=LEADER_LEASE_MS // 3, description="how often assignments are checked")
     retention_hours: float = Field(
-        168, ge=0, description="hours of the log that are kept of a tenant that has no retention of its own; 0 = all"
+        168, ge=0, description="hours of log to keep for tenants without their own retention; 0 = all"
     )
-    split_mb_per_s: float = Field(16, ge=0, description="a data task with more, for split_after_s, is split; 0 = never")
-    split_after_s: float = Field(30, ge=1, description="for how long a task must have been hot")
+    split_mb_per_s: float = Field(
+        16, ge=0, description="split a data task that exceeds this for split_after_s; 0 = never"
+    )
+    split_after_s: float = Field(30, ge=1, description="how long a task must be hot before it is split")
     merge_mb_per_s: float = Field(
-        1, ge=0, description="two neighbours with less together, for merge_after_s, are merged; 0 = never"
+        1, ge=0, description="merge two neighbours whose sum stays below this for merge_after_s; 0 = never"
     )
-    merge_after_s: float = Field(600, ge=1, description="for how long both neighbours must have been cold")
-    tasks_max: int = Field(64, ge=1, le=1024, description="data tasks of a tenant that are not split further")
+    merge_after_s: float = Field(600, ge=1, description="how long both neighbours must be cold before they are merged")
+    tasks_max: int = Field(64, ge=1, le=1024, description="most data tasks of a tenant")
 
 
 class PushSettings(_Section):
-    """What pushers may do in an S3 bucket: session credentials of one role, for their tenant's prefix alone."""
+    """Session credentials of pushers for an S3 bucket: one role, limited to the tenant's prefix."""
 
     role_arn: str = Field(
         "",
-        description="role whose session credentials the service issues; empty = pushers bring credentials of their own",
+        description="role whose session credentials the service issues; empty = pushers use their own credentials",
     )
-    duration_s: int = Field(3600, ge=900, le=3600, description="how long session credentials count")
+    duration_s: int = Field(3600, ge=900, le=3600, description="lifetime of session credentials")
     sts_endpoint: str = Field("", description="address of STS; empty = AWS in the region of the bucket")
     kms_key_arn: str = Field(
-        "", description="KMS key that pushers must encrypt with; empty = none is asked for; needs push.role_arn"
+        "", description="KMS key that pushers must encrypt with; empty = none; needs push.role_arn"
     )
 
 
 class MetricsSettings(_Section):
-    """The port of probes and metrics of a dispatcher or sorter; the meta server and the API server have them on
-    their HTTP port. It asks no token: keep it on a network of the deployment's own."""
+    """The port for probes and metrics of a dispatcher or sorter; the meta server and the API server serve them on
+    their HTTP port. It has no authentication: keep it on a private network."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(-1, ge=-1, le=65535, description="port to listen on; 0 = any free one, -1 = none")
@@ -129,9 +137,9 @@ class MetricsSettings(_Section):
 class LogSettings(_Section):
     """Logs go to stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is written")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level to write")
     format: Literal["auto", "json", "pretty"] = Field("auto", description="auto: pretty on a terminal, else json")
-    access: bool = Field(False, description="whether every HTTP request leaves a line")
+    access: bool = Field(False, description="log every HTTP request")
 
 
 class Settings(_Section):
@@ -165,7 +173,7 @@ def load(
     for source, key, value in [*_from_file(path), *_from_env(environ or {}), *_from_flags(flags or {})]:
         section, _, name = key.partition(".")
         if key not in known_keys():
-            raise ConfigError(f"{source}: there is no setting '{key}'.{suggest(key)}")
+            raise ConfigError(f"{source}: unknown setting '{key}'.{suggest(key)}")
         tree.setdefault(section, {})[name] = value
     try:
         settings = Settings.model_validate(tree)
@@ -177,7 +185,7 @@ def load(
 
 
 def sources(path: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Setting -> the file or variable that says it, the stronger of both; those with their default are left out."""
+    """Setting -> the file or variable that sets it; settings with their default are not listed."""
     return {key: source for source, key, _ in [*_from_file(path), *_from_env(environ)]}
 
 
@@ -191,15 +199,17 @@ def _validate(settings: Settings) -> Settings:
 
 def _validate_push(push: PushSettings, store_url: str) -> None:
     if push.role_arn and not _ROLE.fullmatch(push.role_arn):
-        raise ConfigError(f"push.role_arn is written arn:aws:iam::ACCOUNT:role/NAME, not '{push.role_arn}'.")
+        raise ConfigError(f"push.role_arn must have the form arn:aws:iam::ACCOUNT:role/NAME, not '{push.role_arn}'.")
     if push.kms_key_arn and not _KMS_KEY.fullmatch(push.kms_key_arn):
-        raise ConfigError(f"push.kms_key_arn is written arn:aws:kms:REGION:ACCOUNT:key/ID, not '{push.kms_key_arn}'.")
+        raise ConfigError(
+            f"push.kms_key_arn must have the form arn:aws:kms:REGION:ACCOUNT:key/ID, not '{push.kms_key_arn}'."
+        )
     if push.kms_key_arn and not push.role_arn:
-        raise ConfigError("push.kms_key_arn binds session credentials, and without push.role_arn there are none.")
+        raise ConfigError("push.kms_key_arn needs push.role_arn: it restricts session credentials.")
     if push.sts_endpoint and not push.sts_endpoint.startswith(("https://", "http://")):
-        raise ConfigError("push.sts_endpoint begins with https:// or http://.")
+        raise ConfigError("push.sts_endpoint must begin with https:// or http://.")
     if push.role_arn and store_url and not store_url.startswith("s3://"):
-        raise ConfigError("push.role_arn is of an S3 bucket, and object_store.url names none.", object_store=store_url)
+        raise ConfigError("push.role_arn needs an S3 bucket in object_store.url.", object_store=store_url)
 
 
 def _from_file(path: Path | None) -> list[tuple[str, str, object]]:
@@ -228,7 +238,7 @@ def _from_env(environ: Mapping[str, str]) -> list[tuple[str, str, object]]:
             out.append((name, names[name], value))
         elif name.startswith(ENV_PREFIX):
             near = difflib.get_close_matches(name, names, n=1)
-            raise ConfigError(f"There is no setting {name}." + (f" Did you mean {near[0]}?" if near else ""))
+            raise ConfigError(f"Unknown setting {name}." + (f" Did you mean {near[0]}?" if near else ""))
     return out
 
 
@@ -241,6 +251,6 @@ def _fields(section: BaseModel) -> dict[str, Any]:
 
 
 def suggest(key: str) -> str:
-    """A sentence with the nearest setting that there is; empty when none is near."""
+    """A sentence that suggests the nearest setting; empty when none is near."""
     near = difflib.get_close_matches(key, known_keys(), n=1)
     return f" Did you mean '{near[0]}'?" if near else ""

@@ -1,36 +1,36 @@
-"""The tree of errors, and what a caller must do about each.
+"""All errors of TiStream, and how a caller must react to each.
 
-Every error carries a `kind` (what to do), a `code` (stable, shown to users) and its facts as attributes. The class
-docstring is the default message. Store and catalog errors also say whether the request is known not to have happened
-(`determinate`); an indeterminate one must be read back, never undone.
+Every error has a `kind` (how to react), a stable `code` that users see, and its facts as attributes. The first line of
+the class docstring is the default message. `determinate` of store and catalog errors means that the request certainly
+had no effect; after an indeterminate error the caller must read back the state, never undo.
 
     TiStreamError
-      InvalidInput          the caller asked for something that cannot be: fix the request
+      InvalidInput          the request is invalid: fix it
         ConfigError         a setting is unknown or wrong
-        CursorInvalid       a cursor that this service never made
+        CursorInvalid       a cursor of another service or scope
         TsOutOfRange        a timestamp in the future
         TsExpired           a timestamp below what is retained
-        StateForbids        not in this state, now
-        ChangedMeanwhile    it is not as it was when the caller looked
-        TenantDeleted       it was there and is given up for good
-        SeedNeeded          a table as it was: the log alone does not say it
-          NotConvertible    and why: a column was changed since
+        StateForbids        the object's state does not allow it now
+        ChangedMeanwhile    the object changed since the caller read it
+        TenantDeleted       the tenant was deleted for good
+        SeedNeeded          the log alone cannot rebuild these rows
+          NotConvertible    because a column was changed since
         Unauthenticated     no valid key
-        NotAllowed          a valid key that may not do this
-        AnotherRequest      an Idempotency-Key that was used for something else
-      StillInFlight         the first request with this Idempotency-Key is not answered yet: wait
+        NotAllowed          a valid key without this permission
+        AnotherRequest      an Idempotency-Key that another request has used
+      StillInFlight         the first request with this Idempotency-Key is still running: wait
       AheadOfWatermark      a timestamp that is not served yet: wait
-      RateLimited           more requests or bytes than agreed: wait, the answer says how long
-        TooManyOpen         more streams or waiting requests at once than agreed
+      RateLimited           too many requests or bytes: wait as long as the answer says
+        TooManyOpen         too many streams or waiting requests at once
       NotFound              tenant, database, table, worker ... does not exist
-      CorruptObject         bytes that are not what their name promises: fail closed
-        DecodeError         one key or row that cannot be decoded
+      CorruptObject         an object's bytes are wrong: fail closed
+        DecodeError         a key or row cannot be decoded
       StoreError            the object store
         ObjectNotFound, ObjectConflict, StoreUnavailable
-          StoreRefused      the credentials may not do this, or count no more
-      CredentialsUnavailable  who issues credentials for the bucket does not
+          StoreRefused      the credentials lack a permission or have expired
+      CredentialsUnavailable  no credentials for the bucket could be issued
       CatalogUnavailable    the catalog
-      Fenced                somebody else owns this now: drop the state and stop
+      Fenced                another process owns this now: drop the state and stop
       FeedGap               an input file is missing: wait, never skip
       FeedUnavailable       no dispatcher serves the store right now: find its owner and subscribe again
       UpstreamContractViolated  the upstream sent a change below its own watermark: stop and keep everything
@@ -42,7 +42,7 @@ from enum import StrEnum
 
 
 class ErrorKind(StrEnum):
-    """What the caller must do."""
+    """How the caller must react."""
 
     RETRY = "retry"
     FENCED = "fenced"
@@ -53,7 +53,7 @@ class ErrorKind(StrEnum):
 
 
 class TiStreamError(Exception):
-    """TiStream failed in a way it did not expect."""
+    """TiStream failed unexpectedly."""
 
     kind: ErrorKind = ErrorKind.INTERNAL
     code: str = "TS-1000"
@@ -63,7 +63,7 @@ class TiStreamError(Exception):
         self.message = message or (type(self).__doc__ or "").split("\n")[0]
         self.facts = facts
         for name, value in facts.items():
-            if name not in _OWN:  # a fact never hides what the error itself is
+            if name not in _RESERVED:  # a fact never hides the error's own attributes
                 setattr(self, name, value)
         super().__init__(self.message)
 
@@ -72,7 +72,7 @@ class TiStreamError(Exception):
         return f"{self.message} ({shown})" if shown else self.message
 
 
-_OWN = frozenset({"kind", "code", "hint", "message", "facts", "args"})
+_RESERVED = frozenset({"kind", "code", "hint", "message", "facts", "args"})
 
 
 def _show(value: object) -> str:
@@ -93,7 +93,7 @@ class ConfigError(InvalidInput):
 
 
 class TooLarge(InvalidInput):
-    """The request carries more than it may."""
+    """The request is too large."""
 
     code = "TS-1008"
 
@@ -109,112 +109,114 @@ class TsOutOfRange(InvalidInput):
     """The timestamp lies in the future."""
 
     code = "TS-1004"
-    hint = "Give a timestamp up to now, or start_ts=latest; with wait=SECONDS the answer comes when there is news."
+    hint = "Give a timestamp up to now, or start_ts=latest; wait=SECONDS waits for changes."
 
 
 class TsExpired(InvalidInput):
     """The timestamp lies below what is retained."""
 
     code = "TS-1005"
-    hint = "start_ts=earliest begins where the log begins; what lies before it must come from a dump of the source."
+    hint = "start_ts=earliest starts at the beginning of the log; earlier rows must come from a dump of the source."
 
 
 class Unauthenticated(InvalidInput):
     """The request needs a valid API key."""
 
     code = "TS-1080"
-    hint = "Send Authorization: Bearer KEY. The tistream command takes TISTREAM_KEY, --key or what tistream login kept."
+    hint = "Send Authorization: Bearer KEY. The tistream command uses TISTREAM_KEY, --key or the key of tistream login."
 
 
 class NotAllowed(InvalidInput):
-    """The API key is valid and may not do this."""
+    """The API key does not have permission for this."""
 
     code = "TS-1081"
-    hint = "Use a key of a role that may: tistream key create makes one. GET /v1/whoami tells what a key may do."
+    hint = "Use a key of a role with this permission (tistream key create). GET /v1/whoami lists a key's permissions."
 
 
 class AnotherRequest(InvalidInput):
     """This Idempotency-Key was used for another request."""
 
     code = "TS-1082"
-    hint = "Use a new Idempotency-Key for each new request, and the old one only to send the same request again."
+    hint = "Use a new Idempotency-Key for each request; reuse one only to repeat the same request."
 
 
 class StillInFlight(TiStreamError):
-    """The first request with this Idempotency-Key is not answered yet."""
+    """The first request with this Idempotency-Key is still running."""
 
     kind = ErrorKind.RETRY
     code = "TS-1083"
-    hint = "Send the same request again a little later."
+    hint = "Repeat the request a little later."
 
 
 class AheadOfWatermark(TiStreamError):
-    """The timestamp lies above what is served yet."""
+    """The timestamp lies above the watermark."""
 
     kind = ErrorKind.RETRY
     code = "TS-1007"
-    hint = "Ask again when the watermark has passed it, give wait=SECONDS, or read as_of=latest."
+    hint = "Retry when the watermark has passed it, give wait=SECONDS, or read as_of=latest."
 
 
 class RateLimited(TiStreamError):
-    """More was asked for than this caller or tenant may have."""
+    """A rate limit of this caller or tenant is exceeded."""
 
     kind = ErrorKind.RETRY
     code = "TS-1090"
-    hint = "Wait for as long as Retry-After says; RateLimit and RateLimit-Policy show what is left."
+    hint = "Wait for Retry-After seconds; RateLimit and RateLimit-Policy show the remaining quota."
 
 
 class TooManyOpen(RateLimited):
-    """This caller has as many streams or waiting requests open as it may have."""
+    """This caller has too many open streams or waiting requests."""
 
     code = "TS-1091"
-    hint = "Close one first; a stream of a database or of the whole tenant takes the place of many of single tables."
+    hint = "Close one first; one stream of a database or of the whole tenant replaces many of single tables."
 
 
 class SeedNeeded(InvalidInput):
-    """The log alone does not say what these rows were at that timestamp."""
+    """The log alone cannot rebuild these rows at that timestamp."""
 
     code = "TS-1011"
     hint = "Add a seed of the table, taken at or before the timestamp, with tistream seed."
 
 
 class NotConvertible(SeedNeeded):
-    """A column's type was changed since a row was written, and what became of the row's value is not certain."""
+    """A column's type changed after a row was written, and the row's converted value is unknown."""
 
     code = "TS-1012"
-    hint = "Add a seed of the table, taken after its column was changed, with tistream seed."
+    hint = "Add a seed of the table, taken after the column change, with tistream seed."
 
 
 class StateForbids(InvalidInput):
-    """The state of what was asked for does not allow this now."""
+    """The object's current state does not allow this."""
 
     code = "TS-1014"
-    hint = "Look at it again: GET /v1/workers and GET /v1/tasks, or tistream workers list and tistream tasks list."
+    hint = (
+        "Check the current state: GET /v1/workers and GET /v1/tasks, or tistream workers list and tistream tasks list."
+    )
 
 
 class ChangedMeanwhile(InvalidInput):
-    """What was to be changed is not as it was when you looked at it (If-Match)."""
+    """The object has changed since you read it (If-Match)."""
 
     code = "TS-1015"
-    hint = "Look at it again, and send the new ETag."
+    hint = "Read it again and send the new ETag."
 
 
 class TenantDeleted(InvalidInput):
-    """The tenant was deleted: nothing is taken in for it, and its log cannot be read any more."""
+    """The tenant was deleted: it accepts no data, and its log can no longer be read."""
 
     code = "TS-1016"
-    hint = "Its id is not used again: register the cluster or keyspace under another one."
+    hint = "Ids are never reused: register the cluster or keyspace under a new one."
 
 
 class NotFound(TiStreamError):
-    """There is no such thing."""
+    """Not found."""
 
     kind = ErrorKind.NOT_FOUND
     code = "TS-1010"
 
 
 class CorruptObject(TiStreamError):
-    """An object is not what its name promises; nothing of it is used."""
+    """An object is damaged or is not what its key names; nothing of it is used."""
 
     kind = ErrorKind.CORRUPT
     code = "TS-1020"
@@ -234,14 +236,14 @@ class StoreError(TiStreamError):
 
 
 class ObjectNotFound(StoreError):
-    """There is no object under this key."""
+    """No object has this key."""
 
     kind = ErrorKind.NOT_FOUND
     code = "TS-1031"
 
 
 class ObjectConflict(StoreError):
-    """Another writer's bytes are under this key: somebody else owns the slot."""
+    """Another writer has written this key: it owns the slot."""
 
     kind = ErrorKind.FENCED
     code = "TS-1032"
@@ -254,12 +256,12 @@ class StoreUnavailable(StoreError):
 
 
 class StoreRefused(StoreUnavailable):
-    """The object store does not let these credentials do this, or they count no more."""
+    """The object store denied access: the credentials lack a permission or have expired."""
 
     code = "TS-1039"
     hint = (
-        "Own credentials (AWS_*): may they? Session credentials of a pusher: is the policy of push.role_arn wide "
-        "enough, and push.kms_key_arn set where the bucket encrypts with a key?"
+        "Own credentials (AWS_*): check their permissions. Session credentials of a pusher: check the policy of "
+        "push.role_arn, and set push.kms_key_arn if the bucket encrypts with a key."
     )
 
 
@@ -268,11 +270,11 @@ class CredentialsUnavailable(TiStreamError):
 
     kind = ErrorKind.RETRY
     code = "TS-1041"
-    hint = "The service must be allowed to take the role of push.role_arn; its log has what STS said."
+    hint = "The service must be allowed to assume push.role_arn; its log has the answer of STS."
 
 
 class CatalogUnavailable(TiStreamError):
-    """The catalog did not answer; `determinate` says whether the transaction is known not to have happened."""
+    """The catalog did not answer; `determinate`: the transaction certainly did not happen."""
 
     kind = ErrorKind.RETRY
     code = "TS-1040"
@@ -280,14 +282,14 @@ class CatalogUnavailable(TiStreamError):
 
 
 class Fenced(TiStreamError):
-    """Another worker owns this now. Drop its in-memory state and stop."""
+    """Another process owns this now. Drop its in-memory state and stop."""
 
     kind = ErrorKind.FENCED
     code = "TS-1050"
 
 
 class FeedGap(TiStreamError):
-    """An input file is missing while a later one exists. Nothing is skipped; the store waits for it."""
+    """An input file is missing while a later one exists. The store waits for it; nothing is skipped."""
 
     kind = ErrorKind.RETRY
     code = "TS-1060"
@@ -308,11 +310,11 @@ class WatermarkStalled(TiStreamError):
 
 
 class TaskStopped(TiStreamError):
-    """A task has stopped and waits for an operator; the message says why."""
+    """A task has stopped and needs an operator; the message gives the reason."""
 
     kind = ErrorKind.CORRUPT
     code = "TS-1064"
-    hint = "Mend what the message names, then: tistream tasks retry."
+    hint = "Fix the cause named in the message, then run tistream tasks retry."
 
 
 class MergeWaits(TiStreamError):
@@ -326,19 +328,19 @@ class MergeWaits(TiStreamError):
 
 
 class LogHeld(TiStreamError):
-    """A changefeed, a safe point or a table keeps the log longer than its retention; the message says which."""
+    """A changefeed, a safe point or a table keeps the log beyond its retention; the message names it."""
 
     kind = ErrorKind.RETRY
     code = "TS-1076"
-    hint = "Move or remove the changefeed or safe point; of a table, run tistream compact, which builds its base."
+    hint = "Advance or remove the changefeed or safe point; for a table, run tistream compact, which builds its base."
 
 
 class BucketDiffers(TiStreamError):
-    """Catalog and bucket differ: an object that is said to be there is not, or has another size."""
+    """Catalog and bucket differ: an object of the catalog is missing in the bucket or has another size."""
 
     kind = ErrorKind.CORRUPT
     code = "TS-1077"
-    hint = "tistream audit names every object."
+    hint = "tistream audit lists every such object."
 
 
 class UpstreamContractViolated(TiStreamError):

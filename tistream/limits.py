@@ -1,11 +1,11 @@
-"""Every bound in one place, with its unit in the name."""
+"""All limits, with their unit in the name."""
 
 from __future__ import annotations
 
 BATCH_FILE_BYTES_TARGET = 8 << 20  # a pusher cuts a file early here
 COMMITTED_FILE_BYTES_TARGET = 8 << 20
 SEGMENT_OWN_BYTES_MIN = 256 << 10  # a table with more than this in one flush gets a segment of its own
-SEGMENT_SHARED_BYTES_TARGET = 512 << 10  # a segment of several tables ends here: a reader of one fetches so much
+SEGMENT_SHARED_BYTES_TARGET = 512 << 10  # a segment of several tables ends here: a reader of one fetches all of it
 SEGMENT_BYTES_TARGET = 64 << 20  # a segment of a committed file ends here, unpacked; a larger flush gets several
 SEED_SEGMENT_BYTES_TARGET = 4 << 20  # a segment of a seed ends here, unpacked: a reader holds some of them
 COMPACTED_FILE_BYTES_TARGET = 16 << 20  # stored; a reader in commit order holds a stretch of the log of about this size
@@ -18,25 +18,25 @@ FOOTER_BYTES_MAX = 64 << 20
 HEAD_BYTES_MAX = 1 << 20
 
 UPLOADS_IN_FLIGHT_MAX = 4
-UPLOAD_QUEUE_BYTES_MAX = 256 << 20  # encoded batch files that wait; a pusher that has more drops its stream
-FRONTIER_CACHE_MS = 200  # a pusher uses a frontier this old without asking again
-INCARNATION_CHECK_MS = 2_000  # a pusher asks so often whether it is still the newest one of its store
+UPLOAD_QUEUE_BYTES_MAX = 256 << 20  # encoded batch files waiting; a pusher with more drops its stream
+FRONTIER_CACHE_MS = 200  # a pusher reuses a frontier up to this age
+INCARNATION_CHECK_MS = 2_000  # how often a pusher checks that it is its store's newest incarnation
 PREFETCH_FILES_MAX = 8
 FEED_QUEUE_BATCHES_MAX = 16
-FEED_QUEUE_BYTES_MAX = 16 << 20  # of one subscription, sent and not taken; a batch of any size passes
-INBOX_BYTES_MAX = 32 << 20  # batches that wait for a task's core
+FEED_QUEUE_BYTES_MAX = 16 << 20  # of one subscription, sent and not consumed; one batch of any size is allowed
+INBOX_BYTES_MAX = 32 << 20  # batches waiting for a task's core
 
 LEASE_MS = 10_000  # a worker without a heartbeat for this long may be replaced
-LEADER_LEASE_MS = 5_000  # and the leader, who may die just before it replaces a worker
+LEADER_LEASE_MS = 5_000  # shorter: a leader may die just before it replaces a worker
 HEARTBEAT_MS = 2_000
-READ_LEASE_TTL_MS = 900_000  # what a reader has listed stays for so long after its last sign of life
-FILE_URL_MS = 900_000  # the files of a listing can be fetched for so long
+READ_LEASE_TTL_MS = 900_000  # listed objects are kept this long after the last renewal
+FILE_URL_MS = 900_000  # the files of a listing can be fetched this long
 FILES_LISTED_MAX = 50_000
-ROWS_FILES_BYTES_MAX = 4 << 30  # of tables as Parquet files with ranges, on an API server's disk
+ROWS_FILES_BYTES_MAX = 4 << 30  # table rows as Parquet files with ranges, on an API server's disk
 PULL_WAIT_MS_MAX = 30_000
 PULL_ROWS_DEFAULT = 10_000
 PULL_ROWS_MAX = 200_000
-KEY_CACHE_MS = 5_000  # a key that was revoked by another process is accepted for so long at most
+KEY_CACHE_MS = 5_000  # a key revoked by another process is accepted at most this long
 LOGIN_CODE_MS = 600_000
 SESSION_MS = 12 * 3_600_000
 KEPT_BODY_BYTES_MAX = 1 << 20  # of a request with an Idempotency-Key, and of its answer

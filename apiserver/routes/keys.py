@@ -180,7 +180,7 @@ def own_key(services: Services, who: Principal, key_id: str) -> keys.KeyRow:
     """The key. NotFound unless `who` may change it; the same for one that is not there."""
     row = keys.get_key(services.catalog, key_id)
     if not (_sees(who, row) and may_give(who, Role(row.role), row.tenant)):
-        raise NotFound(f"there is no key {key_id}", key_id=key_id)
+        raise NotFound(f"key {key_id} not found", key_id=key_id)
     return row
 
 

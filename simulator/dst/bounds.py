@@ -75,7 +75,7 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "tistream.catalog.work.tasks": {"_TENANTS_NAMED_MAX": (1,)},
     "tistream.catalog.work.workers": {"_DECODED_MAX": (1, 2)},
     "tistream.catalog.work.reports": {"STUCK_MAX": (1,)},
-    "tistream.catalog.database.events": {"TOLD_SINGLY": (1,)},
+    "tistream.catalog.database.events": {"SINGLE_EVENTS_MAX": (1,)},
     "reading.reader": {
         "_SEGMENTS_PER_QUERY": (1, 3),
         "_REQUESTS_IN_FLIGHT_MAX": (1,),

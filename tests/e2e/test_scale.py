@@ -78,7 +78,7 @@ def test_sorters_and_dispatchers_are_added_drained_and_killed(
             went = moved(was, now)
             assert went.keys() >= {key for key, (owner, _) in was.items() if owner in old}
             assert sum(went.values()) <= len(now) / 2 + 2, "most of them stay"
-        assert "not drained" not in "".join(process.output() for process in leaving)
+        assert "drain incomplete" not in "".join(process.output() for process in leaving)
 
         cluster.processes["sorter-2"].kill()
         took_s = cluster.wait_for("another takes over", lambda: owners(cluster.tasks()) == {"sorter-1"})

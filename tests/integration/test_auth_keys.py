@@ -84,7 +84,7 @@ def test_a_tenant_admin_keeps_to_the_tenant(site: Site) -> None:
         for method, path in (("DELETE", f"/v1/keys/{key_id}"), ("POST", f"/v1/keys/{key_id}:rotate")):
             answer = site.ask(method, path, admin)
             assert is_problem(answer, 404, "TS-1010")
-            assert answer.json()["detail"] == f"there is no key {key_id}"
+            assert answer.json()["detail"] == f"key {key_id} not found"
 
 
 def test_a_rotated_key_and_its_successor(site: Site) -> None:

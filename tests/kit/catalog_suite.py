@@ -266,7 +266,7 @@ class CatalogSuite(
         assert [row.resubscribe_id for row in frontier(catalog, T)] == [0, 2, 0]
 
     def test_an_unknown_task_is_named(self, catalog: Catalog) -> None:
-        with pytest.raises(NotFound, match="no task 404"):
+        with pytest.raises(NotFound, match="task 404 not found"):
             get_task(catalog, 404)
 
     def test_the_frontier_has_every_range_in_key_order(self, catalog: Catalog) -> None:

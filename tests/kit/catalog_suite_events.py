@@ -10,7 +10,7 @@ from tests.kit.catalog_cases import DDL, HIGH, LOW, OTHER, T, activate, elected,
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import (
-    TOLD_SINGLY,
+    SINGLE_EVENTS_MAX,
     EventKind,
     list_events,
     prune_events,
@@ -28,7 +28,7 @@ from tistream.catalog.work.listing import (
     tasks_by_id,
     tasks_per_owner,
 )
-from tistream.catalog.work.steering import move_task
+from tistream.catalog.work.move import move_task
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.catalog.work.tasks import assign_task, get_task, retry_task, stop_task
 from tistream.catalog.work.workers import (
@@ -133,7 +133,7 @@ class EventSuite:
         with catalog.transaction() as conn:
             record_assignments(conn, EventKind.TASK_ASSIGNED, [], leader_epoch=3)
             record_assignments(conn, EventKind.TASK_ASSIGNED, [(1, T, "s1"), (2, None, "s2")], leader_epoch=3)
-            many = [(n, T, f"s{n % 2}") for n in range(TOLD_SINGLY + 1)]
+            many = [(n, T, f"s{n % 2}") for n in range(SINGLE_EVENTS_MAX + 1)]
             record_assignments(conn, EventKind.TASK_ASSIGNED, many, leader_epoch=3)
         summed, second, first = list_events(catalog, limit=9)
         assert (first.subject, first.tenant, first.detail) == ("1", T, {"to": "s1", "leader_epoch": 3})

@@ -17,8 +17,8 @@ from tistream.catalog.tenancy.changefeeds import list_changefeeds
 from tistream.catalog.tenancy.tenants import GIVEN_UP, TaskKind, TenantState, change_state, get_tenant, look_up_tenant
 from tistream.catalog.work import listing
 from tistream.catalog.work.deletion import delete_tenant
+from tistream.catalog.work.move import move_task
 from tistream.catalog.work.reshape import request_merge, split_task
-from tistream.catalog.work.steering import move_task
 from tistream.catalog.work.tasks import TaskRow, get_task, retry_task
 from tistream.catalog.work.workers import (
     WorkerKind,

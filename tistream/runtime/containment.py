@@ -3,16 +3,16 @@
 Every loop over tasks, tenants, stores or jobs runs each item's step through a `Containment`. What the step raises
 decides:
 
-- Fenced passes to the caller, which gives the item up: another process owns it (with `fenced_stops` it is an error
-  like any other, for a role that owns no items);
-- kind RETRY (object store, catalog or peer away): the item waits, 0.2 s doubling to 5 s, and is tried again;
+- Fenced is raised to the caller, which drops the item: another process owns it (with `fenced_stops`, for roles that
+  own no items, it is an ordinary error);
+- kind RETRY (object store, catalog or peer unavailable): the item waits, 0.2 s doubling to 5 s, and is tried again;
 - anything else (a corrupt object, a refused value, a defect of this program): the item is *stopped*. Its problem is
   fatal and contained (the process stays ready), and it is tried again after a long pause (30 s doubling to 10
   minutes), or as soon as an operator resumes it.
 
-An item that waits delays no other. Its problem is shown until one of its steps succeeds or the item is forgotten.
-`tistream.catalog.work.stops` keeps what has stopped in the catalog: a process that starts again shows it at once
-(`remember`) and tries it after the first pause, when everything else runs.
+A waiting item delays no other. Its problem is shown until a step succeeds or the item is forgotten.
+`tistream.catalog.work.stops` records stopped items in the catalog: a restarted process shows them at once (`remember`)
+and retries them after the first pause.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class Containment(Generic[Item]):
         fenced_stops: bool = False,
     ) -> None:
         """`source` and `name(item)` make the source of a problem, for example "meta-1/activation/1/7". `on_stop` is
-        called once when an item stops, in the thread of `run`. Give shorter pauses where a try is cheap and a wait is
-        not."""
+        called once when an item stops, in the thread of `run`. Use shorter pauses where a retry is cheap."""
         self._stopped_pauses, self._fenced_stops = (stopped_first_s, stopped_max_s), fenced_stops
         self._source, self._clock, self._name, self._rand, self._on_stop = source, clock, name, rand, on_stop
         self._failures: dict[Item, _Failure] = {}
@@ -98,9 +97,9 @@ class Containment(Generic[Item]):
         if before is not None and before.problem == problem:
             return
         if retry:
-            log.warning("a step failed and will be tried again", source=problem.source, error=str(error))
+            log.warning("step failed, retrying", source=problem.source, error=str(error))
             return
-        log.error("stopped by an error; everything else goes on", source=problem.source, exc_info=error)
+        log.error("item stopped by an error, others continue", source=problem.source, exc_info=error)
         if self._on_stop is not None:
             self._on_stop(item, problem)
 
@@ -113,12 +112,12 @@ class Containment(Generic[Item]):
         return list(self._failures)
 
     def tries(self, item: Item) -> int:
-        """How often the item has failed in this way since it last succeeded."""
+        """The number of failures of this kind since the last success."""
         failure = self._failures.get(item)
         return 0 if failure is None else failure.tries
 
     def remember(self, item: Item, *, code: str, message: str, facts: Mapping[str, object], tries: int) -> None:
-        """The item was stopped before this process started: show it, and try it after the first pause."""
+        """Show an item that an earlier process stopped, and retry it after the first pause."""
         if item not in self._failures:
             source = f"{self._source}/{self._name(item)}"
             problem = Problem(source=source, code=code, message=message, facts=facts, fatal=True, contained=True)
@@ -126,17 +125,17 @@ class Containment(Generic[Item]):
             self._failures[item] = _Failure(problem, backoff, self._clock.monotonic() + backoff.next_s(), tries)
 
     def problems(self) -> list[Problem]:
-        """The problem of every item that waits."""
+        """The problems of all waiting items."""
         return [failure.problem for failure in list(self._failures.values())]
 
     def resume(self, item: Item) -> None:
-        """Try the item again with the next `run`."""
+        """Retry the item with the next `run`."""
         failure = self._failures.get(item)
         if failure is not None:
             failure.due_s = self._clock.monotonic()
 
     def forget(self, item: Item) -> None:
-        """The item is gone, or somebody else's."""
+        """Drop the item: it no longer exists, or another process owns it."""
         self._failures.pop(item, None)
 
     def keep_only(self, items: Collection[Item]) -> None:
@@ -145,7 +144,7 @@ class Containment(Generic[Item]):
             self.forget(item)
 
     def forget_all(self) -> None:
-        """All items are somebody else's."""
+        """Drop all items: another process owns them."""
         self._failures = {}
 
     def _pauses(self, retry: bool) -> Backoff:

@@ -46,7 +46,7 @@ def test_every_kind_has_a_status() -> None:
 def test_facts_survive_any_json_reader() -> None:
     body = problem_body(CorruptObject("torn", offset=(1 << 63) + 1, key=b"\x00\xff", whole=False, table=None))
     assert body["facts"] == {"offset": "9223372036854775809", "key": "00ff", "whole": False, "table": None}
-    assert body["title"] == "An object is not what its name promises; nothing of it is used."
+    assert body["title"] == "An object is damaged or is not what its key names; nothing of it is used."
     assert body["detail"] == "torn"
 
 

@@ -32,11 +32,11 @@ def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
         ({}, {"server.port": 70000}, "server.port"),
         ({}, {"server.host": "0.0.0.0"}, "loopback"),
         ({}, {"push.role_arn": "pusher"}, "push.role_arn"),
-        ({}, {"push.kms_key_arn": "alias/mine", "push.role_arn": ROLE}, "push.kms_key_arn is written"),
-        ({}, {"push.kms_key_arn": KEY}, "without push.role_arn"),
+        ({}, {"push.kms_key_arn": "alias/mine", "push.role_arn": ROLE}, "push.kms_key_arn must have the form"),
+        ({}, {"push.kms_key_arn": KEY}, "needs push.role_arn"),
         ({}, {"push.role_arn": ROLE, "push.duration_s": 60}, "push.duration_s"),
         ({}, {"push.role_arn": ROLE, "push.sts_endpoint": "sts.example"}, "push.sts_endpoint"),
-        ({}, {"push.role_arn": ROLE, "object_store.url": "file:///data"}, "object_store.url names none"),
+        ({}, {"push.role_arn": ROLE, "object_store.url": "file:///data"}, "needs an S3 bucket"),
     ],
 )
 def test_wrong_settings_name_the_culprit(environ: dict[str, str], flags: dict[str, object], word: str) -> None:

@@ -1,16 +1,16 @@
-"""The connection to the catalog: transactions, time, migrations and what a driver's error means.
+"""The catalog connection: transactions, database time, migrations and error mapping.
 
 A write is `with catalog.transaction() as conn:` and commits when the block ends. A read is `with catalog.reading() as
-conn:` and holds one statement: at READ COMMITTED a single statement is a consistent view, two are not.
+conn:` and holds one statement: at READ COMMITTED one statement is a consistent view, two are not.
 
-- SQLite: WAL, `BEGIN IMMEDIATE` for writes (so a writer waits at the beginning and never fails in the middle),
-  synchronous=FULL (what was reported as committed survives a power failure), waits up to 30 s for another writer.
+- SQLite: WAL, `BEGIN IMMEDIATE` for writes (a writer waits at the beginning and never fails in the middle),
+  synchronous=FULL (commits survive a power failure), waits up to 30 s for another writer.
 - MariaDB and MySQL by PyMySQL: READ COMMITTED, UTC sessions (local time is ambiguous once a year), connections checked
   before use, short waits: see `tistream.catalog.database.mysql`.
 
-Nothing is retried here. Every driver error becomes a CatalogUnavailable or, where trying again cannot help (a missing
-table, a value out of range), a plain TiStreamError. An error before COMMIT was sent is determinate: the transaction did
-not happen. An error while committing is not: the caller must read back.
+Nothing is retried here. A driver error becomes CatalogUnavailable or, where a retry cannot help (a missing table, a
+value out of range), a plain TiStreamError. An error before COMMIT is determinate: the transaction did not happen. An
+error while committing is not: the caller must read back.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _alembic = threading.Lock()  # Alembic keeps its context in module globals
 _KNOWN = "sqlite:////absolute/path.db or mysql+pymysql://user:password@host:port/database"
 _DUPLICATE_MYSQL = 1062
 _DUPLICATES_SQLITE = {"SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE"}
-# MySQL answers these as OperationalError although no retry can help: unknown column, no right, unknown database.
-_HOPELESS_MYSQL = {1044, 1045, 1049, 1054, 1142, 1143, 4025}
-_HOPELESS_SQLITE = {"SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_AUTH", "SQLITE_MISMATCH"}
+# MySQL raises these as OperationalError although no retry can help: unknown column, no privilege, unknown database.
+_PERMANENT_MYSQL = {1044, 1045, 1049, 1054, 1142, 1143, 4025}
+_PERMANENT_SQLITE = {"SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_AUTH", "SQLITE_MISMATCH"}
 
 
 class Catalog:
-    """The catalog at `url`. Safe to use from several threads; a forked child makes its own."""
+    """The catalog at `url`. Thread-safe; a forked child needs its own."""
 
     def __init__(self, url: str) -> None:
         self._engine = watch(_make_engine(url))
         self._reader = self._engine.execution_options(tistream_begin="BEGIN", tistream_reads=True)
 
     def migrate(self) -> None:
-        """Bring the schema to this version. Any number of processes and threads may do it at once."""
+        """Migrate the schema to this version. Safe from any number of processes and threads at once."""
         with _alembic, self._migration_lock() as conn:
             _upgrade(conn)
 
@@ -76,12 +76,12 @@ class Catalog:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A place for one SELECT. Several would not see the same state."""
+        """A connection for one SELECT; several would not see the same state."""
         with _mapped(), self._connect_reader() as conn:
             yield conn
 
     def ping(self) -> None:
-        """Ask for a trivial answer. CatalogUnavailable when there is none."""
+        """Run a trivial query. CatalogUnavailable when the catalog does not answer."""
         with self.reading() as conn:
             now_ms(conn)
 
@@ -103,8 +103,8 @@ class Catalog:
             with self.transaction() as conn:  # the write lock is the migration lock
                 yield conn
             return
-        # The lock belongs to the session that migrates, and outlives the commits that DDL makes. When the process dies
-        # while the server still works on a statement, the server keeps the lock until that statement has ended.
+        # The lock belongs to the migrating session and outlives the implicit commits of DDL. When the process dies
+        # while the server executes a statement, the server keeps the lock until that statement ends.
         engine = migrating_engine(self._engine.url)
         try:
             with _mapped(), engine.connect() as conn:
@@ -114,7 +114,7 @@ class Catalog:
                 yield conn
                 conn.commit()
         finally:
-            engine.dispose()  # with its connection goes the lock
+            engine.dispose()  # closing the connection releases the lock
 
 
 def now_ms(conn: Connection) -> int:
@@ -123,7 +123,7 @@ def now_ms(conn: Connection) -> int:
 
 
 def is_duplicate(error: exc.IntegrityError) -> bool:
-    """Whether the row's key was taken, and not some other constraint."""
+    """Whether a primary or unique key exists already, rather than another violated constraint."""
     original = error.orig
     name = getattr(original, "sqlite_errorname", None)
     if name is not None:
@@ -132,32 +132,32 @@ def is_duplicate(error: exc.IntegrityError) -> bool:
 
 
 def map_error(error: exc.SQLAlchemyError) -> TiStreamError:
-    """What an error before COMMIT means to the caller."""
+    """The error to raise for a driver error before COMMIT."""
     match error:
-        case exc.StatementError(orig=TiStreamError() as refused):  # a value that no column takes
+        case exc.StatementError(orig=TiStreamError() as refused):  # a value that a column type refused
             return refused
         case exc.IntegrityError() | exc.ProgrammingError() | exc.DataError() | exc.NotSupportedError():
-            hopeless = True
+            permanent = True
         case exc.DBAPIError():  # OperationalError, InterfaceError, InternalError, DatabaseError
-            hopeless = _is_hopeless(error.orig)
+            permanent = _is_permanent(error.orig)
         case exc.TimeoutError():  # no free connection in the pool
-            hopeless = False
+            permanent = False
         case _:
-            hopeless = True
-    if hopeless:
+            permanent = True
+    if permanent:
         return TiStreamError("the catalog refused a statement", cause=_cause(error))
     return CatalogUnavailable(determinate=True, cause=_cause(error))
 
 
-def _is_hopeless(original: BaseException | None) -> bool:
+def _is_permanent(original: BaseException | None) -> bool:
     name = getattr(original, "sqlite_errorname", None)
     if name is not None:
-        return any(name == code or name.startswith(f"{code}_") for code in _HOPELESS_SQLITE)
-    return bool(original is not None and original.args and original.args[0] in _HOPELESS_MYSQL)
+        return any(name == code or name.startswith(f"{code}_") for code in _PERMANENT_SQLITE)
+    return bool(original is not None and original.args and original.args[0] in _PERMANENT_MYSQL)
 
 
 def _cause(error: BaseException) -> str:
-    # Without the statement's parameters: they hold keys of tenants.
+    # Without the statement's parameters, which contain tenants' keys.
     return str(error.orig) if isinstance(error, exc.DBAPIError) else str(error)
 
 
@@ -170,7 +170,7 @@ def _mapped() -> Iterator[None]:
 
 
 def _roll_back(conn: Connection) -> None:
-    # The connection may be what failed; then the server rolls back by itself.
+    # When the connection itself failed, the server rolls back.
     try:
         conn.rollback()
     except exc.SQLAlchemyError as e:
@@ -181,24 +181,24 @@ def _make_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
     except exc.ArgumentError as e:
-        raise ConfigError(f"not a catalog address; known are {_KNOWN}", url=url) from e
+        raise ConfigError(f"not a catalog address; use {_KNOWN}", url=url) from e
     shown = parsed.render_as_string(hide_password=True)
     match parsed.drivername:
         case "sqlite" | "sqlite+pysqlite":
             return _sqlite_engine(parsed, shown)
         case "mysql+pymysql" | "mariadb+pymysql":
             return mysql_engine(parsed)
-    raise ConfigError(f"unknown catalog; known are {_KNOWN}", url=shown)
+    raise ConfigError(f"unknown catalog type; use {_KNOWN}", url=shown)
 
 
 def _sqlite_engine(url: URL, shown: str) -> Engine:
     if not url.database or url.database == ":memory:":
-        raise ConfigError("the SQLite catalog is a file: threads and processes share it", url=shown)
+        raise ConfigError("a SQLite catalog must be a file, shared by threads and processes", url=shown)
     engine = create_engine(url, connect_args={"timeout": BUSY_WAIT_S}, pool_timeout=BUSY_WAIT_S)
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver must not begin transactions of its own
+        connection.isolation_level = None  # the driver must not begin transactions
         connection.execute("PRAGMA synchronous=FULL").close()
 
     @event.listens_for(engine, "begin")
@@ -210,14 +210,14 @@ def _sqlite_engine(url: URL, shown: str) -> Engine:
 
 
 def newest_revision() -> str:
-    """The revision that `migrate` leads to."""
+    """The revision that `migrate` ends at."""
     from alembic.script import ScriptDirectory
 
     return str(ScriptDirectory.from_config(_migrations()).get_current_head())
 
 
 def revisions() -> frozenset[str]:
-    """All revisions that this version knows."""
+    """All revisions known to this version."""
     from alembic.script import ScriptDirectory
 
     return frozenset(script.revision for script in ScriptDirectory.from_config(_migrations()).walk_revisions())

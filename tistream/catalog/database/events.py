@@ -1,10 +1,10 @@
-"""What happened to tasks, stores, workers and tenants, for people who ask why.
+"""Events: the history of tasks, stores, workers and tenants, for operators.
 
-An event is written in the transaction of what it tells, as its last statement: both happen or neither does. Its number
-comes from a counter whose row stays locked until the transaction ends, so numbers are in the order of the commits, and
-whoever reads "above the last number I saw" misses nothing.
+An event is the last statement of the transaction that it describes: both happen or neither does. Its number comes from
+a counter whose row stays locked until the transaction ends, so numbers are in commit order, and a reader of "above the
+last number seen" misses nothing.
 
-Nothing is decided by events: they are pruned by age and number. They are never written on the way of the data.
+Nothing depends on events; they are pruned by age and number. They are never written on the data path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tistream.ids import Tenant
 
 KEEP_EVENTS = 50_000
 KEEP_DAYS = 30
-TOLD_SINGLY = 200  #: assignments of one transaction
+SINGLE_EVENTS_MAX = 200  #: a transaction with more assignments records one summary
 DETAIL_BYTES_MAX = 16_000  #: a TEXT column holds 64 KiB of UTF-8
 _KIND_CHARS_MAX = 31  # and a dot
 _PRUNED_AT_ONCE = 2_000
@@ -34,7 +34,7 @@ _DAY_MS = 86_400_000
 
 
 class EventKind(StrEnum):
-    """What happened. The part before the dot says what the subject is."""
+    """What happened; the part before the dot is the kind of the subject."""
 
     OWNER_ELECTED = "owner.elected"
     WORKER_REGISTERED = "worker.registered"
@@ -42,11 +42,11 @@ class EventKind(StrEnum):
     WORKER_RETURNED = "worker.returned"
     WORKER_GONE = "worker.gone"
     TASK_ASSIGNED = "task.assigned"
-    TASK_MOVED = "task.moved"  #: asked for by a person
+    TASK_MOVED = "task.moved"  #: by an operator
     TASK_STOPPED = "task.stopped"
     TASK_RETRIED = "task.retried"
     TASK_SPLIT = "task.split"
-    TASK_MERGE_ASKED = "task.merge_asked"  #: by a person; TASK_MERGED is told when it is done
+    TASK_MERGE_ASKED = "task.merge_asked"  #: by an operator; TASK_MERGED follows when done
     TASK_MERGED = "task.merged"
     STORE_ASSIGNED = "store.assigned"
     TENANT_REGISTERED = "tenant.registered"
@@ -55,21 +55,21 @@ class EventKind(StrEnum):
     TENANT_RESUMED = "tenant.resumed"
     TENANT_DELETING = "tenant.deleting"
     TENANT_DELETED = "tenant.deleted"
-    ITEM_STOPPED = "item.stopped"  #: an error stopped the work of one role on one item; see `stops`
-    ITEM_RESUMED = "item.resumed"  #: asked for by a person
-    ITEM_WORKS = "item.works"  #: what had stopped was done, or is gone
+    ITEM_STOPPED = "item.stopped"  #: an error stopped one role's work on one item; see `stops`
+    ITEM_RESUMED = "item.resumed"  #: by an operator
+    ITEM_WORKS = "item.works"  #: a stopped item works again, or no longer exists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow:
     """An event as the catalog has it."""
 
-    event_id: int  #: rises with the commits
+    event_id: int  #: rises in commit order
     at_ms: int  #: Unix milliseconds by the database's clock
     kind: str  #: an EventKind, or one of a newer version
     tenant: Tenant | None
     subject: str  #: id of the task, store, worker ...
-    actor: str  #: who did it; empty when the service did it by itself
+    actor: str  #: the operator; empty for the service itself
     detail: Mapping[str, Any]
 
 
@@ -88,7 +88,7 @@ _INSERT = events.insert().from_select(
         bindparam("detail", type_=Text()),
     ).where(counters.c.name == "event"),
 )
-_INSERT_MANY = events.insert()  # numbers only: an expression would have the driver send the rows one by one
+_INSERT_MANY = events.insert()  # values only: with an expression the driver sends the rows one by one
 _NOW = select(now_ms())
 _NEWEST = select(counters.c.value).where(counters.c.name == "event")
 
@@ -103,7 +103,7 @@ def record_event(
     actor: str = "",
     **detail: object,
 ) -> None:
-    """Tell an event in the caller's transaction. Its last statement: nothing may be locked behind the counter."""
+    """Record an event as the last statement of the caller's transaction: nothing may be locked after the counter."""
     text = orjson.dumps(detail)
     if len(text) > DETAIL_BYTES_MAX:
         text = orjson.dumps({name: str(value)[:1000] for name, value in detail.items()})
@@ -124,9 +124,9 @@ def record_event(
 def record_assignments(
     conn: Connection, kind: EventKind, given: Sequence[tuple[object, Tenant | None, str]], *, leader_epoch: int
 ) -> None:
-    """Tell in the caller's transaction who got what: (subject, tenant, worker) of each. As `record_event`, at the cost
-    of four statements; of more than TOLD_SINGLY one event tells how many each worker got."""
-    if len(given) > TOLD_SINGLY:
+    """Record assignments, (subject, tenant, worker) each, as `record_event` does but in four statements. More than
+    SINGLE_EVENTS_MAX become one event with the number per worker."""
+    if len(given) > SINGLE_EVENTS_MAX:
         counts = dict(Counter(worker for _, _, worker in given))
         record_event(conn, kind, f"{len(given)} at once", to=counts, leader_epoch=leader_epoch)
     elif given:
@@ -157,9 +157,9 @@ def list_events(
     tenant: Tenant | None = None,
     subject: str | None = None,
 ) -> list[EventRow]:
-    """Events, the newest first; with `above` those after that number, the oldest first, for whoever follows.
+    """Events, newest first; with `above` those after that number, oldest first, to follow them.
 
-    `kind` is a whole kind ("task.moved") or the part before its dot ("task")."""
+    `kind` is a full kind ("task.moved") or the part before its dot ("task")."""
     wanted: list[ColumnElement[bool]] = []
     if below is not None:
         wanted.append(_E.event_id < below)
@@ -167,7 +167,7 @@ def list_events(
         wanted.append(_E.event_id > above)
     if kind is not None:
         if not is_name(kind, _KIND_CHARS_MAX):
-            return []  # there is no such kind
+            return []  # not a valid kind
         below_all = f"{kind}/"  # the character after the dot
         wanted.append(_E.kind == kind if "." in kind else and_(_E.kind > f"{kind}.", _E.kind < below_all))
     if tenant is not None:
@@ -180,9 +180,9 @@ def list_events(
 
 
 def prune_events(catalog: Catalog, *, keep: int = KEEP_EVENTS, days: int = KEEP_DAYS) -> int:
-    """Forget events that are older than `days`, and all but the newest `keep`; how many were forgotten. Each
-    transaction forgets some, so that nobody waits for long."""
-    forgotten = 0
+    """Delete events older than `days`, and all but the newest `keep`; the number deleted. Works in short transactions,
+    so that writers do not wait."""
+    pruned = 0
     while True:
         with catalog.transaction() as conn:
             floor = int(conn.execute(_NEWEST).scalar_one()) - keep
@@ -192,9 +192,9 @@ def prune_events(catalog: Catalog, *, keep: int = KEEP_EVENTS, days: int = KEEP_
             ids = list(conn.execute(old.order_by(_E.event_id).limit(_PRUNED_AT_ONCE)).scalars())
             if ids:
                 conn.execute(events.delete().where(_E.event_id.in_(ids)))
-        forgotten += len(ids)
+        pruned += len(ids)
         if len(ids) < _PRUNED_AT_ONCE:
-            return forgotten
+            return pruned
 
 
 def _ascii(text: str) -> str:

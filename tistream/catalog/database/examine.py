@@ -1,6 +1,6 @@
-"""Looks at a catalog before a service starts over it. Nothing is changed: no table is made, no file of SQLite either.
+"""Checks of a catalog by `tistream doctor`. Nothing is changed: neither tables nor a SQLite file are created.
 
-reached -> isolation -> clock -> tables (of which version) -> writing (a statement that changes nothing)
+reachable -> isolation -> clock -> revision of the tables -> writable (a statement that matches no row)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOTHING = events.delete().where(events.c.event_id < 0)
 
 
 def examine_catalog(url: str, clock: Clock) -> list[Finding]:
-    """All checks. When the catalog cannot be reached there is one."""
+    """All checks; only the first when the catalog is unreachable."""
     opened: list[Catalog] = []
     found = [check("catalog", lambda: _reached(url, opened))]
     try:
@@ -50,14 +50,14 @@ def _reached(url: str, into: list[Catalog]) -> Look:
 
 
 def _must_exist(url: str) -> None:
-    """Opening a SQLite database makes it."""
+    """Refuse a missing SQLite file, which opening would create."""
     try:
         parsed = make_url(url)
     except ArgumentError:
-        return  # said by who opens it
+        return  # opening it raises
     file = parsed.database if parsed.get_backend_name() == "sqlite" else None
     if file and file != ":memory:" and not Path(file).is_file():
-        raise NotFound(f"there is no catalog {file} yet: the first service makes it", file=file)
+        raise NotFound(f"catalog {file} does not exist yet; the first service creates it", file=file)
 
 
 def _isolation(catalog: Catalog) -> Look:
@@ -90,16 +90,16 @@ def _migrations(catalog: Catalog) -> Look:
             found = conn.execute(text(f"SELECT version_num FROM {_VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
     facts: dict[str, object] = {"found": found, "newest": newest}
     if found is None:
-        return Verdict.WARN, "there are no tables yet: the first service makes them", facts
+        return Verdict.WARN, "no tables yet; the first service creates them", facts
     if found == newest:
-        return Verdict.OK, f"the tables are of this version ({newest})", facts
+        return Verdict.OK, f"tables are of this version ({newest})", facts
     if found in revisions():
-        words = f"the tables are of revision {found}; the next service of this version brings them to {newest}"
+        words = f"tables are of revision {found}; the next service of this version migrates them to {newest}"
         return Verdict.WARN, words, facts
-    return Verdict.FAIL, f"the tables are of revision {found}, which is newer than this version ({newest})", facts
+    return Verdict.FAIL, f"tables are of revision {found}, newer than this version ({newest})", facts
 
 
 def _writes(catalog: Catalog) -> Look:
     with catalog.transaction() as conn:
         conn.execute(_NOTHING)
-    return Verdict.OK, "its tables may be written", {}
+    return Verdict.OK, "tables are writable", {}

@@ -1,4 +1,4 @@
-"""Counts the statements and write transactions of an engine, where the engine itself says that they happen."""
+"""Metrics of an engine's statements and write transactions, from SQLAlchemy events."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from tistream.runtime import metrics
 _OK = metrics.CATALOG_STATEMENTS.labels("ok")
 _FAILED = metrics.CATALOG_STATEMENTS.labels("error")
 _COMMITTED = metrics.CATALOG_TRANSACTIONS.labels("committed")
-_UNDONE = metrics.CATALOG_TRANSACTIONS.labels("rolled back")
+_ROLLED_BACK = metrics.CATALOG_TRANSACTIONS.labels("rolled back")
 
 
 def watch(engine: Engine) -> Engine:
-    """Count what this engine does from now on. Readers' statements count, their transactions do not: they hold one
-    statement."""
+    """Instrument this engine. Transactions of readers, which hold one statement, are not counted."""
     event.listen(engine, "before_cursor_execute", _begin)
     event.listen(engine, "after_cursor_execute", _end)
     event.listen(engine, "handle_error", _fail)
@@ -46,7 +45,7 @@ def _commit(conn: Connection) -> None:
 
 def _roll_back(conn: Connection) -> None:
     if _writes(conn):
-        _UNDONE.inc()
+        _ROLLED_BACK.inc()
 
 
 def _writes(conn: Connection) -> bool:

@@ -1,13 +1,13 @@
-"""How a MariaDB or MySQL server is connected to: the session's settings, the pool, and which errors end a connection.
+"""MariaDB and MySQL connections: session settings, pool, and errors that end a connection.
 
 A host can disappear inside a transaction without closing its connection (power, cable, hypervisor). Only the server can
-end that transaction, so each session says how long it may be silent: IDLE_S, after which the server rolls back and the
-locks are free. LOCK_WAIT_S is below the owner's lease, so an owner that meets such a lock still renews in time.
+end that transaction, so it rolls back sessions that are idle for IDLE_S and frees their locks. LOCK_WAIT_S is below the
+leader's lease, so a leader that meets such a lock still renews in time.
 
-A session compares whole keys when it sorts: by default the server looks at the first 1,024 bytes only.
+`max_sort_length` covers whole keys; by default the server sorts by the first 1,024 bytes only.
 
-TLS: the driver encrypts whenever the server offers it. With `?ssl_ca=FILE` in the address it must, and the server's
-certificate and name are checked.
+TLS: the driver encrypts when the server offers it. `?ssl_ca=FILE` in the address enforces it and verifies the server's
+certificate and name.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from sqlalchemy.engine import URL, ExceptionContext
 from tistream.catalog.database.tables import KEY_BYTES_MAX
 from tistream.limits import LEADER_LEASE_MS, LEASE_MS
 
-CONNECTIONS_MAX = 15  #: of a process
+CONNECTIONS_MAX = 15  #: per process
 CONNECT_S = 10
 LOCK_WAIT_S = 3
-IDLE_S = 8  #: a session that is silent for so long has lost its host
+IDLE_S = 8  #: an idle session has lost its host after this time
 SOCKET_WAIT_S = 60
 POOL_WAIT_S = 30
-RECYCLE_S = 60  #: a name may lead to another server after a failover: no connection is older than this
+RECYCLE_S = 60  #: maximal age of a connection: a name may resolve to another server after a failover
 
 MIGRATION_IDLE_S = 60
-MIGRATION_LOCK_WAIT_S = 60  #: for a table that a long query or a backup reads
-MIGRATION_SOCKET_WAIT_S = 3600  #: an index over a large table is being built
+MIGRATION_LOCK_WAIT_S = 60  #: for a table read by a long query or a backup
+MIGRATION_SOCKET_WAIT_S = 3600  #: building an index of a large table
 
 assert LOCK_WAIT_S * 1000 < LEADER_LEASE_MS
 assert IDLE_S * 1000 < LEASE_MS
@@ -36,8 +36,8 @@ assert IDLE_S * 1000 < LEASE_MS
 # Sorting adds the length of a value to its bytes.
 _SORT_BYTES = KEY_BYTES_MAX + 8
 
-# A server that answers so cannot be written to by this connection: it became a replica (1290, 1792, 1836), leaves its
-# cluster (1047), shuts down (1053), or has closed the session (1927, 4031). A new connection may reach another server.
+# The server became a replica (1290, 1792, 1836), leaves its cluster (1047), shuts down (1053), or closed the session
+# (1927, 4031). A new connection may reach another server.
 _ENDS_CONNECTION = frozenset({1047, 1053, 1290, 1792, 1836, 1927, 4031})
 
 
@@ -50,7 +50,7 @@ def mysql_engine(url: URL) -> Engine:
 
 
 def migrating_engine(url: URL) -> Engine:
-    """The engine of a migration: one connection, whose statements may take long."""
+    """The engine of a migration: one connection with long timeouts."""
     session = {"wait_timeout": MIGRATION_IDLE_S, "lock_wait_timeout": MIGRATION_LOCK_WAIT_S}
     return _engine(url, session, socket_wait_s=MIGRATION_SOCKET_WAIT_S, connections=1)
 
@@ -70,7 +70,7 @@ def _engine(url: URL, session: dict[str, int], *, socket_wait_s: int, connection
         isolation_level="READ COMMITTED",
         pool_pre_ping=True,
         pool_size=connections,
-        max_overflow=0,  # a connection beyond the pool would be made for one transaction, which costs more than it does
+        max_overflow=0,  # an overflow connection would cost more than the transaction it is made for
         pool_use_lifo=True,
         pool_recycle=RECYCLE_S,
         pool_timeout=POOL_WAIT_S,
@@ -85,7 +85,7 @@ def _engine(url: URL, session: dict[str, int], *, socket_wait_s: int, connection
 
 
 def _end_connection(context: ExceptionContext) -> None:
-    """Have the pool drop all its connections: those of a server that became a replica are all of no use."""
+    """Make the pool drop all connections: all lead to a server that became a replica."""
     args = getattr(context.original_exception, "args", ())
     if args and args[0] in _ENDS_CONNECTION:
         context.is_disconnect = True

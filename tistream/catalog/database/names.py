@@ -1,9 +1,9 @@
-"""Names in the catalog: ids of workers, changefeeds and services, keys of objects, and words of the program.
+"""Names in the catalog: ids of workers, changefeeds and services, object keys, and enum values.
 
 A name is printable ASCII and does not end with a space. MariaDB and MySQL refuse to compare a column of ASCII with
-other characters (error 1267), take "a " and "a" for the same, and sort control characters as if spaces stood behind
-the shorter name; SQLite does none of that. So a name is checked before any of them sees it, when it is stored and when
-it is asked for.
+other characters (error 1267), treat "a " and "a" as equal, and sort control characters as if the shorter name were
+padded with spaces; SQLite does none of that. So names are validated before they reach the database, for storing and for
+queries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tistream.errors import InvalidInput
 
 
 def is_name(text: str, length: int) -> bool:
-    """Whether a column of this length can hold the text as a name."""
+    """Whether the text is a valid name of at most `length` characters."""
     return text.isascii() and text.isprintable() and len(text) <= length and not text.endswith(" ")
 
 

@@ -1,13 +1,13 @@
 """The tables as SQLAlchemy Core metadata, and the few SQL expressions that differ between databases.
 
-The metadata is what the queries are written with; the migrations are what makes the tables. A test compares the two.
+Queries use the metadata; migrations create the tables. A test compares the two.
 
 - Byte keys are VARBINARY: compared as bytes, by SQLite too, and never part of a primary key.
-- Ids and timestamps are unsigned 64-bit numbers that stay below 2**63 (SQLite has no more), never AUTO_INCREMENT,
-  because zero is a legal id. Table ids are signed: a segment without a table may say so with a negative number.
-- Names that are compared are ASCII with a binary collation: "Sorter-1" and "sorter-1" are two workers. See `names`.
-- Ages are computed from `now_ms()`, the database's own clock; no worker's clock is ever stored or compared.
-- A query that runs often is written once, with named parameters: building one costs more than running it on a row.
+- Ids and timestamps are unsigned 64-bit numbers below 2**63 (SQLite's limit), never AUTO_INCREMENT, because zero is a
+  legal id. Table ids are signed: a negative number marks a segment without a table.
+- Names are ASCII with a binary collation: "Sorter-1" and "sorter-1" are two workers. See `names`.
+- Ages are computed from `now_ms()`, the database's clock; no worker's clock is stored or compared.
+- Frequent queries are built once, with named parameters: building one costs more than running it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from tistream.catalog.database.names import Name
 from tistream.ids import Tenant
 
-INT_MAX = (1 << 63) - 1  #: the largest number that every supported database can hold
+INT_MAX = (1 << 63) - 1  #: the largest number of every supported database
 WORKER_NAME_MAX = 128
 KEY_BYTES_MAX = 9216  #: TiKV refuses keys above 8 KiB
 
@@ -425,7 +425,7 @@ def of_tenant(table: Table, tenant: Tenant) -> ColumnElement[bool]:
 
 
 def of_asked_tenant(table: Table) -> ColumnElement[bool]:
-    """The rows of the tenant whose `tenant_ids` are among the parameters: for queries that are written once."""
+    """The rows of the tenant given by the parameters of `tenant_ids`, for queries built once."""
     return and_(table.c.cluster_id == bindparam("asked_cluster"), table.c.tenant_id == bindparam("asked_tenant"))
 
 
@@ -435,22 +435,22 @@ def tenant_ids(tenant: Tenant) -> dict[str, Any]:
 
 
 def tenant_of(row: Any) -> Tenant:
-    """The tenant that a row names."""
+    """The tenant of a row."""
     return Tenant(row.cluster_id, row.tenant_id)
 
 
 def ensure_row(conn: Connection, table: Table, *, timed: str | None = None, **values: Any) -> None:
-    """Insert a row unless one with its primary key is there. Callers racing for one key wait for each other.
+    """Insert a row unless its primary key exists. Callers racing for one key wait for each other.
 
-    `timed` names a column that gets the database's time.
+    `timed` names a column to set to the database's time.
     """
     conn.execute(_ensuring(table, timed, conn.dialect.name == "sqlite"), values)
 
 
 @cache
 def _ensuring(table: Table, timed: str | None, is_sqlite: bool) -> Insert:
-    """MySQL's plain INSERT leaves a shared lock on a duplicate, so that two callers who go on to update the row
-    deadlock; ON DUPLICATE KEY UPDATE takes the exclusive lock at once."""
+    """MySQL's plain INSERT leaves a shared lock on a duplicate, so two callers that then update the row deadlock;
+    ON DUPLICATE KEY UPDATE takes the exclusive lock at once."""
     now = {} if timed is None else {timed: now_ms()}
     if is_sqlite:
         return sqlite.insert(table).values(**now).on_conflict_do_nothing()
@@ -459,7 +459,7 @@ def _ensuring(table: Table, timed: str | None, is_sqlite: bool) -> Insert:
 
 
 def next_numbers(conn: Connection, name: str, count: int) -> range:
-    """`count` numbers that nobody else gets, from 1, never used again. The row lock makes concurrent callers wait."""
+    """`count` unique numbers, from 1, never reused. The row lock makes concurrent callers wait."""
     conn.execute(counters.update().where(counters.c.name == name).values(value=counters.c.value + count))
     last = conn.execute(select(counters.c.value).where(counters.c.name == name)).scalar_one()
     return range(last - count + 1, last + 1)

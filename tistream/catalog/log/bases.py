@@ -1,18 +1,16 @@
-"""Bases: for a physical table all rows that it had at a timestamp, as compaction has built them, and where they lie.
+"""Bases: all rows of a physical table at a timestamp, built by compaction.
 
-A base is made of what came before it (an older base, a seed, or nothing at all) and the log since. `add_bases` is one
-transaction:
+A base is made of its predecessor (an older base, a seed, or nothing) and the log since. `add_bases` is one transaction:
 
-    every `durable_ts` of the tenant's data has passed the bases?       else: a fault of ours
-    what each of them was made of is still there, locked           else: nothing happens
+    every `durable_ts` of the tenant's data has passed the bases   else: a defect
+    the predecessors still exist, locked                           else: no effect
     insert the objects, live, the bases and their segments
 
-So whatever takes away the log below a base must take away, in the same transaction, the bases that stand on it: then no
-base is ever added whose tail was not there. `retire_bases` is one transaction as well: the rows go, objects without a
-segment left become superseded under the next swap number, which is what read leases protect. The newest
-base of a table is never retired.
+A transaction that deletes log below a base must therefore also delete the bases that depend on it: no base is ever
+added whose log was deleted. `retire_bases` is one transaction too: rows are deleted, and objects without a segment
+become superseded under the next swap number, which read leases protect. The newest base of a table is never retired.
 
-Two bases of one table at one timestamp hold the same rows; the first that is added stays.
+Two bases of one table at one timestamp hold the same rows; the first one added stays.
 """
 
 from __future__ import annotations
@@ -72,18 +70,18 @@ class BaseRow:
     tenant: Tenant
     table_id: int  #: physical
     ts: int
-    seed_ts: int  #: of the seed on which it stands in the end; 0 = on none, all of it came from the log
+    seed_ts: int  #: of the seed it is ultimately built on; 0 = none, all rows came from the log
     rows: int
     bytes: int  #: stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBase:
-    """A base that lies in the store."""
+    """A base whose files are in the object store."""
 
     table_id: int
     ts: int
-    previous: BaseRow | SeedRow | None  #: what it was made of, besides the log
+    previous: BaseRow | SeedRow | None  #: its predecessor, besides the log
     rows: int
     segments: tuple[tuple[str, SegmentInfo], ...]  #: (object key, segment), in key order
 
@@ -97,7 +95,7 @@ class NewBase:
 
 
 def list_bases(catalog: Catalog, tenant: Tenant, table_ids: Collection[int] | None = None) -> list[BaseRow]:
-    """The bases of these physical tables, or of all, the newest first."""
+    """The bases of these physical tables, or of all, newest first."""
     wanted = [None] if table_ids is None else _some(sorted(table_ids))
     found: list[BaseRow] = []
     for ids in wanted:
@@ -108,7 +106,7 @@ def list_bases(catalog: Catalog, tenant: Tenant, table_ids: Collection[int] | No
 
 
 def base_segments_of(catalog: Catalog, base: BaseRow) -> Sequence[SeedSegmentRow] | None:
-    """Where the rows of a base lie, in key order; None when the base was retired."""
+    """The segments of a base, in key order; None when it was retired."""
     asked = {"asked_table": base.table_id, "asked_ts": base.ts}
     with catalog.reading() as conn:
         found = conn.execute(_SEGMENTS, {**tenant_ids(base.tenant), **asked}).all()
@@ -120,10 +118,10 @@ def base_segments_of(catalog: Catalog, base: BaseRow) -> Sequence[SeedSegmentRow
 def add_bases(
     catalog: Catalog, tenant: Tenant, new: Sequence[NewBase], files: Mapping[str, int], *, log_start_ts: int
 ) -> bool:
-    """Make bases visible. `files` is object key -> bytes; `log_start_ts` is where the log began when they were made.
+    """Make bases visible. `files`: object key -> bytes; `log_start_ts`: the start of the log when they were built.
 
-    False when something that one of them was made of is gone, or one of them is there already: then nothing happened.
-    Fenced when an object's key has a row already."""
+    False, without effect, when a predecessor no longer exists or a base exists already. Fenced when an object's key
+    has a row."""
     invariant(bool(new), "there are bases to add")
     try:
         with catalog.transaction() as conn:
@@ -134,7 +132,7 @@ def add_bases(
 
 
 def retire_bases(catalog: Catalog, tenant: Tenant, gone: Iterable[BaseRow]) -> int:
-    """Forget these bases, unless one is the newest of its table; how many went."""
+    """Delete these bases, except the newest of each table; the number deleted."""
     of_table: dict[int, set[int]] = {}
     for base in gone:
         of_table.setdefault(base.table_id, set()).add(base.ts)
@@ -158,7 +156,7 @@ def retire_bases(catalog: Catalog, tenant: Tenant, gone: Iterable[BaseRow]) -> i
 
 
 class _Changed(Exception):
-    """What the bases were made of is not what it was: the transaction is rolled back."""
+    """A predecessor has changed: the transaction is rolled back."""
 
 
 def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mapping[str, int], log_start_ts: int) -> None:
@@ -171,7 +169,7 @@ def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mappin
     edge, newest = int(conn.execute(durable_ts).scalar() or 0), max(base.ts for base in new)
     invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, durable_ts=edge)
     for base in sorted(new, key=lambda b: b.table_id):
-        if not _is_there(conn, tenant, base.previous):
+        if not _lock_previous(conn, tenant, base.previous):
             raise _Changed
         there = select(_b.ts).where(of_tenant(bases, tenant), _b.table_id == base.table_id, _b.ts == base.ts)
         if conn.execute(there).first() is not None:
@@ -183,8 +181,8 @@ def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mappin
         conn.execute(base_segments.insert(), rows)
 
 
-def _is_there(conn: Connection, tenant: Tenant, previous: BaseRow | SeedRow | None) -> bool:
-    """Whether it is, and stays until this transaction ends."""
+def _lock_previous(conn: Connection, tenant: Tenant, previous: BaseRow | SeedRow | None) -> bool:
+    """Whether it exists; locks it until the transaction ends."""
     if previous is None:
         return True
     table = bases if isinstance(previous, BaseRow) else seeds

@@ -1,6 +1,6 @@
-"""The committed log: which segments of which files are visible, and the swap that makes them so.
+"""The committed log: visible segments of files, and the flush that makes them visible.
 
-A flush is one transaction. For each task, in order of id (so that two flushes never wait for each other in a circle):
+A flush is one transaction. For each task, in order of id (against deadlocks):
 
     UPDATE tasks SET durable_ts = :new WHERE task_id = :id AND epoch = :mine AND durable_ts = :seen
 
@@ -39,7 +39,7 @@ _LOCK_TOGETHER = (
     .with_for_update()
 )
 _PAGE = page_of_segments()
-_TOGETHER_MIN = 4  # tasks from which on two statements for all are fewer than one for each
+_TOGETHER_MIN = 4  # from this many tasks on, two statements for all are fewer than one for each
 _TOGETHER_MAX = 500  # in one statement
 _TABLE_IDS_MAX = 200  # more become one interval: databases bound the depth of an expression
 
@@ -83,7 +83,7 @@ def new_segment(info: SegmentInfo, object_key: str) -> NewSegment:
 
 
 class SegmentFormat(StrEnum):
-    """How a segment's bytes are to be read."""
+    """How a segment's bytes are encoded."""
 
     SEGMENT = "segment"  #: of a segment file
     PARQUET = "parquet"  #: a row group of a compacted file
@@ -101,7 +101,7 @@ class SegmentRow(NewSegment):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAdvance:
-    """What a flush wants for one task."""
+    """The part of a flush for one task."""
 
     task_id: int
     epoch: int  #: the flushing owner's
@@ -113,11 +113,10 @@ class TaskAdvance:
 def commit_flush(
     catalog: Catalog, *, tenant: Tenant, objects: Mapping[str, int], advances: Sequence[TaskAdvance]
 ) -> frozenset[int]:
-    """Make a flush visible, whole. Returns the tasks that advanced; the others were taken away and must be stopped.
+    """Make a flush visible. Returns the tasks that advanced; the others were reassigned and must be stopped.
 
-    `objects` (key -> bytes) are those that the segments lie in; without any only the durable watermarks move. Fenced
-    when one of the keys already has a row: nothing of the flush happened, and what was written under these keys is
-    lost.
+    `objects` (key -> bytes) hold the segments; without any only the durable watermarks advance. Fenced, without
+    effect, when a key already has a row: what was written under these keys is lost.
     """
     with catalog.transaction() as conn:
         return flush_in(conn, tenant, objects, advances)
@@ -126,7 +125,7 @@ def commit_flush(
 def flush_in(
     conn: Connection, tenant: Tenant, objects: Mapping[str, int], advances: Sequence[TaskAdvance]
 ) -> frozenset[int]:
-    """`commit_flush` as a part of a larger transaction."""
+    """`commit_flush` within a larger transaction."""
     _check_advances(objects, advances)
     advanced = [a for a in sorted(advances, key=lambda a: a.task_id) if _advance(conn, tenant, a)]
     kinds = _kinds(conn, [a.task_id for a in advanced if a.segments])
@@ -139,9 +138,9 @@ def flush_in(
 
 
 def advance_durable_timestamps(catalog: Catalog, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> frozenset[int]:
-    """`commit_flush` of several tenants without any segment, in one transaction, each task with its own guard. Returns
-    the tasks that advanced; the others were taken away and must be stopped. The number of statements hardly depends on
-    the number of tasks: a sorter may have thousands of idle ones, and their rows are locked until the transaction ends.
+    """`commit_flush` without segments, of several tenants, each task with its own guard. Returns the tasks that
+    advanced; the others were reassigned and must be stopped. The number of statements hardly depends on the number of
+    tasks: a sorter may have thousands of idle ones, and their rows are locked until the transaction ends.
     """
     _check_advances({}, [a for _, a in advances])
     with catalog.transaction() as conn:
@@ -156,7 +155,7 @@ def advance_durable_timestamps(catalog: Catalog, advances: Sequence[tuple[Tenant
 
 
 def durable_timestamps(catalog: Catalog, task_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """task id -> (epoch, durable watermark), to find out what became of a flush whose reply was lost."""
+    """task id -> (epoch, durable watermark), to determine the outcome of a flush whose reply was lost."""
     wanted = list(task_ids)
     with catalog.reading() as conn:
         rows = conn.execute(
@@ -177,8 +176,8 @@ def find_segments(
 ) -> list[SegmentRow]:
     """Live segments that may hold changes in (after_ts, upto_ts], by (lo_ts, hi_ts, object_key, segment_no).
 
-    `table_ids` narrows to segments whose interval of table ids contains one of them, as far as that is cheap: a reader
-    still looks at the rows. With `limit` segments returned, later ones may begin at the last one's `lo_ts`.
+    `table_ids` narrows to segments whose interval of table ids contains one of them: a reader still filters the rows.
+    When `limit` segments are returned, later ones may begin at the last one's `lo_ts`.
     """
     if table_ids is not None and not table_ids:
         return []
@@ -228,7 +227,7 @@ def _advance(conn: Connection, tenant: Tenant, a: TaskAdvance) -> bool:
 
 
 def _advance_together(conn: Connection, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> list[int]:
-    """`_advance` of several tasks, in order of id, by two statements: the guard of each is looked at under its lock."""
+    """`_advance` of several tasks, in order of id, in two statements: each guard is checked under its lock."""
     asked = {"asked_tasks": [a.task_id for _, a in advances]}
     found = {row.task_id: row for row in conn.execute(_LOCK_TOGETHER, asked)}
     new = {a.task_id: a.new_durable_ts for tenant, a in advances if _is_as_seen(found.get(a.task_id), tenant, a)}
@@ -282,14 +281,14 @@ def touches(
     lo: ColumnElement[int] = segments.c.table_lo,
     hi: ColumnElement[int] = segments.c.table_hi,
 ) -> ColumnElement[bool]:
-    """Whether a segment may hold one of the tables, as far as that is cheap."""
+    """Whether a segment may hold one of the tables (approximate)."""
     if len(table_ids) > _TABLE_IDS_MAX:
         return and_(lo <= max(table_ids), hi >= min(table_ids))
     return or_(*(and_(lo <= table_id, hi >= table_id) for table_id in sorted(table_ids)))
 
 
 def segment_row(row: Any) -> SegmentRow:
-    """The segment that a row of the table says."""
+    """Convert a row of the table."""
     return SegmentRow(
         segment_no=row.segment_no,
         start_key=row.start_key,

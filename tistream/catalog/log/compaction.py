@@ -1,4 +1,4 @@
-"""Compaction's side of the catalog: what there is to compact, and the swap.
+"""Compaction in the catalog: pieces to compact, and the swap that commits a compaction.
 
 The unit is a piece: all segments that one task has in one object. `pieces` is one statement, hence one state of the
 catalog. `swap` is one transaction:
@@ -9,9 +9,9 @@ catalog. `swap` is one transaction:
     take the next swap number                      (locked until COMMIT: numbers are committed in order)
     objects without a segment left -> superseded, with that number
 
-Either all inputs are replaced by all outputs or nothing happens, so whoever lists segments in one statement sees
-every row of the log once, before the swap or after it. An object in which another task still has segments stays live.
-`durable_ts` is not touched: compaction changes where rows lie, never what is served.
+Either all inputs are replaced by all outputs or nothing happens, so one listing sees every row of the log once, before
+or after the swap. An object with segments of another task stays live. `durable_ts` does not change: compaction moves
+rows, and readers see the same log.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _s, _o = segments.c, objects.c
 
 
 def _behind(lo_ts: ColumnElement[int], *name: ColumnElement[Any]) -> ColumnElement[bool]:
-    """What comes after the piece that is named by the parameters, in the order of `pieces`."""
+    """Pieces after the one given by the parameters, in the order of `pieces`."""
     key: BindParameter[Any] = bindparam("after_key")
     task: BindParameter[Any] = bindparam("after_task")
     same = and_(lo_ts == bindparam("after_lo"), or_(name[0] > key, and_(name[0] == key, name[1] > task)))
@@ -95,7 +95,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """A compacted file that takes the place of inputs."""
+    """A compacted file that replaces inputs."""
 
     object_key: str
     object_bytes: int
@@ -105,14 +105,13 @@ class Output:
 
 
 def lowest_durable_ts(catalog: Catalog, tenant: Tenant) -> int:
-    """The least `durable_ts` of the tenant's data tasks: the live edge of its log. 0 without tasks."""
+    """The lowest `durable_ts` of the tenant's data tasks: the live edge of its log. 0 without tasks."""
     with catalog.reading() as conn:
         return int(conn.execute(_DURABLE_TS, tenant_ids(tenant)).scalar() or 0)
 
 
 def pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int, limit: int, after: Piece | None = None) -> list[Piece]:
-    """The oldest pieces of the tenant's data that lie at or below `upto_ts` whole, by (lo_ts, object, task); those
-    that follow `after`."""
+    """The oldest pieces that lie entirely at or below `upto_ts`, by (lo_ts, object, task), following `after`."""
     asked = {
         "upto_ts": min(upto_ts, INT_MAX),
         "at_most": limit,
@@ -137,7 +136,7 @@ def pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int, limit: int, after:
 
 
 def segments_of(catalog: Catalog, tenant: Tenant, wanted: Sequence[Piece]) -> dict[tuple[str, int], list[SegmentRow]]:
-    """(object key, task id) -> live segments by number. Those of a piece that was replaced meanwhile are missing."""
+    """(object key, task id) -> live segments by number. Pieces replaced meanwhile are missing."""
     keys = sorted({piece.object_key for piece in wanted})
     found: dict[tuple[str, int], list[SegmentRow]] = {}
     for first in range(0, len(keys), _KEYS_AT_ONCE):
@@ -159,14 +158,14 @@ def segments_of(catalog: Catalog, tenant: Tenant, wanted: Sequence[Piece]) -> di
 
 
 def new_job(catalog: Catalog) -> int:
-    """A job's number, given to nobody else."""
+    """A unique job number."""
     with catalog.transaction() as conn:
         return next_numbers(conn, "compaction", 1)[0]
 
 
 def swap(catalog: Catalog, tenant: Tenant, inputs: Sequence[Piece], outputs: Sequence[Output]) -> bool:
-    """Put the outputs in the place of the inputs. False when an input is no longer live as it was read: then nothing
-    happened. Fenced when an output's key has a row already."""
+    """Replace the inputs by the outputs. False, without effect, when an input is no longer live as read. Fenced when an
+    output's key has a row."""
     invariant(len({(p.object_key, p.task_id) for p in inputs}) == len(inputs), "a swap names each piece once")
     _check_sums(inputs, outputs)
     try:
@@ -178,7 +177,7 @@ def swap(catalog: Catalog, tenant: Tenant, inputs: Sequence[Piece], outputs: Seq
 
 
 class _Replaced(Exception):
-    """An input is not what it was: the transaction is rolled back."""
+    """An input has changed: the transaction is rolled back."""
 
 
 def _exchange(conn: Connection, tenant: Tenant, inputs: Sequence[Piece], outputs: Sequence[Output]) -> None:
@@ -197,7 +196,7 @@ def _exchange(conn: Connection, tenant: Tenant, inputs: Sequence[Piece], outputs
 
 
 def _check_sums(inputs: Sequence[Piece], outputs: Sequence[Output]) -> None:
-    """A last look that needs no data: per task as many rows go in as come out."""
+    """Check that inputs and outputs have the same number of rows per task."""
     rows: dict[int, int] = {}
     for piece in inputs:
         rows[piece.task_id] = rows.get(piece.task_id, 0) + piece.rows
@@ -216,7 +215,7 @@ def _all_live(conn: Connection, keys: list[str]) -> bool:
 
 
 def _remove(conn: Connection, piece: Piece) -> int:
-    """How many segments were still there."""
+    """Delete the piece's segments; the number deleted."""
     return conn.execute(_REMOVE, {"asked_key": piece.object_key, "asked_task": piece.task_id}).rowcount
 
 

@@ -1,8 +1,8 @@
-"""The committed log as files: which objects hold it, and what a reader must know to choose among them.
+"""Listings of the committed log as files, with the figures that readers choose by.
 
-One listing is one statement, hence one state of the catalog: before a compaction's swap or after it, every row of the
-log lies in one of its files, once. Numbers of a file are those of its live segments: in a file of several tasks some
-may have been replaced by a compaction already.
+A listing is one statement, hence one state of the catalog, before or after a compaction's swap: every row of the log
+lies in one of its files, once. Figures cover the live segments of a file: in a file of several tasks a compaction may
+have replaced some.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def list_files(
 
 
 def file_bytes(catalog: Catalog, tenant: Tenant, object_key: str) -> int | None:
-    """The size of a file of the tenant's log that is live or was replaced and is not collected yet; else None."""
+    """Bytes of a file of the tenant's log that is not collected yet; else None."""
     with catalog.reading() as conn:
         found = conn.execute(_THERE, {**tenant_ids(tenant), "asked_key": object_key}).scalar()
         return None if found is None else int(found)

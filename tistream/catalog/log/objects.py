@@ -1,4 +1,4 @@
-"""Published objects: what exists as far as anybody may read.
+"""Published objects and tombstones.
 
     live -> superseded -> dead        an object is replaced, then collected
             (nothing) -> dead         an orphan is tombstoned first, then deleted
@@ -6,10 +6,9 @@
 An object of a snapshot is live as long as a task's snapshot refers to it (`snapshot_objects`); several tasks of a
 tenant may share one.
 
-Every key has at most one row. That of an orphan stays for ever: a writer that comes late with a key that was tombstoned
-meets the primary key and is fenced. That of an object which was visible once may go when it is dead (`forget_dead`):
-its writer has published it and does so once, so nobody comes late. Rows are inserted inside the transactions of other
-modules, never alone.
+Every key has at most one row. The tombstone of an orphan stays for ever: a late writer of that key violates the primary
+key and is fenced. The row of a dead object that was once visible may be deleted (`forget_dead`): a writer publishes an
+object once, so none comes late. Rows are inserted only in the transactions of other modules.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tistream.ids import Tenant
 
 
 class ObjectKind(StrEnum):
-    """What an object is."""
+    """What an object contains."""
 
     COMMITTED = "committed"
     COMPACTED = "compacted"
@@ -43,11 +42,11 @@ class ObjectKind(StrEnum):
     SCHEMAS = "schemas"
     SEED = "seed"
     BASE = "base"
-    UNKNOWN = "unknown"  #: a tombstone of something that never had a row
+    UNKNOWN = "unknown"  #: a tombstone without an earlier row
 
 
 class ObjectState(StrEnum):
-    """How much of an object's life is over."""
+    """The life cycle of an object."""
 
     LIVE = "live"
     SUPERSEDED = "superseded"
@@ -111,7 +110,7 @@ _SUPERSEDED = _REPLACED.where(~_LEASED)
 
 
 def replacing_unnamed(naming: Column[str]) -> Update:
-    """Supersede the object `asked_key` by the swap `swap_no` unless a row still names it in the column `naming`."""
+    """Supersede the object `asked_key` by swap `swap_no` unless a row refers to it in the column `naming`."""
     return (
         objects.update()
         .where(
@@ -124,12 +123,12 @@ def replacing_unnamed(naming: Column[str]) -> Update:
 
 
 def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectKind, object_bytes: int) -> None:
-    """Publish an object. Fenced when its key has a row already: it was tombstoned, or is somebody else's."""
+    """Publish an object. Fenced when its key has a row: it was tombstoned, or another writer published it."""
     insert_all_live(conn, tenant, {object_key: object_bytes}, kind)
 
 
 def insert_all_live(conn: Connection, tenant: Tenant, sizes: Mapping[str, int], kind: ObjectKind) -> None:
-    """Publish objects (key -> bytes) with one statement, all or none. Fenced when a key has a row already."""
+    """Publish objects (key -> bytes) with one statement, all or none. Fenced when a key has a row."""
     rows = [
         {
             "object_key": key,
@@ -150,12 +149,12 @@ def insert_all_live(conn: Connection, tenant: Tenant, sizes: Mapping[str, int], 
 
 
 def release(conn: Connection, task_id: int, object_keys: Collection[str]) -> None:
-    """The task's snapshot refers to these objects no longer. One to which no snapshot refers now is replaced: it may be
-    collected after its grace period.
+    """Remove the references of the task's snapshot to these objects. An object without references becomes superseded
+    and may be collected after its grace period.
 
-    The object's row is locked first, so that of two tasks that let go of it at once the later one sees that it was the
-    last."""
-    for key in sorted(object_keys):  # in one order, so that two tasks never wait for each other in a circle
+    The object's row is locked first, so that of two tasks that release it at once the later one sees the last
+    reference go."""
+    for key in sorted(object_keys):  # in key order, against deadlocks
         asked = {"asked_key": key}
         conn.execute(_LOCK, asked)
         conn.execute(_RELEASE, {**asked, "asked_task": task_id})
@@ -163,7 +162,7 @@ def release(conn: Connection, task_id: int, object_keys: Collection[str]) -> Non
 
 
 def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:
-    """Say that the object will be deleted, before it is. False when it is live: then it must stay."""
+    """Mark the object as dead before it is deleted. False when it is live and must stay."""
     with catalog.transaction() as conn:
         ensure_row(
             conn,
@@ -180,7 +179,7 @@ def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:
 
 
 def object_states(catalog: Catalog, object_keys: Collection[str]) -> dict[str, ObjectState]:
-    """key -> state, for those of the keys (at most a few hundred) that have a row."""
+    """key -> state, for those keys (at most a few hundred) that have a row."""
     with catalog.reading() as conn:
         found = conn.execute(_STATES, {"asked_keys": list(object_keys)})
         return {key: ObjectState(state) for key, state in found}
@@ -195,8 +194,8 @@ def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit
 
 
 def forget_dead(catalog: Catalog, *, older_ms: int, limit: int) -> int:
-    """Drop the rows of objects that were visible once and have been dead for so long by the database's clock, at most
-    `limit`; how many. Tombstones of orphans stay."""
+    """Delete at most `limit` rows of once visible objects that have been dead for `older_ms` (database clock); their
+    number. Tombstones of orphans stay."""
     with catalog.transaction() as conn:
         keys = list(conn.execute(_DEAD, {"older_ms": older_ms, "at_most": limit}).scalars())
         return conn.execute(_FORGET, {"asked_keys": keys}).rowcount if keys else 0

@@ -1,11 +1,11 @@
-"""One page of the committed log as one statement whose cost is that of the page, however long the log is.
+"""One page of the committed log, as one statement whose cost does not depend on the length of the log.
 
-A page begins at `after_ts`. Its segments are of two sorts: those that begin after it, which an index gives in order,
-and those that begin before and end after it. For the latter each segment has a class by its time span: class k spans
+A page begins at `after_ts`. Its segments either begin after it, where an index gives them in order, or begin before
+and end after it. For the latter each segment has a class by its time span: class k spans
 less than 16**(k+1). A segment of class k that reaches beyond `after_ts` begins less than 16**(k+1) before it, so each
 class is one short range of an index. The widest class has no bound and is right for any segment.
 
-It is one statement because a statement sees one state of the log. Between two, a compaction could replace segments.
+One statement sees one state of the log; between two, a compaction could replace segments.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def page_bounds(after_ts: int, upto_ts: int) -> dict[str, int]:
 
 
 def page_of_segments(condition: ColumnElement[bool] | None = None) -> Select[Any]:
-    """Live segments of `asked_kind` in (after_ts, upto_ts] that fulfil the condition, in order, `at_most` of them."""
-    # Looked up for each segment: a join may begin with the objects, and then read and sort all segments of each.
+    """At most `at_most` live segments of `asked_kind` in (after_ts, upto_ts] that satisfy the condition, in order."""
+    # A lookup per segment: a join may start from the objects, and then read and sort all segments of each.
     state = select(objects_table.c.state).where(objects_table.c.object_key == segments.c.object_key).scalar_subquery()
     live = select(*(segments.c[name] for name in _ORDER)).where(
         of_asked_tenant(segments), segments.c.kind == bindparam("asked_kind"), state == ObjectState.LIVE
@@ -45,8 +45,8 @@ def page_of_segments(condition: ColumnElement[bool] | None = None) -> Select[Any
     if condition is not None:
         live = live.where(condition)
     lo, hi = segments.c.lo_ts, segments.c.hi_ts
-    # One SELECT for each class, not one with OR, so that each is a range of the index; `+ 0` keeps hi_ts out of the
-    # choice of an index, which would read everything that is later.
+    # One SELECT per class instead of OR, so that each is an index range; `+ 0` keeps the planner from an index on
+    # hi_ts, which would read everything later.
     reaching = union_all(
         *(
             live.where(
@@ -61,9 +61,9 @@ def page_of_segments(condition: ColumnElement[bool] | None = None) -> Select[Any
     later = live.where(lo > bindparam("after_ts"), lo <= bindparam("upto_ts"))
     first = later.order_by(*(segments.c[name] for name in _ORDER)).limit(bindparam("at_most")).subquery()
     both = union_all(select(reaching), select(first)).subquery()
-    # + 0: SQLite else reads each part in this order, by the index that has it instead of the part's own.
+    # + 0: otherwise SQLite reads each part by the index with this order instead of the part's own.
     in_order = (both.c.lo_ts + 0, *(both.c[name] for name in _ORDER[1:]))
     page = select(both).order_by(*in_order).limit(bindparam("at_most")).subquery()
-    # Only names are sorted: with their keys, rows are so long that MariaDB sorts them in a file.
+    # Sort names only: full rows are so long that MariaDB sorts them in a file.
     same = and_(segments.c.object_key == page.c.object_key, segments.c.segment_no == page.c.segment_no)
     return select(segments).join(page, same).order_by(*(page.c[name] for name in _ORDER))

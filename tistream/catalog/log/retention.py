@@ -1,23 +1,22 @@
-"""Where a tenant's log begins: the floor, and what goes when it rises.
+"""The floor of a tenant's log, and retirement of what lies below it.
 
 `raise_floor` is one transaction:
 
-    lock the tenant's row                                    the floor is still what the caller saw?
-    no changefeed and no safe point is lower than the new one
-    floor_ts = the new one
-    bases and seeds below it go; objects without a segment left -> superseded, under the next swap number
+    lock the tenant's row; is the floor still the one the caller saw?
+    no changefeed and no safe point is lower than the new floor
+    floor_ts = the new floor
+    delete bases and seeds below it; objects without a segment -> superseded, under the next swap number
 
-From its COMMIT on nobody may rely on the log at or below the floor, and only then `retire_below_floor` takes away the
-segments that lie there whole, some objects at a time:
+After its COMMIT nothing may depend on the log at or below the floor. Then `retire_below_floor` removes the segments
+that lie entirely below, some objects at a time:
 
     lock the objects, in order of key; delete their segments at or below the floor
-    objects without a segment left -> superseded, under the next swap number
+    objects without a segment -> superseded, under the next swap number
 
-Readers list segments and look at the floor afterwards (`check_floor`): whoever missed a segment because it was retired
-sees a floor that is higher than where he reads from. What he did list stays while his read lease is
-live, as with a compaction.
+Readers list segments and check the floor afterwards (`check_floor`): a reader that missed a retired segment sees a
+floor above its position. What it did list stays while its read lease is live, as with a compaction.
 
-The rows of DDL tasks stay: they are few, and every schema history is made of them.
+Rows of DDL tasks stay: they are few, and every schema history is made of them.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ _RETIRE = segments.delete().where(*_RETIRED, _s.object_key.in_(bindparam("asked_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Somebody needs the log above a timestamp."""
+    """A reason to keep the log above a timestamp."""
 
     ts: int
     who: str
@@ -115,9 +114,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retired:
-    """What one round took away."""
+    """The result of one round."""
 
-    objects: int  #: that were looked at: as many as asked for when there may be more
+    objects: int  #: objects processed; equals `limit` when there may be more
     segments: int
 
 
@@ -128,8 +127,8 @@ def database_time_ms(catalog: Catalog) -> int:
 
 
 def check_floor(catalog: Catalog, tenant: Tenant, after_ts: int) -> None:
-    """Whether what was just listed above `after_ts` is all that ever was there. TsExpired when retention may have taken
-    some of it before it was listed, TenantDeleted when the tenant's deletion may have."""
+    """Raise unless a listing made before this call is complete above `after_ts`: TsExpired when retention may have
+    removed some of it, TenantDeleted when the tenant's deletion may have."""
     with catalog.reading() as conn:
         row = conn.execute(_FLOOR_AND_STATE, tenant_ids(tenant)).one_or_none()
     if row is not None and row.state in GIVEN_UP:
@@ -139,17 +138,17 @@ def check_floor(catalog: Catalog, tenant: Tenant, after_ts: int) -> None:
 
 
 def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
-    """The error of whoever asks for what is not kept (any more)."""
+    """The error of a read below the start of the log."""
     return TsExpired(
-        f"The log of this tenant begins at {earliest_ts}: what came after {asked_ts} is not, or no longer, in it.",
+        f"The log of this tenant begins at {earliest_ts}; it is not complete above {asked_ts}.",
         earliest_ts=str(earliest_ts),
         earliest_time=tso.to_text(earliest_ts) if earliest_ts < 1 << 62 else "",
     )
 
 
 def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int) -> bool:
-    """Give up the log at or below `to_ts`. False, and nothing happened, when the floor is not the one that was seen, or
-    a changefeed or safe point holds more, or the tenant was deleted."""
+    """Raise the floor to `to_ts`. False, without effect, when the floor is not `seen_floor`, a changefeed or safe point
+    is lower, or the tenant was deleted."""
     asked = tenant_ids(tenant)
     with catalog.transaction() as conn:
         try:
@@ -159,7 +158,7 @@ def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int
         if floor_ts != seen_floor or to_ts <= max(start_ts, floor_ts):
             return False
         edge = int(conn.execute(_EDGE, asked).scalar() or 0)
-        invariant(to_ts <= edge, "only what was served is given up", floor_ts=to_ts, durable_ts=edge)
+        invariant(to_ts <= edge, "the floor lies at or below the watermark", floor_ts=to_ts, durable_ts=edge)
         if any(hold.ts < to_ts for hold in _lowest(conn, tenant)):
             return False
         conn.execute(_RAISE, {**asked, "to_ts": to_ts})
@@ -174,7 +173,7 @@ def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int
 
 
 def retire_below_floor(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS_AT_ONCE) -> Retired:
-    """Take away what lies at or below the floor, of at most `limit` objects."""
+    """Delete segments at or below the floor, of at most `limit` objects."""
     with catalog.transaction() as conn:
         asked = {**tenant_ids(tenant), "floor_ts": int(conn.execute(_FLOOR, tenant_ids(tenant)).scalar() or 0)}
         keys = list(conn.execute(_CANDIDATES, {**asked, "at_most": limit}).scalars())

@@ -1,8 +1,8 @@
-"""Service safe points: named words that everything above a timestamp is still needed, each with an end.
+"""Service safe points: named, expiring requests to keep the log above a timestamp, as in PD.
 
-As PD's. One counts until `ttl_s` after it was set by the database's clock; setting it again moves its timestamp and its
-end. While it counts, the tenant's log above it is kept, and the safe point that the upstream is told lies no
-higher. `set_safe_point` locks the tenant's row, which `raise_floor` (see `retention`) locks as well.
+A safe point expires `ttl_s` after it was set, by the database's clock; setting it again changes timestamp and expiry.
+Until then the tenant's log above it is kept, and the upstream's safe point is not raised above it. `set_safe_point`
+locks the tenant's row, as `raise_floor` does (see `retention`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _ALL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafePoint:
-    """A service safe point that counts."""
+    """A live service safe point."""
 
     service_id: str
     safe_ts: int
-    left_ms: int  #: until it ends
+    left_ms: int  #: until it expires
 
 
 def set_safe_point(catalog: Catalog, tenant: Tenant, service_id: str, safe_ts: int, ttl_s: int) -> None:
-    """Hold everything above `safe_ts` for `ttl_s` seconds. TsExpired when some of it is gone from the log."""
+    """Keep the log above `safe_ts` for `ttl_s` seconds. TsExpired when some of it is already deleted."""
     with catalog.transaction() as conn:
         earliest = max(lock_tenant(conn, tenant))
         if safe_ts < earliest:
@@ -60,13 +60,13 @@ def set_safe_point(catalog: Catalog, tenant: Tenant, service_id: str, safe_ts: i
 
 
 def remove_safe_point(catalog: Catalog, tenant: Tenant, service_id: str) -> bool:
-    """End a hold. False when there was none."""
+    """Remove a safe point. False when it does not exist."""
     with catalog.transaction() as conn:
         return conn.execute(_REMOVE, {**tenant_ids(tenant), "asked_service": service_id}).rowcount == 1
 
 
 def list_safe_points(catalog: Catalog, tenant: Tenant) -> list[SafePoint]:
-    """Those that count now, the lowest first."""
+    """The live safe points, lowest first."""
     with catalog.reading() as conn:
         return [
             SafePoint(service_id=row.service_id, safe_ts=row.safe_ts, left_ms=int(row.left_ms))

@@ -1,4 +1,4 @@
-"""Saved schema histories: which object holds the history up to which timestamp."""
+"""Saved schema histories: timestamp -> object with the history up to it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LATEST = (
 
 
 def add_schema_version(catalog: Catalog, tenant: Tenant, ts: int, object_key: str, object_bytes: int) -> None:
-    """Publish the history up to `ts`. Adding the same one again changes nothing, also when two processes do it at the
-    same moment; Fenced when another object stands for this `ts`, or the object was tombstoned."""
+    """Publish the history up to `ts`; idempotent, also between processes. Fenced when `ts` has another object, or the
+    object was tombstoned."""
     try:
         _add(catalog, tenant, ts, object_key, object_bytes)
-    except Fenced:  # by whoever added the same one between our look and our insert, if that is how it is now
+    except Fenced:  # another process may have added the same one between the check and the insert
         with catalog.reading() as conn:
             if _object_of(conn, tenant, ts) != object_key:
                 raise
@@ -35,7 +35,7 @@ def _add(catalog: Catalog, tenant: Tenant, ts: int, object_key: str, object_byte
         if known == object_key:
             return
         if known is not None:
-            raise Fenced("another object holds this schema version", object_key=object_key, known=known, ts=ts)
+            raise Fenced("this schema version has another object", object_key=object_key, known=known, ts=ts)
         insert_live(conn, tenant, object_key, ObjectKind.SCHEMAS, object_bytes)
         conn.execute(
             schema_versions.insert().values(

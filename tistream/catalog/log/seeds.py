@@ -1,8 +1,7 @@
-"""Seeds: which complete sets of rows there are, and where the rows of each table lie.
+"""Seeds: complete sets of rows from the upstream, and the segments of each table.
 
-A seed appears whole, in one transaction, when its manifest and all its files are in the bucket. Adding the same one
-again changes nothing. A seed is of the whole tenant (`table_id` 0) or of one logical table. Retention gives up, whole,
-those that lie below the floor.
+A seed becomes visible in one transaction when its manifest and all its files are in the bucket; adding it again has no
+effect. A seed covers the whole tenant (`table_id` 0) or one logical table. Retention deletes seeds below the floor.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _SEGMENTS = (
 
 
 class SeedState(StrEnum):
-    """How much of a seed there is. A seed that is not complete has no row."""
+    """The state of a seed. An incomplete seed has no row."""
 
     COMPLETE = "complete"
 
@@ -80,12 +79,12 @@ class SeedSegmentRow:
 
 
 def add_seed(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int) -> bool:
-    """Make a seed visible; False when it was already. Fenced when one of its objects was tombstoned, TenantDeleted when
-    its tenant was."""
+    """Make a seed visible; False when it is already. Fenced when one of its objects was tombstoned, TenantDeleted when
+    its tenant was deleted."""
     asked = {**tenant_ids(manifest.tenant), "asked_ts": manifest.ts, "asked_table": manifest.table_id}
     try:
         return _add(catalog, manifest, manifest_bytes, asked)
-    except Fenced:  # by a tombstone, or by who added the same seed at the same time
+    except Fenced:  # a tombstone, or another process added the same seed
         with catalog.reading() as conn:
             if conn.execute(_KNOWN, asked).scalar() is None:
                 raise
@@ -98,7 +97,7 @@ def _add(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int, asked: M
     with catalog.transaction() as conn:
         if conn.execute(_KNOWN, asked).scalar() is not None:
             return False
-        lock_tenant(conn, tenant)  # a tenant that was deleted gets nothing more
+        lock_tenant(conn, tenant)  # refuses a deleted tenant
         insert_live(conn, tenant, key, ObjectKind.SEED, manifest_bytes)
         for n, size in manifest.file_bytes.items():
             insert_live(conn, tenant, manifest.key_of(n), ObjectKind.SEED, size)
@@ -121,7 +120,7 @@ def _add(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int, asked: M
 
 
 def list_seeds(catalog: Catalog, tenant: Tenant) -> list[SeedRow]:
-    """All complete seeds of a tenant, the newest first."""
+    """All seeds of a tenant, newest first."""
     with catalog.reading() as conn:
         return [
             SeedRow(
@@ -137,8 +136,7 @@ def list_seeds(catalog: Catalog, tenant: Tenant) -> list[SeedRow]:
 
 
 def seed_segments_of(catalog: Catalog, seed: SeedRow, physical_id: int) -> Sequence[SeedSegmentRow] | None:
-    """Where the rows of one physical table lie in a seed, in key order; empty when it had none, None when the seed was
-    given up."""
+    """The segments of a physical table in a seed, in key order; empty without rows, None when the seed was deleted."""
     asked = {"asked_ts": seed.ts, "asked_seed": seed.table_id, "asked_table": physical_id}
     with catalog.reading() as conn:
         found = conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked}).all()
@@ -169,7 +167,7 @@ def _segment_values(manifest: SeedManifest) -> list[dict[str, Any]]:
 
 
 def segment_row(row: Any) -> SeedSegmentRow:
-    """The segment that a row of the table says, of a seed or of a base."""
+    """Convert a row of `seed_segments` or `base_segments`."""
     return SeedSegmentRow(
         object_key=row.object_key,
         segment_no=row.segment_no,

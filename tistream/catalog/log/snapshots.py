@@ -1,13 +1,13 @@
-"""Snapshots of tasks, and what follows from them: which batch files nobody needs any more.
+"""Snapshots of task state, and the batch files that no snapshot needs.
 
-The snapshot pointer, the positions and the set of objects that the snapshot refers to switch together or not at all:
-state = snapshot + replay from its positions. For each (store, incarnation) of a task `seq` never falls, `closed` is
-final; those below the lowest incarnation of a store that is named have ended (`tistream.model.positions`).
+The snapshot pointer, the positions and the set of referenced objects switch together or not at all: state = snapshot +
+replay from its positions. For each (store, incarnation) of a task `seq` never falls and `closed` is final; incarnations
+below the lowest one listed for a store are closed (`tistream.model.positions`).
 
-A snapshot refers to the object that the pointer names and to those in which its rows lie, from this save or from
-earlier ones. What the snapshot before referred to may be kept, nothing else: an object that was let go may be gone.
+A snapshot refers to the object of its pointer and to those that hold its rows, from this save or earlier ones. It may
+keep objects of the previous snapshot only: a released object may be gone.
 
-`durable_floor` reads these positions and nothing else. What a sorter says it has received does not count.
+`durable_floor` reads these positions only, not what a sorter reports as received.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from tistream.model.positions import Positions, is_behind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSnapshot:
-    """A snapshot that is to become a task's state: see `switch_snapshot`."""
+    """The next state of a task: see `switch_snapshot`."""
 
     key: str
     n: int
-    objects: Mapping[str, int]  #: new ones -> bytes, that of the key among them
-    keeps: frozenset[str]  #: those of the snapshot before to which it refers too
-    positions: Positions  #: all of the task's
-    seen_n: int | None = None  #: of the one before, as the caller knows it; None: any lower one
+    objects: Mapping[str, int]  #: new ones -> bytes, including `key`
+    keeps: frozenset[str]  #: objects of the previous snapshot that it also refers to
+    positions: Positions  #: all positions of the task
+    seen_n: int | None = None  #: number of the previous one, as the caller knows it; None: any lower one
 
 
-ALL_CONSUMED = INT_MAX  #: the floor of an incarnation that every task holds as closed: all of its files may go
+ALL_CONSUMED = INT_MAX  #: the floor of an incarnation that every task has closed: all its files may be deleted
 
 
 _p = positions_table.c
@@ -66,7 +66,7 @@ _TENANT = select(tasks.c.cluster_id, tasks.c.tenant_id).where(tasks.c.task_id ==
 
 
 def positions(catalog: Catalog, task_id: int) -> dict[int, dict[int, Position]]:
-    """store id -> incarnation -> what the task's durable snapshot has consumed."""
+    """store id -> incarnation -> position of the task's durable snapshot."""
     with catalog.reading() as conn:
         return _positions(conn, task_id)
 
@@ -85,12 +85,12 @@ def switch_snapshot(
 ) -> bool:
     """Make a new snapshot the task's state.
 
-    `objects` are the new ones with their sizes in bytes, that of the key among them; `keeps` are those of the snapshot
-    before to which this one refers too, all others are let go. `positions` are all of the task's, not only what moved.
-    False when the epoch is stale, a snapshot at or above `snapshot_n` is there, or the snapshot that is there is not
-    number `seen_n` or does not refer to all of `keeps`: it is not the one that the caller knows. Without that number a
-    task that was loaded again, and misses a switch that lands late, would go on from a state that is gone. Fenced when
-    a new key already has a row.
+    `objects` are the new ones with their sizes in bytes, including the key's; `keeps` are objects of the previous
+    snapshot that this one also refers to, all others are released. `positions` are all of the task's.
+
+    False when the epoch is stale, or the current snapshot has a number at or above `snapshot_n`, is not number
+    `seen_n`, or does not refer to all of `keeps`. Without `seen_n` a reloaded task that misses a late switch would
+    continue from a replaced state. Fenced when a new key already has a row.
     """
     wanted = NewSnapshot(
         key=snapshot_key,
@@ -116,7 +116,7 @@ def switch_in(conn: Connection, task_id: int, epoch: int, new: NewSnapshot) -> b
     pointer = {"snapshot_key": new.key, "snapshot_n": new.n}
     if conn.execute(_switching(), {**mine, **seen, **pointer}).rowcount != 1:
         return False
-    referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # behind the lock that the update has taken
+    referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # under the lock of the update
     if not referred.issuperset(new.keeps):
         return False
     _check_positions(task_id, _positions(conn, task_id), new.positions)
@@ -137,7 +137,7 @@ def switch_in(conn: Connection, task_id: int, epoch: int, new: NewSnapshot) -> b
 
 
 class _Another(Exception):
-    """The snapshot that is there is not the one that the caller knows: nothing happens."""
+    """The current snapshot is not the one that the caller knows: the transaction is rolled back."""
 
 
 @cache
@@ -151,11 +151,11 @@ def _switching() -> Update:
 
 
 def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
-    """For every incarnation that is not forgotten: the seq up to which every task has durably consumed it.
+    """Incarnation -> the seq up to which every task has durably consumed it.
 
-    A task without a position counts as 0, one that has ended the incarnation as everything. ALL_CONSUMED when all
-    have, 0 when the tenant has no tasks yet: its files wait. One statement, so a task that appears meanwhile is in it
-    or finds nothing reclaimed beyond its inherited positions.
+    A task without a position counts as 0, one that has closed the incarnation as ALL_CONSUMED; 0 when the tenant has
+    no tasks yet. One statement: a new task is either counted or finds nothing reclaimed beyond its inherited
+    positions.
     """
     with catalog.reading() as conn:
         found = conn.execute(_floors(), {**tenant_ids(tenant), "asked_store": store_id})

@@ -1,10 +1,10 @@
-"""Answers kept for requests that are sent again: what an Idempotency-Key stands for.
+"""Stored answers of requests with an Idempotency-Key.
 
-    begin_answer --None: do it--> keep_answer (it went well) | drop_answer (it did not: the next one may try)
-                 '--a row: it was done, is being done, or was another request
+    begin_answer --None: execute it--> keep_answer (success) | drop_answer (failure: a retry executes it again)
+                 '--a row: done, in flight, or another request
 
-`attempt` names one try. Who is silent for longer than IN_FLIGHT_MS is taken to be dead and its place is taken; it then
-keeps nothing, because the row holds another attempt.
+`attempt` identifies one try. An attempt older than IN_FLIGHT_MS counts as dead and is replaced; it can then store
+nothing, because the row has another attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROW = _a.asked_hash == bindparam("asked")
 _MINE = (_ROW, _a.attempt == bindparam("my_attempt"))
 _ENDED = or_(_a.begun_ms < now_ms() - KEPT_MS, and_(_a.status == 0, _a.begun_ms < now_ms() - IN_FLIGHT_MS))
 _SWEEP = kept_answers.delete().where(_a.begun_ms < now_ms() - KEPT_MS)
-_LET_GO = kept_answers.delete().where(_ROW, _ENDED)
+_DROP_ENDED = kept_answers.delete().where(_ROW, _ENDED)
 _FIND = select(kept_answers).where(_ROW)
 _KEEP = (
     kept_answers.update()
@@ -36,18 +36,18 @@ _DROP = kept_answers.delete().where(*_MINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptAnswer:
-    """What is known of a request."""
+    """The recorded state of a request."""
 
     request_hash: str
-    status: int  #: of the answer; 0 = it is being worked on
+    status: int  #: of the answer; 0 = in flight
     media_type: str
     body: bytes
 
 
 def begin_answer(catalog: Catalog, asked: str, request_hash: str, attempt: str) -> KeptAnswer | None:
-    """None: the request is new, and `attempt` has it. Else what is known of it; of callers that race one gets None."""
+    """None: the request is new and belongs to `attempt`. Else its recorded state. Of racing callers one gets None."""
     with catalog.transaction() as conn:
-        conn.execute(_LET_GO, {"asked": asked})
+        conn.execute(_DROP_ENDED, {"asked": asked})
         ensure_row(
             conn,
             kept_answers,
@@ -69,13 +69,13 @@ def begin_answer(catalog: Catalog, asked: str, request_hash: str, attempt: str) 
 
 
 def keep_answer(catalog: Catalog, asked: str, attempt: str, *, status: int, media_type: str, body: bytes) -> None:
-    """The request was answered like this. Nothing happens when another attempt has its place."""
+    """Store the answer. No effect when another attempt has replaced this one."""
     values = {"new_status": status, "new_media_type": media_type, "new_body": body}
     with catalog.transaction() as conn:
         conn.execute(_KEEP, {"asked": asked, "my_attempt": attempt, **values})
 
 
 def drop_answer(catalog: Catalog, asked: str, attempt: str) -> None:
-    """The request failed: whoever sends it again has it done."""
+    """Forget a failed request, so that a retry executes it."""
     with catalog.transaction() as conn:
         conn.execute(_DROP, {"asked": asked, "my_attempt": attempt})

@@ -1,13 +1,13 @@
-"""Changefeeds: consumers that registered, and how far each has come.
+"""Changefeeds: registered consumers and their checkpoints.
 
     normal <--pause, resume--> stopped
        |
        +-- its checkpoint reaches its target --> finished
 
-A checkpoint says that the consumer has everything at or below it; it never falls. While a changefeed is normal or
-stopped the tenant's log above its checkpoint is kept, however old: `add_changefeed` locks the tenant's row, which
-`raise_floor` (see `retention`) locks as well, so a changefeed begins where the log still is, or is refused. TiCDC's
-further states speak of errors of a pusher to some sink, which nobody here sees.
+A checkpoint means that the consumer has everything at or below it; it never falls. While a changefeed is normal or
+stopped, the tenant's log above its checkpoint is kept, however old. `add_changefeed` locks the tenant's row, as
+`raise_floor` does (see `retention`): a changefeed starts where the log still exists, or is refused. TiCDC's other
+states describe errors of its sinks, which do not exist here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tistream.ids import Tenant
 
 
 class FeedState(StrEnum):
-    """TiCDC's words."""
+    """States of a changefeed, named as in TiCDC."""
 
     NORMAL = "normal"
     STOPPED = "stopped"
@@ -44,11 +44,11 @@ class ChangefeedRow:
     changefeed_id: str
     state: FeedState
     start_ts: int
-    checkpoint_ts: int  #: it has everything at or below
-    target_ts: int  #: where it ends; 0 = nowhere
-    tables: str  #: which tables it reads, in its own words
+    checkpoint_ts: int  #: the consumer has everything at or below
+    target_ts: int  #: where it ends; 0 = never
+    tables: str  #: the tables it reads, as the consumer wrote them
     created_ms: int
-    seen_ms: int  #: when it was last heard of, by the database's clock
+    seen_ms: int  #: of its last request, by the database's clock
 
 
 _f = changefeeds.c
@@ -82,8 +82,8 @@ def add_changefeed(
     target_ts: int = 0,
     tables: str = "",
 ) -> bool:
-    """Register a consumer that has everything at or below `start_ts` (None: at or below the start of the log). False
-    when it is registered: then nothing changes. TsExpired when the log does not reach back so far."""
+    """Register a consumer that has everything at or below `start_ts` (None: the start of the log). False when it is
+    already registered alike, InvalidInput with other settings, TsExpired when the log begins later."""
     asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
         earliest = max(lock_tenant(conn, tenant))
@@ -98,7 +98,7 @@ def add_changefeed(
         if start < earliest:
             raise TsExpired(f"The log of this tenant begins at {earliest}.", earliest_ts=str(earliest))
         if target_ts and target_ts < start:
-            raise InvalidInput("A changefeed ends where it starts, or later.", start_ts=start, target_ts=target_ts)
+            raise InvalidInput("target_ts must not lie below start_ts.", start_ts=start, target_ts=target_ts)
         conn.execute(
             changefeeds.insert().values(created_ms=now_ms(), seen_ms=now_ms()),
             {
@@ -122,7 +122,7 @@ def list_changefeeds(catalog: Catalog, tenant: Tenant) -> list[ChangefeedRow]:
 
 
 def get_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> ChangefeedRow:
-    """One changefeed. NotFound when there is none of this id."""
+    """The changefeed with this id. NotFound when it does not exist."""
     with catalog.reading() as conn:
         row = conn.execute(_GET, {**tenant_ids(tenant), "asked_id": changefeed_id}).one_or_none()
     if row is None:
@@ -131,18 +131,18 @@ def get_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> Chan
 
 
 def move_checkpoint(catalog: Catalog, tenant: Tenant, changefeed_id: str, to_ts: int) -> ChangefeedRow:
-    """The consumer has everything at or below `to_ts`. Fenced when its checkpoint stands higher or it is finished,
-    TsOutOfRange when nobody can have read so far."""
+    """Advance the checkpoint to `to_ts`. Fenced when it is already higher or the changefeed is finished, TsOutOfRange
+    above the watermark."""
     asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
         edge = int(conn.execute(_EDGE, tenant_ids(tenant)).scalar() or 0)
         moved = to_ts <= edge and conn.execute(_MOVE, {**asked, "to_ts": to_ts}).rowcount == 1
     row = get_changefeed(catalog, tenant, changefeed_id)
     if to_ts > edge:
-        raise TsOutOfRange(f"{to_ts} is not served yet: the watermark stands at {edge}.", latest_ts=str(edge))
+        raise TsOutOfRange(f"{to_ts} lies above the watermark {edge}.", latest_ts=str(edge))
     if not moved:
         raise Fenced(
-            f"The checkpoint of {changefeed_id} stands at {row.checkpoint_ts} ({row.state}): it never falls.",
+            f"The checkpoint of {changefeed_id} is {row.checkpoint_ts} ({row.state}) and cannot move back.",
             checkpoint_ts=str(row.checkpoint_ts),
             state=row.state,
         )
@@ -161,7 +161,7 @@ def switch_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str, to: 
 
 
 def remove_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> bool:
-    """Forget the consumer: it holds nothing any more. False when there was none."""
+    """Delete the changefeed, which releases its log. False when it does not exist."""
     with catalog.transaction() as conn:
         return conn.execute(_REMOVE, {**tenant_ids(tenant), "asked_id": changefeed_id}).rowcount == 1
 

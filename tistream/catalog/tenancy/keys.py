@@ -1,13 +1,12 @@
-"""API keys as the catalog holds them: the hash of a secret, what the key is for, and how long it counts.
+"""API keys in the catalog: the hash of the secret, role, tenant and expiry.
 
     living --rotate_key--> living until the overlap ends, with a successor
        |----- time ------> expired
        '---revoke_key----> revoked
 
-A key never comes back to life, and none is ever deleted: `made_by` and `replaced_by` stay readable. All ages are by the
-database's clock; a row carries the time at which it was read, so that a reader with a cache of its own can tell when
-the key ends without asking again. Roles are plain words here: what they allow is decided elsewhere. Secrets never get
-here.
+A dead key never becomes valid again, and none is deleted: `made_by` and `replaced_by` stay readable. Times are by the
+database's clock; a row carries its read time, so that a cache can tell when the key expires. Roles are opaque here.
+Secrets never reach this module.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from tistream.catalog.database.tables import api_keys, next_numbers, now_ms, of_
 from tistream.errors import Fenced, NotFound, invariant
 from tistream.ids import Tenant
 
-PUSHER = "pusher"  #: the role of a tenant's pushers: it ends with the tenant
-USED_EVERY_MS = 60_000  #: the last use of a key is written at most so often
+PUSHER = "pusher"  #: the role of a tenant's pushers; these keys end with the tenant
+USED_EVERY_MS = 60_000  #: the last use of a key is written at most this often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key to be made."""
+    """A key to create."""
 
     key_id: str
     secret_hash: str
     name: str
     role: str
     tenant: Tenant | None = None
-    ttl_ms: int = 0  #: 0 = it does not end by itself
-    made_by: str = ""  #: id of the key that asked for it; empty = the command line or a first start
+    ttl_ms: int = 0  #: 0 = no expiry
+    made_by: str = ""  #: id of the creating key; empty = the command line or the first start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRow:
-    """A key, dead or alive. Times are Unix milliseconds by the database's clock; 0 = never."""
+    """A key in any state. Times are Unix milliseconds by the database's clock; 0 = never."""
 
     key_id: str
     secret_hash: str
@@ -54,11 +53,11 @@ class KeyRow:
     expires_ms: int
     used_ms: int
     revoked_ms: int
-    read_ms: int  #: when this was read
+    read_ms: int  #: read time of this row
 
     @property
     def state(self) -> str:
-        """living, expired or revoked: when it was read."""
+        """living, expired or revoked, at read time."""
         if self.revoked_ms:
             return "revoked"
         return "expired" if 0 < self.expires_ms <= self.read_ms else "living"
@@ -94,16 +93,16 @@ _REPLACE = (
 
 
 def create_key(catalog: Catalog, new: NewKey) -> KeyRow:
-    """Make a key known."""
+    """Create a key."""
     with catalog.transaction() as conn:
         _insert(conn, new)
         return _one(conn, new.key_id)
 
 
 def create_first_key(catalog: Catalog, new: NewKey) -> bool:
-    """Make the first key of this catalog. False when it has, or had, any. Of callers that race one wins."""
+    """Create the first key of this catalog. False when it has, or had, any. Of racing callers one wins."""
     with catalog.transaction() as conn:
-        next_numbers(conn, "first key", 1)  # its row's lock: who comes second counts what the first one made
+        next_numbers(conn, "first key", 1)  # locks the row: a second caller counts the first one's key
         if conn.execute(_COUNT).scalar_one():
             return False
         _insert(conn, new)
@@ -111,20 +110,20 @@ def create_first_key(catalog: Catalog, new: NewKey) -> bool:
 
 
 def get_key(catalog: Catalog, key_id: str) -> KeyRow:
-    """The key, dead or alive."""
+    """The key in any state. NotFound when it does not exist."""
     with catalog.reading() as conn:
         return _one(conn, key_id)
 
 
 def list_keys(catalog: Catalog, tenant: Tenant | None = None) -> list[KeyRow]:
-    """All keys, or those bound to one tenant; the oldest first."""
+    """All keys, or those of one tenant, oldest first."""
     with catalog.reading() as conn:
         found = conn.execute(_ALL) if tenant is None else conn.execute(_OF_TENANT, tenant_ids(tenant))
         return [key_row(row) for row in found]
 
 
 def revoke_key(catalog: Catalog, key_id: str) -> bool:
-    """End a key now. False when it was revoked before; NotFound when there is none."""
+    """Revoke a key. False when it was revoked before; NotFound when it does not exist."""
     with catalog.transaction() as conn:
         if conn.execute(_REVOKE, {"asked_key": key_id}).rowcount == 1:
             return True
@@ -133,13 +132,13 @@ def revoke_key(catalog: Catalog, key_id: str) -> bool:
 
 
 def revoke_pusher_keys(conn: Connection, tenant: Tenant) -> int:
-    """End the keys of a tenant's pushers in the caller's transaction; how many."""
+    """Revoke the pusher keys of a tenant in the caller's transaction; the number revoked."""
     return conn.execute(_REVOKE_PUSHERS, tenant_ids(tenant)).rowcount
 
 
 def rotate_key(catalog: Catalog, key_id: str, new_id: str, new_hash: str, *, overlap_ms: int, made_by: str) -> KeyRow:
-    """Give a living key a successor with the same name, role, tenant and length of life; the old one counts for
-    `overlap_ms` more at most. Fenced when it has one already, or does not live: of callers that race one wins."""
+    """Create a successor with the same name, role, tenant and lifetime; the old key stays valid for at most
+    `overlap_ms`. Fenced when it already has a successor or is not valid. Of racing callers one wins."""
     with catalog.transaction() as conn:
         old = _one(conn, key_id)
         asked = {"asked_key": key_id, "successor": new_id, "overlap_ms": overlap_ms}
@@ -162,13 +161,13 @@ def rotate_key(catalog: Catalog, key_id: str, new_id: str, new_hash: str, *, ove
 
 
 def note_key_used(catalog: Catalog, key_id: str) -> None:
-    """The key was used now; written at most once in USED_EVERY_MS."""
+    """Record a use of the key, at most once in USED_EVERY_MS."""
     with catalog.transaction() as conn:
         conn.execute(_USED, {"asked_key": key_id})
 
 
 def key_row(row: Any) -> KeyRow:
-    """A row of `api_keys` with the time at which it was read."""
+    """Convert a row of `api_keys` with its read time."""
     return KeyRow(
         key_id=row.key_id,
         secret_hash=row.secret_hash,
@@ -188,12 +187,12 @@ def key_row(row: Any) -> KeyRow:
 def _one(conn: Connection, key_id: str) -> KeyRow:
     row = conn.execute(_ONE, {"asked_key": key_id}).one_or_none()
     if row is None:
-        raise NotFound(f"there is no key {key_id[:32]}", key_id=key_id[:32])
+        raise NotFound(f"key {key_id[:32]} not found", key_id=key_id[:32])
     return key_row(row)
 
 
 def _insert(conn: Connection, new: NewKey) -> None:
-    invariant(len(new.secret_hash) == 64, "what is stored of a secret is its SHA-256")
+    invariant(len(new.secret_hash) == 64, "a secret is stored as its SHA-256")
     tenant = new.tenant
     conn.execute(
         api_keys.insert().values(

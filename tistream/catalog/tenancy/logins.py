@@ -1,8 +1,8 @@
-"""Logins of the console: codes that open it once, and the sessions they become.
+"""Console logins: one-time codes, and the sessions that they become.
 
     open_login("code") --redeem_code, once--> "session" --end_session, or time--> gone
 
-A login stands for an API key and ends with it. Only hashes are held; what has expired is deleted by later logins.
+A login stands for an API key and ends with it. Only hashes are stored; later logins delete expired rows.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _FIND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
-    """A session that has not ended, and the key it stands for, dead or alive."""
+    """A live session and its key, which may be expired or revoked."""
 
     key: KeyRow
     ends_ms: int
 
 
 def open_code(catalog: Catalog, code_hash: str, key_id: str, ttl_ms: int) -> None:
-    """From now on, and for `ttl_ms`, the code can become a session, once."""
+    """Store a code that can become a session once within `ttl_ms`."""
     _open(catalog, code_hash, _CODE, key_id, ttl_ms)
 
 
@@ -49,7 +49,7 @@ def open_session(catalog: Catalog, token_hash: str, key_id: str, ttl_ms: int) ->
 
 
 def redeem_code(catalog: Catalog, code_hash: str, token_hash: str, ttl_ms: int) -> bool:
-    """Turn a code into a session. False when it was used, has expired or never was: of callers that race one wins."""
+    """Turn a code into a session. False when it is used, expired or unknown. Of racing callers one wins."""
     with catalog.transaction() as conn:
         conn.execute(_SWEEP)
         key_id = conn.execute(_KEY_OF_CODE, {"asked_hash": code_hash}).scalar_one_or_none()
@@ -60,7 +60,7 @@ def redeem_code(catalog: Catalog, code_hash: str, token_hash: str, ttl_ms: int) 
 
 
 def find_session(catalog: Catalog, token_hash: str) -> SessionRow | None:
-    """The session, unless it has ended."""
+    """The live session of this token, or None."""
     with catalog.reading() as conn:
         row = conn.execute(_FIND, {"asked_hash": token_hash}).one_or_none()
     return None if row is None else SessionRow(key=key_row(row), ends_ms=row.session_ends_ms)

@@ -1,4 +1,4 @@
-"""Tenants: who may push, and since when their log is complete.
+"""Tenants: registration, activation and state.
 
     AWAITING_SNAPSHOT --activate_tenant--> ACTIVE <--change_state--> PAUSED
     any of them --delete_tenant (see `deletion`)--> DELETING --finish_deletion--> DELETED
@@ -6,8 +6,8 @@
 A tenant that awaits its schema snapshot has no tasks, hence no frontier and no watermark; its batch files wait.
 Activation happens once: `start_ts`, the state and all tasks appear together.
 
-There is no way back from DELETING, and the row of a DELETED tenant stays for ever: it is the tombstone that whoever
-comes late meets. So its id is not used again, and no object key, cursor or API key ever means another tenant.
+DELETING is irreversible, and the row of a DELETED tenant stays as a tombstone for late writers. Ids are therefore never
+reused: no object key, cursor or API key ever refers to another tenant.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tistream.keyrange import KeyRange
 
 
 class TenantState(StrEnum):
-    """What is being done for a tenant."""
+    """The state of a tenant."""
 
     AWAITING_SNAPSHOT = "AWAITING_SNAPSHOT"
     ACTIVE = "ACTIVE"
@@ -63,9 +63,9 @@ class TenantRow:
     start_ts: int  #: the log is complete above this; 0 while awaiting the snapshot
     range: KeyRange
     created_ms: int  #: Unix milliseconds by the database's clock
-    reason: str  #: why it is in this state; empty when nothing needs saying
-    floor_ts: int = 0  #: what lies at or below it is not kept any more; 0 = nothing was given up yet
-    retention_s: int | None = None  #: seconds of the log that are kept; 0 = all; None = as the setting says
+    reason: str  #: why it is in this state; may be empty
+    floor_ts: int = 0  #: the log at or below it was deleted; 0 = none yet
+    retention_s: int | None = None  #: seconds of log to keep; 0 = all; None = the setting
 
     @property
     def earliest_ts(self) -> int:
@@ -81,9 +81,9 @@ class NewTask:
     range: KeyRange
 
 
-GIVEN_UP = (TenantState.DELETING, TenantState.DELETED)  #: nothing is taken in or read any more
+GIVEN_UP = (TenantState.DELETING, TenantState.DELETED)  #: no data is accepted or read
 
-_TOLD = {TenantState.ACTIVE: EventKind.TENANT_RESUMED, TenantState.PAUSED: EventKind.TENANT_PAUSED}
+_EVENT_OF = {TenantState.ACTIVE: EventKind.TENANT_RESUMED, TenantState.PAUSED: EventKind.TENANT_PAUSED}
 _ONE = select(tenants).where(of_asked_tenant(tenants))
 _ALL = select(tenants).order_by(tenants.c.cluster_id, tenants.c.tenant_id)
 _IN_STATE = _ALL.where(tenants.c.state == bindparam("asked_state"))
@@ -94,13 +94,13 @@ _LOCK = (
 
 
 def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyRange()) -> TenantRow:  # noqa: B008
-    """Make the tenant known. Registering again changes nothing and returns the row that is there. StateForbids when it
-    is being deleted, or was."""
+    """Register the tenant; idempotent, returns the existing row. StateForbids when the tenant is deleted."""
     for name, value in (("cluster_id", tenant.cluster_id), ("tenant_id", tenant.tenant_id)):
         if not 0 <= value <= INT_MAX:
             raise InvalidInput(f"{name} must lie in 0..2**63-1", value=value)
     with catalog.transaction() as conn:
-        is_new = conn.execute(_ONE, tenant_ids(tenant)).one_or_none() is None  # two at once may both tell the event
+        # Two racing callers may both record the event.
+        is_new = conn.execute(_ONE, tenant_ids(tenant)).one_or_none() is None
         ensure_row(
             conn,
             tenants,
@@ -115,14 +115,14 @@ def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyR
         )
         row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
         if row.state in GIVEN_UP:
-            raise StateForbids(f"Tenant {tenant} was deleted: its id is not used again.", state=row.state)
+            raise StateForbids(f"Tenant {tenant} was deleted: its id cannot be reused.", state=row.state)
         if is_new:
             record_event(conn, EventKind.TENANT_REGISTERED, tenant, tenant=tenant)
         return row
 
 
 def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
-    """The tenant's row; NotFound says how to register. TenantDeleted when it is being deleted, or was."""
+    """The tenant. NotFound with a hint how to register; TenantDeleted when it is deleted."""
     row = look_up_tenant(catalog, tenant)
     if row.state in GIVEN_UP:
         raise given_up(tenant)
@@ -130,7 +130,7 @@ def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
 
 
 def look_up_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
-    """The tenant's row whatever its state is; NotFound says how to register."""
+    """The tenant in any state. NotFound with a hint how to register."""
     with catalog.reading() as conn:
         row = conn.execute(_ONE, tenant_ids(tenant)).one_or_none()
     if row is None:
@@ -139,7 +139,7 @@ def look_up_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
 
 
 def given_up(tenant: Tenant) -> TenantDeleted:
-    """The error of whoever asks for a tenant that is being deleted, or was."""
+    """The error for a deleted tenant."""
     return TenantDeleted(f"Tenant {tenant} was deleted.", tenant=str(tenant))
 
 
@@ -177,7 +177,7 @@ def every_tenant(catalog: Catalog) -> list[TenantRow]:
 
 
 def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
-    """Start the tenant's log at `start_ts` with these tasks. False when it does not await its snapshot (any more)."""
+    """Start the tenant's log at `start_ts` with these tasks. False when it does not await its snapshot."""
     with catalog.transaction() as conn:
         switched = conn.execute(
             tenants.update()
@@ -215,26 +215,26 @@ def change_state(
     catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: TenantState, reason: str, actor: str = ""
 ) -> bool:
     """Move a tenant from the state the caller saw to another; False when it was no longer in that state."""
-    if not {seen, to} <= _TOLD.keys():
-        raise InvalidInput("a tenant is paused and resumed here; it begins and ends elsewhere", seen=seen, to=to)
+    if not {seen, to} <= _EVENT_OF.keys():
+        raise InvalidInput("only ACTIVE and PAUSED can be set", seen=seen, to=to)
     with catalog.transaction() as conn:
         moved = conn.execute(
             tenants.update().where(of_tenant(tenants, tenant), tenants.c.state == seen).values(state=to, reason=reason)
         )
         if moved.rowcount != 1:
             return False
-        record_event(conn, _TOLD[to], tenant, tenant=tenant, actor=actor, was=seen, reason=reason)
+        record_event(conn, _EVENT_OF[to], tenant, tenant=tenant, actor=actor, was=seen, reason=reason)
         return True
 
 
 def kept_s(row: TenantRow, default_hours: float) -> int:
-    """Seconds of the tenant's log that are kept; 0 = all of it."""
+    """Seconds of the tenant's log to keep; 0 = all."""
     return int(default_hours * 3600) if row.retention_s is None else row.retention_s
 
 
 def set_retention(catalog: Catalog, tenant: Tenant, retention_s: int | None) -> bool:
-    """Keep so many seconds of the tenant's log; 0 = all of it, None = as the setting says. False without such a
-    tenant. TenantDeleted when there was one."""
+    """Set the tenant's retention; 0 = all, None = the setting. False when the tenant does not exist; TenantDeleted when
+    it was deleted."""
     with catalog.transaction() as conn:
         try:
             lock_tenant(conn, tenant)

@@ -1,20 +1,19 @@
-"""The end of a tenant: a tombstone at once, the rest piece by piece.
+"""Deletes a tenant: a tombstone at once, its objects in steps.
 
-`delete_tenant` is one transaction, and the moment from which nothing of the tenant goes on:
+`delete_tenant` is one transaction that ends all work of the tenant:
 
     its row: the state that the caller saw -> DELETING
-    its tasks, with positions and what their snapshots refer to, are gone
-    its stores have no dispatcher, under a new epoch; its changefeeds and safe points are gone
+    its tasks, their positions and snapshot references are deleted
+    its stores have no dispatcher, under a new epoch; its changefeeds and safe points are deleted
     the keys of its pushers are revoked
 
-No guard of a flush, a snapshot, a split or a merge matches a task that is gone, whoever tries and however late; seeds,
-bases, changefeeds and safe points are added under a lock of the tenant's row (`lock_tenant`), which says that it is
-over. Stores and incarnations stay: a number that was issued once is not issued again.
+No guard of a later flush, snapshot, split or merge matches a deleted task; seeds, bases, changefeeds and safe points
+are added under a lock of the tenant's row (`lock_tenant`), which refuses them. Stores and incarnations stay, so no
+incarnation is issued twice.
 
-Then, as often as there is something: `retire_objects` takes objects out of sight (live -> superseded, under a swap
-number, so that a reader who listed them keeps them while his lease is live), the collector deletes them after its grace
-period, and `finish_deletion` says DELETED when no object is left. What appears later was on its way before the
-tombstone, or is a batch file of a pusher that does not know: it is retired and collected in the same way.
+Then `retire_objects` hides objects in batches (live -> superseded, under a swap number, so that read leases still
+protect them), the collector deletes them after its grace period, and `finish_deletion` sets DELETED when no object is
+left. Objects that appear later (uploads under way, batch files of an unaware pusher) are retired and collected too.
 """
 
 from __future__ import annotations
@@ -96,9 +95,9 @@ _FINISH = tenants.update().where(of_asked_tenant(tenants)).values(state=TenantSt
 
 
 def delete_tenant(catalog: Catalog, tenant: Tenant, *, seen: TenantState, reason: str = "", actor: str = "") -> bool:
-    """Give the tenant up, for good. False when it is not in the state that the caller saw any more."""
+    """Delete the tenant for good. False when its state is no longer the one that the caller saw."""
     if seen in GIVEN_UP:
-        raise StateForbids(f"Tenant {tenant} was deleted before.", state=seen)
+        raise StateForbids(f"Tenant {tenant} is already deleted.", state=seen)
     asked = tenant_ids(tenant)
     with catalog.transaction() as conn:
         if conn.execute(_TOMBSTONE, {**asked, "seen_state": seen, "new_reason": reason}).rowcount != 1:
@@ -108,16 +107,16 @@ def delete_tenant(catalog: Catalog, tenant: Tenant, *, seen: TenantState, reason
         for drop in _DROP_HOLDS:
             conn.execute(drop, asked)
         keys = revoke_pusher_keys(conn, tenant)
-        told = {"was": seen, "reason": reason, "tasks": ended, "keys_revoked": keys}
-        record_event(conn, EventKind.TENANT_DELETING, tenant, tenant=tenant, actor=actor, **told)
+        detail = {"was": seen, "reason": reason, "tasks": ended, "keys_revoked": keys}
+        record_event(conn, EventKind.TENANT_DELETING, tenant, tenant=tenant, actor=actor, **detail)
         return True
 
 
 def retire_objects(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS_AT_ONCE) -> int:
-    """Take at most `limit` objects of a tenant that was given up out of sight; how many there were."""
+    """Hide at most `limit` objects of a deleted tenant; the number hidden."""
     asked = tenant_ids(tenant)
     with catalog.transaction() as conn:
-        if conn.execute(_STATE, asked).scalar() not in GIVEN_UP:  # from which no tenant ever returns
+        if conn.execute(_STATE, asked).scalar() not in GIVEN_UP:  # no tenant leaves these states
             return 0
         keys = {"asked_keys": list(conn.execute(_LIVE, {**asked, "at_most": limit}).scalars())}
         if not keys["asked_keys"]:
@@ -130,7 +129,7 @@ def retire_objects(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS_AT_
 
 
 def finish_deletion(catalog: Catalog, tenant: Tenant) -> bool:
-    """Say that nothing is left of a tenant but its tombstone. False while an object is, or when it is not DELETING."""
+    """Mark a DELETING tenant as DELETED. False while it has an object, or in another state."""
     asked = tenant_ids(tenant)
     with catalog.transaction() as conn:
         if conn.execute(_LOCK, asked).scalar() != TenantState.DELETING:
@@ -145,7 +144,7 @@ def finish_deletion(catalog: Catalog, tenant: Tenant) -> bool:
 
 
 def _end_tasks(conn: Connection, tenant: Tenant) -> int:
-    """Take away all tasks; how many. Again until there is none: one whose split is under way is found as its parts."""
+    """Delete all tasks; the number deleted. Repeats, to find the parts of a task that is being split."""
     ended = 0
     while task_ids := list(conn.execute(_TASKS, tenant_ids(tenant)).scalars()):
         for drop in _OF_TASKS:

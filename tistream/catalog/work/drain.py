@@ -1,8 +1,8 @@
-"""A worker ends without a hole: it says that it drains, and waits until the owner has moved off what it holds.
+"""Graceful drain: a stopping worker waits until the leader has moved its work to others.
 
-It waits only while that can happen: an owner of assignment is alive, and another worker of its kind is up. It waits no
-longer than its `drain_timeout_s`. When it ends all the same, the next owner of its tasks replays from the last
-snapshot, as after a crash: draining saves time, never rows. While the catalog is away it goes on waiting, and working.
+It waits at most `drain_timeout_s`, and only while the leader is alive and another worker of its kind is up. Otherwise
+the next owners replay from the last snapshot, as after a crash: draining saves time, never rows. While the catalog is
+unavailable the worker keeps waiting and working.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.3
+CHECK_S = 0.3
 
 
 class Drainable(Protocol):
-    """A worker that owns things."""
+    """A worker that owns tasks or stores."""
 
     name: str
 
@@ -35,33 +35,33 @@ class Drainable(Protocol):
     def kind(self) -> WorkerKind: ...
 
     def begin_drain(self) -> None:
-        """Say that nothing more is wanted."""
+        """Announce that it accepts no more work."""
         ...
 
     def drained(self) -> bool:
-        """Whether the catalog gives it nothing any more."""
+        """Whether nothing is assigned to it any more."""
         ...
 
 
-def drain(catalog: Catalog, worker: Drainable, clock: Clock, timeout_s: float, hurry: threading.Event) -> bool:
-    """Wait until the worker holds nothing; False when it was given up: too late, nobody to take over, or `hurry`."""
+def drain(catalog: Catalog, worker: Drainable, clock: Clock, timeout_s: float, abort: threading.Event) -> bool:
+    """Wait until the worker owns nothing. False on timeout, on `abort`, or when no worker can take over."""
     until = clock.monotonic() + timeout_s
-    said = False
-    while not hurry.is_set() and clock.monotonic() < until:
+    announced = False
+    while not abort.is_set() and clock.monotonic() < until:
         try:
             if worker.drained():
                 return True
             if not can_take_over(catalog, worker):
-                log.info("nobody can take over what this worker holds", worker=worker.name)
+                log.info("drain skipped, no worker can take over", worker=worker.name)
                 return False
-            if not said:
+            if not announced:
                 worker.begin_drain()
                 log.info("draining", worker=worker.name, timeout_s=timeout_s)
-                said = True
+                announced = True
         except CatalogUnavailable as e:
-            log.warning("cannot see whether this worker is drained", worker=worker.name, error=str(e))
-        clock.wait(hurry, LOOK_S)
-    log.warning("not drained: the next owners replay", worker=worker.name, hurried=hurry.is_set())
+            log.warning("drain state unknown, catalog unavailable", worker=worker.name, error=str(e))
+        clock.wait(abort, CHECK_S)
+    log.warning("drain incomplete, the next owners replay", worker=worker.name, aborted=abort.is_set())
     return False
 
 

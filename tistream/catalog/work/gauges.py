@@ -1,8 +1,8 @@
-"""How the whole service stands, as the catalog has it: tenants, tasks, workers and the owner, as metrics.
+"""Metrics of the whole service from the catalog: tenants, tasks, stops, workers and the leader.
 
-The answers are aggregates, one statement each, made at most every CATALOG_LOOK_S however many ask; none of them grows
-with the number of tables, and the lag of tenants is asked for the TENANTS_SHOWN_MAX slowest only. While the catalog is
-away nothing is shown of it but that it is: an old figure would look like a good one.
+Each figure is one aggregate statement, made at most once in CATALOG_LOOK_S. None grows with the number of tables;
+lag is read for the TENANTS_SHOWN_MAX slowest tenants. While the catalog is unavailable only `tistream_catalog_up` 0
+is shown: stale figures would look like good ones.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class CatalogGauges:
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
         self._catalog, self._clock = catalog, clock
         self._lock = threading.Lock()
-        self._looked_s: float | None = None
-        self._found: list[Metric] = []
+        self._read_s: float | None = None
+        self._metrics: list[Metric] = []
 
     def __call__(self) -> list[Metric]:
         with self._lock:
             now_s = self._clock.monotonic()
-            if self._looked_s is None or now_s - self._looked_s >= metrics.CATALOG_LOOK_S:
-                self._found, self._looked_s = self._look(), now_s
-            return self._found
+            if self._read_s is None or now_s - self._read_s >= metrics.CATALOG_LOOK_S:
+                self._metrics, self._read_s = self._read(), now_s
+            return self._metrics
 
-    def _look(self) -> list[Metric]:
+    def _read(self) -> list[Metric]:
         try:
             states = {row.state: int(row.count) for row in self._rows(_TENANTS)}
             found = [*self._lags(states), *self._tasks(), self._stops(), self._workers(), *self._leader()]

@@ -1,14 +1,14 @@
-"""A tenant's tasks in the hands of a replay: taken from their sorters, and handed over further on.
+"""Hands a tenant's tasks to a replay, and commits its results.
 
-    take_tasks   owner and epoch of each task in one transaction: whatever its sorter still tries is refused hand_over
-    `durable_ts`, the log's objects and segments, the snapshot and its positions: of one task, all or nothing
+    take_tasks   owner and epoch of each task, in one transaction: later writes of its sorter are refused
+    hand_over    `durable_ts`, objects, segments, snapshot and positions of one task, all or nothing
 
-A replay is a worker with a life and a lease like a sorter. It needs no election: an assignment that was decided
-before the tasks were taken carries an epoch that is gone. When the replay has ended or its lease has run out, the
-tasks are assigned again as those of any worker, under new epochs, and a replay that goes on nevertheless is refused.
+A replay is a worker with an incarnation and a lease, like a sorter. It needs no election: assignments decided before
+the tasks were taken carry an old epoch. When the replay ends or its lease expires, the tasks are assigned again under
+new epochs, and a replay that still runs is refused.
 
-A transaction that took place only in part would be right as well (a flush without its snapshot is replayed), but a
-reader of the catalog could not tell whether the work is done.
+A partial hand-over (a flush without its snapshot) would be correct, since it is replayed, but a reader of the catalog
+could not tell whether the work is done.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tistream.ids import Tenant
 
 
 def take_tasks(catalog: Catalog, tenant: Tenant, worker_id: str, incarnation: int) -> list[TaskRow]:
-    """Make this life of a worker the owner of all tasks of the tenant that are not stopped; the tasks, by id.
+    """Make this incarnation of a worker the owner of the tenant's running tasks; the tasks, by id.
 
-    Fenced when a newer life of the worker has registered."""
+    Fenced when a newer incarnation has registered."""
     with catalog.transaction() as conn:
         newest = select(workers.c.incarnation).where(workers.c.worker_id == worker_id).with_for_update(read=True)
         if conn.execute(newest).scalar() != incarnation:
-            raise Fenced("another replay of this tenant has begun", worker_id=worker_id, incarnation=incarnation)
+            raise Fenced("another replay of this tenant has started", worker_id=worker_id, incarnation=incarnation)
         conn.execute(
             tasks.update()
             .where(of_tenant(tasks, tenant), tasks.c.error.is_(None))
@@ -46,10 +46,10 @@ def take_tasks(catalog: Catalog, tenant: Tenant, worker_id: str, incarnation: in
 def hand_over(
     catalog: Catalog, tenant: Tenant, *, objects: Mapping[str, int], advance: TaskAdvance, snapshot: NewSnapshot
 ) -> bool:
-    """Move a task on: its log as `commit_flush` does and its state as `switch_snapshot` does, in one transaction.
+    """Advance a task: `commit_flush` and `switch_snapshot` in one transaction.
 
-    An `advance` whose `new_durable_ts` is its `seen_durable_ts` moves the state alone. False, and nothing happened,
-    when either guard did not match. Fenced when an object was given up as an orphan meanwhile.
+    With `new_durable_ts == seen_durable_ts` only the state is switched. False, without effect, when a guard does not
+    match. Fenced when an object was collected as an orphan meanwhile.
     """
     with suppress(_Refused), catalog.transaction() as conn:
         if advance.new_durable_ts != advance.seen_durable_ts and not flush_in(conn, tenant, objects, [advance]):
@@ -61,4 +61,4 @@ def hand_over(
 
 
 class _Refused(Exception):
-    """The task is somebody else's: nothing happens."""
+    """Another worker owns the task: the transaction is rolled back."""

@@ -1,7 +1,7 @@
-"""Tasks a page at a time, and how many there are of what: for people who look at 100,000 of them.
+"""Pages and counts of tasks, for screens and lists of 100,000 of them.
 
-Pages go by a key that never changes (`task_id`, or where a range begins), so a page is one walk along an index however
-far it is from the first, and a task that is made or goes meanwhile moves no other one to another page.
+Pages continue after an immutable key (`task_id`, or the start of a range): a page costs one index range however far it
+is from the first, and a created or deleted task moves no other to another page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tistream.ids import Tenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCounts:
-    """How many tasks there are, and of which state."""
+    """The number of tasks by state."""
 
     total: int
     stopped: int
@@ -38,9 +38,9 @@ def page_tasks(
     owner: str | None = None,
     stopped: bool = False,
 ) -> list[TaskRow]:
-    """The next `limit` tasks by id, of a tenant, of a worker, or only those that have stopped."""
+    """The next `limit` tasks by id, optionally of one tenant, of one owner, or only stopped ones."""
     if owner is not None and not is_name(owner, WORKER_NAME_MAX):
-        return []  # no worker can be called so
+        return []  # not a valid worker name
     wanted: list[ColumnElement[bool]] = [tasks.c.task_id > after_id]
     if tenant is not None:
         wanted.append(of_tenant(tasks, tenant))
@@ -56,7 +56,7 @@ def page_tasks(
 def page_ranges(
     catalog: Catalog, tenant: Tenant, *, limit: int, after: tuple[bytes, int] | None = None
 ) -> list[TaskRow]:
-    """The next `limit` tasks of a tenant in key order; `after` is (start_key, task_id) of the last that was seen."""
+    """The next `limit` tasks of a tenant in key order; `after` is (start_key, task_id) of the last one seen."""
     wanted = [of_tenant(tasks, tenant)]
     if after is not None:
         key, task_id = after
@@ -68,8 +68,7 @@ def page_ranges(
 
 
 def neighbours(catalog: Catalog, row: TaskRow) -> list[TaskRow]:
-    """The data tasks, at most two, with which a data task may be merged: those whose range ends where its begins, or
-    begins where its ends; in key order. None of them has stopped."""
+    """The running data tasks (at most two, in key order) with which a data task may be merged: those that adjoin it."""
     if row.kind is not TaskKind.DATA or row.error is not None:
         return []
     edges = []
@@ -88,7 +87,7 @@ def neighbours(catalog: Catalog, row: TaskRow) -> list[TaskRow]:
 
 
 def count_tasks(catalog: Catalog, tenant: Tenant | None = None) -> TaskCounts:
-    """How many tasks a tenant has, or all have."""
+    """Count the tasks of a tenant, or of all."""
     query = select(
         func.count(),
         func.count(case((tasks.c.error.is_not(None), 1))),
@@ -102,7 +101,7 @@ def count_tasks(catalog: Catalog, tenant: Tenant | None = None) -> TaskCounts:
 
 
 def tasks_per_owner(catalog: Catalog) -> Mapping[str, int]:
-    """Worker id -> how many tasks it owns."""
+    """Worker id -> number of tasks that it owns."""
     with catalog.reading() as conn:
         found = conn.execute(
             select(tasks.c.owner, func.count()).where(tasks.c.owner.is_not(None)).group_by(tasks.c.owner)
@@ -111,7 +110,7 @@ def tasks_per_owner(catalog: Catalog) -> Mapping[str, int]:
 
 
 def stores_per_dispatcher(catalog: Catalog) -> Mapping[str, int]:
-    """Worker id -> how many stores it dispatches."""
+    """Worker id -> number of stores that it dispatches."""
     mine = stores.c.dispatcher
     with catalog.reading() as conn:
         found = conn.execute(select(mine, func.count()).where(mine.is_not(None)).group_by(mine))
@@ -119,7 +118,7 @@ def stores_per_dispatcher(catalog: Catalog) -> Mapping[str, int]:
 
 
 def tasks_by_id(catalog: Catalog, task_ids: Collection[int]) -> list[TaskRow]:
-    """The tasks of these ids that there are, ordered by id."""
+    """The existing tasks among these ids, ordered by id."""
     with catalog.reading() as conn:
         found = conn.execute(select(tasks).where(tasks.c.task_id.in_(task_ids)).order_by(tasks.c.task_id))
         return [task_row(row) for row in found]
@@ -128,7 +127,7 @@ def tasks_by_id(catalog: Catalog, task_ids: Collection[int]) -> list[TaskRow]:
 def idle_tasks(
     catalog: Catalog, *, limit: int, tenant: Tenant | None = None, resting: Collection[TenantState] = ()
 ) -> list[TaskRow]:
-    """Up to `limit` tasks by id that have stopped, or have no owner and a tenant whose state is none of `resting`."""
+    """Up to `limit` tasks by id that are stopped, or have no owner and a tenant in none of the `resting` states."""
     rests = exists().where(
         tenants.c.cluster_id == tasks.c.cluster_id,
         tenants.c.tenant_id == tasks.c.tenant_id,

@@ -1,11 +1,11 @@
-"""What workers say about themselves with a heartbeat: load, and what their watermarks wait for.
+"""Load reports that workers send with a heartbeat, including what stalled watermarks wait for.
 
-A report is a claim about the recent past for balancing and for people. Nothing about correctness rests on it: an owner
-that read an old one moves the wrong task, and loses nothing. Rates are averages over RATE_WINDOW_S. Stored as JSON in
-the worker's row, replaced by each heartbeat that carries one, and bounded: REPORT_BYTES_MAX.
+Reports serve balancing and operators; correctness does not depend on them: a leader with an old report moves the wrong
+task and loses nothing. Rates are averages over RATE_WINDOW_S. A report is JSON in the worker's row, at most
+REPORT_BYTES_MAX, replaced by each heartbeat that carries one.
 
-Workers of two versions run side by side during an upgrade. A reader ignores fields that it does not know and gives
-fields that are missing their default; a task or a store is named in every version.
+Workers of two versions run side by side during an upgrade: a reader ignores unknown fields and uses defaults for
+missing ones. Every version names the task or store.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tistream.ids import Tenant
 
 RATE_WINDOW_S = 10.0
 REPORT_BYTES_MAX = 1 << 20
-STUCK_MAX = 5  #: reasons told per task
+STUCK_MAX = 5  #: reasons reported per task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckReport:
-    """Why part of a task's range does not go on."""
+    """Why part of a task's range is stalled."""
 
     start_key: bytes
     end_key: bytes  #: empty = plus infinity
-    watermark: int | None  #: None: a hole, nobody has spoken of it yet
+    watermark: int | None  #: None: a watermark gap, no store has reported it yet
     region_id: int = 0
     version: int = 0
     store_id: int = 0
-    file: str = ""  #: "incarnation/seq" of the newest file of that store; empty when none spoke of the range
-    start_ts: int = 0  #: of the transaction whose lock on `start_key` is undecided; 0 = it is no lock
+    file: str = ""  #: "incarnation/seq" of the newest file of that store; empty when none covers the range
+    start_ts: int = 0  #: of the transaction whose lock on `start_key` is undecided; 0 = no lock
     reason: str = ""
 
 
@@ -51,8 +51,8 @@ class TaskReport:
     open_rows: int = 0
     held_bytes: int = 0
     watermark: int | None = None
-    split_key: bytes | None = None  #: a key inside the range that has about half of the traffic on either side
-    standing_s: float = 0.0  #: how long the watermark has stood where it is
+    split_key: bytes | None = None  #: a key inside the range with about half of the traffic on either side
+    standing_s: float = 0.0  #: how long the watermark has been stalled
     stuck: tuple[StuckReport, ...] = ()
 
 
@@ -63,7 +63,7 @@ class StoreReport:
     tenant: Tenant
     store_id: int
     incarnation: int = 0
-    seq: int = 0  #: the newest file that was read
+    seq: int = 0  #: the newest file read
     bytes_per_s: float = 0.0
     files_per_s: float = 0.0
     silent_s: float = 0.0  #: since the newest file was read
@@ -81,7 +81,7 @@ class WorkerReport:
 
 
 def encode_report(report: WorkerReport) -> str:
-    """As JSON. What does not fit is left out from the end of the longest list: reports are for orientation."""
+    """Encode as JSON, shortening the longest list until it fits REPORT_BYTES_MAX."""
     tasks, stores = list(report.tasks), list(report.stores)
     while True:
         text = orjson.dumps(
@@ -102,8 +102,7 @@ def encode_report(report: WorkerReport) -> str:
 
 
 def decode_report(text: str) -> WorkerReport:
-    """A report read back. Fields that this version does not know are left out: a newer neighbour may send them.
-    CorruptObject when a field that this version knows holds something else than it should."""
+    """Decode a report, ignoring unknown fields of newer versions. CorruptObject when a known field is invalid."""
     try:
         tree = orjson.loads(text or "{}")
         return WorkerReport(

@@ -1,20 +1,19 @@
-"""Tasks that are split and merged: their rows are replaced, each time in one transaction.
+"""Splits and merges tasks: replaces their rows in one transaction.
 
-    split_task      [a, z)            ->  [a, key), [key, z)     at any time, by anybody who knows the newest epoch
+    split_task      [a, z)            ->  [a, key), [key, z)     at any time, by any caller that knows the newest epoch
     request_merge   two neighbours of one owner, each names the other
-    merge_tasks     [a, m), [m, z)    ->  [a, z)                 by that owner, once both are at one place
+    merge_tasks     [a, m), [m, z)    ->  [a, z)                 by that owner, once both are aligned
 
-The tasks that come have new ids, and those that go are gone with their epochs: no guard of a flush, a snapshot or a
-hand-over of theirs matches any more, whoever tries and however late. Where a reader looks nothing changes: for each
-key `durable_ts`, `start_ts` and what its batch files are held by are the same before and after, and segments carry
-key ranges.
+New tasks have new ids, and the old rows are deleted with their epochs: no later guard of a flush, snapshot or hand-over
+matches them. Readers see no change: each key has the same `durable_ts`, `start_ts` and protected batch files before and
+after, and segments carry key ranges.
 
-- A part takes over `durable_ts`, `start_ts`, `resubscribe_id`, error, owner, snapshot and positions. It loads of the
-  snapshot what lies in its range; both refer to the objects. Positions are those of the snapshot, so the batch files
-  that it has to read again are still there, and from the first moment it holds them.
-- A merged task has the one `durable_ts` of both, and one state that its owner has put together. It is as far in the
-  files as that state says, which is at or behind what the halves' own snapshots had read.
-- What a replay holds is left alone, and so are DDL tasks.
+- A part inherits `durable_ts`, `start_ts`, `resubscribe_id`, error, owner, snapshot and positions. It loads its range
+  from the snapshot; both parts refer to the objects. Positions are those of the snapshot, so the batch files that a
+  part reads again still exist, and the part protects them from the first moment.
+- A merged task has the common `durable_ts`, and a state that its owner has merged. Its positions are at or behind those
+  of the halves' snapshots.
+- Tasks held by a replay and DDL tasks are never split or merged.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from tistream.model.positions import Positions, is_behind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half:
-    """A task that is to be merged, as its owner knows it."""
+    """A task to be merged, as its owner knows it."""
 
     task_id: int
     epoch: int
     durable_ts: int
-    snapshot_n: int  #: of the newest snapshot that the owner switched to, or found
+    snapshot_n: int  #: of the newest snapshot that the owner has switched to or loaded
 
 
 _p, _r, _t = positions_table.c, snapshot_objects.c, tasks.c
@@ -60,7 +59,7 @@ _POSITIONS = select(_p.store_id, _p.incarnation, _p.seq, _p.closed).where(_p.tas
 _REFERS = select(_r.object_key).where(_r.task_id == bindparam("asked_task")).order_by(_r.object_key)
 _DROP_TASK = tasks.delete().where(_t.task_id == bindparam("asked_task"))
 _DROP_POSITIONS = positions_table.delete().where(_p.task_id == bindparam("asked_task"))
-_UNASK = (
+_WITHDRAW = (
     tasks.update()
     .where(_t.task_id == bindparam("asked_task"), _t.merge_with == bindparam("asked_other"))
     .values(merge_with=None)
@@ -72,18 +71,21 @@ _GIVE = tasks.update().where(_t.task_id == bindparam("asked_task"))
 def split_task(
     catalog: Catalog, task_id: int, key: bytes, *, seen_epoch: int, leader_epoch: int | None = None, actor: str = ""
 ) -> tuple[int, int] | None:
-    """Put two tasks in the place of one: what lies below the key, and the rest. Their ids, in key order.
+    """Replace a task by two, below `key` and from `key` on; their ids, in key order.
 
-    None when the caller lost: the task was assigned since `seen_epoch`, a replay holds it, or `leader_epoch` is not the
-    elected owner's any more (None: a person decides, without an election). NotFound when there is no such task,
-    InvalidInput when the key does not lie inside its range, or is where it begins, or it is a DDL task.
+    None when the caller lost: the task was reassigned since `seen_epoch`, a replay holds it, or `leader_epoch` is not
+    the leader's (None: an operator's request, no election). NotFound when the task does not exist; InvalidInput when
+    the key is not inside its range, or is its start, or it is a DDL task.
     """
     with suppress(_Lost), catalog.transaction() as conn:
         _check_election(conn, leader_epoch)
         (row,) = _locked(conn, task_id)
         if key not in row.range or key == row.range.start:
             raise InvalidInput(
-                "a task is split inside of its range", task_id=task_id, key=key.hex(), range=str(row.range)
+                "split key must lie inside the task's range, above its start",
+                task_id=task_id,
+                key=key.hex(),
+                range=str(row.range),
             )
         _check_kind(row)
         if row.epoch != seen_epoch:
@@ -96,7 +98,7 @@ def split_task(
         positions, refers = _positions(conn, task_id), _refers(conn, task_id)
         for part in (low, high):
             _add_state(conn, part, positions, refers)
-        _unask(conn, row)
+        _withdraw(conn, row)
         _drop(conn, task_id, refers)
         at = {"key": key.hex(), "parts": [low, high]}
         record_event(conn, EventKind.TASK_SPLIT, task_id, tenant=row.tenant, actor=actor, **at)
@@ -113,13 +115,14 @@ def request_merge(
     leader_epoch: int | None = None,
     actor: str = "",
 ) -> bool:
-    """Have two neighbours merged by the owner of the left one (of the right one, when that has none), who is given
-    both; it does so when it has brought them to one place. Until then each row names the other in `merge_with`.
-    Repeating it changes nothing but the owner, if the two have been given to different ones meanwhile. The `actor` who
-    asks for it is told of in an event.
+    """Ask the owner of the left task (of the right one, when the left has none) to merge two neighbours.
 
-    False when the caller lost: see `split_task`. NotFound, InvalidInput when they are not neighbours of one tenant and
-    kind with one `start_ts`, or one of them is a DDL task or stopped.
+    That worker becomes the owner of both and merges them when they are aligned. Until then each row names the other in
+    `merge_with`. Repeating the request is harmless; it reunites tasks that were assigned apart. An event records the
+    `actor`.
+
+    False when the caller lost: see `split_task`. NotFound; InvalidInput unless both are running data tasks of one
+    tenant that adjoin and have one `start_ts`.
     """
     with suppress(_Lost), catalog.transaction() as conn:
         _check_election(conn, leader_epoch)
@@ -131,7 +134,7 @@ def request_merge(
         owner = left.owner or right.owner
         for row, other in ((left, right_id), (right, left_id)):
             if row.merge_with != other:
-                _unask(conn, row)
+                _withdraw(conn, row)
             moved = {} if row.owner == owner else {"owner": owner, "epoch": row.epoch + 1}
             conn.execute(_GIVE, {"asked_task": row.task_id, "merge_with": other, **moved})
         if actor:
@@ -142,33 +145,31 @@ def request_merge(
 
 
 def cancel_merge(catalog: Catalog, task_id: int, *, seen_epoch: int, leader_epoch: int | None = None) -> bool:
-    """Forget that the task is to be merged, in its row and its neighbour's. False when the caller lost: the task was
-    assigned since `seen_epoch`, or `leader_epoch` is not the leader's (None: a person decides). NotFound
-    when there is no such task."""
+    """Withdraw a merge request from both rows. False when the caller lost: see `split_task`. NotFound when the task
+    does not exist."""
     with suppress(_Lost), catalog.transaction() as conn:
         _check_election(conn, leader_epoch)
         (row,) = _locked(conn, task_id)
         if row.epoch != seen_epoch:
             raise _Lost
-        _unask(conn, row)
+        _withdraw(conn, row)
         conn.execute(_GIVE, {"asked_task": task_id, "merge_with": None})
         return True
     return False
 
 
 def merging_tenants(catalog: Catalog) -> frozenset[Tenant]:
-    """The tenants with tasks that are to be merged."""
+    """The tenants with requested merges."""
     with catalog.reading() as conn:
         return frozenset(tenant_of(row) for row in conn.execute(_MERGING))
 
 
 def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot) -> int | None:
-    """Put one task in the place of two; its id. `snapshot` is its state: `keeps` are objects to which the snapshots of
-    the two refer.
+    """Replace two tasks by one; its id. `snapshot` is its state; `snapshot.keeps` are objects of the halves' snapshots.
 
-    None, and nothing happened, when the owner lost: one of the two is at another epoch, `durable_ts` or snapshot than
-    it knows, is gone, is not to be merged with the other (any more), or does not refer to what the state would keep.
-    Fenced when a new key already has a row.
+    None, without effect, when the owner lost: a half has another epoch, `durable_ts` or snapshot than it knows, no
+    longer exists, is no longer to be merged with the other, or does not refer to an object in `keeps`. Fenced when a
+    new key already has a row.
     """
     invariant(left.durable_ts == right.durable_ts, "halves of one durable watermark are merged", left=left, right=right)
     with suppress(_Lost, NotFound), catalog.transaction() as conn:
@@ -205,7 +206,7 @@ def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot
 
 
 class _Lost(Exception):
-    """The tasks are somebody else's, or not what the caller knows: nothing happens."""
+    """The tasks are not as the caller knows them: the transaction is rolled back."""
 
 
 def _check_election(conn: Connection, leader_epoch: int | None) -> None:
@@ -214,32 +215,32 @@ def _check_election(conn: Connection, leader_epoch: int | None) -> None:
 
 
 def _locked(conn: Connection, *task_ids: int) -> list[TaskRow]:
-    """The rows, in this order. They are locked in the order of ids, as flushes do it, until the transaction ends."""
+    """The rows in the given order, locked until the transaction ends. Locks are taken by id, as flushes do."""
     found: dict[int, TaskRow] = {}
     for task_id in sorted(task_ids):
         asked = {"asked_task": task_id}
         conn.execute(_LOCK, asked)  # changes nothing
         row = conn.execute(_ROW, asked).first()
         if row is None:
-            raise NotFound(f"there is no task {task_id}", task_id=task_id)
+            raise NotFound(f"task {task_id} not found", task_id=task_id)
         found[task_id] = task_row(row)
     return [found[task_id] for task_id in task_ids]
 
 
 def _check_kind(row: TaskRow) -> None:
     if row.kind is not TaskKind.DATA:
-        raise InvalidInput("tasks of DDL stay as they are", task_id=row.task_id)
+        raise InvalidInput("DDL tasks are never split or merged", task_id=row.task_id)
 
 
 def _check_neighbours(left: TaskRow, right: TaskRow) -> None:
     for row in (left, right):
         _check_kind(row)
         if row.error is not None:
-            raise InvalidInput("a stopped task is not merged", task_id=row.task_id)
+            raise InvalidInput("a stopped task cannot be merged", task_id=row.task_id)
     touching = bool(left.range.end) and left.range.end == right.range.start
     if not touching or (left.tenant, left.start_ts) != (right.tenant, right.start_ts):
         raise InvalidInput(
-            "two tasks of a tenant are merged that lie side by side",
+            "only adjoining tasks of one tenant can be merged",
             left=f"task {left.task_id} {left.range}",
             right=f"task {right.task_id} {right.range}",
         )
@@ -254,7 +255,7 @@ def _check_replays(conn: Connection, *rows: TaskRow) -> None:
 def _check_positions(task_id: int, old: Positions, new: Positions) -> None:
     for store_id, was in old.items():
         now = new.get(store_id, {})
-        # a life that has ended counts as read, wherever either half saw its end: a late file may lie between
+        # a closed incarnation counts as read wherever either half saw its end: a late file may lie between
         invariant(
             is_behind(was, now) is None, "a position never falls", task_id=task_id, store_id=store_id, was=was, now=now
         )
@@ -283,8 +284,8 @@ def _add_task(conn: Connection, task_id: int, like: TaskRow, *, range_: KeyRange
 def _add_state(conn: Connection, task_id: int, positions: Positions, refers: frozenset[str]) -> None:
     rows = [
         {"task_id": task_id, "store_id": store_id, "incarnation": incarnation, "seq": p.seq, "closed": p.closed}
-        for store_id, lives in positions.items()
-        for incarnation, p in lives.items()
+        for store_id, incarnations in positions.items()
+        for incarnation, p in incarnations.items()
     ]
     if rows:
         conn.execute(positions_table.insert(), rows)
@@ -293,17 +294,17 @@ def _add_state(conn: Connection, task_id: int, positions: Positions, refers: fro
 
 
 def _drop(conn: Connection, task_id: int, refers: frozenset[str]) -> None:
-    """The task goes; what nobody refers to any more is replaced."""
+    """Delete the task, and supersede objects without a reference."""
     asked = {"asked_task": task_id}
     conn.execute(_DROP_POSITIONS, asked)
     release(conn, task_id, refers)
     conn.execute(_DROP_TASK, asked)
 
 
-def _unask(conn: Connection, row: TaskRow) -> None:
-    """The neighbour names this task no more."""
+def _withdraw(conn: Connection, row: TaskRow) -> None:
+    """Withdraw the merge request from the neighbour's row."""
     if row.merge_with is not None:
-        conn.execute(_UNASK, {"asked_task": row.merge_with, "asked_other": row.task_id})
+        conn.execute(_WITHDRAW, {"asked_task": row.merge_with, "asked_other": row.task_id})
 
 
 def _positions(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]:

@@ -1,12 +1,12 @@
-"""What an unexpected error has stopped, kept in the catalog so that every process and person sees it.
+"""Items that an unexpected error has stopped, recorded where all processes and operators see them.
 
 A row names the role that stopped ("activation", "collection"), the item (a tenant, a store or a job), the error and
-the object that it is about. (role, item) is the key: one process at a time works on an item in a role. The row goes
-away when the role succeeds, or gives the item up. Tasks keep their error in their own row (`tasks.stop_task`).
+the object that it is about. (role, item) is the key: one process at a time works on an item in a role. The row is
+deleted when the role succeeds or gives the item up. Tasks keep their error in their own row (`tasks.stop_task`).
 
-`RecordedStops` is the one writer: it brings the rows in line with a `Containment` after each round of a role. When the
-catalog is away, the next round does it. A row that nobody has tried for STALE_MS is of a role that is gone, and is
-forgotten (`forget_stale_stops`).
+`RecordedStops` is the only writer: it syncs the rows with a `Containment` after each round of a role, or after the next
+one when the catalog is unavailable. A row not tried for STALE_MS belongs to a role that no longer exists and is deleted
+(`forget_stale_stops`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tistream.ids import Tenant
 from tistream.runtime.containment import Containment, Item
 from tistream.runtime.service import Problem
 
-STALE_MS = 3_600_000  #: an item that is still stopped is tried, and its row written, at least every 10 minutes
-STOPS_MAX = 1000  #: that one listing shows
-_REWRITE_TRIES = 1.5  #: the row is written again when its tries have grown by this factor ...
-_REWRITE_S = 300.0  #: ... or so long after it was written last
+STALE_MS = 3_600_000  #: a stopped item is retried, and its row written, at least every 10 minutes
+STOPS_MAX = 1000  #: in one listing
+_REWRITE_TRIES = 1.5  #: the row is rewritten when its tries have grown by this factor ...
+_REWRITE_S = 300.0  #: ... or after this time
 _TEXT_MAX = 8000  #: a TEXT column holds 64 KiB of UTF-8
 _ITEM_MAX = 128
 
 
 class Scope(StrEnum):
-    """What has stopped."""
+    """What kind of item has stopped."""
 
     TENANT = "tenant"
     STORE = "store"
@@ -43,7 +43,7 @@ class Scope(StrEnum):
     TASK = "task"  #: in listings only: a task's error is in its own row
 
 
-STORED = (Scope.TENANT, Scope.STORE, Scope.JOB)  #: the scopes that rows have
+STORED = (Scope.TENANT, Scope.STORE, Scope.JOB)  #: the scopes stored in rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class StopRow:
     stop_id: int
     stopped: Stopped
     since_ms: int  #: Unix milliseconds by the database's clock
-    tried_ms: int  #: when its failure was recorded last
-    resumed: bool  #: an operator asked for another try, which has not been made yet
+    tried_ms: int  #: of the last recorded failure
+    resumed: bool  #: an operator requested a retry that has not happened yet
 
 
 _s = stops.c
@@ -81,8 +81,8 @@ _COUNTS = select(_s.scope, func.count().label("number")).group_by(_s.scope)
 
 
 def record_stop(catalog: Catalog, stopped: Stopped) -> None:
-    """Say that an item has stopped, or has failed again. A resume that was asked for is spent by it."""
-    told = {
+    """Record that an item has stopped or failed again. Clears a pending resume."""
+    failure = {
         "code": stopped.code[:32],
         "message": stopped.message[:_TEXT_MAX],
         "object": stopped.object[:_TEXT_MAX],
@@ -92,7 +92,7 @@ def record_stop(catalog: Catalog, stopped: Stopped) -> None:
     with catalog.transaction() as conn:
         row = conn.execute(_OF_ITEM, {"asked_role": stopped.role, "asked_item": stopped.item}).one_or_none()
         if row is not None:
-            conn.execute(stops.update().where(_s.stop_id == row.stop_id).values(tried_ms=now_ms(), **told))
+            conn.execute(stops.update().where(_s.stop_id == row.stop_id).values(tried_ms=now_ms(), **failure))
             return
         stop_id = next_numbers(conn, "stop", 1)[0]
         values = {
@@ -102,47 +102,47 @@ def record_stop(catalog: Catalog, stopped: Stopped) -> None:
             "scope": stopped.scope,
             "cluster_id": None if stopped.tenant is None else stopped.tenant.cluster_id,
             "tenant_id": None if stopped.tenant is None else stopped.tenant.tenant_id,
-            **told,
+            **failure,
         }
         conn.execute(stops.insert().values(since_ms=now_ms(), tried_ms=now_ms()), values)
-        _tell(conn, EventKind.ITEM_STOPPED, stopped, error=f"{stopped.code} {stopped.message}"[:1000])
+        _record(conn, EventKind.ITEM_STOPPED, stopped, error=f"{stopped.code} {stopped.message}"[:1000])
 
 
 def clear_stop(catalog: Catalog, role: str, item: str) -> bool:
-    """Say that an item works again or is gone; False when it had not stopped."""
+    """Record that an item works again or no longer exists; False when it had not stopped."""
     with catalog.transaction() as conn:
         row = conn.execute(_OF_ITEM, {"asked_role": role, "asked_item": item}).one_or_none()
         if row is None:
             return False
         conn.execute(stops.delete().where(_s.stop_id == row.stop_id))
-        _tell(conn, EventKind.ITEM_WORKS, _row(row).stopped)
+        _record(conn, EventKind.ITEM_WORKS, _row(row).stopped)
         return True
 
 
 def resume_stop(catalog: Catalog, stop_id: int, *, actor: str = "") -> bool:
-    """Ask the role to try the item now; False when it works already."""
+    """Ask the role to retry the item now; False when it works already."""
     with catalog.transaction() as conn:
         row = conn.execute(_ONE.with_for_update(), {"asked_stop": stop_id}).one_or_none()
         if row is None:
             return False
         conn.execute(stops.update().where(_s.stop_id == stop_id).values(resumed=True))
-        _tell(conn, EventKind.ITEM_RESUMED, _row(row).stopped, actor=actor)
+        _record(conn, EventKind.ITEM_RESUMED, _row(row).stopped, actor=actor)
         return True
 
 
 def get_stop(catalog: Catalog, stop_id: int) -> StopRow:
-    """A stop. NotFound when there is none (any more)."""
+    """The stop with this id. NotFound when it does not exist or was cleared."""
     with catalog.reading() as conn:
         row = conn.execute(_ONE, {"asked_stop": stop_id}).one_or_none()
     if row is None:
-        raise NotFound(f"There is no stop {stop_id}: what had stopped may work again.", stop_id=stop_id)
+        raise NotFound(f"Stop {stop_id} not found: the item may work again.", stop_id=stop_id)
     return _row(row)
 
 
 def list_stops(
     catalog: Catalog, tenant: Tenant | None = None, *, after: int = 0, limit: int = STOPS_MAX
 ) -> list[StopRow]:
-    """What has stopped, of one tenant or in all, by id."""
+    """The stopped items of one tenant, or of all, by id."""
     query = select(stops).where(_s.stop_id > after).order_by(_s.stop_id).limit(limit)
     if tenant is not None:
         query = query.where(of_tenant(stops, tenant))
@@ -151,25 +151,25 @@ def list_stops(
 
 
 def count_stops(catalog: Catalog) -> Mapping[str, int]:
-    """How many items have stopped, by scope."""
+    """The number of stopped items by scope."""
     with catalog.reading() as conn:
         return {row.scope: int(row.number) for row in conn.execute(_COUNTS)}
 
 
 def stops_of_role(catalog: Catalog, role: str) -> list[StopRow]:
-    """What a role had stopped when it ran last."""
+    """The recorded stops of a role."""
     with catalog.reading() as conn:
         return [_row(row) for row in conn.execute(_OF_ROLE, {"asked_role": role})]
 
 
 def resumed_items(catalog: Catalog, role: str) -> list[str]:
-    """The items of a role that an operator wants tried now."""
+    """The items of a role with a pending resume."""
     with catalog.reading() as conn:
         return list(conn.execute(_RESUMED, {"asked_role": role}).scalars())
 
 
 def forget_stale_stops(catalog: Catalog, *, older_ms: int = STALE_MS) -> int:
-    """Forget the stops that nobody has tried for so long; how many."""
+    """Delete stops that were not tried for `older_ms`; the number deleted."""
     with catalog.transaction() as conn:
         old = _s.tried_ms < now_ms() - literal_column(str(older_ms))
         return conn.execute(stops.delete().where(old)).rowcount
@@ -189,15 +189,15 @@ class RecordedStops(Generic[Item]):
         item_of: Callable[[StopRow], Item | None],
         seconds: Callable[[], float],
     ) -> None:
-        """`scope(item)` is what the row says of it and its name; `item_of` finds the item of a row that an earlier
-        process left, or None for one that is not this process's; `seconds` is a monotonic clock."""
+        """`scope(item)` gives scope, tenant and name; `item_of` finds the item of a row from an earlier process, or
+        None when it is not this process's; `seconds` is a monotonic clock."""
         self._catalog, self._role, self._contained = catalog, role, contained
         self._scope, self._item_of, self._seconds = scope, item_of, seconds
         self._known: dict[Item, tuple[Problem, int, float]] | None = None
-        self._resumed: set[Item] = set()  #: whose resumed try has not been recorded yet
+        self._resumed: set[Item] = set()  #: whose resumed retry is not recorded yet
 
     def load(self) -> None:
-        """Once, before the first round: show what had stopped when this role ran last."""
+        """Load the role's recorded stops, once, before the first round."""
         if self._known is not None:
             return
         known: dict[Item, tuple[Problem, int, float]] = {}
@@ -205,22 +205,22 @@ class RecordedStops(Generic[Item]):
             item = self._item_of(row)
             if item is None:
                 continue
-            told = row.stopped
-            facts = {"object": told.object} if told.object else {}
-            self._contained.remember(item, code=told.code, message=told.message, facts=facts, tries=told.tries)
+            was = row.stopped
+            facts = {"object": was.object} if was.object else {}
+            self._contained.remember(item, code=was.code, message=was.message, facts=facts, tries=was.tries)
             if (problem := self._contained.stopped().get(item)) is not None:
-                known[item] = problem, told.tries, self._seconds()
+                known[item] = problem, was.tries, self._seconds()
         self._known = known
 
     def sync(self) -> None:
-        """After a round: write what stopped, failed again or works again. Catalog errors pass; the next call goes on
-        from there."""
+        """After a round: record what stopped, failed again or works again. Raises catalog errors; the next call
+        continues."""
         self.load()
         known = self._known if self._known is not None else {}
         stopped = self._contained.stopped()
         for item, problem in stopped.items():
             tries = self._contained.tries(item)
-            if self._is_news(item, known.get(item), problem, tries):
+            if self._must_write(item, known.get(item), problem, tries):
                 record_stop(self._catalog, self._stopped(item, problem, tries))
                 known[item] = problem, tries, self._seconds()
                 self._resumed.discard(item)
@@ -230,8 +230,8 @@ class RecordedStops(Generic[Item]):
             self._resumed.discard(item)
 
     def take_resumed(self) -> bool:
-        """Let the items be tried at once that an operator resumed; whether there is one. Asks the catalog only while
-        something is stopped."""
+        """Retry the items that an operator resumed; whether there were any. Reads the catalog only while something is
+        stopped."""
         stopped = self._contained.stopped()
         if not stopped:
             return False
@@ -243,12 +243,12 @@ class RecordedStops(Generic[Item]):
         return bool(found)
 
     def forget(self) -> None:
-        """Another process works on the items now: its rows count."""
+        """Drop all state: another process works on the items now."""
         self._contained.forget_all()
         self._known = None
         self._resumed = set()
 
-    def _is_news(self, item: Item, known: tuple[Problem, int, float] | None, problem: Problem, tries: int) -> bool:
+    def _must_write(self, item: Item, known: tuple[Problem, int, float] | None, problem: Problem, tries: int) -> bool:
         if known is None or known[0] != problem:
             return True
         if tries == known[1]:
@@ -274,7 +274,7 @@ class RecordedStops(Generic[Item]):
         )
 
 
-def _tell(conn: Any, kind: EventKind, stopped: Stopped, *, actor: str = "", **detail: object) -> None:
+def _record(conn: Any, kind: EventKind, stopped: Stopped, *, actor: str = "", **detail: object) -> None:
     subject = f"{stopped.role} {stopped.item}"
     record_event(conn, kind, subject, tenant=stopped.tenant, actor=actor, scope=stopped.scope, **detail)
 

@@ -1,12 +1,12 @@
-"""Pushing stores of a tenant: incarnations, who dispatches them, what has been reclaimed.
+"""Stores of a tenant: their incarnations, dispatchers and reclaimed files.
 
-Incarnations are issued here, dense from 1, never twice: two processes that believe to be the same store get different
-ones, and the older is closed. `max_cut_ts` and `reclaimed_seq` never fall.
+Incarnations are issued here, dense from 1, never twice: two processes that act as the same store get different ones,
+and the older is closed. `max_cut_ts` and `reclaimed_seq` never fall.
 
-An incarnation is forgotten when every task has ended it and its folder was seen empty: its row goes, the oldest first,
-so the incarnations below the lowest row are the forgotten ones. The number of the newest one stays in `stores`, so no
-number is issued twice. A file of a forgotten one that arrives late is garbage: no task has an open position there
-(`tistream.model.positions`), no dispatcher serves it, and the next sweep deletes it.
+An incarnation is forgotten when every task has closed it and its folder was seen empty. Rows are deleted oldest first:
+all incarnations below the lowest row are forgotten; the newest number stays in `stores`. A late file of a forgotten
+incarnation is garbage: no task has an open position there (`tistream.model.positions`), no dispatcher serves it, and
+the next sweep deletes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tistream.catalog.database.tables import (
 )
 from tistream.catalog.tenancy.tenants import GIVEN_UP
 from tistream.catalog.work.tasks import holds_leadership
-from tistream.catalog.work.workers import asked_life_lives
+from tistream.catalog.work.workers import is_newest_incarnation
 from tistream.ids import Tenant
 
 
@@ -41,14 +41,14 @@ class StoreRow:
 
     tenant: Tenant
     store_id: int
-    incarnation: int  #: the newest that was issued
+    incarnation: int  #: the newest issued
     max_cut_ts: int  #: the largest cut_ts seen in its files; an incarnation may not start below it
     dispatcher: str | None  #: worker id
     dispatcher_epoch: int  #: rises with each assignment
 
 
 class StorePlace(NamedTuple):
-    """Who dispatches a store."""
+    """The dispatcher of a store."""
 
     tenant: Tenant
     store_id: int
@@ -57,7 +57,7 @@ class StorePlace(NamedTuple):
 
 
 class StoreAssignment(NamedTuple):
-    """Give a store to a dispatcher, if its epoch is still this one."""
+    """Assigns a store to a dispatcher if its epoch is still `seen_epoch`."""
 
     tenant: Tenant
     store_id: int
@@ -67,12 +67,12 @@ class StoreAssignment(NamedTuple):
 
 _IS_STORE = and_(of_asked_tenant(stores), stores.c.store_id == bindparam("asked_store"))
 _IN_STORE = and_(of_asked_tenant(incarnations), incarnations.c.store_id == bindparam("asked_store"))
-_IS_LIFE = and_(_IN_STORE, incarnations.c.incarnation == bindparam("asked_incarnation"))
+_IS_INCARNATION = and_(_IN_STORE, incarnations.c.incarnation == bindparam("asked_incarnation"))
 _ALL = select(stores).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
 _OF_TENANT = _ALL.where(of_asked_tenant(stores))
-_OF_DISPATCHER = _ALL.where(stores.c.dispatcher == bindparam("asked_worker"), asked_life_lives())
-_NEW_LIFE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1)
-_NEWEST_LIFE = select(stores.c.incarnation, stores.c.max_cut_ts).where(_IS_STORE)
+_OF_DISPATCHER = _ALL.where(stores.c.dispatcher == bindparam("asked_worker"), is_newest_incarnation())
+_ISSUE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1)
+_NEWEST = select(stores.c.incarnation, stores.c.max_cut_ts).where(_IS_STORE)
 _ASSIGN = stores.update().where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
 _IS_ONE = tuple_(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id).in_(
     bindparam("asked_stores", expanding=True)
@@ -114,9 +114,9 @@ _RECLAIMED = (
     .order_by(incarnations.c.incarnation)
 )
 _DISPATCHER_EPOCH = select(stores.c.dispatcher_epoch).where(_IS_STORE).with_for_update(read=True)
-_RECLAIMED_OF_LIFE = select(incarnations.c.reclaimed_seq).where(_IS_LIFE).with_for_update()
-_ADD_LIFE = incarnations.insert()
-_RECLAIM = incarnations.update().where(_IS_LIFE)
+_RECLAIMED_OF_INCARNATION = select(incarnations.c.reclaimed_seq).where(_IS_INCARNATION).with_for_update()
+_ADD_INCARNATION = incarnations.insert()
+_RECLAIM = incarnations.update().where(_IS_INCARNATION)
 _NEEDED = (
     select(func.min(incarnations.c.incarnation))
     .where(_IN_STORE, incarnations.c.reclaimed_seq < INT_MAX)
@@ -126,21 +126,21 @@ _FORGET = incarnations.delete().where(_IN_STORE, incarnations.c.incarnation < bi
 
 
 def issue_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> tuple[int, int]:
-    """Start a new life of a pusher: (its incarnation, the largest cut_ts known of the store). New stores are added."""
+    """Issue an incarnation to a pusher: (incarnation, largest known cut_ts of the store). Adds unknown stores."""
     with catalog.transaction() as conn:
         key: dict[str, Any] = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "store_id": store_id}
         ensure_row(conn, stores, **key, incarnation=0, max_cut_ts=0, dispatcher=None, dispatcher_epoch=0)
         mine = _store(tenant, store_id)
-        conn.execute(_NEW_LIFE, mine)
-        row = conn.execute(_NEWEST_LIFE, mine).one()
-        conn.execute(_ADD_LIFE, {**key, "incarnation": row.incarnation, "reclaimed_seq": 0})
+        conn.execute(_ISSUE, mine)
+        row = conn.execute(_NEWEST, mine).one()
+        conn.execute(_ADD_INCARNATION, {**key, "incarnation": row.incarnation, "reclaimed_seq": 0})
         return row.incarnation, row.max_cut_ts
 
 
 def newest_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> int:
-    """The largest incarnation issued to this store; 0 when it is unknown."""
+    """The newest incarnation of this store; 0 when the store is unknown."""
     with catalog.reading() as conn:
-        found = conn.execute(_NEWEST_LIFE, _store(tenant, store_id)).first()
+        found = conn.execute(_NEWEST, _store(tenant, store_id)).first()
         return 0 if found is None else int(found.incarnation)
 
 
@@ -150,8 +150,7 @@ def list_stores(catalog: Catalog, tenant: Tenant | None = None) -> list[StoreRow
 
 
 def stores_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, set[int]]:
-    """The ids of the stores of these tenants, in one statement; tenants without any are left out. When they are many,
-    those of all tenants are read."""
+    """The store ids of each of these tenants that has any; one statement, which reads all stores for many tenants."""
     query = _IDS
     if len(tenants) <= _TENANTS_NAMED_MAX:
         query = _IDS.where(stores.c.tenant_id.in_(sorted({tenant.tenant_id for tenant in tenants})))
@@ -166,16 +165,15 @@ def stores_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Ten
 
 
 def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> list[StoreRow]:
-    """The stores that are assigned to this life of the dispatcher, ordered by id. None when a newer life has
-    registered."""
+    """The stores assigned to this incarnation of the dispatcher, by id. Empty when a newer one has registered."""
     return _read(catalog, _OF_DISPATCHER, {"asked_worker": worker_id, "asked_incarnation": incarnation})
 
 
 def assign_store(
     catalog: Catalog, tenant: Tenant, store_id: int, *, worker_id: str | None, seen_epoch: int, leader_epoch: int
 ) -> int | None:
-    """Give the store to a dispatcher, or to nobody. Returns its new epoch; None when the caller lost: the store was
-    assigned by somebody else since `seen_epoch`, or `leader_epoch` is not the leader's."""
+    """Assign the store to a dispatcher, or to none; its new epoch. None when the caller lost: the store was reassigned
+    since `seen_epoch`, or `leader_epoch` is not the leader's."""
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             return None
@@ -198,7 +196,7 @@ def assign_store(
 
 
 def store_places(catalog: Catalog) -> list[StorePlace]:
-    """Who dispatches which store, of all tenants that are not deleted, ordered by id."""
+    """The dispatcher of each store of all tenants that are not deleted, by id."""
     with catalog.reading() as conn:
         return [
             StorePlace(Tenant(cluster, tenant), store_id, epoch, dispatcher)
@@ -207,20 +205,20 @@ def store_places(catalog: Catalog) -> list[StorePlace]:
 
 
 def stores_stamp(catalog: Catalog) -> tuple[int, ...]:
-    """Changes whenever a store comes, goes or is assigned, but for what happens to cancel out."""
+    """Changes when a store is added, removed or assigned, except when changes cancel out."""
     with catalog.reading() as conn:
         return tuple(int(number or 0) for number in conn.execute(_STAMP).one())
 
 
 def count_stores_of(catalog: Catalog, worker_id: str) -> int:
-    """How many stores are assigned under this id."""
+    """The number of stores assigned to this id."""
     with catalog.reading() as conn:
         return int(conn.execute(_COUNT_OF_DISPATCHER, {"asked_worker": worker_id}).scalar_one())
 
 
 def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, leader_epoch: int) -> int:
-    """Several `assign_store` in one transaction, each with its own guard; how many took place. 0 when `leader_epoch` is
-    not the leader's. A store whose row is locked is left for the next time: see `assign_tasks`."""
+    """Several `assign_store` in one transaction, each with its own guard; the number assigned. 0 when `leader_epoch` is
+    not the leader's. Locked rows are skipped: see `assign_tasks`."""
     if not assignments:
         return 0
     wanted = {(a.tenant.cluster_id, a.tenant.tenant_id, a.store_id): a for a in assignments}
@@ -234,19 +232,19 @@ def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, l
             by_worker.setdefault(a.worker_id, []).append((a.tenant.cluster_id, a.tenant.tenant_id, a.store_id))
         for worker_id, keys in by_worker.items():
             conn.execute(_MOVE, {"new_dispatcher": worker_id, "asked_stores": keys})
-        told = [(a.store_id, a.tenant, a.worker_id) for a in given]
-        record_assignments(conn, EventKind.STORE_ASSIGNED, told, leader_epoch=leader_epoch)
+        assigned = [(a.store_id, a.tenant, a.worker_id) for a in given]
+        record_assignments(conn, EventKind.STORE_ASSIGNED, assigned, leader_epoch=leader_epoch)
         return len(given)
 
 
 def note_cut_ts(catalog: Catalog, tenant: Tenant, store_id: int, cut_ts: int) -> None:
-    """Remember the largest cut_ts; a smaller one changes nothing."""
+    """Raise the store's `max_cut_ts`; a smaller value has no effect."""
     with catalog.transaction() as conn:
         conn.execute(_NOTE_CUT_TS, {**_store(tenant, store_id), "seen_cut_ts": cut_ts, "max_cut_ts": cut_ts})
 
 
 def reclaimed(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]:
-    """incarnation -> the seq at or below which files may be gone; those below the lowest are forgotten."""
+    """incarnation -> the seq up to which files may be deleted; incarnations below the lowest are forgotten."""
     with catalog.reading() as conn:
         return dict(conn.execute(_RECLAIMED, _store(tenant, store_id)).all())
 
@@ -254,27 +252,27 @@ def reclaimed(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, int]
 def set_reclaimed(
     catalog: Catalog, tenant: Tenant, store_id: int, incarnation: int, seq: int, *, dispatcher_epoch: int
 ) -> bool:
-    """Say that files at or below `seq` may be gone, before any is deleted. False when the caller does not dispatch this
-    store any more or the incarnation does not exist. A value below what is recorded changes nothing."""
+    """Record, before deleting, that files up to `seq` may be gone. False when the caller no longer dispatches the store
+    or the incarnation does not exist. A smaller value has no effect."""
     with catalog.transaction() as conn:
         of_store = _store(tenant, store_id)
         if conn.execute(_DISPATCHER_EPOCH, of_store).scalar() != dispatcher_epoch:
             return False
         mine = {**of_store, "asked_incarnation": incarnation}
-        known = conn.execute(_RECLAIMED_OF_LIFE, mine).scalar()
+        known = conn.execute(_RECLAIMED_OF_INCARNATION, mine).scalar()
         if known is not None and known < seq:
             conn.execute(_RECLAIM, {**mine, "reclaimed_seq": seq})
         return known is not None
 
 
 def forget_incarnations(catalog: Catalog, tenant: Tenant, store_id: int, *, below: int, dispatcher_epoch: int) -> bool:
-    """Forget the incarnations below `below` whose files are all given up, up to the first that has files to keep and
-    never the newest. The caller has seen their folders empty. False when it does not dispatch this store any more."""
+    """Forget incarnations below `below`, up to the first that still has files and never the newest. The caller has seen
+    their folders empty. False when it no longer dispatches this store."""
     with catalog.transaction() as conn:
         of_store = _store(tenant, store_id)
         if conn.execute(_DISPATCHER_EPOCH, of_store).scalar() != dispatcher_epoch:
             return False
-        newest = conn.execute(_NEWEST_LIFE, of_store).one().incarnation
+        newest = conn.execute(_NEWEST, of_store).one().incarnation
         needed = conn.execute(_NEEDED, of_store).scalar()
         conn.execute(_FORGET, {**of_store, "forgotten_below": min(below, newest, needed or newest)})
         return True

@@ -1,12 +1,10 @@
-"""Tasks: continuous key ranges of a tenant, the unit of ownership and of progress.
+"""Tasks: contiguous key ranges of a tenant, the unit of ownership and of progress.
 
 - `durable_ts` never falls; only the owner with the newest `epoch` moves it (see `committed`).
-- `epoch` rises by one with each assignment, also with "to nobody". It says who is right; leases only say when to
-  take over.
-- An assignment counts only while its author is still the leader: both epochs are tested in one transaction.
-- `tasks_stamp` is the same twice only while no task came, went or was assigned between: ids are never used again and
-  epochs never fall, so the same number of tasks with the same largest id are the same tasks, and with the same sum of
-  epochs they have the same owners.
+- `epoch` rises by one with each assignment, including removal of the owner. Epochs fence; leases only time takeovers.
+- An assignment needs the leader's current epoch: both epochs are tested in one transaction.
+- `tasks_stamp` repeats only while no task was added, removed or assigned: ids are never reused and epochs never fall:
+  an equal count and largest id mean equal tasks, and an equal sum of epochs means equal owners.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments, record_event
 from tistream.catalog.database.tables import leader, of_asked_tenant, of_tenant, tasks, tenant_ids, tenant_of, tenants
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState
-from tistream.catalog.work.workers import asked_life_lives
+from tistream.catalog.work.workers import is_newest_incarnation
 from tistream.errors import NotFound
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
-_TENANTS_NAMED_MAX = 500  # in one statement; beyond that it asks for all of them
+_TENANTS_NAMED_MAX = 500  # in one statement; for more tenants it reads all
 _ERROR_CHARS_MAX = 8000  # a TEXT column holds 64 KiB of UTF-8
 
 
@@ -45,13 +43,13 @@ class TaskRow:
     owner: str | None  #: worker id
     snapshot_key: str | None
     snapshot_n: int  #: number of the newest snapshot; 0 = none yet
-    resubscribe_id: int  #: a pusher that sees a new one opens new subscriptions in the range
+    resubscribe_id: int  #: a pusher that sees a new value resubscribes the range
     error: str | None  #: why the task is stopped; None while it runs
-    merge_with: int | None = None  #: the neighbour with which its owner is to merge it
+    merge_with: int | None = None  #: the neighbour to merge with
 
 
 class TaskPlace(NamedTuple):
-    """Who has a task. Light: the leader reads all of them."""
+    """The owner of a task; small, because the leader reads all of them."""
 
     task_id: int
     tenant: Tenant
@@ -61,17 +59,17 @@ class TaskPlace(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """Give a task to a worker, if its epoch is still this one."""
+    """Assigns a task to a worker if its epoch is still `seen_epoch`."""
 
     task_id: int
     worker_id: str
     seen_epoch: int
-    tenant: Tenant | None = None  #: for who reads the events
+    tenant: Tenant | None = None  #: for the event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierRow:
-    """How far one range is."""
+    """The progress of one range."""
 
     range: KeyRange
     durable_ts: int
@@ -96,7 +94,7 @@ _RUNS = exists().where(
     tenants.c.state == TenantState.ACTIVE,
 )
 _HELD_BY = tasks.c.owner == bindparam("asked_worker")
-_OF_WORKER = _ALL.where(_HELD_BY, asked_life_lives(), _RUNS)
+_OF_WORKER = _ALL.where(_HELD_BY, is_newest_incarnation(), _RUNS)
 _OWNED_STAMP = (
     select(
         func.count(),
@@ -107,7 +105,7 @@ _OWNED_STAMP = (
         func.sum(tasks.c.task_id * tasks.c.merge_with),
     )
     .select_from(tasks)
-    .where(_HELD_BY, asked_life_lives(), _RUNS)
+    .where(_HELD_BY, is_newest_incarnation(), _RUNS)
 )
 _COUNT_OF_WORKER = select(func.count()).select_from(tasks).where(_HELD_BY)
 _ELECTED = select(leader.c.epoch).where(leader.c.id == 1).with_for_update(read=True)
@@ -128,7 +126,7 @@ def list_tasks(catalog: Catalog, tenant: Tenant | None = None) -> list[TaskRow]:
 
 
 def tasks_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> list[TaskRow]:
-    """The tasks of several tenants, by tenant and id: a statement for each _TENANTS_NAMED_MAX of them."""
+    """The tasks of several tenants, by tenant and id; one statement per _TENANTS_NAMED_MAX tenants."""
     wanted, found = sorted(tenants), list[TaskRow]()
     for at in range(0, len(wanted), _TENANTS_NAMED_MAX):
         ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in wanted[at : at + _TENANTS_NAMED_MAX]]
@@ -138,45 +136,44 @@ def tasks_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> list[Task
 
 
 def tasks_owned_by(catalog: Catalog, worker_id: str, incarnation: int) -> list[TaskRow]:
-    """The tasks that are assigned to this life of the worker, of tenants that are ACTIVE, ordered by id: those of a
-    paused or deleted tenant rest. None when a newer life has registered: an old one must never learn the epochs that
-    fence it."""
+    """The tasks of ACTIVE tenants assigned to this incarnation of the worker, by id. Empty when a newer one has
+    registered: an old incarnation must never learn the epochs that fence it."""
     return _read(catalog, _OF_WORKER, {"asked_worker": worker_id, "asked_incarnation": incarnation})
 
 
 def owned_stamp(catalog: Catalog, worker_id: str, incarnation: int) -> tuple[int, ...]:
-    """Changes whenever `tasks_owned_by` would give other tasks, epochs, errors or merges; not with their progress. That
-    two different answers have one stamp would be a great coincidence: who relies on it reads again now and then."""
+    """Changes when `tasks_owned_by` returns other tasks, epochs, errors or merges; not with their progress. Collisions
+    are very unlikely, not impossible: callers also reread periodically."""
     with catalog.reading() as conn:
         asked = {"asked_worker": worker_id, "asked_incarnation": incarnation}
         return tuple(int(number or 0) for number in conn.execute(_OWNED_STAMP, asked).one())
 
 
 def count_tasks_of(catalog: Catalog, worker_id: str) -> int:
-    """How many tasks are assigned under this id, resting ones too."""
+    """The number of tasks assigned to this id, including those of paused tenants."""
     with catalog.reading() as conn:
         return int(conn.execute(_COUNT_OF_WORKER, {"asked_worker": worker_id}).scalar_one())
 
 
 def get_task(catalog: Catalog, task_id: int) -> TaskRow:
-    """The task's row. NotFound when there is none."""
+    """The task. NotFound when it does not exist."""
     found = _read(catalog, _ONE, {"asked_task": task_id})
     if not found:
-        raise NotFound(f"there is no task {task_id}", task_id=task_id)
+        raise NotFound(f"task {task_id} not found", task_id=task_id)
     return found[0]
 
 
 def holds_leadership(conn: Connection, leader_epoch: int) -> bool:
-    """Whether the election with this epoch is still in force, and keep it so until the transaction ends. Epoch 0
-    is nobody's: it is the one before the first election."""
+    """Whether this is the leader's epoch; locks the election until the transaction ends. Epoch 0, before the first
+    election, is never valid."""
     return leader_epoch != 0 and conn.execute(_ELECTED).scalar() == leader_epoch
 
 
 def assign_task(
     catalog: Catalog, task_id: int, *, worker_id: str | None, seen_epoch: int, leader_epoch: int
 ) -> int | None:
-    """Give the task to a worker, or to nobody. Returns its new epoch; None when the caller lost: the task was assigned
-    by somebody else since `seen_epoch`, or `leader_epoch` is not the leader's."""
+    """Assign the task to a worker, or to none; its new epoch. None when the caller lost: the task was reassigned since
+    `seen_epoch`, or `leader_epoch` is not the leader's."""
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             return None
@@ -191,7 +188,7 @@ def assign_task(
 
 
 def give_task(conn: Connection, task_id: int, worker_id: str | None, seen_epoch: int) -> TaskRow | None:
-    """Give the task its next epoch and this owner; the row as it was. None when its epoch is not `seen_epoch`."""
+    """Set this owner and the next epoch; the previous row. None when its epoch is not `seen_epoch`."""
     seen = {"asked_task": task_id, "seen_epoch": seen_epoch}
     row = conn.execute(_SEEN, seen).one_or_none()
     if row is None:
@@ -201,7 +198,7 @@ def give_task(conn: Connection, task_id: int, worker_id: str | None, seen_epoch:
 
 
 def task_places(catalog: Catalog) -> list[TaskPlace]:
-    """Who has which task, of all tenants, ordered by id."""
+    """The owner of each task of all tenants, by id."""
     kinds = {str(kind): kind for kind in TaskKind}
     known: dict[tuple[int, int], Tenant] = {}
     with catalog.reading() as conn:
@@ -214,17 +211,17 @@ def task_places(catalog: Catalog) -> list[TaskPlace]:
 
 
 def tasks_stamp(catalog: Catalog) -> tuple[int, ...]:
-    """Changes whenever a task comes, goes or is assigned."""
+    """Changes when a task is added, removed or assigned."""
     with catalog.reading() as conn:
         return tuple(int(number or 0) for number in conn.execute(_STAMP).one())
 
 
 def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, leader_epoch: int) -> int:
-    """Several `assign_task` in one transaction, each with its own guard; how many took place. 0 when `leader_epoch` is
+    """Several `assign_task` in one transaction, each with its own guard; the number assigned. 0 when `leader_epoch` is
     not the leader's.
 
-    A task whose row is locked, by a flush or by a host that was lost, is left for the next time: nobody waits for it,
-    and it delays no other. The number of statements does not depend on the number of tasks."""
+    Rows locked by a flush or a lost host are skipped until the next call, so they delay no other task. The number of
+    statements does not depend on the number of tasks."""
     if not assignments:
         return 0
     wanted = {a.task_id: a for a in assignments}
@@ -235,8 +232,8 @@ def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, leader_
         given = [wanted[task_id] for task_id, epoch in found if wanted[task_id].seen_epoch == epoch]
         if given:
             conn.execute(_assigning(given))
-            told = [(a.task_id, a.tenant, a.worker_id) for a in given]
-            record_assignments(conn, EventKind.TASK_ASSIGNED, told, leader_epoch=leader_epoch)
+            assigned = [(a.task_id, a.tenant, a.worker_id) for a in given]
+            record_assignments(conn, EventKind.TASK_ASSIGNED, assigned, leader_epoch=leader_epoch)
         return len(given)
 
 
@@ -247,7 +244,7 @@ def _assigning(given: Sequence[Assignment]) -> Update:
 
 
 def stop_task(catalog: Catalog, task_id: int, *, epoch: int, error: str) -> bool:
-    """Record why the task cannot go on; it keeps its owner, progress and files. False when the epoch is stale."""
+    """Stop the task with this error; it keeps its owner, progress and files. False when the epoch is stale."""
     with catalog.transaction() as conn:
         seen = {"asked_task": task_id, "seen_epoch": epoch}
         row = conn.execute(_SEEN, seen).one_or_none()
@@ -259,7 +256,7 @@ def stop_task(catalog: Catalog, task_id: int, *, epoch: int, error: str) -> bool
 
 
 def retry_task(catalog: Catalog, task_id: int, *, epoch: int, actor: str = "") -> bool:
-    """Let a stopped task try again, with new subscriptions in its range. False when the epoch is stale."""
+    """Restart a stopped task and resubscribe its range. False when the epoch is stale."""
     with catalog.transaction() as conn:
         seen = {"asked_task": task_id, "seen_epoch": epoch}
         row = conn.execute(_SEEN, seen).one_or_none()
@@ -271,18 +268,18 @@ def retry_task(catalog: Catalog, task_id: int, *, epoch: int, actor: str = "") -
 
 
 def clear_task_error(catalog: Catalog, task_id: int) -> None:
-    """Let a stopped task try again: the decision of a person."""
+    """Clear a task's error without a guard."""
     with catalog.transaction() as conn:
         conn.execute(tasks.update().where(tasks.c.task_id == task_id).values(error=None))
 
 
 def raise_resubscribe(catalog: Catalog, task_id: int, *, epoch: int) -> bool:
-    """Ask the pushers for new subscriptions in the task's range. False when the epoch is stale."""
+    """Ask the pushers to resubscribe the task's range. False when the epoch is stale."""
     return _update(catalog, task_id, epoch, resubscribe_id=tasks.c.resubscribe_id + 1)
 
 
 def frontier(catalog: Catalog, tenant: Tenant) -> list[FrontierRow]:
-    """How far each range of the tenant is, over all its tasks, in key order; empty before activation."""
+    """The progress of all tasks of the tenant, in key order; empty before activation."""
     with catalog.reading() as conn:
         return [
             FrontierRow(range=KeyRange(start_key, end_key), durable_ts=durable_ts, resubscribe_id=resubscribe_id)
@@ -291,11 +288,10 @@ def frontier(catalog: Catalog, tenant: Tenant) -> list[FrontierRow]:
 
 
 def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:
-    """What may be served of a key range: the lowest `durable_ts` of the data tasks that intersect it and of all DDL
-    tasks.
+    """The watermark of a key range: the lowest `durable_ts` of the data tasks that intersect it and of all DDL tasks.
 
-    0 when no data task intersects the range, hence before activation. It never falls: no `durable_ts` does, and a
-    paused tenant keeps its tasks.
+    0 when no data task intersects the range, as before activation. It never falls: no `durable_ts` does, and a paused
+    tenant keeps its tasks.
     """
     wanted = range or KeyRange()
     is_data = tasks.c.kind == TaskKind.DATA
@@ -309,7 +305,7 @@ def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = 
 
 
 def served_watermarks(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, int]:
-    """`served_watermark` of several tenants by one statement; those without tasks are left out."""
+    """`served_watermark` of several tenants in one statement; tenants without tasks are missing."""
     query = select(
         tasks.c.cluster_id,
         tasks.c.tenant_id,
@@ -347,7 +343,7 @@ def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[T
 
 
 def task_row(row: Any) -> TaskRow:
-    """A row of the table as a value."""
+    """Convert a row of the table."""
     return TaskRow(
         task_id=row.task_id,
         tenant=tenant_of(row),

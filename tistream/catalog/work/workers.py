@@ -1,10 +1,10 @@
-"""Processes: where they are, and when the database last heard of them.
+"""Workers: registration, heartbeats and state of processes.
 
-    up -> draining -> gone;  a heartbeat makes gone up again;  registering makes it up, under a new incarnation
+    up -> draining -> gone;  a heartbeat returns gone to up;  registering sets up, under a new incarnation
 
-A worker id names a place, an incarnation one life in it. Registering takes over the place: what the earlier life owned
-goes on under new epochs, so nothing that it still tries can succeed. A heartbeat of an older life is refused: its
-process must drop what it holds and stop.
+A worker id is a stable name, an incarnation one process under it. Registering fences the earlier incarnation: its tasks
+and stores get new epochs, so its later writes fail. A heartbeat of an older incarnation is refused; that process must
+drop its state and stop.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class WorkerKind(StrEnum):
     SORTER = "sorter"
     API = "api"
     META = "meta"
-    REPLAY = "replay"  #: holds a tenant's tasks while it replays a backlog; is given nothing
-    OTHER = "other"  #: of a newer version, which this one does not know; is given nothing
+    REPLAY = "replay"  #: holds a tenant's tasks while it replays a backlog; never assigned work
+    OTHER = "other"  #: from a newer version, unknown to this one; never assigned work
 
 
 _KINDS = {str(kind): kind for kind in WorkerKind}
@@ -47,7 +47,7 @@ class WorkerState(StrEnum):
     UP = "up"
     DRAINING = "draining"
     GONE = "gone"
-    OTHER = "other"  #: of a newer version, which this one does not know; is given nothing
+    OTHER = "other"  #: from a newer version, unknown to this one; never assigned work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +59,19 @@ class WorkerRow:
     address: str
     incarnation: int
     state: WorkerState
-    heartbeat_age_ms: int  #: by the database's clock; how far in the future it lies, if that was set back since
-    report: WorkerReport = field(default_factory=WorkerReport)  #: what it said with its newest heartbeat
+    heartbeat_age_ms: int  #: by the database's clock; absolute, should that have been set back
+    report: WorkerReport = field(default_factory=WorkerReport)  #: of the newest heartbeat that carried one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """A worker's sign of life."""
+    """A worker's heartbeat and state, without its report."""
 
     worker_id: str
     kind: WorkerKind
     incarnation: int
     state: WorkerState
-    heartbeat_ms: int  #: the database's time of the newest heartbeat: another number = it has beaten
+    heartbeat_ms: int  #: the database's time of the newest heartbeat
     heartbeat_age_ms: int
 
 
@@ -79,7 +79,7 @@ _STATES = {str(state): state for state in WorkerState}
 _DECODED_MAX = 1000  # workers whose reports are kept decoded
 
 _ME = workers.c.worker_id == bindparam("asked_worker")
-_NEW_LIFE = (
+_NEW_INCARNATION = (
     workers.update().where(_ME).values(incarnation=workers.c.incarnation + 1, heartbeat_ms=now_ms(), report=None)
 )
 _INCARNATION = select(workers.c.incarnation).where(_ME)
@@ -91,10 +91,10 @@ _FENCE_STORES = (
 
 
 def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -> int:
-    """Start a life under this id. Returns its incarnation, which is larger than any before.
+    """Register a process under this id; its incarnation, larger than any before.
 
-    Tasks and stores of an earlier life stay with the id, fenced against that life: their epochs rise in the same
-    transaction. Two processes of one name can otherwise not be told apart by any guard.
+    Tasks and stores stay with the id, and their epochs rise in the same transaction, which fences the earlier
+    incarnation: no other guard could distinguish two processes of one name.
     """
     kind = WorkerKind(kind)
     with catalog.transaction() as conn:
@@ -109,7 +109,7 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
             heartbeat_ms=0,
         )
         me = {"asked_worker": worker_id}
-        conn.execute(_NEW_LIFE, {**me, "kind": kind, "address": address, "state": WorkerState.UP})
+        conn.execute(_NEW_INCARNATION, {**me, "kind": kind, "address": address, "state": WorkerState.UP})
         conn.execute(_fencing_tasks(), me)
         conn.execute(_FENCE_STORES, me)
         incarnation = int(conn.execute(_INCARNATION, me).scalar_one())
@@ -122,9 +122,8 @@ def _fencing_tasks() -> Update:
     return tasks.update().where(tasks.c.owner == bindparam("asked_worker")).values(epoch=tasks.c.epoch + 1)
 
 
-def asked_life_lives() -> ColumnElement[bool]:
-    """A condition for another table's query: the life that the parameters `asked_worker` and `asked_incarnation` name
-    is the newest of its id, and was not declared gone."""
+def is_newest_incarnation() -> ColumnElement[bool]:
+    """Condition for other queries: `asked_incarnation` is the newest incarnation of `asked_worker`, and not gone."""
     return exists().where(
         workers.c.worker_id == bindparam("asked_worker"),
         workers.c.incarnation == bindparam("asked_incarnation"),
@@ -141,9 +140,9 @@ _BEAT = (
     )
 )
 _REPORT = _BEAT.values(report=bindparam("asked_report"))
-_LIFE = workers.update().where(_ME, workers.c.incarnation == bindparam("asked_incarnation"))
-_CHANGE = _LIFE.where(workers.c.state == bindparam("asked_state"))
-_RETIRE = _LIFE.where(workers.c.state != WorkerState.GONE)
+_MINE = workers.update().where(_ME, workers.c.incarnation == bindparam("asked_incarnation"))
+_CHANGE = _MINE.where(workers.c.state == bindparam("asked_state"))
+_RETIRE = _MINE.where(workers.c.state != WorkerState.GONE)
 _ALL = select(workers, now_ms().label("now_ms")).order_by(workers.c.worker_id)
 _ONE = _ALL.where(_ME)
 _PULSES = select(
@@ -158,10 +157,10 @@ _OF_KIND = _ALL.where(workers.c.kind == bindparam("asked_kind"))
 
 
 def heartbeat(catalog: Catalog, worker_id: str, incarnation: int, report: WorkerReport | None = None) -> None:
-    """Say that this life goes on, also after it was declared gone: a machine that slept too long may work again, and
-    what it owned meanwhile went to others under new epochs. Fenced when a newer life has registered.
+    """Renew the lease of this incarnation, even if declared gone: a process that slept may work again; its tasks
+    were reassigned under new epochs. Fenced when a newer incarnation has registered.
 
-    A `report` replaces the one before; without one that stays."""
+    A `report` replaces the previous one; None keeps it."""
     me = {"asked_worker": worker_id, "asked_incarnation": incarnation}
     with catalog.transaction() as conn:
         if report is None:
@@ -180,18 +179,18 @@ def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:
 
 
 def get_worker(catalog: Catalog, worker_id: str) -> WorkerRow:
-    """The worker's row. NotFound when nobody ever registered under this name."""
+    """The worker. NotFound when no process has ever registered under this name."""
     row = None
     if is_name(worker_id, WORKER_NAME_MAX):
         with catalog.reading() as conn:
             row = conn.execute(_ONE, {"asked_worker": worker_id}).one_or_none()
     if row is None:
-        raise NotFound(f"there is no worker '{worker_id}'", worker_id=worker_id)
+        raise NotFound(f"worker '{worker_id}' not found", worker_id=worker_id)
     return _worker_row(row)
 
 
 def pulses(catalog: Catalog) -> list[Pulse]:
-    """The signs of life of all workers, ordered by id: without their reports, which are long."""
+    """Heartbeats of all workers, by id, without their long reports."""
     with catalog.reading() as conn:
         return [
             Pulse(
@@ -207,12 +206,12 @@ def pulses(catalog: Catalog) -> list[Pulse]:
 
 
 def drain_worker(catalog: Catalog, worker_id: str, incarnation: int, *, actor: str = "") -> bool:
-    """Give this life no more work. False when it is not up."""
+    """Assign no more work to this incarnation. False when it is not up."""
     return _change(catalog, worker_id, incarnation, WorkerState.UP, WorkerState.DRAINING, actor)
 
 
 def undrain_worker(catalog: Catalog, worker_id: str, incarnation: int, *, actor: str = "") -> bool:
-    """Give this life work again. False when it is not draining."""
+    """Assign work to this incarnation again. False when it is not draining."""
     return _change(catalog, worker_id, incarnation, WorkerState.DRAINING, WorkerState.UP, actor)
 
 
@@ -221,36 +220,34 @@ def _change(catalog: Catalog, worker_id: str, incarnation: int, seen: WorkerStat
     with catalog.transaction() as conn:
         if conn.execute(_CHANGE, {**me, "state": to}).rowcount != 1:
             return False
-        told = EventKind.WORKER_DRAINING if to is WorkerState.DRAINING else EventKind.WORKER_RETURNED
-        record_event(conn, told, worker_id, actor=actor, incarnation=incarnation)
+        kind = EventKind.WORKER_DRAINING if to is WorkerState.DRAINING else EventKind.WORKER_RETURNED
+        record_event(conn, kind, worker_id, actor=actor, incarnation=incarnation)
         return True
 
 
 def retire_worker(catalog: Catalog, worker_id: str, incarnation: int) -> None:
-    """End this life: said by the process itself when it stops, or by the owner when its lease has run out. A newer life
-    is left alone."""
+    """Declare this incarnation gone, when it stops (by itself) or when its lease has expired (by the leader). A newer
+    incarnation is not affected."""
     with catalog.transaction() as conn:
         me = {"asked_worker": worker_id, "asked_incarnation": incarnation}
         if conn.execute(_RETIRE, {**me, "state": WorkerState.GONE}).rowcount == 1:
             record_event(conn, EventKind.WORKER_GONE, worker_id, incarnation=incarnation)
 
 
-_decoded: dict[str, tuple[str, WorkerReport]] = {}  # by worker: the text of its newest report and what it says
+_decoded: dict[str, tuple[str, WorkerReport]] = {}  # by worker: its newest report, encoded and decoded
 
 
 def _report(worker_id: str, text: str) -> WorkerReport:
-    """A report is decoded once, however often it is read: a worker's changes every few seconds, and pages, lists and
-    the leader read all of them. Where two threads decode the same one the later stays.
+    """Decode a report, once per text: pages, lists and the leader read all reports, which change every few seconds.
 
-    A report that cannot be read is taken for one without load whose only problem says so: the other workers' reports
-    count, and the worker keeps its work."""
+    An unreadable report counts as zero load with a problem that says so; the worker keeps its work."""
     known = _decoded.get(worker_id)
     if known is not None and known[0] == text:
         return known[1]
     try:
         report = decode_report(text)
     except CorruptObject as e:
-        log.warning("the report of a worker cannot be read; its load counts as zero", worker=worker_id, error=str(e))
+        log.warning("worker report unreadable, its load counts as zero", worker=worker_id, error=str(e))
         report = WorkerReport(problems=(_unreadable(worker_id, e),))
     if len(_decoded) >= _DECODED_MAX:
         _decoded.clear()

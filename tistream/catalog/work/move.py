@@ -1,8 +1,8 @@
-"""What people ask for: a task moved to a worker that they name.
+"""Moves a task to a sorter that an operator names.
 
-A move is an assignment that may be asked of any process. It takes the place of the leader's own by the same
-guard: the task's epoch rises by one from the value that was seen, in one transaction, while the election is held still
-and the receiver's row is locked as it is. The leader then sees a task with a living owner and leaves it there.
+Any process may request a move. It uses the same guard as the leader's assignments: in one transaction the task's epoch
+rises by one from the value seen, while the election and the receiver's row are locked. The leader then finds a task
+with a live owner and leaves it there.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _HOLDER = (
 
 
 def move_task(catalog: Catalog, task_id: int, *, worker_id: str, seen_epoch: int, actor: str = "") -> int | None:
-    """Give the task to this sorter. Returns its new epoch; None when it was assigned by somebody else since
-    `seen_epoch`. StateForbids when the sorter is not up and heard of, or when a living replay holds the task."""
+    """Assign the task to this sorter; its new epoch, or None when it was reassigned since `seen_epoch`. StateForbids
+    when the sorter is not up with a recent heartbeat, or a live replay holds the task."""
     with catalog.transaction() as conn:
         leader_epoch = int(conn.execute(_ELECTED).scalar_one())
         to = conn.execute(_RECEIVER, {"asked_worker": worker_id}).one_or_none()
         if to is None or to.kind != WorkerKind.SORTER:
-            raise StateForbids(f"There is no sorter '{worker_id}'.", worker_id=worker_id)
-        if to.state != WorkerState.UP or _is_silent(to):
-            raise StateForbids(f"Sorter {worker_id} is not up: it can be given nothing.", worker_id=worker_id)
+            raise StateForbids(f"Sorter '{worker_id}' not found.", worker_id=worker_id)
+        if to.state != WorkerState.UP or _is_suspected(to):
+            raise StateForbids(f"Sorter {worker_id} is not up and cannot be assigned tasks.", worker_id=worker_id)
         held = conn.execute(_HOLDER, {"asked_task": task_id}).one_or_none()
-        if held is not None and held.kind == WorkerKind.REPLAY and not _is_silent(held):
-            raise StateForbids("A replay holds this task until it has ended.", task_id=task_id)
+        if held is not None and held.kind == WorkerKind.REPLAY and not _is_suspected(held):
+            raise StateForbids("A replay holds this task until it ends.", task_id=task_id)
         was = give_task(conn, task_id, worker_id, seen_epoch)
         if was is None:
             return None
@@ -55,5 +55,5 @@ def move_task(catalog: Catalog, task_id: int, *, worker_id: str, seen_epoch: int
         return seen_epoch + 1
 
 
-def _is_silent(worker: Any) -> bool:
-    return bool(abs(worker.now_ms - worker.heartbeat_ms) > LEASE_MS)  # from the future: the clock was set back since
+def _is_suspected(worker: Any) -> bool:
+    return bool(abs(worker.now_ms - worker.heartbeat_ms) > LEASE_MS)  # in the future: the clock was set back
