@@ -1,4 +1,4 @@
-"""Where the time comes from. Shells get a Clock as an argument; cores get plain numbers."""
+"""Clocks. Shells get a Clock as an argument; cores get plain numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Monotonic seconds for waiting, Unix milliseconds for showing."""
+    """Monotonic seconds for waiting, Unix milliseconds for display."""
 
     def monotonic(self) -> float: ...
 

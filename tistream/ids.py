@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NewType
 
 StoreId = NewType("StoreId", int)  #: a TiKV store of the upstream cluster
-Incarnation = NewType("Incarnation", int)  #: one life of a pusher (or of a worker); issued by the catalog, from 1
+Incarnation = NewType("Incarnation", int)  #: one process of a pusher or worker; issued by the catalog, from 1
 Seq = NewType("Seq", int)  #: dense number of a file within one incarnation, from 1
-TaskId = NewType("TaskId", int)  #: a continuous key range of a tenant, the unit of ownership
+TaskId = NewType("TaskId", int)  #: a contiguous key range of a tenant, the unit of ownership
 Epoch = NewType("Epoch", int)  #: fencing number of an owner; rises with each assignment
 WorkerId = NewType("WorkerId", str)  #: a dispatcher or sorter process, for example "sorter-2"
 
@@ -32,4 +32,4 @@ class Position:
     """How far one (store, incarnation) has been consumed: every file up to and including `seq`."""
 
     seq: int
-    closed: bool = False  #: the incarnation ended at `seq`; whatever lies behind it is never used
+    closed: bool = False  #: the incarnation ended at `seq`; later files are never used

@@ -55,7 +55,7 @@ def prefix_range(prefix: bytes) -> KeyRange:
 
 
 def gaps(whole: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
-    """What of `whole` the parts do not cover, in key order."""
+    """The subranges of `whole` that the parts do not cover, in key order."""
     out: list[KeyRange] = []
     at = whole.start
     for part in sorted(filter(None, (whole.intersect(p) for p in parts))):

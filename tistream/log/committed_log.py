@@ -1,11 +1,10 @@
-"""Reading segments of the committed log, whichever format their object has.
+"""Reads segments of the committed log in either file format.
 
-A segment of a segment file takes one range GET. A row group of a compacted file takes one as well, and the first of its
-object one more for the Parquet footer; footers are kept. What a caller gets is the same either way: the segment's rows,
-schema change.COMMITTED, one chunk, in (table_id, commit_ts, start_ts, key) order, checked against the catalog's row.
+A segment takes one range GET; the first row group of a compacted file one more for the Parquet footer, which is cached.
+The result is the same for both formats: the rows in schema change.COMMITTED, one chunk, in (table_id, commit_ts,
+start_ts, key) order, checked against the catalog's row.
 
-ObjectNotFound passes through: the object may have been replaced and collected since it was listed, and only the caller
-can look again.
+ObjectNotFound is raised to the caller, who must list again: the object may have been replaced and collected since.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _FOOTERS_KEPT = 512
 
 
 class SegmentSource:
-    """Fetches and decodes segments. Safe to use from several threads."""
+    """Fetches and decodes segments. Thread-safe."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -34,7 +33,7 @@ class SegmentSource:
         self._lock = threading.Lock()
 
     def rows(self, segment: SegmentRow) -> pa.Table:
-        """The rows of one segment. CorruptObject when its bytes are not what the catalog says."""
+        """The rows of one segment. CorruptObject when its bytes do not match the catalog."""
         name, number, at = segment.object_key, segment.segment_no, segment.offset
         if segment.format is SegmentFormat.SEGMENT:
             data = self._get(name, number, at, segment.length)
@@ -60,5 +59,5 @@ class SegmentSource:
         try:
             return self._store.get_range(name, offset, length)
         except (ObjectNotFound, CorruptObject) as e:
-            where = {"object": name, "segment": number, "offset": offset}
-            raise type(e)(f"a segment of the committed log is not there: {e.message}", **where) from e
+            facts = {"object": name, "segment": number, "offset": offset}
+            raise type(e)(f"segment of the committed log missing: {e.message}", **facts) from e

@@ -1,15 +1,14 @@
-"""The rows of tables at a timestamp, out of a base and the log above it, with bounded memory.
+"""Rows of a table at a timestamp, from a base and the log above it, in bounded memory.
 
     base: rows in key order ───────────────────────┐
                                                    ├─> merged by key, newest version wins ─> without the deleted
     committed rows, in any order ─> sorted runs ───┘
 
-The log is in commit order, the answer in key order. So the log is read once and cut into runs of bounded size, each
-reduced to the newest version of each key and sorted; runs that exceed the memory go to a temporary file. What is held:
-one run under construction, and one block of each run and of the base while they are merged.
+The log is in commit order, the result in key order. The log is read once and cut into sorted runs of bounded size with
+the newest version of each key; completed runs spill to a temporary file. Memory holds one run under construction, and
+one block of each run and of the base during the merge.
 
-Whoever reads a table as of a timestamp and whoever builds the next base do this; what they read, and from where, is
-theirs.
+AS OF reads and base builds both use this, with their own sources.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ BLOCK_BYTES = 4 << 20
 
 def rows_at(base: Run, changes: Iterable[pa.Table], schema: pa.Schema = STATE) -> Iterator[pa.Table]:
     """The rows (of `schema`, STATE or newest.VERSION) in key order, none deleted. `base` is a run of it; `changes` are
-    committed rows (schema change.COMMITTED) in any order, repeated ones among them."""
+    committed rows (schema change.COMMITTED) in any order, possibly repeated."""
     yield from alive(merged([base, *_runs(changes, schema)]))
 
 
 def base_rows(store: ObjectStore, row: SeedSegmentRow, ts: int, schema: pa.Schema = STATE) -> pa.Table:
-    """The rows of one segment of a seed or base of `ts`. ObjectNotFound when it is gone."""
+    """The rows of one segment of a seed or base of `ts`. ObjectNotFound when it was deleted."""
     try:
         data = store.get_range(row.object_key, row.offset, row.length)
     except CorruptObject as e:
-        where = {"object": row.object_key, "segment": row.segment_no, "offset": row.offset}
-        raise CorruptObject(f"a segment of a base is not there: {e.message}", **where) from e
+        facts = {"object": row.object_key, "segment": row.segment_no, "offset": row.offset}
+        raise CorruptObject(f"segment of a base missing: {e.message}", **facts) from e
     table = decode_seed_segment(
         row.object_key, row.segment_no, data, ts=ts, crc=row.crc, rows=row.rows, offset=row.offset
     )
@@ -60,7 +59,7 @@ def _runs(changes: Iterable[pa.Table], schema: pa.Schema) -> list[Run]:
         if size < RUN_BYTES_MAX:
             continue
         reduced = newest(pa.concat_tables(held))
-        if reduced.nbytes > RUN_BYTES_MAX // 2:  # else there was much of few keys: go on with what is left
+        if reduced.nbytes > RUN_BYTES_MAX // 2:  # else there were many versions of few keys: continue with the result
             runs.append(_spilled(reduced))
             held, size = [], 0
         else:
@@ -71,7 +70,7 @@ def _runs(changes: Iterable[pa.Table], schema: pa.Schema) -> list[Run]:
 
 
 def _spilled(table: pa.Table) -> Run:
-    """The run in a mapped file without a name: it goes with who reads it, however that ends."""
+    """Write the run to an unnamed mapped file, which disappears with its reader."""
     with tempfile.TemporaryFile(prefix="tistream-rows-") as file:
         with pa.ipc.new_file(file, table.schema) as writer:
             for block in pieces(table, BLOCK_BYTES):

@@ -1,8 +1,8 @@
-"""The shape of everything that flows: Arrow schemas of change rows, watermark rows and committed rows.
+"""Arrow schemas of change rows, watermark rows and committed rows.
 
     pusher  --ROWS + REGIONS-->  dispatcher  --ROWS + REGIONS-->  sorter  --COMMITTED-->  everyone
 
-Relations that hold everywhere:
+Invariants:
 
 - a batch file's rows are clustered by subscription; the REGIONS row of the subscription names its slice (`row_offset`,
   `row_count`); within a subscription the order is the order of arrival;
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 
 class RowKind(IntEnum):
-    """What a row of the upstream's change feed says."""
+    """The kind of a row in the upstream's change feed."""
 
     PREWRITE = 1
     COMMIT = 2
@@ -36,13 +36,13 @@ class Op(IntEnum):
     DELETE = 2
 
 
-#: metadata of the fields of a decoded page, by which readers match the columns of pages that differ
-OWN_COLUMN = b"tistream.own"  #: the name that this column of ours has unless the table has a column of that name
+#: field metadata of a decoded page, by which readers match columns of different pages
+OWN_COLUMN = b"tistream.own"  #: the name of a column that TiStream adds, unless the table has one of that name
 COLUMN_ID = b"tistream.column_id"  #: TiDB's id of the table's column
-TABLE_IDS = b"tistream.table_ids"  #: of the schema: the ids under which these column ids hold, joined by commas
+TABLE_IDS = b"tistream.table_ids"  #: of the schema: the table ids for which these column ids hold, joined by commas
 
 FLAG_NOT_A_CHANGE = 1  #: kept for reads AS OF a timestamp only, never delivered as a change
-FLAG_OLD_VALUE_UNKNOWN = 2  #: the upstream does not tell old values: `old_value` is null and says nothing
+FLAG_OLD_VALUE_UNKNOWN = 2  #: the upstream does not send old values: `old_value` is null and means nothing
 
 
 def _schema(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:
@@ -63,24 +63,24 @@ ROWS = _schema(
     ("flags", pa.uint8(), False),  # FLAG_*
 )
 
-#: one watermark row per subscription open at any time since the store's previous file (a closing row for one that
-#: ended)
+#: one watermark row per subscription open at any time since the store's previous file (a closing row for an
+#: ended one)
 REGIONS = _schema(
     ("region_id", pa.uint64(), False),
     ("version", pa.uint64(), False),
     ("start_key", pa.binary(), False),
     ("end_key", pa.binary(), False),  # empty = plus infinity
     ("tenure_open_ts", pa.uint64(), False),  # TSO taken before registering
-    ("tenure_ready_ts", pa.uint64(), False),  # TSO taken after INITIALIZED; 0 until then: such a row moves no watermark
+    ("tenure_ready_ts", pa.uint64(), False),  # TSO taken after INITIALIZED; 0 until then: the row advances no watermark
     ("checkpoint_ts", pa.uint64(), False),  # fixed for the subscription
-    ("resolved_ts", pa.uint64(), False),  # the largest the region ever sent in this subscription; 0 = none yet
+    ("resolved_ts", pa.uint64(), False),  # the largest sent in this subscription; 0 = none yet
     ("row_offset", pa.uint64(), False),  # of the subscription's rows in the rows segment (or in the feed batch)
     ("row_count", pa.uint64(), False),
 )
 
 #: rows of the committed log; in a table, in (commit_ts, start_ts, key) order
 COMMITTED = _schema(
-    ("table_id", pa.int64(), False),  # physical table id; 0 for keys that belong to no table
+    ("table_id", pa.int64(), False),  # physical table id; 0 for keys of no table
     ("op", pa.uint8(), False),
     ("key", pa.binary(), False),
     ("start_ts", pa.uint64(), False),

@@ -1,7 +1,7 @@
-"""What a worker says of itself, for whoever shows it: values, no behaviour.
+"""State of a task in its sorter, for display.
 
-A state is told by the worker's own thread about once a second (less often by one with very many tasks) and replaced as
-a whole, so reading one needs no lock.
+The worker's thread replaces a state as a whole about once a second (less often with very many tasks), so reading one
+needs no lock.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from tistream.ids import Tenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
-    """A task as its sorter has it."""
+    """A task as its sorter sees it."""
 
     task_id: int
     tenant: Tenant
     durable_ts: int  #: everything at or below it is in the committed log
-    watermark: int | None  #: everything at or below it is here and decided; None while the range has a hole
-    heard: Mapping[int, int]  #: store -> cut_ts of the newest batch file that the core took
-    open_rows: int  #: prewrites whose transaction is not decided
+    watermark: int | None  #: everything at or below it is received and decided; None with a watermark gap
+    heard: Mapping[int, int]  #: store -> cut_ts of the newest batch file that the core processed
+    open_rows: int  #: prewrites of undecided transactions
     ready_rows: int  #: committed, not written yet
     held_bytes: int  #: in memory
     spill_bytes: int  #: on the local disk
-    inbox_bytes: int  #: that the core has not taken
-    watermark_gaps: int  #: parts of the range of which no store speaks
+    inbox_bytes: int  #: not processed by the core yet
+    watermark_gaps: int  #: parts of the range that no store covers

@@ -1,7 +1,7 @@
-"""From an address to a store.
+"""Opens the store of an address.
 
-memory://                       within this process
-file:///absolute/folder         a folder of this machine, or one that several machines mount
+memory://                       inside this process
+file:///absolute/folder         a local folder, or one that several machines mount
 s3://bucket/prefix              AWS; region and credentials from the AWS_* variables or the machine's role
 s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1&path_style=true
 """
@@ -23,19 +23,19 @@ _BOOL = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Place:
-    """Where a bucket is, and what of it is ours."""
+    """A bucket and the prefix to use in it."""
 
     bucket: str
-    prefix: str  #: without slashes at its ends; empty = the whole bucket
+    prefix: str  #: without outer slashes; empty = the whole bucket
     endpoint: str | None  #: None = AWS
     region: str | None
     path_style: bool
 
 
 def open_store(url: str, *, foreign: bool = False) -> ObjectStore:
-    """The store at this address. ConfigError when it has another form; nothing is asked over the network yet.
+    """Open the store at this address, without network requests. ConfigError when the address is invalid.
 
-    `foreign`: it belongs to somebody else and is only read; a folder is then not made when it is missing."""
+    `foreign`: read-only; a missing folder is not created."""
     parts = _split(url)
     match parts.scheme:
         case "memory":
@@ -48,12 +48,12 @@ def open_store(url: str, *, foreign: bool = False) -> ObjectStore:
 
 
 def open_session(url: str, session: WriteSession) -> ObjectStore:
-    """The bucket at this address with credentials that are asked for before each request, for who may only write."""
+    """Open the bucket at this address with write-only credentials, requested before each request."""
     return _s3(_split(url), url, session)
 
 
 def s3_place(url: str) -> S3Place | None:
-    """Where the bucket is; None when the address is not that of a bucket. ConfigError when it has another form."""
+    """The bucket of this address; None for other stores. ConfigError when the address is invalid."""
     parts = _split(url)
     return _place(parts, url) if parts.scheme == "s3" else None
 
@@ -69,7 +69,7 @@ def _memory(parts: SplitResult, url: str) -> ObjectStore:
     from tistream.objectstore.memory import MemoryStore
 
     if parts.netloc or parts.path or parts.query or parts.fragment:
-        raise ConfigError("memory:// takes nothing behind it: each store is its own", url=url)
+        raise ConfigError("memory:// takes no further parts: each store is separate", url=url)
     return MemoryStore()
 
 
@@ -78,7 +78,7 @@ def _local(parts: SplitResult, url: str, foreign: bool) -> ObjectStore:
 
     folder = Path(unquote(parts.path))
     if parts.netloc or parts.query or parts.fragment or not folder.is_absolute():
-        raise ConfigError("a folder is written file:///absolute/folder", url=url)
+        raise ConfigError("a folder address must be file:///absolute/folder", url=url)
     return LocalStore(folder, foreign=foreign)
 
 
@@ -97,8 +97,8 @@ def _s3(parts: SplitResult, url: str, session: WriteSession | None = None) -> Ob
 
 
 def _place(parts: SplitResult, url: str) -> S3Place:
-    if "@" in parts.netloc:  # not shown: it may hold a secret
-        raise ConfigError("credentials do not belong into the address; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    if "@" in parts.netloc:  # not shown: it may contain a secret
+        raise ConfigError("credentials are not allowed in the address; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     if parts.scheme != "s3" or not parts.netloc or parts.fragment:
         raise ConfigError(f"not the address of a bucket; known are {_KNOWN}", url=url)
     prefix = parts.path.strip("/")
@@ -111,7 +111,7 @@ def _place(parts: SplitResult, url: str) -> S3Place:
     if options:
         raise ConfigError(f"unknown {', '.join(sorted(options))}; known are endpoint, region, path_style", url=url)
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        raise ConfigError("an endpoint begins with https:// or http://", url=url)
+        raise ConfigError("an endpoint must begin with https:// or http://", url=url)
     if path_style not in _BOOL:
-        raise ConfigError("path_style is true or false", url=url)
+        raise ConfigError("path_style must be true or false", url=url)
     return S3Place(bucket=parts.netloc, prefix=prefix, endpoint=endpoint, region=region, path_style=_BOOL[path_style])

@@ -1,7 +1,7 @@
-"""Which object keys are allowed, and what a put does when its key is taken: the same for every store.
+"""Validation of object keys, and resolution of puts to existing keys, for all stores.
 
 A key is one or more segments of letters, digits and `_ . = -`, joined by single slashes; no segment begins with a dot.
-So no key leaves a folder, none needs escaping anywhere, and names that begin with a dot belong to the stores.
+So no key leaves a folder or needs escaping, and names with a leading dot are free for the stores.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ import re
 from tistream.errors import CorruptObject, InvalidInput, ObjectConflict
 from tistream.limits import FILE_BYTES_MAX
 
-KEY_CHARS_MAX = 512  # what the catalog's columns hold
+KEY_CHARS_MAX = 512  # the width of the catalog's columns
 
 _KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(?:/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*")
 
 
 def check_key(key: str) -> None:
-    """InvalidInput unless this may name an object."""
+    """InvalidInput unless this is a valid object key."""
     if len(key) > KEY_CHARS_MAX or not _KEY.fullmatch(key):
         raise InvalidInput("not an object key", key=key)
 
 
 def check_prefix(prefix: str) -> None:
-    """InvalidInput unless keys may begin like this: a key, a key and a slash, or nothing."""
+    """InvalidInput unless this is a valid prefix: a key, a key and a slash, or empty."""
     if prefix:
         check_key(prefix.removesuffix("/"))
 
 
 def check_range(key: str, offset: int, length: int) -> None:
-    """InvalidInput unless the range could lie in an object."""
+    """InvalidInput unless the range is valid."""
     check_key(key)
     if offset < 0 or length <= 0:
         raise InvalidInput("not a range of an object", key=key, offset=offset, length=length)
 
 
 def settle(key: str, there: bytes, mine: bytes | memoryview) -> None:
-    """Decide about a key that was taken: equal bytes are an earlier try of this write, others are somebody else's."""
+    """Resolve a put to an existing key: equal bytes are an earlier try of this write, others raise ObjectConflict."""
     if there != memoryview(mine).cast("B"):  # views of other formats never equal bytes
         raise ObjectConflict(key=key, bytes_there=len(there), bytes_mine=len(mine))
 
 
 def check_size(key: str, size: int) -> None:
-    """CorruptObject when a whole object of so many bytes is not to be read into memory."""
+    """CorruptObject when the object is too large to be read into memory."""
     if size > FILE_BYTES_MAX:
         raise CorruptObject("the object is too large", object=key, segment="frame", offset=0, size=size)
 
 
 def too_short(key: str, offset: int, length: int, size: int) -> CorruptObject:
-    """The error of a range that ends behind the object's end."""
+    """The error of a range that ends after the object's end."""
     return CorruptObject("the object is shorter than it should be", key=key, offset=offset, length=length, size=size)

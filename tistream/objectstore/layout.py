@@ -1,4 +1,4 @@
-"""Every object key: built here, parsed here, nowhere else.
+"""Object keys: the only place that builds and parses them.
 
     data_change_buffer/cluster-{c}/tenant-{t}/schema_snap/{ts:020d}.json.zst
     data_change_buffer/cluster-{c}/tenant-{t}/store-{s}/{incarnation:06d}/file-{seq:012d}.seg
@@ -11,9 +11,9 @@
     data_change_buffer/cluster-{c}/tenant-{t}/probe/{name}
     doctor/{name}/{n}
 
-Numbers are zero padded, so keys of one folder sort in the order in which they were written; a dense `seq` makes a
-missing file visible and lets a reader ask for the next key directly. The optional bucket prefix of a deployment is
-added by the object store, not here. Probes show that the bucket can be written to; nobody reads them as data.
+Numbers are zero padded, so keys of one folder sort in write order. A dense `seq` makes a missing file visible and lets
+a reader request the next key directly. The object store adds the optional bucket prefix of a deployment. Probes test
+that the bucket is writable; they are not data.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ def _tenant(m: re.Match[str]) -> Tenant:
 
 
 def buffer_prefix(tenant: Tenant) -> str:
-    """All that a tenant's pushers may write."""
+    """Folder of everything that a tenant's pushers write."""
     return f"data_change_buffer/{_scope(tenant)}/"
 
 
 def schema_snap_prefix(tenant: Tenant) -> str:
-    """Folder of the schema snapshots that a tenant pushed."""
+    """Folder of a tenant's pushed schema snapshots."""
     return f"{buffer_prefix(tenant)}schema_snap/"
 
 
 def probe_prefix(tenant: Tenant) -> str:
-    """Folder of what a tenant's pushers put there to see whether they may."""
+    """Folder of the write probes of a tenant's pushers."""
     return f"{buffer_prefix(tenant)}probe/"
 
 
 def examined_prefix(name: str) -> str:
-    """Folder of what somebody who examines the store puts there, and removes."""
+    """Folder of the objects of a store check."""
     return f"doctor/{name}/"
 
 
 def store_prefix(tenant: Tenant, store_id: int) -> str:
-    """Folder of all batch files of a store, those of older incarnations first."""
+    """Folder of all batch files of a store, older incarnations first."""
     return f"{buffer_prefix(tenant)}store-{store_id}/"
 
 
 def incarnation_prefix(tenant: Tenant, store_id: int, incarnation: int) -> str:
-    """Folder of one pusher life's batch files."""
+    """Folder of the batch files of one incarnation."""
     return f"{store_prefix(tenant, store_id)}{incarnation:06d}/"
 
 

@@ -1,15 +1,15 @@
-"""Objects as files of a folder: for one machine, and as the store of an embedded TiStream.
+"""Object store in a folder, for one machine or an embedded TiStream.
 
-    <root>/<key>            the objects, complete and durable from the moment their name exists
-    <root>/.tmp/<random>    objects being written; what a killed process left there is removed an hour later
+    <root>/<key>            the objects, complete and durable once their name exists
+    <root>/.tmp/<random>    objects being written; leftovers of killed processes are removed after an hour
 
 A put writes a temporary file, syncs it, and gives it its name by `link`, which fails when the name exists: that is
 create-if-absent, and no reader ever meets half an object. The folder is synced before the put returns. This order is
 why it is not obstore's local store: that one links too, but syncs nothing, so that a power failure may leave an empty
 file under a key that can never be written again, or lose an object whose catalog row survives.
 
-Keys are names of files, so `a` and `a/b` cannot both exist. The file system must tell durable watermark from lower
-case and know hard links.
+Keys are names of files, so `a` and `a/b` cannot both exist. The file system must be
+case-sensitive and support hard links.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LEFTOVER_S = 3600
 
 
 class LocalStore:
-    """An ObjectStore in the folder `root`, which is made when it is missing. Any number of processes may share it.
+    """An ObjectStore in the folder `root`, created if missing. Any number of processes may share it.
 
-    `foreign`: the folder is somebody else's. It is read and listed; nothing is made, tidied up or put there."""
+    `foreign`: read-only; nothing is created, cleaned up or put there."""
 
     def __init__(self, root: Path, *, foreign: bool = False) -> None:
         self._root = root
@@ -96,13 +96,13 @@ class LocalStore:
 
     def _check_own(self, key: str) -> None:
         if self._foreign:
-            raise InvalidInput("this folder is only read", key=key)
+            raise InvalidInput("this store is read-only", key=key)
 
     def _read_back(self, key: str) -> bytes:
         try:
             return self.get(key)
         except ObjectNotFound as e:
-            raise StoreUnavailable("the object was deleted in between", key=key, determinate=True) from e
+            raise StoreUnavailable("the object was deleted concurrently", key=key, determinate=True) from e
 
     def _path(self, key: str) -> Path:
         check_key(key)
@@ -115,7 +115,7 @@ class LocalStore:
                 yield
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as e:
                 if not self._root.is_dir():  # an unmounted disk is not an empty store
-                    raise StoreUnavailable("the store's folder is gone", key=key, determinate=True) from e
+                    raise StoreUnavailable("the store's folder does not exist", key=key, determinate=True) from e
                 raise ObjectNotFound(key=key) from e
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:

@@ -1,4 +1,4 @@
-"""Objects in a dictionary: for tests, simulations and demonstrations within one process. Nothing survives it."""
+"""Object store in memory, for tests, simulations and demos in one process."""
 
 from __future__ import annotations
 

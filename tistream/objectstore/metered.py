@@ -1,12 +1,12 @@
-"""Counts what is asked of an object store: the one place where requests and their bytes are counted.
+"""Metrics of object store requests and their bytes.
 
-A request is a call of the protocol, so what a store's client tries again by itself counts once, and so does the read
-back of a key that was taken. Listings count a request for each page of 1,000 that was read. The kind of an object is
-the first folder of its key (`tistream.objectstore.layout`); unknown ones are "other", so a label has few values.
+A request is one call of the protocol: retries of the store's client and the read back of an existing key are not
+counted. Listings count one request per page of 1,000. The kind of an object is the first folder of its key
+(`tistream.objectstore.layout`); unknown ones are "other", so the label has few values.
 
-    outcome   ok | missing (there is no such object) | conflict | refused | failed
+    outcome   ok | missing (no such object) | conflict | refused | failed
 
-It costs a request about ten microseconds.
+The overhead is about ten microseconds per request.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ OPERATIONS = ("put", "get", "get_range", "size", "list", "delete")
 
 
 class Meter(Protocol):
-    """Where it is counted."""
+    """A sink of request counts."""
 
     def note(self, operation: str, kind: str, outcome: str, size: int, seconds: float) -> None:
-        """A request: `size` in bytes, 0 where none were moved."""
+        """Count a request; `size` in bytes, 0 where none were transferred."""
         ...
 
 
 class ProcessMeter:
-    """The process's own metrics."""
+    """Counts in the process's metrics."""
 
     def note(self, operation: str, kind: str, outcome: str, size: int, seconds: float) -> None:
         metrics.STORE_REQUESTS.labels(operation, kind, outcome).inc()
@@ -54,7 +54,7 @@ class ProcessMeter:
 
 
 def requests_so_far() -> dict[str, float]:
-    """Operation -> requests that this process has made, however they ended."""
+    """Operation -> requests of this process, with any outcome."""
     found: dict[str, float] = {}
     for family in metrics.STORE_REQUESTS.collect():
         for sample in family.samples:
@@ -65,7 +65,7 @@ def requests_so_far() -> dict[str, float]:
 
 
 class MeteredStore:
-    """An ObjectStore that passes everything on and counts it. Thread-safe as what it stands before."""
+    """An ObjectStore that delegates to another and counts. As thread-safe as that one."""
 
     def __init__(self, inner: ObjectStore, meter: Meter | None = None) -> None:
         self._inner = inner
@@ -122,7 +122,7 @@ class MeteredStore:
 
 
 class _Moved:
-    """Bytes of one request."""
+    """The bytes of one request."""
 
     __slots__ = ("size",)
 
@@ -131,12 +131,12 @@ class _Moved:
 
 
 def open_metered(url: str) -> ObjectStore:
-    """The store at this address, counted in the process's metrics."""
+    """Open the store at this address, counted in the process's metrics."""
     return MeteredStore(open_store(url))
 
 
 def kind_of(key: str) -> str:
-    """The kind of an object, or of what a listing looks through."""
+    """The kind of an object, or of a listing's prefix."""
     return KINDS.get(key.partition("/")[0], OTHER)
 
 

@@ -1,11 +1,11 @@
-"""What TiStream asks of an object store, and nothing more.
+"""The object store protocol: the few operations that TiStream needs.
 
 Objects are write-once. The one conditional primitive is create-if-absent (`If-None-Match: *`); there is no replace, no
 append, no compare-and-swap. All methods block and may be called from several threads.
 
-`put` settles its own lost replies: when the key is already taken it reads the object back, and equal bytes mean that an
-earlier try of the same write arrived. Every file we write carries a random write id in its head, so equal bytes prove
-the same write; different bytes raise ObjectConflict. Nobody ever deletes its own file to undo a put.
+`put` resolves its own lost replies: when the key exists it reads the object back, and equal bytes mean that an earlier
+try of the same write arrived. Every file carries a random write id, so equal bytes prove the same write; different
+bytes raise ObjectConflict. A writer never deletes its file to undo a put.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """A bucket. Errors: ObjectNotFound, ObjectConflict, StoreUnavailable (`determinate`: it surely did not happen)."""
+    """A bucket. Errors: ObjectNotFound, ObjectConflict, StoreUnavailable (`determinate`: it did not happen)."""
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """Create the object. Fine when this very write had already arrived; ObjectConflict if other bytes are there."""
+        """Create the object; succeeds if this same write arrived before. ObjectConflict if the key has other bytes."""
         ...
 
     def get(self, key: str) -> bytes:
-        """The whole object. ObjectNotFound when there is none; CorruptObject, unread, above FILE_BYTES_MAX."""
+        """The whole object. ObjectNotFound when missing; CorruptObject, unread, above FILE_BYTES_MAX."""
         ...
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
@@ -40,13 +40,13 @@ class ObjectStore(Protocol):
         ...
 
     def size(self, key: str) -> int:
-        """Size in bytes. ObjectNotFound when there is none."""
+        """Size in bytes. ObjectNotFound when missing."""
         ...
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key begins with `prefix` and is greater than `after`, in key order. Reconcilers and GC only."""
+        """Objects with this key prefix and a key greater than `after`, in key order. For reconciliation and GC only."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the object; fine when there is none."""
+        """Delete the object; succeeds when it is missing."""
         ...

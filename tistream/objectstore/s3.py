@@ -1,13 +1,13 @@
-"""Objects in an S3 bucket, through obstore.
+"""Object store in an S3 bucket, through obstore.
 
 Credentials come from the usual AWS_* variables, from the machine's role, or from a session (`objectstore.session`) that
 is asked before each request. Retries are obstore's: at most four within 30 s, for throttling, server errors and broken
-connections. A retried put may meet its own first try; and a server may answer 409 while another put of the key is
-undecided. Both look like "already exists", so a put that is told so reads the object back, or has its session look:
-equal bytes are its own, other bytes are a conflict, and none at all means try again.
+connections. A retried put may meet its own first try, and a server may answer 409 while another put of the key is
+undecided. Both look like "already exists", so the put then reads the object back (or its session checks): equal bytes
+are its own, other bytes are a conflict, and no object means retry.
 
-A missing bucket answers 404 like a missing object, but must not look like one (a reader would wait for ever): it is
-StoreUnavailable wherever the server says which of the two it was, which is everywhere but in `size`.
+A missing bucket answers 404 like a missing object, but must not look like one (a reader would wait forever): it is
+StoreUnavailable wherever the server distinguishes the two, which is everywhere but in `size`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _PUT_TRIES_MAX = 5
 _LIST_PAGE = 1000
 
-#: Refusals: the request did not happen, whatever it was.
+#: Refusals: the request certainly did not happen.
 _REFUSED = (PreconditionError, NotModifiedError)
 _MAY_NOT = (PermissionDeniedError, UnauthenticatedError, PermissionError)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -69,8 +69,8 @@ class S3Store:
         path_style: bool = False,
         session: WriteSession | None = None,
     ) -> None:
-        """`endpoint` for other servers than AWS; plain HTTP only when it says `http://`. `session`: whose credentials
-        count; None = those of the environment."""
+        """`endpoint` for servers other than AWS; plain HTTP only with `http://`. `session` gives credentials; None =
+        the environment's."""
         config: dict[str, Any] = {"virtual_hosted_style_request": not path_style}
         self._session = session
         if session is not None:
@@ -110,7 +110,7 @@ class S3Store:
                 raise map_error(e, key, putting=True) from e
             if arrived:
                 return
-        raise StoreUnavailable("the store says that the object exists and that it does not", key=key, determinate=False)
+        raise StoreUnavailable("the store reports the object as existing and as missing", key=key, determinate=False)
 
     def get(self, key: str) -> bytes:
         check_key(key)
@@ -126,7 +126,7 @@ class S3Store:
         try:
             data = bytes(obstore.get_range(self._bucket, key, start=offset, length=length))
         except (BaseError, OSError) as e:
-            if "status code: 416" in str(e):  # the range begins behind the end
+            if "status code: 416" in str(e):  # the range begins after the end
                 raise too_short(key, offset, length, self.size(key)) from e
             raise map_error(e, key) from e
         if len(data) != length:
@@ -158,13 +158,13 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         check_key(key)
-        try:  # a DeleteObjects request, which does not mind a missing object
+        try:  # a DeleteObjects request succeeds for a missing object
             obstore.delete(self._bucket, key)
         except (BaseError, OSError) as e:
             raise map_error(e, key) from e
 
     def _arrived(self, key: str, data: bytes | memoryview) -> bool:
-        """Whether these bytes are under a key that was taken; False when nothing is. ObjectConflict: other bytes."""
+        """Whether this existing key holds these bytes; False when it no longer exists. ObjectConflict: other bytes."""
         try:
             if self._session is not None:
                 return self._session.arrived(key, data)
@@ -178,7 +178,7 @@ class S3Store:
 
 
 def _asked(session: WriteSession) -> dict[str, Any]:
-    """The session's credentials as obstore takes them. They seem to have expired, so it asks each time."""
+    """The session's credentials for obstore, marked as expired so that it asks each time."""
     found = session.credentials()
     return {
         "access_key_id": found.access_key_id,
@@ -189,7 +189,7 @@ def _asked(session: WriteSession) -> dict[str, Any]:
 
 
 def map_error(error: Exception, key: str, *, putting: bool = False) -> TiStreamError:
-    """What an error of obstore means. `determinate` is False when a put may have happened all the same."""
+    """Convert an error of obstore. `determinate` is False when a put may have happened."""
     cause = _first_line(error)
     match error:
         case FileNotFoundError() | NotFoundError():
@@ -200,7 +200,7 @@ def map_error(error: Exception, key: str, *, putting: bool = False) -> TiStreamE
             return InvalidInput(f"not an object key: {cause}", key=key)
         case UnknownConfigurationKeyError() | NotSupportedError():
             return ConfigError(f"the store cannot do this: {cause}", key=key)
-        case AlreadyExistsError():  # only a put asks for absence, and it settles this itself
+        case AlreadyExistsError():  # only puts are conditional, and they handle this
             return StoreUnavailable(cause, key=key, determinate=False)
         case _ if isinstance(error, _MAY_NOT) or _MAY_NOT_CODES.search(str(error)):
             said = _CODE.search(str(error))

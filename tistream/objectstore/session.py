@@ -1,7 +1,7 @@
-"""What a store is opened with by somebody who may write, and nothing else, and not for long.
+"""Write-only, temporary credentials for a store.
 
-Such a writer cannot read back what lies under a key that is taken, so it has somebody who looks for it: `arrived`.
-Whoever implements this decides when credentials are renewed; a store asks before each request and remembers none.
+Such a writer cannot read back an existing key, so `arrived` checks it by other means. The implementation decides when
+to renew credentials; a store asks before each request and caches none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCredentials:
-    """Temporary credentials of S3. Its text shows no secret."""
+    """Temporary S3 credentials; their repr shows no secret."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -24,15 +24,15 @@ class WriteSession(Protocol):
 
     @property
     def kms_key_arn(self) -> str:
-        """What objects must be encrypted with; empty = as the bucket says."""
+        """The key that objects must be encrypted with; empty = the bucket's default."""
         ...
 
     def credentials(self) -> SessionCredentials:
-        """What counts now. Answers from memory: it is called within a request."""
+        """The current credentials, from memory: called within a request."""
         ...
 
     def arrived(self, key: str, data: bytes | memoryview) -> bool:
-        """Whether `data` is under this key, which was taken a moment ago; False when nothing is there any more.
+        """Whether this existing key holds `data`; False when it no longer exists.
 
-        ObjectConflict: other bytes are. StoreUnavailable: nobody can tell now."""
+        ObjectConflict: other bytes. StoreUnavailable: unknown now."""
         ...

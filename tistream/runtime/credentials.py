@@ -1,9 +1,9 @@
-"""Which API key goes to which service: what was given for this process, the environment, what `tistream login` kept.
+"""The API key for a service: the command line, the environment, or a key stored by `tistream login`.
 
-    --key KEY  >  TISTREAM_KEY  >  the key kept for this very address
+    --key KEY  >  TISTREAM_KEY  >  the key stored for this address
 
-Kept keys lie in $XDG_CONFIG_HOME/tistream/credentials.json (else ~/.config/tistream/), which only its owner may read:
-a file that others can read is refused. The address of the last login is the one that commands use when none is given.
+Stored keys are in $XDG_CONFIG_HOME/tistream/credentials.json (else ~/.config/tistream/); a file that others can read is
+refused. Commands without an address use that of the last login.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _given: str | None = None
 
 
 def use_key(key: str | None) -> None:
-    """From now on this process shows this key; None: as the environment and the file say."""
+    """Use this key in this process; None: the environment or the file decides."""
     global _given
     _given = key
 
 
 def key_for(url: str) -> str | None:
-    """The key that a request to `url` carries; None when there is none."""
+    """The key for requests to `url`, or None."""
     return _given or os.environ.get(VARIABLE) or _read()["keys"].get(_same(url))
 
 
 def last_url() -> str | None:
-    """The address of the last login; None when there was none."""
+    """The address of the last login, or None."""
     found = _read()["url"]
     return str(found) if found else None
 
 
 def keep(url: str, key: str) -> Path:
-    """Remember the key for this address, and the address; where it lies."""
+    """Store the key for this address and make the address the default; the path of the file."""
     found = _read()
     found["url"], found["keys"] = _same(url), {**found["keys"], _same(url): key}
     return _write(found)
 
 
 def forget(url: str) -> bool:
-    """Forget the key of this address. False when there was none."""
+    """Delete the key of this address. False when none is stored."""
     found = _read()
     if _same(url) not in found["keys"]:
         return False
@@ -58,10 +58,10 @@ def forget(url: str) -> bool:
 
 
 def file() -> Path:
-    """Where keys are kept."""
+    """The path of the stored keys."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     if not folder.startswith("/"):
-        folder = os.path.expanduser("~/.config")  # of a user without a home it stays as it is, and is not there
+        folder = os.path.expanduser("~/.config")  # stays as it is for a user without a home
     return Path(folder) / "tistream" / "credentials.json"
 
 
@@ -74,21 +74,21 @@ def _read() -> dict[str, Any]:
     try:
         with path.open("rb") as opened:
             if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077:
-                raise ConfigError(f"{path} holds API keys and can be read by others: chmod 600 {path}")
+                raise ConfigError(f"{path} contains API keys and is readable by others: chmod 600 {path}")
             found = json.load(opened)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # not there, or somebody else's
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # missing, or another user's
         return {"url": "", "keys": {}}
     except (OSError, ValueError) as e:
         raise ConfigError(f"{path} cannot be read: {e}") from e
     if not isinstance(found, dict) or not isinstance(found.get("keys"), dict):
-        raise ConfigError(f"{path} does not hold what tistream login writes: delete it and log in again.")
+        raise ConfigError(f"{path} is not a credentials file of tistream login: delete it and log in again.")
     return {"url": str(found.get("url") or ""), "keys": found["keys"]}
 
 
 def _write(content: dict[str, Any]) -> Path:
     path = file()
     if not path.is_absolute():
-        raise ConfigError("There is no home folder to keep a key in: set XDG_CONFIG_HOME, or use TISTREAM_KEY.")
+        raise ConfigError("No home folder to store a key in: set XDG_CONFIG_HOME, or use TISTREAM_KEY.")
     part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

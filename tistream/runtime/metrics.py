@@ -1,16 +1,16 @@
-"""Everything that a process measures of itself, by name: the one place where metrics are declared.
+"""Declarations of all metrics.
 
-    ROWS.labels("sorter", "in").inc(batch.num_rows)        counters, histograms and gauges of REGISTRY
-    collected("tistream_problems")                          families that a collector fills while it is scraped
+    ROWS.labels("sorter", "in").inc(batch.num_rows)        counters, histograms and gauges in REGISTRY
+    collected("tistream_problems")                          families that a collector fills at each scrape
 
-Names follow TiCDC's where there is a counterpart (`checkpoint_lag`, `resolved_ts_lag`). Bounds:
+Names follow TiCDC's where it has a counterpart (`checkpoint_lag`, `resolved_ts_lag`). Rules:
 
-- measuring is per batch, per request or per flush, never per row;
-- no label names a table, a key or an object. Tenants are labels of two families only, and of those at most
-  TENANTS_SHOWN_MAX are shown, the ones that lag most; the rest are counted by `tistream_tenants_not_shown`;
-- what is asked of the catalog is asked at most each CATALOG_LOOK_S, however often the process is scraped.
+- measurements are per batch, request or flush, never per row;
+- no label names a table, a key or an object. Tenants are labels of two families only, of at most TENANTS_SHOWN_MAX
+  tenants, the slowest; `tistream_tenants_not_shown` counts the rest;
+- the catalog is queried at most once in CATALOG_LOOK_S, however often the process is scraped.
 
-It does not serve anything (`tistream.http.probes` does) and knows none of the services.
+`tistream.http.probes` serves them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ STAGES = (
     "watermark_gap_wait",
     "flush",
     "serve",
-)  #: of the way from a commit to a reader
+)  #: from a commit to a reader
 SERVICES = ("pusher", "dispatcher", "sorter", "api")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 Collect = Callable[[], Iterable[Metric]]
-"""Gives families that are known only when somebody asks."""
+"""Returns the families computed at scrape time."""
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY = CollectorRegistry(auto_describe=True)
@@ -55,7 +55,7 @@ GCCollector(registry=REGISTRY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A family of metrics as people read about it."""
+    """A family of metrics, for the reference page."""
 
     name: str
     kind: str
@@ -81,46 +81,46 @@ def _histogram(name: str, words: str, *labels: str) -> Histogram:
     return Histogram(name, words, labels, registry=REGISTRY, buckets=_SECONDS)
 
 
-BUILD = _gauge("tistream_build_info", "1; the label says what runs", "version")
+BUILD = _gauge("tistream_build_info", "1; the label is the running version", "version")
 BUILD.labels(__version__).set(1)
 
-# -- the way of the data ------------------------------------------------------------------------------------------
+# -- the data path -------------------------------------------------------------------------------------------------
 
-ROWS = _counter("tistream_rows_total", "Rows that a service took in or gave out", "service", "direction")
-BYTES = _counter("tistream_bytes_total", "Bytes that a service took in or gave out", "service", "direction")
+ROWS = _counter("tistream_rows_total", "Rows received and sent by a service", "service", "direction")
+BYTES = _counter("tistream_bytes_total", "Bytes received and sent by a service", "service", "direction")
 LEFT_OUT = _counter(
-    "tistream_rows_left_out_total", "Records that were read for an answer and belong to no table, by reason", "status"
+    "tistream_rows_left_out_total", "Records read for an answer that belong to no table, by reason", "status"
 )
-STAGE = _histogram("tistream_stage_seconds", "Time that one step of the way took, by the process's own clock", "stage")
+STAGE = _histogram("tistream_stage_seconds", "Duration of one stage, by the process's clock", "stage")
 FILE_AGE = _histogram(
     "tistream_file_age_seconds",
-    "Age of a batch file (wall time less its cut) when a dispatcher has read it, and when a sorter takes it in",
+    "Age of a batch file (wall time minus its cut) when a dispatcher has read it, and when a sorter processes it",
     "point",
 )
 COMMIT_TO_FLUSH = _histogram(
-    "tistream_commit_to_flush_seconds", "Age of a task's watermark when everything up to it became visible"
+    "tistream_commit_to_flush_seconds", "Age of a task's watermark when its flush became visible"
 )
-FLUSHES = _counter("tistream_flushes_total", "Flushes of a tenant's tasks that moved a watermark")
-UPLOAD_QUEUE_BYTES = _gauge("tistream_upload_queue_bytes", "Encoded batch files that wait for the object store")
-UPLOAD_RETRIES = _counter("tistream_upload_retries_total", "Uploads of batch files that failed and were tried again")
-STREAMS_DROPPED = _counter("tistream_streams_dropped_total", "Streams given up because uploads could not keep up")
+FLUSHES = _counter("tistream_flushes_total", "Flushes of a tenant's tasks that advanced a watermark")
+UPLOAD_QUEUE_BYTES = _gauge("tistream_upload_queue_bytes", "Encoded batch files waiting for the object store")
+UPLOAD_RETRIES = _counter("tistream_upload_retries_total", "Retried uploads of batch files")
+STREAMS_DROPPED = _counter("tistream_streams_dropped_total", "Streams dropped because uploads could not keep up")
 
 # -- the stores ---------------------------------------------------------------------------------------------------
 
 STORE_REQUESTS = _counter(
     "tistream_object_store_requests_total",
-    "Requests to the object store, by operation, by the kind of object, and by how they ended",
+    "Requests to the object store, by operation, kind of object and outcome",
     "operation",
     "kind",
     "outcome",
 )
 STORE_BYTES = _counter(
-    "tistream_object_store_bytes_total", "Bytes put into and got from the object store", "operation", "kind"
+    "tistream_object_store_bytes_total", "Bytes written to and read from the object store", "operation", "kind"
 )
-STORE_SECONDS = _histogram("tistream_object_store_seconds", "Time that a request to the object store took", "operation")
+STORE_SECONDS = _histogram("tistream_object_store_seconds", "Duration of object store requests", "operation")
 CATALOG_STATEMENTS = _counter("tistream_catalog_statements_total", "SQL statements", "outcome")
 CATALOG_TRANSACTIONS = _counter("tistream_catalog_transactions_total", "Write transactions", "outcome")
-CATALOG_SECONDS = _histogram("tistream_catalog_statement_seconds", "Time that a SQL statement took")
+CATALOG_SECONDS = _histogram("tistream_catalog_statement_seconds", "Duration of SQL statements")
 
 HTTP_REQUESTS = _counter("tistream_http_requests_total", "Answered HTTP requests", "method", "status")
 
@@ -133,32 +133,32 @@ _OF_TENANT = ("cluster", "tenant")
 COLLECTED = _collected(
     (
         "tistream_checkpoint_lag_seconds",
-        "Age of what can be served of an active tenant: wall time less the lowest durable watermark of its tasks",
+        "Lag of an active tenant: wall time minus the lowest durable watermark of its tasks",
         _OF_TENANT,
     ),
     (
         "tistream_resolved_ts_lag_seconds",
-        "Age of what this process has whole of a tenant: wall time less the lowest watermark of its tasks here",
+        "Lag of a tenant in this process: wall time minus the lowest watermark of its tasks here",
         _OF_TENANT,
     ),
     ("tistream_checkpoint_lag_max_seconds", "The largest checkpoint lag of an active tenant", ()),
     ("tistream_tenants", "Tenants by state", ("state",)),
-    ("tistream_tenants_not_shown", "Active tenants without a checkpoint lag of their own here", ()),
+    ("tistream_tenants_not_shown", "Active tenants whose checkpoint lag is not shown", ()),
     ("tistream_tasks", "Tasks: running, waiting for an owner, or stopped by an error", ("state",)),
-    ("tistream_stops", "Tenants, stores and jobs that an error has stopped, besides tasks", ("scope",)),
+    ("tistream_stops", "Tenants, stores and jobs stopped by an error", ("scope",)),
     ("tistream_workers", "Processes by kind; up, draining, silent for longer than a lease, or gone", ("kind", "state")),
-    ("tistream_owner_age_seconds", "Time since the elected meta server was last heard of", ()),
-    ("tistream_owner_epoch", "How often a meta server was elected", ()),
-    ("tistream_catalog_up", "Whether the catalog answered when it was last asked", ()),
-    ("tistream_problems", "What is wrong in this process now, by error code", ("code", "fatal")),
+    ("tistream_owner_age_seconds", "Time since the last heartbeat of the elected meta server", ()),
+    ("tistream_owner_epoch", "Number of elections of a meta server", ()),
+    ("tistream_catalog_up", "Whether the catalog answered the last query", ()),
+    ("tistream_problems", "Present problems of this process, by error code", ("code", "fatal")),
     ("tistream_lease_age_seconds", "Time since this process last renewed its lease", ()),
     ("tistream_sorter_tasks", "Tasks that this process owns", ()),
-    ("tistream_sorter_open_rows", "Prewrites whose transaction is not decided", ()),
-    ("tistream_sorter_ready_rows", "Committed rows that wait for the watermark or the flush", ()),
-    ("tistream_sorter_held_bytes", "Memory that tasks take", ()),
+    ("tistream_sorter_open_rows", "Prewrites of undecided transactions", ()),
+    ("tistream_sorter_ready_rows", "Committed rows waiting for the watermark or a flush", ()),
+    ("tistream_sorter_held_bytes", "Memory used by tasks", ()),
     ("tistream_sorter_spill_bytes", "Rows on the local disk", ()),
-    ("tistream_sorter_inbox_bytes", "Batches that wait for a task's core", ()),
-    ("tistream_sorter_watermark_gaps", "Parts of the key space of which no store speaks", ()),
+    ("tistream_sorter_inbox_bytes", "Batches waiting for a task's core", ()),
+    ("tistream_sorter_watermark_gaps", "Parts of the key space that no store covers", ()),
     ("tistream_dispatcher_stores", "Stores that this process dispatches", ()),
     ("tistream_dispatcher_cache_bytes", "Decoded batch files in memory", ()),
 )
@@ -176,18 +176,18 @@ def single(name: str, value: float) -> GaugeMetricFamily:
 
 
 def described() -> list[Described]:
-    """Every family that any process may show, by name. Those of the Python runtime are left out."""
+    """Every family of any process, by name, without those of the Python runtime."""
     return sorted([*_declared, *COLLECTED.values()], key=lambda d: d.name)
 
 
 class _Asked:
-    """A collector for the registry of one process, made of functions."""
+    """A collector that calls functions at each scrape."""
 
     def __init__(self, sources: Iterable[Collect]) -> None:
         self._sources = tuple(sources)
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # not asked before somebody scrapes
+        return ()  # unknown before a scrape
 
     def collect(self) -> Iterable[Metric]:
         for source in self._sources:
@@ -195,7 +195,7 @@ class _Asked:
 
 
 def exposition(sources: Iterable[Collect] = ()) -> bytes:
-    """REGISTRY and what `sources` give now, in Prometheus' text form."""
+    """REGISTRY and the families of `sources`, in Prometheus' text format."""
     asked = CollectorRegistry()
     asked.register(_Asked(sources))
     return prometheus_client.generate_latest(REGISTRY) + prometheus_client.generate_latest(asked)

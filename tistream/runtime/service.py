@@ -1,21 +1,17 @@
-"""How long-running parts start, show that they are well, and stop.
+"""Services: start, readiness, problems and stop of long-running parts.
 
-A `Service` is anything with a life: `start`, `wait_until_ready`, `stop`, and `problems()`, which says what is wrong
-now. `Repeating` is the one kind of background thread: it runs a step, waits, runs it again. What a step raises
-decides:
+A `Service` has `start`, `wait_until_ready`, `stop`, and `problems()`, its present problems. `Repeating` is the only
+kind of background thread: it runs a step, waits, and runs it again. What a step raises decides:
 
-- kind RETRY (store, catalog or peer away): the problem is shown, the step runs again after a growing pause;
+- kind RETRY (store, catalog or peer unavailable): the problem is shown, and the step is retried after a growing pause;
 - anything else (fenced, corrupt, a defect): the thread ends, and with it the process, so that a new process starts
-  from durable state. This is right for a heartbeat that is fenced and for a loop whose memory a defect may have left
-  half-changed;
-- in a `lasting` thread nothing ends it: each error is shown, and the step runs again after a growing pause. This is
-  right where each step begins from what the catalog says, as in the meta server: ending would stop all tenants at each
-  restart for what one of them has.
+  from durable state. Use this for a fenced heartbeat, or a loop whose memory a defect may have left inconsistent;
+- in a `lasting` thread every error is shown and the step is retried. Use this where each step starts from the catalog,
+  as in the meta server: otherwise one tenant's error would stop all tenants at each restart.
 
 A loop over tasks, tenants, stores or jobs contains the errors of each item itself (`tistream.runtime.containment`).
 
-Nothing is swallowed: an error is either shown by `problems()` or it has been overcome by a later step that succeeded.
-This module owns no timing of its own: it waits by the Clock it is given.
+No error is lost: it is shown by `problems()` until a later step succeeds. All waiting uses the given Clock.
 """
 
 from __future__ import annotations
@@ -36,18 +32,18 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that is wrong now and that an operator should see."""
+    """A present error that an operator should see."""
 
-    source: str  #: who says so, for example "dispatcher-1/refresh"
+    source: str  #: the reporting part, for example "dispatcher-1/refresh"
     code: str
     message: str
     facts: Mapping[str, object] = field(default_factory=dict)
-    fatal: bool = False  #: the part has stopped; unless it is `contained`, it does not try again by itself
-    contained: bool = False  #: one item of many has stopped: the process and the other items go on
+    fatal: bool = False  #: the part has stopped; unless `contained`, it does not retry
+    contained: bool = False  #: one of many items has stopped; the process and other items continue
 
     @classmethod
     def of(cls, source: str, error: BaseException, *, fatal: bool = False, contained: bool = False) -> Problem:
-        """The problem that an error is."""
+        """Convert an error."""
         code, message, facts = TiStreamError.code, f"{type(error).__name__}: {error}", dict[str, object]()
         if isinstance(error, TiStreamError):
             code, message, facts = error.code, error.message, dict(error.facts)
@@ -55,11 +51,11 @@ class Problem:
 
     @property
     def ends_process(self) -> bool:
-        """Whether the process cannot do its work until it is started again."""
+        """Whether the process must be restarted."""
         return self.fatal and not self.contained
 
     def shown(self) -> dict[str, object]:
-        """As JSON for people."""
+        """As a JSON object for display."""
         facts = {k: v.hex() if isinstance(v, bytes) else str(v) for k, v in self.facts.items()}
         return {
             "source": self.source,
@@ -72,14 +68,14 @@ class Problem:
 
 
 class Service(Protocol):
-    """A part with a life of its own."""
+    """A long-running part of a process."""
 
     name: str
 
     def start(self) -> None: ...
 
     def wait_until_ready(self, timeout_s: float) -> bool:
-        """Wait until it does its work for the first time. False when it did not in time, or has stopped."""
+        """Wait for its first successful work. False on timeout, or when it has stopped."""
         ...
 
     def stop(self) -> None:
@@ -90,7 +86,7 @@ class Service(Protocol):
 
 
 class Backoff:
-    """Pauses that double from `first_s` to `max_s`; `rand` spreads each over its durable watermark half."""
+    """Pauses that double from `first_s` to `max_s`; `rand` spreads each over its upper half."""
 
     def __init__(self, *, first_s: float, max_s: float, rand: random.Random | None = None) -> None:
         self._first_s, self._max_s, self._rand = first_s, max_s, rand
@@ -102,7 +98,7 @@ class Backoff:
         return pause if self._rand is None else pause * (0.5 + self._rand.random() / 2)
 
     def reset(self) -> None:
-        """It went well: start small again."""
+        """Restart from `first_s` after a success."""
         self._now_s = self._first_s
 
 
@@ -145,13 +141,13 @@ class Repeating:
 
     @property
     def crashed(self) -> bool:
-        """Whether the thread has ended by an error."""
+        """Whether an error has ended the thread."""
         problem = self._problem
         return problem is not None and problem.ends_process
 
     @property
     def succeeded_age_s(self) -> float | None:
-        """Seconds since a step went well; None before the first."""
+        """Seconds since the last successful step; None before the first."""
         at = self._succeeded_s
         return None if at is None else self._clock.monotonic() - at
 
@@ -174,7 +170,7 @@ class Repeating:
         """Run one step; the pause until the next, or None when there is none."""
         try:
             self._step()
-        except Exception as e:  # noqa: BLE001 - a defect is shown, and ends this thread at most
+        except Exception as e:  # noqa: BLE001 - shown as a problem; ends at most this thread
             retry = isinstance(e, TiStreamError) and e.kind is ErrorKind.RETRY
             self._note(e, fatal=not retry)
             return self._backoff.next_s() if retry or self._lasting else None
@@ -192,14 +188,14 @@ class Repeating:
         if problem.ends_process:
             log.error("service stopped by an error", service=self.name, exc_info=error)
         elif fatal:
-            log.error("service step failed by a defect, will try again", service=self.name, exc_info=error)
+            log.error("service step failed by a defect, retrying", service=self.name, exc_info=error)
         else:
-            log.warning("service step failed, will try again", service=self.name, error=str(error))
+            log.warning("service step failed, retrying", service=self.name, error=str(error))
         self._problem = problem
 
 
 class ServiceGroup:
-    """Several services started in order, stopped in the opposite order, ready when all are."""
+    """Services started in order, stopped in reverse order, ready when all are."""
 
     def __init__(self, name: str, members: Sequence[Service], clock: Clock) -> None:
         self.name = name
