@@ -31,7 +31,7 @@ def test_an_unknown_form_is_answered_with_the_known_ones(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("memory://shared", "each store is its own"),
+        ("memory://shared", "each store is separate"),
         ("file://folder", "file:///absolute/folder"),
         ("file:folder", "file:///absolute/folder"),
         ("file:///folder?x=1", "file:///absolute/folder"),

@@ -74,7 +74,7 @@ def test_without_a_home_there_are_no_keys(monkeypatch: pytest.MonkeyPatch, home:
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
     assert (credentials.key_for(URL), credentials.last_url()) == (None, None)
-    with pytest.raises(ConfigError, match="no home folder"):
+    with pytest.raises(ConfigError, match="No home folder"):
         credentials.keep(URL, "one")
 
 
