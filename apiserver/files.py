@@ -16,9 +16,8 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from reading.cursor import Scope
 from reading.deps import Services
-from reading.position import check_start, parse_ts
+from reading.position import Scope, check_start, parse_ts
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import SegmentFormat

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from benchmarks.harness import Result
 from reading.core.split import order_messages
-from reading.cursor import Scope
 from reading.decode import decode_rows
 from reading.formats import create_format
 from reading.formats.lines import written
+from reading.position import Scope
 from schemas.layout import row_layout
 from tests.kit.recording import committed_rows, recorded_history
 from tistream.codec.row.decode import decode

@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
 from reading.core.page_rows import only
 from reading.core.split import order_messages
-from reading.cursor import Scope
 from reading.decode import Quarantined, decode_rows, rows_of
+from reading.position import Scope
 from schemas.history import History
 from schemas.layout import row_layout
 from schemas.lineage import table_ids

@@ -1,7 +1,7 @@
-"""From decoded changes to the bytes of an answer: lines in commit order, DDL in its place, the watermark last.
+"""Renders decoded changes as lines in commit order, with DDL in its place and the watermark last.
 
-A DDL committed at c stands after every row with commit_ts <= c and before every later one. The watermark line is
-written only when the page holds all changes up to that watermark.
+A DDL committed at c comes after every row with commit_ts <= c and before every later one. The watermark line is written
+only when the page holds all changes up to it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def render(
 
 
 def _placed(fmt: Format, changes: Sequence[TableChanges], extra: Sequence[tuple[int, bytes]]) -> list[Block]:
-    """The lines of the page with their places: the changes in their order, each extra line (in ascending order) behind
-    the changes with commit_ts at or below its own."""
+    """The lines of the page with their places: changes in their order, each extra line (ascending) after the changes
+    with commit_ts at or below its own."""
     present = [c for c in changes if len(c)]
     order = np.argsort(np.concatenate([np.zeros(0, np.int64), *(c.order for c in present)]), kind="stable")
     commit_ts = np.concatenate([np.zeros(0, np.uint64), *(c.commit_ts for c in present)])[order]

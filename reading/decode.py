@@ -1,14 +1,13 @@
-"""From committed rows to decoded changes: each row with the schema in force just before it was committed.
+"""Decodes committed rows into changes, each with the schema in force just before its commit.
 
-A row committed at c is decoded with the table version of c - 1. Rows of physical ids that no table read at c - 1 are
-not changes of any table (copies in ids that are not read yet, late writes to ids that are not read any more): they are
-not delivered, but counted (see `left_out`). Index entries are not delivered either.
+A row committed at c is decoded with the table version of c - 1. Rows of physical ids that no table reads at c - 1 are
+not delivered but counted (see `excluded_rows`). Index entries are not delivered either.
 
-A delete without an old value (the upstream does not tell it, or the key did not exist) has, as the row before it, what
-its key says and NULL elsewhere.
+A delete without an old value (not sent by the upstream, or the key did not exist) has the columns of its key, and NULL
+elsewhere.
 
-A row that cannot be decoded is quarantined: it comes out as a Quarantined record that names table, column, key and
-offset, and nothing else is affected.
+A row that cannot be decoded becomes a Quarantined record that names table, column, key and offset; other rows are not
+affected.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import pyarrow.compute as pc
 
 from reading.core.changes import TableChanges
 from reading.core.split import build_changes
-from reading.cursor import Scope
+from reading.position import Scope
 from schemas.history import History
 from schemas.layout import key_layout, row_layout
 from schemas.model import Table
@@ -50,7 +49,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """The decoded page: one TableChanges per table version, and what could not be decoded."""
+    """The decoded page: one TableChanges per table version, and the rows that could not be decoded."""
 
     changes: tuple[TableChanges, ...]
     quarantined: tuple[Quarantined, ...]
@@ -66,7 +65,7 @@ def wanted(table: Table, scope: Scope) -> bool:
 
 
 def decode_rows(history: History, rows: pa.Table, scope: Scope, *, bare_deletes: bool = False) -> Decoding:
-    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts. `bare_deletes`: with the
+    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts. `bare_deletes` keeps
     deletes of keys that did not exist."""
     rows = rows.combine_chunks()
     changes: list[TableChanges] = []
@@ -80,26 +79,26 @@ def decode_rows(history: History, rows: pa.Table, scope: Scope, *, bare_deletes:
 
 
 def rows_of(history: History, rows: pa.Table, scope: Scope) -> Iterator[tuple[Table, npt.NDArray[np.int64]]]:
-    """(table version, ascending row numbers) for every table version of the scope that some row belongs to."""
+    """(table version, ascending row numbers) of every table version of the scope that has rows."""
     ids, commit_ts = rows["table_id"].to_numpy(), rows["commit_ts"].to_numpy()
     at = np.flatnonzero(is_record(rows["key"]))
     if (ids[at[1:]] < ids[at[:-1]]).any():
         at = at[np.argsort(ids[at], kind="stable")]
     groups: dict[int, tuple[Table, list[npt.NDArray[np.int64]]]] = {}
-    for of_one in np.split(at, np.flatnonzero(np.diff(ids[at])) + 1) if len(at) else ():
-        intervals = history.version_intervals(int(ids[of_one[0]]))
-        which = intervals.index(commit_ts[of_one])  # of commit_ts - 1
+    for one_id in np.split(at, np.flatnonzero(np.diff(ids[at])) + 1) if len(at) else ():
+        intervals = history.version_intervals(int(ids[one_id[0]]))
+        which = intervals.index(commit_ts[one_id])  # of commit_ts - 1
         for version in np.flatnonzero(np.bincount(which + 1)[1:]):
             table = intervals.versions[version]
             assert table is not None
-            groups.setdefault(id(table), (table, []))[1].append(of_one[which == version])
+            groups.setdefault(id(table), (table, []))[1].append(one_id[which == version])
     for table, parts in groups.values():
         if wanted(table, scope):
             yield table, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
 
 
 def _decode_table(table: Table, rows: pa.Table, bare_deletes: bool) -> tuple[TableChanges, list[Quarantined]]:
-    layout, built = row_layout(table), partial(build_changes, table, bare_deletes=bare_deletes)
+    layout, build = row_layout(table), partial(build_changes, table, bare_deletes=bare_deletes)
     keys = rows["key"].combine_chunks()
     after = decode(layout, keys, rows["value"].combine_chunks())
     before = _with_keys(table, rows, decode(layout, keys, rows["old_value"].combine_chunks()))
@@ -108,27 +107,27 @@ def _decode_table(table: Table, rows: pa.Table, bare_deletes: bool) -> tuple[Tab
         keep = np.ones(rows.num_rows, dtype=bool)
         keep[[e.index for decoded in (after, before) for e in decoded.errors]] = False
         mask = pa.array(keep)
-        return built(rows.filter(mask), after.batch.filter(mask), before.batch.filter(mask)), failed
-    return built(rows, after.batch, before.batch), failed
+        return build(rows.filter(mask), after.batch.filter(mask), before.batch.filter(mask)), failed
+    return build(rows, after.batch, before.batch), failed
 
 
 def _with_keys(table: Table, rows: pa.Table, before: Decoded) -> Decoded:
-    """The old images, with what the key says where a delete has none."""
+    """The old images; a delete without one gets the columns of its key."""
     deletes = pc.and_(rows["old_value"].is_null(), pc.equal(rows["op"], pa.scalar(int(Op.DELETE), pa.uint8())))
     at = np.flatnonzero(deletes.to_numpy())
-    known = key_layout(table)
-    if not len(at) or not known.columns:
+    in_key = key_layout(table)
+    if not len(at) or not in_key.columns:
         return before
     keys = rows["key"].combine_chunks().take(pa.array(at))
-    said = decode(known, keys, pa.array([EMPTY_ROW] * len(at), pa.binary()))
+    from_keys = decode(in_key, keys, pa.array([EMPTY_ROW] * len(at), pa.binary()))
     place = np.full(rows.num_rows, -1, np.int64)
     place[at] = np.arange(len(at))
     take = pa.array(place, mask=place < 0)
     columns = [
-        pc.coalesce(column, said.batch.column(name).take(take)) if name in said.batch.schema.names else column
+        pc.coalesce(column, from_keys.batch.column(name).take(take)) if name in from_keys.batch.schema.names else column
         for name, column in zip(before.batch.schema.names, before.batch.columns, strict=True)
     ]
-    errors = [replace(e, index=int(at[e.index])) for e in said.errors]
+    errors = [replace(e, index=int(at[e.index])) for e in from_keys.errors]
     return replace(
         before,
         batch=pa.RecordBatch.from_arrays(columns, schema=before.batch.schema),

@@ -1,4 +1,4 @@
-"""What every route needs, made once by the composition root."""
+"""What API routes depend on, built once by the composition root."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import Path
 
-from reading.excluded_rows import LeftOutRows
+from reading.excluded_rows import ExcludedRows
 from reading.reader import LogReader
 from schemas.history import History
 from schemas.registry.schema_registry import SavePolicy, SchemaRegistry
@@ -22,24 +22,24 @@ from tistream.model.task_state import TaskState
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.metrics import Collect
 
-Id = Annotated[int, Path(ge=0, le=(1 << 63) - 1)]  #: of a cluster or a tenant: what the catalog can hold
+Id = Annotated[int, Path(ge=0, le=(1 << 63) - 1)]  #: of a cluster or a tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The parts that routes are made of."""
+    """The dependencies of routes."""
 
     catalog: Catalog
     store: ObjectStore
     clock: Clock
     registry: SchemaRegistry
     reader: LogReader
-    left_out: LeftOutRows
-    checks: Mapping[str, Callable[[], None]]  #: readiness by part: returns, or raises with the reason
-    problems: Callable[[], list[dict[str, object]]]  #: what is wrong now in this process
-    collect: Sequence[Collect] = ()  #: metrics of the other parts of this process
-    reports: Callable[[], Sequence[TaskState]] = tuple  #: what the sorters of this process say of their tasks
-    explain: Callable[[int], Sequence[str]] = lambda _: ()  #: what a task of this process waits for, in words
+    excluded: ExcludedRows
+    checks: Mapping[str, Callable[[], None]]  #: readiness by component: returns, or raises with the reason
+    problems: Callable[[], list[dict[str, object]]]  #: current problems of this process
+    collect: Sequence[Collect] = ()  #: metrics of the other components of this process
+    reports: Callable[[], Sequence[TaskState]] = tuple  #: task states of the sorters of this process
+    explain: Callable[[int], Sequence[str]] = lambda _: ()  #: what a task of this process waits for, as text
 
     @classmethod
     def create(
@@ -54,11 +54,11 @@ class Services:
         reports: Callable[[], Sequence[TaskState]] = tuple,
         explain: Callable[[int], Sequence[str]] = lambda _: (),
     ) -> Services:
-        """The usual set over one catalog and one object store. `problems` are those of the other parts."""
-        registry, left_out = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock), LeftOutRows()
+        """The usual set over one catalog and one object store. `problems` are those of other components."""
+        registry, excluded = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock), ExcludedRows()
 
         def all_problems() -> list[dict[str, object]]:
-            return [*problems(), *(found.shown() for found in (*registry.problems(), *left_out.problems()))]
+            return [*problems(), *(problem.shown() for problem in (*registry.problems(), *excluded.problems()))]
 
         return cls(
             catalog=catalog,
@@ -66,7 +66,7 @@ class Services:
             clock=clock,
             registry=registry,
             reader=LogReader(catalog, store, clock),
-            left_out=left_out,
+            excluded=excluded,
             checks=checks,
             collect=collect,
             reports=reports,
@@ -77,9 +77,9 @@ class Services:
     def served(self, tenant: Tenant) -> tuple[tenants.TenantRow, History | None, int]:
         """The tenant, its schema history, and the timestamp up to which everything is served.
 
-        W = min(durable watermark of every task), read first: the history is then caught up at least that far, so no
-        row at or below W is decoded with a schema that is not known yet, and every segment up to W is in the catalog.
-        A tenant that still awaits its schema snapshot has no history and W = 0.
+        W = min(durable watermark of every task), read first: the history then covers at least W, so every row at or
+        below W is decoded with a known schema, and every segment up to W is in the catalog. A tenant that still awaits
+        its schema snapshot has no history and W = 0.
         """
         row = tenants.get_tenant(self.catalog, tenant)
         if not row.start_ts:

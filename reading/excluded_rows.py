@@ -1,12 +1,12 @@
-"""The records of a page that belong to no table: how many, and why. None is dropped without being counted.
+"""Records of a page that belong to no table: counted by reason, never silently dropped.
 
-    retired    written by a session that was one schema version behind, or doubled by a reorganisation
-    copy       doubled by a reorganisation that has not taken effect yet
+    retired    written by a session that was one schema version behind, or duplicated by a reorganisation
+    copy       duplicated by a reorganisation that has not taken effect yet
     system     of TiDB's own tables
     older      of a table that was gone before the schema history begins
-    unnamed    no definition names the physical id: that ought not to happen, and is a problem until the server restarts
+    unnamed    no definition names the physical id: unexpected, and reported as a problem until the server restarts
 
-They stay in the log, and are read as of a timestamp if a table has their id then.
+They stay in the log. A read as of a timestamp returns them if a table has their id then.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tistream.ids import Tenant
 from tistream.runtime import metrics
 from tistream.runtime.service import Problem
 
-_UNNAMED_KEPT = 16  # the first of a process; more say the same
+_UNNAMED_KEPT = 16  # the first of a process
 _MESSAGE = "rows lie under a physical id that no table definition names; they are kept in the log and not delivered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """Records of one physical id that are not delivered for one reason."""
+class Excluded:
+    """Records of one physical id that are not delivered, for one reason."""
 
     physical_id: int
     status: IdStatus
@@ -42,39 +42,39 @@ class LeftOut:
     first_commit_ts: int
 
 
-def left_out(history: History, rows: pa.Table) -> list[LeftOut]:
-    """The records among `rows` (schema change.COMMITTED) that no table reads when they are committed."""
+def excluded_rows(history: History, rows: pa.Table) -> list[Excluded]:
+    """The records among `rows` (schema change.COMMITTED) whose physical id no table reads at their commit."""
     if not rows.num_rows:
         return []
     first_ts = pc.min(rows["commit_ts"]).as_py()
     ids = pc.unique(rows["table_id"]).to_pylist()
-    doubtful = [i for i in ids if not history.version_intervals(i).whole_after(first_ts)]
-    if not doubtful:
+    candidates = [i for i in ids if not history.version_intervals(i).whole_after(first_ts)]
+    if not candidates:
         return []
-    rows = rows.select(["table_id", "commit_ts", "key"]).filter(pc.is_in(rows["table_id"], pa.array(doubtful)))
+    rows = rows.select(["table_id", "commit_ts", "key"]).filter(pc.is_in(rows["table_id"], pa.array(candidates)))
     rows = rows.filter(pa.array(is_record(rows["key"])))
     of, commit_ts = rows["table_id"].to_numpy(), rows["commit_ts"].to_numpy()
-    return [part for i in sorted(doubtful) for part in _of_one(history, i, commit_ts[of == i])]
+    return [part for i in sorted(candidates) for part in _of_one(history, i, commit_ts[of == i])]
 
 
-def _of_one(history: History, physical_id: int, commit_ts: npt.NDArray[np.uint64]) -> Iterator[LeftOut]:
+def _of_one(history: History, physical_id: int, commit_ts: npt.NDArray[np.uint64]) -> Iterator[Excluded]:
     intervals = history.version_intervals(physical_id)
     lost = commit_ts[intervals.index(commit_ts) < 0]
     begun = lost > intervals.starts[0] if len(intervals.starts) else np.zeros(len(lost), np.bool_)
     for status, part in ((history.status_before(physical_id), lost[~begun]), (IdStatus.RETIRED, lost[begun])):
         if len(part):
-            yield LeftOut(physical_id=physical_id, status=status, rows=len(part), first_commit_ts=int(part.min()))
+            yield Excluded(physical_id=physical_id, status=status, rows=len(part), first_commit_ts=int(part.min()))
 
 
-class LeftOutRows:
-    """What this process has left out of its answers. Safe to use from several threads."""
+class ExcludedRows:
+    """Excluded records of this process. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._unnamed: dict[tuple[Tenant, int], LeftOut] = {}
+        self._unnamed: dict[tuple[Tenant, int], Excluded] = {}
 
-    def add(self, tenant: Tenant, found: Iterable[LeftOut]) -> None:
-        """Count them; each answer counts, also if it is asked for again."""
+    def add(self, tenant: Tenant, found: Iterable[Excluded]) -> None:
+        """Count them; a page that is read again counts again."""
         for part in found:
             metrics.LEFT_OUT.labels(part.status.value).inc(part.rows)
             if part.status is IdStatus.UNNAMED:
@@ -83,7 +83,7 @@ class LeftOutRows:
                         self._unnamed.setdefault((tenant, part.physical_id), part)
 
     def problems(self) -> list[Problem]:
-        """The ids that no definition names."""
+        """The physical ids that no definition names."""
         with self._lock:
             found = list(self._unnamed.items())
         return [

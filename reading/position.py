@@ -1,14 +1,30 @@
-"""Where a pull starts: TSO, RFC 3339 time, `earliest`, `latest` or a span back from now such as `-15m`."""
+"""Where a pull starts and ends: scopes, cursors and the forms of a timestamp.
+
+A cursor is an opaque, URL-safe, versioned resume point: "every change of this scope with commit_ts at or below T has
+been delivered". It names no file, offset, task or region, so splits, merges, failovers, DDL and compaction leave it
+valid, and it never cuts a transaction in two. Its checksum detects damage, not forgery; access is checked elsewhere.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
+import zlib
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
+import orjson
+
+from schemas.history import History
 from tistream import ts as tso
 from tistream.catalog.log.retention import expired
-from tistream.errors import InvalidInput, TsOutOfRange
+from tistream.catalog.tenancy.tenants import TenantRow
+from tistream.errors import CursorInvalid, InvalidInput, NotFound, TsOutOfRange
+from tistream.ids import Tenant
 
+_VERSION = b"1"
 _SPAN = re.compile(r"-(\d{1,18})(ms|s|m|h|d)", re.ASCII)
 _SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -16,11 +32,69 @@ _NUMBER_MAX = (1 << 63) - 1
 FORMS = "a TSO, an RFC 3339 time, 'earliest', 'latest', or a span such as '-15m'"
 
 
-def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
-    """The TSO that `text` names. InvalidInput when it names none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What a pull covers: a tenant, one of its databases, or one table."""
 
-    `earliest` and `latest` are what those words stand for; `now_ms` is Unix milliseconds, for spans. A time outside of
-    what a TSO of 63 bits holds (1970 to 3084) is the nearest such TSO.
+    tenant: Tenant
+    database: str | None = None
+    table: str | None = None
+
+    def __str__(self) -> str:
+        parts = [str(self.tenant), self.database or "*", self.table or "*"]
+        return "/".join(parts)
+
+
+class Position(Protocol):
+    """The part of a request that says where to start and end. `cursor` wins over `start_ts`."""
+
+    @property
+    def scope(self) -> Scope: ...
+
+    @property
+    def start_ts(self) -> str | None: ...
+
+    @property
+    def cursor(self) -> str | None: ...
+
+    @property
+    def end_ts(self) -> str | None: ...
+
+
+def encode_cursor(scope: Scope, commit_ts: int) -> str:
+    """The cursor of `scope` after everything at or below `commit_ts`."""
+    body = orjson.dumps([scope.tenant.cluster_id, scope.tenant.tenant_id, scope.database, scope.table, commit_ts])
+    return base64.urlsafe_b64encode(_VERSION + zlib.crc32(body).to_bytes(4, "big") + body).rstrip(b"=").decode()
+
+
+def decode_cursor(text: str, scope: Scope) -> int:
+    """The commit_ts of a cursor. CursorInvalid when it is damaged or belongs to another scope."""
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise CursorInvalid("The cursor is not one of ours: it is not base64.", cursor=text[:80]) from e
+    if raw[:1] != _VERSION:
+        raise CursorInvalid("The cursor is not one of ours: its version is unknown.", cursor=text[:80])
+    if len(raw) < 6 or raw[1:5] != zlib.crc32(raw[5:]).to_bytes(4, "big"):
+        raise CursorInvalid("The cursor is damaged: its checksum does not match.", cursor=text[:80])
+    try:
+        cluster, tenant, database, table, commit_ts = orjson.loads(raw[5:])
+        cursor_scope = Scope(tenant=Tenant(int(cluster), int(tenant)), database=database, table=table)
+        at = int(commit_ts)
+    except (ValueError, TypeError) as e:
+        raise CursorInvalid("The cursor is not one of ours: it does not hold a position.", cursor=text[:80]) from e
+    if cursor_scope != scope:
+        raise CursorInvalid("The cursor belongs to another scope.", cursor_scope=str(cursor_scope), scope=str(scope))
+    if not 0 <= at < 1 << 63:
+        raise CursorInvalid("The cursor is not one of ours: its position has more than 63 bits.", cursor=text[:80])
+    return at
+
+
+def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
+    """The TSO that `text` names: a TSO, an RFC 3339 time, `earliest`, `latest`, or a span back from now (`-15m`).
+
+    `now_ms` is Unix milliseconds. A time outside of what a TSO of 63 bits holds (1970 to 3084) becomes the nearest such
+    TSO. InvalidInput for any other text.
     """
     word = text.strip()
     if word == "earliest":
@@ -43,8 +117,31 @@ def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
     return min(max(0, tso.compose((when - _EPOCH) // timedelta(milliseconds=1))), _NUMBER_MAX)
 
 
+def interval(request: Position, row: TenantRow, resolved: int, now_ms: int) -> tuple[int, int]:
+    """(after, upto): the requested part of what is served."""
+    if request.cursor is not None:
+        # a cursor at 0 was given out before the tenant's schema snapshot arrived
+        after = decode_cursor(request.cursor, request.scope) or row.start_ts
+    else:
+        text = "earliest" if request.start_ts is None else request.start_ts
+        after = parse_ts(text, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
+    end = end_ts(request, row, resolved, now_ms)
+    if end is None:
+        return after, resolved
+    if end < after and request.cursor is None:
+        raise InvalidInput(f"The pull ends ({end}) before it starts ({after}).", start_ts=after, end_ts=end)
+    return after, min(end, resolved)
+
+
+def end_ts(request: Position, row: TenantRow, resolved: int, now_ms: int) -> int | None:
+    """The TSO of the request's `end_ts`; None when it has none."""
+    if request.end_ts is None:
+        return None
+    return parse_ts(request.end_ts, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
+
+
 def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) -> None:
-    """Refuse a start below what the log holds, or in the future. Both name the timestamps to use instead."""
+    """Refuse a start below what the log holds, or in the future. Both errors name the timestamp to use instead."""
     if start_ts < earliest:
         raise expired(start_ts, earliest)
     newest = max(resolved_ts, tso.compose(now_ms + 1))
@@ -53,3 +150,21 @@ def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) 
             f"{start_ts} ({tso.to_text(start_ts) if start_ts < 1 << 62 else 'far'}) lies in the future.",
             latest_ts=str(resolved_ts),
         )
+
+
+def check_names(history: History, scope: Scope, after: int, upto: int) -> None:
+    """Refuse a database or table that did not exist at any time of the interval. NotFound with a suggestion."""
+    if scope.database is None or history.physical_ids(scope.database, scope.table, after, upto):
+        return
+    try:
+        _find(history, scope, after)
+    except NotFound:
+        _find(history, scope, upto)
+
+
+def _find(history: History, scope: Scope, ts: int) -> None:
+    assert scope.database is not None
+    if scope.table is None:
+        history.database(scope.database, ts)
+    else:
+        history.find(scope.database, scope.table, ts)

@@ -1,10 +1,9 @@
-"""Plans a read of many changes by many readers: one position per part, each the start of a pull of its own.
+"""Plans a long read for many readers: one cursor per part, each the start of a pull.
 
     start position, end, rows at most  ->  parts (cursor, end_ts), the next position
 
-The parts together are the changes in (start, end], each once, whoever reads them and however often: what lies at or
-below the served watermark does not change. So a plan may be made again with the same start and end and have other
-parts, and means the same changes.
+The parts together hold each change in (start, end] once. What lies at or below the served watermark does not change, so
+a plan made again with the same start and end may have other parts but covers the same changes.
 """
 
 from __future__ import annotations
@@ -14,45 +13,42 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from reading import cursor
-from reading.core.cuts import bounded_end, cut_points, guessed_rows
-from reading.cursor import Scope
+from reading.core.cuts import bounded_end, cut_points, estimated_rows
 from reading.deps import Services
-from reading.position import check_start
-from reading.pull import check_names, interval
+from reading.position import Scope, check_names, check_start, encode_cursor, interval
 from tistream.catalog.log import committed
 from tistream.catalog.log.retention import check_floor
 from tistream.limits import PULL_ROWS_MAX
 
-_SEGMENTS_MAX = 100_000  # of one plan; what lies behind is for the next one
+_SEGMENTS_MAX = 100_000  # of one plan; the next one continues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRequest:
-    """A plan as the route understood it. `cursor` wins over `start_ts`."""
+    """A parsed request for a plan. `cursor` wins over `start_ts`."""
 
     scope: Scope
     start_ts: str | None
     cursor: str | None
     end_ts: str | None
-    rows: int | None  #: the plan covers about so many rows at most: it ends with a whole commit_ts
+    rows: int | None  #: at most about so many: a plan ends between two commit timestamps
     parts: int
     part_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The changes in (start_ts, end_ts] of the scope; `cursor` stands at start_ts."""
+    """The changes in (start_ts, end_ts] of the scope; `cursor` is at start_ts."""
 
     cursor: str
     start_ts: int
     end_ts: int
-    rows: int  #: about, index entries included
+    rows: int  #: estimated, index entries included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The parts are in order and leave nothing out."""
+    """Consecutive parts without gaps."""
 
     parts: tuple[Part, ...]
     cursor: str
@@ -60,16 +56,16 @@ class Plan:
     next_cursor: str
     end_ts: int
     resolved_ts: int
-    has_more: bool  #: more is served up to what was asked for
+    has_more: bool  #: more is served below the requested end
 
     @property
     def rows(self) -> int:
-        """About how many rows; 0 only when there is surely no change."""
+        """Estimated number of rows; 0 only when there is surely no change."""
         return sum(part.rows for part in self.parts)
 
 
 def plan(services: Services, request: SplitRequest) -> Plan:
-    """Plan as of now. Errors as of a pull from the same position."""
+    """Plan against the newest served state. Raises as a pull from the same position."""
     scope = request.scope
     row, history, resolved = services.served(scope.tenant)
     now_ms = services.clock.unix_ms()
@@ -92,7 +88,7 @@ def plan(services: Services, request: SplitRequest) -> Plan:
         end = bounded_end(found, after=after, upto=end, rows=request.rows)
     few = request.rows is not None and request.rows <= PULL_ROWS_MAX
     if end == after or (few and end < upto):
-        # counted, which costs little: the readers want the same segments in a moment
+        # exact count; cheap, because the readers fetch the same segments next
         rows = min(request.rows or PULL_ROWS_MAX, PULL_ROWS_MAX)
         page = services.reader.page(scope.tenant, after=after, upto=upto, rows=rows, table_ids=table_ids)
         end = max(end, page.upto)
@@ -114,12 +110,12 @@ def _plan(
     bounds = [after, *cuts, end] if end > after else []
     return Plan(
         parts=tuple(
-            Part(cursor=cursor.encode(scope, a), start_ts=a, end_ts=b, rows=guessed_rows(within, after=a, upto=b))
+            Part(cursor=encode_cursor(scope, a), start_ts=a, end_ts=b, rows=estimated_rows(within, after=a, upto=b))
             for a, b in itertools.pairwise(bounds)
         ),
-        cursor=cursor.encode(scope, after),
+        cursor=encode_cursor(scope, after),
         start_ts=after,
-        next_cursor=cursor.encode(scope, end),
+        next_cursor=encode_cursor(scope, end),
         end_ts=end,
         resolved_ts=resolved,
         has_more=has_more,

@@ -19,9 +19,9 @@ from apiserver.callers import caller_of
 from apiserver.compression import CODINGS, choose_coding, compress, is_worth_it
 from apiserver.stream.answer import PageAnswer, gone
 from apiserver.stream.following import Following
-from reading import cursor as cursors
-from reading.cursor import Scope
+from reading import position
 from reading.deps import Id, Services
+from reading.position import Scope
 from reading.pull import ARROW_FORMS, PullAnswer, PullRequest, pull
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import needs
@@ -192,7 +192,7 @@ async def _first_look(following: Following, request: PullRequest, wait_s: float)
     moment = await following.told(request.scope.tenant) if wait_s and request.cursor is not None else None
     if moment is None:
         return await run_in_threadpool(pull, following.services, request)
-    if request.cursor is not None and cursors.decode(request.cursor, request.scope) >= moment.resolved:
+    if request.cursor is not None and position.decode_cursor(request.cursor, request.scope) >= moment.resolved:
         return pull(following.services, request, moment)  # there is nothing to read
     return await following.run(following.pages.make, following.services, request, moment)
 

@@ -21,9 +21,8 @@ from apiserver import files
 from apiserver.core.byte_ranges import ByteRange, NoSuchBytes, asked_range, names
 from apiserver.table_files import TableFiles
 from reading.asof.read import RowsRequest
-from reading.cursor import Scope
 from reading.deps import Id, Services
-from reading.position import FORMS
+from reading.position import FORMS, Scope
 from tistream import ts as tso
 from tistream.catalog.log.committed import SegmentFormat
 from tistream.catalog.log.files import file_bytes

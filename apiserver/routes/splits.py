@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from apiserver.routes.changes import Cursor, EndTs, StartTs
-from reading.cursor import Scope
 from reading.deps import Id, Services
+from reading.position import Scope
 from reading.splits import SplitRequest, plan, shown
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import needs

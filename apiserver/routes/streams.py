@@ -34,9 +34,9 @@ from apiserver.stream.answer import StreamAnswer
 from apiserver.stream.following import Following
 from apiserver.stream.frames import SSE, ArrowFrames, EventFrames, Frames, LineFrames
 from apiserver.stream.pump import Pump
-from reading.cursor import Scope
 from reading.deps import Id, Services
 from reading.formats import create_format, parse_options
+from reading.position import Scope
 from reading.pull import ARROW_FORMS, PullRequest
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import needs, still_in

@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 from apiserver.stream.pages import SharedPages
 from apiserver.waker import Waker
 from reading.deps import Services
-from reading.moments import Moment, Moments
 from reading.pull import PullAnswer, PullRequest
+from reading.served import Served, ServedCache
 from tistream.catalog.work.tasks import served_watermarks
 from tistream.errors import TooManyOpen
 from tistream.ids import Tenant
@@ -49,7 +49,7 @@ class Following:
         self.services = services
         self.limits = limits or FollowLimits()
         self.waker = Waker(partial(served_watermarks, services.catalog))
-        self.moments = Moments(services)
+        self.moments = ServedCache(services)
         self.pages = SharedPages()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="followers")
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class Following:
         """Run what blocks in a follower's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(make, *args, **kwargs))
 
-    async def told(self, tenant: Tenant) -> Moment | None:
+    async def told(self, tenant: Tenant) -> Served | None:
         """The moment of those who wait for the tenant; it covers the last look at the catalog. None if nobody waits."""
         watermark = self.waker.known(tenant)
         if watermark < 0:

@@ -12,8 +12,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 
 from reading.deps import Services
-from reading.moments import Moment
 from reading.pull import PullAnswer, PullRequest, pull
+from reading.served import Served
 
 _KEPT_BYTES_MAX = 32 << 20
 _KEPT_MAX = 256
@@ -33,7 +33,7 @@ class SharedPages:
         self._pages: OrderedDict[Hashable, _Page] = OrderedDict()
         self._bytes = 0
 
-    def make(self, services: Services, request: PullRequest, moment: Moment) -> PullAnswer:
+    def make(self, services: Services, request: PullRequest, moment: Served) -> PullAnswer:
         """The page as of the moment; whoever comes first makes it, the others wait for that."""
         key = _key(request, moment)
         with self._lock:
@@ -58,7 +58,7 @@ class SharedPages:
                 self._bytes -= dropped.answer.content.size if dropped.answer is not None else 0
 
 
-def _key(request: PullRequest, moment: Moment) -> Hashable:
+def _key(request: PullRequest, moment: Served) -> Hashable:
     """Everything that a page depends on."""
     wishes = tuple(getattr(request, f.name) for f in fields(request) if f.name != "options")
     return wishes, tuple(sorted(request.options.items())), moment.resolved

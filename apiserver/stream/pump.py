@@ -21,9 +21,9 @@ from apiserver.compression import Coder
 from apiserver.stream.following import Following
 from apiserver.stream.frames import Frames, Mark
 from apiserver.waker import Watch
-from reading import cursor
-from reading.moments import Moment
+from reading import position
 from reading.pull import PullAnswer, PullRequest, concerns
+from reading.served import Served
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.http import problem
 
@@ -132,7 +132,7 @@ class Pump:
         self._waiting.append(self._coder.push(self._frames.begin(answer)))
         return answer.has_more, self._cut(answer)
 
-    def _make(self, moment: Moment) -> _Start:
+    def _make(self, moment: Served) -> _Start:
         request = replace(self._request, cursor=self._delivered.cursor)
         answer = self._following.pages.make(self._following.services, request, moment)
         return answer.has_more, self._cut(answer)
@@ -144,14 +144,14 @@ class Pump:
         mark = Mark(ts=answer.end, cursor=answer.next_cursor)
         return mark, [self._coder.push(piece) for piece in self._frames.page(answer, mark)]
 
-    async def _now(self) -> Moment | None:
+    async def _now(self) -> Served | None:
         """There is more of what is served already."""
         if self._following.waker.closing:
             return None
         tenant = self._request.scope.tenant
         return self._following.moments.known(tenant, self._seen) or await self._moment(self._seen)
 
-    async def _news(self, watch: Watch) -> Moment | None:
+    async def _news(self, watch: Watch) -> Served | None:
         """The moment at which there may be something to deliver; None when the stream is to end. Meanwhile it says each
         second how far the watermark is."""
         scope = self._request.scope
@@ -165,7 +165,7 @@ class Pump:
             self._seen = moment.covers
             if moment.resolved <= self._at:
                 continue
-            if not self._following.moments.is_quiet(scope, self._at, moment, concerns):
+            if not self._following.moments.is_idle(scope, self._at, moment, concerns):
                 return moment
             self._at = moment.resolved if self._end_ts is None else min(moment.resolved, self._end_ts)
             if self._is_at_end() or self._loop.time() - self._told_at >= _QUIET_MOVES_EACH_S:
@@ -177,7 +177,7 @@ class Pump:
     def _is_at_end(self) -> bool:
         return self._end_ts is not None and self._at >= self._end_ts
 
-    async def _moment(self, watermark: int) -> Moment:
+    async def _moment(self, watermark: int) -> Served:
         return await self._retried(self._following.moments.at, self._request.scope.tenant, watermark)
 
     async def _retried(self, make: Callable[..., T], *args: object) -> T:
@@ -201,4 +201,4 @@ class Pump:
         await self._deliver(mark, [self._coder.push(self._frames.mark(mark))])
 
     def _mark(self, ts: int) -> Mark:
-        return Mark(ts=ts, cursor=cursor.encode(self._request.scope, ts))
+        return Mark(ts=ts, cursor=position.encode_cursor(self._request.scope, ts))

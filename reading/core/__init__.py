@@ -1,1 +1,1 @@
-"""Changes of a page: merge, split and cut. Pure."""
+"""Pure functions over changes: merge, split and cut."""

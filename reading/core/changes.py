@@ -1,8 +1,7 @@
-"""Decoded row changes on their way to a format encoder.
+"""Decoded row changes of one table version, columnar: the input of format encoders.
 
-The reader cuts a page of the committed log into one TableChanges per table version; encoders turn each into one line
-per row. Lines are put back into commit order by `order`. A row here is a *message*: an update that a protocol wants as
-delete and insert is already split.
+A page is one TableChanges per table version; encoders render one line per row, and `order` puts the lines back into
+commit order. A row here is a *message*: an update that a protocol wants as delete and insert is already split.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ INSERT, UPDATE, DELETE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChanges:
-    """Changes of one table version, columnar. All arrays have the same length, one element a message.
+    """Changes of one table version, columnar. All arrays have the same length, one element per message.
 
     `after` and `before` have one column per `table.visible_columns`, in that order and by that name, in *storage form*
-    (see `tistream.codec.row`). Where a message has no such image (after of a delete, before of an insert) its values
-    are null and `kind` says so.
+    (see `tistream.codec.row`). Values are null where a message has no such image (after of a
+    delete, before of an insert).
     """
 
     table: Table
@@ -36,7 +35,7 @@ class TableChanges:
     key: pa.BinaryArray  #: record keys
     after: pa.RecordBatch
     before: pa.RecordBatch
-    split: npt.NDArray[np.bool_]  #: made out of an update
+    split: npt.NDArray[np.bool_]  #: half of a split update
 
     def __len__(self) -> int:
         return len(self.kind)

@@ -1,8 +1,7 @@
-"""Where a long read can be cut into parts of about equal work (pure).
+"""Cuts a long read into parts of about equal work (pure).
 
-What the catalog says of segments is enough: how many rows and bytes each has, and between which commit_ts. They are
-taken to be spread evenly between these. Any cut is right, for a cursor may stand at any commit_ts; the guess decides
-sizes, nothing else.
+Estimates come from the catalog's rows, bytes and commit_ts range of each segment, taken to be spread evenly. Any cut is
+correct, since a cursor may be at any commit_ts; the estimate decides sizes only.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from reading.core.merge import Span
 
 
 def bounded_end(segments: Sequence[Span], *, after: int, upto: int, rows: int) -> int:
-    """The largest end such that (after, end] surely holds no more than `rows` rows; `after` when there is none.
+    """The largest end such that (after, end] holds at most `rows` rows; `after` when there is none.
 
-    `segments` are all that may hold rows in (after, upto], by lo_ts.
+    `segments` are all that may hold rows in (after, upto], sorted by lo_ts.
     """
     held = 0
     for segment in segments:
@@ -29,7 +28,7 @@ def bounded_end(segments: Sequence[Span], *, after: int, upto: int, rows: int) -
 
 
 def cut_points(segments: Sequence[Span], *, after: int, upto: int, parts: int, part_bytes: int) -> list[int]:
-    """Rising commit_ts in (after, upto), at most `parts` - 1, between parts of at least about `part_bytes` each."""
+    """At most `parts` - 1 ascending commit_ts in (after, upto) that cut it into parts of about `part_bytes` or more."""
     if not segments or upto - after < 2:
         return []
     lo = np.array([max(s.lo_ts - 1, after) - after for s in segments], np.int64)
@@ -54,8 +53,8 @@ def cut_points(segments: Sequence[Span], *, after: int, upto: int, parts: int, p
     return [after + int(place) for place in np.unique(places) if 0 < place < upto - after]
 
 
-def guessed_rows(segments: Sequence[Span], *, after: int, upto: int) -> int:
-    """About how many rows lie in (after, upto]; 0 only when there is surely none."""
+def estimated_rows(segments: Sequence[Span], *, after: int, upto: int) -> int:
+    """Estimated number of rows in (after, upto]; 0 only when there is certainly none."""
     found = 0.0
     for s in segments:
         lo, hi = max(s.lo_ts - 1, after), min(s.hi_ts, upto)

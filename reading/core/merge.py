@@ -1,15 +1,14 @@
-"""Cutting a page out of the committed log (pure).
+"""Cuts a page out of the committed log (pure).
 
 The log of a tenant is many segments of several tasks, each with a commit_ts range. A page is everything in
 `(after, upto]` for the largest `upto` that keeps the page near its limits:
 
-- segments are taken in order of their lowest commit_ts until they hold enough bytes, or so many rows below the next
-  one's lowest commit_ts as the page wants. How many of a segment's rows lie there is guessed, as if they were spread
-  evenly over its commit_ts: a compacted file's segments reach far beyond one page. The guess decides sizes, nothing
-  else;
-- nothing at or above the lowest commit_ts of the first segment left out may be in the page (`safe_end`);
-- a page that has read enough leaves out the last segments again if hardly a row of them would be in it: all segments of
-  a flush begin at about the same commit_ts, so those read of one that is cut in two would be read for nothing;
+- segments are taken in order of their lowest commit_ts until they hold enough bytes, or enough rows below the lowest
+  commit_ts of the next one. Rows of a segment below a commit_ts are estimated, as if spread evenly: segments of a
+  compacted file reach far beyond one page. The estimate decides sizes only;
+- a page ends below the lowest commit_ts of the first segment that is not read (`safe_end`);
+- a page that has enough bytes drops its last segments again if they would contribute hardly a row: all segments of a
+  flush begin at about the same commit_ts, so most would be read for nothing;
 - if the rows are still too many, the page ends at the commit_ts of the row that fills it, with all rows of that
   commit_ts: a transaction is never cut in two, and a page always makes progress.
 """
@@ -23,12 +22,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-_ROWS_KEPT = 0.95  # of a page that leaves segments out again, at least
-_BYTES_KEPT = 0.9  # of what it would read, at most: else it is not worth a smaller page
+_ROWS_KEPT = 0.95  # least share of the rows that a page keeps when it drops segments
+_BYTES_KEPT = 0.9  # largest share of the bytes that it then still reads; above, nothing is dropped
 
 
 class Span(Protocol):
-    """What planning needs to know of a segment: inclusive commit_ts range, number of rows, stored bytes."""
+    """A segment as planning sees it: inclusive commit_ts range, number of rows, stored bytes."""
 
     @property
     def lo_ts(self) -> int: ...
@@ -48,15 +47,15 @@ def plan(
 ) -> tuple[int, int]:
     """How many segments to read from the front of `segments`, and the commit_ts up to which they are complete.
 
-    `segments` are sorted by lo_ts; `truncated` says that the catalog has more behind the last one. The end lies in
-    `(after, upto]` unless `truncated` segments all start at the same commit_ts: then the caller asks for more.
+    `segments` are sorted by lo_ts; `truncated`: the catalog has more after the last one. The end lies in
+    `(after, upto]` unless `truncated` segments all start at the same commit_ts: then list more and call again.
     """
     held_rows = held_bytes = 0
     for n, segment in enumerate(segments):
         safe_end = segment.lo_ts - 1
         if after < safe_end and (
             held_bytes >= stored_bytes
-            or (held_rows >= rows and _guessed_rows(segments[:n], after, min(safe_end, upto)) >= rows)
+            or (held_rows >= rows and _estimated_rows(segments[:n], after, min(safe_end, upto)) >= rows)
         ):
             if held_bytes >= stored_bytes:
                 n = _worth_reading(segments, n, after, upto)
@@ -65,25 +64,25 @@ def plan(
         held_bytes += segment.length
     if truncated:
         last = segments[-1].lo_ts
-        whole = next((n for n, segment in enumerate(segments) if segment.lo_ts == last), 0)
-        return whole, min(last - 1, upto)
+        complete = next((n for n, segment in enumerate(segments) if segment.lo_ts == last), 0)
+        return complete, min(last - 1, upto)
     return len(segments), upto
 
 
 def _worth_reading(segments: Sequence[Span], n: int, after: int, upto: int) -> int:
-    """How many of the first `n` segments to read: fewer, if those hold nearly all rows of the page and are much less to
-    read. The page then ends below the first one left out, still above `after`."""
+    """How many of the first `n` segments to read: fewer if these hold nearly all rows of the page in clearly fewer
+    bytes. The page then ends below the first one dropped, still above `after`."""
 
     def rows_of(count: int) -> float:
-        return _guessed_rows(segments[:count], after, min(segments[count].lo_ts - 1, upto))
+        return _estimated_rows(segments[:count], after, min(segments[count].lo_ts - 1, upto))
 
     fewer = bisect_left(range(n), _ROWS_KEPT * rows_of(n), key=rows_of)
     stored = np.array([s.length for s in segments[:n]], np.int64)
     return fewer if stored[:fewer].sum() <= _BYTES_KEPT * stored.sum() else n
 
 
-def _guessed_rows(segments: Sequence[Span], after: int, end: int) -> float:
-    """About how many rows of the segments lie in (after, end]."""
+def _estimated_rows(segments: Sequence[Span], after: int, end: int) -> float:
+    """Estimated number of rows of the segments in (after, end]."""
     lo = np.array([max(s.lo_ts - 1, after) for s in segments], np.int64)
     hi = np.array([s.hi_ts for s in segments], np.int64)
     first = np.array([s.lo_ts - 1 for s in segments], np.int64)
@@ -92,7 +91,7 @@ def _guessed_rows(segments: Sequence[Span], after: int, end: int) -> float:
 
 
 def cut(commit_ts: npt.NDArray[np.uint64], *, upto: int, rows: int) -> tuple[int, int]:
-    """Number of rows from the front of the sorted `commit_ts` that make the page, and where the page ends."""
+    """(number of rows at the front of the sorted `commit_ts` that make the page, the commit_ts at which it ends)."""
     n = int(np.searchsorted(commit_ts, np.uint64(upto), side="right"))
     if n <= rows:
         return n, upto

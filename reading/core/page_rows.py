@@ -1,9 +1,8 @@
-"""Putting the rows of a page together (pure): which rows of a segment it holds, and in which order they stand.
+"""Selects and orders the rows of a page (pure), copying only where it must.
 
-Rows are copied only where they must be. A segment that lies wholly inside of what was asked for is taken as it was
-read, one that reaches over an edge of the interval is sliced where its rows stand together, and segments that follow
-one another in commit order are put behind one another as they are: such a page is many chunks, and no row of it was
-touched. Rows move only where segments of several tables or tasks overlap in time.
+A segment inside the interval is used as it was read, one that crosses an edge is sliced where its rows are contiguous,
+and segments that follow each other in commit order are concatenated without a copy. Rows move only where segments of
+several tables or tasks overlap in time.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _ORDER = ("commit_ts", "start_ts", "table_id", "key")
 def select(
     table: pa.Table, after: int, upto: int, table_ids: Collection[int] | None, *, changes_only: bool = True
 ) -> pa.Table:
-    """Rows (of a segment: one chunk, table ids rise) in (after, upto] of the wanted tables, without those that are kept
-    for reads as of a timestamp only unless they are asked for."""
+    """Rows in (after, upto] of these tables, from one segment (one chunk, table ids ascending). `changes_only` drops
+    rows that are kept only for reads as of a timestamp."""
     ts = table["commit_ts"].to_numpy()
     keep = (ts > np.uint64(after)) & (ts <= np.uint64(upto))
     if changes_only:
@@ -37,7 +36,7 @@ def select(
 
 
 def only(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
-    """The rows where `keep` holds: a slice if they stand together."""
+    """The rows where `keep` holds; a slice if they are contiguous."""
     count = int(np.count_nonzero(keep))
     first = int(keep.argmax()) if count else 0
     if keep[first : first + count].all():
@@ -46,9 +45,9 @@ def only(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
 
 
 def page(parts: Sequence[pa.Table], *, upto: int, rows: int, size: int) -> tuple[pa.Table, int]:
-    """The front of all rows, by (commit_ts, start_ts, table_id, key), and the commit_ts with which it ends: as many as
-    `rows` and bytes of keys and values (`size`) allow, see `merge.cut`. Rows of a part rise by (table_id, commit_ts,
-    start_ts, key). What is in order already keeps its chunks; else only the rows of the page move."""
+    """(the first rows by (commit_ts, start_ts, table_id, key), the commit_ts at which they end): as many as `rows` and
+    `size`, bytes of keys and values, allow (see `merge.cut`). Parts are sorted by (table_id, commit_ts, start_ts, key).
+    Rows already in order keep their chunks; else only the rows of the page move."""
     whole = pa.concat_tables([change.COMMITTED.empty_table(), *parts])
     order = _order(whole, parts)
     commit_ts = whole["commit_ts"].to_numpy()
@@ -60,7 +59,7 @@ def page(parts: Sequence[pa.Table], *, upto: int, rows: int, size: int) -> tuple
 
 
 def _order(whole: pa.Table, parts: Sequence[pa.Table]) -> npt.NDArray[np.int64] | None:
-    """The row numbers in the order of a page; None when that is how they stand."""
+    """The row numbers in page order; None when the rows are in that order."""
     commit_ts, start_ts, ids = (whole[name].to_numpy() for name in _ORDER[:3])
     if (commit_ts[1:] > commit_ts[:-1]).all():
         return None
@@ -70,8 +69,7 @@ def _order(whole: pa.Table, parts: Sequence[pa.Table]) -> npt.NDArray[np.int64] 
 
 
 def _order_ties(whole: pa.Table, parts: Sequence[pa.Table], order: npt.NDArray[np.int64]) -> None:
-    """Put the rows of one transaction and table in key order where they come from several parts: in `order`, in which
-    they stand together."""
+    """Sort by key, in `order`, the rows of one transaction and table that come from several parts."""
     equal = np.ones(max(0, len(order) - 1), np.bool_)
     for name in _ORDER[:3]:
         column = whole[name].to_numpy()[order]
@@ -88,7 +86,7 @@ def _order_ties(whole: pa.Table, parts: Sequence[pa.Table], order: npt.NDArray[n
 
 
 def _fitting(whole: pa.Table, order: npt.NDArray[np.int64] | None, rows: int, size: int) -> int:
-    """How many rows from the front make a page; at least one."""
+    """How many of the first rows fit a page; at least one."""
     if whole.nbytes <= size or not whole.num_rows:
         return max(1, min(rows, int(whole.num_rows)))
     sizes = np.zeros(whole.num_rows, np.int64)

@@ -1,13 +1,13 @@
-"""From decoded rows to ordered messages: what kind of change each row is, which updates are split, and their order.
+"""Classifies decoded rows as changes, splits unique-key updates, and sets the message order.
 
-A row with a new value and an old one is an update, with a new value only an insert, without a new value a delete; a row
-that says neither (put without a value) is no change and is dropped. So is the delete of a key that did not exist, but
-where a reader asks for these: our own formats do, because it is a version that the upstream has. Where the upstream
-does not tell old values (FLAG_OLD_VALUE_UNKNOWN) a put is an insert and a delete always a delete.
+A row with a new and an old value is an update, with a new value only an insert, without a new value a delete. A put
+without a value is no change and is dropped. The delete of a key that did not exist is dropped too, unless
+`bare_deletes`: our own formats deliver it, because it is a version that the upstream has. Where the upstream sends no
+old values (FLAG_OLD_VALUE_UNKNOWN), a put is an insert and a delete always a delete.
 
-Where the protocol wants it, an update that changes a column of any unique index becomes a delete and an insert. Values
-are compared as decoded. Within one transaction and one physical table the order is deletes, updates, inserts, each in
-key order; the delete of a split update stays where the update was, its insert follows all other rows.
+If the protocol splits updates, one that changes a column of a unique index becomes a delete and an insert; decoded
+values are compared. Within one transaction and physical table the order is deletes, updates, inserts, each in key
+order; the delete of a split update stays at the update's place, its insert follows all other rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def classify(
     *,
     bare_deletes: bool = False,
 ) -> npt.NDArray[np.uint8]:
-    """INSERT, UPDATE or DELETE of each row; 255 for rows that change nothing. `bare_deletes`: also deletes of keys that
+    """INSERT, UPDATE or DELETE of each row; 255 for rows that change nothing. `bare_deletes` keeps deletes of keys that
     did not exist."""
     put = op == Op.PUT
     kind = np.full(len(op), _DROPPED, np.uint8)
@@ -51,7 +51,7 @@ def build_changes(
 ) -> TableChanges:
     """The changes of `rows` (schema change.COMMITTED), whose decoded images are `after` and `before`.
 
-    Order is the order of the rows; `order_messages` sets the real one.
+    `order` is the order of the rows until `order_messages` sets the final one.
     """
     rows = rows.combine_chunks()
     no_value, no_old = (_column(rows, n).is_null().to_numpy(zero_copy_only=False) for n in ("value", "old_value"))
@@ -74,7 +74,7 @@ def build_changes(
 
 
 def pick(changes: TableChanges, index: npt.NDArray[np.int64]) -> TableChanges:
-    """The changes at the given places, in that order."""
+    """The changes at these indexes, in that order."""
     at = pa.array(index)
     after = changes.after.take(at)
     return TableChanges(
@@ -94,16 +94,16 @@ def pick(changes: TableChanges, index: npt.NDArray[np.int64]) -> TableChanges:
 def order_messages(changes: Sequence[TableChanges], *, split: bool) -> list[TableChanges]:
     """The same changes with `order` set over all of them, unique-key updates split when `split` is true.
 
-    Every transaction must be whole: all its rows of all the tables asked for are in `changes`.
+    `changes` must hold every transaction whole, with all its rows of all the tables of the scope.
     """
     parts = [split_updates(c) if split else c for c in changes if len(c)]
     if not parts:
         return []
     kind = np.concatenate([c.kind for c in parts])
-    apart = np.concatenate([c.split for c in parts])
+    is_split = np.concatenate([c.split for c in parts])
     rank = _RANK[kind]
-    rank[apart & (kind == DELETE)] = _RANK[UPDATE]
-    rank[apart & (kind == INSERT)] = _RANK[INSERT] + 1
+    rank[is_split & (kind == DELETE)] = _RANK[UPDATE]
+    rank[is_split & (kind == INSERT)] = _RANK[INSERT] + 1
     columns = pa.table(
         {
             "commit_ts": np.concatenate([c.commit_ts for c in parts]),
@@ -121,25 +121,25 @@ def order_messages(changes: Sequence[TableChanges], *, split: bool) -> list[Tabl
 
 
 def split_updates(changes: TableChanges) -> TableChanges:
-    """Each update that changes a unique key as a delete and an insert; the inserts come last."""
+    """Replace each update that changes a unique key by a delete and an insert; the inserts come last."""
     changed = np.flatnonzero(_unique_key_changed(changes) & (changes.kind == UPDATE))
     if not len(changed):
         return changes
-    whole = pick(changes, np.concatenate([np.arange(len(changes), dtype=np.int64), changed]))
-    kind = whole.kind.copy()
-    apart = whole.split.copy()
-    inserts = np.arange(len(changes), len(whole))
+    doubled = pick(changes, np.concatenate([np.arange(len(changes), dtype=np.int64), changed]))
+    kind = doubled.kind.copy()
+    is_split = doubled.split.copy()
+    inserts = np.arange(len(changes), len(doubled))
     kind[changed] = DELETE
     kind[inserts] = INSERT
-    apart[changed] = True
-    apart[inserts] = True
-    return replace(whole, kind=kind, split=apart)
+    is_split[changed] = True
+    is_split[inserts] = True
+    return replace(doubled, kind=kind, split=is_split)
 
 
 def unique_columns(table: Table) -> tuple[int, ...]:
-    """Places in `visible_columns` of the columns of unique indexes, the primary key included.
+    """Indexes into `visible_columns` of the columns of unique indexes, the primary key included.
 
-    Virtual columns have no value in a row and do not count.
+    Virtual columns have no stored value and are not included.
     """
     offsets = {c.offset for index in table.indexes if index.unique or index.primary for c in index.columns}
     return tuple(

@@ -83,7 +83,7 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "_PAGE_BYTES_MAX": (1, 300),
         "_PAGE_STORED_BYTES_MAX": (1, 3000),
     },
-    "reading.moments": {"_SEGMENTS_MAX": (1, 3), "_STEPS_KEPT": (1, 2), "_SCOPES_KEPT": (1,)},
+    "reading.served": {"_SEGMENTS_MAX": (1, 3), "_STEPS_KEPT": (1, 2), "_SCOPES_KEPT": (1,)},
     "schemas.registry.schema_registry": {"_SEGMENTS_ASKED": (1, 3)},
     "schemas.history": {"_SNAPSHOTS_KEPT": (1, 2)},
     "schemas.kept": {"_INCREMENTS_MAX": (1, 2)},

@@ -23,8 +23,8 @@ from metaserver.loop import MetaWorker
 from pusher.control import ControlUnavailable, IncarnationGrant, PushBundle
 from pusher.frontier import FrontierEntry, FrontierReader
 from pusher.worker import PusherWorker
-from reading.cursor import Scope
 from reading.deps import Services
+from reading.position import Scope
 from reading.pull import PullRequest, pull
 from simulator.dst import threads
 from simulator.dst.database import SimCatalog
@@ -301,19 +301,19 @@ def _read(
 
 def read_once(world: Hosts, services: Services, who: str, start: str | None, limit: int) -> str | None:
     """One pull, handed to the oracle; the next cursor."""
-    from reading import cursor
+    from reading import position
 
     scope = Scope(tenant=TENANT)
     row = get_tenant(services.catalog, TENANT)
     if not row.start_ts:
         return None
-    after = row.start_ts if start is None else cursor.decode(start, scope)
+    after = row.start_ts if start is None else position.decode_cursor(start, scope)
     request = PullRequest(
         scope=scope, start_ts=None if start else "earliest", cursor=start, format="arrow", options={}, limit=limit
     )
     seen = world.oracle.served_max
     answer = pull(services, request)
     rows = pa.ipc.open_stream(answer.content).read_all()
-    upto = cursor.decode(answer.next_cursor, scope)
+    upto = position.decode_cursor(answer.next_cursor, scope)
     world.oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen)
     return answer.next_cursor

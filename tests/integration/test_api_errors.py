@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import structlog
 
-from reading import cursor
-from reading.cursor import Scope
+from reading import position
+from reading.position import Scope
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.log_builder import TENANT, recording_end, with_broken_value
 from tests.kit.open_folder import OpenFolder
@@ -111,7 +111,7 @@ def test_a_damaged_cursor_is_refused(world: ApiWorld) -> None:
 
 
 def test_a_cursor_below_the_log_is_gone(world: ApiWorld) -> None:
-    old = cursor.encode(Scope(tenant=TENANT), EARLIEST - 7)
+    old = position.encode_cursor(Scope(tenant=TENANT), EARLIEST - 7)
     assert problem(world.get("/changes", cursor=old), 410)["facts"]["earliest_ts"] == str(EARLIEST)
 
 
@@ -323,5 +323,5 @@ def test_every_route_is_described(world: ApiWorld) -> None:
 
 
 def test_tenants_do_not_see_each_other(world: ApiWorld) -> None:
-    text = cursor.encode(Scope(tenant=Tenant(1, 2)), EARLIEST + 1)
+    text = position.encode_cursor(Scope(tenant=Tenant(1, 2)), EARLIEST + 1)
     problem(world.get("/changes", cursor=text), 400)

@@ -16,8 +16,8 @@ import orjson
 import pytest
 
 from apiserver.stream.following import FollowLimits
-from reading import cursor
-from reading.cursor import Scope
+from reading import position
+from reading.position import Scope
 from tests.kit.api_world import BASE
 from tests.kit.log_builder import TENANT
 from tests.kit.stream_world import StreamWorld, stream_world
@@ -57,12 +57,12 @@ def raw(world: StreamWorld, request: bytes, *, read: int = 1 << 20) -> bytes:
         return answer
 
 
-MINE = cursor.encode(Scope(tenant=TENANT), 470613531252228096)
-OTHERS = cursor.encode(Scope(tenant=Tenant(1, 2)), 470613531252228096)
+MINE = position.encode_cursor(Scope(tenant=TENANT), 470613531252228096)
+OTHERS = position.encode_cursor(Scope(tenant=Tenant(1, 2)), 470613531252228096)
 BAD_CURSORS = [
     "", "=", "nonsense", "\u00e4", "%00", "A" * 5000, MINE[:-1], MINE[1:], MINE + "A",
     MINE[:20] + ("B" if MINE[20] != "B" else "C") + MINE[21:],
-    OTHERS, cursor.encode(Scope(tenant=TENANT, database="shop"), 5),
+    OTHERS, position.encode_cursor(Scope(tenant=TENANT, database="shop"), 5),
     made_by_hand(b"not json"), made_by_hand(b"[1,1,null,null,%d]" % (1 << 80)), made_by_hand([1, 1, None, None]),
     made_by_hand({"a": 1}), made_by_hand([1, 1, None, None, "x"]), made_by_hand([1, 1, None, None, -5]),
     made_by_hand([1, 1, None, None, None]), made_by_hand([1, 1, [], {}, 5]), made_by_hand([1, 1, None, None, 5], b"9"),

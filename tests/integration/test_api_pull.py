@@ -12,8 +12,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from reading import cursor
-from reading.cursor import Scope
+from reading import position
+from reading.position import Scope
 from tests.kit import recording, replica
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.log_builder import TENANT, recording_end
@@ -57,7 +57,7 @@ def test_pages_of_any_size_make_the_single_page(world: ApiWorld, fmt: str, limit
     pages = list(world.pages(format=fmt, limit=limit))
     assert len(pages) >= 9_000 / limit, "one transaction has some thousand rows, and they come on one page"
     assert b"".join(p.content for p in pages) == whole.content
-    assert next_cursor(pages[-1]) == next_cursor(whole) == cursor.encode(Scope(tenant=TENANT), END)
+    assert next_cursor(pages[-1]) == next_cursor(whole) == position.encode_cursor(Scope(tenant=TENANT), END)
 
 
 def test_commit_timestamps_never_fall_and_no_transaction_is_cut(world: ApiWorld) -> None:
@@ -113,7 +113,7 @@ def test_csv_and_plain_canal_have_no_watermark(world: ApiWorld) -> None:
 def test_end_ts_ends_the_pull_and_the_rest_follows_from_its_cursor(world: ApiWorld) -> None:
     middle = world.log.cuts(2)[0]
     first = list(world.pages(end_ts=middle, limit=3000, format="ndjson"))
-    assert next_cursor(first[-1]) == cursor.encode(Scope(tenant=TENANT), middle)
+    assert next_cursor(first[-1]) == position.encode_cursor(Scope(tenant=TENANT), middle)
     assert {resolved_ts(p) for p in first} == {END}, "the header says what is served, not where the pull ends"
     mark = events_of(first[-1])[-1]
     assert (mark["type"], mark["resolved_ts"]) == ("resolved", str(middle))
@@ -153,7 +153,7 @@ def test_an_empty_json_page_says_how_late_it_is(world: ApiWorld) -> None:
     page = world.ok(start_ts="latest").json()
     assert page["items"] == []
     assert 1000 <= page["lag_ms"] <= 1001
-    assert page["next_cursor"] == cursor.encode(Scope(tenant=TENANT), END)
+    assert page["next_cursor"] == position.encode_cursor(Scope(tenant=TENANT), END)
 
 
 def test_the_link_leads_to_the_next_page(world: ApiWorld) -> None:

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from reading import cursor
-from reading.cursor import Scope
+from reading import position
+from reading.position import Scope
 from tests.kit.api_world import ONE_PAGE, ApiWorld, api_world, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT
 from tistream.catalog.log.committed import SegmentRow, find_segments
@@ -77,14 +77,14 @@ def test_undecoded_rows_are_the_same_once_each(whole: ApiWorld, cut: ApiWorld) -
 
 def test_a_page_that_is_full_in_the_middle_of_a_transaction_ends_behind_it(whole: ApiWorld, cut: ApiWorld) -> None:
     """A cursor stands between two commit timestamps, also where the rows of one lie in many objects."""
-    stops = [cursor.decode(next_cursor(page), Scope(tenant=TENANT)) for page in cut.pages(limit=60)]
+    stops = [position.decode_cursor(next_cursor(page), Scope(tenant=TENANT)) for page in cut.pages(limit=60)]
     assert all(a < b for a, b in pairwise(stops))
     in_order = [e for e in whole.events(limit=ONE_PAGE) if "commit_ts" in e]
     for ts in random.Random(1).sample(shared_ts(cut), 5):
-        before = cursor.encode(Scope(tenant=TENANT), ts - 1)
+        before = position.encode_cursor(Scope(tenant=TENANT), ts - 1)
         page = cut.ok(cursor=before, limit=1, format="ndjson")
-        stop = cursor.decode(next_cursor(page), Scope(tenant=TENANT))
+        stop = position.decode_cursor(next_cursor(page), Scope(tenant=TENANT))
         want = [e for e in in_order if ts <= int(e["commit_ts"]) <= stop]
         assert [e for e in events_of(page) if "commit_ts" in e] == want
-        behind = cut.ok(cursor=cursor.encode(Scope(tenant=TENANT), ts), limit=1, format="ndjson")
+        behind = cut.ok(cursor=position.encode_cursor(Scope(tenant=TENANT), ts), limit=1, format="ndjson")
         assert all(int(e["commit_ts"]) > ts for e in events_of(behind) if "commit_ts" in e)

@@ -19,8 +19,8 @@ import pytest
 import zstandard
 
 from apiserver.stream.following import FollowLimits
-from reading import cursor
-from reading.cursor import Scope
+from reading import position
+from reading.position import Scope
 from tests.kit.api_world import BASE, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.stream_world import StreamWorld, events_until, lines_of, sse_of, stream_world
@@ -69,9 +69,9 @@ def test_a_stream_up_to_a_timestamp_has_what_a_pull_has(world: StreamWorld, codi
     marks = [e for e in events if e["type"] == "resolved"]
     assert len(marks) > 4
     for event in marks:
-        assert event["cursor"] == cursor.encode(Scope(tenant=TENANT), int(event["resolved_ts"]))
+        assert event["cursor"] == position.encode_cursor(Scope(tenant=TENANT), int(event["resolved_ts"]))
     assert events[-1]["reason"] == "end-reached"
-    assert events[-1]["cursor"] == cursor.encode(Scope(tenant=TENANT), END)
+    assert events[-1]["cursor"] == position.encode_cursor(Scope(tenant=TENANT), END)
 
 
 def test_what_lies_behind_a_watermark_was_not_sent_before_it(world: StreamWorld) -> None:
@@ -91,7 +91,7 @@ def test_coded_streams_can_be_read_as_they_come(world: StreamWorld, coding: str)
     with world.stream(headers={"Accept-Encoding": coding}, start_ts="earliest", limit=1500) as answer:
         assert answer.headers["content-encoding"] == coding
         pieces, seen = answer.iter_raw(), b""
-        while cursor.encode(Scope(tenant=TENANT), END).encode() not in seen:
+        while position.encode_cursor(Scope(tenant=TENANT), END).encode() not in seen:
             seen += frame.decompress(next(pieces))
     whole = [orjson.loads(line) for line in seen.split(b"\n")[:-1]]
     assert changes(whole) == [e for e in world.api.events() if e["type"] != "resolved"]
@@ -100,7 +100,7 @@ def test_coded_streams_can_be_read_as_they_come(world: StreamWorld, coding: str)
 def test_events_resume_at_the_last_id_with_nothing_lost_or_repeated(world: StreamWorld) -> None:
     got: list[dict[str, Any]] = []
     last_id, opened = "", 0
-    while not got or last_id != cursor.encode(Scope(tenant=TENANT), END):
+    while not got or last_id != position.encode_cursor(Scope(tenant=TENANT), END):
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         unsure: list[dict[str, Any]] = []
         opened += 1
@@ -111,7 +111,7 @@ def test_events_resume_at_the_last_id_with_nothing_lost_or_repeated(world: Strea
                     last_id = event["id"]
                     got += unsure
                     unsure = []
-                    if n > 2500 or last_id == cursor.encode(Scope(tenant=TENANT), END):
+                    if n > 2500 or last_id == position.encode_cursor(Scope(tenant=TENANT), END):
                         break
                 else:
                     unsure.append(event["data"])
@@ -227,7 +227,7 @@ def test_a_consumer_that_takes_nothing_is_closed_with_its_cursor(growing: Stream
     assert last["reason"] == "slow-consumer"
     assert body.endswith(b"0\r\n\r\n"), "a clean end"
     at = int(last["resolved_ts"])
-    assert last["cursor"] == cursor.encode(Scope(tenant=TENANT), at)
+    assert last["cursor"] == position.encode_cursor(Scope(tenant=TENANT), at)
     sent = body.count(b'"commit_ts":')
     assert sent == len([e for e in growing.api.events(end_ts=at) if e["type"] != "resolved"])
     assert growing.api.ok(start_ts="latest").status_code == 200

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from reading.excluded_rows import left_out
+from reading.excluded_rows import excluded_rows
 from schemas.ids import IdStatus
 from tests.kit.api_world import ApiWorld, api_world, events_of
 from tests.kit.partition_consumer import Consumer
@@ -82,7 +82,7 @@ def test_no_commit_of_the_batch_files_is_dropped_without_a_reason(
     assert len(delivered) == len(lines)
     assert delivered <= recording.committed
     history = world.services.registry.history(world.log.tenant)
-    lost = left_out(history, recording.rows.filter(pc.less_equal(recording.rows["commit_ts"], recording.end_ts)))
+    lost = excluded_rows(history, recording.rows.filter(pc.less_equal(recording.rows["commit_ts"], recording.end_ts)))
     found = Counter(int(of[key]) for key, _ in delivered)
     for part in lost:
         found[part.physical_id] += part.rows
@@ -91,4 +91,4 @@ def test_no_commit_of_the_batch_files_is_dropped_without_a_reason(
     for part in lost:
         reasons[part.status] += part.rows
     assert set(reasons) == {IdStatus.RETIRED, IdStatus.COPY, IdStatus.SYSTEM}, reasons
-    assert world.services.left_out.problems() == []
+    assert world.services.excluded.problems() == []

@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 from pusher import seed_scan
-from reading.excluded_rows import left_out
+from reading.excluded_rows import excluded_rows
 from schemas import partitions, switch, tidb_json
 from schemas.history import History
 from schemas.ids import IdStatus
@@ -119,7 +119,7 @@ def check_left_out(served: Served) -> None:
     world, (_, history, _) = served.world, served.api.services.served(TENANT)
     assert history is not None
     found = Counter[IdStatus]()
-    for part in left_out(history, world.rows):
+    for part in excluded_rows(history, world.rows):
         found[part.status] += part.rows
     of_jobs = found.pop(IdStatus.SYSTEM)
     assert found.keys() <= {IdStatus.COPY, IdStatus.RETIRED}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from reading.cursor import Scope as PullScope
 from reading.deps import Services
+from reading.position import Scope as PullScope
 from reading.pull import PullAnswer, PullRequest, pull
 from reading.splits import SplitRequest, plan, shown
 from tistream.catalog.database.engine import Catalog

@@ -12,10 +12,10 @@ import pytest
 
 from apiserver.stream import pages as shared
 from apiserver.stream.pages import SharedPages
-from reading import cursor
-from reading.cursor import Scope
-from reading.moments import Moment, Moments
+from reading import position
+from reading.position import Scope
 from reading.pull import PullAnswer, PullRequest
+from reading.served import Served, ServedCache
 from tests.kit.api_world import api_world
 from tests.kit.log_builder import TENANT
 from tistream.errors import InvalidInput
@@ -29,10 +29,10 @@ def test_equal_wishes_at_one_moment_share_a_page(tmp_path: Path, monkeypatch: py
         made: list[object] = []
         page = world.services.reader.page
         monkeypatch.setattr(world.services.reader, "page", lambda *a, **k: (made.append(a), page(*a, **k))[1])
-        start = cursor.encode(SCOPE, world.log.start_ts)
+        start = position.encode_cursor(SCOPE, world.log.start_ts)
         ask: dict[str, Any] = {"start_ts": None, "cursor": start, "options": {}, "limit": 100}
         request = PullRequest(scope=SCOPE, format="ndjson", **ask)
-        moments, pages = Moments(world.services), SharedPages()
+        moments, pages = ServedCache(world.services), SharedPages()
         moment = moments.now(TENANT)
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda _: pages.make(world.services, request, moment), range(30)))
@@ -69,7 +69,7 @@ def test_a_page_that_is_dropped_while_it_is_made_is_not_counted(monkeypatch: pyt
     pages = SharedPages()
     services: Any = None
     request = PullRequest(scope=SCOPE, start_ts=None, cursor="slow", format="ndjson", options={}, limit=1)
-    moment = Moment(row=None, history=None, resolved=1, covers=1)  # type: ignore[arg-type]
+    moment = Served(row=None, history=None, resolved=1, covers=1)  # type: ignore[arg-type]
     for _ in range(3):
         pages.make(services, request, moment)
     size = 1

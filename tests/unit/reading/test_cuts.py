@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reading.core.cuts import bounded_end, cut_points, guessed_rows
+from reading.core.cuts import bounded_end, cut_points, estimated_rows
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def test_parts_hold_about_the_same() -> None:
     found = [Seg(T + 1, T + 1000, 100, 1000), Seg(T + 1001, T + 1100, 900, 9000), Seg(T + 1101, T + 5000, 1, 10)]
     cuts = cut_points(found, after=T, upto=T + 5000, parts=10, part_bytes=1)
     bounds = [T, *cuts, T + 5000]
-    held = [guessed_rows(found, after=a, upto=b) for a, b in itertools.pairwise(bounds)]
+    held = [estimated_rows(found, after=a, upto=b) for a, b in itertools.pairwise(bounds)]
     assert len(held) == 10
     assert max(held) < 130
 
@@ -73,7 +73,7 @@ def test_a_small_read_stays_whole() -> None:
 
 
 def test_no_rows_are_guessed_only_where_there_is_none() -> None:
-    assert guessed_rows([Seg(T + 1, T + 100_000, 1, 1)], after=T + 5, upto=T + 6) == 1
-    assert guessed_rows([Seg(T + 10, T + 20, 7, 1)], after=T, upto=T + 9) == 0
-    assert guessed_rows([Seg(T + 10, T + 20, 7, 1)], after=T + 20, upto=T + 30) == 0
-    assert guessed_rows([Seg(T + 10, T + 20, 7, 1)], after=T, upto=T + 30) == 7
+    assert estimated_rows([Seg(T + 1, T + 100_000, 1, 1)], after=T + 5, upto=T + 6) == 1
+    assert estimated_rows([Seg(T + 10, T + 20, 7, 1)], after=T, upto=T + 9) == 0
+    assert estimated_rows([Seg(T + 10, T + 20, 7, 1)], after=T + 20, upto=T + 30) == 0
+    assert estimated_rows([Seg(T + 10, T + 20, 7, 1)], after=T, upto=T + 30) == 7

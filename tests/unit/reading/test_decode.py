@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from reading.core.changes import DELETE, INSERT, TableChanges
-from reading.cursor import Scope
 from reading.decode import decode_rows, rows_of
+from reading.position import Scope
 from tests.kit.log_builder import with_broken_value
 from tests.kit.recording import committed_rows, recorded_history
 from tistream.codec.table_key import index_key

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from reading.cursor import Scope
+from reading.position import Scope
 from reading.pull import concerns
 from schemas.actions import Action
 from schemas.model import DdlEvent, Table

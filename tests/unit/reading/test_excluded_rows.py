@@ -7,9 +7,9 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from reading.cursor import Scope
 from reading.decode import rows_of
-from reading.excluded_rows import LeftOutRows, left_out
+from reading.excluded_rows import ExcludedRows, excluded_rows
+from reading.position import Scope
 from schemas.ids import IdStatus
 from tests.kit.recording import committed_rows, recorded_history
 from tistream.codec.table_key import record_key
@@ -37,7 +37,7 @@ def of_stranger(count: int) -> pa.Table:
 def test_every_record_is_of_a_table_or_counted() -> None:
     rows, history = committed_rows(), recorded_history()
     of_tables = sum(len(index) for _, index in rows_of(history, rows, Scope(tenant=TENANT)))
-    lost = left_out(history, rows)
+    lost = excluded_rows(history, rows)
     assert of_tables + sum(part.rows for part in lost) == rows.num_rows
     reasons = Counter(part.status for part in lost)
     assert set(reasons) == {IdStatus.SYSTEM, IdStatus.COPY}, reasons
@@ -46,19 +46,19 @@ def test_every_record_is_of_a_table_or_counted() -> None:
 def test_pages_count_as_the_whole_does() -> None:
     rows, history = committed_rows(), recorded_history()
     whole, parts = Counter[tuple[int, IdStatus]](), Counter[tuple[int, IdStatus]]()
-    for part in left_out(history, rows):
+    for part in excluded_rows(history, rows):
         whole[part.physical_id, part.status] += part.rows
     for at in range(0, rows.num_rows, 1_000):
-        for part in left_out(history, rows.slice(at, 1_000)):
+        for part in excluded_rows(history, rows.slice(at, 1_000)):
             parts[part.physical_id, part.status] += part.rows
     assert whole == parts
 
 
 def test_rows_that_no_definition_names_are_a_problem() -> None:
-    kept = LeftOutRows()
+    kept = ExcludedRows()
     before = metrics.LEFT_OUT.labels("unnamed")._value.get()
-    kept.add(TENANT, left_out(recorded_history(), of_stranger(3)))
-    kept.add(TENANT, left_out(recorded_history(), of_stranger(2)))
+    kept.add(TENANT, excluded_rows(recorded_history(), of_stranger(3)))
+    kept.add(TENANT, excluded_rows(recorded_history(), of_stranger(2)))
     (problem,) = kept.problems()
     assert problem.source == f"changes/{TENANT}"
     assert (problem.facts["physical_id"], problem.facts["rows"]) == (STRANGER, 3)
@@ -67,11 +67,11 @@ def test_rows_that_no_definition_names_are_a_problem() -> None:
 
 @pytest.mark.parametrize("status", [IdStatus.RETIRED, IdStatus.COPY, IdStatus.SYSTEM, IdStatus.OLDER])
 def test_what_can_be_explained_is_no_problem(status: IdStatus) -> None:
-    kept = LeftOutRows()
-    (part,) = left_out(recorded_history(), of_stranger(1))
+    kept = ExcludedRows()
+    (part,) = excluded_rows(recorded_history(), of_stranger(1))
     kept.add(TENANT, [type(part)(physical_id=7, status=status, rows=1, first_commit_ts=9)])
     assert kept.problems() == []
 
 
 def test_nothing_of_nothing() -> None:
-    assert left_out(recorded_history(), change.COMMITTED.empty_table()) == []
+    assert excluded_rows(recorded_history(), change.COMMITTED.empty_table()) == []
