@@ -1,17 +1,17 @@
-"""The Arrow forms of a page: decoded columns in native types, and the undecoded rows.
+"""Renders a page as Arrow: decoded columns in native types, or the undecoded rows.
 
     native    _op _commit_ts _start_ts _key _table_id | a column per visible column | _old: struct of the same columns
     raw       database table | schema change.COMMITTED
 
-The native form is for one table: an Arrow stream has one schema, so a page ends before the first row whose table
-version has other columns (other ids, names, types, order or ENUM labels). All rows with one commit_ts have the same
-version, so such a page still ends between two commit timestamps. The columns hold the row as it is after the change, in
-a delete as it was; `_old` is the row before, null in an insert.
+The native form is for one table. An Arrow stream has one schema, so a page ends before the first row whose table
+version has other columns (other ids, names, types, order or ENUM labels). Rows with one commit_ts have the same
+version, so such a page still ends between two commit timestamps. The columns hold the row after the change, or the
+deleted row; `_old` is the row before, null in an insert.
 
-A table with a column of one of our own names keeps it: ours gets one more leading underscore. The metadata of fields
-and schema (`tistream.model.change`) says which columns are ours and which column of the table each other one is, so
-that a reader can match pages from before and after a RENAME COLUMN. Rows that cannot be decoded are left out and
-listed as JSON in the schema metadata under `quarantined`.
+Where a table has a column of one of our own names, ours gets one more leading underscore. The metadata of fields and
+schema (`tistream.model.change`) says which columns are ours and the column id of every other one, so a reader can match
+pages from before and after a RENAME COLUMN. Rows that cannot be decoded are listed as JSON in the schema metadata under
+`quarantined`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _Shape = tuple[tuple[int, str, pa.DataType, tuple[str, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativePage:
-    """A page of one table. It holds everything up to `end`, which may be less than was asked for."""
+    """A page of one table. It holds everything up to `end`, which may lie below the requested end."""
 
     content: pa.Buffer
     rows: int
@@ -66,8 +66,8 @@ class NativePage:
 
 
 def raw_page(history: History, rows: pa.Table, scope: Scope) -> pa.Table:
-    """The undecoded rows of the scope with the names of their tables, by (commit_ts, start_ts, key). `rows` are in that
-    order; their chunks stay as they are."""
+    """The undecoded rows of the scope with their table names. `rows` are sorted by (commit_ts, start_ts, key) and keep
+    their chunks."""
     tables: list[Table] = []
     version = np.full(rows.num_rows, -1, np.int32)
     for table, index in rows_of(history, rows, scope):
@@ -80,7 +80,7 @@ def raw_page(history: History, rows: pa.Table, scope: Scope) -> pa.Table:
 
 
 def _each(which: npt.NDArray[np.int32], texts: list[str]) -> pa.Array:
-    """In each row the text with that number."""
+    """`texts[which]` as an array."""
     if len(texts) == 1:
         return pa.repeat(pa.scalar(texts[0], pa.string()), len(which))
     return pa.array(texts, pa.string()).take(pa.array(which))
@@ -96,17 +96,17 @@ def native_page(history: History, rows: pa.Table, scope: Scope, end: int, buffer
     changes = order_messages(decoded.changes, split=False)
     table = _columns(history, changes) if changes else empty(history, scope, end)
     if decoded.quarantined:
-        facts = orjson.dumps([_facts(q) for q in decoded.quarantined])
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"quarantined": facts})
+        listed = orjson.dumps([_facts(q) for q in decoded.quarantined])
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"quarantined": listed})
     return NativePage(content=ipc(table, buffers), rows=table.num_rows, quarantined=len(decoded.quarantined), end=end)
 
 
 def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
-    """No rows, with the columns that the table has at `ts`; only our own ones when there is no such table."""
+    """No rows, with the columns that the table has at `ts`; only our own columns when there is no such table."""
     specs: Sequence[ColumnSpec] = ()
     ids: Sequence[int] = ()
     if history is not None and scope.database is not None and scope.table is not None:
-        table = history.named(scope.database, scope.table, ts)  # one that is gone, or not there yet, has no rows
+        table = history.named(scope.database, scope.table, ts)
         if table is not None:
             specs = row_layout(table).columns if table.kind == "table" else ()
             ids = table_ids(history, table, ts)
@@ -114,8 +114,8 @@ def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
 
 
 def ipc(table: pa.Table, buffers: str | None = None) -> pa.Buffer:
-    """One Arrow IPC stream, a batch for each chunk; `buffers`: how their buffers are compressed, `zstd` or `lz4`."""
-    if buffers is None:  # then its size is known beforehand, and nothing is copied twice
+    """One Arrow IPC stream, a batch per chunk. `buffers`: compression, `zstd`, `lz4` or None."""
+    if buffers is None:  # the size is known beforehand: one allocation, one copy
         size = pa.MockOutputStream()
         _write(size, table, None)
         out = pa.allocate_buffer(size.size())
@@ -132,7 +132,7 @@ def _write(sink: pa.NativeFile, table: pa.Table, buffers: str | None) -> None:
 
 
 def _other_columns_from(history: History, rows: pa.Table, scope: Scope) -> int | None:
-    """The lowest commit_ts of a row whose columns are not those of the first row; None when all have the same."""
+    """The lowest commit_ts of a row with other columns than the first row; None when all have the same."""
     groups = sorted(rows_of(history, rows, scope), key=lambda group: int(group[1][0]))
     shapes = [(index[0], _shape(table)) for table, index in groups]
     other = next((row for row, shape in shapes if shape != shapes[0][1]), None)
@@ -160,8 +160,8 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _columns(history: History, changes: Sequence[TableChanges]) -> pa.Table:
-    """All changes in the order of the page. Each table version's values become native by its own definition: a value
-    of a SET means what the labels of its version say. Then they have the same types and can be put together."""
+    """All changes in page order. Each version's values become native by its own definition, because a SET value means
+    the labels of its version; then all have the same types."""
     versions = [row_layout(c.table).columns for c in changes]
     order = np.argsort(np.concatenate([c.order for c in changes]), kind="stable")
     kind = np.concatenate([c.kind for c in changes])[order]

@@ -1,14 +1,14 @@
-"""Reading a page of a tenant's committed log: catalog rows say what is there, range requests fetch it.
+"""Reads pages of a tenant's committed log: lists segments in the catalog, fetches them with range requests.
 
-A segment is fetched with one request, several at a time, and checked against the checksum in the catalog; one that is
-missing or damaged fails the page and names the object and the segment. Decoded segments are kept in a cache bounded by
-bytes, because consecutive pages read the same segments. Nothing here knows about schemas.
+A segment takes one request, several run at a time, and each is checked against its checksum in the catalog; a missing
+or damaged one fails the page and names the object and the segment. Decoded segments are cached, bounded by bytes,
+because consecutive pages read the same segments. Nothing here depends on schemas.
 
-Compaction may replace at any time what lies below a page. The rows of a page come from one listing, which is one
-statement: before a swap or after it, both hold every row once. Where they lie leaves no trace in the page, for rows are
-put in (commit_ts, start_ts, table_id, key) order. A read lease keeps what was listed; a reader whose lease ended while
-the process slept finds it gone and lists again. Retention may take away what lies below the floor: a page that was
-listed from below it is refused, so a row is never missing without a word.
+Compaction may replace segments at any time. A page comes from one listing, which is one statement and therefore sees
+the log before or after a compaction commit, each row once; rows are sorted by (commit_ts, start_ts, table_id, key), so
+the page is the same. A read lease protects what was listed; if it expired while the process slept and an object is
+gone, the page is listed again. A page that was listed from below the retention floor is refused, so rows are never
+missing silently.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ _REQUESTS_IN_FLIGHT_MAX = 8
 _CACHE_BYTES_MAX = 128 << 20
 _PAGE_BYTES_MAX = 64 << 20  # of keys and values, unless one commit_ts holds more
 _PAGE_STORED_BYTES_MAX = 16 << 20  # of segments that are read for one page
-_LISTINGS_MAX = 10  # for one page, of which each found something gone
+_LISTINGS_MAX = 10  # for one page, when objects disappear after each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPage:
     """Everything of the scope with commit_ts in (after, upto], by (commit_ts, start_ts, table_id, key)."""
 
-    rows: pa.Table  #: schema change.COMMITTED; segments that follow one another are chunks as they were read
+    rows: pa.Table  #: schema change.COMMITTED; consecutive segments stay chunks as read
     upto: int
     has_more: bool
 
 
 class _Size(NamedTuple):
-    """What a page may hold, roughly: it ends with a whole commit_ts."""
+    """Target size of a page, which ends between two commit timestamps."""
 
     rows: int
     bytes: int  # of keys and values
@@ -71,7 +71,7 @@ class LogReader:
     def __init__(
         self, catalog: Catalog, store: ObjectStore, clock: Clock | None = None, *, cache_bytes: int = _CACHE_BYTES_MAX
     ) -> None:
-        """`cache_bytes`: of decoded segments that are kept; 0 keeps none."""
+        """`cache_bytes`: bound of the cache of decoded segments; 0 disables it."""
         self._catalog, self._cache_bytes_max = catalog, cache_bytes
         self._source = SegmentSource(store)
         self._leases = ReaderLeases(catalog, SystemClock() if clock is None else clock)
@@ -90,17 +90,17 @@ class LogReader:
         table_ids: Collection[int] | None = None,
         page_bytes: int | None = None,
     ) -> LogPage:
-        """The next page. Stretches without a row of the scope are walked through, so an empty page ends at `upto`."""
+        """The next page. Stretches without a row of the scope are skipped, so an empty page ends at `upto`."""
         at, tries, size = after, 0, _Size(rows, page_bytes or _PAGE_BYTES_MAX)
         with self._leases.held() as lease:
             while at < upto:
                 try:
                     found, end = self._step(lease, tenant, at, upto, size, table_ids)
                 except ObjectNotFound as e:
-                    self._gone(e)
+                    self._check_replaced(e)
                     tries += 1
                     if tries == _LISTINGS_MAX:
-                        raise StoreUnavailable("what is listed is gone before it can be read", **e.facts) from e
+                        raise StoreUnavailable("listed segments disappear before they can be read", **e.facts) from e
                     continue
                 if found.num_rows or end >= upto:
                     _ROWS_IN.inc(found.num_rows)
@@ -109,9 +109,9 @@ class LogReader:
         return LogPage(rows=change.COMMITTED.empty_table(), upto=at, has_more=False)
 
     def versions(self, tenant: Tenant, *, after: int, upto: int, table_ids: Collection[int]) -> Iterator[pa.Table]:
-        """All rows of these tables with commit_ts in (after, upto], schema change.COMMITTED, in no order, some at a
-        time: changes, and rows that are kept for reads as of a timestamp only. Some may come twice, when a compaction
-        has replaced what was listed."""
+        """Tables (schema change.COMMITTED) of all rows of these table ids with commit_ts in (after, upto], in no order:
+        changes, and rows kept only for reads as of a timestamp. Rows may repeat if compaction replaces a listed
+        segment."""
         tries = 0
         with self._leases.held() as lease:
             while after < upto:
@@ -119,29 +119,29 @@ class LogReader:
                 try:
                     for at in range(0, len(listed), _REQUESTS_IN_FLIGHT_MAX):
                         lease.renew()
-                        for table in self._requests.map(self._once, listed[at : at + _REQUESTS_IN_FLIGHT_MAX]):
+                        for table in self._requests.map(self._uncached, listed[at : at + _REQUESTS_IN_FLIGHT_MAX]):
                             found = page_rows.select(table, after, end, table_ids, changes_only=False)
                             if found.num_rows:
                                 yield found
                 except ObjectNotFound as e:
-                    self._gone(e)
+                    self._check_replaced(e)
                     tries += 1
                     if tries == _LISTINGS_MAX:
-                        raise StoreUnavailable("what is listed is gone before it can be read", **e.facts) from e
+                        raise StoreUnavailable("listed segments disappear before they can be read", **e.facts) from e
                     continue
                 after = end
 
     def _stretch(
         self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int]
     ) -> tuple[list[committed.SegmentRow], int]:
-        """The segments that hold all rows of these tables in (after, end]."""
+        """(the segments with all rows of these tables in (after, end], end)."""
         limit = _SEGMENTS_PER_QUERY
         while True:
             segments = self._listed(tenant, after, upto, table_ids, limit)
             end = upto if len(segments) < limit else min(upto, segments[-1].lo_ts - 1)
             if end > after:
                 return [segment for segment in segments if segment.lo_ts <= end], end
-            limit *= 2  # every listed segment starts at one commit_ts: see more of them
+            limit *= 2  # every listed segment starts at one commit_ts: list more
 
     def _step(
         self, lease: ReadLease, tenant: Tenant, after: int, upto: int, size: _Size, table_ids: Collection[int] | None
@@ -159,7 +159,7 @@ class LogReader:
             )
             if end > after:
                 break
-            limit *= 2  # every listed segment starts at one commit_ts: see more of them
+            limit *= 2  # every listed segment starts at one commit_ts: list more
 
         def fetch(segment: committed.SegmentRow) -> pa.Table:
             lease.renew()
@@ -171,23 +171,23 @@ class LogReader:
     def _listed(
         self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int] | None, limit: int
     ) -> list[committed.SegmentRow]:
-        """The segments, none of which retention has taken away before. TsExpired when it may have."""
+        """The segments. TsExpired when retention may have removed some of them."""
         segments = committed.find_segments(
             self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
         )
-        check_floor(self._catalog, tenant, after)  # after the listing: what it missed, the floor tells
+        check_floor(self._catalog, tenant, after)  # after the listing, so that a concurrent removal is noticed
         return segments
 
     def leased(self) -> AbstractContextManager[ReadLease]:
-        """A read lease for what somebody else lists and fetches."""
+        """A read lease for segments that the caller lists and fetches."""
         return self._leases.held()
 
     def submit(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a request of somebody else's in one of the reader's threads."""
+        """Run a request of the caller in one of the reader's threads."""
         return self._requests.submit(read, *args, **kwargs)
 
-    def _once(self, row: committed.SegmentRow) -> pa.Table:
-        """A segment that is read once: it does not push others out of the cache."""
+    def _uncached(self, row: committed.SegmentRow) -> pa.Table:
+        """The rows of a segment, from the cache if there, without adding to it."""
         with self._lock:
             hit = self._cache.get((row.object_key, row.segment_no))
         return self._source.rows(row) if hit is None else hit
@@ -207,8 +207,8 @@ class LogReader:
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return table
 
-    def _gone(self, error: ObjectNotFound) -> None:
-        """Raise CorruptObject when an object is missing that must be there; it may be missing when it was replaced."""
+    def _check_replaced(self, error: ObjectNotFound) -> None:
+        """Raise CorruptObject when the missing object is still live; a replaced one may be missing."""
         key = str(error.facts["object"])
         if object_states(self._catalog, [key]).get(key) is ObjectState.LIVE:
             raise CorruptObject(error.message, **error.facts) from error

@@ -1,11 +1,11 @@
-"""Rows as CSV that LOAD DATA of MySQL and MariaDB reads back unchanged.
+"""Renders rows as CSV that LOAD DATA of MySQL and MariaDB reads back unchanged.
 
-    "id","name"                     names, then one record a row, each ended by CR LF
+    "id","name"                     names, then one record per row, each ended by CR LF
     1,"say ""no"" twice"            texts in quotes, quotes doubled; a backslash is itself
     2,NULL                          NULL is the bare word, "NULL" a text
 
-Numbers stand without quotes (a FLOAT with the digits of a DOUBLE, a BIT in decimal), bytes in quotes in hexadecimal,
-everything else as MySQL's text. LOAD DATA takes a BIT and hexadecimal digits for text, so its statement converts them.
+Numbers have no quotes (a FLOAT has the digits of a DOUBLE, a BIT is decimal), bytes are quoted hexadecimal, everything
+else is MySQL's text. LOAD DATA reads a BIT and hexadecimal digits as text, so its statement converts them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def records(table: Table, batch: pa.RecordBatch) -> bytes:
 
 
 def load_statement(table: Table) -> str:
-    """What follows `LOAD DATA LOCAL INFILE 'file'`, up to the semicolon."""
+    """The rest of `LOAD DATA LOCAL INFILE 'file'`, without the semicolon."""
     places, sets = [], []
     for field in fields_of(table):
         name = quoted(field.column.name)

@@ -1,12 +1,12 @@
-"""The rows of a table in the forms in which they are read: NDJSON, CSV, an Arrow stream, Parquet, SQL.
+"""Renders the rows of a table as NDJSON, CSV, an Arrow stream, Parquet or SQL.
 
     ndjson    {"database":...,"table":...,"columns":{...}}      values as in the ndjson of a pull
-    csv       a line of names, then one record a row            for LOAD DATA (see `asof.csv`)
+    csv       a line of names, then one record per row          for LOAD DATA (see `asof.csv`)
     arrow     one IPC stream, native types (docs/types.md)
     parquet   one file, native types; TIME as microseconds (int64)
-    sql       settings of the session, then INSERT statements (see `asof.sql`)
+    sql       session settings, then INSERT statements (see `asof.sql`)
 
-A writer is given batches in storage form, one after the other, and gives bytes; together they are the body.
+A writer takes batches in storage form and returns bytes; concatenated, they are the body.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from schemas.layout import row_layout
 from schemas.model import Table
 from tistream.codec.row.native import native, native_type
 
-#: format word -> media type of the body
+#: format name -> media type
 FORMATS: Mapping[str, str] = {
     "ndjson": "application/x-ndjson",
     "csv": "text/csv",
@@ -45,19 +45,19 @@ class RowsWriter(ABC):
         self.table = table
 
     def begin(self) -> bytes:
-        """What stands before the rows."""
+        """The bytes before the rows."""
         return b""
 
     @abstractmethod
     def rows(self, batch: pa.RecordBatch) -> bytes:
-        """The bytes of these rows; some may come with later ones."""
+        """The bytes of these rows; some may be returned with later ones."""
 
     def end(self) -> bytes:
-        """What stands behind the rows."""
+        """The bytes after the rows."""
         return b""
 
 
-def writer_of(word: str, table: Table) -> RowsWriter:
+def writer_of(name: str, table: Table) -> RowsWriter:
     """The writer of a format in FORMATS."""
     writers: Mapping[str, Callable[[Table], RowsWriter]] = {
         "ndjson": _Ndjson,
@@ -66,7 +66,7 @@ def writer_of(word: str, table: Table) -> RowsWriter:
         "parquet": _Parquet,
         "sql": _Sql,
     }
-    return writers[word](table)
+    return writers[name](table)
 
 
 class _Ndjson(RowsWriter):
@@ -102,11 +102,11 @@ class _Arrow(RowsWriter):
 
     def rows(self, batch: pa.RecordBatch) -> bytes:
         self._writer.write_batch(_native(self.table, batch, self._schema))
-        return self._sink.taken()
+        return self._sink.take()
 
     def end(self) -> bytes:
         self._writer.close()
-        return self._sink.taken()
+        return self._sink.take()
 
 
 class _Parquet(RowsWriter):
@@ -122,15 +122,15 @@ class _Parquet(RowsWriter):
             c.cast(f.type) if pa.types.is_duration(c.type) else c for c, f in zip(found, self._schema, strict=True)
         ]
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-        return self._sink.taken()
+        return self._sink.take()
 
     def end(self) -> bytes:
         self._writer.close()
-        return self._sink.taken()
+        return self._sink.take()
 
 
 class _Sink:
-    """A file that only grows, whose bytes are taken away as they come."""
+    """An append-only file object whose bytes are taken out as they arrive."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -160,8 +160,8 @@ class _Sink:
     def seekable(self) -> bool:
         return False
 
-    def taken(self) -> bytes:
-        """What was written since it was asked last."""
+    def take(self) -> bytes:
+        """The bytes written since the last call."""
         found, self._parts = b"".join(self._parts), []
         return found
 

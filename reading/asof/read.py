@@ -1,10 +1,10 @@
-"""One read as of a timestamp: from names, time and format to a stream of bytes.
+"""Reads one table as of a timestamp: from names, time and format to a stream of bytes.
 
-    as_of -> served watermark -> the table in force -> bases -> rows by key -> columns -> bytes
+    as_of -> served watermark -> table version -> snapshots -> rows by key -> columns -> bytes
 
-What can be refused is refused before the first byte: names, times, a missing base, and rows whose conversion is not
-certain (tables with such a change since their base are read twice for that). A fault that shows up later, such as a
-damaged segment, breaks the stream off in the middle, so that no reader takes a part for the whole.
+Errors come before the first byte where possible: names, times, a missing table snapshot, and rows whose conversion is
+not certain (tables with such a change since their snapshot are read twice for that). A later fault, such as a damaged
+segment, breaks the stream off, so that no reader takes a part for the whole.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.errors import AheadOfWatermark, NotFound
 from tistream.ids import Tenant
 
-_CHOICES_MAX = 10  # of bases, each of which was retired before it could be read
-_HELD_BYTES = 8 << 20  # a body up to this size is whole before its first byte is sent
+_CHOICES_MAX = 10  # of bases, when each is retired before it can be read
+_HELD_BYTES = 8 << 20  # a body up to this size is complete before its first byte is sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRequest:
-    """A read as the route understood it."""
+    """A parsed read."""
 
     tenant: Tenant
     database: str
     table: str
     as_of: str
-    format: str  #: a word of `output.FORMATS`
+    format: str  #: a name in `output.FORMATS`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsAnswer:
-    """The body and what it is of."""
+    """The body and its timestamps."""
 
     content: Iterator[bytes]
     as_of: int
-    base_ts: int  #: what lies between this and `as_of` came from the log
+    base_ts: int  #: changes between this and `as_of` come from the log
     resolved_ts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableAsOf:
-    """A table as it was: its definition, and its rows in key order, as often as they are asked for."""
+    """A table at a timestamp: its definition, and its rows in key order, readable repeatedly."""
 
     table: Table
     as_of: int
@@ -72,25 +72,25 @@ class TableAsOf:
             yield decoded(self.readings, rows)
 
     def check(self) -> None:
-        """Raise what reading the rows would raise, if there are conversions that may be refused."""
+        """Raise what reading the rows would raise, if some conversions may be refused."""
         if any(reading.converts for reading in self.readings.values()):
             for _ in self.batches():
                 pass
 
 
 def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
-    """Begin the read. AheadOfWatermark when the timestamp is not served yet; other errors as the module says."""
+    """Start the read. AheadOfWatermark when the timestamp is not served yet; see the module for other errors."""
     history, as_of, resolved, _ = moment(services, request.tenant, request.as_of)
     table = history.find_base_table(request.database, request.table, as_of)
     tries = 0
     while True:
-        log_start = get_tenant(services.catalog, request.tenant).earliest_ts  # it rises, and bases below it go
+        log_start = get_tenant(services.catalog, request.tenant).earliest_ts  # advances, and retires bases below it
         if as_of < log_start:
             raise expired(as_of, log_start)
         try:
             found = _chosen(services, request.tenant, history, table, as_of, log_start)
             found.check()
-            content = _begun(_body(found, request.format))
+            content = _read_ahead(_body(found, request.format))
         except BaseGone:
             tries += 1
             if tries == _CHOICES_MAX:
@@ -122,7 +122,7 @@ def _chosen(
 
 
 def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int, int, int]:
-    """(history, the timestamp that `text` names, served watermark, start of the log)."""
+    """(history, TSO of `text`, served watermark, start of the log)."""
     row, history, resolved = services.served(tenant)
     if history is None:
         raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
@@ -132,23 +132,23 @@ def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int,
         raise expired(as_of, earliest)
     if as_of > resolved:
         raise AheadOfWatermark(
-            f"{as_of} is not served yet: the watermark stands at {resolved}.",
+            f"{as_of} is not served yet: the watermark is at {resolved}.",
             as_of=str(as_of),
             resolved_ts=str(resolved),
         )
     return history, as_of, resolved, row.earliest_ts
 
 
-def _body(found: TableAsOf, word: str) -> Iterator[bytes]:
-    writer = writer_of(word, found.table)
+def _body(found: TableAsOf, format_: str) -> Iterator[bytes]:
+    writer = writer_of(format_, found.table)
     yield writer.begin()
     for batch in found.batches():
         yield writer.rows(batch)
     yield writer.end()
 
 
-def _begun(body: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes, of which the first are there already."""
+def _read_ahead(body: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes, the first `_HELD_BYTES` of them read ahead."""
     held: list[bytes] = []
     size = 0
     for part in body:

@@ -4,12 +4,11 @@
                                                 ├─> `tistream.log.table_rows`: by key, newest version, not deleted
     committed rows above them ──────────────────┘
 
-The log is listed once for each timestamp at which some of the table's bases lie, so that a quiet partition with an old
-base does not make its busy neighbours' log be read again. The time grows with the table's rows and with its changes
-since the bases, and with nothing else of the tenant.
+The log is listed once per base timestamp, so that an idle partition with an old base does not make the log of its busy
+neighbours be read again. The time grows with the table's rows and its changes since the bases only.
 
-A base may be retired while it is read. Its rows are listed under a read lease held to the end, so that what was listed
-stays; who comes too late for that gets BaseGone, before the first row, and chooses again.
+A base may be retired while it is read. Its segments are listed under a read lease held to the end; when the base is
+already gone then, BaseGone is raised before the first row, and the read chooses again.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _AHEAD = 2  # segments of a base that are fetched before they are needed
 
 
 class BaseGone(StoreUnavailable):
-    """The base from which a read began was retired meanwhile. The read chooses again by itself; ask again when it was
-    in the middle of a long answer."""
+    """The base of a read was retired meanwhile. The read chooses another by itself; retry if this ended a long
+    answer."""
 
     code = "TS-1038"
 
@@ -52,7 +51,7 @@ class TableSource:
     reader: LogReader
 
     def rows(self, tenant: Tenant, bases: Sequence[Base], as_of: int) -> Iterator[pa.Table]:
-        """The rows (schema newest.STATE) of these physical tables, in key order, none deleted."""
+        """The live rows (schema newest.STATE) of these physical tables, in key order."""
         with self.reader.leased() as lease:
             listed = {base.physical_id: self._segments(base) for base in bases}
             yield from rows_at(self._base(bases, listed, lease), self._changes(tenant, bases, as_of))
@@ -64,8 +63,8 @@ class TableSource:
         for after, ids in sorted(of_ts.items()):
             try:
                 yield from self.reader.versions(tenant, after=after, upto=as_of, table_ids=ids)
-            except TsExpired as e:  # the log above the bases went, and they with it
-                raise BaseGone("a base was given up", ts=str(after), earliest_ts=e.facts["earliest_ts"]) from e
+            except TsExpired as e:  # retention removed the log above the bases, and the bases
+                raise BaseGone("a base was retired", ts=str(after), earliest_ts=e.facts["earliest_ts"]) from e
 
     def _segments(self, base: Base) -> Sequence[SeedSegmentRow]:
         if base.source is None:
@@ -76,15 +75,15 @@ class TableSource:
         return found
 
     def _base(self, bases: Sequence[Base], listed: Mapping[int, Sequence[SeedSegmentRow]], lease: ReadLease) -> Run:
-        """The bases' rows, one physical table after the other: so their keys rise."""
+        """The bases' rows in key order: one physical table after the other."""
         for base in sorted(bases, key=lambda each: each.physical_id):
-            due = deque(listed[base.physical_id])
-            coming: deque[Future[pa.Table]] = deque()
-            while due or coming:
-                while due and len(coming) <= _AHEAD:
+            remaining = deque(listed[base.physical_id])
+            fetching: deque[Future[pa.Table]] = deque()
+            while remaining or fetching:
+                while remaining and len(fetching) <= _AHEAD:
                     lease.renew()
-                    coming.append(self.reader.submit(self._segment, due.popleft(), base))
-                yield coming.popleft().result()
+                    fetching.append(self.reader.submit(self._segment, remaining.popleft(), base))
+                yield fetching.popleft().result()
 
     def _segment(self, row: SeedSegmentRow, base: Base) -> pa.Table:
         try:
@@ -93,11 +92,11 @@ class TableSource:
             where = {"object": row.object_key, "segment": row.segment_no, "offset": row.offset}
             if _listed(self.catalog, base) is None:
                 raise BaseGone("a base was retired while it was read", **where) from e
-            raise CorruptObject(f"a segment of a base is not there: {e.message}", **where) from e
+            raise CorruptObject(f"a segment of a base is missing: {e.message}", **where) from e
 
 
 def _listed(catalog: Catalog, base: Base) -> Sequence[SeedSegmentRow] | None:
-    """Where the base's rows lie, in key order; None when it is not there any more."""
+    """The segments of the base in key order; None when it was retired."""
     match base.source:
         case SeedRow() as seed:
             return seed_segments_of(catalog, seed, base.physical_id)

@@ -1,14 +1,13 @@
-"""Rows as INSERT statements, for a MySQL-compatible server.
+"""Renders rows as INSERT statements for a MySQL-compatible server.
 
     INSERT INTO `db`.`table` (`a`,`b`) VALUES
     (1,'x'),
     (2,NULL);
 
-Numbers are written as they are (a FLOAT with the digits of a DOUBLE: servers refuse the largest one with fewer),
-bytes and BIT in hexadecimal, everything else as MySQL's text in quotes. A statement has at most 1 MiB, which is below
-the smallest usual `max_allowed_packet`, unless one row is larger. What must be set for it to be read as it was meant
-stands before the first one. The error value of an ENUM is refused in strict mode, so statements that hold one are
-wrapped in a mode without it.
+Numbers are unquoted (a FLOAT has the digits of a DOUBLE: servers refuse the largest one with fewer), bytes and BIT are
+hexadecimal, everything else is MySQL's quoted text. A statement has at most 1 MiB, below the smallest usual
+`max_allowed_packet`, unless one row is larger. The required session settings come first. Strict mode refuses the error
+value of an ENUM, so statements with one are wrapped in a mode without it.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ _QUOTED = byte_map({0: b"\\0", 10: b"\\n", 13: b"\\r", 26: b"\\Z", 39: b"''", 92
 
 
 def inserts(table: Table, batch: pa.RecordBatch) -> bytes:
-    """The statements for these rows (delivered columns in storage form). A statement ends before the row with which it
-    would exceed its size; only a row that is larger alone makes a larger one."""
+    """The statements for these rows (delivered columns in storage form)."""
     names = ",".join(quoted(column.name) for column in table.visible_columns)
     head = f"INSERT INTO {quoted(table.db, table.name)} ({names}) VALUES\n".encode()
     fields = fields_of(table)

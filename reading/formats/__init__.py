@@ -1,7 +1,6 @@
-"""The text formats of the pull API: canal-json, open-protocol, simple, csv and debezium as TiCDC writes them, and
-TiStream's own ndjson.
+"""Text formats of the pull API: canal-json, open-protocol, simple, csv and debezium as TiCDC writes them, and ndjson.
 
-A format turns decoded changes into lines, column by column, without a Python object per row.
+A format renders decoded changes as lines, column by column, without a Python object per row.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FORMAT_NAMES = tuple(_FORMATS)
 
 
 def create_format(name: str, options: FormatOptions | None = None) -> Format:
-    """The format of that name. Raises InvalidInput for a name that is none."""
+    """The format of that name. InvalidInput for an unknown name."""
     make = _FORMATS.get(name)
     if make is None:
         raise InvalidInput(f"There is no format {name!r}{did_you_mean(name, _FORMATS)}", format=name)

@@ -1,7 +1,7 @@
 """canal-json: every value a string, `data` and `old` arrays of one row, types beside them.
 
-Bytes come as ISO-8859-1 text; BIT, ENUM and SET as numbers. `sqlType` of an unsigned integer depends on its value.
-With the TiDB extension messages carry their commit_ts and there are watermark messages.
+Bytes are ISO-8859-1 text; BIT, ENUM and SET as numbers. `sqlType` of an unsigned integer depends on its value.
+With the TiDB extension, messages carry their commit_ts and watermark messages are sent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
-from reading.formats.ddl_words import canal_word
 from reading.formats.encoder import Encoder
 from reading.formats.pieces import JSON_HTML, JSON_LATIN1_HTML, Piece, Slot, bare, choice, quoted
 from reading.formats.rows import (
@@ -26,8 +25,9 @@ from reading.formats.rows import (
     fields_of,
     image,
     json_bytes,
-    kept,
+    main_image,
     plain_text,
+    single_action,
 )
 from schemas.model import DdlEvent, Table
 from schemas.types import base_type, full_type
@@ -62,7 +62,7 @@ _SQL_TYPES = {
     layout.VARCHAR: 12,
     layout.VARSTRING: 12,
 }
-_SQL_OTHER = 1111  # of types that this version does not know
+_SQL_OTHER = 1111  # unknown types
 #: unsigned integers: largest value of the base type, and the type of larger values
 _WIDER = {
     layout.TINY: (127, 5),
@@ -70,6 +70,17 @@ _WIDER = {
     layout.LONG: (2**31 - 1, -5),
     layout.LONGLONG: (2**63 - 1, 3),
 }
+
+_DDL_TYPES = {
+    "CREATE": (3,),
+    "RENAME": (14,),
+    "CINDEX": (7, 9, 32),
+    "DINDEX": (8, 10, 33),
+    "ERASE": (4,),
+    "TRUNCATE": (11,),
+    "ALTER": (5, 6, 12, 13, 15, 17, 18, 19, 20, 22, 23, 41, 61, 64, 71, 72),
+}
+_DDL_TYPE_OF = {action: type_ for type_, actions in _DDL_TYPES.items() for action in actions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,7 @@ class CanalJson(Encoder):
     def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
         table = changes.table
         fields = fields_of(table)
-        main = kept(changes, kind)
+        main = main_image(changes, kind)
         head = b'{"id":0,"database":%b,"table":%b,"pkNames":%b,"isDdl":false,"type":"%b","es":' % (
             json_bytes(table.db),
             json_bytes(table.name),
@@ -112,12 +123,10 @@ class CanalJson(Encoder):
         return [b"[", *old, b"]"]
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
-        """One message. A DDL that took effect before it was done says with the extension when that was."""
+        """One message. With the extension, a DDL that took effect before its job finished carries `finishedTs`."""
         done = {"finishedTs": event.finished_ts} if event.finished_ts > event.commit_ts else {}
         extension = {"_tidb": {"commitTs": event.commit_ts, **done}}
-        return [
-            self._bare(event.db, event.table, True, canal_word(event.type), event.commit_ts, event.query, extension)
-        ]
+        return [self._bare(event.db, event.table, True, ddl_type(event.type), event.commit_ts, event.query, extension)]
 
     def watermark(self, ts: int) -> bytes | None:
         """A TIDB_WATERMARK message, with the extension only."""
@@ -126,7 +135,7 @@ class CanalJson(Encoder):
         return self._bare("", "", False, "TIDB_WATERMARK", ts, "", {"_tidb": {"watermarkTs": ts}})
 
     def _bare(
-        self, db: str, table: str, is_ddl: bool, word: str, ts: int, sql: str, extension: Mapping[str, object]
+        self, db: str, table: str, is_ddl: bool, type_: str, ts: int, sql: str, extension: Mapping[str, object]
     ) -> bytes:
         message: dict[str, object] = {
             "id": 0,
@@ -134,7 +143,7 @@ class CanalJson(Encoder):
             "table": table,
             "pkNames": None,
             "isDdl": is_ddl,
-            "type": word,
+            "type": type_,
             "es": physical_ms(ts),
             "ts": self.options.built_ms,
             "sql": sql,
@@ -146,6 +155,11 @@ class CanalJson(Encoder):
         if self.options.enable_tidb_extension:
             message |= extension
         return json_bytes(message)
+
+
+def ddl_type(action: int) -> str:
+    """The message type of a DDL by TiDB's action number; QUERY when it has no type of its own."""
+    return _DDL_TYPE_OF.get(single_action(action), "QUERY")
 
 
 def _values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:

@@ -1,8 +1,8 @@
-"""csv: `op,table,schema[,commit-ts][,is-update],columns...`, one record a message.
+"""csv: `op,table,schema[,commit-ts][,is-update],columns...`, one record per message.
 
-Texts stand in quotes (or with backslash escapes when there is no quote), numbers and BIT do not; DECIMAL, dates, times,
-JSON and VECTOR are texts, ENUM and SET their labels. The error value 0 of an ENUM is an empty text. There are no DDL
-and no watermark records.
+Texts are quoted (or escaped with backslashes when there is no quote character), numbers and BIT are not; DECIMAL,
+dates, times, JSON and VECTOR are texts, ENUM and SET their labels. The error value 0 of an ENUM is an empty text. There are no
+DDL and no watermark records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
 from reading.formats.encoder import Encoder
 from reading.formats.lines import as_array
 from reading.formats.pieces import HEX, ByteMap, Piece, Slot, bare, base64_text, byte_map, slot, styled_floats
-from reading.formats.rows import Field, commit_ts, fields_of, kept, plain_text
+from reading.formats.rows import Field, commit_ts, fields_of, main_image, plain_text
 from schemas.model import DdlEvent, Table
 from tistream.codec.row.layout import Kind
 from tistream.codec.row.text import enum_labels, set_labels
@@ -48,13 +48,13 @@ class Csv(Encoder):
         return None
 
     def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
-        """One record a change; with output-old-value an update is two, with the terminator between them."""
+        """One record per change; with output-old-value two for an update, with the terminator between them."""
         pieces: list[Piece] = []
         if kind == UPDATE and self.options.output_old_value:
             pieces += [*self._record(changes, "D", changes.before, is_update=True), self.terminator]
             pieces += self._record(changes, "I", changes.after, is_update=True)
         else:
-            pieces += self._record(changes, _OPS[kind], kept(changes, kind), is_update=kind == UPDATE)
+            pieces += self._record(changes, _OPS[kind], main_image(changes, kind), is_update=kind == UPDATE)
         return pieces
 
     def _record(self, changes: TableChanges, op: str, batch: pa.RecordBatch, *, is_update: bool) -> list[Piece]:
@@ -79,7 +79,7 @@ class Csv(Encoder):
         return slot(values, escapes, before=quote, after=quote, null=self.options.null.encode())
 
     def value(self, field: Field, values: pa.Array) -> Slot:
-        """A column's values as they stand in a record."""
+        """A column's values as written in a record."""
         null = self.options.null.encode()
         if field.kind in _UNQUOTED:
             return bare(plain_text(field, values), null=null)

@@ -18,11 +18,10 @@ import pyarrow as pa
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
 from reading.formats import debezium_ddl, debezium_schema
-from reading.formats.ddl_words import debezium_word
 from reading.formats.debezium_values import value_json
 from reading.formats.encoder import Encoder
 from reading.formats.pieces import Piece, Slot
-from reading.formats.rows import Field, commit_ms, commit_ts, fields_of, handle_names, image, json_bytes, kept
+from reading.formats.rows import Field, commit_ms, commit_ts, fields_of, handle_names, image, json_bytes, main_image
 from schemas.model import DdlEvent
 from tistream.ts import physical_ms
 
@@ -43,7 +42,7 @@ class Debezium(Encoder):
     def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
         table = changes.table
         fields = fields_of(table)
-        main = kept(changes, kind)
+        main = main_image(changes, kind)
         main_values = _values(fields, main)
         handles = [n for n, f in enumerate(fields) if f.column.name in handle_names(table)]
         options = self.options
@@ -71,7 +70,7 @@ class Debezium(Encoder):
 
     def _row_source(self, changes: TableChanges) -> list[Piece]:
         table = changes.table
-        # a quote within a name is escaped, so these two are found once
+        # quotes inside names are escaped, so each of these occurs once
         begin, rest = json_bytes(self._source(table.db, table.name, 0)).split(b'"ts_ms":0')
         middle, end = rest.split(b'"commit_ts":0')
         return [begin, b'"ts_ms":', commit_ms(changes), middle, b'"commit_ts":', commit_ts(changes), end]
@@ -97,9 +96,9 @@ class Debezium(Encoder):
         }
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
-        """One line; none for the few kinds of DDL that the protocol has no word for."""
-        word = debezium_word(event.type)
-        if word is None:
+        """One line; none for the few kinds of DDL without a message type."""
+        type_ = debezium_ddl.ddl_type(event.type)
+        if type_ is None:
             return []
         key: dict[str, object] = {"payload": {"databaseName": event.db}}
         value: dict[str, object] = {
@@ -109,7 +108,7 @@ class Debezium(Encoder):
                 "databaseName": event.db,
                 "schemaName": None,
                 "ddl": event.query,
-                "tableChanges": debezium_ddl.table_changes(event, word),
+                "tableChanges": debezium_ddl.table_changes(event, type_),
             }
         }
         if self._with_schema:

@@ -1,8 +1,8 @@
 """`tableChanges` of debezium DDL messages: the table as the DDL left it, column by column.
 
-Lengths and defaults of time columns are those that the statement itself gives, where it defines the column: `DATETIME`
-without digits has no length there, but length 0 in a later message about the table. A comment is told only of columns
-that the statement does not define.
+Lengths and defaults of time columns come from the statement where it defines the column: `DATETIME` without digits has
+no length there, but length 0 in a later message about the table. Comments are given only for columns that the statement
+does not define.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from reading.formats.rows import handle_columns, public_columns
+from reading.formats.rows import handle_columns, public_columns, single_action
 from schemas.model import Column, DdlEvent
 from schemas.types import type_name
 from tistream.codec.row import layout
 
 _TRUNCATE, _DROP_TABLE, _RENAME, _RENAMES, _EXCHANGE = 11, 4, 14, 47, 42
+_DDL_TYPES = {
+    "CREATE": (1, 3, 21),
+    "ALTER": (5, 6, 7, 12, 13, 14, 15, 17, 18, 19, 20, 22, 23, 26, 32, 33, 41, 42, 61, 64, 71, 72),
+    "DROP": (2, 4, 8, 11, 24),
+}
+_DDL_TYPE_OF = {action: type_ for type_, actions in _DDL_TYPES.items() for action in actions}
 _ZEROFILL, _AUTO_INCREMENT, _ON_UPDATE_NOW = 64, 512, 8192
 _JDBC_ZONED = 2014
 _JDBC = {
@@ -44,7 +50,7 @@ _JDBC_BYTES = {layout.STRING: -2, layout.VARCHAR: -3, layout.VARSTRING: -3}
 _BLOBS = frozenset({layout.TINYBLOB, layout.MEDIUMBLOB, layout.LONGBLOB, layout.BLOB})
 _STRINGS = frozenset({layout.VARCHAR, layout.VARSTRING, layout.STRING})
 _TIMES = frozenset({layout.DATETIME, layout.TIMESTAMP, layout.TIME})
-#: display lengths that are not worth saying
+#: default display lengths, which are not written
 _USUAL_LENGTH = {
     layout.BIT: 1,
     layout.VARCHAR: 5,
@@ -82,21 +88,26 @@ _NOW = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What a statement says of a column that it defines."""
+    """The definition of a column in a statement."""
 
-    digits: int  #: in the parentheses; -1 = none
-    default: str | None  #: None = says nothing or NULL
+    digits: int  #: in parentheses; -1 = none
+    default: str | None  #: None = no default or NULL
     has_default: bool
 
 
-def table_changes(event: DdlEvent, word: str) -> list[dict[str, object]]:
+def ddl_type(action: int) -> str | None:
+    """CREATE, ALTER or DROP by TiDB's action number; None for a DDL that Debezium has no message for."""
+    return _DDL_TYPE_OF.get(single_action(action))
+
+
+def table_changes(event: DdlEvent, type_: str) -> list[dict[str, object]]:
     """The only change, or none: of database DDL and TRUNCATE TABLE."""
     table = event.version
     if not event.table or event.type == _TRUNCATE:
         return []
     name = f'"{event.db}"."{event.table}"'
     if event.type == _DROP_TABLE or table is None:
-        return [{"type": word, "id": name, "table": None}]
+        return [{"type": type_, "id": name, "table": None}]
     if event.type in (_RENAME, _RENAMES):
         name = f'"{event.old_db}"."{event.old_table}",{name}'
     elif event.type == _EXCHANGE:
@@ -109,11 +120,11 @@ def table_changes(event: DdlEvent, word: str) -> list[dict[str, object]]:
         "columns": [_column(c, n, stated.get(c.name.lower())) for n, c in enumerate(shown, 1)],
         "comment": None,
     }
-    return [{"type": word, "id": name, "table": described}]
+    return [{"type": type_, "id": name, "table": described}]
 
 
 def stated_columns(query: str) -> dict[str, Stated]:
-    """What `query` itself says of the columns that it defines, by lower-case name."""
+    """The column definitions in `query`, by lower-case name."""
     hidden = [(m.start(), m.end()) for m in _OPAQUE.finditer(query)]
     found: dict[str, Stated] = {}
     for match in _DEFINITION.finditer(query):

@@ -1,4 +1,4 @@
-"""Connect schemas of debezium messages: what stands under "schema" beside a payload.
+"""Connect schemas of debezium messages: the "schema" member beside a payload.
 
 The fields of a row are all public columns and, where a table has virtual ones, those that are never delivered a second
 time: TiCDC writes it so, and consumers look fields up by name.
@@ -145,7 +145,7 @@ DDL_VALUE_SCHEMA = _struct(
 
 
 def key_schema(table: Table, options: FormatOptions) -> Json:
-    """Of the key of a row message."""
+    """The schema of the key of a row message."""
     handles = handle_names(table)
     return {
         "type": "struct",
@@ -156,7 +156,7 @@ def key_schema(table: Table, options: FormatOptions) -> Json:
 
 
 def row_schema(table: Table, options: FormatOptions) -> Json:
-    """Of the value of a row message."""
+    """The schema of the value of a row message."""
     topic = _topic(table, options)
     public = public_columns(table)
     undelivered = [c for c in public if not c.visible]
@@ -170,17 +170,17 @@ def row_schema(table: Table, options: FormatOptions) -> Json:
 
 
 def watermark_key_schema(options: FormatOptions) -> Json:
-    """Of the key of a watermark message."""
+    """The schema of the key of a watermark message."""
     return {"type": "struct", "name": f"{_name(options.cluster_name)}.watermark.Key", "optional": False, "fields": []}
 
 
 def watermark_schema(options: FormatOptions) -> Json:
-    """Of the value of a watermark message."""
+    """The schema of the value of a watermark message."""
     return _envelope(f"{_name(options.cluster_name)}.watermark", _ENVELOPE_END)
 
 
 def column_schema(column: Column, options: FormatOptions) -> Json:
-    """Of one column, with its default."""
+    """The schema of one column, with its default."""
     kind, described = _kind(column)
     schema: Json = {"tidb_type": _tidb_type(column)} if options.enable_tidb_extension else {}
     schema |= {"type": kind, "optional": not column.not_null, **described, "field": column.name}
@@ -233,7 +233,7 @@ def _tidb_type(column: Column) -> str:
 
 
 def _default(column: Column) -> object:
-    """The default as the messages' values are; None where there is none or it cannot be said."""
+    """The default in the form of the messages' values; None where there is none or it has no such form."""
     tp = column.tp
     if tp == layout.BIT and column.default_bit is not None:
         return _bit_default(column, int.from_bytes(column.default_bit, "big"))

@@ -13,7 +13,7 @@ from tistream.codec.row import layout
 from tistream.codec.row.layout import Kind
 from tistream.codec.row.text import enum_labels, float_plain, set_labels
 
-_MILLIS_FSP_MAX = 3  # DATETIME up to this many fraction digits comes in milliseconds, finer ones in microseconds
+_MILLIS_FSP_MAX = 3  # DATETIME with more fraction digits is in microseconds, else in milliseconds
 _EPOCH_TEXT = "1970-01-01T00:00:00"
 _TIMESTAMP_MIN = ((1970 * 13 + 1) << 5 | 1) << 17 | 1  # 1970-01-01 00:00:01, without microseconds
 
@@ -22,7 +22,7 @@ def value_json(field: Field, values: pa.Array) -> Slot:
     """JSON values of one storage column; null for nulls."""
     kind = field.kind
     if kind is Kind.TIME:
-        return _moment(field, values)
+        return _date_or_time(field, values)
     if kind is Kind.DURATION:
         return bare(pc.divide(values, 1000))
     if kind is Kind.UNSIGNED and values.type.bit_width == 64:
@@ -59,7 +59,7 @@ def _bits(field: Field, values: pa.Array) -> Slot:
     return bare(base64_text(little_endian(values, field.column.flen)), quote=True)
 
 
-def _moment(field: Field, values: pa.Array) -> Slot:
+def _date_or_time(field: Field, values: pa.Array) -> Slot:
     if field.column.tp == layout.TIMESTAMP:
         return _zoned(field, values)
     packed = values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64)

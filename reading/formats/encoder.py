@@ -1,4 +1,4 @@
-"""What all encoders share: their settings, and the rows of one kind of change at a time."""
+"""Base class of the encoders: options, and rendering one kind of change at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reading.formats.pieces import Piece
 
 @dataclass(frozen=True, slots=True)
 class Encoder(ABC):
-    """A format (see `protocol`) whose lines end with a line feed and which splits updates unless told not to."""
+    """A format (see `protocol`) whose lines end with a line feed and which splits updates by default."""
 
     options: FormatOptions
 
@@ -35,7 +35,7 @@ class Encoder(ABC):
         return False
 
     def rows(self, changes: TableChanges) -> list[Block]:
-        """One line a change: a block for each kind of change that there is."""
+        """One line per change, one block per kind of change."""
         blocks = []
         for kind in (INSERT, UPDATE, DELETE):
             at = np.flatnonzero(changes.kind == kind)
@@ -46,11 +46,11 @@ class Encoder(ABC):
 
     @abstractmethod
     def pieces(self, changes: TableChanges, kind: int) -> Sequence[Piece]:
-        """What the lines of these changes, all of one kind, consist of."""
+        """The pieces of the lines of these changes, all of one kind."""
 
 
 def _of_kind(changes: TableChanges, at: npt.NDArray[np.int64], kind: int) -> TableChanges:
-    """The changes at these places, all of one kind; an image that the kind does not have is not copied."""
+    """The changes at these indexes, all of one kind; an image that the kind does not have is not copied."""
     if kind == INSERT:
         return pick(replace(changes, before=changes.after), at)
     return pick(replace(changes, after=changes.before) if kind == DELETE else changes, at)

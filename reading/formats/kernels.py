@@ -1,6 +1,6 @@
-"""Byte writers: one pass to measure, one to write. Everything else about text is built from these.
+"""Compiled byte writers: one pass to measure, one to write.
 
-They know nothing about JSON or CSV: tables made once say what each byte becomes. They release the interpreter lock.
+They are independent of JSON and CSV: byte maps define the escapes. They release the interpreter lock.
 
 Why no byte outside `out` is ever written: `write` makes the same choices as `measure` from the same arrays, `out` has
 just the sum of what was measured, and each line begins where the lines before it end. What is read lies between two
@@ -22,7 +22,7 @@ from tistream.codec.compiled import kernel
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.uint64]
 
-#: what a cell is: not there at all, null, text copied as it is, text that its map changes, a number, a negative number
+#: kinds of a cell: nothing, null, text copied unchanged, text changed by its map, a number, a negative number
 ABSENT, NULL, PLAIN, MAPPED, NUMBER, NEGATIVE = 0, 1, 2, 3, 4, 5
 ENTRY_MAX = 8  #: bytes that a byte may become
 
@@ -31,7 +31,7 @@ _U202 = np.frombuffer(b"\\u202", np.uint8)
 # with plain numbers the sums would be floats
 _0, _1, _2, _3, _4, _5, _6, _10, _100, _10000 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 5, 6, 10, 100, 10000))
 
-_jit: Any = kernel  # what is decorated is called with arrays that mypy need not know
+_jit: Any = kernel  # decorated functions take arrays without types
 
 
 @_jit
@@ -93,7 +93,7 @@ def measure(data, ends, state, style, sizes, spans, lengths):  # type: ignore[no
                 size = ends[s, i + 1] - ends[s, i]
                 if style[s] >= 0:
                     mapped = _mapped_size(data, ends[s, i], ends[s, i + 1], sizes[style[s]])
-                    if mapped != size:  # a map never makes a text shorter, and of the same size only the same
+                    if mapped != size:  # a map never shortens a text; the same size means unchanged
                         state[s, i] = MAPPED
                         size = mapped
                 lengths[i] += around + size
@@ -163,17 +163,17 @@ def write(  # type: ignore[no-untyped-def]
     """
     for i in range(len(starts)):
         at = starts[i]
-        due = spans[0]  # what stands after a value is written together with what stands before the next
+        pending = spans[0]  # the constant after a value is written with the one before the next
         for s in range(len(style)):
             c = 3 * s
             what = state[s, i]
             if what <= NULL:
-                at = _copy(out, at, constants, due, spans[c])
+                at = _copy(out, at, constants, pending, spans[c])
                 if what == NULL:
                     at = _copy(out, at, constants, spans[c + 1], spans[c + 2])
-                due = spans[c + 3]
+                pending = spans[c + 3]
                 continue
-            at = _copy(out, at, constants, due, spans[c + 1])
+            at = _copy(out, at, constants, pending, spans[c + 1])
             if what == PLAIN:
                 at = _copy(out, at, data, ends[s, i], ends[s, i + 1])
             elif what == MAPPED:
@@ -183,8 +183,8 @@ def write(  # type: ignore[no-untyped-def]
                     out[at] = 45
                     at += _1
                 at = _put_number(out, at, ends[s, i])
-            due = spans[c + 2]
-        _copy(out, at, constants, due, spans[len(spans) - 1])
+            pending = spans[c + 2]
+        _copy(out, at, constants, pending, spans[len(spans) - 1])
 
 
 @_jit

@@ -1,7 +1,6 @@
-"""Lines out of pieces: measured, then written in one pass to where each belongs.
+"""Writes lines made of pieces: measures them, then writes each once at its place in the output.
 
-A block is a number of lines that consist of the same pieces; a page is many blocks whose lines are mixed. Every line is
-written once, at its place in the whole. The texts of a block are first put into one buffer.
+A block is a number of lines that consist of the same pieces; a page is many blocks whose lines are interleaved.
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ class Block:
 
     def __post_init__(self) -> None:
         for piece in self.pieces:
-            whole = not isinstance(piece, Slot) or len(piece) == len(self.at)
-            invariant(whole, "a slot has a value for each line", lines=len(self.at))
+            fits = not isinstance(piece, Slot) or len(piece) == len(self.at)
+            invariant(fits, "a slot has a value for each line", lines=len(self.at))
 
 
 def write(blocks: Sequence[Block], *, end: bytes = b"") -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-    """(offsets, bytes) of the lines of all blocks, each followed by `end`. Each place 0, 1, 2, ... is taken once."""
+    """(offsets, bytes) of the lines of all blocks, each followed by `end`. The blocks use each place 0, 1, 2, ...
+    once."""
     ready = [_Ready.of(block, end) for block in blocks]
     offsets = np.zeros(sum(len(block.at) for block in blocks) + 1, np.uint64)
     for block, layout in zip(blocks, ready, strict=True):
@@ -50,13 +50,13 @@ def written(blocks: Sequence[Block]) -> pa.LargeBinaryArray:
 
 
 def as_array(slot: Slot) -> pa.LargeBinaryArray:
-    """What the slot gives to each row."""
+    """The slot's text in each row."""
     return written([Block(at=np.arange(len(slot)), pieces=[slot])])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ready:
-    """The pieces of a block as the kernels want them, see `kernels.measure`."""
+    """The pieces of a block in the form of the kernels, see `kernels.measure`."""
 
     data: npt.NDArray[np.uint8]
     ends: npt.NDArray[np.uint64]
@@ -126,7 +126,7 @@ _NO_MAP = ByteMap(sizes=np.ones(256, np.uint8), entries=np.zeros((256, kernels.E
 
 
 def _folded(pieces: Sequence[Piece]) -> tuple[list[Slot], list[bytes]]:
-    """The slots, and the constants that `kernels.measure` describes: those before a slot are taken into its own."""
+    """(slots, constants of `kernels.measure`): constants before a slot are merged into its own."""
     slots: list[Slot] = []
     constants: list[bytes] = []
     lead = b""

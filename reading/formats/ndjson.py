@@ -1,4 +1,4 @@
-"""ndjson: TiStream's own lines. Types stay what they are, no update is split, the record key names the row.
+"""ndjson: TiStream's own lines. JSON types match the columns, updates are not split, the record key identifies the row.
 
     {"type":"insert|update|delete","database","table","table_id","key","commit_ts","start_ts","commit_time",
      "columns":{...}|null,"old":{...}|null}
@@ -6,7 +6,7 @@
     {"type":"resolved","resolved_ts","resolved_time"}
 
 `table_id` is the physical id, timestamps are strings, `columns` is null in a delete and `old` in an insert. A DDL
-stands where it takes effect, `commit_ts`; `finished_ts` is when its job was done, null if that was long after.
+appears where it takes effect, `commit_ts`; `finished_ts` is when its job finished, null if that was long after.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _times(commit_ts_values: npt.NDArray[np.uint64]) -> Slot:
 
 
 def column_values(fields: Sequence[Field], batch: pa.RecordBatch) -> list[Slot]:
-    """The values of the columns, one slot a column."""
+    """The values of the columns, one slot per column."""
     return [_value(f, batch.column(f.place)) for f in fields]
 
 

@@ -1,7 +1,7 @@
-"""open-protocol: a key and a value a message, columns with their type number and flags.
+"""open-protocol: a key and a value per message, columns with their type number and flags.
 
-TEXT comes as base64 like BLOB, bytes of fixed or variable length as Go's quoted text, BIT, ENUM and SET as numbers. A
-line is `{"key":...,"value":...}`; the value of a watermark is null.
+TEXT is base64 like BLOB, BINARY and VARBINARY are Go's quoted text, BIT, ENUM and SET are numbers.
+A line is `{"key":...,"value":...}`; the value of a watermark is null.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import ClassVar
 import pyarrow as pa
 
 from reading.core.changes import DELETE, UPDATE, TableChanges
-from reading.formats.ddl_words import single_action
 from reading.formats.encoder import Encoder
 from reading.formats.pieces import JSON, Piece, Slot, bare, base64_text, go_quoted, quoted
 from reading.formats.rows import (
@@ -25,9 +24,10 @@ from reading.formats.rows import (
     image,
     json_bytes,
     json_float,
-    kept,
+    main_image,
     plain_text,
     public_indexes,
+    single_action,
 )
 from schemas.model import DdlEvent, Table
 from tistream.codec.row import layout
@@ -54,7 +54,7 @@ class OpenProtocol(Encoder):
         if table.partition_ids:
             pieces += [b',"ptn":', Slot(values=changes.physical_id)]
         pieces += [b'},"value":{"d":' if kind == DELETE else b'},"value":{"u":']
-        pieces += image(fields, _values(table, fields, kept(changes, kind)))
+        pieces += image(fields, _values(table, fields, main_image(changes, kind)))
         if kind == UPDATE:
             pieces += [b',"p":', *self._old(changes, fields)]
         return [*pieces, b"}}"]

@@ -1,4 +1,4 @@
-"""What a reader may ask of a format: TiCDC's sink-URI words, so that a changefeed's settings carry over unchanged."""
+"""Options of formats, named as in TiCDC's sink URI, so that a changefeed's settings carry over unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from tistream.errors import InvalidInput
 
 _BINARY_ENCODINGS = ("base64", "hex")
-_NOT_WORDS = frozenset({"built_ms"})
+_INTERNAL = frozenset({"built_ms"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +29,15 @@ class FormatOptions:
     output_old_value: bool = False  #: csv: an update as two records
     binary_encoding_method: str = "base64"  #: csv: base64 or hex
     output_raw_change_event: bool = False  #: never split an update
-    built_ms: int = 0  #: Unix milliseconds that messages give as the time they were made
+    built_ms: int = 0  #: Unix milliseconds, the build time of messages
 
 
 def parse_options(query: Mapping[str, str], *, built_ms: int = 0) -> FormatOptions:
     """Options from query parameters such as `enable-tidb-extension=true`.
 
-    Raises InvalidInput for an unknown word and for a value that is none.
+    InvalidInput for an unknown option or value.
     """
-    kinds = {f.name.replace("_", "-"): f for f in fields(FormatOptions) if f.name not in _NOT_WORDS}
+    kinds = {f.name.replace("_", "-"): f for f in fields(FormatOptions) if f.name not in _INTERNAL}
     chosen: dict[str, bool | str] = {}
     for word, text in query.items():
         field = kinds.get(word)

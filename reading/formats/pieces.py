@@ -1,7 +1,6 @@
-"""What lines are made of: constants, and slots, which give a value to each row.
+"""Pieces of lines: constants, and slots, which have a value per row.
 
-A slot is a column of text with the constants around a value and the one that stands instead of a null. Nothing is
-written here, see `lines`.
+A slot is a column of text with the constants around a value and the text for null. `lines` writes them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LARGE = pa.large_binary()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteMap:
-    """What each of the 256 bytes becomes: itself, or several bytes. It may also escape U+2028 and U+2029."""
+    """Maps each byte to itself or to several bytes; may also escape U+2028 and U+2029."""
 
     sizes: npt.NDArray[np.uint8]  # (256); 0 for the first byte of U+2028 and U+2029
     entries: npt.NDArray[np.uint8]  # (256, ENTRY_MAX)
@@ -37,7 +36,7 @@ def byte_map(changed: dict[int, bytes], breaks: bool = False) -> ByteMap:
     entries = np.zeros((256, kernels.ENTRY_MAX), np.uint8)
     entries[:, 0] = np.arange(256)
     for byte, entry in changed.items():
-        # the kernels copy a text that does not grow as it is
+        # the kernels copy a text that does not grow unchanged
         invariant(1 < len(entry) <= kernels.ENTRY_MAX, "a mapped byte becomes several", byte=byte, entry=entry)
         sizes[byte] = len(entry)
         entries[byte, : len(entry)] = np.frombuffer(entry, np.uint8)
@@ -72,12 +71,12 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A value in each row. Where `valid` does not hold there is `instead`, where `present` does not hold nothing."""
+    """A value per row: `instead` where not `valid`, nothing where not `present`."""
 
     values: Texts | npt.NDArray[np.integer]  #: integers are written in decimal
     valid: npt.NDArray[np.bool_] | None = None  #: None: in all rows
     present: npt.NDArray[np.bool_] | None = None  #: None: in all rows
-    style: ByteMap | None = None  #: None: as it is
+    style: ByteMap | None = None  #: None: unchanged
     before: bytes = b""
     after: bytes = b""
     instead: bytes = b"null"
@@ -86,7 +85,7 @@ class Slot:
         return len(self.values.offsets) - 1 if isinstance(self.values, Texts) else len(self.values)
 
     def within(self, lead: bytes, tail: bytes = b"") -> Slot:
-        """The slot between two constants, whether there is a value or not."""
+        """The slot between two constants, also around null."""
         return replace(self, before=lead + self.before, after=self.after + tail, instead=lead + self.instead + tail)
 
 
@@ -96,8 +95,7 @@ Piece: TypeAlias = bytes | Slot
 def slot(
     values: pa.Array, style: ByteMap | None = None, *, before: bytes = b"", after: bytes = b"", null: bytes = b"null"
 ) -> Slot:
-    """Text or binary values, every byte mapped if there is a style, or integers; between two constants; `null` for
-    nulls."""
+    """A slot of text or binary values (bytes mapped by `style`) or integers, between two constants."""
     found: Texts | npt.NDArray[np.integer]
     if pa.types.is_integer(values.type):
         found, valid = integers(values), validity(values)
@@ -113,7 +111,7 @@ def quoted(values: pa.Array, style: ByteMap = JSON) -> Slot:
 
 
 def bare(values: pa.Array, *, quote: bool = False, null: bytes = b"null") -> Slot:
-    """Text that needs no escaping (numbers, base64): as it is, or with quotes around it."""
+    """Text that needs no escaping (numbers, base64), optionally in quotes."""
     mark = b'"' if quote else b""
     return slot(values, before=mark, after=mark, null=null)
 
@@ -128,9 +126,9 @@ def constant(value: bytes, rows: int) -> Slot:
     return Slot(values=Texts(view(None, np.uint8), np.zeros(rows + 1, np.int64)), before=value)
 
 
-def only(mask: npt.NDArray[np.bool_], whole: Slot) -> Slot:
+def only(mask: npt.NDArray[np.bool_], base: Slot) -> Slot:
     """The slot where the mask holds, else nothing at all."""
-    return replace(whole, present=mask)
+    return replace(base, present=mask)
 
 
 def base64_text(values: pa.Array) -> pa.Array:
@@ -173,13 +171,13 @@ def buffers(values: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int
 
 
 def validity(values: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Which values are no nulls; None when all are."""
+    """Which values are not null; None when none is null."""
     valid: npt.NDArray[np.bool_] = pc.is_valid(values).to_numpy(zero_copy_only=False)
     return valid if values.null_count else None
 
 
 def integers(values: pa.Array) -> npt.NDArray[np.integer]:
-    """The values of an integer array; what stands under a null is arbitrary."""
+    """The values of an integer array; values at nulls are arbitrary."""
     whole = view(values.buffers()[1] if len(values) else None, values.type.to_pandas_dtype())
     return whole[values.offset : values.offset + len(values)]
 
@@ -195,5 +193,5 @@ def large_binary(
 
 @functools.cache
 def _printable() -> npt.NDArray[np.bool_]:
-    """Which code points above ASCII Go prints as they are: letters, marks, numbers, punctuation and symbols."""
+    """Which code points above ASCII Go prints unescaped: letters, marks, numbers, punctuation and symbols."""
     return np.array([chr(c).isprintable() for c in range(0x110000)], np.bool_)

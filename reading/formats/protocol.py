@@ -1,4 +1,4 @@
-"""What a format is to the rest of the server."""
+"""The interface of a format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """The word a reader asks with."""
+        """The name in requests."""
 
     @property
     def media_type(self) -> str:
@@ -23,21 +23,21 @@ class Format(Protocol):
 
     @property
     def terminator(self) -> bytes:
-        """What ends a line."""
+        """The end of a line."""
 
     @property
     def splits_updates(self) -> bool:
-        """Whether an update of a unique key goes out as a delete and an insert."""
+        """Whether an update of a unique key becomes a delete and an insert."""
 
     @property
     def bare_deletes(self) -> bool:
-        """Whether the delete of a key that did not exist is a line, with what its key says."""
+        """Whether the delete of a key that did not exist is a line, with the columns of its key."""
 
     def rows(self, changes: TableChanges) -> Sequence[Block]:
-        """The lines of the changes, yet to be written and without the terminator; `Block.at` counts the changes."""
+        """The unwritten lines of the changes, without the terminator; `Block.at` indexes the changes."""
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """The lines of a DDL: none where the protocol has none."""
 
     def watermark(self, ts: int) -> bytes | None:
-        """The line that says that everything up to `ts` has been sent, or None where the protocol has none."""
+        """The watermark line: everything up to `ts` has been sent. None where the protocol has none."""

@@ -1,4 +1,4 @@
-"""Plumbing shared by the encoders: images as JSON objects, texts of storage columns, which columns name a row."""
+"""Helpers of the encoders: images as JSON objects, texts of storage columns, the columns that identify a row."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from reading.core.changes import DELETE, TableChanges
 from reading.core.split import differs
 from reading.formats.pieces import Piece, Slot, bare, choice, only, styled_floats
+from schemas.actions import Action
 from schemas.layout import row_layout
 from schemas.model import STATE_PUBLIC, Column, Index, Table
 from tistream.codec.row.layout import ColumnSpec, Kind, kind_of
@@ -23,11 +24,12 @@ from tistream.ts import LOGICAL_BITS
 
 _NUMBERS = frozenset({Kind.SIGNED, Kind.UNSIGNED, Kind.YEAR, Kind.BIT, Kind.ENUM, Kind.SET})
 _FLOATS = frozenset({Kind.FLOAT, Kind.DOUBLE})
+_SINGLE_ACTIONS: dict[int, int] = {Action.RENAME_TABLES: Action.RENAME_TABLE, Action.CREATE_TABLES: Action.CREATE_TABLE}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """A delivered column: where it stands, how it is stored, and its name as JSON."""
+    """A delivered column: its place, its storage, and its name as JSON."""
 
     place: int  #: in visible_columns
     column: Column
@@ -83,8 +85,13 @@ def _stored(column: Column) -> bool:
     return not column.generated or column.generated_stored
 
 
+def single_action(action: int) -> int:
+    """The action on one table of a job over several: such a job is announced table by table."""
+    return _SINGLE_ACTIONS.get(action, action)
+
+
 def json_bytes(value: object) -> bytes:
-    """A constant as JSON on one line, whatever its reader takes for the end of a line."""
+    """A constant as JSON on one line, without U+2028 and U+2029."""
     data = orjson.dumps(value)
     return data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
 
@@ -98,23 +105,23 @@ def image(fields: Sequence[Field], values: Sequence[Piece]) -> list[Piece]:
 
 
 def changed_image(changes: TableChanges, fields: Sequence[Field], values: Sequence[Slot]) -> list[Piece]:
-    """The object of the columns that an update changed; `values` are what they were."""
+    """The object of the columns that an update changed; `values` are the old ones."""
     pieces: list[Piece] = [b"{"]
-    begun = np.zeros(len(changes), np.bool_)
+    has_member = np.zeros(len(changes), np.bool_)
     for field, value in zip(fields, values, strict=True):
         mask = differs(changes.after.column(field.place), changes.before.column(field.place))
-        pieces += [choice(begun & mask, b",", b""), only(mask, value.within(field.name_json + b":"))]
-        begun |= mask
+        pieces += [choice(has_member & mask, b",", b""), only(mask, value.within(field.name_json + b":"))]
+        has_member |= mask
     return [*pieces, b"}"]
 
 
-def kept(changes: TableChanges, kind: int) -> pa.RecordBatch:
-    """The image that says what the row is: the new one, of a delete the old one."""
+def main_image(changes: TableChanges, kind: int) -> pa.RecordBatch:
+    """The image that describes the row: the new one, of a delete the old one."""
     return changes.before if kind == DELETE else changes.after
 
 
 def plain_text(field: Field, values: pa.Array) -> pa.Array:
-    """MySQL's text, but floats without exponents, and integers as they are: those of BIT, ENUM, SET and YEAR, too."""
+    """MySQL's text, but floats without exponents; integers, BIT, ENUM, SET and YEAR stay integers."""
     if field.kind in _NUMBERS:
         return values
     if field.kind in _FLOATS:

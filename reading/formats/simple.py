@@ -1,4 +1,4 @@
-"""simple (JSON): one object a message, members of `data` and `old` sorted by name, every value a string.
+"""simple (JSON): one object per message, members of `data` and `old` sorted by name, every value a string.
 
 TIMESTAMP is `{"location":"UTC","value":"..."}`, bytes are base64, BIT, ENUM and SET numbers. `schemaVersion` names the
 table version; DDL messages carry the whole table version as `tableSchema`.
@@ -13,7 +13,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
-from reading.formats.ddl_words import simple_word
+from reading.formats.canal_json import ddl_type
 from reading.formats.encoder import Encoder
 from reading.formats.pieces import JSON_HTML, Piece, Slot, bare, base64_text, quoted, slot
 from reading.formats.rows import (
@@ -27,6 +27,7 @@ from reading.formats.rows import (
     public_columns,
     public_indexes,
 )
+from schemas.actions import Action
 from schemas.model import Column, DdlEvent, Index, Table
 from schemas.queries import rename
 from schemas.types import type_name
@@ -36,8 +37,7 @@ from tistream.codec.row.layout import Kind
 _TYPES = {INSERT: b"INSERT", UPDATE: b"UPDATE", DELETE: b"DELETE"}
 _TEXTS = frozenset({Kind.TEXT, Kind.JSON})
 _ZEROFILL = 64
-_RENAME_TABLES = 47
-_PASSING_ID = -1  # how TiCDC marks a table under a name that it keeps for a moment only
+_PASSING_ID = -1  # how TiCDC marks a table under an intermediate name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class Simple(Encoder):
         """One message, with the table version that the DDL made (or removed)."""
         message: dict[str, object] = {
             "version": 1,
-            "type": simple_word(event.type),
+            # as canal-json, but EXCHANGE PARTITION is an ALTER
+            "type": "ALTER" if event.type == Action.EXCHANGE_PARTITION else ddl_type(event.type),
             "sql": event.query,
             "commitTs": event.commit_ts,
             "buildTs": self.options.built_ms,
@@ -85,9 +86,9 @@ class Simple(Encoder):
 
 
 def _renamed_again(event: DdlEvent) -> bool:
-    """Whether a later clause of the same RENAME moves the table on: the event then shows its last name."""
+    """Whether a later clause of the same RENAME renames the table again: the event then shows its last name."""
     table = event.version
-    if event.type != _RENAME_TABLES or table is None:
+    if event.type != Action.RENAME_TABLES or table is None:
         return False
     return event.query.rstrip(";") != rename(event.old_db, event.old_table, table.db, table.name)
 
@@ -133,7 +134,7 @@ def _column(column: Column) -> dict[str, object]:
         "mysqlType": type_name(column) if column.tp else "unspecified",
         "charset": column.charset,
         "collate": column.collate,
-        **{word: value for word, value in optional.items() if value},
+        **{name: value for name, value in optional.items() if value},
     }
     default = column.default
     if column.tp == layout.BIT and column.default_bit is not None:

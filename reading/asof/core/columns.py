@@ -1,9 +1,8 @@
-"""From keys and values to the columns that a table has at a timestamp (pure).
+"""Decodes keys and values into the columns that a table has at a timestamp (pure).
 
-Every row is decoded with the one version in force at that timestamp, whenever it was written, as the upstream itself
-does. Where a column was given a new id by a MODIFY COLUMN, rows that nobody wrote since hold an ancestor of it only:
-its value is converted along the line (`schemas.lineage`, `codec.row.cast`). A row of which that is not certain, and one
-that cannot be decoded, is an error: nothing is left out and nothing is guessed.
+As in TiDB, every row is decoded with the version in force at that timestamp. Where MODIFY COLUMN gave a column a new
+id, rows not written since hold only an ancestor of it: its value is converted along the lineage (`schemas.lineage`,
+`codec.row.cast`). A row whose conversion is not certain, or that cannot be decoded, is an error; no row is dropped.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ class Reading:
 
 
 def readings(history: History, table: Table, as_of: int) -> dict[int, Reading]:
-    """Physical id -> how to read it, for the table as it is at `as_of`."""
+    """Physical id -> Reading, for the table at `as_of`."""
     return {id_: _reading(history, table, id_, as_of) for id_ in table.physical_ids}
 
 
 def decoded(found: dict[int, Reading], rows: pa.Table) -> pa.RecordBatch:
-    """The delivered columns, in storage form, of rows (schema newest.STATE, in key order, none deleted)."""
+    """The delivered columns, in storage form, of live rows (schema newest.STATE) in key order."""
     ids = table_ids(rows["key"])
     bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
     parts = [_decoded(found[int(ids[a])], rows.slice(a, b - a).combine_chunks()) for a, b in itertools.pairwise(bounds)]
@@ -118,25 +117,25 @@ def _converted(
     place: dict[int, int],
     rows: pa.Table,
 ) -> pa.Array:
-    """The column, where the rows that lack it get what their newest ancestor becomes.
+    """The column; rows without it get the converted value of their newest ancestor.
 
-    A row committed above a change that lacks the new column has its default (TiDB leaves out NULLs); one that was
+    A row committed after the change that lacks the new column has its default (TiDB does not store NULLs); one
     committed before lacks it because it was not written since."""
     own = place[spec.id]
     commit_ts = rows["commit_ts"].to_numpy()
-    due = np.flatnonzero(found.lacking[own] & (commit_ts <= np.uint64(line[-1].ddl_ts)))
-    if not len(due):
+    lacking = np.flatnonzero(found.lacking[own] & (commit_ts <= np.uint64(line[-1].ddl_ts)))
+    if not len(lacking):
         return found.batch.column(own)
-    index, written = pa.array(due), commit_ts[due]
-    value, form, known = pa.nulls(len(due), storage_type(spec)), spec, np.zeros(len(due), np.bool_)
+    index, written = pa.array(lacking), commit_ts[lacking]
+    value, form, known = pa.nulls(len(lacking), storage_type(spec)), spec, np.zeros(len(lacking), np.bool_)
     for n, ancestor in enumerate(line):
         target = column_spec(ancestor.became)
         if ancestor.column is None:
-            value, form, known = pa.nulls(len(due), storage_type(target)), target, np.zeros(len(due), np.bool_)
+            value, form, known = pa.nulls(len(lacking), storage_type(target)), target, np.zeros(len(lacking), np.bool_)
             continue
         at = place[ancestor.column.id]
         source = reading.layout.columns[at]
-        holds = ~found.lacking[at][due]
+        holds = ~found.lacking[at][lacking]
         holds |= True if n == 0 else written > np.uint64(line[n - 1].ddl_ts)
         before, kept = _in_place(form, source, value)
         value, fits = cast(source, target, _chosen(holds, found.batch.column(at).take(index), before))
@@ -144,14 +143,14 @@ def _converted(
     value, kept = _in_place(form, spec, value)
     known &= kept
     if not known.all():
-        _refuse(reading.table, spec, line[-1], rows, int(due[np.flatnonzero(~known)[0]]))
+        _refuse(reading.table, spec, line[-1], rows, int(lacking[np.flatnonzero(~known)[0]]))
     places = np.arange(rows.num_rows, dtype=np.int64)
-    places[due] = rows.num_rows + np.arange(len(due))
+    places[lacking] = rows.num_rows + np.arange(len(lacking))
     return pa.concat_arrays([found.batch.column(own), value]).take(pa.array(places))
 
 
 def _in_place(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> tuple[pa.Array, Mask]:
-    """The values after changes of the column that kept its id, and its bytes: (values, which are certain)."""
+    """(values after changes that kept the column's id and bytes, which of them are certain)."""
     if values.type == storage_type(new):
         return values, np.ones(len(values), np.bool_)
     return cast(old, new, values)
@@ -168,7 +167,7 @@ def _refuse(table: Table, spec: ColumnSpec, ancestor: Ancestor, rows: pa.Table, 
     was = "an unknown column" if ancestor.column is None else full_type(ancestor.column)
     raise NotConvertible(
         f"Column {column.name} of {table.db}.{table.name} was changed from {was} to {full_type(column)}; the change "
-        "feed does not carry what became of rows that were not written since, and for this one it is not certain.",
+        "feed does not carry the rewritten rows, and the value of this one cannot be converted with certainty.",
         database=table.db,
         table=table.name,
         table_id=table.id,

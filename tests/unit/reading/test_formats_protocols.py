@@ -288,8 +288,7 @@ def ddl(**more: Any) -> DdlEvent:
     return DdlEvent(**(facts | more))
 
 
-def test_ddl_without_a_word() -> None:
-    """A DDL that a protocol does not know is QUERY, or nothing."""
+def test_a_ddl_without_a_message_type_is_query_or_nothing() -> None:
     assert create_format("debezium").ddl(ddl()) == []
     assert create_format("csv").ddl(ddl()) == []
     for name in ("canal-json", "simple"):

@@ -194,7 +194,7 @@ def test_who_always_comes_too_late_gives_up(world: ApiWorld, monkeypatch: pytest
         raise ObjectNotFound("gone", object="committed/of-long-ago")
 
     monkeypatch.setattr(log, "_segment", gone)
-    with pytest.raises(StoreUnavailable, match="before it can be read"):
+    with pytest.raises(StoreUnavailable, match="before they can be read"):
         all_rows(log, world)
     assert len(listings) >= 10
 
