@@ -26,7 +26,7 @@ from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, Report, compact_tenant, planned
 from compactor.local import LocalExecutor
 from reading.asof import source
-from reading.cursor import Scope
+from reading.position import Scope
 from reading.reader import LogReader
 from simulator.capture import Capture, captured_rows
 from simulator.dst.mutants import replaced, reworded

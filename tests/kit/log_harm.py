@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reading.asof.read import RowsRequest, read_rows
-from reading.cursor import Scope
 from reading.deps import Services
+from reading.position import Scope
 from reading.pull import PullRequest, pull
 from reading.reader import LogReader
 from tistream.catalog.log.committed import find_segments
