@@ -71,7 +71,7 @@ class ExcludedRangesSource:
         self._source.close()
 
     def _before_tick(self, cut_ts: int) -> list[SourceEvent]:
-        """What is said before a tick."""
+        """The events that precede a tick."""
         self._last_cut_ts = cut_ts
         events: list[SourceEvent] = [
             SubscriptionReady(subscription=subscription, ready_ts=cut_ts) for subscription in self._fresh

@@ -110,12 +110,12 @@ def _judged(answer: bytes) -> RegionFault | None:
 
 
 def _lock(body: bytes) -> HeldLock:
-    said = merged(body, {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 6: VARINT, 8: VARINT})
+    lock = merged(body, {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 6: VARINT, 8: VARINT})
     return HeldLock(
-        key=said.get(3, b""),
-        primary=said.get(1, b""),
-        start_ts=said.get(2, 0),
-        ttl_ms=said.get(4, 0),
-        kind=said.get(6, _PUT),
-        is_async=bool(said.get(8, 0)),
+        key=lock.get(3, b""),
+        primary=lock.get(1, b""),
+        start_ts=lock.get(2, 0),
+        ttl_ms=lock.get(4, 0),
+        kind=lock.get(6, _PUT),
+        is_async=bool(lock.get(8, 0)),
     )
