@@ -38,7 +38,7 @@ def upstream() -> Upstream:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, upstream: Upstream) -> Iterator[PushBench]:
     """Three keys in three regions, of three stores."""
-    monkeypatch.setattr("pusher.tikv_push._LOCKS_S", 0.1)
+    monkeypatch.setattr("pusher.tikv_push._LOCK_CHECK_S", 0.1)
     versions = [(key, Version(S - 9, S - 8, Op.PUT, b"old", None)) for key in (PRIMARY, SECONDARY, OTHER)]
     cluster = cluster_of(versions, floor_ts=S, regions=3)
     with ServedCluster(cluster, resolved_s=0.1, interceptors=[upstream]) as served:

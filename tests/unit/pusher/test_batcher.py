@@ -137,7 +137,7 @@ def test_ready_ts_is_zero_until_the_opening_scan_is_complete() -> None:
     assert second.regions.column("tenure_ready_ts").to_pylist() == [55]
 
 
-def test_of_several_files_of_a_tick_only_the_last_promises_something_new() -> None:
+def test_only_the_last_file_of_a_tick_has_new_watermarks() -> None:
     batcher = Batcher(bytes_target=3 * (FIXED_BYTES + KEY_BYTES))
     run(batcher, opened(1, b"", b"m", region_id=101), SubscriptionReady(subscription=1, ready_ts=25), resolved(t1=40))
     run(batcher, Tick(cut_ts=50))
@@ -160,7 +160,7 @@ def test_of_several_files_of_a_tick_only_the_last_promises_something_new() -> No
     assert [f.regions.column("tenure_ready_ts").to_pylist() for f in files] == [[25, 0], [25, 0], [25, 55]]
 
 
-def test_a_row_larger_than_the_target_travels_alone() -> None:
+def test_a_row_larger_than_the_target_gets_a_file() -> None:
     files = run(Batcher(bytes_target=100), opened(1), rows(1, [1]), rows(1, [2], 500), rows(1, [3]), Tick(cut_ts=5))
     assert [f.rows.column("start_ts").to_pylist() for f in files] == [[1], [2], [3]]
 
@@ -181,7 +181,7 @@ def test_a_row_larger_than_the_target_travels_alone() -> None:
         [Tick(cut_ts=6), Tick(cut_ts=5)],
     ],
 )
-def test_events_that_break_the_sources_promises_are_refused(events: list[SourceEvent]) -> None:
+def test_events_that_violate_the_source_contract_are_refused(events: list[SourceEvent]) -> None:
     with pytest.raises(TiStreamError, match="invariant"):
         run(Batcher(), *events)
 
@@ -314,14 +314,14 @@ def test_live_prewrites_of_one_lock_are_all_kept() -> None:
     assert prewrites(files) == [(7, b"one"), (7, b"two")]
 
 
-def test_what_an_earlier_subscription_was_sent_live_drops_nothing() -> None:
+def test_live_rows_of_an_earlier_subscription_drop_nothing() -> None:
     batcher = Batcher()
     run(batcher, opened(1), prewrite(b"new"), SubscriptionClosed(subscription=1), opened(2), Tick(cut_ts=50))
     again = Rows(subscription=2, rows=prewrite(b"new").rows, scan=True)
     assert prewrites(run(batcher, again, Tick(cut_ts=60))) == [(7, b"new")]
 
 
-def test_a_scan_that_goes_on_behind_its_end_is_refused() -> None:
+def test_scan_rows_after_the_end_of_the_scan_are_refused() -> None:
     batcher = Batcher()
     run(batcher, opened(1), SubscriptionReady(subscription=1, ready_ts=25))
     with pytest.raises(TiStreamError, match="after the end of the opening scan"):

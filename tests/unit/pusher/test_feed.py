@@ -1,4 +1,4 @@
-"""The core of a TiKV feed: what it registers, and what it says of rows and resolved timestamps."""
+"""Core of a TiKV feed: registrations, rows and resolved timestamps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tistream.model.change import Op, RowKind
 # -- registering -------------------------------------------------------------------------------------------------------
 
 
-def test_it_asks_for_what_is_wanted_and_registers_what_its_store_leads() -> None:
+def test_wanted_ranges_are_queried_and_led_regions_registered() -> None:
     rig = Rig(META, TABLES)
     rig.open()
     assert rig.effects == [AskRegions(range=META), AskRegions(range=TABLES)]
@@ -50,7 +50,7 @@ def test_one_region_of_two_wanted_ranges_is_registered_twice_others_share_a_requ
     ]
 
 
-def test_only_so_many_opening_scans_at_once() -> None:
+def test_concurrent_opening_scans_are_limited() -> None:
     rig = Rig(scans_max=2)
     rig.answer(*(region(n, b"t%d" % n, b"t%d" % (n + 1)) for n in range(5)))
     assert [r.region_id for r in rig.sent(Register)] == [0, 1]
@@ -61,7 +61,7 @@ def test_only_so_many_opening_scans_at_once() -> None:
     assert [r.region_id for r in rig.open()] == [3]
 
 
-def test_after_too_much_fewer_scans_go_on_at_once_until_nothing_waits() -> None:
+def test_an_overflow_lowers_the_scan_limit_until_nothing_waits() -> None:
     rig = Rig(scans_max=8)
     rig.answer(*(region(n, b"t%d" % n, b"t%d" % (n + 1)) for n in range(9)))
     assert len(rig.sent(Register)) == 8
@@ -94,7 +94,7 @@ def test_a_region_without_a_checkpoint_waits() -> None:
     assert [r.checkpoint_ts for r in rig.later(2)] == [5]
 
 
-def test_a_frontier_that_cannot_be_read_costs_nothing() -> None:
+def test_an_unreadable_frontier_keeps_the_piece_queued() -> None:
     rig = Rig()
 
     def fail(_: KeyRange) -> int:
@@ -136,7 +136,7 @@ def test_live_rows_of_a_subscription_are_joined_in_order() -> None:
     assert not rows.scan
 
 
-def test_live_rows_wait_for_a_tick_or_until_there_is_much() -> None:
+def test_live_rows_wait_for_a_tick_or_the_size_limit() -> None:
     feed = StoreFeed(STORE, [TABLES], unread_bytes_max=200)
     feed.regions_listed(None, [region(7, b"t", b"u")], 0.0)
     feed.open(1, lambda _: 1, 0.0)
@@ -153,7 +153,7 @@ def test_live_rows_wait_for_a_tick_or_until_there_is_much() -> None:
     assert [type(e) for e in feed.take_events(0.0)] == [Rows, SubscriptionReady, Tick]
 
 
-def test_rows_come_before_what_covers_them() -> None:
+def test_rows_precede_the_resolved_ts_that_covers_them() -> None:
     rig = opened()
     rig.feed.message(wire.event(7, 1, wire.prewrite(b"ta", 200)), rig.now)
     rig.feed.message(wire.resolved(1, [7], 700), rig.now)
@@ -168,13 +168,13 @@ def test_rows_of_a_registration_that_fails_right_behind_them() -> None:
     assert [type(e) for e in rig.tick()] == [Rows, Resolved, SubscriptionClosed, Tick]
 
 
-def test_lock_only_events_say_nothing() -> None:
+def test_lock_only_events_are_ignored() -> None:
     rig = opened()
     rig.say(wire.event(7, 1, wire.LOCK_ONLY, wire.LOCK_ONLY))
     assert rig.got(Rows) == []
 
 
-def test_resolved_ts_that_fall_or_lie_below_the_checkpoint_are_passed_over() -> None:
+def test_decreasing_resolved_ts_and_those_below_the_checkpoint_are_ignored() -> None:
     rig = opened()
     rig.say(wire.resolved(1, [7], 99))
     rig.tick()
@@ -199,7 +199,7 @@ def test_one_message_resolves_many_regions() -> None:
     assert rig.resolved() == {1: 400, 2: 300, 3: 400, 4: 350}
 
 
-def test_resolved_ts_of_regions_that_nobody_follows_change_nothing() -> None:
+def test_resolved_ts_of_unknown_regions_are_ignored() -> None:
     rig = Rig()
     rig.answer(*(region(n, b"t%d" % n, b"t%d" % (n + 1)) for n in (2, 4, 6)))
     rig.say(*(wire.event(n, 1, wire.INITIALIZED) for n in (2, 4, 6)), wire.resolved(1, [2, 4, 6], 200))
@@ -211,7 +211,7 @@ def test_resolved_ts_of_regions_that_nobody_follows_change_nothing() -> None:
     assert rig.resolved() == {1: 500, 2: 200, 3: 500}
 
 
-def test_a_resolved_ts_of_the_future_ends_the_stream() -> None:
+def test_a_resolved_ts_in_the_future_ends_the_stream() -> None:
     rig = opened()
     rig.say(wire.resolved(1, [7], 1 << 60))
     events = rig.tick()
@@ -234,7 +234,7 @@ def test_raw_data() -> None:
 # -- the opening scan --------------------------------------------------------------------------------------------------
 
 
-def test_a_subscription_that_contradicts_itself_in_its_opening_scan_is_opened_again() -> None:
+def test_contradicting_prewrites_in_an_opening_scan_reopen_the_subscription() -> None:
     rig = opened(ready=False)
     rig.say(wire.event(7, 1, wire.prewrite(b"ta", 200, b"new")), wire.event(7, 1, wire.prewrite(b"ta", 200, b"new")))
     rig.say(wire.event(7, 1, wire.prewrite(b"tb", 200), wire.prewrite(b"ta", 200, b"old"), wire.INITIALIZED))

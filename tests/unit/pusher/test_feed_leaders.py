@@ -1,4 +1,4 @@
-"""The core of a TiKV feed: errors of registrations, ends of its own, and who leads what."""
+"""Core of a TiKV feed: errors of registrations, deregistrations and leader changes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_pd_is_asked_for_the_part_that_failed() -> None:
     assert rig.sent(AskRegions)[3:] == [AskRegions(range=KeyRange(b"tm", b"tp"))], "the rest is another store's"
 
 
-def test_a_new_leader_is_told_of() -> None:
+def test_a_new_leader_is_reported() -> None:
     rig = opened()
     rig.say(wire.event(7, 1, error=wire.not_leader(7, OTHER)))
     (moved,) = rig.sent(Moved)
@@ -135,7 +135,7 @@ def test_pauses_grow_until_a_registration_lives() -> None:
 
 
 @pytest.mark.parametrize("error", [wire.compatibility("6.2.0"), wire.cluster_id_mismatch(5, 6)])
-def test_a_store_that_refuses_ends_it_all(error: bytes) -> None:
+def test_a_store_that_refuses_the_feed_is_fatal(error: bytes) -> None:
     rig = opened(ready=False)
     rig.say(wire.event(7, 1, error=error))
     assert isinstance(rig.feed.fatal, InvalidInput)
@@ -148,7 +148,7 @@ def test_a_store_that_refuses_ends_it_all(error: bytes) -> None:
 # -- deregistering -----------------------------------------------------------------------------------------------------
 
 
-def test_resubscribing_does_not_wait_for_the_answer_and_is_not_fooled_by_it() -> None:
+def test_resubscribing_ignores_the_late_answer_to_the_deregistration() -> None:
     rig = opened()
     rig.feed.resubscribe([1, 55], rig.now)
     (again,) = rig.open()
@@ -176,7 +176,7 @@ def test_two_stores_may_claim_one_region() -> None:
     assert rig.resolved() == {1: 400}
 
 
-def test_what_waits_goes_when_another_store_leads_it() -> None:
+def test_a_waiting_piece_is_removed_when_another_store_leads_it() -> None:
     rig = Rig()
     rig.checkpoints = lambda _: None
     rig.answer(region(7, b"t", b"u", version=4))
@@ -191,7 +191,7 @@ def test_what_waits_goes_when_another_store_leads_it() -> None:
     assert rig.later(2) == []
 
 
-def test_what_is_registered_stays_though_something_else_waits() -> None:
+def test_a_registered_piece_is_kept() -> None:
     rig = Rig()
     rig.checkpoints = lambda part: 5 if part.start == b"t" else None
     rig.answer(region(7, b"t", b"tm"), region(8, b"tm", b"u"))

@@ -1,4 +1,4 @@
-"""What a feed waits for, and for how long: silent scans and streams, regions that left, regions of many parts."""
+"""Core of a TiKV feed: timeouts of scans and streams, regions that left, regions with many parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tistream.keyrange import KeyRange, gaps
 HALF, REST = region(7, b"t", b"t5"), region(8, b"t5", b"u")
 
 
-def test_a_subscription_that_is_opened_again_behind_its_scan_is_never_ready() -> None:
+def test_a_subscription_reopened_after_its_scan_is_never_ready() -> None:
     """Its hold on history was lost: what the scan read may have been collected."""
     rig = Rig()
     rig.answer(region(7, b"t", b"u"))
@@ -32,7 +32,7 @@ def test_a_subscription_that_is_opened_again_behind_its_scan_is_never_ready() ->
     assert [e.subscription for e in rig.got(SubscriptionOpened)] == [1, 2]
 
 
-def test_pd_that_is_away_for_a_minute_costs_no_stream() -> None:
+def test_an_outage_of_pd_does_not_time_out_the_stream() -> None:
     rig = opened()
     rig.say(wire.resolved(1, [7], 300))
     rig.now += 61  # PD had no leader: neither the pusher nor the store had a timestamp
@@ -44,7 +44,7 @@ def test_pd_that_is_away_for_a_minute_costs_no_stream() -> None:
     assert rig.sent(CloseStream)
 
 
-def test_a_stream_on_which_no_scan_ever_speaks_is_tried_again_ever_more_patiently() -> None:
+def test_scan_timeouts_double_without_progress() -> None:
     rig = opened(ready=False)
     began: list[float] = []
     for _ in range(3600):
@@ -59,7 +59,7 @@ def test_a_stream_on_which_no_scan_ever_speaks_is_tried_again_ever_more_patientl
     assert all(1.9 < b / a < 2.1 for a, b in pairwise(waits[:4]))
 
 
-def test_one_scan_that_hangs_beside_others_that_speak() -> None:
+def test_one_hanging_scan_among_others() -> None:
     rig = Rig()
     rig.answer(HALF, REST)
     rig.say(wire.event(7, 1, wire.INITIALIZED))
@@ -74,7 +74,7 @@ def test_one_scan_that_hangs_beside_others_that_speak() -> None:
     assert rig.feed.stalled_scans(rig.now).keys() == {8}
 
 
-def test_a_scan_that_speaks_now_and_then_is_waited_for() -> None:
+def test_a_slow_scan_does_not_time_out() -> None:
     rig = opened(ready=False)
     for n in range(12):
         rig.later(599)
@@ -95,13 +95,13 @@ def fail_often() -> Rig:
     return rig
 
 
-def test_a_region_that_moved_is_no_alarm_of_the_store_that_it_left() -> None:
+def test_a_moved_region_is_not_a_problem_of_its_old_store() -> None:
     rig = fail_often()
     rig.answer(region(7, b"t", b"u", leader=OTHER))
     assert rig.feed.failing(1, rig.now) == {}
 
 
-def test_a_region_that_merged_or_vanished_is_no_alarm_for_ever() -> None:
+def test_the_problem_of_a_merged_or_vanished_region_ends() -> None:
     rig = fail_often()
     rig.answer(region(9, b"t", b"u", version=5))  # it is part of another one now
     rig.later(100)

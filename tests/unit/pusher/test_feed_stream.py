@@ -1,4 +1,4 @@
-"""The core of a TiKV feed: a stream that ends, falls silent or is damaged, and drops of its own."""
+"""Core of a TiKV feed: streams that end, time out or are damaged, and drops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_end_of_a_stream_ends_every_subscription_on_it() -> None:
     assert {r.request_id for r in rig.sent(Register)} == {1}, "another stream, other numbers"
 
 
-def test_a_silent_stream_is_given_up() -> None:
+def test_a_silent_stream_is_closed() -> None:
     rig = opened()
     rig.later(59)
     assert rig.sent(CloseStream) == []
@@ -52,7 +52,7 @@ def test_a_silent_stream_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_damaged_rows_end_the_stream_and_what_covers_them_is_not_told(ready: bool) -> None:
+def test_damaged_rows_end_the_stream_and_drop_pending_resolved_ts(ready: bool) -> None:
     rig = opened(ready=ready)
     bad = wire.row(RowKind.PREWRITE, b"", 300, value=b"v")  # no key
     rig.feed.message(wire.event(7, 1, wire.prewrite(b"ta", 300)), rig.now)
@@ -70,7 +70,7 @@ def test_damaged_rows_end_the_stream_and_what_covers_them_is_not_told(ready: boo
     assert len(rig.later(2)) == 1
 
 
-def test_a_message_that_is_none_ends_the_stream() -> None:
+def test_an_invalid_message_ends_the_stream() -> None:
     rig = opened()
     rig.say(wire.resolved(1, [7], 400), b"\xff\xff", wire.resolved(1, [7], 500))
     assert [type(e) for e in rig.tick()] == [SubscriptionClosed, Tick]

@@ -1,4 +1,4 @@
-"""When stores tick: together, apart from other tenants, seldom while the cluster is idle."""
+"""Flush schedule: shared ticks, spread tenants, idle clusters."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_a_tick_that_came_early_does_not_put_off_the_next_by_more_than_half_an_i
     assert schedule.next_tick_at(clock.monotonic()) == pytest.approx(2.0)
 
 
-def test_a_clock_that_jumps_is_worth_half_an_interval() -> None:
+def test_a_clock_jump_shifts_a_tick_by_at_most_half_an_interval() -> None:
     for jump_ms in (-3_600_000, -400, 700, 86_400_000):
         clock = ManualClock(unix_ms=_UNIX_MS + jump_ms)
         due_at = FlushSchedule(clock).next_tick_at(0.0)
         assert 0.5 < due_at <= 1.5
 
 
-def test_an_idle_cluster_ticks_seldom_and_the_first_row_ends_that_at_once() -> None:
+def test_an_idle_cluster_uses_the_idle_interval_until_the_first_row() -> None:
     clock = ManualClock(unix_ms=_UNIX_MS)
     schedule = FlushSchedule(clock, idle_s=30)
     busy = ticks(schedule, clock, IDLE_AFTER_S)
@@ -63,12 +63,12 @@ def test_an_idle_cluster_ticks_seldom_and_the_first_row_ends_that_at_once() -> N
     assert len(ticks(schedule, clock, 5)) in (4, 5)
 
 
-def test_without_an_idle_interval_the_silent_tick_each_second() -> None:
+def test_without_an_idle_interval_idle_stores_tick_each_second() -> None:
     clock = ManualClock(unix_ms=_UNIX_MS)
     assert len(ticks(FlushSchedule(clock), clock, 60)) in (59, 60)
 
 
-def test_tenants_lie_apart_and_stores_of_one_do_not() -> None:
+def test_ticks_are_spread_by_tenant_and_shared_by_its_stores() -> None:
     clock: Clock = ManualClock(unix_ms=_UNIX_MS)
     due = {n: FlushSchedule.for_tenant(Tenant(1, n), clock, idle_s=30).next_tick_at(0.0) for n in range(1, 200)}
     assert due == {n: FlushSchedule.for_tenant(Tenant(1, n), clock, idle_s=30).next_tick_at(0.0) for n in due}

@@ -1,4 +1,4 @@
-"""What holds the cluster's history back, for whom, and until when."""
+"""GC barriers: what they protect and until when."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_it_counts_as_over_before_pd_ends_it(pd: Pd, hold: Hold, clock: ManualCl
     assert (hold.covers(T0), hold.held_ts) == (False, 0)
 
 
-def test_beyond_the_cap_nothing_is_held_and_that_is_said(pd: Pd, hold: Hold) -> None:
+def test_beyond_the_cap_nothing_is_held_and_a_problem_is_reported(pd: Pd, hold: Hold) -> None:
     hold.renew(T0)
     pd.now += 25 * HOUR
     hold.renew(T0)
@@ -96,7 +96,7 @@ def test_beyond_the_cap_nothing_is_held_and_that_is_said(pd: Pd, hold: Hold) -> 
     assert not hold.problem
 
 
-def test_history_that_is_gone_is_an_error_with_a_way_out(pd: Pd, hold: Hold) -> None:
+def test_collected_history_is_an_error_with_a_hint(pd: Pd, hold: Hold) -> None:
     hold.renew(T0)
     pd.kept_from = T0 + 1
     with pytest.raises(TsExpired) as e:
@@ -115,7 +115,7 @@ def test_without_pd_the_old_hold_stands_until_its_end(pd: Pd, hold: Hold, clock:
     assert hold.held_ts == 0
 
 
-def test_no_frontier_is_seen_that_is_not_held(pd: Pd, hold: Hold, clock: ManualClock) -> None:
+def test_a_frontier_that_is_not_held_is_hidden(pd: Pd, hold: Hold, clock: ManualClock) -> None:
     control = Control(T0 - HOUR)
     frontier = HeldFrontier(control, clock, hold)
     assert frontier.read() == ()
@@ -149,7 +149,7 @@ def test_nothing_is_held_or_registered_in_the_future(pd: Pd, hold: Hold, clock: 
     assert "future" in str(frontier.error)
 
 
-def test_history_that_is_gone_is_held_again_once_the_frontier_is_above_it(pd: Pd, hold: Hold) -> None:
+def test_history_is_held_again_once_the_frontier_passes_the_collected_part(pd: Pd, hold: Hold) -> None:
     """The service was away for longer than the cap, and reads what lies in the bucket since."""
     hold.renew(T0)
     pd.now += 25 * HOUR

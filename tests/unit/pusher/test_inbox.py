@@ -1,4 +1,4 @@
-"""The bounded inbox between the network's thread and the pusher's."""
+"""The bounded inbox between the receiving thread and the pusher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_messages_in_order_then_the_end() -> None:
     assert not inbox.put(1, b"later"), "nobody wants more of it"
 
 
-def test_what_another_stream_says_does_not_count() -> None:
+def test_messages_of_another_stream_are_ignored() -> None:
     inbox = Inbox(100)
     inbox.begin(1)
     inbox.put(1, b"old")
@@ -31,7 +31,7 @@ def test_what_another_stream_says_does_not_count() -> None:
     assert inbox.take(99) == ([b"new"], None)
 
 
-def test_too_much_ends_the_stream_and_frees_the_memory() -> None:
+def test_overflow_ends_the_stream_and_frees_the_memory() -> None:
     inbox = Inbox(10)
     inbox.begin(1)
     assert inbox.put(1, b"x" * 6)
@@ -58,7 +58,7 @@ def test_a_wait_ends_when_there_is_something() -> None:
     inbox.wait(60)
 
 
-def test_a_patient_inbox_makes_room_instead() -> None:
+def test_put_waits_for_space_if_asked_to() -> None:
     inbox = Inbox(10)
     inbox.begin(1)
     inbox.wait_when_full(True)
@@ -72,7 +72,7 @@ def test_a_patient_inbox_makes_room_instead() -> None:
     assert inbox.take(99) == ([b"y" * 5], None)
 
 
-def test_nobody_waits_for_a_stream_that_is_over() -> None:
+def test_put_does_not_wait_for_an_ended_stream() -> None:
     inbox = Inbox(10)
     inbox.begin(1)
     inbox.wait_when_full(True)

@@ -226,7 +226,7 @@ def test_what_the_change_feed_never_sends_is_flagged_or_dropped() -> None:
     assert by_key == {RECORD: set(range(10, 17)), INDEX: set(range(10, 17)) - hidden}
 
 
-def test_copies_that_disagree_are_damage() -> None:
+def test_copies_that_differ_are_damage() -> None:
     with pytest.raises(CorruptObject, match="differ"):
         distinct([versions([put(RECORD, 1, 10, b"a")]), versions([put(RECORD, 1, 10, b"b")])])
     data = entry_bytes([(RECORD, 1, b"a" * 300), (RECORD, 1, b"b" * 300)])

@@ -32,7 +32,7 @@ META = META_PREFIX + "000000000000000A000000000000000B-u0000000000000004l0000000
         ("000000000000000A000000000000000B-u00000000.meta", 0),
     ],
 )
-def test_the_time_of_a_flush_stands_in_the_newer_names(name: str, flush_ts: int) -> None:
+def test_newer_names_have_the_flush_time(name: str, flush_ts: int) -> None:
     assert parse_name(META_PREFIX + name).flush_ts == flush_ts
 
 
@@ -51,7 +51,7 @@ def flushed() -> tuple[MemoryStore, str]:
     return store, LogBackupFiles(store).flush(pieces, flush_ts=60, store_id=9)
 
 
-def test_slices_say_where_entries_lie_and_how_they_are_checked() -> None:
+def test_slices_have_position_and_checksum() -> None:
     store, key = flushed()
     flush = read_metadata(key, store.get(key))
     first, second = flush.slices
@@ -99,7 +99,7 @@ def info(**changed: bytes) -> bytes:
         ({"compression": number(18, 0)}, "though it is not compressed"),
     ],
 )
-def test_a_slice_that_cannot_be_is_refused(changed: dict[str, bytes], cause: str) -> None:
+def test_an_impossible_slice_is_refused(changed: dict[str, bytes], cause: str) -> None:
     group = sized(1, b"v1/a.log") + number(6, 50)
     read_metadata(META, sized(6, group + sized(2, info())) + number(7, 1))
     with pytest.raises(CorruptObject, match=cause) as e:
@@ -107,7 +107,7 @@ def test_a_slice_that_cannot_be_is_refused(changed: dict[str, bytes], cause: str
     assert e.value.facts["object"] == META
 
 
-def test_what_is_not_read_is_refused_by_name() -> None:
+def test_unsupported_backups_are_refused() -> None:
     with pytest.raises(InvalidInput, match="metadata version 1"):
         read_metadata(META, sized(1, info()))
     encrypted = sized(23, number(3, 4))
@@ -132,7 +132,7 @@ def test_the_lowest_checkpoint_counts_and_is_named() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x01", bytes(8), bytes(9), b"\xff" * 8])
-def test_a_checkpoint_that_is_none_is_refused(data: bytes) -> None:
+def test_an_invalid_checkpoint_is_refused(data: bytes) -> None:
     store = MemoryStore()
     store.put("v1/global_checkpoint/1.ts", data)
     with pytest.raises(CorruptObject) as e:
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_is_none_is_refused(data: bytes) -> None:
     assert e.value.facts["object"] == "v1/global_checkpoint/1.ts"
 
 
-def test_a_checkpoint_stands_still_when_a_store_goes_on_without_it() -> None:
+def test_a_checkpoint_is_stalled_when_a_store_flushes_beyond_it() -> None:
     store = MemoryStore()
     LogBackupFiles(store).checkpoint(100 << 18, "3")
     checkpoint = read_checkpoint(store)

@@ -1,4 +1,4 @@
-"""Pushing a log backup: how a tenant begins, when it ends, and what it says meanwhile."""
+"""Pushing a log backup: start, end and progress."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def test_it_follows_until_it_is_stopped() -> None:
     assert (done.phase, done.promised_ts, done.rows, moved) == ("stopped", at(9), 2, [1])
 
 
-def test_a_tenant_without_a_schema_is_told_what_it_needs() -> None:
+def test_a_missing_schema_snapshot_is_an_error() -> None:
     bench = Bench()
     bench.control.entries = []
     with pytest.raises(InvalidInput, match="--schema-snapshot"):
         bench.push()
 
 
-def test_a_directory_that_went_back_is_refused() -> None:
+def test_a_directory_restored_to_an_earlier_state_is_refused() -> None:
     bench = Bench()
     bench.log.checkpoint(at(5))
     bench.control.max_cut_ts[STORE_ID] = at(6)
@@ -142,7 +142,7 @@ def test_a_snapshot_is_put_once() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"ts": "x"}'])
-def test_what_is_no_snapshot_is_refused(text: bytes) -> None:
+def test_an_invalid_snapshot_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidInput):
         snapshot_ts(text)
 
@@ -179,7 +179,7 @@ def test_the_status_line_is_written_when_something_begins_or_ends() -> None:
     assert status_line(LogPushProgress(phase="done", ahead="beyond")) == "done: nothing is complete yet; beyond"
 
 
-def test_tables_that_nobody_has_defined_are_named() -> None:
+def test_undefined_tables_are_reported() -> None:
     bench = Bench()
     info = orjson.dumps({"id": 11, "partition": {"definitions": [{"id": 12}, {"id": 13}]}})
     rows = [put(record_key(n, 1), at(3), at(4), b"row") for n in (7, 11, 12, 13, 14, (1 << 48) - 2)]

@@ -1,4 +1,4 @@
-"""The source over a log backup's directory: what is given out, what is promised, and what stands in the way."""
+"""The source over a log backup's directory: rows, watermarks and faults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rows_below_the_checkpoint_come_and_nothing_above_is_promised() -> None:
     assert reader.resolved == at(21)
 
 
-def test_a_checkpoint_that_stands_still_promises_nothing_and_is_named() -> None:
+def test_a_stalled_checkpoint_is_reported() -> None:
     log = Log()
     log.checkpoint(S)
     for n in range(1, 5):
@@ -105,7 +105,7 @@ def test_a_long_row_is_found_wherever_it_was_flushed(where: str) -> None:
     }
 
 
-def test_a_row_that_is_nowhere_is_an_error_after_a_while() -> None:
+def test_a_missing_value_is_an_error_after_a_while() -> None:
     log = Log()
     log.flush([writes(put(record(1), at(1), at(20), None))], flush_ts=at(30))
     log.checkpoint(at(25))
@@ -141,7 +141,7 @@ class _Halved(MemoryStore):
 
 
 @pytest.mark.parametrize("part", ["metadata", "entries"])
-def test_an_object_that_is_half_written_is_read_again_and_then_an_error(part: str) -> None:
+def test_a_damaged_object_is_retried_and_then_an_error(part: str) -> None:
     store = _Halved()
     log = Log(store)
     key = log.flush([writes(put(record(1), at(1), at(20), b"x" * 99))], flush_ts=at(30))
@@ -349,7 +349,7 @@ def _restarted(log: Log, reader: Reader, rand: random.Random, options: dict[str,
     return new
 
 
-def test_a_checkpoint_that_went_back_is_waited_for() -> None:
+def test_a_decreased_checkpoint_is_waited_for() -> None:
     log = Log()
     log.checkpoint(at(20))
     log.flush([writes(put(record(1), at(1), at(2), b"a"), put(record(1), at(20), at(30), b"b"))], flush_ts=at(40))
@@ -382,7 +382,7 @@ def test_resubscribed_subscriptions_begin_at_the_new_frontier() -> None:
     assert reader.resolved == at(20)
 
 
-def test_dropped_it_says_nothing_until_it_is_resumed() -> None:
+def test_a_dropped_source_returns_nothing_until_resumed() -> None:
     log = Log()
     log.checkpoint(at(20))
     reader = log.reader()
@@ -412,7 +412,7 @@ class _Counting(MemoryStore):
 
 
 @pytest.mark.parametrize("dated", [True, False])
-def test_a_look_lists_an_hour_and_reads_what_is_new(dated: bool) -> None:
+def test_a_scan_lists_an_hour_and_reads_new_metadata(dated: bool) -> None:
     """Names of the older form say nothing, so all of them are listed; what is in them is read once all the same."""
     store = _Counting()
     log = Log(store)

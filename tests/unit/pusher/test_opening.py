@@ -1,4 +1,4 @@
-"""Which prewrites of an opening scan contradict each other: by examples, and against a dict."""
+"""Contradicting prewrites of an opening scan: examples, and against a dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long what failed waits."""
+"""Backoff of failed regions and streams."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def pauses() -> Pauses:
     return Pauses(first_s=0.1, max_s=10.0, lived_s=10.0)
 
 
-def test_they_double_up_to_a_bound() -> None:
+def test_pauses_double_up_to_a_bound() -> None:
     p = pauses()
     waits = [p.failed(0, "r", 100.0 * n, lived_s=0.0) - 100.0 * n for n in range(1, 10)]
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0])
 
 
-def test_they_begin_anew_behind_a_life() -> None:
+def test_pauses_restart_after_success() -> None:
     p = pauses()
     for n in range(5):
         p.failed(0, "r", 20.0 * n, lived_s=9.9)
@@ -40,13 +40,13 @@ def test_parts_of_one_thing_that_fail_together_count_once() -> None:
     assert p.failed(0, "d", 100.6, lived_s=0.0) == pytest.approx(100.8)
 
 
-def test_what_is_asked_for_is_the_least() -> None:
+def test_the_requested_pause_is_the_minimum() -> None:
     p = pauses()
     assert p.failed(0, "r", 5.0, lived_s=0.0, at_least_s=2.0) == pytest.approx(7.0)
     assert p.until(0) == pytest.approx(7.0)
 
 
-def test_they_are_spread_by_number() -> None:
+def test_pauses_are_spread_by_id() -> None:
     p = pauses()
     waits = [p.failed(n, "r", 0.0, lived_s=0.0) for n in range(1000)]
     assert min(waits) >= 0.1

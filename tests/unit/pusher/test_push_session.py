@@ -1,4 +1,4 @@
-"""When session credentials are renewed, by a clock that stands still unless it is told to move."""
+"""Renewal of session credentials, on a manual clock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_good_then_due_then_over(age_s: float, stands: str) -> None:
     assert MARGIN_S == 15
 
 
-def test_good_ones_are_not_asked_for_again_and_due_ones_are() -> None:
+def test_due_credentials_are_renewed_and_good_ones_kept() -> None:
     world = World()
     assert [world.now(), world.now()] == ["id-1", "id-1"]
     world.clock.advance(599)
@@ -61,7 +61,7 @@ def test_good_ones_are_not_asked_for_again_and_due_ones_are() -> None:
     assert [world.now(), world.now()] == ["id-2", "id-2"]
 
 
-def test_with_the_service_away_due_ones_are_used_on_and_over_ones_are_not() -> None:
+def test_during_an_outage_due_credentials_are_used_and_expired_ones_are_not() -> None:
     world = World()
     world.now()
     world.clock.advance(600)
@@ -78,7 +78,7 @@ def test_with_the_service_away_due_ones_are_used_on_and_over_ones_are_not() -> N
     assert world.now() == "id-5"
 
 
-def test_what_does_not_pass_is_raised_at_once() -> None:
+def test_final_errors_are_raised_at_once() -> None:
     world = World()
     world.now()
     world.clock.advance(600)
@@ -100,7 +100,7 @@ def test_refused_ones_are_replaced_unless_they_are_new() -> None:
     assert world.now() == "id-2"
 
 
-def test_while_one_thread_renews_others_go_on_with_what_counts() -> None:
+def test_while_one_thread_renews_others_use_valid_credentials() -> None:
     world = World()
     world.now()
     asked, answer = threading.Event(), threading.Event()
@@ -125,5 +125,5 @@ def test_while_one_thread_renews_others_go_on_with_what_counts() -> None:
         assert renewing.result(60).session.access_key_id == "id-3"
 
 
-def test_no_secret_is_in_their_text() -> None:
+def test_repr_shows_no_secret() -> None:
     assert "hush" not in repr(World().session.current())

@@ -87,7 +87,7 @@ def test_reader_keeps_the_last_frontier_while_the_service_is_away() -> None:
     assert (reader.read(), reader.error) == ((entry(b"", b"", 99),), None)
 
 
-def test_reader_passes_on_what_cannot_be_overcome() -> None:
+def test_reader_raises_final_errors() -> None:
     class Gone:
         def frontier(self) -> list[FrontierEntry]:
             raise NotFound("no such tenant")

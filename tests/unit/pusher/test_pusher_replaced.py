@@ -1,4 +1,4 @@
-"""When a pusher concludes that it was replaced, and how often it asks."""
+"""Detection of a newer incarnation, and how often it is checked."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_the_newest_goes_on_and_asks_now_and_then(rig: Rig) -> None:
+def test_the_newest_incarnation_continues_and_checks_periodically(rig: Rig) -> None:
     for _ in range(10):
         rig.check(rig.mine)
         rig.clock.advance(EVERY_S / 4)
     assert rig.control.requests == 3
 
 
-def test_an_older_one_is_fenced_once_it_asks_again(rig: Rig) -> None:
+def test_an_older_incarnation_is_fenced_at_its_next_check(rig: Rig) -> None:
     rig.check(rig.mine)
     newer = rig.control.issue_incarnation(STORE).incarnation
     rig.check(rig.mine)
@@ -49,13 +49,13 @@ def test_an_older_one_is_fenced_once_it_asks_again(rig: Rig) -> None:
     rig.check(newer)
 
 
-def test_a_number_that_the_catalog_does_not_know_any_more_is_fenced(rig: Rig) -> None:
+def test_an_incarnation_unknown_to_the_catalog_is_fenced(rig: Rig) -> None:
     rig.control.incarnations[STORE] = rig.mine - 1  # it was restored to an earlier state
     with pytest.raises(Fenced):
         rig.check(rig.mine)
 
 
-def test_an_outage_proves_nothing_and_is_not_hammered(rig: Rig) -> None:
+def test_during_an_outage_the_pusher_continues_and_backs_off(rig: Rig) -> None:
     rig.control.issue_incarnation(STORE)
     rig.control.requests, rig.control.away = 0, True
     for _ in range(4):
@@ -83,7 +83,7 @@ def test_a_control_plane_that_hangs_costs_a_tenth_of_the_time() -> None:
     assert asked == [0.0, 50.0, 100.0]
 
 
-def test_what_cannot_be_overcome_is_passed_on() -> None:
+def test_final_errors_are_raised() -> None:
     class Gone:
         def newest_incarnation(self, store_id: int) -> int:
             raise NotFound("no such tenant")

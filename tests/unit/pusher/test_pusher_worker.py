@@ -1,4 +1,4 @@
-"""The pusher of one store over a modelled cluster, real threads and an object store in memory that misbehaves."""
+"""The pusher of one store over a modelled cluster, with real threads and a faulty in-memory object store."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_uploads_start_in_order_and_at_most_four_at_once(rig: Rig) -> None:
     assert all(abs(at - seq) < 4 for at, seq in enumerate(started, 1))
 
 
-def test_a_full_queue_drops_the_stream_and_comes_back_as_a_new_incarnation() -> None:
+def test_a_full_queue_drops_the_stream_and_resumes_as_a_new_incarnation() -> None:
     rig = Rig(queue_bytes_max=1)
     try:
         rig.tick()
@@ -215,7 +215,7 @@ def test_a_full_queue_drops_the_stream_and_comes_back_as_a_new_incarnation() -> 
         rig.worker.close()
 
 
-def test_a_full_queue_goes_on_in_the_folder_and_the_stream_lives(tmp_path: Path) -> None:
+def test_a_full_queue_spills_and_the_stream_continues(tmp_path: Path) -> None:
     rig = Rig(queue_bytes_max=1, spill=UploadSpill(tmp_path / "s", 1 << 20))
     try:
         rig.store.gate.clear()
@@ -256,7 +256,7 @@ def test_no_opening_scan_begins_while_half_of_the_queue_waits() -> None:
         rig.worker.close()
 
 
-def test_coming_back_waits_for_the_control_plane() -> None:
+def test_resuming_waits_for_the_control_plane() -> None:
     rig = Rig(queue_bytes_max=1)
     try:
         rig.store.gate.clear()
@@ -296,7 +296,7 @@ def test_a_pusher_of_another_store_ends_nothing(rig: Rig) -> None:
     rig.check()
 
 
-def test_coming_back_is_not_being_replaced() -> None:
+def test_resuming_is_not_being_replaced() -> None:
     rig = Rig(queue_bytes_max=1)
     try:
         rig.store.gate.clear()
@@ -406,7 +406,7 @@ class ScriptedSource:
     def close(self) -> None: ...
 
 
-def test_a_wish_for_new_subscriptions_that_is_first_seen_behind_a_tick_is_fulfilled() -> None:
+def test_a_resubscribe_id_first_seen_after_a_tick_is_honoured() -> None:
     """The frontier that a region was given, and the newer one that the tick of the same poll is compared with."""
     clock = ManualClock()
     part = KeyRange(b"t1", b"t2")

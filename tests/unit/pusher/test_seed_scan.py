@@ -1,4 +1,4 @@
-"""A seed among faults: each row is read once, history is held to the end, and nothing is visible before."""
+"""A seed under faults: each row is read once, history is protected to the end, and nothing is visible earlier."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig()
 
 
-def test_faults_that_pass_cost_a_request_and_not_the_whole_seed(rig: Rig) -> None:
+def test_transient_faults_repeat_a_request_and_not_the_seed(rig: Rig) -> None:
     rig.scan.start()
     rig.scan.join()
     assert rig.scan.done
@@ -138,7 +138,7 @@ def test_a_seed_whose_history_was_collected_meanwhile_is_never_visible(
     assert "PD has collected history" in rig.scan.problem
 
 
-def test_a_seed_that_is_told_to_stop_ends_without_a_word(rig: Rig) -> None:
+def test_a_stopped_seed_ends_without_a_problem(rig: Rig) -> None:
     rig.control.away = True
     rig.scan.start()
     rig.stop.set()

@@ -1,4 +1,4 @@
-"""Values and rows of files that somebody else decoded: taken as they are, or refused with file, row and column."""
+"""Values and rows of decoded files: accepted exactly, or refused with file, row and column."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_key_comes_from_the_file_where_columns_do_not_tell_it(tmp_path: Path
     assert keys(read_decoded(path, 9, nameless)) == [key]
 
 
-def test_a_text_key_that_ends_with_a_space_is_not_certain(tmp_path: Path) -> None:
+def test_a_text_key_that_ends_with_a_space_is_ambiguous(tmp_path: Path) -> None:
     path = as_ndjson(tmp_path, {"id": 1, "name": "a"}, {"id": 2, "name": "b "})
     with pytest.raises(InvalidInput, match=r"row 2, column name: .*space"):
         read_decoded(path, 9, shape(int_handle=None, common_handle=(2, 1)))
@@ -178,7 +178,7 @@ def test_errors_name_file_row_and_column(tmp_path: Path, rows: list[object], sai
     assert str(path) in e.value.message
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1")
     with pytest.raises(InvalidInput, match="cannot be read"):

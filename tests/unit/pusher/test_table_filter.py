@@ -1,4 +1,4 @@
-"""Which tables are followed, what of their keys, and what is said of the rest."""
+"""Table filters: followed tables, excluded ranges and their watermarks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_without_index_entries() -> None:
     assert [followed(table_filter, table_prefix(5000) + kind) for kind in (b"_i", b"_r")] == [False, True]
 
 
-def test_a_name_that_means_nothing_and_a_choice_that_changes_are_refused() -> None:
+def test_unknown_names_and_changed_filters_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"shop\.order "):
         filter_snapshot(SHOP, ["shop.order"], True)
     table_filter = read_table_filter(filter_snapshot(SHOP, ["shop.orders"], True))
@@ -164,7 +164,7 @@ def ready_in(events: Sequence[SourceEvent]) -> list[int]:
     return [e.subscription for e in events if isinstance(e, SubscriptionReady)]
 
 
-def test_what_is_left_out_is_spoken_for_at_each_tick() -> None:
+def test_excluded_ranges_have_watermarks_at_each_tick() -> None:
     source = ExcludedRangesSource(Store(), LEFT_OUT, count(1))
     assert [type(e) for e in source.poll(0, lambda _: None)] == [Tick]
     (first,) = opened_in(source.poll(0, lambda part: 55 if part == LEFT_OUT[0] else None))

@@ -1,4 +1,4 @@
-"""Files that wait on the disk: bounded, given back as they were, gone with their owner."""
+"""Upload spill: bounded, returned unchanged, deleted with its owner."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_bytes_that_changed_on_the_disk_are_not_given(tmp_path: Path) -> None:
         parked.take()
 
 
-def test_a_new_owner_clears_what_an_earlier_life_left(tmp_path: Path) -> None:
+def test_a_new_owner_clears_the_folder(tmp_path: Path) -> None:
     UploadSpill(tmp_path / "s", 10).park(b"1", 0)
     again = UploadSpill(tmp_path / "s", 10)
     assert files_in(tmp_path / "s") == 0
@@ -69,7 +69,7 @@ def test_a_new_owner_clears_what_an_earlier_life_left(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_a_disk_that_takes_nothing_is_as_good_as_full(tmp_path: Path) -> None:
+def test_a_failing_disk_counts_as_full(tmp_path: Path) -> None:
     spill = UploadSpill(tmp_path / "s", 10)
     (tmp_path / "s").rmdir()
     assert spill.park(b"1", 0) is None
@@ -78,7 +78,7 @@ def test_a_disk_that_takes_nothing_is_as_good_as_full(tmp_path: Path) -> None:
         UploadSpill(tmp_path / "file" / "s", 10)
 
 
-def test_the_queue_goes_on_in_the_folder_and_order_stays(tmp_path: Path) -> None:
+def test_the_queue_spills_and_keeps_its_order(tmp_path: Path) -> None:
     store = GatedStore()
     one = uploader(store, UploadSpill(tmp_path / "s", 300))
     contents = {f"k{i}": bytes([i]) * 60 for i in range(9)}

@@ -23,7 +23,7 @@ def paths(tmp_path: Path) -> tuple[Path, Path, Path]:
     return found
 
 
-def test_files_that_were_written_anew_are_read_again(paths: tuple[Path, Path, Path]) -> None:
+def test_rewritten_files_are_reloaded(paths: tuple[Path, Path, Path]) -> None:
     ca, certificate, key = paths
     tls = TlsFiles(ca=ca, certificate=certificate, key=key)
     old = Pem(ca=b"old ca.pem", certificate=b"old cert.pem", key=b"old key.pem")

@@ -1,4 +1,4 @@
-"""Snapshot reads: requests and answers as a real TiKV saw and gave them."""
+"""Snapshot reads: requests and answers recorded from a real TiKV."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_recorded_refusal_is_told_once() -> None:
     assert e.value.message == text
 
 
-def test_what_stands_before_a_lock_holds() -> None:
+def test_pairs_before_a_lock_are_valid() -> None:
     answer = pair(b"a", b"1", 7) + message(2, locked(b"b", 99)) + pair(b"c", b"3")
     lock = Lock(key=b"b", primary=b"first", start_ts=99, ttl_ms=3000)
     assert read_scan(answer, ALL) == Page(keys=[b"a"], values=[b"1"], commit_ts=[7], lock=lock)
@@ -77,7 +77,7 @@ def test_region_errors(body: bytes, kind: FaultKind, backoff_ms: int) -> None:
     assert found == RegionFault(kind=kind, message="words", backoff_ms=backoff_ms)
 
 
-def test_an_error_without_words_is_one() -> None:
+def test_an_error_without_a_text_is_a_refusal() -> None:
     assert read_scan(message(1, b""), ALL) == RegionFault(kind=FaultKind.OTHER, message="")
     with pytest.raises(KvRefused, match="unknown reason"):
         read_scan(message(2, message(1, uint(9, 1))), ALL)

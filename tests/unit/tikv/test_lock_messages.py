@@ -1,4 +1,4 @@
-"""How locks are asked for and ended, byte by byte, and answers that make no sense."""
+"""Lock requests, byte by byte, and invalid answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_only_locks_of_changes_hold_a_resolved_ts(kind: int, holds: bool) -> Non
     assert lock.holds_resolved_ts is holds
 
 
-def test_what_became_of_a_transaction() -> None:
+def test_transaction_status() -> None:
     assert read_check_txn(uint(3, 3000)) == TxnStatus(ttl_ms=3000, commit_ts=0)
     assert read_check_txn(uint(4, 107)) == TxnStatus(ttl_ms=0, commit_ts=107)
     assert read_check_txn(uint(5, 1)) == TxnStatus(ttl_ms=0, commit_ts=0)
@@ -72,7 +72,7 @@ def test_faults_and_refusals(read: object) -> None:
 @pytest.mark.parametrize(
     "body", [b"", octets(1, b"p") + octets(3, b"k"), octets(1, b"p") + uint(2, 9) + octets(3, b"zz"), uint(2, 9)]
 )
-def test_a_lock_that_says_nothing_or_was_not_asked_for(body: bytes) -> None:
+def test_an_incomplete_or_unrequested_lock_is_damage(body: bytes) -> None:
     with pytest.raises(CorruptObject):
         read_scan_lock(message(3, body), ALL)
 

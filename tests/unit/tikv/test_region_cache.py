@@ -1,4 +1,4 @@
-"""The reader of PD's regions: who hears what, and how lists are read."""
+"""Region cache: notifications, paging and gaps."""
 
 from __future__ import annotations
 
@@ -53,45 +53,45 @@ class Rig:
     def __init__(self, count: int = 3) -> None:
         self.pd, self.clock = ManyRegions(count), ManualClock()
         self.region_cache = RegionCache(self.pd, [TABLES], clock=self.clock, refresh_s=10.0)
-        self.heard: list[tuple[KeyRange | None, list[int] | None]] = []
-        self.end = self.region_cache.listen(self.hear)
+        self.received: list[tuple[KeyRange | None, list[int] | None]] = []
+        self.end = self.region_cache.listen(self.on_regions)
 
-    def hear(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
-        self.heard.append((asked, None if regions is None else [r.id for r in regions]))
+    def on_regions(self, asked: KeyRange | None, regions: Sequence[Region] | None) -> None:
+        self.received.append((asked, None if regions is None else [r.id for r in regions]))
 
 
-def test_everything_is_read_now_and_then_and_what_was_asked_for_at_once() -> None:
+def test_refreshes_are_periodic_and_requests_immediate() -> None:
     rig = Rig()
     rig.region_cache.read()
-    assert rig.heard == [(TABLES, [1, 2, 3])]
+    assert rig.received == [(TABLES, [1, 2, 3])]
     rig.region_cache.read()
-    assert len(rig.heard) == 1, "nothing is due"
+    assert len(rig.received) == 1, "nothing is due"
     rig.region_cache.request(PART)
     rig.region_cache.request(PART)
     rig.region_cache.read()
-    assert rig.heard[1:] == [(PART, [3])], "one answer, also for two who ask"
+    assert rig.received[1:] == [(PART, [3])], "one answer, also for two who ask"
     assert rig.pd.calls[-1] == (region_form(b"ta"), region_form(b"tb"))
     rig.clock.advance(10)
     rig.region_cache.request(TABLES)
     rig.region_cache.read()
-    assert rig.heard[2:] == [(TABLES, [1, 2, 3])]
+    assert rig.received[2:] == [(TABLES, [1, 2, 3])]
 
 
 def test_long_lists_come_in_pages() -> None:
     rig = Rig(2500)
     rig.region_cache.read()
-    assert rig.heard == [(TABLES, list(range(1, 2501)))]
+    assert rig.received == [(TABLES, list(range(1, 2501)))]
     assert len(rig.pd.calls) == 3
 
 
-def test_a_pd_that_repeats_itself_is_not_asked_for_ever() -> None:
+def test_a_pd_that_repeats_a_page_ends_the_list() -> None:
     rig = Rig(1024)
     rig.pd.regions[-1] = Region(id=9, conf_ver=1, version=1, start=key(1), end=region_form(b"t"), leader_store_id=1)
     rig.region_cache.read()
     assert len(rig.pd.calls) == 2, "the rest, which PD did not list, is asked for once"
 
 
-def test_who_asked_hears_that_pd_is_away() -> None:
+def test_requesters_are_notified_when_pd_is_away() -> None:
     rig = Rig()
     rig.region_cache.read()
     rig.pd.away = True
@@ -99,28 +99,28 @@ def test_who_asked_hears_that_pd_is_away() -> None:
     rig.region_cache.request(KeyRange(b"tc", b"td"))
     with pytest.raises(StoreUnavailable):
         rig.region_cache.read()
-    assert rig.heard[1:] == [(PART, None), (KeyRange(b"tc", b"td"), None)]
+    assert rig.received[1:] == [(PART, None), (KeyRange(b"tc", b"td"), None)]
     assert len(rig.pd.calls) == 2, "not asked once more while it is away"
 
 
-def test_news_of_a_store_and_the_end_of_following() -> None:
+def test_a_reported_leader_and_the_end_of_listening() -> None:
     rig = Rig()
     rig.region_cache.report_leader(rig.pd.regions[1])
-    assert rig.heard == [(None, [2])]
+    assert rig.received == [(None, [2])]
     rig.end()
     rig.end()
     rig.region_cache.report_leader(rig.pd.regions[1])
-    assert len(rig.heard) == 1
+    assert len(rig.received) == 1
 
 
 def test_a_region_that_holds_many_wanted_parts_is_listed_once() -> None:
     parts = [KeyRange(b"t" + bytes([n, 0]), b"t" + bytes([n, 9])) for n in range(200)]
     pd, clock = ManyRegions(1), ManualClock()
     region_cache = RegionCache(pd, parts, clock=clock)
-    heard: list[KeyRange | None] = []
-    region_cache.listen(lambda asked, regions: heard.append(asked) if regions else None)
+    received: list[KeyRange | None] = []
+    region_cache.listen(lambda asked, regions: received.append(asked) if regions else None)
     region_cache.read()
-    assert heard == parts
+    assert received == parts
     assert len(pd.calls) == 1
 
 
@@ -130,11 +130,11 @@ def test_many_regions_are_refreshed_less_often() -> None:
     for seconds, refreshes in ((10, 1), (19, 1), (2, 2)):
         rig.clock.advance(seconds)
         rig.region_cache.read()
-        assert len(rig.heard) == refreshes, seconds
+        assert len(rig.received) == refreshes, seconds
 
 
 @pytest.mark.parametrize("lost", ["gap", "leader", "all"])
-def test_a_gap_that_stays_is_told(lost: str) -> None:
+def test_a_persistent_gap_is_reported(lost: str) -> None:
     rig = Rig()
     whole = rig.pd.regions
     rig.pd.regions = {
@@ -154,7 +154,7 @@ def test_a_gap_that_stays_is_told(lost: str) -> None:
     assert not rig.region_cache.problems()
 
 
-def test_what_ends_the_reader_is_known_to_whoever_owns_it() -> None:
+def test_the_error_that_ends_the_reader_is_available() -> None:
     rig = Rig()
     rig.pd.scan_regions = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     rig.region_cache.start()

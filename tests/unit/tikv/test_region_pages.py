@@ -1,4 +1,4 @@
-"""All regions of a range are listed, however PD's pages fall."""
+"""All regions of a range are listed, whatever PD's pages."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class LeavesOut:
         return []
 
 
-def test_a_region_that_is_left_out_does_not_end_the_list() -> None:
+def test_an_omitted_region_does_not_end_the_list() -> None:
     found = regions_of(LeavesOut(), KeyRange(b"t", b"u"))
     assert [r.id for r in found] == [r.id for r in REGIONS if r.id != 500]
