@@ -86,23 +86,23 @@ class _Push:
         return Verdict.FAIL, f"{state}: nothing can be pushed", facts
 
     def credentials(self) -> Look:
-        where = self._known_bundle().object_store
+        url = self._known_bundle().object_store
         if self._known_bundle().session:
             issued = self._control.push_credentials()
             words = f"issued by the service, valid for {issued.valid_s / 60:g} minutes and renewed before they expire"
             if issued.kms_key_arn:
                 words += f"; puts are encrypted with {issued.kms_key_arn}"
             return Verdict.OK, words, {"by": "service", "valid_s": issued.valid_s, "kms_key_arn": issued.kms_key_arn}
-        if s3_place(where) is None:
-            next(iter(open_store(where, foreign=True).list(probe_prefix(self._tenant))), None)
-            return Verdict.OK, f"{where} is not an S3 bucket and needs none", {"by": "pusher"}
+        if s3_place(url) is None:
+            next(iter(open_store(url, foreign=True).list(probe_prefix(self._tenant))), None)
+            return Verdict.OK, f"{url} is not an S3 bucket and needs none", {"by": "pusher"}
         return Verdict.OK, "the pusher's own (AWS_*, or the machine's role)", {"by": "pusher"}
 
     def put(self) -> Look:
-        where = self._known_bundle().object_store
-        self._bucket = self._open(where)
+        url = self._known_bundle().object_store
+        self._bucket = self._open(url)
         self._bucket.put(self._probe, _CONTENT)
-        return Verdict.OK, f"{where}: a put below {probe_prefix(self._tenant)} is accepted", {"object_store": where}
+        return Verdict.OK, f"{url}: a put below {probe_prefix(self._tenant)} is accepted", {"object_store": url}
 
     def seen(self) -> Look:
         there = self._control.compare(self._probe, len(_CONTENT), hashlib.sha256(_CONTENT).hexdigest())

@@ -128,8 +128,8 @@ def _time(spec: ColumnSpec, value: Any) -> int:
         found = _DATETIME.fullmatch(_a(value, (str,), "a time"))
         if found is None:
             raise ValueError(f"{_short(value)} is not YYYY-MM-DD HH:MM:SS")
-        *whole, fraction = found.groups(default="0")
-        year, month, day, hour, minute, second = map(int, whole)
+        *fields, fraction = found.groups(default="0")
+        year, month, day, hour, minute, second = map(int, fields)
         parts = (year, month, day, hour, minute, second, int(fraction.ljust(6, "0")))
     is_date = spec.tp in (DATE, NEWDATE)
     if (is_date and any(parts[3:])) or parts[6] % 10 ** (6 - (0 if is_date else fsp_of(spec))):

@@ -177,9 +177,9 @@ def _locks(view: KeyspacedPd, regions: Sequence[Region], keys: KeyspaceKeys, tls
             if checked and clock.monotonic() >= ends_at:
                 break
             checked += 1
-            whole = plain_range(region)
-            if whole is not None:
-                at, locks = resolver.locks(whole, limit_ts)
+            region_range = plain_range(region)
+            if region_range is not None:
+                at, locks = resolver.locks(region_range, limit_ts)
                 old += [(at.id, lock) for lock in locks]
     finally:
         resolver.close()

@@ -137,8 +137,8 @@ class LockResolver:
 
     def _region_of(self, part: KeyRange) -> tuple[Region, KeyRange]:
         region = self._pd.get_region(region_form(part.start))
-        whole = plain_range(region) if region is not None else None
-        common = whole.intersect(part) if whole is not None else None
+        region_range = plain_range(region) if region is not None else None
+        common = region_range.intersect(part) if region_range is not None else None
         if region is None or not region.leader_store_id or common is None or common.start != part.start:
             raise StoreUnavailable("PD knows no leader", key=part.start)
         return region, common

@@ -143,8 +143,8 @@ class KvReader:
         region = self._pd.get_region(region_form(rest.start))
         if region is None or not region.leader_store_id:
             raise _Later(f"PD knows no leader for the key {rest.start.hex()}")
-        whole = plain_range(region)
-        part = whole.intersect(rest) if whole is not None else None
+        region_range = plain_range(region)
+        part = region_range.intersect(rest) if region_range is not None else None
         if part is None or part.start != rest.start:
             raise _Later(f"PD returned region {region.id}, which does not contain the key {rest.start.hex()}")
         pairs = self._pairs

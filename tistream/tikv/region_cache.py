@@ -133,8 +133,8 @@ class RegionCache:
 
     def _regions_of(self, part: KeyRange, last: Region | None) -> list[Region]:
         """`last`: the last region of the previously read range."""
-        whole = plain_range(last) if last is not None else None
-        if last is not None and whole is not None and whole.covers(part):
+        region_range = plain_range(last) if last is not None else None
+        if last is not None and region_range is not None and region_range.covers(part):
             return [last]
         return regions_of(self._pd, part)
 

@@ -65,16 +65,16 @@ def change_rows(versions: pa.Table, values: pa.Table) -> pa.RecordBatch:
     if (copies := rows.filter(rows.select(_WRITE).is_duplicated())).height:
         key, start_ts = copies.select(_WRITE).row(0)
         raise CorruptObject("two copies of one row differ in the log backup", key=key, start_ts=start_ts)
-    whole = (
+    joined = (
         _frame(versions)
         .join(rows, on=_WRITE, how="left", suffix="_stored", maintain_order="left")
         .with_columns(value=pl.when("needs_value").then("value_stored").otherwise("value"))
     )
-    put_without = whole.filter(pl.col("needs_value") & pl.col("value").is_null()).height
-    invariant(whole.height == versions.num_rows and not put_without, "a put has no value")
-    hidden = whole["txn_source"].to_numpy() & np.uint64(_HIDDEN_SOURCES) != 0
-    n = whole.height
-    columns = {name: whole[name].to_arrow() for name in ("op", "key", "start_ts", "commit_ts", "value")}
+    put_without = joined.filter(pl.col("needs_value") & pl.col("value").is_null()).height
+    invariant(joined.height == versions.num_rows and not put_without, "a put has no value")
+    hidden = joined["txn_source"].to_numpy() & np.uint64(_HIDDEN_SOURCES) != 0
+    n = joined.height
+    columns = {name: joined[name].to_arrow() for name in ("op", "key", "start_ts", "commit_ts", "value")}
     columns |= {
         "kind": pa.array(np.full(n, RowKind.COMMITTED, np.uint8)),
         "generation": pa.array(np.zeros(n, np.uint64)),

@@ -131,8 +131,8 @@ class StoreFeed:
             elif region.leader_store_id:
                 self._pieces.led_elsewhere(region)
                 self._pauses.worked(region.id)
-                if mine and (whole := plain_range(region)):
-                    elsewhere.append(whole)
+                if mine and (region_range := plain_range(region)):
+                    elsewhere.append(region_range)
         if mine and asked is not None:
             self._queried.discard(asked)
             for part in self._pieces.missing(asked, elsewhere):

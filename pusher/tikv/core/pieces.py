@@ -90,20 +90,20 @@ class Pieces:
     def __iter__(self) -> Iterator[Piece]:
         return iter(list(self._by_start.values()))
 
-    def parts(self, whole: KeyRange) -> list[KeyRange]:
+    def parts(self, region_range: KeyRange) -> list[KeyRange]:
         """The wanted parts of a range."""
-        at = max(0, bisect_right(self._starts, whole.start) - 1)
+        at = max(0, bisect_right(self._starts, region_range.start) - 1)
         found = []
         for wanted in islice(self.wanted, at, None):
-            if whole.end and wanted.start >= whole.end:
+            if region_range.end and wanted.start >= region_range.end:
                 break
-            if part := wanted.intersect(whole):
+            if part := wanted.intersect(region_range):
                 found.append(part)
         return found
 
-    def _to_register(self, whole: KeyRange) -> list[KeyRange]:
+    def _to_register(self, region_range: KeyRange) -> list[KeyRange]:
         """The parts to register of a region: its wanted parts, or all from the first to the last."""
-        parts = self.parts(whole)
+        parts = self.parts(region_range)
         return parts if len(parts) <= PARTS_MAX else [KeyRange(parts[0].start, parts[-1].end)]
 
     def _is_wanted(self, part: KeyRange) -> bool:
@@ -134,9 +134,9 @@ class Pieces:
         listed = (region.version, region.start, region.end)
         if self._whole.get(region.id) == listed:
             return []
-        whole = plain_range(region)
+        region_range = plain_range(region)
         new, complete = [], True
-        for part in self._to_register(whole) if whole else ():
+        for part in self._to_register(region_range) if region_range else ():
             known = self._by_start.get(part.start)
             if known and known.range == part and (known.region_id, known.version) == (region.id, region.version):
                 continue
@@ -162,8 +162,8 @@ class Pieces:
 
     def led_elsewhere(self, region: Region) -> None:
         """Another store leads the region."""
-        whole = plain_range(region) if self._waiting else None
-        for part in self.parts(whole) if whole else ():
+        region_range = plain_range(region) if self._waiting else None
+        for part in self.parts(region_range) if region_range else ():
             for piece in self.overlapping(part):
                 if piece.phase is Phase.WAITING and piece.version <= region.version:
                     self.remove(piece)

@@ -55,8 +55,8 @@ class KeyspaceKeys:
         """The part of a region within the keyspace; None when there is none."""
         if self.id is None:
             return region
-        whole = plain_range(region)
-        part = whole.intersect(prefix_range(self.prefix)) if whole is not None else None
+        region_range = plain_range(region)
+        part = region_range.intersect(prefix_range(self.prefix)) if region_range is not None else None
         if part is None:
             return None
         size = len(self.prefix)

@@ -102,19 +102,19 @@ def context(region: Region, api: ApiVersion, keyspace_id: int | None, options: b
 
 def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
     """Parse a store's answer to a scan of `asked`."""
-    fault, whole, first = b"", b"", b""  # of the region, of the answer, of the first pair that has one
+    region_error, answer_error, pair_error = b"", b"", b""  # of pairs the first one
     page = Page(keys=[], values=[], commit_ts=[])
-    faulty = False
+    has_region_error = False
     for number, body in fields(answer, {1: BYTES, 2: BYTES, 3: BYTES}):
         if number == 1:
-            faulty, fault = True, fault + body
+            has_region_error, region_error = True, region_error + body
         elif number == 3:
-            whole += body
-        elif not first:
-            first = _take(body, asked, page)
-    if faulty:
-        return read_fault(fault)
-    error = first or whole
+            answer_error += body
+        elif not pair_error:
+            pair_error = _take(body, asked, page)
+    if has_region_error:
+        return read_fault(region_error)
+    error = pair_error or answer_error
     return Page(keys=page.keys, values=page.values, commit_ts=page.commit_ts, lock=_lock(error) if error else None)
 
 

@@ -78,12 +78,12 @@ def region_form(key: bytes) -> bytes:
 
 def plain_key(boundary: bytes) -> bytes:
     """The smallest plain key whose memcomparable bytes are at or above `boundary`."""
-    whole = b""
+    prefix = b""
     while len(boundary) > GROUP and boundary[GROUP] == _FULL:
-        whole, boundary = whole + boundary[:GROUP], boundary[GROUP + 1 :]
+        prefix, boundary = prefix + boundary[:GROUP], boundary[GROUP + 1 :]
     body = boundary[:GROUP].ljust(GROUP, b"\0")
     size = len(body.rstrip(b"\0"))
     if len(boundary) > GROUP:
         needed = boundary[GROUP] - _NO_PAD_MIN + (len(boundary) > GROUP + 1)
         size = min(max(size, needed), GROUP)
-    return whole + body[:size]
+    return prefix + body[:size]
