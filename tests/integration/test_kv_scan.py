@@ -105,7 +105,7 @@ def test_a_lock_is_waited_for(served: ServedCluster, reader: KvReader) -> None:
         if "locks the key" in reader.problem:
             break
         thread.join(0.05)
-    assert f"{start_ts} that holds {b'k100'.hex()}" in reader.problem
+    assert f"{start_ts} locks the key {b'k100'.hex()}" in reader.problem
     assert thread.is_alive()
     with served.changing() as cluster:
         cluster.commit(b"k100", start_ts=start_ts, commit_ts=start_ts + 5)

@@ -326,7 +326,7 @@ def test_another_cluster_is_refused() -> None:
     with rig() as r:
         r.poll_until_asked()
         r.store.say(wire.event(7, 1, error=wire.cluster_id_mismatch(5, 77)))
-        with pytest.raises(InvalidInput, match="cluster is 5, not 77"):
+        with pytest.raises(InvalidInput, match="belongs to cluster 5, not 77"):
             r.poll_until(lambda: False)
 
 
