@@ -200,6 +200,6 @@ class KvReader:
         if address is None:
             address = next((s.address for s in self._pd.stores() if s.id == store_id), None)
             if address is None:
-                raise _Later(f"PD does not know store {store_id}")
+                raise _Later(f"PD knows no store {store_id}")
             self._addresses[store_id] = address
         return self._channels.at(address)
