@@ -226,17 +226,17 @@ class Exchange:
         if error is not None and not sub.unsubscribed:
             self._send(None, encode_error(sub.number, error, over=True))
 
-    def _subscribe(self, asked: Subscribe) -> None:
-        if asked.sub <= self._last:
-            raise InvalidInput("subscription number already used", sub=asked.sub)
-        if asked.batches < 1 or asked.nbytes < 1:
-            raise InvalidInput("the window of a subscription must allow a batch", sub=asked.sub)
-        self._last = asked.sub
-        sub = _Sub(asked.sub, asked.batches, asked.nbytes)
+    def _subscribe(self, command: Subscribe) -> None:
+        if command.sub <= self._last:
+            raise InvalidInput("subscription number already used", sub=command.sub)
+        if command.batches < 1 or command.nbytes < 1:
+            raise InvalidInput("the window of a subscription must allow a batch", sub=command.sub)
+        self._last = command.sub
+        sub = _Sub(command.sub, command.batches, command.nbytes)
         with self._lock:
-            self._subs[asked.sub] = sub
+            self._subs[command.sub] = sub
         try:
-            stream = self._source.open(asked.request, Waker(self._queue, asked.sub))
+            stream = self._source.open(command.request, Waker(self._queue, command.sub))
         except Exception as e:  # noqa: BLE001 - sent to this subscription only
             sub.refused = _as_error(e)
         else:
@@ -245,7 +245,7 @@ class Exchange:
                 gone = self._closed
             if gone:
                 stream.close()
-        self._queue.mark_ready(asked.sub)
+        self._queue.mark_ready(command.sub)
 
     def _return_window(self, number: int, batches: int) -> None:
         with self._lock:

@@ -313,7 +313,7 @@ class Tail:
             self._arrived[key.incarnation] = key.seq, now
             self._empty[key.incarnation] = key.seq if file.directory.rows.num_rows == 0 else -1
         else:
-            self._apart_s.pop(key.incarnation, None)  # it existed before it was asked for
+            self._apart_s.pop(key.incarnation, None)  # it existed before it was requested
         self.max_cut_ts = max(self.max_cut_ts, file.cut_ts)
         self.files_read, self.bytes_read = self.files_read + 1, self.bytes_read + file.bytes
         if (key.incarnation, key.seq) > self.newest_file:

@@ -179,7 +179,7 @@ class _ObjectWriter:
         self.groups.append(group)
 
     def finish(self) -> bytes:
-        """The whole object."""
+        """The bytes of the object."""
         return self._writer.finish()
 
 
