@@ -93,7 +93,7 @@ def test_a_transaction_larger_than_an_array_is_taken_saved_restored_and_written(
     task.take_all(prewrites(value))
     task.restart(half)
     if spills:
-        task.core.move_out(Spill(0), 1 << 30)
+        task.core.evict(Spill(0), 1 << 30)
     task.take_all(commits())
     task.restart(half)
     task.take(mark=replace(MARK, resolved_ts=50))
