@@ -1,4 +1,4 @@
-"""What may be deleted."""
+"""Which batch files may be deleted."""
 
 from __future__ import annotations
 

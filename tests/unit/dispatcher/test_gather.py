@@ -1,4 +1,4 @@
-"""Collecting runs of rows: against Arrow's own take."""
+"""Gathering runs of rows, compared with Arrow's take."""
 
 from __future__ import annotations
 

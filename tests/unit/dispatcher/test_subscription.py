@@ -118,7 +118,7 @@ def test_reading_ahead_is_bounded_and_begins_small() -> None:
     assert world.folder.gets.total() == 10 + PREFETCH_FILES_MAX
 
 
-def test_nothing_is_kept_for_nobody() -> None:
+def test_nothing_is_cached_without_subscribers() -> None:
     world = World()
     world.put(*range(1, 20))
     stream = world.subscribe()
@@ -250,7 +250,7 @@ def test_a_corrupt_file_of_a_superseded_incarnation_ends_it() -> None:
     assert drain(stream) == [(2, 1, False)]
 
 
-def test_a_subscriber_below_what_was_given_up_is_told() -> None:
+def test_a_subscriber_below_the_reclaimed_seq_gets_an_error() -> None:
     world = World()
     world.put(5, 6)
     world.tail.set_reclaimed(1, 4)

@@ -1,4 +1,4 @@
-"""What sorter and dispatcher say to each other, there and back; and everything else is refused."""
+"""Messages between sorter and dispatcher round-trip; anything else is refused."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_failed_flush_is_taken_again_together_with_what_came_since() -> None:
     assert d.write() == [(b"a", 12, b"v"), (b"b", 22, b"v")]
 
 
-def test_an_older_attempt_may_turn_out_to_have_landed() -> None:
+def test_an_earlier_attempt_may_have_succeeded() -> None:
     d = Driver()
     d.file(whole(b"a", 11, 12), upto=20)
     d.core.take(20)
@@ -96,14 +96,14 @@ def test_only_what_was_taken_can_be_flushed_and_only_what_is_complete_taken() ->
         d.core.flushed(20)
 
 
-def test_a_late_commit_with_its_prewrite_is_taken_in_while_nobody_has_seen_its_time() -> None:
+def test_a_late_commit_with_its_prewrite_is_accepted_above_the_highest_attempted_flush() -> None:
     d = Driver()
     d.file(prewrite(b"a", 11), upto=20, cut=30)
     d.file(commit(b"a", 11, 15), upto=21, cut=31)
     assert d.write() == [(b"a", 15, b"v")]
 
 
-def test_a_late_commit_at_or_below_what_was_handed_out_is_a_broken_promise_even_with_its_prewrite() -> None:
+def test_a_late_commit_at_or_below_the_highest_attempted_flush_violates_the_contract_even_with_its_prewrite() -> None:
     d = Driver()
     d.file(prewrite(b"a", 11), upto=20, cut=30)
     d.core.take(20)  # its fate is unknown
@@ -120,7 +120,7 @@ def test_what_was_handed_out_counts_although_w_of_the_key_is_further() -> None:
         d.file(commit(b"a", 11, 15), upto=31, cut=31)
 
 
-def test_a_broken_promise_names_the_row_the_region_and_the_file() -> None:
+def test_a_contract_violation_names_the_row_the_region_and_the_file() -> None:
     d = Driver()
     d.file(commit(b"a", 11, 15), upto=14)
     with pytest.raises(UpstreamContractViolated) as e:
@@ -159,7 +159,7 @@ def test_prewrites_of_what_was_written_already_are_not_kept() -> None:
     assert (stats.open_prewrites, stats.duplicates, stats.dropped_by_store) == (0, 1, {1: 1})
 
 
-def test_a_prewrite_known_to_a_subscription_that_was_not_ready_learns_when_it_is() -> None:
+def test_a_prewrite_of_a_subscription_that_becomes_ready_gets_its_ready_ts() -> None:
     d = Driver()
     old = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0, open_ts=11, ready_ts=0)
     d.file(prewrite(b"a", 11, b"old"), upto=0, cut=12, mark=old)
@@ -241,7 +241,7 @@ def test_a_restored_core_drops_what_was_written_since_and_numbers_its_rows_on() 
     assert again.write() == [(b"b", 18, b"later")]
 
 
-def test_positions_are_dense_for_each_life_of_each_store() -> None:
+def test_positions_are_dense_for_each_incarnation_of_each_store() -> None:
     core = TaskCore(1, KeyRange(), 10, 10)
 
     def batch(store: int, life: int, seq: int, *, closes: bool = False) -> None:
@@ -274,7 +274,7 @@ def test_positions_are_dense_for_each_life_of_each_store() -> None:
         batch(2, 1, 2)
 
 
-def test_ended_lives_are_forgotten_and_their_late_files_are_not_used() -> None:
+def test_ended_incarnations_are_forgotten_and_their_late_files_are_ignored() -> None:
     d = Driver()
     core = d.core
     for life in range(1, 301):

@@ -1,4 +1,4 @@
-"""Whose turn it is where very many tasks share one loop."""
+"""Fair scheduling of many tasks that share one loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_few_tasks_take_in_their_order_however_long_it_takes() -> None:
     assert not schedule.waiting
 
 
-def test_of_many_tasks_those_of_tenants_that_write_take_in_every_turn_and_the_others_one_after_the_other() -> None:
+def test_with_many_tasks_those_of_writing_tenants_run_every_round_and_the_others_in_rotation() -> None:
     clock = ManualClock()
     schedule, runners = FairSchedule(clock), {n: runner(n) for n in range(MANY)}
     turns = [took(schedule, clock, runners, TAKE_S / 10) for _ in range(30)]
@@ -62,7 +62,7 @@ def test_of_many_tasks_those_of_tenants_that_write_take_in_every_turn_and_the_ot
     assert others == (idle * 9)[: len(others)], "round and round"
 
 
-def test_a_turn_in_which_all_had_theirs_leaves_nobody_waiting() -> None:
+def test_a_round_in_which_all_tasks_ran_leaves_none_waiting() -> None:
     clock = ManualClock()
     schedule, runners = FairSchedule(clock), {n: runner(n, ready=n < 8) for n in range(MANY)}
     assert took(schedule, clock, runners, TAKE_S / 9) == [2, 3, 0, 1, 4, 5, 6, 7]
@@ -81,7 +81,7 @@ class Quiet:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_tenants_with_rows_are_written_in_every_round_and_the_quiet_ones_for_a_while(whole: bool) -> None:
+def test_tenants_with_rows_are_written_every_round_and_idle_ones_for_a_bounded_time(whole: bool) -> None:
     clock = ManualClock()
     schedule = FairSchedule(clock)
     tenants = [Tenant(1, n) for n in range(IDLE_AT_ONCE * 3 + 3)]

@@ -1,4 +1,4 @@
-"""The inbox keeps order and its bounds, and whoever waits for room gets it."""
+"""The inbox keeps order and its bounds, and a waiting put succeeds when there is room."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_it_is_bounded_in_bytes_and_one_batch_of_any_size_passes() -> None:
     assert inbox.put(batch(2), 0)
 
 
-def test_who_waits_for_room_gets_it() -> None:
+def test_a_waiting_put_succeeds_when_there_is_room() -> None:
     inbox = Inbox(batches_max=1)
     inbox.put(batch(1), 0)
     came: list[bool] = []

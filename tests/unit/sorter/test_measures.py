@@ -1,4 +1,4 @@
-"""What a sorter measures of its work."""
+"""Metrics of a sorter's work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def collected(*states: TaskState) -> dict[str, dict[tuple[str, ...], float]]:
     return {f.name: {tuple(s.labels.values()): s.value for s in f.samples} for f in families}
 
 
-def test_tasks_are_summed_and_a_tenant_stands_where_its_slowest_task_stands() -> None:
+def test_tasks_are_summed_and_a_tenant_is_as_far_as_its_slowest_task() -> None:
     found = collected(
         ONE,
         replace(ONE, task_id=2, watermark=at(3000), open_rows=2),
@@ -61,7 +61,7 @@ def test_tasks_are_summed_and_a_tenant_stands_where_its_slowest_task_stands() ->
     }
 
 
-def test_what_is_written_already_is_complete_whatever_the_watermark_says_after_a_start() -> None:
+def test_the_lag_counts_from_durable_ts_when_the_watermark_is_lower_after_a_start() -> None:
     assert collected(replace(ONE, watermark=at(9000)))["tistream_resolved_ts_lag_seconds"] == {("1", "1"): 5.0}
 
 

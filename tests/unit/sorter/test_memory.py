@@ -1,4 +1,4 @@
-"""Who may take batches, and what is moved out, as the tasks' memory grows and the disk fails."""
+"""Which tasks may take batches, and what is spilled, as memory grows and the disk fails."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_one_step_moves_a_bounded_number_of_bytes_and_the_large_task_waits(monke
     assert budget.allowance(2) > 0
 
 
-def test_while_the_disk_takes_nothing_large_tasks_wait_and_go_on_when_it_does() -> None:
+def test_large_tasks_wait_while_the_disk_rejects_rows_and_continue_when_it_accepts_them() -> None:
     budget, small, large = Memory(Spill(BUDGET)), Rows(100), Rows(2000)
     large.disk_full = True
     for _ in range(3):
@@ -106,7 +106,7 @@ def test_when_nothing_is_left_to_move_every_task_takes_one_batch_at_a_time() -> 
     assert budget.allowance(1) == 1, "only further batches can lift a watermark"
 
 
-def test_a_budget_of_nothing_stops_nobody() -> None:
+def test_a_zero_budget_stops_no_task() -> None:
     budget, rows = Memory(Spill(0)), Rows(10)
     counted(budget, rows)
     assert budget.allowance(1) >= 1

@@ -150,7 +150,7 @@ def test_what_ends_it_has_it_opened_anew_behind_the_last_batch(world: World, err
     assert len(world.files.opened) == 2
 
 
-def test_who_is_stopped_is_closed_and_the_others_go_on(world: World) -> None:
+def test_a_stopped_reader_is_closed_and_the_others_continue(world: World) -> None:
     first, second = Inbox(batches_max=1), Inbox()
     world.files.last = {1: 9, 2: 1}
     reader = world.read(1, first)

@@ -77,7 +77,7 @@ def test_a_column_whose_offsets_lie_is_refused() -> None:
         Segment(pa.BinaryArray.from_buffers(pa.binary(), 3, [None, offsets, pa.py_buffer(b"abc")]))
 
 
-def test_rows_behind_a_slice_that_stands_still_are_not_looked_at() -> None:
+def test_rows_behind_a_stalled_slice_are_not_read() -> None:
     watermarks = RangeWatermarkMap(KeyRange(), 10)
 
     def lift(left: int, right: int) -> None:

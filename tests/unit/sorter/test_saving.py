@@ -67,7 +67,7 @@ def test_what_an_object_holds_is_not_written_again() -> None:
     assert min(first) in task.files.bucket.objects
 
 
-def test_rows_that_left_are_told_by_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_rows_are_recorded_by_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     task, rows = Task(), prewrites(0, 300)
     task.take(*rows)
     task.files.save(task.core)
@@ -213,7 +213,7 @@ def test_a_part_of_the_range_takes_its_rows_only() -> None:
     assert len(task.open()) == 100
 
 
-def test_rows_that_cannot_be_fetched_are_told_apart_from_a_bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_fetched_are_distinguished_from_a_bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task()
     task.take(*prewrites(0, 5))
     task.files.save(task.core)

@@ -1,4 +1,4 @@
-"""A watermark that stands still is shown with the region, the store and the file that it waits for."""
+"""A stalled watermark is shown with the region, the store and the file that it waits for."""
 
 from __future__ import annotations
 

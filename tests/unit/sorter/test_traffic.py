@@ -1,4 +1,4 @@
-"""What flows into a task, where it could be split, and what the sorter says of it."""
+"""Traffic of a task, its split key, and the sorter's report."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Task:
         self.traffic.note(batch)
 
 
-def test_rates_open_rows_and_held_bytes_are_told_busiest_first() -> None:
+def test_rates_open_rows_and_held_bytes_are_reported_busiest_first() -> None:
     idle, busy, reporter = Task(1), Task(2, bytes_held=77), Reporter()
     reporter.look([idle, busy], {}, [], 100.0)
     for second in range(1, 21):
@@ -133,7 +133,7 @@ def test_rates_open_rows_and_held_bytes_are_told_busiest_first() -> None:
     assert report.problems == ({"code": "TS-1"},)
 
 
-def test_only_what_stands_is_explained_and_not_with_each_look() -> None:
+def test_only_stalled_watermarks_are_explained_and_not_in_every_report() -> None:
     moves, stands, reporter = Task(1), Task(2), Reporter()
     asked: list[int] = []
     explain = stands.core.explain
@@ -154,7 +154,7 @@ def test_only_what_stands_is_explained_and_not_with_each_look() -> None:
     assert all(task.stuck == () for task in report.tasks)
 
 
-def test_the_open_transaction_is_told_beside_very_many_regions() -> None:
+def test_the_open_transaction_is_reported_beside_very_many_regions() -> None:
     stands = Task(1)
     silent = [Stuck(range=KeyRange(), w=5, region_id=n, reason="silent") for n in range(1, 2 * STUCK_MAX)]
     locked = Stuck(range=KeyRange(b"k", b"k\0"), w=5, start_ts=5, reason="open")
@@ -164,7 +164,7 @@ def test_the_open_transaction_is_told_beside_very_many_regions() -> None:
     assert (told.stuck[-1].start_key, told.stuck[-1].start_ts) == (b"k", 5)
 
 
-def test_of_very_many_tasks_the_busiest_are_told() -> None:
+def test_of_very_many_tasks_the_busiest_are_reported() -> None:
     tasks = [Task(i) for i in range(TASKS_REPORTED_MAX + 5)]
     reporter = Reporter()
     reporter.look(tasks, {}, [], 0.0)

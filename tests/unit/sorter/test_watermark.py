@@ -114,7 +114,7 @@ def test_a_row_that_is_not_ready_or_has_no_resolved_ts_moves_nothing(ready: int,
     assert m.watermark_gaps() == [KeyRange()]
 
 
-def test_explain_says_what_each_watermark_gap_waits_for() -> None:
+def test_explain_names_the_cause_of_each_watermark_gap() -> None:
     m = RangeWatermarkMap(KeyRange(), 10)
     assert [str(s) for s in m.explain()] == ["[-inf, +inf) watermark_gap: no store covers this range"]
     m.apply(rows((b"", b"g", 10, 0), ready=0), 1, 1, 3)
@@ -207,7 +207,7 @@ def test_a_snapshot_is_restored_into_half_of_its_range() -> None:
     assert half.waiting() == []
 
 
-def test_what_a_snapshot_does_not_speak_of_stays_a_watermark_gap() -> None:
+def test_parts_that_a_snapshot_does_not_cover_stay_watermark_gaps() -> None:
     m = RangeWatermarkMap(KeyRange(b"b", b"g"), 10)
     m.apply(rows((b"", b"", 10, 30)), 1, 1, 1)
     wide = RangeWatermarkMap(KeyRange(b"a", b"z"), 10)
