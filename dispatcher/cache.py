@@ -19,8 +19,6 @@ from tistream.objectstore.layout import BatchKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedFile:
-    """One batch file in memory."""
-
     key: BatchKey
     cut_ts: int
     directory: Directory
@@ -28,8 +26,6 @@ class DecodedFile:
 
 
 class FileCache:
-    """A bounded map from batch key to decoded file."""
-
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._lock = threading.Lock()
@@ -40,7 +36,6 @@ class FileCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes held now."""
         return self._bytes
 
     def put(self, file: DecodedFile) -> None:
@@ -55,7 +50,6 @@ class FileCache:
                 self._drop(next(iter(self._taken or self._ahead)))
 
     def take(self, key: BatchKey) -> DecodedFile | None:
-        """The file for a subscriber, or None."""
         with self._lock:
             file = self._ahead.pop(key, None)
             if file is not None:
@@ -71,7 +65,6 @@ class FileCache:
             return key in self._ahead or key in self._taken
 
     def room_ahead(self) -> bool:
-        """Whether another file may be read ahead."""
         return self._bytes_ahead < self.bytes_max // 2
 
     def forget(self, tenant: Tenant, store_id: int, incarnation: int | None = None, after_seq: int = 0) -> None:

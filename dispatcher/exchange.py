@@ -69,8 +69,6 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class _Sub:
-    """One subscription."""
-
     number: int
     batches_max: int
     bytes_max: int
@@ -105,7 +103,6 @@ class Exchange:
 
     @property
     def count(self) -> int:
-        """Number of open subscriptions."""
         return len(self._subs)
 
     def handle(self, command: Command) -> None:
@@ -195,7 +192,6 @@ class Exchange:
         self._send(batch.rows, encode_batch(sub.number, batch))
 
     def _send_error(self, sub: _Sub, error: TiStreamError | None) -> None:
-        """Send the current error if it has changed."""
         error_text = "" if error is None else f"{error.code} {error}"
         if error_text == sub.error_text:
             return

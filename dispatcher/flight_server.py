@@ -42,7 +42,6 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     @property
     def subscriptions(self) -> int:
-        """Number of open subscriptions."""
         with self._lock:
             return sum(exchange.count for exchange in self._exchanges)
 

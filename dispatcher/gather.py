@@ -75,7 +75,6 @@ def _binary(column: pa.BinaryArray, starts: Ints, ends: Ints, total: int) -> pa.
 
 @kernel
 def _copy_runs(octets: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> None:
-    """The bytes of the runs, concatenated."""
     to, base = np.uint64(out.ctypes.data), np.uint64(octets.ctypes.data)
     for i in range(len(starts)):
         size = np.uint64(ends[i] - starts[i])
@@ -85,7 +84,6 @@ def _copy_runs(octets: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> None:
 
 @kernel
 def _move_offsets(at: _Offsets, starts: Ints, ends: Ints, out: _Offsets) -> None:
-    """The offsets of the values of the concatenated runs."""
     out[0] = 0
     to = 0
     for i in range(len(starts)):

@@ -14,8 +14,6 @@ PROBLEMS_REPORTED_MAX = 20
 
 
 class _Flow:
-    """Rates of one store's tail."""
-
     def __init__(self, tail: Tail, now_s: float) -> None:
         self.tail = tail
         self._files = self._bytes = 0  # a tail is reported as soon as it exists

@@ -39,8 +39,6 @@ _NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)
 
 
 class Subscription:
-    """A FeedStream over a Tail."""
-
     def __init__(
         self,
         tail: Tail,

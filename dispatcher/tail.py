@@ -49,8 +49,6 @@ _ROWS_IN, _BYTES_IN = metrics.ROWS.labels("dispatcher", "in"), metrics.BYTES.lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailTiming:
-    """When to look for the next file."""
-
     poll_s: float = 0.1  #: between looks for a due file
     poll_max_s: float = 1.0  #: its limit: it grows to a tenth of the time waited
     idle_after_s: float = 5.0  #: a store with a longer interval between its last two files is idle ...
@@ -64,8 +62,6 @@ class TailTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The file was read."""
-
     file: DecodedFile
 
 
@@ -76,8 +72,6 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absent:
-    """The file does not exist yet."""
-
     until: float
     final: bool  #: confirmed missing after a newer incarnation was known
     later: str = ""  #: with `final`: a file behind the missing one
@@ -85,8 +79,6 @@ class Absent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The file cannot be read now."""
-
     error: TiStreamError
     until: float
     tries: int
@@ -158,7 +150,6 @@ class Tail:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether there are subscribers."""
         return bool(self._listeners)
 
     def set_newest(self, incarnation: int) -> None:

@@ -130,7 +130,6 @@ class DispatcherWorker:
             drain_worker(self._catalog, self.worker_id, self._incarnation)
 
     def drained(self) -> bool:
-        """Whether no store is assigned to this worker."""
         return count_stores_of(self._catalog, self.worker_id) == 0
 
     def problems(self) -> list[Problem]:
@@ -149,7 +148,6 @@ class DispatcherWorker:
         return self._heartbeats.succeeded_age_s
 
     def measured(self) -> list[metrics.Metric]:
-        """Gauges."""
         return [
             metrics.single("tistream_dispatcher_stores", len(self._owned)),
             metrics.single("tistream_dispatcher_cache_bytes", self._cache.bytes),

@@ -143,7 +143,6 @@ def _runs(file: Directory, regions: Ints, straddles: _Mask, wanted: KeyRange) ->
 
 
 def _kept(rows: pa.RecordBatch, first: int, count: int, wanted: KeyRange) -> tuple[Ints, Ints]:
-    """The runs of rows of a slice whose keys lie in the range."""
     keys = rows.column("key").slice(first, count)
     keep = _numpy(pc.greater_equal(keys, wanted.start))
     if wanted.end:

@@ -37,14 +37,12 @@ class Removed:
         return there
 
     def undo(self) -> None:
-        """Restore all of them."""
         for run, there in self._removed:
             run.alive[there] = True
             run.live += len(there)
 
 
 def without(rows: I64, others: I64) -> I64:
-    """Ascending row numbers without some of them."""
     kept = np.ones(int(rows[-1]) + 1, np.bool_)
     kept[others] = False
     return rows[kept[rows]]

@@ -23,8 +23,6 @@ from tistream.model.change import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A prewrite that may be the committed one."""
-
     op: int
     value: bytes | None
     old_value: bytes | None

@@ -119,7 +119,6 @@ def frame_of(run: Run, rows: I64, schema: pa.Schema) -> pl.DataFrame:
 
 
 def frame_of_all(runs: Sequence[Run], schema: pa.Schema) -> pl.DataFrame:
-    """All living rows of the runs."""
     return pl.concat([empty(schema), *(frame_of(run, run.living(), schema) for run in runs if run.live)])
 
 

@@ -32,7 +32,6 @@ class DecisionQueue:
         return bool(self._found or self._unsearched)
 
     def look(self, commits: Iterable[Run], watermarks: RangeWatermarkMap) -> None:
-        """Queue the commits that W(key) has reached."""
         found = 0
         for run in commits:
             if not run.live:

@@ -125,17 +125,14 @@ class PrewriteBuffer:
 
     @property
     def open_count(self) -> int:
-        """Number of undecided prewrites."""
         return self.open.live
 
     @property
     def waiting_count(self) -> int:
-        """Number of waiting commits."""
         return self.commits.live
 
     @property
     def undecided_count(self) -> int:
-        """Number of waiting commits that are undecided."""
         return sum(int(run.numbers["asked"][run.alive].sum()) for run in self._undecided_runs())
 
     def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
@@ -286,7 +283,6 @@ class PrewriteBuffer:
     # -- intake
 
     def _classify(self, rows: Arrivals, at: Limits, ready: SortBuffer) -> _Outcomes:
-        """Classify the outcomes of a file."""
         outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
         above = rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)
         fresh = outcome[above]

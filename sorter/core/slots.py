@@ -111,7 +111,6 @@ class Promises:
         return pairs if self.row_of is None else np.unique(self.row_of[pairs])
 
     def on(self, lo: int, hi: int) -> Ints:
-        """The rows that lie on some of the slots [lo, hi)."""
         return np.flatnonzero((self.lo < hi) & (self.hi > lo))
 
     def _of_pairs(self, column: Stamps) -> Stamps:
@@ -246,7 +245,6 @@ class Slots:
         return places + np.searchsorted(at, places, side="right")
 
     def _differs(self) -> Mask:
-        """Which slots differ from the one before them."""
         out = np.ones(len(self.w), np.bool_)
         out[1:] = (self.w[1:] != self.w[:-1]) | (self.covered[1:] != self.covered[:-1])
         return out

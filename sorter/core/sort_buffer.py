@@ -33,15 +33,12 @@ _BYTES = ("key", "value", "old_value")
 
 
 class SortBuffer:
-    """Ready rows of one task."""
-
     def __init__(self) -> None:
         self.runs = RunSet(_BYTES)
         self.flushed_ts = 0
 
     @property
     def count(self) -> int:
-        """Number of rows."""
         return self.runs.live
 
     def add(self, rows: pl.DataFrame) -> None:
@@ -74,7 +71,6 @@ class SortBuffer:
             self.runs.add(Run(part, {**of_part, **looked_up}, hashes=hashes[at], young=young))
 
     def known(self, needles: Needles) -> Flags:
-        """Whether each (key, commit_ts) is here."""
         return self.runs.known(needles, "commit_ts")
 
     def unknown(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -121,7 +117,6 @@ class SortBuffer:
         self.runs.runs = [run for run in self.runs if run.live]
 
     def snapshot(self) -> tuple[RunState, ...]:
-        """The ready rows."""
         return states_of(self.runs)
 
     def restore(self, rows: Sequence[Run], range_: KeyRange, durable_ts: int) -> None:
@@ -138,7 +133,6 @@ class SortBuffer:
         invariant(not (rows["commit_ts"] <= self.flushed_ts).any(), "a ready row lies below what was flushed")
 
     def _due(self, w: int) -> Iterator[tuple[Run, I64]]:
-        """The living rows at or below `w`, by run."""
         for run in self.runs:
             first, last = run.span("commit_ts")
             if not run.live:

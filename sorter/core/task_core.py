@@ -221,7 +221,6 @@ class TaskCore:
         return held_bytes(self._runs())
 
     def bytes_on_disk(self) -> int:
-        """Bytes of rows that were spilled to disk."""
         return held_bytes(self._runs(), on_disk=True)
 
     def evict(self, disk: Disk, wanted: int) -> int:
@@ -230,7 +229,6 @@ class TaskCore:
         return evict(self._runs(), disk, wanted)
 
     def snapshot(self) -> CoreSnapshot:
-        """The whole state."""
         open_, commits = self._prewrites.snapshot()
         slices, waiting = self._watermarks.snapshot()
         return CoreSnapshot(

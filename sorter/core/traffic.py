@@ -22,8 +22,6 @@ SIDE_MIN = 0.25  #: minimum share of the smaller side; below it a split is usele
 
 
 class KeySample:
-    """Keys of the recent past."""
-
     def __init__(self, seed: int, size: int = SAMPLE) -> None:
         self._rand = np.random.default_rng(seed)
         self._size = size
@@ -59,7 +57,6 @@ class Traffic:
         self.rows_per_s = self.bytes_per_s = 0.0
 
     def note(self, batch: FeedBatch) -> None:
-        """Count a batch."""
         rows = batch.rows.num_rows
         self._bytes += batch.nbytes
         if rows:
@@ -77,7 +74,6 @@ class Traffic:
         self.rows_per_s, self.bytes_per_s = rows.per_s(), nbytes.per_s()
 
     def split_key(self, range_: KeyRange) -> bytes | None:
-        """A key at which the task could be split."""
         return self._sample.split_key(range_)
 
     @property

@@ -69,8 +69,6 @@ WAITING = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkRow:
-    """A watermark row and the file that carries it."""
-
     store_id: int
     incarnation: int
     seq: int
@@ -124,8 +122,6 @@ class _NewestFile:
 
 
 class RangeWatermarkMap:
-    """W(key) over the range of one task."""
-
     def __init__(self, range_: KeyRange, start_ts: int, *, durable_ts: int = 0) -> None:
         """`durable_ts`: the task's current one. Later values are not needed, they never exceed W."""
         self.range = range_
@@ -162,7 +158,6 @@ class RangeWatermarkMap:
         return None if self._slots.uncovered else int(self._slots.w.min())
 
     def highest(self) -> int:
-        """The highest W of any key."""
         return int(self._slots.w.max())
 
     def w_of(self, keys: pa.BinaryArray | pl.Series) -> Stamps:
@@ -170,7 +165,6 @@ class RangeWatermarkMap:
         return self.w_at(Place.whole(Segment(as_binary(keys) if isinstance(keys, pl.Series) else keys)))
 
     def w_at(self, place: Place) -> Stamps:
-        """W of the keys of these rows."""
         found: Stamps = self._slots.w[self.bounds.slots_of(place)]
         return found
 
@@ -203,7 +197,6 @@ class RangeWatermarkMap:
         return self._slots.uncovered
 
     def slice_count(self) -> int:
-        """Number of slices."""
         return len(self._slots.joined()[0])
 
     def waiting(self) -> list[WatermarkRow]:
@@ -301,7 +294,6 @@ class RangeWatermarkMap:
         self._orphaned = _promises(self._orphans, self._slots)
 
     def _placed(self) -> list[Promises]:
-        """All promises that lie on the slots."""
         return [newest.promises for newest in self._newest.values()] + [self._orphaned]
 
     def _waiting(self) -> pl.DataFrame:
@@ -323,7 +315,6 @@ class RangeWatermarkMap:
         return frame.filter(~_is_of(but)) if but is not None else frame
 
     def _waiting_of(self, at: tuple[int, int]) -> pl.DataFrame:
-        """The waiting rows of an incarnation's newest file."""
         newest = self._newest.get(at)
         if newest is None or not len(waiting := newest.promises.rows_waiting(self._slots)):
             return _NO_ROWS

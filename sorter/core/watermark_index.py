@@ -35,7 +35,6 @@ class Thresholds:
     of: U32 | None = None
 
     def at(self, rows: I64) -> U64:
-        """The thresholds of some rows."""
         found: U64 = self.values[rows if self.of is None else self.of[rows]]
         return found
 
@@ -89,7 +88,6 @@ def reached(run: Run, thresholds: Thresholds, watermarks: RangeWatermarkMap, *, 
 
 
 def _grouped(rows: I64, slots: I64, thresholds: Thresholds) -> tuple[I64, _Groups]:
-    """The rows grouped by slot."""
     order = np.argsort(slots, kind="stable")
     rows, slots = rows[order], slots[order]
     first = np.flatnonzero(np.diff(slots, prepend=-1))
@@ -121,6 +119,5 @@ def _renumber(known: Reach, run: Run, thresholds: Thresholds, now: Bounds) -> No
 
 
 def _rows_of(rows: I64, first: I64, count: I64) -> I64:
-    """The rows of some groups, concatenated."""
     at = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
     return np.asarray(rows[at])

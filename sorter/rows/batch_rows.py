@@ -48,7 +48,6 @@ def empty(schema: pa.Schema) -> pl.DataFrame:
 
 
 def from_arrow(data: pa.Table | pa.RecordBatch) -> pl.DataFrame:
-    """The same rows as a polars frame."""
     frame = pl.from_arrow(data)
     assert isinstance(frame, pl.DataFrame)
     return frame if frame.width else empty(data.schema)
@@ -95,19 +94,16 @@ class Arrivals:
         return len(self.place)
 
     def ts(self, name: str) -> npt.NDArray[np.uint64]:
-        """A column of timestamps."""
         found: npt.NDArray[np.uint64] = self.numbers[name]
         return found
 
     def of_kind(self, *kinds: RowKind) -> npt.NDArray[np.int64]:
-        """The numbers of the rows of these kinds."""
         mask = self.kind == kinds[0]
         for kind in kinds[1:]:
             mask |= self.kind == kind
         return np.flatnonzero(mask)
 
     def needles(self, rows: npt.NDArray[np.int64], ts: str) -> Needles:
-        """Some of the rows as search keys."""
         return Needles(self.place.take(rows), self.hashes[rows], self.ts(ts)[rows])
 
     def run(self, rows: npt.NDArray[np.int64], names: Sequence[str], **more: npt.NDArray[Any]) -> Run:

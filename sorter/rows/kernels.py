@@ -93,7 +93,6 @@ def span_of(offsets: U64, data: U64, segment: Any, row: Any) -> tuple[Any, Any]:
 
 @kernel
 def is_same(a: Any, b: Any, size: Any) -> bool:
-    """Whether `size` bytes at two addresses are equal."""
     i = np.uint64(0)
     while i + _U8 <= size:
         if load64(a + i) != load64(b + i):
@@ -108,7 +107,6 @@ def is_same(a: Any, b: Any, size: Any) -> bool:
 
 @kernel
 def is_less(a: Any, size_a: Any, b: Any, size_b: Any) -> bool:
-    """Whether the bytes at `a` come before those at `b`."""
     i, shorter = np.uint64(0), min(size_a, size_b)
     while i + _U8 <= shorter and load64(a + i) == load64(b + i):
         i += _U8

@@ -44,7 +44,6 @@ class Output:
 
     @property
     def prepared(self) -> bool:
-        """Whether the pieces are known."""
         return self._cuts is not None
 
     def prepare(self) -> None:
@@ -67,7 +66,6 @@ class Output:
 
     @property
     def piece_count(self) -> int:
-        """Number of pieces, once prepared."""
         return self._cuts.shape[1] - 1 if self._cuts is not None and self.rows else 0
 
     def pieces(self, first: int = 0) -> Iterator[pa.RecordBatch]:
@@ -87,7 +85,6 @@ class Output:
         return sum(int(at.nbytes) for at in self._rows)
 
     def _weight(self, rows: Any, nbytes: Any) -> Any:
-        """Size in pieces."""
         return rows / PIECE_ROWS + nbytes / PIECE_BYTES
 
     def _cut(self) -> I64:
@@ -121,7 +118,6 @@ _ALL = (*NUMBERS, "table")
 
 
 def _gathered(parts: Sequence[tuple[Run, npt.NDArray[np.integer]]], names: Sequence[str]) -> tuple[Place, Columns]:
-    """Place and numbers of some rows of several runs."""
     place = stacked([run.place.take(at) for run, at in parts])
     return place, {name: np.concatenate([run.numbers[name][at] for run, at in parts]) for name in names}
 

@@ -89,16 +89,13 @@ class Segment:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in memory."""
         return 0 if self.on_disk else self.nbytes
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk."""
         return self.nbytes if self.on_disk else 0
 
     def in_memory(self) -> list[pa.RecordBatch]:
-        """Its columns that are in memory."""
         if self.on_disk or not self.rows:
             return []
         return [pa.RecordBatch.from_pydict({name: column.array for name, column in self.columns.items()})]
@@ -110,7 +107,6 @@ class Segment:
 
 
 def columns_of(batch: pa.RecordBatch) -> dict[str, _Column]:
-    """The columns of a batch, as a segment holds them."""
     return {name: _Column(batch.column(name)) for name in batch.schema.names}
 
 
@@ -136,7 +132,6 @@ class Place:
 
     @classmethod
     def whole(cls, segment: Segment) -> Place:
-        """All rows of a segment."""
         return cls((segment,), None, np.arange(segment.rows, dtype=np.uint32))
 
     def __len__(self) -> int:
@@ -152,12 +147,10 @@ class Place:
 
     @property
     def addresses(self) -> Addresses:
-        """The addresses of the keys."""
         pointers = self._pointers("key")
         return pointers.offsets, pointers.data, self.segment, self.row
 
     def hashes(self) -> U64:
-        """A hash of each key."""
         offsets, data, segment, row = self.addresses
         out: U64 = hash_keys(offsets, data, segment, row)
         return out
@@ -243,7 +236,6 @@ def _fitting_one_array(ends: I64) -> Iterator[tuple[int, int]]:
 
 
 def stacked(places: Sequence[Place]) -> Place:
-    """The rows of several places, concatenated."""
     if len(places) == 1:
         return places[0]
     number: dict[int, int] = {}
@@ -261,7 +253,6 @@ def stacked(places: Sequence[Place]) -> Place:
 
 
 def used_segments(place: Place) -> Place:
-    """The same rows without unused segments."""
     if len(place.segments) < 2:
         return place
     used, segment = np.unique(place.segment, return_inverse=True)
@@ -287,6 +278,5 @@ def as_binary(series: pl.Series) -> pa.BinaryArray:
 
 
 def mixed(hashes: U64, ts: U64) -> U64:
-    """The hash of (key, ts) from the hash of the key."""
     out: U64 = mix(hashes, ts, np.uint64(HASH_MASK))
     return out

@@ -64,7 +64,6 @@ class Needles:
         return out
 
     def within(self, others: Needles) -> Flags:
-        """Whether each needle is among the others."""
         found = np.zeros(len(self), np.bool_)
         if len(self) and len(others):
             needles, _ = _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.place, self)
@@ -133,28 +132,23 @@ class Run:
         return self.numbers[name]
 
     def ts(self, name: str) -> U64:
-        """A column of timestamps."""
         found: U64 = self.numbers[name]
         return found
 
     def living(self) -> I64:
-        """The numbers of the living rows."""
         return np.flatnonzero(self.alive) if self.live < len(self) else np.arange(len(self))
 
     def needles(self, at: I64, ts: str) -> Needles:
-        """Some of its rows as search keys."""
         place = self.place.take(at)
         return Needles(place, place.hashes() if self.hashes is None else self.hashes[at], self.ts(ts)[at])
 
     def index(self, ts: str) -> Index:
-        """The index by (key, that timestamp)."""
         if ts not in self._indexes:
             hashes = self.place.hashes() if self.hashes is None else self.hashes
             self._indexes[ts] = _index(mixed(hashes, self.ts(ts)), self.ts(ts))
         return self._indexes[ts]
 
     def span(self, ts: str) -> tuple[int, int]:
-        """Lowest and highest value of a column of timestamps."""
         if ts not in self.facts:
             values = self.ts(ts)
             self.facts[ts] = int(values.min()), int(values.max())
@@ -162,7 +156,6 @@ class Run:
         return found
 
     def least_cut(self) -> int:
-        """The lowest cut_ts of its files."""
         if "cut" not in self.facts:
             assert self.origins is not None
             self.facts["cut"] = int(self.origins["cut_ts"].min())  # type: ignore[arg-type]
@@ -190,7 +183,6 @@ class Run:
         return run
 
     def set_alive(self, alive: Flags) -> None:
-        """Set the alive flags of a new run."""
         self.alive, self.live = alive.copy(), int(np.count_nonzero(alive))
 
     def find(self, needles: Needles, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
@@ -209,15 +201,12 @@ class Run:
         return count
 
     def known_place(self) -> Place | None:
-        """The place of its rows, if loaded."""
         return self.place
 
     def known_numbers(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Its numbers, as far as loaded."""
         return self.numbers
 
     def segments(self) -> Sequence[Segment]:
-        """The segments of its bytes."""
         return self.place.segments
 
     def fills(self, segment: Segment | None) -> bool:
@@ -328,7 +317,6 @@ class RunSet:
         return None if lowest is None else (lowest, count, key)
 
     def known(self, needles: Needles, ts: str) -> Flags:
-        """Whether each needle is here."""
         out = np.zeros(len(needles), np.bool_)
         for _run, found, _rows in self.find(needles, ts):
             out[found] = True

@@ -98,7 +98,6 @@ class Group:
 
     @property
     def raw_bytes(self) -> int:
-        """Uncompressed bytes of keys and values."""
         return sum(part.raw_length for name, part in self.parts.items() if name in ("keys", "values"))
 
 
@@ -113,8 +112,6 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunState:
-    """A run at one point in time."""
-
     run: Run
     alive: Flags
     live: int
@@ -122,7 +119,6 @@ class RunState:
     saved: tuple[Piece, ...]
 
     def revive(self) -> Run:
-        """A new run in this state."""
         run = self.run.again(self.alive, self.origins)
         run.saved = self.saved
         return run
@@ -134,7 +130,6 @@ def states_of(runs: Iterable[Run]) -> tuple[RunState, ...]:
 
 
 def cut(run: Run, range_: KeyRange) -> None:
-    """Remove the rows outside the range."""
     keys = run.facts.get("keys")
     if keys is not None and keys[0] >= range_.start and (not range_.end or keys[1] < range_.end):
         return
@@ -226,7 +221,6 @@ class SavedRun(Run):
 
     @property
     def own_origins(self) -> pl.DataFrame | None:
-        """Its origins, if loaded."""
         return self._origins
 
     def unready(self) -> bool:
@@ -282,7 +276,6 @@ class SavedRun(Run):
         super().exchange(moved)
 
     def _near(self, needles: Needles, ts: str) -> I64:
-        """The needles that may be here."""
         low, high = self.span(ts)
         near = np.flatnonzero((needles.ts >= np.uint64(low)) & (needles.ts <= np.uint64(high)))
         keys = needles.place.take(near).series("key")
@@ -313,7 +306,6 @@ class SavedSegment(Segment):
         return sum(self._disk.values())
 
     def load(self, part: str) -> None:
-        """Fetch a part, unless it is loaded."""
         if part not in self._memory and part not in self._disk and part in self._group.parts:
             batch = self._fetch(part).combine_chunks().to_batches()[0]
             self.columns.update(columns_of(batch))
@@ -408,6 +400,5 @@ def flags_of(bits: bytes | None, rows: int) -> Flags:
 
 
 def spans_of(numbers: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[int, int]]:
-    """Lowest and highest value of each column of timestamps."""
     found: dict[str, U64] = {name: numbers[name] for name in ("start_ts", "commit_ts") if name in numbers}
     return {name: (int(values.min()), int(values.max())) for name, values in found.items()}

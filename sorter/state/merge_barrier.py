@@ -45,7 +45,6 @@ def furthest(left: Positions, right: Positions) -> dict[int, dict[int, Position]
 
 
 def is_beyond(batch: FeedBatch, until: Positions) -> bool:
-    """Whether the batch lies behind the barrier."""
     incarnations = until.get(batch.store_id, {})
     at = position_of(incarnations, batch.incarnation)
     return not at.closed and (batch.incarnation not in incarnations or batch.closes or batch.seq > at.seq)

@@ -46,8 +46,6 @@ RUNS_FILE = "snapshot-runs"
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """A group being written."""
-
     kind: str
     run: Run
     sources: list[tuple[RunState, Rows]]
@@ -84,7 +82,6 @@ class Save:
 
     @property
     def key(self) -> SnapshotKey:
-        """The key of the state."""
         assert self._key is not None, "write the objects first"
         return self._key
 
@@ -117,7 +114,6 @@ class Save:
             run.saved = tuple(pieces)
 
     def _held(self) -> dict[Group, Flags]:
-        """Which rows of each group are alive."""
         held: dict[Group, Flags] = {}
         for kind in ROW_KINDS:
             for state in getattr(self._state, kind):
@@ -159,8 +155,6 @@ class Save:
 
 
 class _ObjectWriter:
-    """Writes one object of groups."""
-
     def __init__(self, key: SnapshotKey, write_id: str) -> None:
         self.key = key
         self._writer = SegmentFileWriter({"file": RUNS_FILE, **named(key), "write_id": write_id})
@@ -179,7 +173,6 @@ class _ObjectWriter:
         self.groups.append(group)
 
     def finish(self) -> bytes:
-        """The bytes of the object."""
         return self._writer.finish()
 
 

@@ -59,15 +59,12 @@ _KINDS = {"runs": RUNS, "told": LATE_READY, "slices": SLICES, "waiting": WAITING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSnapshot:
-    """A snapshot file that was read back."""
-
     task_id: int
     epoch: int  #: of the task owner that wrote it
     state: CoreSnapshot
 
 
 def named(key: SnapshotKey) -> dict[str, object]:
-    """The identity of an object, for its head."""
     return {
         "cluster": key.tenant.cluster_id,
         "tenant": key.tenant.tenant_id,

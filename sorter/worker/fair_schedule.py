@@ -71,5 +71,4 @@ class FairSchedule:
             yield {tenant: idle[tenant] for tenant in tenants[at : at + IDLE_AT_ONCE]}
 
     def skipped(self) -> Mapping[Tenant, None]:
-        """The tenants that the last round skipped."""
         return self._skipped

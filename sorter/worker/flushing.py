@@ -25,16 +25,12 @@ SWEEP_S = 1.0  #: between flushes of all tenants; touched ones are flushed more 
 
 @dataclass(slots=True)
 class Outcome:
-    """The results of a round."""
-
     gone: set[int] = field(default_factory=set)  #: fenced
     failed: dict[int, Exception] = field(default_factory=dict)  #: excluded
     written: set[int] = field(default_factory=set)  #: the others
 
 
 class Flushing:
-    """Decides what to write out, and when."""
-
     def __init__(
         self,
         worker_id: str,
@@ -89,7 +85,6 @@ class Flushing:
             self.write(publisher, everything=True)
 
     def _running(self, tenants: Iterable[Tenant]) -> dict[Tenant, list[TaskRunner]]:
-        """The running tasks of these tenants."""
         found = {tenant: [r for r in self._tenants.get(tenant, ()) if self._may_write(r)] for tenant in tenants}
         return {tenant: runners for tenant, runners in found.items() if runners}
 

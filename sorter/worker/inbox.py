@@ -38,7 +38,6 @@ class Inbox:
             return True
 
     def take(self) -> FeedBatch | None:
-        """The next batch, or None."""
         with self._room:
             if not self._stores:
                 return None

@@ -27,8 +27,6 @@ SLICE_BYTES = 48 << 20  #: added by deciding a slice, at most
 
 
 class Evictable(Protocol):
-    """The rows of a task."""
-
     def evict(self, disk: Disk, wanted: int) -> int:
         """Spill `wanted` bytes; the bytes freed."""
         ...
@@ -58,7 +56,6 @@ class Memory:
         return 1  # one batch per step
 
     def took(self, nbytes: int, *, settling: bool) -> None:
-        """Count bytes that a task has taken."""
         self._since += 3 * nbytes + (SLICE_BYTES if settling else 0)  # rows, their numbers, and copies of small ones
 
     def release(self) -> None:

@@ -49,8 +49,6 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Attempt:
-    """Progress of one attempt."""
-
     begun: float
     until: Positions | None = None
 
@@ -72,7 +70,6 @@ class Merging:
 
     @property
     def wanted(self) -> bool:
-        """Whether some tasks here are to be merged."""
         return bool(self._attempts)
 
     def look(self, owned: Mapping[int, TaskRow], runners: Mapping[int, TaskRunner]) -> None:

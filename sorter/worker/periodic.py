@@ -26,7 +26,6 @@ class Activity:
         self.run_soon()
 
     def run_soon(self) -> None:
-        """Run at the next opportunity."""
         self._due_s = self._clock.monotonic()
 
     def run_if_due(self, step: Callable[[], None]) -> None:

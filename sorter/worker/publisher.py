@@ -93,8 +93,6 @@ class _Taken:
 
 @dataclass(slots=True)
 class _Flush:
-    """A future transaction, and the objects written for it."""
-
     tasks: list[_Taken]
     objects: dict[str, int] = field(default_factory=dict)  #: key -> bytes
 
@@ -158,11 +156,9 @@ class Publisher:
         return bool(self._under_way)
 
     def is_busy_with(self, tenant: Tenant) -> bool:
-        """Whether a flush of this tenant has objects left to write."""
         return tenant in self._under_way
 
     def writes(self, publication: Publication) -> bool:
-        """Whether a flush of this task is in progress."""
         flushes = (flush for of_tenant in self._under_way.values() for flush in of_tenant)
         return any(t.publication is publication for flush in flushes for t in flush.tasks)
 
@@ -190,7 +186,6 @@ class Publisher:
         return owned_still
 
     def _taken(self, publications: Iterable[Publication]) -> Iterator[_Taken]:
-        """The tasks that can advance, with their rows."""
         for p in publications:
             try:
                 w = p.pending()
@@ -262,7 +257,6 @@ class Publisher:
         flush.tasks.remove(t)
 
     def _publish(self, tenant: Tenant, flush: _Flush) -> frozenset[int]:
-        """One transaction for these tasks."""
         for t in flush.tasks:
             t.publication.attempted.add(t.w)
         try:

@@ -28,10 +28,7 @@ FULL_S = 0.02  #: until a full inbox is retried
 
 
 class Pump:
-    """The thread."""
-
     def __init__(self, feed: WatchedFeed, loop: Repeating, clock: Clock) -> None:
-        """`loop` is woken when batches arrive."""
         self.feed, self.loop, self.clock = feed, loop, clock
         self.queue = ReadyQueue(clock)
         self._readers: dict[int, PumpedReader] = {}
@@ -69,8 +66,6 @@ class Pump:
 
 
 class PumpedReader(Followed):
-    """One subscription of one task to one store."""
-
     def __init__(self, pump: Pump, number: int, request: FeedRequest, inbox: Inbox) -> None:
         super().__init__(request)
         self._pump, self._number, self._inbox = pump, number, inbox
@@ -85,7 +80,6 @@ class PumpedReader(Followed):
         return not self._ended.is_set()
 
     def ask_to_stop(self) -> None:
-        """Begin to stop; `join` waits for it."""
         self._stopping = True
         self._pump.queue.mark_ready(self._number)
 
@@ -132,7 +126,6 @@ class PumpedReader(Followed):
         self._pump.queue.at(self._number, at)
 
     def _pass_on(self, batch: FeedBatch) -> bool:
-        """Whether the batch fit into the inbox."""
         if not self._inbox.put(batch, 0.0):
             self._held = batch
             self._again(self._pump.clock.monotonic() + FULL_S)

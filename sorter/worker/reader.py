@@ -79,8 +79,6 @@ class Followed:
 
 
 class FeedReader(Followed):
-    """Reads until it is stopped."""
-
     def __init__(self, feed: Feed, request: FeedRequest, inbox: Inbox, loop: Repeating, clock: Clock) -> None:
         super().__init__(request)
         self._feed = feed
@@ -98,7 +96,6 @@ class FeedReader(Followed):
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Begin to stop; `join` waits for it."""
         self._stop.set()
 
     def join(self) -> None:

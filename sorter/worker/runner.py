@@ -60,8 +60,6 @@ SELDOM_MAX = 30  #: ... and where tasks are many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absorbed:
-    """What a call of `absorb` has taken."""
-
     batches: int
     rows: int
     nbytes: int
@@ -127,12 +125,10 @@ class TaskRunner:
 
     @property
     def halted(self) -> bool:
-        """Whether nothing more may be taken, written or saved."""
         return self.broken is not None or self.core_error is not None
 
     @property
     def gets_rows(self) -> bool:
-        """Whether rows have arrived since the last snapshot."""
         return self._unsaved_rows > 0
 
     def follow(self, store_ids: Set[int], read: Read) -> None:
@@ -193,7 +189,6 @@ class TaskRunner:
         return self._counted[1]
 
     def held_bytes(self) -> int:
-        """Memory of the task."""
         return self.core.bytes_held() + self.inbox.bytes
 
     def check_watermark(self) -> None:
@@ -275,7 +270,6 @@ class TaskRunner:
             self.inbox = Inbox()
 
     def ask_to_stop(self) -> None:
-        """Begin to stop the readers."""
         self._leaving += self._readers.values()
         self._readers.clear()
         for reader in self._leaving:
@@ -283,7 +277,6 @@ class TaskRunner:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a reader that was asked to stop still runs."""
         return any(reader.is_alive for reader in self._leaving)
 
     def stop(self) -> None:
@@ -294,7 +287,6 @@ class TaskRunner:
         self._leaving.clear()
 
     def problems(self) -> list[Problem]:
-        """Current problems of the task and its feeds."""
         own = [self._problem] if self._problem is not None else []
         if self.broken is not None:
             own.append(Problem.of(f"task {self.task_id}", self.broken))  # the worker and its other tasks continue
@@ -347,7 +339,6 @@ class TaskRunner:
             self.traffic.note(batch)
 
     def _step(self, step: Callable[[], list[Effect]]) -> None:
-        """Run a step of the core."""
         try:
             effects = step()
         except (UpstreamContractViolated, StateUnreadable) as e:

@@ -28,8 +28,6 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 class Spill:
-    """Writes bytes that exceed the memory of a sorter's tasks."""
-
     def __init__(self, budget_bytes: int, folder: Path | None = None) -> None:
         """`budget_bytes`: memory that the tasks may hold together; `folder`: None = the system's temporary folder."""
         self.budget_bytes = budget_bytes
@@ -91,6 +89,5 @@ def default_budget_bytes() -> int:
 
 
 def _pad(file: IO[bytes]) -> int:
-    """Advance to an aligned offset, and return it."""
     file.write(b"\0" * (-file.tell() % ALIGNED))
     return file.tell()

@@ -146,7 +146,6 @@ class SorterWorker:
         return self._incarnation > 0 and self._reconciled.is_set() and not self._loop.crashed
 
     def wait_until_ready(self, timeout_s: float) -> bool:
-        """Wait until it is registered and has read its assignments."""
         return self._heartbeat.wait_until_ready(timeout_s) and self._reconciled.wait(timeout_s) and self.ready
 
     def stop(self) -> None:
@@ -191,11 +190,9 @@ class SorterWorker:
             self._save.every(DRAIN_SNAPSHOT_S)
 
     def drained(self) -> bool:
-        """Whether no task is assigned to this worker."""
         return count_tasks_of(self._catalog, self.name) == 0
 
     def problems(self) -> list[Problem]:
-        """All current problems."""
         found = [*self._heartbeat.problems(), *self._loop.problems()]
         for contained in (self._activities, self._steps, self._flushing.tenants, self._merging.pairs):
             found += contained.problems()
@@ -212,7 +209,6 @@ class SorterWorker:
         return self._heartbeat.succeeded_age_s
 
     def stats(self) -> dict[int, CoreStats]:
-        """Task id -> statistics of its core."""
         with self._state:
             return {task_id: runner.core.stats() for task_id, runner in self._runners.items()}
 
@@ -342,7 +338,6 @@ class SorterWorker:
                 self._step(runner.task_id, "follow", partial(runner.follow, of_tenant, self._read))
 
     def _read(self, request: FeedRequest, inbox: Inbox) -> Reader:
-        """Open a subscription."""
         if self._pump is not None:
             return self._pump.read(request, inbox)
         reader = FeedReader(self._feed, request, inbox, self._loop, self._clock)
@@ -377,7 +372,6 @@ class SorterWorker:
             raise runner.core_error
 
     def _evict(self) -> None:
-        """Spill rows when all tasks together hold too much."""
         assert self._memory is not None
         assert self._publisher is not None
         runners = self._runners.values()

@@ -72,7 +72,6 @@ class Mailbox:
         self._exchange.fail_if_silent()
 
     def close(self) -> None:
-        """Unsubscribe."""
         self._exchange.leave(self._sub)
 
     def put(self, item: Notification) -> None:
@@ -127,7 +126,6 @@ class Exchange:
             self.send(Unsubscribe(sub))
 
     def send(self, command: Command) -> None:
-        """Send a message, asynchronously."""
         self._outgoing.put(command)
 
     def fail_if_silent(self) -> None:
@@ -150,7 +148,6 @@ class Exchange:
             reader.cancel()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has ended."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

@@ -60,8 +60,6 @@ def locate_by_catalog(catalog: Catalog, clock: Clock | None = None) -> Locate:
 
 @dataclass(slots=True)
 class _Peer:
-    """The connection to a dispatcher."""
-
     client: fl.FlightClient
     exchange: Exchange | None = None
     retry_at: float = 0.0  #: no new exchange before, after one that received nothing

@@ -91,8 +91,6 @@ class Watched(Protocol):
 
 
 class Feed(Protocol):
-    """Where a sorter subscribes."""
-
     def subscribe(self, request: FeedRequest) -> FeedStream:
         """Open a stream. FeedUnavailable when it is already known that the store is not served here."""
         ...

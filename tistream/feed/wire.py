@@ -64,8 +64,6 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """End a subscription."""
-
     sub: int
 
 
@@ -92,7 +90,6 @@ Notification = FeedBatch | TiStreamError | Fine | Over  #: of one subscription
 
 
 def encode_command(command: Command) -> bytes:
-    """A message of the sorter."""
     match command:
         case Subscribe(sub=sub, request=request, batches=batches, nbytes=nbytes):
             message = {
@@ -138,7 +135,6 @@ def decode_command(text: memoryview) -> Command:
 
 
 def encode_batch(sub: int, batch: FeedBatch) -> bytes:
-    """The metadata of a FeedBatch."""
     head = {
         "sub": sub,
         "store": batch.store_id,
@@ -156,17 +152,14 @@ def encode_error(sub: int, error: TiStreamError, *, over: bool) -> bytes:
 
 
 def encode_fine(sub: int) -> bytes:
-    """A subscription has no error."""
     return _message({"sub": sub, "fine": True})
 
 
 def encode_idle() -> bytes:
-    """The keepalive message."""
     return _message({"idle": True})
 
 
 def encode_bye() -> bytes:
-    """The end of the exchange."""
     return _message({"bye": True})
 
 
