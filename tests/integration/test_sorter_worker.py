@@ -108,7 +108,7 @@ def test_while_the_disk_takes_nothing_a_large_task_waits_and_the_other_goes_on(
     prewrites = [Row(kind=P, key=b"a%03d" % n, start_ts=11, value=b"v" * 1000) for n in range(200)]
     for seq in range(1, 21):
         bench.put(seq, *prewrites[10 * seq - 10 : 10 * seq], upto=10)
-    bench.wait(lambda: any("takes no rows" in p.message for p in worker.problems()), "the disk is named")
+    bench.wait(lambda: any("cannot write spilled rows" in p.message for p in worker.problems()), "the disk is named")
     bench.wait(lambda: worker.stats()[2].bytes_held < 60_000 and bench.row(2).error is None, "the other is well")
     time.sleep(0.5)
     assert worker.stats()[1].open_prewrites < 100, "no more than its memory holds"
