@@ -204,5 +204,5 @@ def test_a_live_object_that_is_missing_is_damage(world: ApiWorld) -> None:
     assert compact(world) is JobEnd.SWAPPED
     for key in [key for key in world.store.objects if key.startswith("compacted/")]:
         del world.store.objects[key]
-    with pytest.raises(CorruptObject, match="not there"):
+    with pytest.raises(CorruptObject, match="missing"):
         all_rows(world.services.reader, world)
