@@ -210,7 +210,7 @@ class PrewriteMachine(RuleBasedStateMachine):
         self.row_no += len(self.rows)
         self.rows = []
         self.buffer.take_in(arrived, self.map, self._limits(), self.ready)
-        self.buffer.learn(regions, 1, 1)
+        self.buffer.note_ready(regions, 1, 1)
         self.map.apply(regions, 1, 1, self.seq)
         assert self.buffer.settle(self.map, self.ready) == []
         self.buffer.check(self._limits(), self.ready)
