@@ -335,7 +335,7 @@ MUTANTS: dict[str, tuple[str, str, Callable[[], AbstractContextManager[None]]]] 
     "an error does not say which object": (
         "committed",
         "missing",
-        lambda: reworded(LogReader, "_gone", ("**error.facts", "segment=0")),
+        lambda: reworded(LogReader, "_check_replaced", ("**error.facts", "segment=0")),
     ),
     "a reader of a table fetches everything that its neighbours have": (
         "compacted",
