@@ -7,9 +7,8 @@
 
 A leg is a stretch of the backlog with a bounded number of bytes: what was handed over stays if the driver dies, its
 objects are not yet orphans to a collector when they are named, and there is something to say about progress. A task
-is handed over by itself; readers see the least `durable_ts` of all, as always. A driver that dies leaves objects that
-nobody names, and tasks that a sorter gets when the lease has run out; a repeat takes them again and goes on from
-there.
+is handed over by itself; readers see the least `durable_ts` of all, as always. A driver that dies leaves orphan
+objects, and tasks that a sorter takes over when the lease expires; a repeat takes the tasks again and continues.
 
 A part that stays below the leg's end is held by a commit that nobody can decide. Then the parts of that task are done
 again, up to where the lowest of them came: the same files give the same rows, so all of them reach it.

@@ -9,8 +9,8 @@ try writes under keys of its own (`attempt`; snapshot objects under a random num
 driver's transaction names it. What loses is an orphan and goes to the collector. The core and its kernels, the order of
 a flush, the format of files and of states are the sorter's.
 
-What it does not do: say when a task may be written up to where (the plan does), or ask for new subscriptions. A
-commit that nobody can decide holds the part below `upto`; the result says where, and the live sorter asks after the
+What it does not do: say when a task may be written up to where (the plan does), or ask for new subscriptions. An
+undecided commit holds the part below `upto`; the result says where, and the live sorter resubscribes after the
 hand-over.
 """
 

@@ -6,7 +6,7 @@
 
 One task gets every prewrite of the transaction, in an order that has nothing to do with the keys, then every commit
 in another such order, then the watermark. A second task of the same process gets a small transaction ten times a
-second: how long its `durable_ts` stands still says how long the others are kept waiting. At the end the log is read
+second: the time for which its `durable_ts` is stalled is how long other tasks wait. At the end the log is read
 back and hashed column by column, and so is the transaction itself in the order in which it has to be there.
 
 Snapshots are left out, and whoever feeds the batches is in this process, too: they are made when they are asked for.

@@ -100,7 +100,7 @@ def build_tenant_bases(
     """Run one round. `progress` hears (groups done, groups planned).
 
     Tables that cannot have a base are in the report's `failed`. Other errors of the executor and of verification end
-    it, and nothing has changed. CatalogUnavailable, not determinate, when nobody knows yet whether the bases were
+    it, and nothing has changed. CatalogUnavailable, not determinate, when it is unknown whether the bases were
     added.
     """
     begun = clock.monotonic()

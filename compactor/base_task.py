@@ -2,7 +2,7 @@
 
 Like `compact_range` it depends on its plan row and the store only, each try writes under a key of its own, and nothing
 is visible until the driver's transaction names it. Rows are read and merged as a read as of the timestamp does it
-(`tistream.log.table_rows`), and written as a seed's are: whoever reads one reads the other.
+(`tistream.log.table_rows`), and written in the format of a seed.
 
 What was written is decoded again and must have, for each table, the rows and the fingerprint of what was merged.
 """

@@ -2,7 +2,7 @@
 
 Incarnations are served oldest first; each ends before the next begins, which costs little (an old one ends as soon as
 its next file is missing) and keeps a sorter's state small. An old incarnation also ends before a file that stays
-corrupt: nobody can repair it, and any contiguous end is safe (see `dispatcher.tail`). The newest incarnation waits.
+corrupt: it cannot be repaired, and any contiguous end is safe (see `dispatcher.tail`). The newest incarnation waits.
 
 `look` never waits; `next` does. `next` raises an error at once if it is new at this position, and then once per call
 when the call's time is up. Errors never move the position. Used from one thread.

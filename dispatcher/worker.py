@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 CACHE_BYTES = 256 << 20
 REFRESH_S = 0.5
 SWEEP_S = 600.0
-FRUITLESS_MAX = 6  #: rounds without a deletion, after which a store is reclaimed every so many rounds
+FRUITLESS_MAX = 6  #: after this many rounds without a deletion, a store is reclaimed once in as many rounds
 
 _StoreKey = tuple[Tenant, int]
 _Step = tuple[_StoreKey, str]
