@@ -53,7 +53,11 @@ def _compacted_unverified() -> Iterator[None]:
         yield
 
 
-@register("leased-object-collected", "objects that a compaction replaced are deleted under a read lease", scenario="compaction")
+@register(
+    "leased-object-collected",
+    "objects that a compaction replaced are deleted under a read lease",
+    scenario="compaction",
+)
 def _pinned_object_collected() -> Iterator[None]:
     from tistream.catalog.log import objects
 
