@@ -1,8 +1,8 @@
-"""The kinds of DDL job that TiDB knows, by number, and what TiStream makes of each.
+"""TiDB's DDL action types by number, and how TiStream treats each.
 
     EVENTS    change the schema and are delivered as an event (the same set that TiCDC handles)
-    SILENT    change which tables exist, but nobody is told: sequences, a recovered database
-    IGNORED   touch nothing that decoding or delivery depends on
+    SILENT    change which tables exist, without an event: sequences, a recovered database
+    IGNORED   do not affect decoding or delivery
     others    are unknown or newer: the table definition that the job carries is adopted, without an event
 
 The names are TiDB's own and stable; users see them as the kind of an event.
@@ -14,7 +14,7 @@ from enum import IntEnum
 
 
 class Action(IntEnum):
-    """The action types that get a treatment of their own."""
+    """The action types that are treated specially."""
 
     CREATE_SCHEMA = 1
     DROP_SCHEMA = 2
@@ -115,5 +115,5 @@ _NAMES = {
 
 
 def action_name(action: int) -> str:
-    """TiDB's name of an action type; `action N` for one that this version does not know."""
+    """TiDB's name of an action type; `action N` for an unknown one."""
     return _NAMES.get(action, f"action {action}")

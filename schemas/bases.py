@@ -1,13 +1,13 @@
-"""What a read as of a timestamp starts from: for each physical table a complete set of rows at or below it (pure).
+"""Chooses where a read as of a timestamp starts: for each physical table, a complete set of rows at or below it (pure).
 
-Such a set is a seed, a base that compaction has built (`tistream.catalog.log.bases`), or nothing at all for a table
-that was created after the log began, because then all its rows are in the log. The next base starts from one as well.
+Such a set is a seed, a base built by compaction (`tistream.catalog.log.bases`), or empty for a table created after the
+log began, because then all its rows are in the log. Building the next base starts from one as well.
 
-- A seed or base counts if the log (from where retention lets it begin) and the schema history reach back to it: every
-  change since is then in the log, and every change of a column since is known.
-- The newest one counts, but a base only if no newer seed than its own lies at or below it. A seed may hold what the log
-  does not, such as rows that a MODIFY COLUMN rewrote: a base that was built past it, without it, never saw that.
-- A table for which nothing counts is refused; a part of it is never served.
+- A seed or base is usable if the log (above retention's floor) and the schema history reach back to it: every later
+  change of a row and of a column is then known.
+- The newest usable one is chosen, but a base only if no seed newer than its own lies at or below it. A seed may hold
+  what the log does not, such as rows rewritten by MODIFY COLUMN, and a base built without it lacks them.
+- A table with a physical id that has none is refused as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tistream.errors import SeedNeeded, TsExpired
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The rows of one physical table at `ts`. `source` None: none, because it was created after the log began."""
+    """The rows of one physical table at `ts`. `source` None: no rows, it was created after the log began."""
 
     physical_id: int
     ts: int
@@ -41,8 +41,7 @@ def choose(
     bases: Sequence[BaseRow],
     log_start_ts: int,
 ) -> tuple[Base, ...]:
-    """The newest base of each physical table. `seeds` are the tenant's, `bases` at least the table's, both the newest
-    first.
+    """The newest base of each physical table. `seeds` are the tenant's, `bases` include the table's, both newest first.
 
     TsExpired when all of them lie above `as_of`, SeedNeeded when there is none."""
     floor = max(log_start_ts, history.start_ts)
@@ -68,7 +67,7 @@ def choose(
             )
         else:
             raise SeedNeeded(
-                f"{table.db}.{table.name} is older than the log, and there is no seed of the rows that it had then.",
+                f"{table.db}.{table.name} is older than the log, and there is no seed of its older rows: add one.",
                 database=table.db,
                 table=table.name,
                 table_id=table.id,
@@ -79,7 +78,7 @@ def choose(
 
 
 def is_overtaken(base: BaseRow, history: History, seeds: Sequence[SeedRow]) -> bool:
-    """Whether a newer seed than its own lies at or below the base: then it is never read."""
+    """Whether a seed newer than its own lies at or below the base, which is then never read."""
     return any(base.seed_ts < seed.ts <= base.ts and _covers(history, seed, base.table_id) for seed in seeds)
 
 
@@ -92,8 +91,8 @@ def _newest(covering: Sequence[SeedRow], mine: Sequence[BaseRow], as_of: int) ->
 
 
 def _covers(history: History, seed: SeedRow, physical_id: int) -> bool:
-    """Whether the seed has all rows that the id had at its timestamp. One of the whole tenant has those of the ids that
-    a DDL was filling then, too; one of a table has those of the ids that the table read."""
+    """Whether the seed has all rows of the id at its timestamp. A tenant's seed includes ids that a DDL was filling
+    then, a table's seed only ids that the table read."""
     if seed.table_id == 0:
         return True
     then = history.table_at(physical_id, seed.ts)
@@ -103,18 +102,17 @@ def _covers(history: History, seed: SeedRow, physical_id: int) -> bool:
 def source_of(
     history: History, physical_id: int, as_of: int, *, seeds: Sequence[SeedRow], bases: Sequence[BaseRow]
 ) -> SeedRow | BaseRow | None:
-    """What a read of this id as of a timestamp starts from, of the tenant's seeds and the id's bases that the log
-    reaches back to, both the newest first."""
+    """The start of a read of this id as of a timestamp, from usable seeds and bases, both newest first."""
     return _newest([seed for seed in seeds if _covers(history, seed, physical_id)], bases, as_of)
 
 
 def _created_later(history: History, physical_id: int, log_start_ts: int) -> bool:
-    """Whether the id became known after the log began: then all its rows are in the log. A partition DDL copies rows
-    before a table reads the id: it must have begun after the log. At the history's start, the schema says which ids
-    are being filled; where retention let the log begin later, the DDL must have been asked for after that."""
+    """Whether all rows of the id are in the log, because it became known after the log began. A partition DDL copies
+    rows before a table reads the id, so the DDL, too, must have begun after the log: at the history's start, the schema
+    lists the ids being filled; with a later floor, the DDL must have been requested above it."""
     starts = history.version_intervals(physical_id).starts
     if not len(starts) or int(starts[0]) <= log_start_ts:
         return False
     if log_start_ts <= history.start_ts:
         return not history.was_filled_at_start(physical_id)
-    return history.asked_for(int(starts[0])) > log_start_ts
+    return history.requested_at(int(starts[0])) > log_start_ts

@@ -1,18 +1,18 @@
-"""A DDL job: reading it, deciding whether it counts, and what it does to the schema.
+"""Reads a DDL job, decides whether it counts, and computes what it does to the schema.
 
-Jobs come from rows of the DDL job table. A job counts once its state is `done`; the row that says so commits together
-with the new table definition, so its commit timestamp is when the new schema begins. A DDL that gives a table other
-physical ids takes effect earlier: then `commit_ts` of the job is set to its switch (see `schemas.switch`).
+Jobs come from rows of the DDL job table. A job counts once its state is `done`; that row commits together with the new
+table definition, so its commit_ts is when the new schema begins. A DDL that gives a table other physical ids takes
+effect earlier: `commit_ts` of the job is then its switch (see `schemas.switch`).
 
     apply(job, state) -> Change      pure: what to put, what to drop, which events to deliver
 
 Relations:
 
 - names come from the definitions inside the job or from the schema in force, never from `schema_name` and
-  `table_name` of the job: those are lower case;
+  `table_name` of the job, which are lower case;
 - a job over several tables gives one event per table, numbered by `sub`;
 - a job that changes physical ids (truncate, partition DDL) drops the old table and puts the new one in one change;
-- a job that cannot be understood raises DecodeError: going on would decode later rows with the wrong schema.
+- a job that cannot be understood raises DecodeError: continuing would decode later rows with the wrong schema.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ STATES_ENDED = frozenset({3, STATE_DONE, 5, STATE_SYNCED})  #: 3 and 5: rolled b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A DDL job as its row tells it; `start_ts` and `commit_ts` are the row's."""
+    """A DDL job from its row; `start_ts` and `commit_ts` are the row's."""
 
     id: int
     type: int
     state: int
     schema_id: int
     table_id: int
-    created_ts: int = 0  #: when the user asked for it
-    schema_name: str  #: lower case: only to recognise system databases
+    created_ts: int = 0  #: when the user requested it
+    schema_name: str  #: lower case; used only to recognise system databases
     query: str
     start_ts: int
     commit_ts: int
-    finished_ts: int = 0  #: the commit_ts of the row that says that the job has ended; 0 = none does
+    finished_ts: int = 0  #: commit_ts of the row that ends the job; 0 = none yet
     schema_version: int
     db_info: Json | None
     table_info: Json | None
@@ -66,7 +66,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What one job did. Drops come before puts: an id may move from one table to another."""
+    """The effect of one job. Drops come before puts, as an id may move from one table to another."""
 
     job_id: int
     commit_ts: int
@@ -76,8 +76,8 @@ class Change:
     put_databases: tuple[Database, ...] = ()
     put_tables: tuple[Table, ...] = ()
     events: tuple[DdlEvent, ...] = ()
-    created_ts: int = 0  #: when the user asked for it, below everything that the job wrote; 0 = not known
-    names: tuple[tuple[int, int], ...] = ()  #: (physical id, table id) that were named first here; table 0 = TiDB's own
+    created_ts: int = 0  #: when the user requested it, below everything that the job wrote; 0 = not known
+    names: tuple[tuple[int, int], ...] = ()  #: (physical id, table id) first named here; table 0 = TiDB's own
 
 
 class SchemaState(Protocol):
@@ -93,11 +93,11 @@ class SchemaState(Protocol):
         ...
 
     def named(self, db: str, name: str) -> Table | None:
-        """The table of this name, in any spelling."""
+        """The table of this name, in any case."""
         ...
 
     def dropped_with(self, db_id: int) -> Sequence[Table] | None:
-        """The tables that went when this database was last dropped; None when that drop is not known."""
+        """The tables dropped with this database last time; None when that drop is not known."""
         ...
 
 
@@ -129,7 +129,7 @@ def parse_job(data: Json, *, start_ts: int, commit_ts: int) -> Job:
 
 
 def skip_reason(job: Job, state: SchemaState) -> str:
-    """Why the job changes nothing here; empty when it does. The same jobs that TiCDC passes over."""
+    """Why the job is skipped; empty when it is not. TiCDC skips the same jobs."""
     if job.state != STATE_DONE:
         return "not finished"
     if job.schema_version == 0:
@@ -145,7 +145,7 @@ def skip_reason(job: Job, state: SchemaState) -> str:
 
 
 def _moves_ours(job: Job, state: SchemaState) -> bool:
-    """Whether a RENAME into a system database takes a table that is known, or has a clause between known databases."""
+    """Whether a RENAME into a system database moves a known table, or has a clause between known databases."""
     if job.type == Action.RENAME_TABLE:
         return state.table(job.table_id) is not None
     clauses = _rename_args(job) if job.type == Action.RENAME_TABLES else []
@@ -159,7 +159,7 @@ def _created(job: Job) -> Sequence[Json]:
 
 
 def apply(job: Job, state: SchemaState) -> Change:
-    """What the job does to `state`. Only for jobs without a skip reason. DecodeError when it makes no sense."""
+    """The effect of the job on `state`. Only for jobs without a skip reason. DecodeError for an impossible job."""
     match job.type:
         case Action.CREATE_SCHEMA | Action.MODIFY_SCHEMA_CHARSET:
             return _put_database(job)
@@ -189,7 +189,7 @@ def _change(job: Job, **parts: Any) -> Change:
 
 
 def _event(job: Job, table: Table | None, db: str, *, query: str = "", **more: Any) -> DdlEvent:
-    """`table` is the one after the DDL, or the one that is gone."""
+    """`table` is the one after the DDL, or the dropped one."""
     return DdlEvent(
         commit_ts=job.commit_ts,
         finished_ts=job.finished_ts,
@@ -212,7 +212,7 @@ def _event(job: Job, table: Table | None, db: str, *, query: str = "", **more: A
 def _database_of(job: Job, state: SchemaState, db_id: int) -> Database:
     found = state.databases.get(db_id)
     if found is None:
-        raise DecodeError("a DDL job names a database that is not known", job_id=job.id, database_id=db_id)
+        raise DecodeError("a DDL job names an unknown database", job_id=job.id, database_id=db_id)
     return found
 
 
@@ -241,7 +241,7 @@ def _drop_database(job: Job, state: SchemaState) -> Change:
 
 
 def _recover_database(job: Job, state: SchemaState) -> Change:
-    """The database comes back with the tables that went with it, under their old ids."""
+    """The database is restored with the tables dropped with it, under their old ids."""
     db = _defined_database(job)
     recover = (job.args.get("recover_info") or {}) if isinstance(job.args, Mapping) else {}
     listed = [entry["TableInfo"] for entry in recover.get("RecoverTableInfos") or ()] or job.table_infos
@@ -250,7 +250,7 @@ def _recover_database(job: Job, state: SchemaState) -> Change:
     else:
         dropped = state.dropped_with(db.id)
         if dropped is None:
-            raise DecodeError("a database came back whose tables are not known", job_id=job.id, database=db.name)
+            raise DecodeError("a recovered database has unknown tables", job_id=job.id, database=db.name)
         tables = [replace(t, db_id=db.id, db=db.name) for t in dropped]
     return _change(job, put_databases=(db,), put_tables=tuple(tables))
 
@@ -285,8 +285,8 @@ def _put_table(job: Job, state: SchemaState) -> Change:
 
 
 def _took_effect_before(job: Job, old: Table | None, new: Table) -> bool:
-    """Whether a DDL of partitions has nothing left to do: the schema was first known when it had taken effect already.
-    Who begins there must not be told, or rows written since then would be dropped."""
+    """Whether a partition DDL took effect before the history began. It gives no event then: a consumer that starts
+    there would drop rows written since."""
     return job.type in EARLY and old is not None and set(old.physical_ids) == set(new.physical_ids)
 
 
@@ -296,7 +296,7 @@ def _renamed(job: Job, new: Table, old_db: str, old_table: str) -> DdlEvent:
 
 
 def _came_from(job: Job) -> str:
-    """The database that a RENAME of one table names as the old one; empty when it names none."""
+    """The old database in a RENAME of one table; empty when the job does not name it."""
     match job.args:
         case {"old_schema_name": name} | [_, _, name, *_]:
             return tidb_json.original_name(name)
@@ -304,14 +304,13 @@ def _came_from(job: Job) -> str:
 
 
 def _appeared(job: Job, new: Table, db: Database, sub: int = 0) -> DdlEvent:
-    """A table that comes out of a system database is delivered as a new one: nothing was delivered of it before. The
-    rows that it brings along are not in the log."""
+    """A table renamed out of a system database is delivered as a new one. Its existing rows are not in the log."""
     created = replace(job, type=int(Action.CREATE_TABLE))
     return _event(created, new, db.name, query=define(db, new, Dialect.TIDB).create_table, sub=sub)
 
 
 def _vanished(job: Job, old: Table, sub: int = 0) -> DdlEvent:
-    """A table that goes into a system database is delivered as dropped: nothing is delivered of it afterwards."""
+    """A table renamed into a system database is delivered as dropped."""
     dropped = replace(job, type=int(Action.DROP_TABLE))
     return _event(dropped, old, old.db, query=queries.drop("TABLE", old.db, old.name), sub=sub)
 
@@ -319,12 +318,12 @@ def _vanished(job: Job, old: Table, sub: int = 0) -> DdlEvent:
 def _old_name(job: Job, state: SchemaState) -> tuple[str, str]:
     old = state.table(job.table_id)
     if old is None:
-        raise DecodeError("a table that is not known was renamed", job_id=job.id, table_id=job.table_id)
+        raise DecodeError("an unknown table was renamed", job_id=job.id, table_id=job.table_id)
     return old.db, old.name
 
 
 def _drop_table(job: Job, state: SchemaState) -> Change:
-    """A table that is not known is dropped all the same: nothing of it can be asked for afterwards."""
+    """Drops an unknown table, too, so that it cannot be read afterwards."""
     old = state.table(job.table_id)
     if old is None:
         db = _database_of(job, state, job.schema_id)
@@ -335,7 +334,7 @@ def _drop_table(job: Job, state: SchemaState) -> Change:
 
 
 def _create_tables(job: Job, state: SchemaState) -> Change:
-    """One text for all tables; it is cut up when it has as many statements as there are tables."""
+    """One text for all tables, split when it has as many statements as there are tables."""
     db = _database_of(job, state, job.schema_id)
     texts = queries.split_statements(job.query)
     matched = len(texts) == len(job.table_infos)
@@ -350,11 +349,11 @@ def _create_tables(job: Job, state: SchemaState) -> Change:
 
 
 def _rename_tables(job: Job, state: SchemaState) -> Change:
-    """Every entry carries the final definition of its table, so a swap over a third name settles at once. A clause
-    does not name its new database: one that is not known is a system database, as in the meta range."""
+    """Every entry carries the final definition of its table, so a swap over a third name takes one change. A clause
+    does not name its new database; an unknown one is a system database, as in the meta range."""
     renames = _rename_args(job)
     if len(renames) != len(job.table_infos):
-        raise DecodeError("a RENAME of several tables does not say where they came from", job_id=job.id)
+        raise DecodeError("a RENAME of several tables lacks the old names", job_id=job.id)
     puts: dict[int, Table] = {}
     drops: list[int] = []
     events = []
@@ -362,14 +361,14 @@ def _rename_tables(job: Job, state: SchemaState) -> Change:
         old_db_id, old_db_name, old_name, new_db_id, new_name = renamed
         if new_db_id not in state.databases:
             if old_db_id in state.databases:
-                old = _left(job, state, int(info["id"]), old_db_id, old_name)
+                old = _moved(job, state, int(info["id"]), old_db_id, old_name)
                 drops.append(old.id)
                 events.append(_vanished(job, old, sub))
             continue
         db = _database_of(job, state, new_db_id)
         new = tidb_json.table(info, db_id=db.id, db=db.name)
         if new.id in drops:
-            raise DecodeError("a table went into a system database and came back", job_id=job.id, table_id=new.id)
+            raise DecodeError("a table was renamed into a system database and back", job_id=job.id, table_id=new.id)
         puts.pop(new.id, None)
         puts[new.id] = new
         if old_db_id not in state.databases and is_system_database(old_db_name):
@@ -382,17 +381,17 @@ def _rename_tables(job: Job, state: SchemaState) -> Change:
     return _change(job, drop_tables=tuple(drops), put_tables=kept, events=tuple(events))
 
 
-def _left(job: Job, state: SchemaState, table_id: int, db_id: int, name: str) -> Table:
-    """The table that a clause takes out of a known database, under the name that it has before this clause."""
+def _moved(job: Job, state: SchemaState, table_id: int, db_id: int, name: str) -> Table:
+    """The table that a clause moves out of a known database, under its name before this clause."""
     known = state.table(table_id)
     if known is None:
-        raise DecodeError("a table that is not known was renamed", job_id=job.id, table_id=table_id)
+        raise DecodeError("an unknown table was renamed", job_id=job.id, table_id=table_id)
     return replace(known, db_id=db_id, db=state.databases[db_id].name, name=name)
 
 
 def _rename_args(job: Job) -> list[tuple[int, str, str, int, str]]:
     """(old database, its name, old name, new database, new name) per clause, from either form of the job's arguments.
-    The old database's name is empty where it is not said."""
+    The old database's name is empty where it is not given."""
     name = tidb_json.original_name
     if isinstance(job.args, Mapping):
         return [
@@ -421,7 +420,7 @@ def _exchange_partition(job: Job, state: SchemaState) -> Change:
     info = _definition(job)
     plain, before = state.table(job.table_id), state.table(int(info["id"]))
     if plain is None or before is None:
-        raise DecodeError("a partition was exchanged with a table that is not known", job_id=job.id)
+        raise DecodeError("a partition was exchanged with an unknown table", job_id=job.id)
     partitioned = tidb_json.table(info, db_id=before.db_id, db=before.db)
     given_up = set(before.partition_ids) - set(partitioned.partition_ids)
     if len(given_up) != 1 or plain.id not in partitioned.partition_ids:

@@ -1,4 +1,4 @@
-"""What changed between two schemas: for people who look back, and for the console."""
+"""Differences between two schemas, for the API and the console."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TableDiff:
     after: Table | None
     columns: tuple[ColumnDiff, ...] = ()  #: changed ones, of a table on both sides
     renamed: bool = False
-    new_ids: bool = False  #: its physical ids changed: truncated, exchanged or partitioned anew
+    new_ids: bool = False  #: its physical ids changed: truncated, exchanged or repartitioned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

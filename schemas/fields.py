@@ -1,7 +1,7 @@
-"""Reads typed fields of TiDB's JSON. A field of another type is refused by name and never passed on.
+"""Reads typed fields of TiDB's JSON. A field of another type is an error that names it.
 
 A missing field and null are the zero value, as in TiDB. Numbers may be written as decimal text, which is how 64-bit
-ones travel. Every error is a WrongField: a ValueError whose text begins with the place of the field.
+ones travel. Every error is a WrongField: a ValueError whose text begins with the path of the field.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Json = Mapping[str, Any]
 
 
 class WrongField(ValueError):
-    """A field that is not of its type."""
+    """A field of the wrong type."""
 
     def inside(self, place: str) -> WrongField:
-        """The same, seen from outside: `place` comes before the field's name."""
+        """The same error with `place` before the field's name."""
         return WrongField(f"{place}.{self}")
 
 
@@ -101,7 +101,7 @@ def texts(info: Json, name: str) -> tuple[str, ...]:
 
 
 def scalar(info: Json, name: str) -> object:
-    """A text, a number or nothing: what a default is."""
+    """A text, a number or None: a default value."""
     value = info.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
         raise WrongField(f"{name}: {_shown(value)} is neither a text nor a number")

@@ -1,21 +1,21 @@
 """The schema of one tenant at every timestamp from its snapshot on.
 
-    History(start).follow(steps, W)      then every question at a timestamp in [start.ts, resolved_ts]
+    History(start).follow(steps, W)      then queries at any timestamp in [start.ts, resolved_ts]
 
-A version holds from the commit timestamp of the job that made it; of a DDL that gives a table other physical ids, from
-its switch (see `schemas.switch`). A row committed at c is decoded with the version in force at c - 1, so callers ask
-`table_at(physical_id, c - 1)`. Rows of an id that no table reads then are not delivered; `status_at` says why.
+A version holds from the commit_ts of the job that made it, or from the switch of a DDL that gives a table other
+physical ids (see `schemas.switch`). A row committed at c is decoded with the version in force at c - 1, so callers use
+`table_at(physical_id, c - 1)`. Rows of an id that no table reads then are not delivered; `status_at` gives the reason.
 
 Relations:
 
-- each step is taken once, in order; jobs are applied in (commit_ts, schema version) order, each id once. A job at or
-  below `resolved_ts` that is not known raises UpstreamContractViolated: answers already given would have been wrong;
+- each step is taken once, in order; jobs are applied in (commit_ts, schema version) order, each id once. An unknown job
+  at or below `resolved_ts` raises UpstreamContractViolated, because earlier answers would have been wrong;
 - what a running job writes to the meta range is kept as its drafts until it ends (see `schemas.merge`);
 - answers at a timestamp at or below `resolved_ts` never change;
 - tables are shared, never copied: two timestamps with the same version give the same object;
-- the start is never touched: what jobs change lies over it, so a copy costs what changed, not what exists;
-- tables of a saved start are parsed when they are asked for: a question may raise CorruptObject for a damaged block;
-- the object is not locked. `copy` is cheap; whoever shares a history changes a copy and publishes that.
+- the start is immutable and changes lie over it, so a copy costs what changed, not what exists;
+- tables of a saved start are parsed on demand: a query may raise CorruptObject for a damaged block;
+- the object is not locked. `copy` is cheap: to share a history, change a copy and publish that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from schemas.current import Current
 from schemas.ddl import Change, Job
 from schemas.diff import SchemaDiff, diff
 from schemas.ids import IdStatus, NamedIds
-from schemas.lines import Lines
 from schemas.merge import Disagreement, Drafts
 from schemas.meta import Step
 from schemas.model import Database, DdlEvent, Table
@@ -40,7 +39,7 @@ from schemas.names import folded, no_database, no_table
 from schemas.saved import Chain, Fetch, Increment
 from schemas.snapshot import SchemaSnapshot
 from schemas.start import SavedTables, Start
-from schemas.timeline import Timeline, VersionIntervals
+from schemas.timeline import Timeline, Timelines, VersionIntervals
 from tistream.errors import CorruptObject, InvalidInput, TsExpired, TsOutOfRange, UpstreamContractViolated
 
 _SNAPSHOTS_KEPT = 8
@@ -63,14 +62,14 @@ class History:
         self._changes: list[Change] = []
         self._applied: set[int] = set()
         self._drafts: dict[int, Drafts] = {}  # by id of the job that is writing them
-        self.disagreements: tuple[Disagreement, ...] = ()  #: the newest; they are not saved
+        self.disagreements: tuple[Disagreement, ...] = ()  #: the newest; not saved
         self._databases: dict[int, Database] = dict(start.databases)  # in force after the last change
-        self._db_lines: dict[str, Timeline[Database]] = {}  # by lower-case name
-        self._lines = Lines(start)
+        self._db_timelines: dict[str, Timeline[Database]] = {}  # by lower-case name
+        self._timelines = Timelines(start)
         self._snapshots: dict[int, SchemaSnapshot] = {}  # by number of changes
         self._put_databases(start.ts, start.databases.values())
 
-    # ---- growing
+    # ---- updates
 
     @property
     def start_ts(self) -> int:
@@ -87,9 +86,9 @@ class History:
         self._resolved_ts = max(self._resolved_ts, ts)
 
     def follow(self, steps: Sequence[Step], upto_ts: int) -> list[DdlEvent]:
-        """Take in all that was committed about schemas in (resolved_ts, upto_ts], and declare the history complete up
-        to there; the events. It is complete only up to a switch, and knows nothing of what came later, while the end
-        of that job is waited for: those steps come again. Raises as `take`."""
+        """Apply all steps in (resolved_ts, upto_ts] and advance to there; returns the events. While the end of a job
+        that switched is awaited, the history advances only to its switch, and later steps must be passed again. Raises
+        as `take`."""
         events: list[DdlEvent] = []
         for n, step in enumerate(steps):
             job = switch.switching_job(step, self.current)
@@ -102,9 +101,9 @@ class History:
         return events
 
     def take(self, step: Step, later: Iterable[Step] = ()) -> list[DdlEvent]:
-        """Take in what one transaction committed; the events of the jobs that it finished or that take effect with it.
-        `later` steps say how such a job ends; without its end the step's definitions count. DecodeError for a job that
-        makes no sense, UpstreamContractViolated for one that comes too late: after that, use a copy made before."""
+        """Apply what one transaction committed; returns the events of jobs that it finished or that take effect with
+        it. `later` steps show how such a job ends; without its end the step's definitions count. DecodeError for an
+        impossible job, UpstreamContractViolated for a late one: the history is unusable after either."""
         if step.commit_ts <= self._start.ts:
             return []
         if step.definitions:
@@ -117,14 +116,14 @@ class History:
         return events
 
     def _switch(self, job: Job, step: Step, later: Iterable[Step]) -> list[DdlEvent]:
-        """What a job comes to that takes effect before it is done."""
+        """Apply a job that takes effect before it is done; returns its events."""
         drafts = self._drafts.get(job.id, ())
-        if job.id in self._applied:  # twice: no event can say that again
+        if job.id in self._applied:  # a second switch has no event
             return self._record(merge.finished(drafts, self.current, job, self._schema_version))
         done, end = job, switch.end_of(job, step, later)
         if end is not None:
             if end.job.state != ddl.STATE_DONE:
-                return []  # it was rolled back: TiDB never does that here
+                return []  # rolled back; TiDB never does that after a switch
             done, drafts = end.job, merge.with_definitions(drafts, end.definitions)
         done = replace(
             done,
@@ -136,12 +135,12 @@ class History:
         return self._record(self._settled(done, drafts))
 
     def _settle(self, job: Job) -> list[DdlEvent]:
-        """What the job and its drafts come to, once it has ended."""
+        """Apply an ended job and its drafts; returns its events."""
         if job.state not in ddl.STATES_ENDED:
             return []
         drafts = self._drafts.pop(job.id, ())
         if job.id in self._applied:
-            if job.state == ddl.STATE_SYNCED and drafts:  # it took effect, and the row that says done is missing
+            if job.state == ddl.STATE_SYNCED and drafts:  # it took effect, but its done row is missing
                 merge.was_missed(job, (), self.current, self._start.ts)
             return self._record(merge.finished(drafts, self.current, job, self._schema_version))
         if job.state == ddl.STATE_SYNCED and merge.was_missed(job, drafts, self.current, self._start.ts):
@@ -154,11 +153,10 @@ class History:
         return change
 
     def _name(self, step: Step) -> None:
-        """Keep the physical ids that a step names and no table reads."""
+        """Record the physical ids that a step names and no table reads."""
         found = merge.newly_named(step.definitions, self.current)
-        names = [
-            (i, of) for i, of in sorted(found.items()) if i not in self._named.table_of and not self._lines.physical(i)
-        ]
+        known, physical = self._named.table_of, self._timelines.physical
+        names = [(i, of) for i, of in sorted(found.items()) if i not in known and not physical(i)]
         if names:
             asked = min((job.created_ts for job in step.jobs), default=0)
             version = self._schema_version
@@ -167,7 +165,7 @@ class History:
             )
 
     def apply(self, job: Job) -> list[DdlEvent]:
-        """Take in a finished job at its word; [] for one that is known already or changes nothing."""
+        """Apply a finished job without drafts; [] for one that is already applied or changes nothing."""
         if job.id in self._applied or job.commit_ts <= self._start.ts or ddl.skip_reason(job, self.current):
             return []
         return self._record(ddl.apply(job, self.current))
@@ -187,25 +185,25 @@ class History:
 
     @property
     def _schema_version(self) -> int:
-        """The newest that a change had."""
+        """The newest schema version of a change."""
         return self._changes[-1].schema_version if self._changes else self._start.schema_version
 
     @property
     def current(self) -> Current:
-        """The schema after the last change, as `ddl.apply` wants it."""
-        return Current(databases=self._databases, lines=self._lines, start=self._start, changes=self._changes)
+        """The schema after the last change, for `ddl.apply`."""
+        return Current(databases=self._databases, timelines=self._timelines, start=self._start, changes=self._changes)
 
     def _take(self, change: Change) -> None:
         ts = change.commit_ts
         for table_id in (*change.drop_tables, *(t.id for t in change.put_tables)):
-            if (old := self._lines.table(table_id).last) is not None:
-                self._lines.set(ts, old, None)
+            if (old := self._timelines.table(table_id).last) is not None:
+                self._timelines.set(ts, old, None)
         for db_id in change.drop_databases:
             if db := self._databases.pop(db_id, None):
-                self._db_lines[folded(db.name)] = self._db_lines[folded(db.name)].extended(ts, None)
+                self._db_timelines[folded(db.name)] = self._db_timelines[folded(db.name)].extended(ts, None)
         self._put_databases(ts, change.put_databases)
         for table in change.put_tables:
-            self._lines.set(ts, table, table)
+            self._timelines.set(ts, table, table)
         self._named = self._named.with_names(change.names)
         self._changes.append(change)
         self._applied.add(change.job_id)
@@ -213,33 +211,33 @@ class History:
     def _put_databases(self, ts: int, databases: Iterable[Database]) -> None:
         for db in databases:
             self._databases[db.id] = db
-            self._db_lines[folded(db.name)] = self._db_lines.get(folded(db.name), _NO_DATABASE).extended(ts, db)
+            self._db_timelines[folded(db.name)] = self._db_timelines.get(folded(db.name), _NO_DATABASE).extended(ts, db)
 
     def copy(self) -> History:
         """An independent history with the same contents; the start and all tables are shared."""
         new = object.__new__(History)
         new.__dict__.update(self.__dict__)
-        for name in ("_changes", "_applied", "_drafts", "_databases", "_db_lines", "_lines", "_snapshots"):
+        for name in ("_changes", "_applied", "_drafts", "_databases", "_db_timelines", "_timelines", "_snapshots"):
             setattr(new, name, getattr(self, name).copy())
         return new
 
-    # ---- asking
+    # ---- queries
 
     def table_at(self, physical_id: int, ts: int) -> Table | None:
         """The version that this physical id has at `ts`; for a row committed at c ask at c - 1."""
         self._check(ts)
-        return self._lines.physical(physical_id).at(ts)
+        return self._timelines.physical(physical_id).at(ts)
 
     def status_at(self, physical_id: int, ts: int) -> IdStatus:
-        """Why `table_at` gives what it gives."""
+        """The status of a physical id at `ts`."""
         self._check(ts)
-        line = self._lines.physical(physical_id)
-        if not line.starts or ts < line.starts[0]:
+        timeline = self._timelines.physical(physical_id)
+        if not timeline.starts or ts < timeline.starts[0]:
             return self.status_before(physical_id)
-        return IdStatus.RETIRED if line.at(ts) is None else IdStatus.LIVE
+        return IdStatus.RETIRED if timeline.at(ts) is None else IdStatus.LIVE
 
     def status_before(self, physical_id: int) -> IdStatus:
-        """What an id is before a table reads it for the first time."""
+        """The status of an id before a table reads it for the first time."""
         return self._named.status(physical_id)
 
     def was_filled_at_start(self, physical_id: int) -> bool:
@@ -248,69 +246,70 @@ class History:
 
     def version_intervals(self, physical_id: int) -> VersionIntervals:
         """All versions of a physical id, for looking up many rows at once; empty for an unknown id."""
-        line = self._lines.physical(physical_id)
-        return VersionIntervals(starts=np.array(line.starts, dtype=np.uint64), versions=line.values)
+        timeline = self._timelines.physical(physical_id)
+        return VersionIntervals(starts=np.array(timeline.starts, dtype=np.uint64), versions=timeline.values)
 
     def databases(self, ts: int) -> list[Database]:
         """The databases at `ts`, by name."""
         self._check(ts)
-        found = [db for line in list(self._db_lines.values()) if (db := line.at(ts)) is not None]
+        found = [db for timeline in list(self._db_timelines.values()) if (db := timeline.at(ts)) is not None]
         return sorted(found, key=lambda db: folded(db.name))
 
     def database(self, name: str, ts: int) -> Database:
-        """The database of this name, in any spelling. NotFound with a suggestion."""
+        """The database of this name, in any case. NotFound with a suggestion."""
         self._check(ts)
-        if (found := self._db_lines.get(folded(name), _NO_DATABASE).at(ts)) is None:
+        if (found := self._db_timelines.get(folded(name), _NO_DATABASE).at(ts)) is None:
             raise no_database(name, [db.name for db in self.databases(ts)], ts=ts)
         return found
 
     def tables(self, db: str, ts: int) -> list[Table]:
         """Tables, views and sequences of a database at `ts`, by name. NotFound when there is no such database."""
         self.database(db, ts)
-        found = (self._lines.named(folded(db), name).at(ts) for name in self._names_in(folded(db)))
+        found = (self._timelines.named(folded(db), name).at(ts) for name in self._names_in(folded(db)))
         return sorted((table for table in found if table is not None), key=lambda table: folded(table.name))
 
     def _names_in(self, db: str) -> set[str]:
         """The lower-case names that tables of the database ever had."""
-        return {n for of, n in list(self._lines.names) if of == db}.union(map(folded, self._start.names_in(db)))
+        return set(self._timelines.names_in(db)).union(map(folded, self._start.names_in(db)))
 
     def named(self, db: str, table: str, ts: int) -> Table | None:
-        """The table of this name at `ts`, in any spelling."""
+        """The table of this name at `ts`, in any case."""
         self._check(ts)
-        return self._lines.named(folded(db), folded(table)).at(ts)
+        return self._timelines.named(folded(db), folded(table)).at(ts)
 
     def find(self, db: str, table: str, ts: int) -> Table:
-        """The table of this name at `ts`, in any spelling. NotFound with a suggestion."""
+        """The table of this name at `ts`, in any case. NotFound with a suggestion."""
         self.database(db, ts)
         if (found := self.named(db, table, ts)) is None:
             raise no_table(db, table, self._spelled(folded(db), ts), ts=ts)
         return found
 
     def find_base_table(self, db: str, table: str, ts: int) -> Table:
-        """The same, if it has rows. InvalidInput for a view and a sequence."""
+        """As `find`. InvalidInput for a view or a sequence."""
         base = self.find(db, table, ts)
         if base.kind != "table":
             raise InvalidInput(f"{base.db}.{base.name} is a {base.kind}: it has no rows of its own.", kind=base.kind)
         return base
 
     def _spelled(self, db: str, ts: int) -> list[str]:
-        """Names of the tables of a database at `ts`; those that never changed are not parsed for it."""
-        lines = {name: line for (named_db, name), line in list(self._lines.names.items()) if named_db == db}
-        alive = [table.name for line in lines.values() if (table := line.at(ts)) is not None]
-        return sorted([*alive, *(name for name in self._start.names_in(db) if folded(name) not in lines)], key=folded)
+        """Names of the tables of a database at `ts`; tables that never changed are not parsed."""
+        timelines = self._timelines.names_in(db)
+        alive = [table.name for timeline in timelines.values() if (table := timeline.at(ts)) is not None]
+        unchanged = (name for name in self._start.names_in(db) if folded(name) not in timelines)
+        return sorted([*alive, *unchanged], key=folded)
 
     def physical_ids(self, db: str, table: str | None, after_ts: int, upto_ts: int) -> set[int]:
-        """Every physical id that belonged to this name (or to any table of the database) at some time in the interval:
-        what a reader of changes in (after_ts, upto_ts] must look at. Empty when the name did not exist then."""
+        """The physical ids of this name (or of all tables of the database) at any time in (after_ts, upto_ts]: those
+        that a reader of these changes must read. Empty when the name did not exist then."""
         self._check(after_ts)
         self._check(upto_ts)
         db = folded(db)
         if table is not None:
-            return _ids_during([self._lines.named(db, folded(table))], after_ts, upto_ts)
-        lines = {name: line for (named_db, name), line in list(self._lines.names.items()) if named_db == db}
-        at_start = (self._start.named(db, name) for name in lines)
+            return _ids_during([self._timelines.named(db, folded(table))], after_ts, upto_ts)
+        timelines = self._timelines.names_in(db)
+        at_start = (self._start.named(db, name) for name in timelines)
         changed = {physical_id for t in at_start if t is not None for physical_id in t.physical_ids}
-        return (self._start.physical_ids_in(db) - changed) | _ids_during(lines.values(), after_ts, upto_ts)
+        return (self._start.physical_ids_in(db) - changed) | _ids_during(timelines.values(), after_ts, upto_ts)
 
     def snapshot(self, ts: int) -> SchemaSnapshot:
         """The whole schema at `ts`. Snapshots between the same two jobs share everything but `ts`."""
@@ -325,11 +324,11 @@ class History:
         return replace(found, ts=ts)
 
     def _snapshot_at(self, ts: int, schema_version: int | None) -> SchemaSnapshot:
-        ids = {*self._start.ids(), *self._lines.tables}
+        ids = {*self._start.ids(), *self._timelines.tables}
         return SchemaSnapshot(
             ts=ts,
             databases=MappingProxyType({db.id: db for db in self.databases(ts)}),
-            tables=MappingProxyType(self._lines.tables_at(ids, ts)),
+            tables=MappingProxyType(self._timelines.tables_at(ids, ts)),
             schema_version=self._start.schema_version if schema_version is None else schema_version,
         )
 
@@ -340,22 +339,22 @@ class History:
         return [event for change in self._changes_in(after_ts, upto_ts) for event in change.events]
 
     def changes(self, after_ts: int) -> Sequence[Change]:
-        """What jobs did above `after_ts`, in commit order; all that is known when that is older."""
+        """The changes of jobs above `after_ts`, in commit order."""
         return self._changes_in(after_ts, self._resolved_ts)
 
-    def asked_for(self, commit_ts: int) -> int:
-        """When the users asked for what was done at `commit_ts`, the earliest of them; 0 when that is not known."""
+    def requested_at(self, commit_ts: int) -> int:
+        """The earliest request time of the jobs that took effect at `commit_ts`; 0 when not known."""
         return min((change.created_ts for change in self._changes_in(commit_ts - 1, commit_ts)), default=0)
 
     def diff(self, ts_a: int, ts_b: int) -> SchemaDiff:
-        """What changed from `ts_a` to `ts_b`; only tables that some job between them touched are looked at."""
+        """What changed from `ts_a` to `ts_b`; only tables that a job between them touched are compared."""
         self._check(ts_a)
         self._check(ts_b)
         between = self._changes_in(min(ts_a, ts_b), max(ts_a, ts_b))
         touched = {i for c in between for i in (*c.drop_tables, *(t.id for t in c.put_tables))}
         before, after = (
             SchemaSnapshot(
-                ts=ts, databases={d.id: d for d in self.databases(ts)}, tables=self._lines.tables_at(touched, ts)
+                ts=ts, databases={d.id: d for d in self.databases(ts)}, tables=self._timelines.tables_at(touched, ts)
             )
             for ts in (ts_a, ts_b)
         )
@@ -367,19 +366,19 @@ class History:
 
     def _check(self, ts: int) -> None:
         if ts < self._start.ts:
-            raise TsExpired("the schema is not known this far back", ts=ts, earliest_ts=self._start.ts)
+            raise TsExpired("the schema history starts later", ts=ts, earliest_ts=self._start.ts)
         if ts > self._resolved_ts:
-            raise TsOutOfRange("the schema is not known this far yet", ts=ts, resolved_ts=self._resolved_ts)
+            raise TsOutOfRange("the schema is not known at this timestamp yet", ts=ts, resolved_ts=self._resolved_ts)
 
-    # ---- keeping
+    # ---- storage
 
     def pruned(self, below_ts: int) -> History:
-        """A history that starts at `below_ts` (or where this one starts, if later) and knows nothing older."""
+        """A history that starts at `below_ts` (or where this one starts, if later) without older versions."""
         ts = max(below_ts, self._start.ts)
         self._check(ts)
         forgotten = self._changes_in(self._start.ts, ts)
         touched = {i for c in forgotten for i in (*c.drop_tables, *(t.id for t in c.put_tables))}
-        put = self._lines.tables_at(touched, ts)
+        put = self._timelines.tables_at(touched, ts)
         start = self._start.with_changes(
             ts=ts,
             schema_version=forgotten[-1].schema_version if forgotten else self._start.schema_version,
@@ -427,7 +426,7 @@ class History:
         """The history that `dump` wrote. CorruptObject when the bytes are none."""
         tables, history = _opened(saved.open_object("", fetch := _part_of(data)), fetch)
         if tables.end != len(data):
-            raise CorruptObject("a schema history is not of its length", bytes=len(data), expected=tables.end)
+            raise CorruptObject("a schema history has the wrong length", bytes=len(data), expected=tables.end)
         return history
 
     @classmethod
@@ -436,7 +435,7 @@ class History:
         return _opened(opening, fetch)[1]
 
     def extend(self, increment: Increment) -> None:
-        """Take in what was saved after this history. CorruptObject when the two do not touch."""
+        """Apply an increment saved after this history. CorruptObject when there is a gap."""
         if increment.after_ts != self._resolved_ts:
             raise CorruptObject(
                 "a saved schema history has a gap",
@@ -489,8 +488,8 @@ def _restored(
     return history
 
 
-def _ids_during(lines: Iterable[Timeline[Table]], after_ts: int, upto_ts: int) -> set[int]:
-    versions = (version for line in lines for version in line.during(after_ts, upto_ts))
+def _ids_during(timelines: Iterable[Timeline[Table]], after_ts: int, upto_ts: int) -> set[int]:
+    versions = (version for timeline in timelines for version in timeline.during(after_ts, upto_ts))
     return {physical_id for version in versions if version.kind == "table" for physical_id in version.physical_ids}
 
 

@@ -1,7 +1,7 @@
-"""What a physical id is that no table reads: why its rows are not delivered.
+"""Why rows of a physical id are not delivered: the status of ids that no table reads (pure).
 
-Ids are given out in rising order and never twice. So an id above all that the start of a history knew belongs to
-something that was defined since, and the meta range names it before anybody writes rows under it. Pure.
+Ids are allocated in ascending order and never reused. So an id above all those that the start of a history knew belongs
+to something defined later, and the meta range names it before any row is written under it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from enum import StrEnum
 from types import MappingProxyType
 
 _RESERVED_FROM = (1 << 48) - 1001  # TiDB gives its own tables fixed ids up to 2^48 - 1
-SYSTEM = 0  #: stands for the table of an id that belongs to TiDB itself
+SYSTEM = 0  #: the table of ids that belong to TiDB itself
 
 
 class IdStatus(StrEnum):
-    """What a physical id is at a timestamp."""
+    """The status of a physical id at a timestamp."""
 
     LIVE = "live"  #: a table reads it
-    RETIRED = "retired"  #: a table read it once: it was dropped, truncated, replaced or exchanged away
-    COPY = "copy"  #: a DDL of partitions fills it with rows that the table has elsewhere until the DDL takes effect
+    RETIRED = "retired"  #: a table read it once: dropped, truncated, replaced or exchanged away
+    COPY = "copy"  #: a partition DDL fills it with copies of rows until it takes effect
     SYSTEM = "system"  #: of one of TiDB's own tables
     OLDER = "older"  #: gone before the history begins
     UNNAMED = "unnamed"  #: no definition names it, though it is younger than the history
@@ -35,7 +35,7 @@ class NamedIds:
 
     @classmethod
     def at_start(cls, table_of: Mapping[int, int], read: Iterable[int]) -> NamedIds:
-        """What the start of a history names, and the ids of all databases, tables and partitions that it knows."""
+        """The ids named at the start of a history; `read` are all ids of databases, tables and partitions."""
         return cls(table_of=table_of, highest=max(filter(_is_given_out, (*read, *table_of)), default=0))
 
     def with_names(self, names: Iterable[tuple[int, int]]) -> NamedIds:
@@ -46,13 +46,13 @@ class NamedIds:
         return NamedIds(table_of=MappingProxyType({**self.table_of, **more}), highest=self.highest)
 
     def raised(self, known: Iterable[int]) -> NamedIds:
-        """For a history that begins later, when these ids were known too."""
+        """For a history that begins later, when these ids were known."""
         return NamedIds(
             table_of=self.table_of, highest=max(filter(_is_given_out, (self.highest, *known, *self.table_of)))
         )
 
     def status(self, physical_id: int) -> IdStatus:
-        """What an id is that no table has read yet."""
+        """The status of an id that no table has read yet."""
         table_id = self.table_of.get(physical_id)
         if table_id == SYSTEM or not _is_given_out(physical_id):
             return IdStatus.SYSTEM

@@ -1,4 +1,4 @@
-"""From a table version to the layout that the row codec decodes with."""
+"""The row codec's layout of a table version."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import lru_cache
 from schemas.model import Column, Table
 from tistream.codec.row.layout import YEAR, ColumnSpec, Kind, RowLayout, kind_of
 
-_ENCODED = ("gbk", "gb18030")  # keys hold texts of these in their own encoding
+_ENCODED = ("gbk", "gb18030")  # charsets whose texts have their own encoding in keys
 _ZEROFILL = 64
 
 
 class _ByIdentity:
-    """A cache key: a version is shared by all who use it, so comparing its columns would be waste."""
+    """A cache key by identity: a version is one shared object, so its columns need no comparison."""
 
     __slots__ = ("table",)
 
@@ -44,10 +44,10 @@ def _build(key: _ByIdentity) -> RowLayout:
 
 
 def key_layout(table: Table) -> RowLayout:
-    """The layout of what a record's key says by itself: the clustered primary key's columns that are whole in it.
+    """The layout of the clustered primary key's columns whose values a record key holds completely.
 
-    Texts are in the key as they sort. That is the text itself where the collation is a binary one (but for trailing
-    spaces, which do not count in most of them); other texts, and prefixes, are left out."""
+    Keys hold the sort form of texts. With a binary collation that is the text (except trailing spaces in most of them);
+    other texts and prefixes are not included."""
     return _build_of_key(_ByIdentity(table))
 
 
@@ -75,7 +75,7 @@ def _common_handle(table: Table) -> tuple[int, ...]:
 
 
 def column_spec(column: Column) -> ColumnSpec:
-    """What the codec must know of one column."""
+    """The codec's spec of one column."""
     return ColumnSpec(
         id=column.id,
         name=column.name,

@@ -1,17 +1,16 @@
-"""Which earlier column a column was made of by a MODIFY COLUMN that gave it a new id.
+"""The ancestors of columns that a MODIFY COLUMN gave a new id (pure).
 
 Changing a column's type in a way that needs new bytes makes TiDB add a column with a new id, rewrite every row and then
-put the new column in the old one's place. The change feed does not carry those rewritten rows: a row that nobody wrote
-since still holds the old column only. Its value then is what the old column's value becomes in the new type, step by
-step along the line of columns.
+swap the new column in. The change feed does not carry the rewritten rows: a row not written since still holds only the
+old column. Its value is then that of the old column, converted step by step along the lineage.
 
-Nothing says directly that one column replaced another; two versions of a table that follow each other do:
+Nothing records that one column replaced another; consecutive versions of a table show it:
 
-- a new column with the name of one that is gone replaced it: one statement cannot drop and add the same name;
-- in a MODIFY COLUMN, the one new column replaced the one that is gone, whatever its name;
-- new and gone columns with other names are no kin in an ALTER of several parts, if none of them is a CHANGE.
+- a new column with the name of a dropped one replaced it: one statement cannot drop and add the same name;
+- in a MODIFY COLUMN, the one new column replaced the one dropped column, whatever its name;
+- in an ALTER of several parts without a CHANGE, new and dropped columns with different names are unrelated.
 
-Anything else is not known, and is said so: `Ancestor.column` is None. Pure.
+Anything else is not known: `Ancestor.column` is None.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ _CHANGE = re.compile(r"\bchange\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ancestor:
-    """What a column was until a DDL: `column` just before it, `became` just after."""
+    """A column before and after a DDL that replaced it: `column`, then `became`."""
 
-    column: Column | None  #: None: it may have been an earlier column, but which one is not certain
+    column: Column | None  #: None: some earlier column, not known which
     became: Column
     ddl_ts: int
     query: str
 
 
-Lines = Mapping[int, tuple[Ancestor, ...]]  #: column id -> its ancestors, the oldest first; only those that have any
+Lineages = Mapping[int, tuple[Ancestor, ...]]  #: column id -> its ancestors, the oldest first; only those that have any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,8 @@ class Version:
     events: Sequence[DdlEvent]
 
 
-def column_lines(versions: Sequence[Version]) -> dict[int, tuple[Ancestor, ...]]:
-    """The lines of the newest version's public columns. `versions` are those of one physical id, by time."""
+def column_lineages(versions: Sequence[Version]) -> dict[int, tuple[Ancestor, ...]]:
+    """The lineages of the newest version's public columns. `versions` are those of one physical id, by time."""
     lines: dict[int, tuple[Ancestor, ...]] = {}
     for before, after in itertools.pairwise(versions):
         found = _replaced(before.table, after)
@@ -64,7 +63,7 @@ def column_lines(versions: Sequence[Version]) -> dict[int, tuple[Ancestor, ...]]
 
 
 def _replaced(before: Table, after: Version) -> dict[int, Ancestor]:
-    """New column id -> what it was."""
+    """New column id -> its ancestor."""
     known = {c.id for c in _public(before)}
     kept = {c.id for c in _public(after.table)}
     new = [c for c in _public(after.table) if c.id not in known]

@@ -1,17 +1,16 @@
-"""How jobs and the meta range become one: the job says when and why, the meta range says what the tables are.
+"""Merges jobs with the meta range: the job says when and why, the meta range says what the tables are (pure).
 
-While a job runs, the definitions that its transactions wrote are *drafts*: nobody decodes with them. When the job is
-done, or has taken effect (see `schemas.switch`), they are settled:
+While a job runs, the definitions that its transactions wrote are *drafts*, which are not used for decoding. When the
+job is done, or has taken effect (see `schemas.switch`), they are settled:
 
-    completed(job, drafts)                    what the job does not carry is taken from its drafts
-    reconciled(job, change, drafts, state)    what the job does not speak of is taken from its drafts; what both speak
-                                              of is compared
-    adopted(drafts, state)                    a job that means nothing here, or none at all: the meta range counts
+    completed(job, drafts)                    definitions that the job lacks are taken from its drafts
+    reconciled(job, change, drafts, state)    tables that the job does not mention are taken from its drafts; those in
+                                              both are compared
+    adopted(drafts, state)                    without a job that counts, the meta range counts
 
-A table without a draft is, in the meta range, as it was before: that is the state in force. Two definitions agree when
-they decode rows alike and have the same names and ids: comments, timestamps and non-public parts do not matter. Where
-they do not agree the job counts, as it does for other consumers of jobs, and a `Disagreement` names table, job and
-timestamp: it ought not to happen. Pure.
+A table without a draft is unchanged in the meta range: the state in force. Two definitions agree when they decode rows
+alike and have the same names and ids; comments, timestamps and non-public parts do not matter. Where they differ the
+job counts, as it does for other consumers of jobs, and a `Disagreement` names table, job and timestamp.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tistream.errors import DecodeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """A job and the meta range say different things of a database or a table."""
+    """A job and the meta range differ about a database or a table."""
 
     job_id: int
     action: str
@@ -90,7 +89,7 @@ def newly_named(definitions: Iterable[Definition], state: SchemaState) -> dict[i
 
 
 def _named_by(definition: Definition, known: bool) -> set[int]:
-    """Of a table of TiDB's own, which nobody decodes, a definition that cannot be read names the table alone."""
+    """An unreadable definition of one of TiDB's own tables, which are never decoded, names the table only."""
     try:
         return named_ids(_json(definition))
     except (KeyError, TypeError, ValueError, AttributeError, DecodeError) as error:
@@ -138,7 +137,7 @@ def _renamed_ids(job: Job) -> list[int]:
 
 
 def reconciled(job: Job, change: Change, drafts: Drafts, state: SchemaState) -> tuple[Change, list[Disagreement]]:
-    """`change` with what only the meta range says, and where the two disagree."""
+    """(`change` with what only the meta range has, the disagreements)."""
     meta = _View.of(drafts, state)
     tables = {**dict.fromkeys(change.drop_tables), **{t.id: t for t in change.put_tables}}
     databases = {**dict.fromkeys(change.drop_databases), **{db.id: db for db in change.put_databases}}
@@ -158,7 +157,7 @@ def reconciled(job: Job, change: Change, drafts: Drafts, state: SchemaState) -> 
 def settled(
     job: Job, drafts: Drafts, state: SchemaState, schema_version: int
 ) -> tuple[Change | None, list[Disagreement]]:
-    """What an ended job comes to, None for nothing, and where it and its drafts disagreed. Raises as `ddl.apply`."""
+    """(the change of an ended job or None, the disagreements with its drafts). Raises as `ddl.apply`."""
     if ddl.skip_reason(job, state):
         return adopted(drafts, state, job.commit_ts, schema_version, job_id=job.id), []
     return reconciled(job, ddl.apply(completed(job, drafts), state), drafts, state)
@@ -167,7 +166,7 @@ def settled(
 def adopted(
     drafts: Drafts, state: SchemaState, commit_ts: int, schema_version: int, *, job_id: int = 0
 ) -> Change | None:
-    """What the meta range holds that the state does not, where no finished job speaks of it. None for nothing."""
+    """The change from the state to the meta range without a finished job; None when they are equal."""
     if not drafts:
         return None
     nothing = Change(job_id=job_id, commit_ts=commit_ts, schema_version=schema_version)
@@ -176,8 +175,8 @@ def adopted(
 
 
 def finished(drafts: Drafts, state: SchemaState, job: Job, schema_version: int) -> Change | None:
-    """What a job that took effect before it was done still changes, None for nothing: PARTITION BY and REMOVE
-    PARTITIONING give the table a new id at the end. It counts as updated when it took effect, as the event said."""
+    """The remaining change of a job that took effect before it was done, or None: PARTITION BY and REMOVE PARTITIONING
+    give the table a new id at the end. Its update_ts stays that of the event."""
     change = adopted(drafts, state, job.commit_ts, schema_version, job_id=job.id)
     if change is None:
         return None
@@ -186,8 +185,8 @@ def finished(drafts: Drafts, state: SchemaState, job: Job, schema_version: int) 
 
 
 def was_missed(job: Job, drafts: Drafts, state: SchemaState, start_ts: int) -> bool:
-    """Whether a job of the upstream's own history, which the state does not know, is to be applied now: some versions
-    create tables in one transaction, without a row that says so. DecodeError for any other that went by unseen."""
+    """Whether an unknown job in the upstream's job history is to be applied now: some versions create tables in one
+    transaction without a job row. DecodeError for any other missed job."""
     reason = ddl.skip_reason(replace(job, state=ddl.STATE_DONE), state)
     if job.type not in EVENTS or reason not in ("", ddl.ALREADY_KNOWN):
         return False
@@ -196,7 +195,7 @@ def was_missed(job: Job, drafts: Drafts, state: SchemaState, start_ts: int) -> b
         return True
     if job.created_ts > start_ts:  # else its row may be older than what is known
         raise DecodeError(
-            "a DDL job has finished, but the row that says so never came",
+            "a DDL job has finished, but its done row is missing",
             job_id=job.id,
             action=action_name(job.type),
             table_id=job.table_id,
@@ -205,13 +204,13 @@ def was_missed(job: Job, drafts: Drafts, state: SchemaState, start_ts: int) -> b
     return False
 
 
-def _with_rest(change: Change, meta: _View, state: SchemaState, spoken: set[int]) -> Change:
-    """`change` and every drafted table and database that it does not speak of."""
+def _with_rest(change: Change, meta: _View, state: SchemaState, mentioned: set[int]) -> Change:
+    """`change` and every drafted table and database that it does not mention."""
     named = {*change.drop_databases, *(db.id for db in change.put_databases)}
     databases = {i: db for i, db in meta.drafted_databases.items() if i not in named and state.databases.get(i) != db}
-    held = {i: t for i, t in meta.drafted.items() if i not in spoken and not _alike(t, state.table(i))}
+    held = {i: t for i, t in meta.drafted.items() if i not in mentioned and not _alike(t, state.table(i))}
     gone = tuple(i for i, db in databases.items() if db is None and i in state.databases)
-    left = {i for db_id in gone for i in state.tables_of(db_id)} - spoken - {i for i, t in held.items() if t}
+    left = {i for db_id in gone for i in state.tables_of(db_id)} - mentioned - {i for i, t in held.items() if t}
     return replace(
         change,
         drop_databases=change.drop_databases + gone,
@@ -223,7 +222,7 @@ def _with_rest(change: Change, meta: _View, state: SchemaState, spoken: set[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """The meta range at a commit: what drafts say, and elsewhere the state in force."""
+    """The meta range at a commit: the drafts over the state in force."""
 
     state: SchemaState
     databases: Mapping[int, Database]
@@ -277,7 +276,7 @@ def _alike(a: Table | None, b: Table | None) -> bool:
 
 
 def _facts(table: Table) -> dict[str, Any]:
-    """What decoding, splitting and naming rest on."""
+    """The properties used by decoding, splitting and naming."""
     facts: dict[str, Any] = {"id": table.id, "database": table.db_id, "name": table.name, "kind": table.kind}
     if table.kind != "table":
         return facts

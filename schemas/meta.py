@@ -1,14 +1,14 @@
-"""What the upstream's meta range says about schemas: definitions of databases and tables, and jobs kept there.
+"""Reads the upstream's meta range: definitions of databases and tables, and jobs stored there (pure).
 
     DBs        DB:{id}                   DBInfo          put and deleted as databases come and go
     DB:{id}    Table:{id}                TableInfo       rewritten at every step of a DDL job
     DDLJobHistory        {job id}        the finished job, once it has left the job table
     DDLJobList, DDLJobAddIdxList         jobs under way, of servers older than the job table
 
-Everything else in the range (id allocators, schema versions and diffs, policies) says nothing about how rows look.
+Everything else in the range (id allocators, schema versions and diffs, policies) does not affect decoding.
 
 A *step* is all of this that one transaction committed, with the job rows that it wrote. A DDL job changes definitions
-and its own row in the same transaction, so a step says to which job a definition belongs. Pure.
+and its own row in the same transaction, so a step tells which job a definition belongs to.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ def _hash_key(name: bytes, field: bytes) -> bytes:
 
 #: where the current schema version is kept, as decimal digits
 SCHEMA_VERSION_KEY = b"m" + encode_bytes(b"SchemaVersionKey") + ord("s").to_bytes(_FLAG_BYTES, "big")
-#: all definitions lie here, among other things
+#: contains all definitions
 DEFINITIONS = prefix_range(b"mDB")
 
 
 def defined_at(key: bytes) -> tuple[int, int] | None:
-    """(database, table) whose definition is kept under a key of the meta range, table 0 for the database itself; None
-    when it is that of something else. DecodeError for a key that cannot be read."""
+    """(database, table) whose definition is stored under a key of the meta range, table 0 for the database itself; None
+    for other keys. DecodeError for an unreadable key."""
     name, at = decode_bytes(key, 1)
     flag, at = int.from_bytes(key[at : at + _FLAG_BYTES], "big"), at + _FLAG_BYTES
     if flag != _HASH or not name.startswith((_DATABASE, _DATABASES)):
@@ -109,7 +109,7 @@ def defined_at(key: bytes) -> tuple[int, int] | None:
 
 
 def steps_of(jobs: Iterable[Job], definitions: Iterable[Definition]) -> list[Step]:
-    """What was committed, by transaction, in apply order."""
+    """The steps, one per transaction, in apply order."""
     found: defaultdict[tuple[int, int], tuple[list[Job], list[Definition]]] = defaultdict(lambda: ([], []))
     for job in jobs:
         found[job.start_ts, job.commit_ts][0].append(job)
@@ -123,8 +123,8 @@ def steps_of(jobs: Iterable[Job], definitions: Iterable[Definition]) -> list[Ste
 
 
 def read_meta(rows: pa.Table, after_ts: int, upto_ts: int) -> Iterator[Definition | Job]:
-    """What committed rows of the meta range (schema change.COMMITTED) with commit_ts in (after_ts, upto_ts] say.
-    DecodeError for a key or a job that cannot be read."""
+    """Definitions and jobs in committed rows of the meta range (schema change.COMMITTED) with commit_ts in (after_ts,
+    upto_ts]. DecodeError for an unreadable key or job."""
     commit_ts = rows["commit_ts"].to_numpy()
     wanted = (commit_ts > np.uint64(after_ts)) & (commit_ts <= np.uint64(upto_ts))
     wanted &= rows["flags"].to_numpy() & FLAG_NOT_A_CHANGE == 0

@@ -1,4 +1,4 @@
-"""Tables as TiDB's meta describes them, reduced to what decoding and serving need.
+"""Databases, tables, columns and DDL events, reduced from TiDB's meta to what decoding and serving need.
 
 Built from the JSON that TiDB keeps in its meta range (DBInfo, TableInfo; names are `{"O":..., "L":...}`). Unknown
 fields are ignored, missing ones take zero values, non-public columns (state != 5) are kept apart.
@@ -32,7 +32,7 @@ class Column:
     default_is_expr: bool = False
     generated: bool = False
     generated_stored: bool = False
-    generated_expr: str = ""  #: what a generated column is computed from
+    generated_expr: str = ""  #: expression of a generated column
     hidden: bool = False
     state: int = STATE_PUBLIC
     version: int = 0
@@ -127,11 +127,10 @@ class Database:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdlEvent:
-    """A DDL job in its place in commit order, which is where it took effect. A job over several tables gives one event
-    per table."""
+    """A DDL at the commit_ts at which it took effect. A job over several tables gives one event per table."""
 
-    commit_ts: int  #: from here on the upstream's sessions read what the DDL made
-    finished_ts: int = 0  #: when the job was done: `commit_ts`, or later for a DDL of partitions; 0 = not known then
+    commit_ts: int  #: from here on the upstream's sessions read the result
+    finished_ts: int = 0  #: when the job was done: `commit_ts`, or later for a partition DDL; 0 = not known then
     start_ts: int
     job_id: int
     schema_version: int
@@ -143,8 +142,8 @@ class DdlEvent:
     db_id: int
     table_id: int
     sub: int = 0  #: index within a job over several tables
-    version: Table | None = None  #: after the DDL, or what it dropped; EXCHANGE PARTITION: the partitioned one
+    version: Table | None = None  #: after the DDL, or the dropped one; EXCHANGE PARTITION: the partitioned one
     old_db: str = ""  #: RENAME: the name it had before
     old_table: str = ""
     exchanged: Table | None = None  #: EXCHANGE PARTITION: the plain table
-    job_query: str = ""  #: the user's own text, which may speak of several tables
+    job_query: str = ""  #: the user's own text, which may name several tables

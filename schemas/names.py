@@ -1,4 +1,4 @@
-"""Errors for names that do not exist, with what the caller may have meant."""
+"""Errors for names that do not exist, with suggestions; name comparison as in TiDB."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from tistream.errors import NotFound
 
 _NAMES_SHOWN_MAX = 20
-_NAMES_COMPARED_MAX = 400  # comparing takes tens of microseconds a name, and a database may have 50,000
+_NAMES_COMPARED_MAX = 400  # comparing takes tens of microseconds per name, and a database may have 50,000
 
 
 def no_database(name: str, known: Sequence[str], *, ts: int) -> NotFound:
@@ -42,8 +42,8 @@ def similar(name: str, known: Sequence[str]) -> list[str]:
 
 
 def folded(name: str) -> str:
-    """The name in lower case as TiDB compares names: letter by letter. Python's `lower` looks at neighbours and makes
-    two letters of one, so it merges names that TiDB keeps apart."""
+    """The name in lower case as TiDB compares names: letter by letter. Python's `lower` depends on
+    context and may expand letters, so it merges names that TiDB keeps apart."""
     return name.lower() if name.isascii() else "".join("i" if c == "\u0130" else c.lower() for c in name)
 
 

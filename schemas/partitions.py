@@ -1,14 +1,14 @@
-"""Which physical ids the definition of a table reads, and which others it names.
+"""The physical ids that a table definition reads, and the others that it names (pure).
 
 While a DDL of partitions runs, a definition (TableInfo) holds more than the partitions in use:
 
-    definitions             what sessions of this version read and write, but for those that a DROP PARTITION blocks
+    definitions             what sessions of this version read and write, except those that a DROP PARTITION blocks
     adding_definitions      what a reorganisation or ADD PARTITION fills; not read before it is among `definitions`
     new_partition_ids       the same for TRUNCATE PARTITION, as bare ids
-    dropping_definitions    what is on its way out; a reorganisation still copies writes into it
+    dropping_definitions    being removed; a reorganisation still copies writes into them
 
 A DROP PARTITION begins with a version in which the dropped partitions are still among `definitions`, but sessions
-neither read nor write them. docs/schemas.md says why. Pure.
+neither read nor write them. See docs/schemas.md.
 """
 
 from __future__ import annotations

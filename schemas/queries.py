@@ -1,6 +1,6 @@
-"""The texts of DDL statements: splitting a batch, and writing simple statements with full names.
+"""Texts of DDL statements: splits batches, writes simple statements with qualified names.
 
-A user's text depends on the session's database and may speak of several tables at once (`DROP TABLE a, b`). For the
+A user's text depends on the session's database and may name several tables at once (`DROP TABLE a, b`). For the
 statements that names alone describe, a consumer gets one statement per table, fully qualified.
 """
 
@@ -22,7 +22,7 @@ _TOKEN = re.compile(
 
 
 def split_statements(text: str) -> list[str]:
-    """The statements of a text, split at semicolons outside of strings, names and comments; empty ones are left out."""
+    """The statements of a text, split at semicolons outside of strings, names and comments; without empty ones."""
     cuts = [found.start() for found in _TOKEN.finditer(text) if found.group() == ";"]
     bounds = [-1, *cuts, len(text)]
     pieces = (text[a + 1 : b].strip() for a, b in pairwise(bounds))

@@ -1,4 +1,4 @@
-"""The saved form of a schema history: how values become JSON, and the layout of an object.
+"""The stored form of a schema history: the layout of an object, and values as JSON.
 
 An object is a prefix and zstd frames, so `zstd -d` shows all of it as lines of JSON:
 
@@ -9,10 +9,10 @@ An object is a prefix and zstd frames, so `zstd -d` shows all of it as lines of 
 A *base* holds the start snapshot and changes; its head has the ids, names and databases of all tables and where their
 blocks are, so that opening parses no table. An *increment* holds only the changes in (after_ts, resolved_ts] and names
 the base and the increments before it. Both hold the drafts of jobs that run at their end, because what those wrote to
-the log lies before it. The form is ours, versioned by `format`: anything else raises CorruptObject.
+the log lies before it. The form is versioned by `format`: anything else raises CorruptObject.
 
 Every frame carries a checksum of its contents. Equal histories give equal bytes: tables with the same `id >> 7` share
-a block, whatever way the history came to be.
+a block, however the history was built.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Fetch = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The front of an object: everything but its blocks."""
+    """The front of an object, without its blocks."""
 
     name: str  #: of the object, for errors
     head: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Where an increment stands: the objects before it by the timestamps of their keys, and how large they are."""
+    """The objects before an increment, by the timestamps of their keys, with their sizes."""
 
     base: int
     increments: tuple[int, ...] = ()
@@ -88,18 +88,18 @@ def pack(head: Mapping[str, Any], changes: Iterable[Change], blocks: Iterable[by
 def pack_increment(
     chain: Chain, after_ts: int, resolved_ts: int, changes: Iterable[Change], drafts: Mapping[int, Drafts]
 ) -> bytes:
-    """The bytes of an increment that stands at the end of `chain`."""
+    """The bytes of an increment at the end of `chain`."""
     head = {"kind": "increment", "chain": chain, "after_ts": after_ts, "resolved_ts": resolved_ts}
     return pack({**head, "drafts": drafts_json(drafts)}, changes)
 
 
 def drafts_json(drafts: Mapping[int, Drafts]) -> dict[str, list[Definition]]:
-    """As a head holds them: the same for the same drafts, in whatever order they were written."""
+    """The drafts in a head, independent of the order in which they were written."""
     return {str(job_id): sorted(drafts[job_id], key=lambda d: (d.db_id, d.table_id)) for job_id in sorted(drafts)}
 
 
 def open_object(name: str, fetch: Fetch) -> Opening:
-    """Read the front of an object with two requests. CorruptObject when it is none of ours."""
+    """Read the front of an object with two requests. CorruptObject when it is not a schema history."""
     magic, size, version, length = _PREFIX.unpack(_part(name, fetch, 0, _PREFIX.size))
     if magic != _SKIPPABLE or size != _PREFIX.size - 8:
         raise CorruptObject("this is no schema history", object_key=name)
@@ -153,7 +153,7 @@ def frame(data: bytes) -> bytes:
 
 
 def unframe(name: str, data: bytes, **facts: object) -> bytes:
-    """The contents of one whole frame. CorruptObject with `facts`."""
+    """The contents of exactly one frame. CorruptObject with `facts`."""
     try:
         contents, rest = _first_frame(data)
     except (ValueError, zstandard.ZstdError) as error:
@@ -164,7 +164,7 @@ def unframe(name: str, data: bytes, **facts: object) -> bytes:
 
 
 def decompress(data: bytes) -> bytes:
-    """Unpack a zstd object. CorruptObject when it is broken or larger than any schema may be."""
+    """Unpack a zstd object. CorruptObject when it is broken or too large for a schema."""
     parts, size = [], 0
     try:
         for part in zstandard.ZstdDecompressor().read_to_iter(data):
@@ -178,7 +178,7 @@ def decompress(data: bytes) -> bytes:
 
 
 def read_json(data: bytes) -> Any:
-    """The JSON in a zstd object. CorruptObject when it is none."""
+    """The JSON in a zstd object. CorruptObject when it is not JSON."""
     try:
         return orjson.loads(decompress(data))
     except orjson.JSONDecodeError as error:
@@ -208,7 +208,7 @@ def _first_frame(data: bytes) -> tuple[bytes, bytes]:
 
 V = TypeVar("V")
 _NONE = type(None)
-#: what a field may hold, by its annotation; what is not here is made by a function of its own
+#: types of a field by its annotation; other fields have a function
 _ALLOWED: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "str": (str,),
@@ -262,7 +262,7 @@ def _bytes_json(value: object) -> str:
 
 
 def change_json(change: Change) -> dict[str, Any]:
-    """A change as JSON. The tables that an event shows are mostly those that the change puts: it names their place."""
+    """A change as JSON. Tables of events that the change also puts are given by their index."""
     places = {id(table): place for place, table in enumerate(change.put_tables)}
     events = []
     for event in change.events:

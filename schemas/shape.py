@@ -1,4 +1,4 @@
-"""What somebody outside must know of a table version to write its rows: columns and key, as plain JSON (pure)."""
+"""The columns and key of a table version as plain JSON, for writers of its rows (pure)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tistream.errors import DecodeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A table version, as far as its rows go."""
+    """The columns and key of a table version."""
 
     table_id: int
     physical_ids: tuple[int, ...]
     columns: tuple[ColumnSpec, ...]  #: what is delivered, in order
     int_handle: int | None  #: id of the column that is the integer row key
     common_handle: tuple[int, ...]  #: ids of the clustered primary key's columns, in its order
-    key_is_whole: bool  #: the record key can be told from the columns: no prefixes, no collations
+    key_is_whole: bool  #: the columns determine the record key: no prefixes, no collations
 
 
 def shape_of(table: Table) -> Shape:
@@ -38,7 +38,7 @@ def shape_of(table: Table) -> Shape:
 
 
 def to_json(shape: Shape) -> dict[str, Any]:
-    """As JSON takes it. Defaults of older rows are left out: who writes rows writes all columns."""
+    """The shape as JSON, without origin defaults, because writers write all columns."""
     columns = [asdict(column) for column in shape.columns]
     for column in columns:
         del column["origin_default"], column["origin_default_bit"]
@@ -46,7 +46,7 @@ def to_json(shape: Shape) -> dict[str, Any]:
 
 
 def of_json(found: dict[str, Any]) -> Shape:
-    """What `to_json` made. DecodeError for anything else."""
+    """The shape that `to_json` wrote. DecodeError for anything else."""
     try:
         columns = tuple(ColumnSpec(**{**column, "elems": tuple(column["elems"])}) for column in found["columns"])
         lists = {name: tuple(found[name]) for name in ("physical_ids", "common_handle")}

@@ -1,10 +1,9 @@
-"""CREATE statements for tables as they were, for a server that is to hold their rows again.
+"""CREATE statements for old table versions, to restore their rows into a server.
 
 Types, character sets, collations, NULL and DEFAULT, keys and comments are those of the version. What a server cannot
-take is left out and said in a note: partitions, indexes over expressions. What a version does not know is left out:
-foreign keys and checks, AUTO_RANDOM and other matters of where rows go, invisibility of indexes. A generated column
-is restored as the values it had: stored ones become ordinary columns, virtual ones, which have no value in a row, are
-left out; the note has the expression.
+take is omitted with a note: partitions, indexes over expressions. What the schema history does not keep is omitted:
+foreign keys and checks, AUTO_RANDOM and shard bits, invisibility of indexes. Stored generated columns become ordinary
+ones with their values; virtual ones, which have no value in a row, are omitted. The note has the expression.
 
     tidb       as TiDB prints it
     mysql      the same without VECTOR (JSON text instead) and defaults from sequences
@@ -27,13 +26,13 @@ _TEXTS = frozenset({15, 247, 248, 249, 250, 251, 252, 253, 254})
 _AUTO_INCREMENT, _ON_UPDATE_NOW, _NO_DEFAULT_VALUE = 512, 8192, 4096
 _NOW = "CURRENT_TIMESTAMP"
 _WORD = re.compile(r"\w+", re.ASCII)
-#: what an expression may consist of; a comment, a semicolon, a backslash and an open string are none of these
+#: tokens allowed in an expression: no comment, semicolon, backslash or open string
 _TOKENS = re.compile(r"(?:'(?:[^'\\]|'')*'|`(?:[^`]|``)*`|[\w\s.,+*%=<>!()@:]|-(?!-)|/(?!\*))*")
 _MARIADB_HAS = frozenset({"bin", "general_ci", "unicode_ci", "chinese_ci", "swedish_ci"})
 
 
 class Dialect(StrEnum):
-    """The server that is to understand it."""
+    """The target server."""
 
     TIDB = "tidb"
     MYSQL = "mysql"
@@ -42,7 +41,7 @@ class Dialect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """A table's CREATE statements, and what they leave out."""
+    """A table's CREATE statements, and notes on what they omit."""
 
     create_database: str
     create_table: str
@@ -50,7 +49,7 @@ class Definition:
 
 
 def define(database: Database, table: Table, dialect: Dialect) -> Definition:
-    """The statements, without a semicolon at their end."""
+    """The statements, without a final semicolon."""
     notes: list[str] = []
     columns = [_column(c, table, dialect, notes) for c in table.visible_columns]
     lines = [*columns, *_keys(table, notes)]
@@ -78,7 +77,7 @@ def _options(holder: Table | Database, dialect: Dialect, notes: list[str]) -> tu
 
 
 def _known_to(dialect: Dialect, charset: str, collate: str, notes: list[str]) -> tuple[str, str]:
-    """Character set and collation as the server has them."""
+    """The server's character set and collation."""
     if not _WORD.fullmatch(charset) or not _WORD.fullmatch(collate):  # never a part of a statement
         notes.append(f"charset {charset!r}, collation {collate!r}: utf8mb4_bin")
         charset, collate = "utf8mb4", "utf8mb4_bin"
@@ -145,7 +144,7 @@ def _default(column: Column, dialect: Dialect, notes: list[str]) -> list[str]:
 
 
 def _is_expression(text: str) -> bool:
-    """Whether the text stays inside its parentheses, however a server reads backslashes. TiDB does not escape those of
+    """Whether the text stays inside its parentheses, however a server treats backslashes. TiDB does not escape those of
     an expression's strings."""
     if not _TOKENS.fullmatch(text):
         return False

@@ -2,8 +2,8 @@
 
     {"ts": ..., "schema_version": ..., "dbs": [DBInfo ...], "tables": [{"db_id": ..., "info": TableInfo} ...]}
 
-System databases are left out: their rows are never delivered, so only their ids are kept. The one system table that
-matters, the DDL job table, is kept apart, because its rows carry every later schema change.
+Of system databases only ids are kept, because their rows are never delivered. The DDL job table is kept, too: its
+rows carry every later schema change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SYSTEM_DATABASES = frozenset(
 
 
 def is_system_database(name: str) -> bool:
-    """Whether rows and DDL of this database are TiDB's own business."""
+    """Whether this is one of TiDB's own databases."""
     return name.lower() in SYSTEM_DATABASES
 
 
@@ -52,14 +52,14 @@ class SchemaSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushedSchema:
-    """What a tenant pushes before its first change: the schema at S and the shape of the DDL job table."""
+    """The document that a tenant pushes before its first change: the schema at S and the DDL job table."""
 
     snapshot: SchemaSnapshot
     job_table: Table
 
 
 def parse_pushed(data: object) -> PushedSchema:
-    """The pushed JSON document. CorruptObject naming the place when it is not one, or lacks the DDL job table."""
+    """The pushed JSON document. CorruptObject with the place of the fault, or when it lacks the DDL job table."""
     try:
         return _parsed(data)
     except fields.WrongField as error:

@@ -1,13 +1,13 @@
-"""The schema that a history starts from: all tables at one timestamp, parsed when they are asked for.
+"""The schema that a history starts from: all tables at one timestamp, parsed on demand.
 
 `SavedTables` are those of a saved base. Opening it reads only its index (ids, names, databases); a table is fetched and
-parsed on its first lookup and is the same object from then on. A `Start` puts tables that are held in memory before
-them, which is how a pruned history and a snapshot that was just pushed look.
+parsed on its first lookup and is the same object from then on. A `Start` lays tables held in memory over them, for a
+pruned history or a snapshot just pushed.
 
-Nothing here does I/O by itself: the parts of an object come from a function that the opener hands in. A block that is
-missing or damaged raises CorruptObject naming the object and the table.
+The code does no I/O itself: a function of the opener fetches parts of an object. A missing or damaged block raises
+CorruptObject naming the object and the table.
 
-Threads: any number may ask; two that parse the same table at once agree on one object.
+Thread-safe; two threads that parse the same table at once agree on one object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ORDINARY = "table"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What an index says of a table without parsing it."""
+    """A table's entry in an index."""
 
     id: int
     name: str
@@ -44,7 +44,7 @@ class Entry:
 
 
 class SavedTables:
-    """The tables of a saved base, by *row*: their place in the order of ids."""
+    """The tables of a saved base, by *row*: the index in the order of ids."""
 
     def __init__(self, opening: Opening, fetch: Fetch) -> None:
         self.name = opening.name
@@ -172,7 +172,7 @@ def _found(values: npt.NDArray[np.int64], wanted: int) -> int | None:
 
 
 class Start:
-    """The schema at `ts`. Immutable. Names are asked for in lower case."""
+    """The schema at `ts`. Immutable. Names are looked up in lower case."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Start:
         saved: SavedTables | None = None,
         hidden: frozenset[int] = frozenset(),
     ) -> None:
-        """`own` tables stand before the saved ones of the same id; `hidden` saved ones are gone."""
+        """`own` tables override the saved ones of the same id; `hidden` saved ones are dropped."""
         self.ts, self.schema_version, self.databases = ts, schema_version, databases
         self._own = own
         self._saved = saved
@@ -195,7 +195,7 @@ class Start:
 
     @classmethod
     def of(cls, snapshot: SchemaSnapshot) -> Start:
-        """A start that is all in memory."""
+        """A start held in memory."""
         return cls(
             ts=snapshot.ts,
             schema_version=snapshot.schema_version,
@@ -212,16 +212,16 @@ class Start:
         put: Mapping[int, Table],
         gone: Iterable[int],
     ) -> Start:
-        """The schema at a later time: these tables put, those gone, all others as here."""
-        left = frozenset(gone)
-        own = {i: t for i, t in {**self._own, **put}.items() if i not in left}
+        """The schema at a later timestamp: with `put`, without `gone`."""
+        dropped = frozenset(gone)
+        own = {i: t for i, t in {**self._own, **put}.items() if i not in dropped}
         return Start(
             ts=ts,
             schema_version=schema_version,
             databases=databases,
             own=own,
             saved=self._saved,
-            hidden=self._hidden | left,
+            hidden=self._hidden | dropped,
         )
 
     def table(self, table_id: int) -> Table | None:
@@ -253,7 +253,7 @@ class Start:
         return sorted([*self._own, *(i for i in saved if i not in self._hidden)])
 
     def names_in(self, db: str) -> dict[str, int]:
-        """Names of a database's tables as they are spelled, with their ids."""
+        """Original names of a database's tables, with their ids."""
         return {entry.name: entry.id for entry in self._entries_in(self._db_ids.get(db))}
 
     def ids_in(self, db_id: int) -> list[int]:
@@ -268,7 +268,7 @@ class Start:
             yield from (e for e in entries if e.id not in self._hidden)
 
     def physical_ids_in(self, db: str) -> set[int]:
-        """Of the ordinary tables of a database, whose tables are not parsed for it."""
+        """Of the ordinary tables of a database, without parsing them."""
         db_id = self._db_ids.get(db)
         if db_id is None:
             return set()
@@ -280,7 +280,7 @@ class Start:
             found.difference_update(p for e in gone for p in e.partition_ids or (e.id,))
         return found.union(*(t.physical_ids for t in self._own.values() if t.db_id == db_id and t.kind == _ORDINARY))
 
-    # ---- keeping
+    # ---- storage
 
     def index(self) -> dict[str, Any]:
         """The head's part about tables."""
@@ -305,7 +305,8 @@ class Start:
         return self._saved.entry(row)
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
-        """(number of tables, packed bytes) per block. Blocks of a saved base that are whole are copied unparsed."""
+        """(number of tables, packed bytes) per block. Blocks of a saved base that did not change are copied
+        unparsed."""
         for _, group in groupby(self.ids(), key=lambda i: i >> BLOCK_BITS):
             ids = list(group)
             yield len(ids), self._kept_block(ids) or frame(b"".join(dumps(self.table(i)) + b"\n" for i in ids))

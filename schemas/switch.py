@@ -1,12 +1,12 @@
-"""When a DDL takes effect that gives a table other physical ids: at its *switch*, before the job is done.
+"""When a DDL that gives a table other physical ids takes effect: at its *switch*, before the job is done (pure).
 
-Such a DDL writes several versions of the table. The switch is the first of them that reads other ids than the one
-before: from there on sessions read the new ids, and TiDB does not roll the job back any more. So the switch is where
-the DDL stands in the log, and not the row that says that the job is done.
+Such a DDL writes several versions of the table. The switch is the first that reads other ids than the one before: from
+there on sessions read the new ids, and TiDB does not roll the job back any more. So the DDL is delivered at the
+switch, not at the row that says that the job is done.
 
-What a consumer is shown of the DDL is its final definition, which comes with that row. It is waited for, but not for
-ever: a job whose end is not within HOLD_MS of its switch is shown as the switch left it. Both are decided by commit
-timestamps alone, so every reader of the log decides alike. Pure.
+The event shows the final definition of the DDL, which comes with that row. The history waits for it, with a limit: a
+job that does not end within HOLD_MS of its switch is shown with the definition of the switch. Both are decided by
+commit timestamps alone, so every reader of the log decides alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schemas.partitions import read_ids
 from tistream import ts as tso
 from tistream.errors import DecodeError
 
-HOLD_MS = 2_000  #: the schema is not resolved beyond a switch for so long, unless the job ends earlier
+HOLD_MS = 2_000  #: the schema watermark stays below a switch for this long, unless the job ends earlier
 
 _IDLE = STATES_ENDED | {STATE_QUEUEING, STATE_ROLLING_BACK}
 _NO_PARTITIONS = b'"partition":null'
@@ -33,11 +33,11 @@ class End:
     """How a job ended."""
 
     job: Job
-    definitions: tuple[Definition, ...]  #: that it wrote after its switch
+    definitions: tuple[Definition, ...]  #: written after its switch
 
 
 def switching_job(step: Step, state: SchemaState) -> Job | None:
-    """The running job with whose step a table begins to read other physical ids than in `state`; None for none."""
+    """The running job whose step makes a table read other physical ids than in `state`; None for none."""
     job = next((job for job in step.jobs if job.id == step.owner), None)
     if job is None or job.state in _IDLE:
         return None
@@ -62,12 +62,12 @@ def _switches(definition: Definition, state: SchemaState) -> bool:
 
 
 def held_until(step: Step) -> int:
-    """Up to here the end of a job is waited for that switches with this step."""
+    """The timestamp up to which the end of a job that switches with this step is awaited."""
     return step.commit_ts + (HOLD_MS << tso.LOGICAL_BITS)
 
 
 def end_of(job: Job, switched: Step, later: Iterable[Step]) -> End | None:
-    """How the job ended that switched with a step, by what was committed `later`; None when it did not in time."""
+    """How the job that switched with a step ended, from `later` steps; None when it did not end in time."""
     written: list[Definition] = []
     for step in later:
         if step.commit_ts > held_until(switched):

@@ -1,8 +1,8 @@
 """TiDB's meta JSON (DBInfo, TableInfo) to `schemas.model`.
 
 Unknown fields are ignored and missing ones take zero values, as TiDB itself does. Names keep their original spelling.
-A definition without a table id, or with a field of another type, raises DecodeError naming the field: a half-understood
-table is never used.
+A definition without a table id, or with a field of another type, raises DecodeError naming the field: a table is
+never used in part.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def database(info: Json) -> Database:
 
 
 def table(info: Json, *, db_id: int, db: str) -> Table:
-    """A TableInfo. `db_id` and `db` come from outside: the definition does not name its database."""
+    """A TableInfo. `db_id` and `db` are given because the definition does not name its database."""
     try:
         return _table(info, db_id, db)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -74,7 +74,7 @@ def _table(info: Json, db_id: int, db: str) -> Table:
 
 
 def _each(info: Json, name: str, read: Callable[[Json], T]) -> Iterator[T]:
-    """The items of a list, as `read` understands them."""
+    """The items of a list, each parsed by `read`."""
     for n, item in enumerate(fields.mappings(info, name)):
         try:
             yield read(item)
@@ -111,8 +111,8 @@ def _column(info: Json) -> Column:
 
 
 def _scalar(value: Any) -> str | int | float | None:
-    """A default of rows that were written before the column. TiDB writes texts and, in old tables, numbers; of anything
-    else its text is kept, and only a row that lacks the column is refused."""
+    """A default of rows that were written before the column. TiDB writes texts and, in old tables, numbers; of other
+    values the text is kept, and only rows that lack the column fail."""
     plain = value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
     return value if plain else str(value)
 

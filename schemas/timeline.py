@@ -1,12 +1,12 @@
-"""What was in force when: values with the timestamp from which each holds, looked up by bisection.
+"""Values by the timestamp from which each holds, looked up by bisection.
 
-A value of None says that from there on there is nothing (dropped), which is not the same as never having been.
+None means dropped from then on, as opposed to never defined.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,13 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.model import Table
+from schemas.names import folded
+from schemas.start import Start
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline(Generic[T]):
-    """Immutable: `extended` gives a new one. `starts` rises strictly."""
+    """Immutable; `extended` returns a new one. `starts` ascends strictly."""
 
     starts: tuple[int, ...] = ()
     values: tuple[T | None, ...] = ()
@@ -30,7 +32,7 @@ class Timeline(Generic[T]):
 
     @property
     def last(self) -> T | None:
-        """What is in force at the end."""
+        """The newest value."""
         return self.values[-1] if self.values else None
 
     def at(self, ts: int) -> T | None:
@@ -56,8 +58,8 @@ class Timeline(Generic[T]):
 class VersionIntervals:
     """The versions of one physical id, for lookups of many rows at once."""
 
-    starts: npt.NDArray[np.uint64]  #: (n,) finished timestamps, rising
-    versions: tuple[Table | None, ...]  #: n of them; None = the id was retired at that timestamp
+    starts: npt.NDArray[np.uint64]  #: (n,) timestamps, ascending
+    versions: tuple[Table | None, ...]  #: (n); None = the id was retired then
 
     def whole_after(self, ts: int) -> bool:
         """Whether every row committed at or after `ts` has a version."""
@@ -70,3 +72,51 @@ class VersionIntervals:
         found = np.searchsorted(self.starts, commit_ts, side="left").astype(np.int64) - 1
         alive = np.array([version is not None for version in self.versions])
         return np.where((found >= 0) & alive[found], found, -1)
+
+
+class Timelines:
+    """What each table id, physical id and name of a history refers to, by time. Names are folded (`schemas.names`).
+
+    Only what changed since the start has a timeline; its first entry is the start's.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self.tables: dict[int, Timeline[Table]] = {}  #: by table id
+        self.names: dict[tuple[str, str], Timeline[Table]] = {}
+        self._physical: dict[int, Timeline[Table]] = {}
+
+    def copy(self) -> Timelines:
+        """Independent timelines with the same contents; the start and all tables are shared."""
+        new = Timelines(self._start)
+        new.tables, new.names, new._physical = self.tables.copy(), self.names.copy(), self._physical.copy()
+        return new
+
+    def set(self, ts: int, table: Table, value: Table | None) -> None:
+        """From `ts` on, the ids and the name of `table` refer to `value`."""
+        name = folded(table.db), folded(table.name)
+        self.tables[table.id] = self.table(table.id).extended(ts, value)
+        self.names[name] = self.named(*name).extended(ts, value)
+        for physical_id in table.physical_ids:
+            self._physical[physical_id] = self.physical(physical_id).extended(ts, value)
+
+    def table(self, table_id: int) -> Timeline[Table]:
+        return self.tables.get(table_id) or self._from_start(self._start.table(table_id))
+
+    def physical(self, physical_id: int) -> Timeline[Table]:
+        return self._physical.get(physical_id) or self._from_start(self._start.of_physical(physical_id))
+
+    def named(self, db: str, name: str) -> Timeline[Table]:
+        return self.names.get((db, name)) or self._from_start(self._start.named(db, name))
+
+    def names_in(self, db: str) -> dict[str, Timeline[Table]]:
+        """The timelines of the changed names of a database."""
+        return {name: timeline for (of, name), timeline in list(self.names.items()) if of == db}
+
+    def tables_at(self, table_ids: Iterable[int], ts: int) -> dict[int, Table]:
+        """The tables that exist at `ts`, by id."""
+        found = ((table_id, self.table(table_id).at(ts)) for table_id in table_ids)
+        return {table_id: table for table_id, table in found if table is not None}
+
+    def _from_start(self, table: Table | None) -> Timeline[Table]:
+        return Timeline() if table is None else Timeline((self._start.ts,), (table,))

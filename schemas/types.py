@@ -1,8 +1,8 @@
-"""How a column's type is written: the bare name and the full text that SHOW CREATE TABLE prints.
+"""Renders a column's type: the bare name, and the full text of SHOW CREATE TABLE.
 
     base_type    int unsigned zerofill, varchar, decimal unsigned, enum
     full_type    int(6) unsigned zerofill, varchar(40), decimal(12,2) unsigned, enum('a','b')
-    sql_type     full_type, to be executed: every character of a label is escaped
+    sql_type     full_type for a statement: every character of a label is escaped
 
 Whether a string column is text or bytes is decided by its charset alone.
 """
@@ -56,7 +56,7 @@ _SQL_ESCAPES = _ESCAPES | str.maketrans({"\\": "\\\\", "\x1a": "\\Z"})
 
 
 def type_name(column: Column) -> str:
-    """The bare name of the type, for example `varbinary`; `type N` for a number that this version does not know."""
+    """The bare name of the type, for example `varbinary`; `type N` for an unknown number."""
     name = _NAMES.get(column.tp, f"type {column.tp}")
     if column.tp in _BLOBS and not column.binary:
         return name.replace("blob", "text")
@@ -71,8 +71,8 @@ def base_type(column: Column) -> str:
 
 
 def full_type(column: Column) -> str:
-    """The type as TiDB prints it in messages, without charset and without NULL or DEFAULT. It is to be read, not to be
-    executed: TiDB does not escape the backslashes of labels."""
+    """The type as TiDB prints it in messages, without charset and without NULL or DEFAULT. Not for
+    statements: TiDB does not escape the backslashes of labels."""
     return type_name(column) + _length(column, _ESCAPES) + _sign(column)
 
 

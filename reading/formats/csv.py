@@ -1,8 +1,8 @@
 """csv: `op,table,schema[,commit-ts][,is-update],columns...`, one record per message.
 
 Texts are quoted (or escaped with backslashes when there is no quote character), numbers and BIT are not; DECIMAL,
-dates, times, JSON and VECTOR are texts, ENUM and SET their labels. The error value 0 of an ENUM is an empty text.
-There are no DDL and no watermark records.
+dates, times, JSON and VECTOR are texts, ENUM and SET their labels. The error value 0 of an ENUM is an empty text. There
+are no DDL and no watermark records.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Schema histories read from the log and the catalog."""
+"""Schema histories, followed in the log and stored in the catalog."""

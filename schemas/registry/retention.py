@@ -1,15 +1,15 @@
-"""What reads as of a timestamp still need of the log, and where it may begin then (pure).
+"""What reads as of a timestamp still need of the log, and how far its floor may advance (pure).
 
-A read of a table as of a timestamp needs what `schemas.bases` chooses to start from, and the log above that. So for
-every table that exists at the oldest moment that is to stay readable, the log is needed above its seed or base; above
-its birth where it has none and all its rows are in the log. A table that cannot be read there anyway needs nothing.
+A read of a table as of a timestamp needs the seed or base that `schemas.bases` chooses, and the log above it. So for
+every table that exists at the oldest timestamp to stay readable, the log is needed above its seed or base, or above its
+creation if it has none and all its rows are in the log. A table that cannot be read there needs nothing.
 
-A physical id becomes known at its DDL's commit, and some of its rows may be older: a partition DDL copies rows for as
-long as it runs. If the log began in between, the id would seem to be younger than the log and rows would be missing.
-So a log never begins there: `Birth` is the stretch from where the user asked for the DDL. A DDL that runs for longer
-than the retention is known too late for that; `schemas.bases` refuses what it made until there is a seed of it.
+A physical id becomes known at its DDL's commit, but some of its rows may be older, because a partition DDL copies rows
+while it runs. If the log began in between, the id would seem younger than the log and rows would be missing. So a floor
+never lies in a `Birth`, the stretch from the user's request of the DDL to its commit. A DDL that runs longer than the
+retention is known too late for that; `schemas.bases` refuses its ids until there is a seed of them.
 
-Schema histories are kept whole: a row in a base may be older than the base, and be of a version from long before.
+Schema histories are kept whole: a row in a base may be older than the base, and have a much older version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Where the log may begin, and who keeps it from beginning higher."""
+    """Where the log may begin, and what keeps it from beginning higher."""
 
     ts: int
     held_by: Hold | None
@@ -46,7 +46,7 @@ def births(history: History, earliest_ts: int) -> dict[int, Birth]:
     """By physical id, of those that became known above `earliest_ts`."""
     found: dict[int, Birth] = {}
     for change in history.changes(earliest_ts):
-        asked = history.asked_for(change.commit_ts)
+        requested = history.requested_at(change.commit_ts)
         for table in change.put_tables:
             if table.kind != "table":
                 continue
@@ -55,7 +55,7 @@ def births(history: History, earliest_ts: int) -> dict[int, Birth]:
                 if len(starts) and int(starts[0]) == change.commit_ts:
                     found[physical_id] = Birth(
                         physical_id=physical_id,
-                        from_ts=max(earliest_ts, asked - 1),
+                        from_ts=max(earliest_ts, requested - 1),
                         born_ts=change.commit_ts,
                         who=f"table {table.db}.{table.name} (physical id {physical_id})",
                     )
@@ -71,8 +71,8 @@ def needs_of_reads(
     bases: Sequence[BaseRow],
     born: Mapping[int, Birth],
 ) -> Iterator[Hold]:
-    """What each table needs so that it can be read as of `at_ts` and later. `seeds` and `bases` are the tenant's, the
-    newest first; the log begins at `earliest_ts`."""
+    """What each table needs to be readable as of `at_ts` and later. `seeds` and `bases` are the tenant's, newest first;
+    the log begins at `earliest_ts`."""
     sown = [seed for seed in seeds if seed.ts >= earliest_ts]
     of_table: dict[int, list[BaseRow]] = {}
     for base in bases:
@@ -91,7 +91,7 @@ def needs_of_reads(
 
 
 def lowest_floor(wanted_ts: int, holds: Sequence[Hold], born: Mapping[int, Birth]) -> Floor:
-    """The highest floor at or below `wanted_ts` that nobody minds."""
+    """The highest permitted floor at or below `wanted_ts`."""
     lowest = min(holds, key=lambda hold: hold.ts, default=None)
     floor = Floor(ts=wanted_ts, held_by=None)
     if lowest is not None and lowest.ts < wanted_ts:

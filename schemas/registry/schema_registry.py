@@ -1,19 +1,18 @@
 """The schema history of every tenant, kept up to date from the committed log.
 
-A history begins with the newest saved one, or with the snapshot that the tenant pushed. From there on it follows the
+A history begins with the newest saved one, or with the snapshot that the tenant pushed. From there it follows the
 committed rows of the DDL job table and of the meta range up to the schema watermark, the lowest `durable_ts` of the
 tenant's DDL tasks.
 
 Relations:
 
-- the watermark is read before the segments: whatever it covers is then visible;
-- a history is published whole: readers keep the object they got, and when jobs arrive a changed copy takes its place;
-- a failure publishes nothing: the next caller starts again from the last good history, and `problems` says why;
-- a pushed snapshot is parsed once: it is saved right away, and from then on its tables are parsed when asked for;
-- with a SavePolicy, jobs that were applied are saved in passing. A save that fails is logged and tried again later: the
-  log holds the jobs all the same.
+- the watermark is read before the segments, so everything below it is visible;
+- histories are published whole: readers keep the object they got, and a changed copy replaces it when jobs arrive;
+- a failure publishes nothing: the next call starts again from the last good history, and `problems` has the cause;
+- a pushed snapshot is parsed once and saved right away; from then on its tables are parsed on demand;
+- with a SavePolicy, applied jobs are saved by the way. A failed save is logged and retried; the log has the jobs.
 
-Threads: any number. One at a time catches up per tenant; the others wait for it and share what it found.
+Thread-safe. One thread per tenant catches up; the others wait for it and share the result.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import structlog
 
 from schemas.ddl import Job, parse_job
 from schemas.history import History
-from schemas.kept import KeptHistories
+from schemas.history_store import HistoryStore
 from schemas.layout import row_layout
 from schemas.meta import Definition, Step, read_meta, steps_of
 from schemas.model import Table
@@ -59,28 +58,28 @@ _DISAGREE = "a DDL job and the meta range disagree; the job counts"
 
 
 class JobSource(Protocol):
-    """Where histories begin and steps come from."""
+    """Where histories and steps come from."""
 
     def begin(self, tenant: Tenant) -> History:
-        """The newest history that is kept anywhere. NotFound while the tenant has none."""
+        """The newest saved history, or the pushed snapshot. NotFound while the tenant has neither."""
         ...
 
     def watermark(self, tenant: Tenant) -> int:
-        """Every step up to this timestamp is in the committed log."""
+        """The schema watermark: every step up to it is in the committed log."""
         ...
 
     def steps(self, tenant: Tenant, job_table: Table, after_ts: int, upto_ts: int) -> Sequence[Step]:
-        """What was committed about schemas in (after_ts, upto_ts], in apply order."""
+        """The steps in (after_ts, upto_ts], in apply order."""
         ...
 
-    def save(self, tenant: Tenant, history: History, *, news_only: bool = False) -> None:
-        """Keep the history where `begin` finds it; with `news_only` unless no job changed anything since the last."""
+    def save(self, tenant: Tenant, history: History, *, changed_only: bool = False) -> None:
+        """Save the history for `begin`; with `changed_only` only if a job changed something since the last save."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePolicy:
-    """When jobs that were applied are saved: after so many of them, or so long after the last save."""
+    """When applied jobs are saved: after so many of them, or so long after the last save."""
 
     jobs: int = 64
     seconds: float = 60.0
@@ -88,7 +87,7 @@ class SavePolicy:
 
 @dataclass(slots=True, kw_only=True)
 class _Held:
-    """What the registry has of a tenant."""
+    """The registry's entry of a tenant."""
 
     history: History
     seen_ts: int = 0  #: the log was read up to here; `history` may be complete up to less
@@ -118,7 +117,7 @@ class SchemaRegistry:
         self._locks_guard = threading.Lock()
 
     def history(self, tenant: Tenant) -> History:
-        """The history, complete up to the schema watermark of this moment."""
+        """The history, complete up to the current schema watermark."""
         with self._lock(tenant):
             try:
                 found = self._caught_up(tenant).history
@@ -130,7 +129,7 @@ class SchemaRegistry:
             return found
 
     def problems(self) -> list[Problem]:
-        """The tenants whose schema could not be followed when it was last asked for, and where sources disagreed."""
+        """Tenants whose last catch-up failed, and disagreements of the sources."""
         stuck = [Problem.of(f"schemas/{tenant}", error) for tenant, error in list(self._stuck.items())]
         return stuck + [
             Problem(source=f"schemas/{tenant}", code=DecodeError.code, message=_DISAGREE, facts=asdict(found))
@@ -170,13 +169,13 @@ class SchemaRegistry:
             return
         held.jobs_unsaved, held.saved_at = 0, now
         try:
-            self._source.save(tenant, held.history, news_only=True)
+            self._source.save(tenant, held.history, changed_only=True)
         except TiStreamError as error:
-            held.jobs_unsaved = 1  # so that it is tried again when the time has passed
+            held.jobs_unsaved = 1  # so that it is retried after the interval
             log.warning("a schema history could not be saved", tenant=str(tenant), exc_info=error)
 
     def snapshot(self, tenant: Tenant, ts: int) -> SchemaSnapshot:
-        """The tenant's whole schema at `ts`. TsExpired and TsOutOfRange outside of what is known."""
+        """The tenant's whole schema at `ts`. TsExpired and TsOutOfRange outside of the history."""
         return self.history(tenant).snapshot(ts)
 
     def tables(self, tenant: Tenant, db: str, ts: int) -> list[Table]:
@@ -184,8 +183,8 @@ class SchemaRegistry:
         return self.history(tenant).tables(db, ts)
 
     def save(self, tenant: Tenant, *, below_ts: int = 0) -> int:
-        """Save the history as of now, without what is older than `below_ts`, and forget that part here too. Returns
-        the timestamp it is complete up to. Saving again without news changes nothing."""
+        """Save the current history without what is older than `below_ts`, and drop that part from memory. Returns the
+        timestamp up to which it is complete. Idempotent."""
         with self._lock(tenant):
             held = self._caught_up(tenant)
             kept = held.history.pruned(min(below_ts, held.history.resolved_ts)) if below_ts else held.history
@@ -194,7 +193,7 @@ class SchemaRegistry:
             return kept.resolved_ts
 
     def forget(self, tenant: Tenant) -> None:
-        """Drop what is held in memory; the next question begins anew."""
+        """Drop the history from memory; the next query loads it again."""
         with self._lock(tenant):
             self._held.pop(tenant, None)
 
@@ -204,19 +203,19 @@ class SchemaRegistry:
 
 
 class CommittedSteps:
-    """Histories and steps from the catalog and the object store: all I/O of this room."""
+    """Histories and steps from the catalog and the object store: all I/O of this package."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore) -> None:
         self._catalog = catalog
         self._store = store
-        self._kept = KeptHistories(catalog, store)
+        self._histories = HistoryStore(catalog, store)
 
     def begin(self, tenant: Tenant) -> History:
-        found = self._kept.newest(tenant)
+        found = self._histories.newest(tenant)
         if found is None:
             pushed = self._pushed(tenant)
-            self._kept.save(tenant, pushed)
-            found = self._kept.newest(tenant) or pushed
+            self._histories.save(tenant, pushed)
+            found = self._histories.newest(tenant) or pushed
         return found
 
     def _pushed(self, tenant: Tenant) -> History:
@@ -229,7 +228,7 @@ class CommittedSteps:
         except CorruptObject as error:
             raise CorruptObject(error.message, **{**error.facts, "object_key": key}) from error
         if pushed.snapshot.ts != start_ts:
-            raise CorruptObject("the pushed schema snapshot is of another time", object_key=key, ts=pushed.snapshot.ts)
+            raise CorruptObject("the pushed schema snapshot has the wrong ts", object_key=key, ts=pushed.snapshot.ts)
         return History(pushed.snapshot, pushed.job_table)
 
     def watermark(self, tenant: Tenant) -> int:
@@ -264,7 +263,7 @@ class CommittedSteps:
             )
             if len(found) < limit:
                 return found
-            limit *= 4  # a page cannot say where the next begins, so ask for all
+            limit *= 4  # a page does not tell where the next begins, so read all
 
     def _rows(self, segment: SegmentRow) -> pa.Table:
         data = self._store.get_range(segment.object_key, segment.offset, segment.length)
@@ -272,13 +271,13 @@ class CommittedSteps:
             segment.object_key, segment.segment_no, data, crc=segment.crc, rows=segment.rows, offset=segment.offset
         )
 
-    def save(self, tenant: Tenant, history: History, *, news_only: bool = False) -> None:
-        self._kept.save(tenant, history, news_only=news_only)
+    def save(self, tenant: Tenant, history: History, *, changed_only: bool = False) -> None:
+        self._histories.save(tenant, history, changed_only=changed_only)
 
 
 def read_jobs(rows: pa.Table, job_table: Table, after_ts: int, upto_ts: int) -> Iterator[Job]:
     """The jobs among committed rows (schema change.COMMITTED) with commit_ts in (after_ts, upto_ts]. Rows of other
-    tables, index entries and deletes are passed over. DecodeError for a row that cannot be read."""
+    tables, index entries and deletes are skipped. DecodeError for an unreadable row."""
     commit_ts = rows["commit_ts"].to_numpy()
     wanted = (
         (rows["table_id"].to_numpy() == DDL_JOB_TABLE_ID)

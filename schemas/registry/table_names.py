@@ -1,4 +1,4 @@
-"""The names of a tenant's tables, for ranges and keys that people read: as of the newest schema that is known."""
+"""Names of a tenant's tables in the newest schema, to render key ranges for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tistream.ids import Tenant
 
 
 def table_names(registry: SchemaRegistry) -> Callable[[Tenant], NameOf]:
-    """For `Sources`: the names by physical table id. NotFound and what reading raises while there is no schema."""
+    """For `Sources`: names by physical table id. NotFound while there is no schema."""
 
     def of_tenant(tenant: Tenant) -> NameOf:
         history = registry.history(tenant)

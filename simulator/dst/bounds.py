@@ -86,7 +86,7 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "reading.served": {"_SEGMENTS_MAX": (1, 3), "_STEPS_KEPT": (1, 2), "_SCOPES_KEPT": (1,)},
     "schemas.registry.schema_registry": {"_SEGMENTS_ASKED": (1, 3)},
     "schemas.history": {"_SNAPSHOTS_KEPT": (1, 2)},
-    "schemas.kept": {"_INCREMENTS_MAX": (1, 2)},
+    "schemas.history_store": {"_INCREMENTS_MAX": (1, 2)},
 }
 #: bounds that are equal where they are defined, and stay so in half of the draws: two sides of one boundary
 EQUAL = (("sorter.state.saving.GROUP_BYTES", "sorter.rows.run.SEGMENT_BYTES"),)

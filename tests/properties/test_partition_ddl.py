@@ -191,8 +191,8 @@ def is_noticed(seed: int, folder: Path) -> bool:
         ),
         (1, (partitions,), "_of_running_ddl", '"adding_definitions", ', ""),
         (1, (switch,), "switching_job", "job.state in _IDLE", "job"),
-        (1, (History,), "_take", "self._lines.set(ts, old, None)", "pass"),
-        (1, (History,), "_take", "self._lines.set(ts, table, table)", "self._lines.set(ts - 1, table, table)"),
+        (1, (History,), "_take", "self._timelines.set(ts, old, None)", "pass"),
+        (1, (History,), "_take", "self._timelines.set(ts, table, table)", "self._timelines.set(ts - 1, table, table)"),
         (3, (seed_scan,), "seeded_ids", "if table_id in schema.tables", "if False"),
     ],
     ids=[

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from schemas.history import History
 from schemas.layout import column_spec, row_layout
-from schemas.lineage import Ancestor, Lines, Version, column_lines
+from schemas.lineage import Ancestor, Lineages, Version, column_lineages
 from schemas.model import Table
 from schemas.types import full_type
 from tistream.codec.row.cast import cast
@@ -34,7 +34,7 @@ class Reading:
 
     table: Table
     layout: RowLayout  #: of the delivered columns, then of their ancestors
-    lines: Lines
+    lines: Lineages
 
     @property
     def converts(self) -> bool:
@@ -70,7 +70,7 @@ def _reading(history: History, table: Table, physical_id: int, as_of: int) -> Re
     ]
     layout = row_layout(table)
     shown = {spec.id for spec in layout.columns}
-    lines = {id_: line for id_, line in column_lines(versions).items() if id_ in shown}
+    lines = {id_: line for id_, line in column_lineages(versions).items() if id_ in shown}
     older = {
         ancestor.column.id: column_spec(ancestor.column)
         for line in lines.values()

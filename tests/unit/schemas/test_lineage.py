@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.lineage import Version, column_lines
+from schemas.lineage import Version, column_lineages
 from schemas.model import Column, DdlEvent, Table
 from tests.kit.recording import recorded_history
 
@@ -26,7 +26,7 @@ def version(ts: int, type_: int, query: str, *columns: Column) -> Version:
 
 
 def shown(*versions: Version) -> dict[int, list[tuple[int | None, int]]]:
-    lines = column_lines(versions)
+    lines = column_lineages(versions)
     return {i: [(a.column.id if a.column else None, a.ddl_ts) for a in line] for i, line in lines.items()}
 
 
@@ -89,6 +89,6 @@ def test_columns_of_the_recording_are_traced() -> None:
         for n, (s, v) in enumerate(zip(intervals.starts.tolist(), intervals.versions, strict=True))
         if v is not None
     ]
-    lines = column_lines(versions)
+    lines = column_lineages(versions)
     by_name = {c.name: [a.column.tp for a in lines.get(c.id, ()) if a.column] for c in table.columns}
     assert {name: line for name, line in by_name.items() if line} == {"ß9": [248], "c10": [252]}

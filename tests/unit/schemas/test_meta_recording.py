@@ -235,4 +235,4 @@ def test_a_job_whose_last_row_is_missing_is_noticed(pushed: PushedSchema, steps:
         else:
             assert isinstance(error, DecodeError), job
             assert error.facts["job_id"] == job.id
-            assert error.message.endswith("never came")
+            assert error.message.endswith("done row is missing")

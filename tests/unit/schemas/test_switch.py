@@ -214,7 +214,7 @@ def test_a_job_that_took_effect_and_whose_last_row_never_came_is_noticed() -> No
     steps = truncating()[:3]
     late = 3_000 + HOLD + 1
     found.follow([*steps], late)
-    with pytest.raises(DecodeError, match="never came"):
+    with pytest.raises(DecodeError, match="done row is missing"):
         found.take(step(late + 1_000, TRUNCATE, SYNCED, None))
 
 

@@ -1,18 +1,17 @@
-"""Saved histories in the object store: a base, and increments that hold what changed since the object before.
+"""Stores schema histories in the object store: a base, and increments with what changed since the object before.
 
-Saving costs what changed. The newest row of the catalog's `schema_versions` says which object is the end of the chain;
-its head names all objects before it. An increment holds the changes after that row's timestamp. A base is written anew
-when the increments have grown to half of it, or to 32 objects, so a history opens with few requests.
+Saving costs what changed. The newest row of the catalog's `schema_versions` names the end of the chain, whose head
+names all objects before it. An increment holds the changes after that row's timestamp. A base is written again when the
+increments have grown to half of it, or to 32 objects, so opening a history takes few requests.
 
 Relations:
 
-- the object is put before its row: a row never names an object that is not there;
-- several servers may save at once. What is written depends only on the newest row and the history, so two that saw the
-  same write the same bytes under the same key. Two that saw different rows may want one key for different bytes: the
-  store keeps the first, and the second gives up, because that key's history is on its way already;
-- a chain is complete by itself: it does not matter whether another server published in between;
-- tables are fetched from the base when they are asked for, so an object that a newer base replaced must outlive the
-  servers that opened it by a grace period before it may be deleted.
+- the object is put before its row, so a row never names a missing object;
+- several servers may save at once. What is written depends only on the newest row and the history, so servers that saw
+  the same row write the same bytes under the same key. Two that saw different rows may want one key for different
+  bytes: the store keeps the first and the second server gives up, as a history up to that timestamp is already saved;
+- a chain is self-contained, whether or not another server published in between;
+- tables are fetched from the base on demand, so a replaced object may be deleted only after a grace period.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _INCREMENTS_MAX = 32
 _INCREMENTS_SHARE_MAX = 0.5  # of the base's bytes
 
 
-class KeptHistories:
+class HistoryStore:
     """See the module."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore) -> None:
@@ -40,7 +39,7 @@ class KeptHistories:
         self._store = store
 
     def newest(self, tenant: Tenant) -> History | None:
-        """The newest saved history; None when none was ever saved. CorruptObject for a chain that does not hold."""
+        """The newest saved history; None when none was saved. CorruptObject for a broken chain."""
         found = latest_schema_version(self._catalog, tenant)
         if found is None:
             return None
@@ -55,15 +54,15 @@ class KeptHistories:
         history.extend(last)
         return history
 
-    def save(self, tenant: Tenant, history: History, *, news_only: bool = False) -> None:
-        """Save what is not saved yet: nothing when the newest saved history reaches as far or, with `news_only`, when
-        no job changed anything since."""
+    def save(self, tenant: Tenant, history: History, *, changed_only: bool = False) -> None:
+        """Save what is not saved yet: nothing if the newest saved history reaches as far or, with `changed_only`, if no
+        job changed anything since."""
         newest = latest_schema_version(self._catalog, tenant)
         if newest is None:
             self._publish(tenant, history.resolved_ts, history.dump())
             return
         saved_ts, key = newest
-        if saved_ts >= history.resolved_ts or (news_only and not history.changes_since(saved_ts)):
+        if saved_ts >= history.resolved_ts or (changed_only and not history.changes_since(saved_ts)):
             return
         chain = self._chain(saved_ts, key)
         grown = chain.increment_bytes > _INCREMENTS_SHARE_MAX * chain.base_bytes
@@ -91,7 +90,7 @@ class KeptHistories:
         try:
             self._store.put(key, data)
         except ObjectConflict:
-            return  # another server's history up to the same moment, built on another row
+            return  # another server's history up to the same timestamp, built on another row
         add_schema_version(self._catalog, tenant, ts, key, len(data))
 
     def _increment(self, key: str) -> Increment:

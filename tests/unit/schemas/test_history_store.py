@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas import kept as kept_module
+from schemas import history_store as store_module
 from schemas.ddl import Job
 from schemas.history import History
-from schemas.kept import KeptHistories
+from schemas.history_store import HistoryStore
 from schemas.saved import increment_of, open_object
 from schemas.snapshot import PushedSchema
 from tistream.catalog.database.engine import Catalog
@@ -49,9 +49,9 @@ def sizes(store: MemoryStore) -> list[int]:
 def test_a_chain_grows_by_what_changed_and_opens_whole(
     catalog: Catalog, pushed: PushedSchema, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_module, "_INCREMENTS_SHARE_MAX", 1e9)
+    monkeypatch.setattr(store_module, "_INCREMENTS_SHARE_MAX", 1e9)
     store = MemoryStore()
-    kept = KeptHistories(catalog, store)
+    kept = HistoryStore(catalog, store)
     assert kept.newest(TENANT) is None
     history = History(pushed.snapshot, pushed.job_table)
     kept.save(TENANT, history)
@@ -69,12 +69,12 @@ def test_a_chain_grows_by_what_changed_and_opens_whole(
 
 def test_nothing_is_saved_without_news(catalog: Catalog, pushed: PushedSchema, jobs: list[Job]) -> None:
     store = MemoryStore()
-    kept = KeptHistories(catalog, store)
+    kept = HistoryStore(catalog, store)
     history = grow(History(pushed.snapshot, pushed.job_table), jobs, 200)
     kept.save(TENANT, history)
     later = history.copy()
     later.advance(history.resolved_ts + 1000)
-    kept.save(TENANT, later, news_only=True)
+    kept.save(TENANT, later, changed_only=True)
     assert len(sizes(store)) == 1
     kept.save(TENANT, later)
     assert len(sizes(store)) == 2
@@ -87,7 +87,7 @@ def test_a_base_is_written_anew_when_the_increments_have_grown(
     catalog: Catalog, pushed: PushedSchema, jobs: list[Job]
 ) -> None:
     store = MemoryStore()
-    kept = KeptHistories(catalog, store)
+    kept = HistoryStore(catalog, store)
     history = History(pushed.snapshot, pushed.job_table)
     kept.save(TENANT, history)
     kinds = []
@@ -107,7 +107,7 @@ def test_a_base_is_written_anew_when_the_increments_have_grown(
 def test_a_history_that_was_pruned_beyond_what_is_saved_becomes_a_base(
     catalog: Catalog, pushed: PushedSchema, jobs: list[Job]
 ) -> None:
-    kept = KeptHistories(catalog, MemoryStore())
+    kept = HistoryStore(catalog, MemoryStore())
     history = History(pushed.snapshot, pushed.job_table)
     kept.save(TENANT, history)
     pruned = grow(history, jobs, 400).pruned(jobs[300].commit_ts)
@@ -122,9 +122,9 @@ def test_servers_that_saw_different_chains_do_not_break_each_other(
     catalog: Catalog, pushed: PushedSchema, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B looks up the newest row, A saves twice, then B writes under the key that A has taken."""
-    monkeypatch.setattr(kept_module, "_INCREMENTS_SHARE_MAX", 1e9)
+    monkeypatch.setattr(store_module, "_INCREMENTS_SHARE_MAX", 1e9)
     store = MemoryStore()
-    a, b = KeptHistories(catalog, store), KeptHistories(catalog, store)
+    a, b = HistoryStore(catalog, store), HistoryStore(catalog, store)
     start = History(pushed.snapshot, pushed.job_table)
     a.save(TENANT, start)
     seen_by_b = latest_schema_version(catalog, TENANT)
@@ -132,7 +132,7 @@ def test_servers_that_saw_different_chains_do_not_break_each_other(
     a.save(TENANT, middle)
     a.save(TENANT, end)
     before = sizes(store)
-    monkeypatch.setattr(kept_module, "latest_schema_version", lambda *_: seen_by_b)
+    monkeypatch.setattr(store_module, "latest_schema_version", lambda *_: seen_by_b)
     b.save(TENANT, end)  # other bytes for a key that is taken
     assert sizes(store) == before
     b.save(TENANT, grow(start, jobs, 500))  # a key below the newest
@@ -145,9 +145,9 @@ def test_servers_that_saw_different_chains_do_not_break_each_other(
 def test_a_chain_with_a_missing_link_is_refused(
     catalog: Catalog, pushed: PushedSchema, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_module, "_INCREMENTS_SHARE_MAX", 1e9)
+    monkeypatch.setattr(store_module, "_INCREMENTS_SHARE_MAX", 1e9)
     store = MemoryStore()
-    kept = KeptHistories(catalog, store)
+    kept = HistoryStore(catalog, store)
     history = History(pushed.snapshot, pushed.job_table)
     kept.save(TENANT, history)
     keys = []
