@@ -26,7 +26,7 @@ import pyarrow as pa
 from backfill.backlog import Stream
 from backfill.core.plan import Step, own_steps
 from sorter.core.watermark import RangeWatermarkMap
-from tistream.codec.batch_file import Promises, decode_batch_file, decode_promises
+from tistream.codec.batch_file import BatchWatermarks, decode_batch_file, decode_watermarks
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.change import REGIONS
@@ -107,7 +107,7 @@ class Survey:
     def _of_store(self, streams: Sequence[Stream]) -> Iterator[_Seen]:
         """A store's files in order: an incarnation ends before the next begins."""
         steps = iter([found for stream in streams for found in stream.steps()])
-        ahead: deque[tuple[Step, int, Future[Promises] | None]] = deque()
+        ahead: deque[tuple[Step, int, Future[BatchWatermarks] | None]] = deque()
 
         def more(count: int) -> None:
             for step, size in islice(steps, count):
@@ -124,14 +124,14 @@ class Survey:
                 cut_ts, regions = max(cut_ts, found.cut_ts), found.regions
             yield _Seen(cut_ts, step.store_id, step, size, regions)
 
-    def _read(self, step: Step, size: int) -> Promises:
+    def _read(self, step: Step, size: int) -> BatchWatermarks:
         key = BatchKey(tenant=self._tenant, store_id=step.store_id, incarnation=step.incarnation, seq=step.seq)
         length = min(size, END_BYTES)
-        found = decode_promises(key, self._store.get_range(str(key), size - length, length), size)
+        found = decode_watermarks(key, self._store.get_range(str(key), size - length, length), size)
         if found is not None:
             return found
         file = decode_batch_file(key, self._store.get(str(key)))
-        return Promises(cut_ts=file.cut_ts, regions=file.regions)
+        return BatchWatermarks(cut_ts=file.cut_ts, regions=file.regions)
 
 
 _NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)

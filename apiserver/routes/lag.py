@@ -26,7 +26,7 @@ from tistream.catalog.work.reports import StuckReport, TaskReport
 from tistream.catalog.work.stores import StoreRow
 from tistream.catalog.work.tasks import TaskRow
 from tistream.catalog.work.workers import WorkerRow, list_workers
-from tistream.codec.batch_file import Promises, decode_promises
+from tistream.codec.batch_file import BatchWatermarks, decode_watermarks
 from tistream.errors import ObjectNotFound
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
@@ -48,7 +48,7 @@ class _Newest:
     """The newest batch file of a store."""
 
     key: BatchKey
-    promises: Promises
+    promises: BatchWatermarks
 
 
 def router(services: Services) -> APIRouter:
@@ -164,11 +164,11 @@ def _newest_files(services: Services, followed: Sequence[StoreRow]) -> dict[int,
     return found
 
 
-def _promises(services: Services, key: BatchKey, size: int) -> Promises | None:
+def _promises(services: Services, key: BatchKey, size: int) -> BatchWatermarks | None:
     try:
         for length in (min(size, _END_BYTES), size):
             end = services.store.get_range(str(key), size - length, length)
-            if (promises := decode_promises(key, end, size)) is not None:
+            if (promises := decode_watermarks(key, end, size)) is not None:
                 return promises
     except ObjectNotFound:  # reclaimed meanwhile
         return None
@@ -195,7 +195,7 @@ def _of_store(
     return f"{words}; {region}" if region else words
 
 
-def _slowest_region(promises: Promises) -> str:
+def _slowest_region(promises: BatchWatermarks) -> str:
     """The region whose resolved timestamp lies furthest behind the file's cut."""
     at = promises.regions.column("resolved_ts").to_numpy()
     if not len(at):

@@ -1,16 +1,15 @@
-"""One record batch as one Arrow IPC stream: written in one allocation, read back without trust.
+"""One record batch as one Arrow IPC stream: written in one allocation, validated when read.
 
     schema message | exactly one record batch message | end of stream
 
-`read_batch` stands between foreign bytes and the vectorised code behind it, which indexes buffers by the offsets it
-finds in them. It holds that:
+Vectorised code indexes buffers by the offsets in them, so `read_batch` checks foreign bytes first:
 
-- there is one schema and one record batch, no dictionary, and nothing behind the end of the stream;
-- no buffer is compressed inside the stream: a few bytes could ask for gigabytes there;
+- there is one schema and one record batch, no dictionary, and nothing after the end of the stream;
+- no buffer is compressed inside the stream: a few bytes could expand to gigabytes;
 - every offset, length and null count agrees with its buffers (Arrow's full validation);
 - a column declared without nulls has none.
 
-It does not check what the columns say.
+It does not check the values.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def _read(source: pa.BufferReader, expected: pa.Schema | None) -> pa.RecordBatch
         messages.read_next_message()
     except StopIteration:
         if source.tell() != source.size():
-            raise ValueError("bytes behind the end of the stream") from None
+            raise ValueError("bytes after the end of the stream") from None
         return pa.ipc.read_record_batch(body, schema)
     raise ValueError("more than one record batch")
 
@@ -87,7 +86,7 @@ def _next(messages: pa.ipc.MessageReader, kind: str) -> pa.Message:
 
 
 def _is_body_compressed(metadata: memoryview) -> bool:
-    """Whether a record batch message declares body compression. Arrow would obey before we could look at a size."""
+    """Whether a record batch message declares body compression. Arrow would decompress before any size check."""
     message = _unpack("<I", metadata, 0)
     header_type = _field(metadata, message, _HEADER_TYPE)
     header = _field(metadata, message, _HEADER)

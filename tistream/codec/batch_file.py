@@ -1,17 +1,17 @@
-"""The batch file: what one store's pusher says about one tick, as a segment file.
+"""The batch file: the rows and watermarks of one store in one tick, as a segment file.
 
-    head      cluster, tenant, store, incarnation, seq (the object key, said again), cut_ts, write_id
+    head      cluster, tenant, store, incarnation, seq (as in the object key), cut_ts, write_id
     rows      schema change.ROWS, clustered by subscription
-    regions   schema change.REGIONS: one watermark row per subscription, which names its slice of the rows
+    regions   schema change.REGIONS: one watermark row per subscription, with its slice of the rows
 
-Relations, checked by the writer and by the reader alike:
+Relations, checked by writer and reader:
 
-- the head's identity is the object key: a file under a foreign key is refused;
-- the slices of the regions tile the rows exactly: no row belongs to two subscriptions or to none;
+- the head's identity is the object key: a file under another key is refused;
+- the slices of the regions tile the rows exactly: each row belongs to exactly one subscription;
 - every `kind` and `op` is known; `commit_ts` is 0 for prewrites and rollbacks and only for them;
 - a region's range is not empty; `tenure_ready_ts` is 0 or not below `tenure_open_ts`.
 
-Whether timestamps keep the upstream's promises is the sorter's business.
+The sorter checks whether timestamps keep the upstream contract.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class BatchFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promises:
-    """What a batch file says besides its rows."""
+class BatchWatermarks:
+    """The watermarks of a batch file, without its rows."""
 
     cut_ts: int
     regions: pa.RecordBatch  #: schema change.REGIONS
@@ -70,9 +70,9 @@ def encode_batch_file(
     try:
         rows, regions = single_batch(rows), single_batch(regions)
     except ValueError as e:
-        raise InvalidInput("no batch file can hold this", object=str(key), cause=e) from e
+        raise InvalidInput("the data does not fit a batch file", object=str(key), cause=e) from e
     if fault := _rows_fault(rows) or _regions_fault(regions, rows.num_rows):
-        raise InvalidInput(f"no batch file can say this: {fault}", object=str(key))
+        raise InvalidInput(f"not a valid batch file: {fault}", object=str(key))
     writer = SegmentFileWriter({**_identity(key), "cut_ts": cut_ts, "write_id": write_id})
     writer.add("rows", rows)
     writer.add("regions", regions)
@@ -80,7 +80,7 @@ def encode_batch_file(
 
 
 def decode_batch_file(key: BatchKey, data: bytes | memoryview) -> BatchFile:
-    """The file that was stored under `key`. CorruptObject when it is damaged, foreign or breaks a relation."""
+    """The file stored under `key`. CorruptObject when it is damaged, belongs to another key or breaks a relation."""
     file = SegmentFile.open(str(key), data)
     cut_ts, write_id = _checked_head(key, file)
     rows = single_batch(file.read(ROWS_SEGMENT, change.ROWS))
@@ -91,9 +91,9 @@ def decode_batch_file(key: BatchKey, data: bytes | memoryview) -> BatchFile:
     return BatchFile(key=key, cut_ts=cut_ts, write_id=write_id, rows=rows, regions=regions)
 
 
-def decode_promises(key: BatchKey, end: bytes | memoryview, size: int) -> Promises | None:
-    """What the file of `size` bytes that is stored under `key` promises, from its last bytes; None when they are too
-    few. CorruptObject as `decode_batch_file`; its rows are not looked at."""
+def decode_watermarks(key: BatchKey, end: bytes | memoryview, size: int) -> BatchWatermarks | None:
+    """The watermarks of the file of `size` bytes stored under `key`, from its last bytes; None when these are too few.
+    CorruptObject as `decode_batch_file`; rows are not checked."""
     file = SegmentFile.open_end(str(key), end, size)
     if file is None:
         return None
@@ -103,11 +103,11 @@ def decode_promises(key: BatchKey, end: bytes | memoryview, size: int) -> Promis
     regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
     if fault := _regions_fault(regions, file.segments[ROWS_SEGMENT].rows):
         raise _broken(file, REGIONS_SEGMENT, fault)
-    return Promises(cut_ts=cut_ts, regions=regions)
+    return BatchWatermarks(cut_ts=cut_ts, regions=regions)
 
 
 def _checked_head(key: BatchKey, file: SegmentFile) -> tuple[int, str]:
-    """cut_ts and write id, once the file is the one of this key and has the segments of a batch file."""
+    """(cut_ts, write id) of a file that belongs to this key and has the segments of a batch file."""
     name = str(key)
     footer = {"object": name, "segment": FOOTER_PART, "offset": file.footer_at}
     for fact, expected in _identity(key).items():
@@ -139,7 +139,7 @@ def _identity(key: BatchKey) -> dict[str, object]:
 
 
 def _rows_fault(rows: pa.RecordBatch) -> str:
-    """The first relation that the rows break, in words; empty when none."""
+    """The first relation that the rows break, as text; empty when none."""
     kind, op, commit_ts = (_numbers(rows, name) for name in ("kind", "op", "commit_ts"))
     if len(kind) and (kind.min() < min(RowKind) or kind.max() > max(RowKind)):
         return f"row {_first((kind < min(RowKind)) | (kind > max(RowKind)))} has an unknown kind"
@@ -152,7 +152,7 @@ def _rows_fault(rows: pa.RecordBatch) -> str:
 
 
 def _regions_fault(regions: pa.RecordBatch, rows: int) -> str:
-    """The same of the regions, over so many rows."""
+    """The first relation that the regions break over so many rows."""
     open_ts, ready_ts = _numbers(regions, "tenure_open_ts"), _numbers(regions, "tenure_ready_ts")
     if (bad := (ready_ts > 0) & (ready_ts < open_ts)).any():
         return f"region row {_first(bad)} was ready before it was opened"
@@ -164,7 +164,7 @@ def _regions_fault(regions: pa.RecordBatch, rows: int) -> str:
 
 
 def _tiling_fault(offset: npt.NDArray[Any], count: npt.NDArray[Any], rows: int) -> str:
-    """Whether the slices cover [0, rows) without gap or overlap, in whatever order the regions stand."""
+    """Whether the slices cover [0, rows) without gap or overlap, in any order of regions."""
     if (bad := (offset > rows) | (count > rows)).any():
         return f"region row {_first(bad)} lies outside of the {rows} rows"
     filled = np.flatnonzero(count)

@@ -1,23 +1,23 @@
-"""The committed file: what one flush of a sorter decided, for all its tasks of a tenant, as a segment file.
+"""The committed file: one flush of a sorter, for all its tasks of a tenant, as a segment file.
 
-    head        cluster, tenant, sorter, incarnation, seq (the object key, said again), write_id
+    head        cluster, tenant, sorter, incarnation, seq (as in the object key), write_id
     committed   schema change.COMMITTED; per task and piece, first the large tables, then the small ones together
 
 A table with more than `SEGMENT_OWN_BYTES_MIN` gets segments of its own, so a reader of it fetches nothing else; they
 end at `SEGMENT_BYTES_TARGET`. All smaller ones share segments, which end between two tables, at
 `SEGMENT_SHARED_BYTES_TARGET`: one table of a thousand is read with one range GET and little else.
 
-Relations, checked by the writer and by the reader alike:
+Relations, checked by writer and reader:
 
-- the rows of a segment rise strictly by (table_id, commit_ts, start_ts, key); of one table, they are in the order in
+- the rows of a segment ascend strictly by (table_id, commit_ts, start_ts, key); of one table, they are in the order in
   which they are served;
 - `table_lo..table_hi`, `start_key..end_key` (inclusive) and `lo_ts..hi_ts` of a segment are exactly what it holds;
 - the segments of one table in one file follow each other in that order, too.
 
-A flush that does not fit one file lies in several, which become visible together: the rows of one commit_ts of one
-table may then go on in the next file (by its seq). A task's rows may come in pieces, in order; each is cut by itself.
+A flush that does not fit one file takes several, which become visible together: rows of one commit_ts of one table may
+then continue in the next file (by seq). A task's rows may be added in pieces, in order; each is cut separately.
 
-A committed file means nothing until its catalog row exists, and readers find segments there, not in the footer.
+A committed file is visible once its catalog row exists; readers find its segments in the catalog, not in the footer.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def build_committed_file(
 ) -> tuple[bytes, dict[int, list[SegmentInfo]]]:
     """The file's bytes, and each task's segments in file order (none for a task without rows).
 
-    `flushes` holds one (task id, table of schema change.COMMITTED) per task, rows in the order that this module asks
-    for. InvalidInput when they are not, or a task occurs twice.
+    `flushes` holds one (task id, table of schema change.COMMITTED) per task, rows sorted as above.
+    InvalidInput when they are not, or when a task occurs twice.
     """
     writer = CommittedFileWriter(key, write_id)
     for task_id, table in flushes:
@@ -57,7 +57,7 @@ def build_committed_file(
 
 
 class CommittedFileWriter:
-    """Builds one file in memory. The rows of a task may come in pieces; each is cut into segments by itself."""
+    """Builds one file in memory. The rows of a task may be added in pieces; each is cut into segments separately."""
 
     def __init__(self, key: CommittedKey, write_id: str) -> None:
         self._name = str(key)
@@ -77,14 +77,14 @@ class CommittedFileWriter:
         self.raw_bytes = 0  #: of the rows that were added
 
     def add(self, task_id: int, rows: pa.Table | pa.RecordBatch) -> None:
-        """The next rows of a task. InvalidInput when they are not in order, nor behind those added before."""
+        """The next rows of a task. InvalidInput when they are not in order or do not follow those added before."""
         facts = {"object": self._name, "task": task_id}
         if not rows.schema.equals(change.COMMITTED):
             raise InvalidInput("the rows of a flush have other columns", **facts)
         try:
             batch = single_batch(rows)
         except ValueError as e:
-            raise InvalidInput("no segment can hold this", cause=e, **facts) from e
+            raise InvalidInput("the data does not fit a segment", cause=e, **facts) from e
         fault = order_fault(batch)
         if not fault and batch.num_rows and task_id in self._last:
             fault = order_fault(pa.concat_batches([self._last[task_id], batch.slice(0, 1)])) and "between two pieces"
@@ -103,7 +103,7 @@ class CommittedFileWriter:
 def decode_committed_segment(
     name: str, number: int, data: bytes | memoryview, *, crc: int, rows: int, offset: int = 0
 ) -> pa.Table:
-    """The rows of one segment from its stored bytes, as one chunk. CorruptObject when they are not what was written."""
+    """The rows of one segment from its stored bytes, as one chunk. CorruptObject when damaged."""
     table = decode_segment(name, number, data, crc=crc, schema=change.COMMITTED, rows=rows, offset=offset)
     if fault := order_fault(single_batch(table)):
         raise CorruptObject(f"the rows are not in order: {fault}", object=name, segment=number, offset=offset)
@@ -111,7 +111,7 @@ def decode_committed_segment(
 
 
 def order_fault(batch: pa.RecordBatch) -> str:
-    """Where the rows do not rise strictly by (table_id, commit_ts, start_ts, key), in words; empty when they do."""
+    """Where the rows do not ascend strictly by (table_id, commit_ts, start_ts, key), as text; empty when they do."""
     if batch.num_rows < 2:
         return ""
     falls, same = np.zeros(batch.num_rows - 1, np.bool_), np.ones(batch.num_rows - 1, np.bool_)
@@ -154,7 +154,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     large = sizes > SEGMENT_OWN_BYTES_MIN
     for i in np.flatnonzero(large):
         yield from cut(batch, bytes_before, np.arange(bounds[i], bounds[i + 1] + 1), SEGMENT_BYTES_TARGET)
-    # neighbouring small tables form a run; runs are joined, so that all small tables stand together
+    # neighbouring small tables form a run; runs are joined, so that all small tables are adjacent
     edges = np.flatnonzero(np.diff(np.concatenate([[True], large, [True]])))
     runs = [batch.slice(bounds[a], bounds[b] - bounds[a]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     if runs:

@@ -8,8 +8,8 @@ order, zstd, row groups aligned to tables.
 - Statistics are kept of table_id, commit_ts and key, and a Bloom filter of key, so any Parquet reader can skip row
   groups, too. The filters lie between the row groups and the footer; our own reads do not fetch them.
 
-`build_compacted_file` and `decode_row_group` check the same relation: rows rise strictly by the order above. What is in
-the bytes is taken only when they are those that the catalog describes; then sizes and schema are checked all the same.
+`build_compacted_file` and `decode_row_group` check that rows ascend strictly in the order above. Bytes are decoded only
+if they match the catalog's checksum; sizes and schema are checked as well.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NO_FOOTER = Footer(offset=0, length=0, crc=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedFile:
-    """A file that was built, not yet stored."""
+    """A built file, not yet stored."""
 
     data: pa.Buffer
     groups: tuple[SegmentInfo, ...]  #: the row groups in file order
@@ -71,7 +71,7 @@ def build_compacted_file(rows: pa.Table, *, task_id: int = 0) -> CompactedFile:
     try:
         batch = single_batch(rows)
     except ValueError as e:
-        raise InvalidInput("no file can hold this", cause=e) from e
+        raise InvalidInput("the data does not fit a compacted file", cause=e) from e
     if not batch.schema.equals(change.COMMITTED) or not batch.num_rows:
         raise InvalidInput("a compacted file has rows of the committed log")
     if fault := order_fault(batch):
@@ -98,7 +98,7 @@ def build_compacted_file(rows: pa.Table, *, task_id: int = 0) -> CompactedFile:
 
 
 def read_footer(name: str, data: bytes | memoryview, footer: Footer) -> pq.FileMetaData:
-    """The footer from its bytes. CorruptObject when they are not what the catalog says."""
+    """The footer from its bytes. CorruptObject when they do not match the catalog."""
     where = {"object": name, "segment": "footer", "offset": footer.offset}
     found = crc32c.crc32c(data)
     if found != footer.crc:
@@ -115,7 +115,7 @@ def read_footer(name: str, data: bytes | memoryview, footer: Footer) -> pq.FileM
 def decode_row_group(
     name: str, number: int, data: bytes | memoryview, metadata: pq.FileMetaData, *, crc: int, rows: int, offset: int
 ) -> pa.Table:
-    """The rows of one row group from its bytes, as one chunk. CorruptObject when they are not what was written."""
+    """The rows of one row group from its bytes, as one chunk. CorruptObject when damaged."""
     where = {"object": name, "segment": number, "offset": offset}
     found = crc32c.crc32c(data)
     if found != crc:
@@ -187,14 +187,14 @@ def _described(data: pa.Buffer, parts: list[pa.RecordBatch], task_id: int) -> Co
         )
         at += length
     size = int.from_bytes(data.slice(data.size - 8, 4), "little") + 8
-    at = data.size - size  # behind the bloom filters
+    at = data.size - size  # after the Bloom filters
     footer = data.slice(at)
     described = Footer(offset=at, length=footer.size, crc=crc32c.crc32c(memoryview(footer)))
     return CompactedFile(data=data, groups=tuple(groups), footer=described)
 
 
 class _Window(io.RawIOBase):
-    """A file of which only the bytes of one row group are there."""
+    """A file object that holds only the bytes of one row group."""
 
     def __init__(self, data: bytes | memoryview, offset: int) -> None:
         self._data, self._offset, self._at = memoryview(data), offset, 0

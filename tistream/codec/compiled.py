@@ -1,4 +1,4 @@
-"""How numba kernels are compiled, and how Arrow's memory is handed to them."""
+"""Compiles numba kernels and passes Arrow's memory to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kernel(function: F) -> F:
 
 
 def view(buffer: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """A read-only view of a buffer, whoever made it: writable arrays would have every kernel compiled a second time."""
+    """A read-only view of a buffer. (Writable arrays would compile every kernel a second time.)"""
     found = np.frombuffer(b"" if buffer is None else buffer, dtype)
     found.flags.writeable = False
     return found
@@ -32,7 +32,7 @@ def view(buffer: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def copy_bytes(typing: Any, target: Any, source: Any, size: Any) -> Any:
-    """memcpy between two addresses, for compiled code that knows that both are valid."""
+    """memcpy between two addresses, for compiled code that has checked both."""
 
     def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         to, at = (builder.inttoptr(a, cgutils.voidptr_t) for a in args[:2])

@@ -7,9 +7,9 @@
     decimal  precision, fraction, then 9 digits per 4 bytes with the sign folded in
     varint   zigzag LEB128; uvarint plain LEB128 (not comparable; in values)
 
-A datum is a flag byte and a body; keys and handles are datums one behind the other. Decoders take the bytes and a
-place, give the value and the place behind it, and raise DecodeError with `offset` for whatever no encoder writes. This
-is scalar code for places that are not hot: rows and handles in bulk are the business of `tistream.codec.row`.
+A datum is a flag byte and a body; keys and handles are consecutive datums. Decoders take the bytes and an offset,
+return the value and the offset after it, and raise DecodeError with `offset` for invalid bytes. This is scalar code;
+`tistream.codec.row` decodes rows and handles in bulk.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def encode_bytes(data: bytes) -> bytes:
 
 
 def decode_bytes(data: bytes, at: int = 0) -> tuple[bytes, int]:
-    """The bytes at `at` and the place behind them."""
+    """The bytes at `at` and the offset after them."""
     out = bytearray()
     while True:
         group = data[at : at + GROUP + 1]
@@ -74,7 +74,7 @@ def decode_bytes(data: bytes, at: int = 0) -> tuple[bytes, int]:
         if pad > GROUP:
             raise DecodeError("a group of bytes has an impossible marker", offset=at + GROUP, marker=group[GROUP])
         if any(group[GROUP - pad : GROUP]):
-            raise DecodeError("a group of bytes is padded with something else than zeros", offset=at)
+            raise DecodeError("a group of bytes has padding other than zeros", offset=at)
         out += group[: GROUP - pad]
         at += GROUP + 1
         if pad:
@@ -89,7 +89,7 @@ def encode_int(value: int) -> bytes:
 
 
 def decode_int(data: bytes, at: int = 0) -> tuple[int, int]:
-    """The signed integer at `at` and the place behind it."""
+    """The signed integer at `at` and the offset after it."""
     value, end = decode_uint(data, at)
     return value - SIGN, end
 
@@ -100,7 +100,7 @@ def encode_uint(value: int) -> bytes:
 
 
 def decode_uint(data: bytes, at: int = 0) -> tuple[int, int]:
-    """The unsigned integer at `at` and the place behind it."""
+    """The unsigned integer at `at` and the offset after it."""
     body = data[at : at + 8]
     if len(body) < 8:
         raise DecodeError("an 8-byte number is cut off", offset=at)
@@ -114,7 +114,7 @@ def encode_float(value: float) -> bytes:
 
 
 def decode_float(data: bytes, at: int = 0) -> tuple[float, int]:
-    """The double at `at` and the place behind it."""
+    """The double at `at` and the offset after it."""
     code, end = decode_uint(data, at)
     bits = code ^ SIGN if code & SIGN else ~code & (2 * SIGN - 1)
     value: float = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
@@ -134,7 +134,7 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def decode_uvarint(data: bytes, at: int = 0) -> tuple[int, int]:
-    """The unsigned integer at `at` and the place behind it."""
+    """The unsigned integer at `at` and the offset after it."""
     value = 0
     for i, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << (7 * i)
@@ -154,7 +154,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(data: bytes, at: int = 0) -> tuple[int, int]:
-    """The signed integer at `at` and the place behind it."""
+    """The signed integer at `at` and the offset after it."""
     value, end = decode_uvarint(data, at)
     return (value >> 1) ^ -(value & 1), end
 
@@ -165,7 +165,7 @@ def encode_compact_bytes(data: bytes) -> bytes:
 
 
 def decode_compact_bytes(data: bytes, at: int = 0) -> tuple[bytes, int]:
-    """The bytes at `at` and the place behind them."""
+    """The bytes at `at` and the offset after them."""
     length, start = decode_varint(data, at)
     if length < 0 or length > len(data) - start:
         raise DecodeError("compact bytes have an impossible length", offset=at, length=length)
@@ -191,7 +191,7 @@ def encode_decimal(value: Decimal, precision: int, fraction: int) -> bytes:
 
 
 def decode_decimal(data: bytes, at: int = 0) -> tuple[Decimal, int]:
-    """The decimal at `at`, with as many fraction digits as its shape has, and the place behind it."""
+    """The decimal at `at`, with as many fraction digits as its shape has, and the offset after it."""
     shape = data[at : at + 2]
     if len(shape) < 2:
         raise DecodeError("the shape of a decimal is cut off", offset=at)

@@ -1,8 +1,7 @@
-"""The newest version of each key, out of versions in any order (pure).
+"""Reduces row versions to the newest of each key (pure).
 
-A *run* is an iterator of tables of schema STATE (or VERSION) whose keys rise strictly from the first row to the last: a
-set of rows or of changes with one version a key. `merged` makes one run of several: block by block, holding one block
-of each.
+A *run* is an iterator of tables of schema STATE (or VERSION) with strictly ascending keys: rows or
+changes with one version per key. `merged` merges runs block by block, holding one block of each.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from tistream.codec.table_key import RECORD
 from tistream.errors import CorruptObject
 from tistream.model.change import Op
 
-#: one version of a key; a null value says that the key was deleted
+#: one version of a key; a null value means deleted
 STATE = pa.schema(
     [pa.field("key", pa.binary(), False), pa.field("commit_ts", pa.uint64(), False), pa.field("value", pa.binary())]
 )
 
-#: a version that can be written down again (schema seed_file.SEED once the deleted are gone)
+#: a version that can be written again (schema seed_file.SEED without the deleted)
 VERSION = pa.schema([STATE.field("key"), pa.field("start_ts", pa.uint64(), False), *list(STATE)[1:]])
 
 Run = Iterator[pa.Table]
@@ -48,7 +47,7 @@ def states(rows: pa.Table, schema: pa.Schema = STATE) -> pa.Table:
 
 
 def newest(versions: pa.Table) -> pa.Table:
-    """One version a key, the newest, in key order. `versions` has schema STATE or VERSION."""
+    """The newest version per key, in key order. `versions` has schema STATE or VERSION."""
     versions = versions.combine_chunks()
     if versions.num_rows < 2:
         return versions
@@ -66,8 +65,8 @@ def newest(versions: pa.Table) -> pa.Table:
 
 
 def _as_numbers(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]] | None:
-    """(table, handle) of each key, in whose order the keys are, if all have integer handles: most tables' have. They
-    sort some times faster than bytes."""
+    """(table, handle) of each key, in whose order the keys are, if all have integer handles (as most tables have);
+    these sort several times faster than bytes."""
     offsets = view(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1]
     if (np.diff(offsets) != _INT_KEY_BYTES).any():
         return None
@@ -79,8 +78,8 @@ def _as_numbers(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.uint64], npt.NDArr
 
 
 def merged(runs: Sequence[Run]) -> Run:
-    """One run out of several: of each key the newest version that any of them has. CorruptObject when the keys of one
-    do not rise: a merge of such runs would serve old versions and deleted rows."""
+    """Merge runs: the newest version of each key. CorruptObject when the keys of a run do not ascend, since the merge
+    would then return old versions and deleted rows."""
     checked = [_rising(run) for run in runs]
     heads = [(head, run) for run in checked if (head := _next(run)) is not None]
     while len(heads) > 1:
@@ -100,7 +99,7 @@ def merged(runs: Sequence[Run]) -> Run:
 
 
 def alive(run: Run) -> Run:
-    """The run without the keys that were deleted."""
+    """The run without deleted keys."""
     for table in run:
         kept = table.filter(pc.is_valid(table["value"])) if table["value"].null_count else table
         if kept.num_rows:
@@ -108,7 +107,7 @@ def alive(run: Run) -> Run:
 
 
 def pieces(table: pa.Table, bytes_target: int) -> Run:
-    """A sorted table as a run of blocks of so many bytes of keys and values, or of one larger row."""
+    """A sorted table as a run of blocks of `bytes_target` bytes of keys and values, or of one larger row."""
     sizes = pc.add(pc.binary_length(table["key"]), pc.fill_null(pc.binary_length(table["value"]), 0))
     ends = np.cumsum(sizes.to_numpy().astype(np.int64) + _ROW_BYTES)
     at = 0
@@ -120,7 +119,7 @@ def pieces(table: pa.Table, bytes_target: int) -> Run:
 
 
 def _rising(run: Run) -> Run:
-    """The run, each block looked at before it is used."""
+    """The run, with each block checked before it is used."""
     last: bytes | None = None
     for table in run:
         if table.num_rows:
@@ -148,7 +147,7 @@ def _last_key(table: pa.Table) -> bytes:
 
 
 class _Keys:
-    """The keys of a table as a sequence to bisect in: only the few that are looked at become Python objects."""
+    """The keys of a table as a sequence to bisect in: only the few compared become Python objects."""
 
     __slots__ = ("_keys",)
 

@@ -1,15 +1,15 @@
-"""Reads and writes protobuf messages field by field, for the few foreign messages that we exchange; no generated code.
+"""Reads and writes protobuf messages field by field, for the few foreign messages that we use; no generated code.
 
     fields(message, {1: BYTES, 2: VARINT})         the known fields, in the message's order
     b"".join([octets(1, key), uint(2, number)])    a message
 
-What this module decides:
+Rules:
 
-- fields that are not known are skipped; a field that is known with a foreign wire type is damage;
-- a field with its default value is not written, as proto3 has it; `message` writes an empty message all the same;
+- unknown fields are skipped; a known field with another wire type is damage;
+- as in proto3, a field with its default value is not written; `message` does write an empty message;
 - a signed number is written as its 64-bit two's complement, and read by `signed`.
 
-Pure; whatever the bytes are, reading gives fields or CorruptObject.
+Pure; reading any bytes gives fields or CorruptObject.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fields(message: bytes, known: Mapping[int, int]) -> Iterator[tuple[int, Any]
     """(number, int or bytes) of the fields in `known` (number -> wire type, or REPEATED), in the message's order.
 
     Several fields of one number are given one by one; for a message type they may be joined. CorruptObject for bytes
-    that are no fields, and for a known field with a foreign wire type."""
+    that are not fields, and for a known field with another wire type."""
     at = 0
     while at < len(message):
         start = at
@@ -52,14 +52,14 @@ def fields(message: bytes, known: Mapping[int, int]) -> Iterator[tuple[int, Any]
         if expected is None:
             continue
         if wire != expected and not (expected == REPEATED and wire in (VARINT, BYTES)):
-            raise CorruptObject("a field has a foreign wire type", offset=start, field=number, wire_type=wire)
+            raise CorruptObject("a field has the wrong wire type", offset=start, field=number, wire_type=wire)
         yield number, value
 
 
 def merged(message: bytes, known: Mapping[int, int]) -> dict[int, Any]:
     """The known fields by number: of a repeated number or text the last, of a repeated message all bytes joined.
 
-    For message types whose every BYTES field is a message; a text field that comes twice would be joined too, which no
+    For message types whose every BYTES field is a message; a text field that occurs twice would be joined too, which no
     writer does. Errors as `fields`."""
     out: dict[int, Any] = {}
     for number, value in fields(message, known):
@@ -68,7 +68,7 @@ def merged(message: bytes, known: Mapping[int, int]) -> dict[int, Any]:
 
 
 def signed(value: int) -> int:
-    """The signed number that a varint stands for."""
+    """The signed number of a varint."""
     return value - (1 << _BITS) if value >> (_BITS - 1) else value
 
 
@@ -83,5 +83,5 @@ def octets(number: int, value: bytes) -> bytes:
 
 
 def message(number: int, body: bytes) -> bytes:
-    """A message field, also when it is empty."""
+    """A message field, also an empty one."""
     return encode_uvarint(number << 3 | BYTES) + encode_uvarint(len(body)) + body

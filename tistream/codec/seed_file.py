@@ -4,14 +4,14 @@
     {base + 1:06d}.seg ... rows, schema SEED; a segment holds one physical table, in key order
 
 `base` is 0 for a seed of the whole tenant and `table_id * 1,000,000` for that of a single table, so that seeds of one
-timestamp never share a key. Without its manifest a seed is nothing: a half-written one is never used. The bases that
-compaction writes are such files of rows, too, under keys of their own and without a manifest.
+timestamp never share a key. A seed without a manifest is incomplete and never used. The bases that compaction writes
+are such files of rows, too, under other keys and without a manifest.
 
-Relations, checked by writer and reader alike:
+Relations, checked by writer and reader:
 
-- the keys of a seed rise strictly, across its segments and files; all of them are record keys;
+- the keys of a seed ascend strictly, across its segments and files; all of them are record keys;
 - no row was committed above the seed's timestamp;
-- the same rows in the same pieces give the same bytes, so that writing a seed again is harmless.
+- the same rows in the same pieces give the same bytes, so writing a seed again is harmless.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SEED = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedSegment:
-    """One segment of a seed, as manifest and catalog have it."""
+    """One segment of a seed, as in manifest and catalog."""
 
     n: int  #: of the file
     segment_no: int
@@ -74,7 +74,7 @@ class SeedManifest:
 
     tenant: Tenant
     ts: int
-    table_id: int  #: of the logical table that it is of; 0 = all tables of the tenant
+    table_id: int  #: logical table; 0 = all tables of the tenant
     file_bytes: dict[int, int]  #: n -> size of each file of rows
     segments: tuple[SeedSegment, ...]
 
@@ -94,7 +94,7 @@ def manifest_key(tenant: Tenant, ts: int, table_id: int) -> SeedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedFile:
-    """A file of rows that is ready to be written."""
+    """A file of rows, ready to be written."""
 
     key: SeedKey | BaseKey
     n: int
@@ -103,13 +103,13 @@ class SeedFile:
 
 
 class SeedBuilder:
-    """Cuts rows that come in key order into files. `add` until the end, then `finish`; both give the files that are
-    full, each to be written before the manifest is."""
+    """Cuts rows in key order into files. `add` all rows, then `finish`; both yield full files, to be written before the
+    manifest."""
 
     def __init__(
         self, tenant: Tenant, ts: int, table_id: int = 0, key_of: Callable[[int], SeedKey | BaseKey] | None = None
     ) -> None:
-        """`key_of` gives another name to each file, by its number."""
+        """`key_of` overrides the object key of each file, by its number."""
         self._tenant, self._ts, self._table_id = tenant, ts, table_id
         self._key_of = key_of or (lambda n: SeedKey(tenant=tenant, ts=ts, n=n))
         self._n = table_id * FILES_PER_SEED_MAX
@@ -118,7 +118,7 @@ class SeedBuilder:
         self._segments: list[SegmentInfo] = []
 
     def add(self, rows: pa.Table) -> Iterator[SeedFile]:
-        """Rows of schema SEED that follow those before. InvalidInput when they are out of order, no records, or
+        """Rows of schema SEED that follow those before. InvalidInput when they are out of order, not records, or
         newer than the seed."""
         rows = rows.combine_chunks()
         if not rows.num_rows:
@@ -131,7 +131,7 @@ class SeedBuilder:
             yield from self._put(table_id, part)
 
     def finish(self) -> Iterator[SeedFile]:
-        """What is left."""
+        """The last file."""
         if self._writer is not None:
             yield self._file(self._writer)
 
@@ -181,7 +181,7 @@ def build_manifest(
 
 
 def read_manifest(name: str, data: bytes, tenant: Tenant, ts: int, table_id: int) -> SeedManifest:
-    """The seed that a manifest describes. CorruptObject when it is none, or another one's."""
+    """The seed that a manifest describes. CorruptObject when it is not a manifest, or of another seed."""
     file = SegmentFile.open(name, data)
     head = file.head
     try:
@@ -204,7 +204,7 @@ def read_manifest(name: str, data: bytes, tenant: Tenant, ts: int, table_id: int
 def decode_seed_segment(
     name: str, number: int, data: bytes | memoryview, *, ts: int, crc: int, rows: int, offset: int
 ) -> pa.Table:
-    """The rows of one segment from its stored bytes, as one chunk. CorruptObject when they are not what was written."""
+    """The rows of one segment from its stored bytes, as one chunk. CorruptObject when damaged."""
     table = decode_segment(name, number, data, crc=crc, schema=SEED, rows=rows, offset=offset)
     if fault := seed_fault(table, ts, b""):
         raise CorruptObject(f"the rows are no seed: {fault}", object=name, segment=number, offset=offset)
@@ -212,7 +212,7 @@ def decode_seed_segment(
 
 
 def seed_fault(rows: pa.Table, ts: int, after: bytes) -> str:
-    """What is wrong with these rows, in words; empty when they may follow the key `after` in a seed of `ts`."""
+    """The fault of these rows as text; empty when they may follow the key `after` in a seed of `ts`."""
     keys = rows["key"].combine_chunks()
     if not is_record(keys).all():
         return "a key is not that of a record"

@@ -6,17 +6,17 @@ Little endian; the last byte of the magic is the format version. A segment is on
 compressed as a whole. The footer is an Arrow IPC stream, not compressed: one row per segment (`SegmentInfo`), and a
 small JSON head in the schema metadata. The byte layout is drawn in docs/formats/segment-file.md.
 
-What a reader is promised by `SegmentFile` and `decode_segment`:
+`SegmentFile` and `decode_segment` guarantee to a reader:
 
-- the segments of a file lie one behind the other from the magic to the footer, so every byte is covered by a check;
-- each segment has the crc32c, the length, the unpacked length and the number of rows that the footer (or the catalog)
-  says, and its columns are those of the schema that was asked for;
+- the segments of a file are contiguous from the magic to the footer, so every byte is covered by a check;
+- each segment has the crc32c, the length, the unpacked length and the number of rows in the footer (or the
+  catalog), and its columns are those of the requested schema;
 - sizes are compared with `tistream.limits` before anything of that size is allocated;
 - otherwise CorruptObject is raised with the object, the segment (its number, or "footer" or "frame" when none is at
   fault) and the offset, and nothing is returned.
 
-A reader of one segment needs `decode_segment` and one range GET; it never sees the footer. What rows mean is known to
-the modules above (batch_file, committed_file). Sealing is foreseen (`sealed`, head `wrapped_key`) and refused here.
+A reader of one segment needs `decode_segment` and one range GET; it never sees the footer. The meaning of rows
+is defined by batch_file and committed_file. Sealing is reserved (`sealed`, head `wrapped_key`) and refused here.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SegmentFileWriter:
         try:
             raw = write_batch(single_batch(data))
         except ValueError as e:
-            raise InvalidInput("this data cannot be a segment", segment_kind=kind, cause=e) from e
+            raise InvalidInput("the data does not fit a segment", segment_kind=kind, cause=e) from e
         if raw.size > SEGMENT_BYTES_MAX:
             raise InvalidInput("the segment is too large", segment_kind=kind, raw_length=raw.size)
         stored, crc = self._packed(raw)
@@ -134,7 +134,7 @@ class SegmentFileWriter:
         return info
 
     def _packed(self, raw: pa.Buffer) -> tuple[bytes, int]:
-        """What is stored of a segment, and its checksum."""
+        """(stored bytes of a segment, their checksum)."""
         stored = self._zstd.compress(raw)
         return stored, crc32c.crc32c(stored)
 
@@ -151,7 +151,7 @@ class SegmentFileWriter:
 
 
 class SegmentFile:
-    """An opened file: its head and its segments are checked, the segments' bytes are checked when they are read."""
+    """An opened file: its head and its segments are checked, segments are checked when they are read."""
 
     __slots__ = ("_at", "_data", "footer_at", "head", "name", "segments")
 
@@ -182,7 +182,7 @@ class SegmentFile:
     @classmethod
     def open_end(cls, name: str, data: bytes | memoryview, size: int) -> SegmentFile | None:
         """As `open`, from the last bytes of a file of `size` bytes; None when its footer begins before them. Segments
-        that they do not hold cannot be read."""
+        outside of them cannot be read."""
         view = memoryview(data).cast("B")
         at = size - len(view)
         found = _footer(name, view, at)
@@ -205,11 +205,11 @@ class SegmentFile:
         return tuple(s for s in self.segments if s.kind == kind)
 
     def holds(self, number: int) -> bool:
-        """Whether the bytes of a segment are here."""
+        """Whether the bytes of a segment are available."""
         return self.segments[number].offset >= self._at
 
     def read(self, number: int, schema: pa.Schema | None = None) -> pa.Table:
-        """The rows of a segment, as one chunk. CorruptObject when its bytes are not what the footer says."""
+        """The rows of a segment, as one chunk. CorruptObject when its bytes do not match the footer."""
         info = self.segments[number]
         invariant(self.holds(number), "the segment is not in the end that was opened", object=self.name, segment=number)
         if info.sealed:
@@ -240,8 +240,8 @@ def decode_segment(
 ) -> pa.Table:
     """The rows of one segment from its stored bytes, as one chunk.
 
-    `crc`, `rows` and `raw_length` are what the footer or the catalog says; `name`, `number` and `offset` only name the
-    place in errors. CorruptObject when anything differs.
+    `crc`, `rows` and `raw_length` come from the footer or the catalog; `name`, `number` and `offset` are for errors.
+    CorruptObject when anything differs.
     """
     where = _where(name, number, offset)
     found = crc32c.crc32c(data)
@@ -322,7 +322,7 @@ def _check_tiling(name: str, segments: tuple[SegmentInfo, ...], footer_at: int) 
         if s.number != i:
             raise CorruptObject("the segments are not numbered in order", **where, found=s.number)
         if s.offset != at or not 0 < s.length <= footer_at - at:
-            raise CorruptObject("the segments do not lie in a row", **where, found=s.offset, length=s.length)
+            raise CorruptObject("the segments are not contiguous", **where, found=s.offset, length=s.length)
         if s.raw_length > SEGMENT_BYTES_MAX:
             raise CorruptObject("the segment is too large", **where, raw_length=s.raw_length)
         if s.table_lo > s.table_hi or s.lo_ts > s.hi_ts or (s.end_key and s.start_key > s.end_key):

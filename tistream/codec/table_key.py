@@ -1,4 +1,4 @@
-"""TiDB's table keys: which table a user key belongs to, and whether it is a record.
+"""TiDB's table keys: the table of a user key, and whether it is a record.
 
     record   't' + int(table id) + "_r" + handle      an int handle is int(h), 8 bytes; else datums, at least 9 bytes
     index    't' + int(table id) + "_i" + int(index id) + datums
@@ -8,7 +8,7 @@ Table ids here are physical (a partition's own id) and positive; 0 stands for "n
 `[t{id}_r, t{id}_s)`, everything of it `[t{id}, t{id+1})`. Keys are plain user keys, without MVCC timestamp and without
 the memcomparable form that region boundaries have.
 
-`table_ids` and `is_record` answer for whole Arrow columns, without a Python object per key; `parse_key` for one key.
+`table_ids` and `is_record` take whole Arrow columns, without a Python object per key; `parse_key` takes one key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TABLE_ID_MAX = (1 << 63) - 1
 
 #: where the upstream keeps its schemas
 META_RANGE = KeyRange(b"m", b"n")
-#: `mysql.tidb_ddl_job`, the queue of running DDL jobs, in clusters that were never told otherwise
+#: `mysql.tidb_ddl_job`, the queue of running DDL jobs, in clusters with the default id
 DDL_JOB_TABLE_ID = 281474976710654
 
 
@@ -55,7 +55,7 @@ class IndexKey:
 
 
 def table_prefix(table_id: int) -> bytes:
-    """What every key of a table begins with, 9 bytes."""
+    """The prefix of every key of a table, 9 bytes."""
     return _TABLE + encode_int(table_id)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tistream.codec.batch_file import decode_batch_file, decode_promises, encode_batch_file
+from tistream.codec.batch_file import decode_batch_file, decode_watermarks, encode_batch_file
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.ids import Tenant
@@ -180,9 +180,9 @@ def test_promises_are_read_from_the_end_of_a_file() -> None:
     needed = len(data) - file.segments[1].offset
     for length in range(len(data) + 1):
         if 16 <= length < needed:
-            assert decode_promises(KEY, data[-length:], len(data)) is None
+            assert decode_watermarks(KEY, data[-length:], len(data)) is None
         elif length >= needed:
-            found = decode_promises(KEY, data[-length:], len(data))
+            found = decode_watermarks(KEY, data[-length:], len(data))
             assert found is not None
             assert (found.cut_ts, found.regions.equals(whole.regions)) == (77, True)
 
@@ -191,13 +191,13 @@ def test_promises_are_read_from_the_end_of_a_file() -> None:
 def test_promises_under_a_foreign_key_are_refused(other: BatchKey) -> None:
     data = encode(rows({}), slices((0, 1)))
     with pytest.raises(CorruptObject, match="another key"):
-        decode_promises(other, data, len(data))
+        decode_watermarks(other, data, len(data))
 
 
 def test_promises_that_break_a_rule_are_refused() -> None:
     data = smuggle(rows({}), slices((0, 2)))
     with pytest.raises(CorruptObject, match="outside of the 1 rows"):
-        decode_promises(KEY, data, len(data))
+        decode_watermarks(KEY, data, len(data))
 
 
 def test_damaged_promises_are_refused() -> None:
@@ -205,5 +205,5 @@ def test_damaged_promises_are_refused() -> None:
     for at in range(SegmentFile.open(str(KEY), bytes(data)).segments[1].offset, len(data)):
         data[at] ^= 1
         with pytest.raises(CorruptObject):
-            decode_promises(KEY, bytes(data), len(data))
+            decode_watermarks(KEY, bytes(data), len(data))
         data[at] ^= 1

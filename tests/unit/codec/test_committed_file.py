@@ -169,5 +169,5 @@ def test_a_task_twice_or_other_columns_are_refused() -> None:
         build_committed_file(KEY, [(1, table()), (1, table())], "w")
     with pytest.raises(InvalidInput, match="columns"):
         build_committed_file(KEY, [(1, table().select(["key"]))], "w")
-    with pytest.raises(InvalidInput, match="no segment"):
+    with pytest.raises(InvalidInput, match="does not fit a segment"):
         build_committed_file(KEY, [(1, table({**row(1, 1), "key": None}))], "w")

@@ -231,12 +231,12 @@ RAW = stream(*ROWS.to_batches())
 @pytest.mark.parametrize(
     ("row", "cause"),
     [
-        ({"offset": 7}, "in a row"),
-        ({"offset": 9}, "in a row"),
-        ({"offset": 2**64 - 1}, "in a row"),
-        ({"length": 0}, "in a row"),
-        ({"length": 2**64 - 1}, "in a row"),
-        ({"length": 2**63}, "in a row"),
+        ({"offset": 7}, "not contiguous"),
+        ({"offset": 9}, "not contiguous"),
+        ({"offset": 2**64 - 1}, "not contiguous"),
+        ({"length": 0}, "not contiguous"),
+        ({"length": 2**64 - 1}, "not contiguous"),
+        ({"length": 2**63}, "not contiguous"),
         ({"number": 1}, "numbered"),
         ({"raw_length": 2**40}, "too large"),
         ({"raw_length": len(RAW) - 1}, "the footer says"),

@@ -1,11 +1,12 @@
-"""What MODIFY COLUMN makes of a stored value, where that is certain.
+"""Converts stored values as MODIFY COLUMN does, where the result is certain.
 
 `cast` converts a column in storage form from one definition to another, as TiDB does when it changes a column's type.
-Value by value it gives the result or refuses: a value counts only if every reading of the rules gives the same result.
-Nothing is rounded, cut or guessed, but for one rule that MySQL and TiDB share: a DECIMAL that loses fraction digits is
-rounded half away from zero. docs/asof.md lists what is exact and why.
+A value is converted only if every reading of the rules gives the same result, else it is refused. Nothing is rounded,
+cut or guessed, except by a rule that MySQL and TiDB share: a DECIMAL that loses fraction digits is rounded half away
+from zero. docs/asof.md lists what is exact and why.
 
-That the change succeeded is no proof: without strict mode TiDB clamps and cuts. So what does not fit is refused.
+The success of the DDL proves nothing, because TiDB clamps and cuts without strict mode; a value that does not fit is
+refused.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _WHOLE = frozenset({Kind.SIGNED, Kind.UNSIGNED})
 _BLOBS = frozenset({TINYBLOB, BLOB, MEDIUMBLOB, LONGBLOB})
 _TIME_OF_DAY = (1 << 41) - 1  # of a packed time: hours, minutes, seconds, microseconds
 _EXACT_DOUBLE, _EXACT_FLOAT = 1 << 53, 1 << 24
-_SAFE_DECIMAL_DIGITS = 15  # any decimal of so many digits has one nearest double, however it is looked for
+_SAFE_DECIMAL_DIGITS = 15  # any such decimal has one nearest double
 _TEN_DIGITS = 38
 
 
@@ -79,7 +80,7 @@ def _true(mask: pa.Array) -> Mask:
 
 
 def _tried(values: pa.Array, type_: pa.DataType, inside: Mask) -> pa.Array:
-    """The values of which `inside` holds, in another type; null elsewhere."""
+    """The values where `inside` holds, in another type; null elsewhere."""
     return pc.if_else(pa.array(inside), values, pa.scalar(None, values.type)).cast(type_)
 
 
@@ -174,7 +175,7 @@ def _nothing(new: ColumnSpec, values: pa.Array) -> Result:
 
 
 def _to_text(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
-    """What MySQL prints, where it fits. Not of a ZEROFILL column: its zeros are a matter of printing."""
+    """What MySQL prints, where it fits. Not of a ZEROFILL column, whose zeros exist only in print."""
     if old.zerofill:
         return _nothing(new, values)
     return _fitting(new, text(old, values))
@@ -190,7 +191,7 @@ def _float_to_text(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result
 
 
 def _time_to_text(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
-    """Not of a TIMESTAMP: its text depends on the time zone of who changed the column."""
+    """Not of a TIMESTAMP: its text depends on the time zone of the session that changed the column."""
     return _nothing(new, values) if old.tp == TIMESTAMP else _fitting(new, text(old, values))
 
 

@@ -1,13 +1,12 @@
 """Row checksums: the trailer that TiDB writes when row level checksums are on.
 
 Version 2 covers the row bytes, the trailer's header byte and the handle; version 1 the record key in place of the
-handle, though some writers of version 1 hashed the handle too, so either is accepted. Version 0 is another thing: see
+handle, though some writers of version 1 hashed the handle too, so either is accepted. For version 0 see
 `column_checksum`.
 
 The trailer has room for a second checksum. It belongs to version 0, where it is that of the columns of another schema;
 TiDB clears its bit when it writes versions 1 and 2, whose checksum is of bytes and needs no schema. A row that has one
-all the same must still match the first, which covers the trailer's header byte with that bit; the second one says
-nothing that could be checked.
+must still match the first, which covers the trailer's header byte with that bit; the second cannot be checked.
 """
 
 from __future__ import annotations

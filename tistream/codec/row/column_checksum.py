@@ -6,8 +6,8 @@ and JSON as length and text, vectors as they are stored. Columns of the row key 
 not. TiDB adds fraction digits to a time column without rewriting rows, so a time may have been hashed with fewer.
 
 Only a row whose columns are all known can be checked. One that holds a value of a column outside the layout (dropped
-since, not yet public, or not asked for), or whose key columns are outside it, is left as it is. A row written while
-its table was changed has a second checksum, that of the row under the schema to come: either may match.
+since, not yet public, or not asked for), or whose key columns are outside it, is not checked. A row written while
+its table was changed has a second checksum, that of the row under the next schema: either may match.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Claims:
 
 
 def claims_of(data: Bytes, offsets: Int32s, trailer: Int32s, length: Int32s, handles: Sequence[int]) -> Claims:
-    """To be called once the rows are located and before anything that they lack is filled in.
+    """Call after the rows are located and before missing cells are filled.
 
     `handles` are the indexes of the columns in the row key, ABSENT for those outside the layout.
     """
@@ -59,8 +59,7 @@ def verify_columns(
 ) -> None:
     """Fail the rows whose checksums (at `trailer` in the buffer) do not match. `arrays` are the decoded columns.
 
-    A Python object for each cell is affordable: clusters write this version only if they are old and were told to, and
-    no other row comes here.
+    A Python object per cell is affordable: only old clusters with checksums enabled write this version.
     """
     good = cells.fault[0, claims.rows] == 0
     rows, held = claims.rows[good], claims.held[:, good]
@@ -80,7 +79,7 @@ def verify_columns(
 
 
 def _pieces(column: ColumnSpec, array: pa.Array, cells: Cells, c: int, rows: Int64s) -> Iterable[bytes]:
-    """What a column adds to the checksums of the rows, none of which has NULL in it."""
+    """The bytes that a column adds to the checksums of the rows, all of them not NULL there."""
     match kind_of(column):
         case Kind.SIGNED | Kind.UNSIGNED | Kind.YEAR | Kind.BIT | Kind.ENUM | Kind.SET as kind:
             numbers = array.take(pa.array(rows)).cast(pa.int64() if kind is Kind.SIGNED else pa.uint64())

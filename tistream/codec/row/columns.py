@@ -1,4 +1,4 @@
-"""One located column to one Arrow array in storage form: picks the loop for the type and wraps its result."""
+"""Converts one located column to an Arrow array in storage form."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def column_of(column: ColumnSpec, cells: Cells, c: int) -> pa.Array:
 
 
 def refuse(fault: Int32s, length: Int32s, rows: npt.NDArray[np.intp], cause: int, column: int) -> None:
-    """Fail these rows, for a reason that no byte of them shows."""
+    """Fail these rows for a reason without a position."""
     first = rows[fault[0, rows] == 0]
     fault[:, first] = np.array([[cause], [column], [-1]], np.int32)
     length[:, rows] = kernel.NULL

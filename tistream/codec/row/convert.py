@@ -1,8 +1,8 @@
-"""Located cells to the values of Arrow columns: one compiled loop for each family of types.
+"""Converts located cells to the values of Arrow columns: one compiled loop per family of types.
 
-Every loop takes (buffer, positions, lengths) of one column, writes one value a row (0 where the cell has no bytes) and
-reports bad cells through `fail`. It reads exactly `length` bytes from `position`, which the locating pass has checked
-to lie inside the row.
+Every loop takes (buffer, positions, lengths) of one column, writes one value per row (0 where the cell has no bytes)
+and reports bad cells through `fail`. It reads exactly `length` bytes from `position`, which the locating pass has
+checked to lie inside the row.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ column. A cell is, in this order: the value's bytes; the handle; the clustered p
 says so; the default from the time the column was added.
 
 A bad row never raises and never disturbs another: it becomes NULL in every column and is reported with its first cause.
-The same holds for a bad definition: an origin default that cannot be used fails the rows that lack the column, a type
-that is not known the rows that hold a value of it. What raises is a wrong call: keys and values that do not match in
-number, or over 2 GiB of bytes.
+The same holds for a bad definition: an origin default that cannot be used fails the rows that lack the column, an
+unknown type the rows that hold a value of it. Only wrong calls raise: keys and values of different lengths, or over 2
+GiB of bytes.
 
 Handles, v1 integers and defaults are placed behind the values in one buffer (the values are copied once for that), so
 the converters know a single kind of cell: position and length in that buffer, in the form of v2 rows.
@@ -35,10 +35,10 @@ from tistream.codec.row.layout import ColumnSpec, RowLayout, kind_of, storage_sc
 from tistream.codec.row.locate import ACCEPTS, SMALL_IDS, locate, locate_old
 from tistream.errors import InvalidInput
 
-#: an image (row format 2) without a single column: what the key does not say is missing
+#: an image (row format 2) without a single column: columns outside the key are missing
 EMPTY_ROW = bytes([0x80, 0, 0, 0, 0, 0])
 
-_UNUSABLE = bytes(bytearray(b"unusable"))  # an object of its own: compared by identity
+_UNUSABLE = bytes(bytearray(b"unusable"))  # compared by identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is derived from a layout once."""
+    """Data derived from a layout once."""
 
     schema: pa.Schema
     small: Int32s  #: id below SMALL_IDS -> column index or ABSENT
@@ -115,7 +115,7 @@ def decode(layout: RowLayout, keys: pa.BinaryArray, values: pa.BinaryArray, *, w
     """Decode the rows of one table version.
 
     `keys` are plain record keys, `values` their images; a NULL value (no image) is NULL in every column.
-    `with_lacking` also tells which cells come from no byte of the row, but from the column's default.
+    `with_lacking` also returns which cells come from the column's default and not from the row.
     Raises InvalidInput when the two differ in length, are not `binary` arrays, or hold more than 2 GiB together.
     """
     if len(keys) != len(values):

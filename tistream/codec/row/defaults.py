@@ -1,8 +1,8 @@
 """The value of a column in rows that were written before the column existed.
 
-It is given in the bytes a v2 row would hold, so that decoding treats it like any other cell. `origin_default` is frozen
-when the column is added; the current default plays no part. Without one the value is NULL, or the type's zero value for
-NOT NULL columns: 0, "", the first ENUM member, the zero time, JSON null.
+It is in the form of a v2 row, so it decodes like any other cell. `origin_default` is frozen when the column is added;
+the current default does not matter. Without one the value is NULL, or the type's zero value for NOT NULL columns: 0,
+"", the first ENUM member, the zero time, JSON null.
 
 TiDB keeps the value as a text and casts it to the column's type whenever it reads a row that lacks the column, so the
 rules here are those of that cast, not those of printing: a YEAR of two digits is completed, the trailing spaces of a

@@ -1,8 +1,8 @@
-"""From values to stored rows: what TiDB would have written (pure).
+"""Encodes values as rows, as TiDB would have written them (pure).
 
 Values are in storage form: int, float, Decimal, packed time, TIME in nanoseconds, str or bytes, a Python object for
 JSON (a tuple of type number and bytes for an opaque value), VECTOR as a list of floats. One value at a time: for seeds
-that somebody else decoded, not for the way of the log. Rows are of format v2, without a checksum.
+from decoded files, not for the log. Rows are of format v2, without a checksum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers and times as characters: the compiled loops behind `text` and the JSON renderer.
+"""Numbers and times as characters: compiled loops for `text` and the JSON renderer.
 
 Floats are not turned into digits here: Arrow's cast gives the fewest digits that read back as the same float (32 or 64
 bits), and `restyle` lays those digits out as TiDB does.

@@ -1,8 +1,8 @@
 """Columns that live in the record key: the integer handle and the clustered primary key.
 
 A column found in the value always wins (prefix keys and collated strings keep their original there), so only cells
-without bytes are filled. What a key holds is rewritten in the form that the converters read, into a region of the
-buffer that is as large as the keys themselves: no datum grows when it is decoded, so row `i` never leaves its own part.
+without bytes are filled. Datums of a key are rewritten in the form that the converters read, into a region of
+the buffer as large as the keys: no datum grows when it is decoded, so row `i` stays in its own part.
 
 Record key: `t`, 8 bytes of table id, `_r`, then 8 bytes (integer handle), or key-form datums padded with zeros to 9.
 """

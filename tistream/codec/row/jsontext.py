@@ -2,8 +2,8 @@
 
 A document is walked without recursion, with an explicit stack of `DEPTH_MAX` containers. Every byte it uses is charged
 against its own size: in a proper document no two values share bytes, so one that refers to a part more than once (which
-could grow without bound) runs out and is refused. The text is therefore never longer than 6 bytes for each stored byte
-plus a constant, and the time is linear.
+could grow without bound) exceeds its size and is refused. The text is therefore never longer than 6 bytes for each
+stored byte plus a constant, and the time is linear.
 
 Layout: a type byte and a body. Containers: u32 count, u32 size, then for objects 6 bytes a key (u32 offset, u16
 length), then 5 bytes a value (type, u32 offset or an inline literal); offsets count from the container's first byte.
@@ -210,7 +210,7 @@ def _put_key(data: Bytes, base: Number, end: Number, index: Number, out: Bytes, 
 def _advance(
     data: Bytes, stack: Int64s, depth: Number, budget: Number, out: Bytes, to: Number
 ) -> tuple[Number, Number, Number, Number, Number, Number, Number]:
-    """Go on in the innermost container: closes what is complete, writes separators, keys and inline literals.
+    """Advance in the innermost container: closes complete ones, writes separators, keys and inline literals.
 
     Returns (cause, depth, budget, next position in `out`, and the kind, place and end of the value that comes next).
     The depth is 0 when the document is complete.

@@ -1,8 +1,8 @@
-"""What the compiled loops of this package share: the decorator, byte readers and the causes of bad rows.
+"""Shared by the compiled loops of this package: the decorator, byte readers and the causes of bad rows.
 
-The rule that keeps every loop inside its row: a reader is given the end of what it may read, and says "no" (a negative
-next position) instead of reading past it. A loop that finds trouble calls `fail`, which keeps the first cause of a row
-and marks all cells of the row as NULL, so that no later loop looks at it again.
+Every loop stays inside its row: a reader takes the end of the readable bytes and returns a negative next position
+instead of reading past it. A loop that finds an error calls `fail`, which keeps the first cause of a row and marks all
+its cells as NULL, so that later loops skip it.
 
 Compiled code is cached beside the module, or in the user's cache folder, or not at all where neither can be written.
 The loops take read-only arrays, so each is compiled for one set of types only. A cached loop does not notice that a

@@ -1,10 +1,10 @@
-"""What the row codec must know of a table, and the storage form of each column.
+"""Column specs and row layouts: the row codec's view of a table, and the storage form of each column.
 
-`ColumnSpec` and `RowLayout` are plain hashable values, so anything derived from them can be cached. They are built from
-a table version by whoever knows schemas; this package knows none. `kind_of` folds MySQL's type numbers into the few
-kinds that are decoded differently, `storage_type` gives the Arrow type of the storage form.
+`ColumnSpec` and `RowLayout` are plain hashable values, so anything derived from them can be cached. `schemas.layout`
+builds them from a table version; this package does not depend on schemas. `kind_of` folds MySQL's type numbers into the
+few kinds that are decoded differently, `storage_type` gives the Arrow type of the storage form.
 
-A column of a type that this version does not know (or that TiDB cannot store: GEOMETRY, NULL) has the kind UNKNOWN: it
+A column of an unknown type (or one that TiDB cannot store: GEOMETRY, NULL) has the kind UNKNOWN: it
 is NULL in the rows that hold no value of it, and a row that holds one fails.
 """
 
@@ -81,7 +81,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec:
-    """One column, as far as decoding and printing it needs."""
+    """One column, for decoding and printing."""
 
     id: int  #: the number in stored rows
     name: str

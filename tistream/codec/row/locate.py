@@ -1,4 +1,4 @@
-"""Finding the bytes of each wanted column in row values (formats v2 and v1).
+"""Locates the bytes of each wanted column in row values (formats v2 and v1).
 
 One pass over all rows fills two matrices of shape (wanted columns, rows): `position`, an index into one buffer, and
 `length`, or MISSING (not in the row), NULL. Nothing is converted here. Afterwards every cell with length >= 0 lies
@@ -8,7 +8,7 @@ that row; the loops that convert read exactly `length` bytes from `position`.
 Format v2 holds each value in the form that the converters read. Format v1 differs for integers and times, which are
 variable-length there: those are rewritten as 8 little-endian bytes into a scratch region of the buffer.
 
-Strict on purpose: unknown flags, ids out of order, bytes after the last column are signs of damage, and refused.
+Unknown flags, ids out of order and bytes after the last column are damage and refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Storage columns as the Arrow types that people expect. Lossy only where docs/types.md says so.
+"""Converts storage columns to Arrow's native types. Lossy only where docs/types.md says so.
 
 DATE                date32            a zero or impossible date becomes NULL
 DATETIME            timestamp[us]     the same

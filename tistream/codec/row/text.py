@@ -1,4 +1,4 @@
-"""Storage columns as text: what MySQL prints, and the variants that output formats need.
+"""Renders storage columns as text: MySQL's, and the variants of output formats.
 
 Times and decimals have the column's fraction digits, TIMESTAMP is in UTC, zero and invalid dates are printed as they
 are. FLOAT and DOUBLE have the fewest digits that read back as the same number (of 32 and 64 bits), with an exponent
@@ -118,7 +118,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def numbers(values: pa.Array, dtype: type[Scalar]) -> tuple[npt.NDArray[Scalar], npt.NDArray[np.bool_]]:
-    """(values, validity) of a fixed-width array of `dtype`; what stands under a NULL is arbitrary."""
+    """(values, validity) of a fixed-width array of `dtype`; values at NULLs are arbitrary."""
     if len(values) == 0:
         return np.empty(0, dtype), np.empty(0, np.bool_)
     whole = view(values.buffers()[1], dtype)
