@@ -63,7 +63,7 @@ MEMBERS, STORES, REGION, REGIONS, HOLD = (
 HEAD = message(1, uint(1, CLUSTER_ID))
 SILENT = grpc_faults.silence("Deadline Exceeded")
 NO_MESSAGE = said(b"<html>502</html>", "unknown wire type")
-FOREIGN_TYPE = said(HEAD + uint(2, 7) + uint(3, 7) + uint(4, 7), "foreign wire type")
+FOREIGN_TYPE = said(HEAD + uint(2, 7) + uint(3, 7) + uint(4, 7), "wrong wire type")
 NO_CLUSTER = said(b"", "no cluster id")
 HEADERS = [header_error(kind, f"error {kind} of a header") for kind in (*range(1, 12), 99)]
 PD_FAULTS = [*GRPC_FAULTS, *HEADERS, SILENT, NO_MESSAGE, FOREIGN_TYPE, NO_CLUSTER]
@@ -104,7 +104,7 @@ SCAN_FAULTS = [
     *(key_error(kind, "unknown reason", is_text=False) for kind in (4, 5, 8, 99)),
     SILENT,
     NO_MESSAGE,
-    said(HEAD, "foreign wire type"),
+    said(HEAD, "wrong wire type"),
     said(message(2, octets(2, b"zzz") + octets(3, b"v")), "not requested"),
 ]
 FEED_FAULTS = [
