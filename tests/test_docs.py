@@ -55,6 +55,12 @@ def test_the_walk_through_the_code_names_what_there_is() -> None:
         assert resolve_name(name), name
 
 
+def test_the_glossary_names_files_that_exist() -> None:
+    rows = re.findall(r"^\|.*\| `([a-z_/.]+)` \|$", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    assert len(rows) > 60
+    assert not [path for path in rows if not (ROOT / path).exists()]
+
+
 def missing(words: list[str]) -> list[str]:
     """Those that no page holds as a word of its own."""
     return [word for word in words if not re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", DOCS)]
