@@ -1,0 +1,114 @@
+"""Replaced names and phrases do not come back. docs/glossary.md has the terms that took their place."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SUFFIXES = (".py", ".md", ".html", ".js", ".css", ".sql", ".yaml", ".yml", ".toml", ".tf", ".svg")
+#: other texts, or the texts of others
+EXCLUDED = ("tests/", "simulator/recording/", "apiserver/console/static/vendor/")
+
+#: name of something in the code -> what it is called now
+IDENTIFIERS = {
+    "BrokenPromise": "UpstreamContractViolated",
+    "Hole": "WatermarkGap",
+    "OWNER_LEASE_MS": "LEADER_LEASE_MS",
+    "PIN_TTL_MS": "READ_LEASE_TTL_MS",
+    "RegionBoard": "RegionCache",
+    "Rota": "FairSchedule",
+    "STANDS_AFTER_S": "STALLED_AFTER_S",
+    "TenureClosed": "SubscriptionClosed",
+    "TenureOpened": "SubscriptionOpened",
+    "TenureReady": "SubscriptionReady",
+    "acquire_owner": "acquire_leadership",
+    "advance_uppers": "advance_durable_timestamps",
+    "expired_pins": "expired_leases",
+    "feed_flight": "feed.flight",
+    "hole_wait": "gap_wait",
+    "lowest_upper": "lowest_durable_ts",
+    "move_out": "spill",
+    "new_upper": "new_durable_ts",
+    "open_pin": "open_lease",
+    "owner_epoch": "leader_epoch",
+    "pin_id": "lease_id",
+    "read_choice": "a conflict rule",
+    "renew_owner": "renew_leadership",
+    "reopen_id": "resubscribe_id",
+    "rosters": "inventory",
+    "seen_upper": "seen_durable_ts",
+    "stands_still": "stalled",
+    "tenure": "subscription",
+    "tenures_of": "subscriptions_of",
+    "uppers": "durable timestamps",
+    "wait_for_upper": "wait_for_durable_ts",
+}
+
+#: words of prose -> plain words
+PHRASES = {
+    "broken promise": "upstream contract violation",
+    "has a turn": "is scheduled",
+    "no hole": "no watermark gap",
+    "nobody speaks": "is not covered",
+    "reopen": "resubscribe",
+    "with one voice": "alike",
+}
+
+#: words on screens -> what is shown now
+SCREENS = {
+    "No key that counts": "No API keys yet",
+}
+
+
+@cache
+def texts() -> dict[str, str]:
+    """By path: the product, its documentation and its templates."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    kept = (n for n in names if n.endswith(SUFFIXES) and not n.startswith(EXCLUDED) and (ROOT / n).exists())
+    return {name: (ROOT / name).read_text("utf-8") for name in kept}
+
+
+def found(pattern: re.Pattern[str], under: str = "") -> list[str]:
+    """path:line: text, of each match below a folder. A phrase may run over the end of a line, in a comment too."""
+    return [
+        f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {' '.join(match[0].split())}"
+        for path, text in texts().items()
+        if path.startswith(under)
+        for match in pattern.finditer(text)
+    ]
+
+
+def pattern_of(words: list[str], flags: int = 0) -> re.Pattern[str]:
+    gap = r"(?:\s+(?:#:?\s+|//\s+)?)"
+    return re.compile(r"\b(?:" + "|".join(gap.join(map(re.escape, w.split(" "))) for w in words) + r")\b", flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("the task goes on", True),
+        ("the task goes\n    # on", True),
+        ("the task goes\non", True),
+        ("it Goes On", True),
+        ("undergoes one change", False),
+    ],
+)
+def test_a_phrase_is_found_over_the_end_of_a_line(text: str, is_found: bool) -> None:
+    assert bool(pattern_of(["goes on"], re.IGNORECASE).search(text)) == is_found
+
+
+def test_no_replaced_identifier_is_back() -> None:
+    assert not found(pattern_of(list(IDENTIFIERS))), f"their names now: {IDENTIFIERS}"
+
+
+def test_no_replaced_phrase_is_back() -> None:
+    assert not found(pattern_of(list(PHRASES), re.IGNORECASE)), f"in plain words: {PHRASES}"
+
+
+def test_no_replaced_text_is_back_on_screen() -> None:
+    assert not found(pattern_of(list(SCREENS)), "apiserver/console/"), f"on screen: {SCREENS}"
