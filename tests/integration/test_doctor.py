@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pusher.tikv.examine import examine
+from pusher.tikv.checks import check_cluster
 from simulator.core.mvcc import Version
 from simulator.serve.content import cluster_of, recorded_cluster
 from simulator.serve.served import ServedCluster
@@ -35,7 +35,7 @@ def served() -> Iterator[ServedCluster]:
 def look(served: ServedCluster) -> dict[str, Finding]:
     pd = PdClient([served.pd_address], patience_s=1.0)
     try:
-        return {f.name: f for f in examine(pd, whole_cluster(), tls=None, clock=SystemClock())}
+        return {f.name: f for f in check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())}
     finally:
         pd.close()
 
@@ -55,7 +55,7 @@ def test_a_cluster_that_is_well(served: ServedCluster) -> None:
 
 
 def test_a_store_that_cannot_be_reached(served: ServedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pusher.tikv.examine._CONNECT_S", 0.3)
+    monkeypatch.setattr("pusher.tikv.checks._CONNECT_S", 0.3)
     served.pd._store_addresses[2] = "127.0.0.1:1"  # type: ignore[index]
     found = look(served)
     assert found["store 2"].verdict is Verdict.FAIL
@@ -93,7 +93,7 @@ def test_the_command_gives_a_table_json_and_a_status(served: ServedCluster) -> N
 
 def test_pd_that_does_not_answer_ends_the_examination() -> None:
     pd = PdClient(["127.0.0.1:1"], patience_s=0.1)
-    found = examine(pd, whole_cluster(), tls=None, clock=SystemClock())
+    found = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
     pd.close()
     assert [(f.name, f.verdict) for f in found] == [("pd", Verdict.FAIL)]
 
@@ -107,7 +107,7 @@ def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
         pd = PdClient([served.pd_address])
         told = {}
         for name in ("one", "two", "three"):
-            found = examine(pd, whole_cluster(), tls=None, clock=SystemClock(), keyspace=name)
+            found = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock(), keyspace=name)
             told[name] = {f.name: f.verdict for f in found if f.name in ("keyspace", "regions", "read")}
         pd.close()
     ok, fail = Verdict.OK, Verdict.FAIL

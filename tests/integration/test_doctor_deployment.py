@@ -16,9 +16,9 @@ from simulator.chaos.servers.mariadb import mariadb, new_database
 from simulator.chaos.servers.s3server import CREDENTIALS, S3Server
 from tests.kit.careless_s3 import careless_s3
 from tests.kit.guarded_s3 import ROOT, GuardedS3, guarded_s3
-from tistream.catalog.database import examine
+from tistream.catalog.database import checks
+from tistream.catalog.database.checks import check_catalog
 from tistream.catalog.database.engine import Catalog, newest_revision
-from tistream.catalog.database.examine import examine_catalog
 from tistream.cli.main import command_line
 from tistream.clock import SystemClock
 from tistream.diagnostics.findings import Finding, Verdict
@@ -50,28 +50,28 @@ def write_revision(url: str, revision: str) -> None:
 
 def test_a_catalog_before_and_after_its_migrations(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if url.startswith("sqlite"):
-        assert verdicts(examine_catalog(url, SystemClock())) == {"catalog": FAIL}
+        assert verdicts(check_catalog(url, SystemClock())) == {"catalog": FAIL}
         file = Path(url.removeprefix("sqlite:///"))
         assert not file.exists(), "looking makes nothing"
         file.touch()
-    before = examine_catalog(url, SystemClock())
+    before = check_catalog(url, SystemClock())
     assert verdicts(before) == {"catalog": OK, "isolation": OK, "catalog clock": OK, "migrations": WARN}
     catalog = Catalog(url)
     catalog.migrate()
     catalog.close()
-    found = examine_catalog(url, SystemClock())
+    found = check_catalog(url, SystemClock())
     well = {"catalog": OK, "isolation": OK, "catalog clock": OK, "migrations": OK, "catalog writes": OK}
     assert verdicts(found) == well
     assert found[3].facts == {"found": newest_revision(), "newest": newest_revision()}
     write_revision(url, "9999")
-    assert verdicts(examine_catalog(url, SystemClock())) == {**well, "migrations": FAIL}
+    assert verdicts(check_catalog(url, SystemClock())) == {**well, "migrations": FAIL}
     write_revision(url, newest_revision())
-    monkeypatch.setattr(examine, "newest_revision", lambda: "0002")
-    assert verdicts(examine_catalog(url, SystemClock())) == {**well, "migrations": WARN}
+    monkeypatch.setattr(checks, "newest_revision", lambda: "0002")
+    assert verdicts(check_catalog(url, SystemClock())) == {**well, "migrations": WARN}
 
 
 def test_a_catalog_that_is_away() -> None:
-    found = examine_catalog("mysql+pymysql://user:secret-word@127.0.0.1:1/tistream", SystemClock())
+    found = check_catalog("mysql+pymysql://user:secret-word@127.0.0.1:1/tistream", SystemClock())
     assert verdicts(found) == {"catalog": FAIL}
     assert "secret-word" not in found[0].words
 
@@ -150,4 +150,4 @@ def test_credentials_that_the_store_refuses(guarded: GuardedS3, monkeypatch: pyt
 def test_nothing_to_look_at(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
     failed = CliRunner().invoke(command_line(), ["doctor", "--config", str(tmp_path / "empty.toml")])
-    assert "Say what to look at" in str(failed.exception)
+    assert "Say what to check" in str(failed.exception)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pusher.schema_push import empty_snapshot
-from pusher.tikv.examine import examine
+from pusher.tikv.checks import check_cluster
 from simulator.core.mvcc import Lock, Version
 from simulator.serve.content import cluster_of
 from simulator.serve.served import ServedCluster
@@ -178,7 +178,7 @@ def test_doctor_names_the_oldest_lock(bench: PushBench) -> None:
     pd = PdClient([bench.served.pd_address])
 
     def look() -> tuple[Verdict, str]:
-        found = examine(pd, whole_cluster(), tls=None, clock=SystemClock())
+        found = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
         return next((f.verdict, f.words) for f in found if f.name == "locks")
 
     assert look()[0] is Verdict.OK
@@ -194,9 +194,9 @@ def test_doctor_names_the_oldest_lock(bench: PushBench) -> None:
 def test_doctor_looks_at_every_region_or_says_how_many_are_left(
     bench: PushBench, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr("pusher.tikv.examine._LOCKS_S", seconds)
+    monkeypatch.setattr("pusher.tikv.checks._LOCKS_S", seconds)
     pd = PdClient([bench.served.pd_address])
-    found = examine(pd, whole_cluster(), tls=None, clock=SystemClock())
+    found = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())
     pd.close()
     locks = next(f for f in found if f.name == "locks")
     with bench.served.changing() as cluster:

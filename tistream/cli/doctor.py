@@ -1,9 +1,14 @@
-"""`tistream doctor`: would it work, and is it well: a cluster, what a service starts over, a running service."""
+"""`tistream doctor`: checks a cluster, the catalog and bucket of a deployment, or a running service.
+
+Packages contribute the checks (their modules named `checks`); this module chooses and prints them, also for
+`tistream push --check`.
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,14 +16,16 @@ import typer
 from tistream.cli import cluster_options as of_cluster
 from tistream.cli.options import DEFAULT_URL, ApiKey, Bucket, Catalog, Config, Url
 from tistream.cli.output import NoColor, Output, OutputOption, console, show_data
+from tistream.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from tistream.diagnostics.findings import Finding
-
-_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+    from tistream.clock import Clock
+    from tistream.config import Settings
+    from tistream.diagnostics.findings import Checklist, Finding
+    from tistream.ids import Tenant
+    from tistream.tikv.channels import Tls
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
 def doctor(
     context: typer.Context,
     pd: Annotated[
-        str | None, typer.Option("--pd", help="Look at a cluster: addresses of its PD servers, host:port[,host:port].")
+        str | None, typer.Option("--pd", help="Check a cluster: addresses of its PD servers, host:port[,host:port].")
     ] = None,
     catalog: Catalog = None,
     object_store: Bucket = None,
@@ -43,74 +50,137 @@ def doctor(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Look at whatever is given: --pd, a TiDB cluster before it is pushed; --catalog, --object-store or --config, what
-    a service would start over; --url, a running service. Nothing given: the service at the usual address.
+    """Check what is given: with --pd a TiDB cluster before it is pushed; with --catalog, --object-store or --config the
+    catalog and bucket that a service would use; with --url a running service. Without any of them: the service at the
+    default address.
 
-    Nothing is written to a cluster, a catalog or a service. Into the bucket small objects are put below doctor/, and
+    Nothing is written to a cluster, a catalog or a service. Small objects are put into the bucket below doctor/ and
     removed. The exit status is 1 when a check fails."""
-    from tistream.cli.push_check import examine_cluster
+    from tistream.cli.run import settings_of
+    from tistream.client.checks import check_service
+    from tistream.clock import SystemClock
+    from tistream.runtime.credentials import key_for
 
     found: list[Finding] = []
-    looked_at = []
+    subjects = []
     if pd is not None:
-        found += examine_cluster(of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key), keyspace)
-        looked_at.append(f"the cluster of {pd}")
+        found += check_cluster(of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key), keyspace)
+        subjects.append(f"the cluster of {pd}")
     if catalog is not None or object_store is not None or config is not None:
-        found += _deployment(catalog, object_store, config)
-        looked_at.append("the deployment's catalog and bucket")
-    if not looked_at or _is_named(context):
-        found += _service(url)
-        looked_at.append(f"the service at {url}")
-    show_findings(" and ".join(looked_at), found, output, no_color)
+        settings = settings_of(config, None, None, None, catalog, object_store, {"log.level": "error"})
+        found += check_deployment(settings, SystemClock())
+        subjects.append("the deployment's catalog and bucket")
+    if not subjects or _is_named(context):
+        found += check_service(url, key_for(url), SystemClock())
+        subjects.append(f"the service at {url}")
+    show_findings(" and ".join(subjects), found, output, no_color)
 
 
 def _is_named(context: typer.Context) -> bool:
     """Whether --url is on the command line."""
-    given = context.get_parameter_source("url")
-    return given is not None and given.name == "COMMANDLINE"
-
-
-def _deployment(catalog: str | None, object_store: str | None, config: Path | None) -> list[Finding]:
-    from tistream.cli.examine_deployment import examine_deployment
-    from tistream.cli.run import settings_of
-    from tistream.clock import SystemClock
-
-    settings = settings_of(config, None, None, None, catalog, object_store, {"log.level": "error"})
-    return examine_deployment(settings, SystemClock())
-
-
-def _service(url: str) -> list[Finding]:
-    from tistream.cli.examine_service import examine_service
-    from tistream.clock import SystemClock
-    from tistream.runtime.credentials import key_for
-
-    return examine_service(url, key_for(url), SystemClock())
+    source = context.get_parameter_source("url")
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def show_findings(title: str, findings: Sequence[Finding], output: Output, no_color: bool = False) -> None:
-    """Print the findings. Ends the command with status 1 when one of them is a failure."""
-    from tistream.diagnostics.findings import Verdict
+    """Print the findings. Ends the command with status 1 when a check failed."""
+    from tistream.diagnostics.rendering import as_data, as_table, failed
 
     if output is Output.TABLE:
-        _show(title, findings, no_color)
-    elif output is Output.NDJSON:
-        show_data([asdict(finding) for finding in findings], output)
+        console(no_color).print(as_table(title, findings))
     else:
-        show_data({"checks": [asdict(finding) for finding in findings]}, output)
-    failed = [finding.name for finding in findings if finding.verdict is Verdict.FAIL]
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+        show_data(as_data(findings) if output is Output.NDJSON else {"checks": as_data(findings)}, output)
+    if names := failed(findings):
+        print(f"failed: {', '.join(names)}", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def _show(title: str, findings: Sequence[Finding], no_color: bool) -> None:
-    from rich.markup import escape
-    from rich.table import Table
+def check_cluster(pd: list[str], tls: Tls | None, keyspace: str | None) -> list[Finding]:
+    """Check a TiDB cluster by the addresses of its PD servers."""
+    from pusher.tikv import checks
+    from tistream.clock import SystemClock
+    from tistream.tikv.core.ranges import whole_cluster
+    from tistream.tikv.pd import PdClient
 
-    table = Table(title=escape(title), title_justify="left")
-    for column in ("check", "", "what was found"):
-        table.add_column(column, overflow="fold")
-    for finding in findings:
-        colour = _COLOURS[finding.verdict]
-        table.add_row(finding.name, f"[{colour}]{finding.verdict}[/]", escape(finding.words))
-    console(no_color).print(table)
+    client = PdClient(pd, tls=tls, patience_s=5.0)
+    try:
+        return checks.check_cluster(client, whole_cluster(), tls=tls, clock=SystemClock(), keyspace=keyspace)
+    finally:
+        client.close()
+
+
+def check_deployment(settings: Settings, clock: Clock) -> list[Finding]:
+    """Check the catalog, the bucket and the issuer of push credentials that the settings name. ConfigError when they
+    name neither catalog nor bucket."""
+    from tistream.catalog.database.checks import check_catalog
+    from tistream.diagnostics.findings import Checklist, ok
+    from tistream.objectstore.checks import check_store
+    from tistream.objectstore.factory import open_store
+
+    catalog, bucket = settings.catalog.url, settings.object_store.url
+    if not catalog and not bucket:
+        raise ConfigError("Say what to check: --catalog, --object-store, or --config with [catalog], [object_store].")
+
+    def reachable() -> Finding:
+        first = next(iter(open_store(bucket, foreign=True).list("")), None)  # does not create a missing folder
+        return ok("it answers" if first else "it answers, and is empty", empty=first is None)
+
+    def push_credentials() -> Finding:
+        from tistream.cli.assembly import push_issuer
+        from tistream.ids import Tenant
+
+        issuer = push_issuer(settings)
+        assert issuer is not None
+        issuer.issue(Tenant(0, 0))  # no tenant has this id
+        minutes = issuer.duration_s // 60
+        return ok(
+            f"the role of pushers can be assumed; credentials are valid for {minutes} minutes",
+            valid_s=issuer.duration_s,
+        )
+
+    found = Checklist()
+    if catalog:
+        found.findings += check_catalog(catalog, clock)
+    if bucket and found.check("object store", reachable):
+        found.findings += check_store(open_store(bucket), clock, uuid.uuid4().hex[:16])
+    if settings.push.role_arn:
+        found.check("push credentials", push_credentials)
+    return found.findings
+
+
+def check_push(
+    url: str,
+    tenant: Tenant,
+    capture: Path | None,
+    replay: Path | None,
+    log_backup: str | None,
+    pd: list[str] | None,
+    tls: Tls | None,
+    keyspace: str | None,
+) -> list[Finding]:
+    """Check what a push with these options needs: the service, the bucket, and the source if one is given."""
+    from pusher import checks
+    from pusher.control import HttpControl
+    from pusher.tenant_store import opening
+    from tistream.diagnostics.findings import Checklist
+
+    found, control = Checklist(), HttpControl(url, tenant)
+    try:
+        found.findings += checks.check_push(control, opening(control), uuid.uuid4().hex[:16])
+    finally:
+        control.close()
+    _check_recordings(found, capture, replay)
+    if log_backup is not None:
+        found.check("log backup", lambda: checks.check_log_backup(log_backup))
+    if pd is not None:
+        found.findings += check_cluster(pd, tls, keyspace)
+    return found.findings
+
+
+def _check_recordings(found: Checklist, capture: Path | None, replay: Path | None) -> None:
+    from simulator.checks import check_capture, check_recording
+
+    if capture is not None:
+        found.check("recording", lambda: check_capture(capture))
+    if replay is not None:
+        found.check("recording", lambda: check_recording(replay))

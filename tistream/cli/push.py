@@ -124,9 +124,8 @@ def push(
 
 def _check(output: Output, url: str, tenant: TenantId, *of_source: Any) -> None:
     """Look, and end with status 1 when something is missing."""
-    from tistream.cli.doctor import show_findings
+    from tistream.cli.doctor import check_push, show_findings
     from tistream.cli.log import configure
-    from tistream.cli.push_check import check_push
     from tistream.config import LogSettings
 
     configure(LogSettings(level="error"))

@@ -1,1 +1,1 @@
-"""Findings of `tistream doctor` and `tistream push --check`."""
+"""Diagnostics: the result model, the runner and the rendering of `tistream doctor` and `tistream push --check`."""

@@ -1,13 +1,19 @@
-"""What somebody who looks found: one check, one finding. The same type for all that is looked at before or beside work.
+"""Diagnostic results, and the runner of checks.
 
-A finding is `ok`, `warn` (it works, but look at it) or `fail` (it will not work). A check that raises has failed, in
-the words of its error.
+    def isolation() -> Finding: ...return ok(f"sessions are {level}", isolation=level)
+
+    found = Checklist()
+    if found.check("catalog", reachable):
+        found.check("isolation", isolation)
+
+A check returns `ok`, `warn` (it works, but look at it) or `fail` (it will not work); keywords are facts for programs. A
+check that raises TiStreamError fails with the text of the error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tistream.errors import TiStreamError
@@ -16,39 +22,56 @@ SKEW_WARN_MS, SKEW_FAIL_MS = 1_000, 60_000
 
 
 class Verdict(StrEnum):
-    """Of one check."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check."""
+    """The result of one check. The runner sets `name`."""
 
     name: str
     verdict: Verdict
     words: str
-    facts: dict[str, object] = field(default_factory=dict)
+    facts: dict[str, object]
 
 
-Look = tuple[Verdict, str, dict[str, object]]  #: of one check: verdict, words, facts
+def ok(words: str, **facts: object) -> Finding:
+    """The check passed."""
+    return Finding("", Verdict.OK, words, facts)
 
 
-def check(name: str, look: Callable[[], Look]) -> Finding:
-    """What `look` finds; its error is a failure."""
-    try:
-        verdict, words, facts = look()
-    except TiStreamError as e:
-        words = f"{e}; {e.hint}" if e.hint else str(e)
-        return Finding(name=name, verdict=Verdict.FAIL, words=words, facts={"code": e.code})
-    return Finding(name=name, verdict=verdict, words=words, facts=facts)
+def warn(words: str, **facts: object) -> Finding:
+    """It works, but somebody should look at it."""
+    return Finding("", Verdict.WARN, words, facts)
 
 
-def skew(whose: str, offset_ms: int) -> tuple[Verdict, str]:
-    """What a clock that is so far ahead of this machine's means, and how to say it."""
-    verdict = Verdict.OK if abs(offset_ms) < SKEW_WARN_MS else Verdict.WARN
-    if abs(offset_ms) >= SKEW_FAIL_MS:
-        verdict = Verdict.FAIL
-    return verdict, f"{whose} clock is {abs(offset_ms)} ms {'ahead of' if offset_ms >= 0 else 'behind'} this machine's"
+def fail(words: str, **facts: object) -> Finding:
+    """It will not work."""
+    return Finding("", Verdict.FAIL, words, facts)
+
+
+class Checklist:
+    """Runs checks and collects their findings, in order."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+
+    def check(self, name: str, run: Callable[[], Finding]) -> bool:
+        """Run one check; False when it failed."""
+        try:
+            found = run()
+        except TiStreamError as e:
+            found = fail(f"{e}; {e.hint}" if e.hint else str(e), code=e.code)
+        self.findings.append(replace(found, name=name))
+        return found.verdict is not Verdict.FAIL
+
+
+def clock_skew(whose: str, offset_ms: int, **facts: object) -> Finding:
+    """Judge a clock that is `offset_ms` milliseconds ahead of this machine's."""
+    judge = ok if abs(offset_ms) < SKEW_WARN_MS else warn if abs(offset_ms) < SKEW_FAIL_MS else fail
+    direction = "ahead of" if offset_ms >= 0 else "behind"
+    return judge(f"{whose} clock is {abs(offset_ms)} ms {direction} this machine's", offset_ms=offset_ms, **facts)

@@ -1,4 +1,4 @@
-"""What answers of a service mean: each that is well, and what each thing that is not looks like."""
+"""Findings from the answers of a service."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from tistream.cli.examine_service import key_of, offset_of, owner_of, parts_of, problems_of, tenants_of, workers_of
-from tistream.diagnostics.findings import Finding, Verdict, check, skew
+from tistream.client.checks import (
+    check_key,
+    check_owner,
+    check_parts,
+    check_problems,
+    check_tenants,
+    check_workers,
+    offset_of,
+)
+from tistream.diagnostics.findings import Checklist, Verdict, clock_skew
+from tistream.errors import StoreRefused
 
 OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
 AT = 1_795_000_000_000  # a whole second
@@ -24,24 +33,27 @@ DATE = {"date": "Wed, 18 Nov 2026 11:06:40 GMT"}  # the same
         (AT - 3_000, AT - 2_000, 2_000),
     ],
 )
-def test_how_far_a_clock_is_off_as_a_header_tells(before: int, after: int, offset: int) -> None:
+def test_clock_offset_from_the_date_header(before: int, after: int, offset: int) -> None:
     assert offset_of(DATE, before, after) == offset
 
 
 @pytest.mark.parametrize("headers", [{}, {"date": "yesterday"}])
-def test_a_server_that_does_not_tell_the_time(headers: dict[str, str]) -> None:
+def test_no_offset_without_a_valid_date_header(headers: dict[str, str]) -> None:
     assert offset_of(headers, AT, AT) is None
 
 
 @pytest.mark.parametrize(("ms", "verdict"), [(999, OK), (-999, OK), (1_000, WARN), (-59_999, WARN), (-60_000, FAIL)])
-def test_what_a_skew_means(ms: int, verdict: Verdict) -> None:
-    found, words = skew("its", ms)
-    assert found is verdict
-    assert words == f"its clock is {abs(ms)} ms {'ahead of' if ms > 0 else 'behind'} this machine's"
+def test_verdict_of_a_clock_skew(ms: int, verdict: Verdict) -> None:
+    found = clock_skew("its", ms)
+    assert found.verdict is verdict
+    assert found.facts == {"offset_ms": ms}
+    assert found.words == f"its clock is {abs(ms)} ms {'ahead of' if ms > 0 else 'behind'} this machine's"
 
 
-def test_parts_that_answer_and_parts_that_do_not() -> None:
-    found = parts_of({"catalog": "ok", "object store": "the bucket is not there"})
+def test_a_part_that_is_not_ok_fails() -> None:
+    checklist = Checklist()
+    check_parts(checklist, {"catalog": "ok", "object store": "the bucket is not there"})
+    found = checklist.findings
     assert [(f.name, f.verdict) for f in found] == [("part: catalog", OK), ("part: object store", FAIL)]
     assert found[1].words == "the bucket is not there"
 
@@ -60,24 +72,24 @@ def who(role: str, rights: list[str], tenant: int | None = None, key_id: str = "
         (who("pusher", ["push"], 7), WARN),
     ],
 )
-def test_what_a_key_sees(found: dict[str, Any], verdict: Verdict) -> None:
-    assert key_of(found)[0] is verdict
+def test_a_key_that_does_not_see_everything_is_a_warning(found: dict[str, Any], verdict: Verdict) -> None:
+    assert check_key(found).verdict is verdict
 
 
 def test_problems() -> None:
     problem = {"source": "sorter-1", "code": "TS-1063", "message": "it stands", "fatal": False}
-    assert problems_of({"problems": []}).verdict is OK
-    assert problems_of({"problems": [problem]}).verdict is WARN
-    assert problems_of({"problems": [problem, {**problem, "fatal": True}]}).verdict is FAIL
+    assert check_problems({"problems": []}).verdict is OK
+    assert check_problems({"problems": [problem]}).verdict is WARN
+    assert check_problems({"problems": [problem, {**problem, "fatal": True}]}).verdict is FAIL
 
 
 def test_the_owner() -> None:
-    living = {"owner": "meta-1", "epoch": 3, "heartbeat_age_ms": 900, "alive": True}
-    assert owner_of(living).verdict is OK
-    dead = owner_of({**living, "alive": False, "heartbeat_age_ms": 90_000})
+    alive = {"owner": "meta-1", "epoch": 3, "heartbeat_age_ms": 900, "alive": True}
+    assert check_owner(alive).verdict is OK
+    dead = check_owner({**alive, "alive": False, "heartbeat_age_ms": 90_000})
     assert dead.verdict is FAIL
     assert "90 s" in dead.words
-    assert owner_of({"owner": None, "epoch": 0, "heartbeat_age_ms": None, "alive": False}).verdict is FAIL
+    assert check_owner({"owner": None, "epoch": 0, "heartbeat_age_ms": None, "alive": False}).verdict is FAIL
 
 
 def worker(name: str, kind: str, state: str = "up") -> dict[str, Any]:
@@ -88,13 +100,17 @@ def worker(name: str, kind: str, state: str = "up") -> dict[str, Any]:
     ("workers", "verdict", "words"),
     [
         ([worker("d", "dispatcher"), worker("s", "sorter"), worker("old", "sorter", "gone")], OK, "1 sorter"),
-        ([worker("d", "dispatcher"), worker("s", "sorter"), worker("t", "sorter", "silent")], WARN, "more: t"),
+        (
+            [worker("d", "dispatcher"), worker("s", "sorter"), worker("t", "sorter", "silent")],
+            WARN,
+            "no longer seen: t",
+        ),
         ([worker("d", "dispatcher"), worker("s", "sorter", "silent")], FAIL, "no sorter is up"),
-        ([], FAIL, "no dispatcher and no sorter is up (up: nobody)"),
+        ([], FAIL, "no dispatcher and no sorter is up (up: none)"),
     ],
 )
 def test_workers(workers: list[dict[str, Any]], verdict: Verdict, words: str) -> None:
-    found = workers_of({"items": workers})
+    found = check_workers({"items": workers})
     assert found.verdict is verdict
     assert words in found.words
 
@@ -106,19 +122,21 @@ def test_each_tenant_with_its_watermark_gaps() -> None:
         {"cluster_id": 1, "tenant_id": 3, "cause": "standing", "sentence": "it waits", "next_step": "look"},
         {"cluster_id": 1, "tenant_id": 3, "cause": "stopped", "sentence": "it stopped", "next_step": "retry"},
     ]
-    found: list[Finding] = tenants_of(tenants, watermark_gaps)
+    checklist = Checklist()
+    check_tenants(checklist, tenants, watermark_gaps)
+    found = checklist.findings
     assert [(f.name, f.verdict) for f in found] == [("tenant 1/1", OK), ("tenant 1/2", WARN), ("tenant 1/3", FAIL)]
     assert found[0].words == "ACTIVE, 1.5 s behind"
     assert found[1].words == "ACTIVE, 1.5 s behind; it waits: look at store 3"
     assert found[2].words == "ACTIVE, 1.5 s behind; it stopped: retry (and 1 more: tistream gaps)"
 
 
-def test_an_error_is_a_failure_in_its_words() -> None:
-    from tistream.errors import StoreRefused
-
-    def look() -> Any:
+def test_a_check_that_raises_fails_with_the_text_of_the_error() -> None:
+    def refused() -> Any:
         raise StoreRefused("AccessDenied", key="k")
 
-    found = check("put", look)
+    checklist = Checklist()
+    assert not checklist.check("put", refused)
+    (found,) = checklist.findings
     assert (found.name, found.verdict, found.facts) == ("put", FAIL, {"code": "TS-1039"})
     assert found.words.startswith("AccessDenied (key=k); Own credentials")

@@ -13,38 +13,46 @@ import hashlib
 from collections.abc import Callable
 
 from pusher.control import CheckControl, PushBundle
-from tistream.diagnostics.findings import Finding, Look, Verdict, check
+from pusher.logbackup.checkpoint import read_checkpoint
+from pusher.logbackup.core.metadata import META_PREFIX
+from tistream.diagnostics.findings import Checklist, Finding, fail, ok, warn
 from tistream.errors import NotFound, ObjectConflict, StoreRefused
 from tistream.objectstore.factory import open_store, s3_place
 from tistream.objectstore.layout import ProbeKey, foreign_probe, probe_prefix
 from tistream.objectstore.protocol import ObjectStore
+from tistream.ts import to_text
 
 _CONTENT = b"put by tistream push --check, which has it removed: it may be deleted"
 _OTHER = b"other bytes under the same key"
 
 
-def examine_push(control: CheckControl, open_bucket: Callable[[str], ObjectStore], name: str) -> list[Finding]:
+def check_push(control: CheckControl, open_bucket: Callable[[str], ObjectStore], name: str) -> list[Finding]:
     """Run all checks. They stop after a failure of the control plane, the credentials, the first put or its visibility.
     `name`: a fresh name for the probe, lower-case letters and digits."""
-    checks = _Push(control, open_bucket, name)
-    found = [check("control plane", checks.control_plane)]
-    if found[0].verdict is Verdict.FAIL:
-        return found
-    found += [check("key", checks.key), check("tenant", checks.tenant), check("credentials", checks.credentials)]
-    if found[-1].verdict is Verdict.FAIL:
-        return found
-    put = check("put", checks.put)
-    found.append(put)
-    if put.verdict is Verdict.FAIL:
-        return found
-    seen = check("the service sees it", checks.seen)
-    found.append(seen)
-    if seen.verdict is Verdict.FAIL:
-        return found
-    found.append(check("create if absent", checks.create_if_absent))
-    found.append(check("a neighbour's folder", checks.neighbour))
-    found.append(check("removed", checks.removed))
-    return found
+    checks, found = _Push(control, open_bucket, name), Checklist()
+    if found.check("control plane", checks.control_plane):
+        found.check("key", checks.key)
+        found.check("tenant", checks.tenant)
+        if (
+            found.check("credentials", checks.credentials)
+            and found.check("put", checks.put)
+            and found.check("the service sees it", checks.seen)
+        ):
+            found.check("create if absent", checks.create_if_absent)
+            found.check("a neighbour's folder", checks.neighbour)
+            found.check("removed", checks.removed)
+    return found.findings
+
+
+def check_log_backup(url: str) -> Finding:
+    """The directory of a log backup can be read, and has a watermark."""
+    store = open_store(url, foreign=True)
+    if next(iter(store.list(META_PREFIX)), None) is None:
+        return fail(f"{url} can be listed, but no log backup has written below {META_PREFIX}")
+    checkpoint = read_checkpoint(store)
+    if checkpoint is None:
+        return warn(f"{url} has no global checkpoint yet, so it has no watermark")
+    return ok(f"{url}: watermark {checkpoint.ts} ({to_text(checkpoint.ts)})", checkpoint=str(checkpoint.ts))
 
 
 class _Push:
@@ -57,91 +65,85 @@ class _Push:
         self._bundle: PushBundle | None = None
         self._bucket: ObjectStore | None = None
 
-    def control_plane(self) -> Look:
+    def control_plane(self) -> Finding:
         self._bundle = self._control.push_bundle()
-        return Verdict.OK, f"reachable; tenant {self._tenant} exists", {"state": self._bundle.state}
+        return ok(f"reachable; tenant {self._tenant} exists", state=self._bundle.state)
 
-    def key(self) -> Look:
+    def key(self) -> Finding:
         who = self._control.whoami()
         if who is None:
-            return Verdict.OK, f"it may push for tenant {self._tenant}", {}
+            return ok(f"it may push for tenant {self._tenant}")
         if not who["key_id"]:
-            return Verdict.OK, "the service requires no key", {}
-        facts: dict[str, object] = {"role": who["role"], "key_id": who["key_id"]}
+            return ok("the service requires no key")
+        facts = {name: who[name] for name in ("role", "key_id")}
         if who["role"] != "pusher":
             words = f"{who['name']} has the role {who['role']}, which may do more than a pusher needs"
-            return Verdict.WARN, f"{words}: create a pusher key with tistream tenant rotate-key", facts
-        return Verdict.OK, f"{who['name']}, role pusher, for tenant {self._tenant} only", facts
+            return warn(f"{words}: create a pusher key with tistream tenant rotate-key", **facts)
+        return ok(f"{who['name']}, role pusher, for tenant {self._tenant} only", **facts)
 
-    def tenant(self) -> Look:
-        state = self._known_bundle().state
-        facts: dict[str, object] = {"state": state}
-        match state:
+    def tenant(self) -> Finding:
+        match state := self._known_bundle().state:
             case "ACTIVE":
-                return Verdict.OK, "ACTIVE", facts
+                return ok("ACTIVE", state=state)
             case "AWAITING_SNAPSHOT":
-                return Verdict.OK, "AWAITING_SNAPSHOT: it begins with the first push", facts
+                return ok("AWAITING_SNAPSHOT: it begins with the first push", state=state)
             case "PAUSED":
-                return Verdict.WARN, "PAUSED: pushed files wait in the bucket until tistream tenant resume", facts
-        return Verdict.FAIL, f"{state}: nothing can be pushed", facts
+                return warn("PAUSED: pushed files wait in the bucket until tistream tenant resume", state=state)
+        return fail(f"{state}: nothing can be pushed", state=state)
 
-    def credentials(self) -> Look:
+    def credentials(self) -> Finding:
         url = self._known_bundle().object_store
         if self._known_bundle().session:
             issued = self._control.push_credentials()
             words = f"issued by the service, valid for {issued.valid_s / 60:g} minutes and renewed before they expire"
             if issued.kms_key_arn:
                 words += f"; puts are encrypted with {issued.kms_key_arn}"
-            return Verdict.OK, words, {"by": "service", "valid_s": issued.valid_s, "kms_key_arn": issued.kms_key_arn}
+            return ok(words, by="service", valid_s=issued.valid_s, kms_key_arn=issued.kms_key_arn)
         if s3_place(url) is None:
             next(iter(open_store(url, foreign=True).list(probe_prefix(self._tenant))), None)
-            return Verdict.OK, f"{url} is not an S3 bucket and needs none", {"by": "pusher"}
-        return Verdict.OK, "the pusher's own (AWS_*, or the machine's role)", {"by": "pusher"}
+            return ok(f"{url} is not an S3 bucket and needs none", by="pusher")
+        return ok("the pusher's own (AWS_*, or the machine's role)", by="pusher")
 
-    def put(self) -> Look:
+    def put(self) -> Finding:
         url = self._known_bundle().object_store
         self._bucket = self._open(url)
         self._bucket.put(self._probe, _CONTENT)
-        return Verdict.OK, f"{url}: a put below {probe_prefix(self._tenant)} is accepted", {"object_store": url}
+        return ok(f"{url}: a put below {probe_prefix(self._tenant)} is accepted", object_store=url)
 
-    def seen(self) -> Look:
+    def seen(self) -> Finding:
         there = self._control.compare(self._probe, len(_CONTENT), hashlib.sha256(_CONTENT).hexdigest())
         if there != "same":
             words = f"{self._probe} was put (and stays), but the service does not see it"
-            return Verdict.FAIL, f"{words}: it reads another bucket or folder", {"there": there}
-        return Verdict.OK, "the service finds the object that was put", {"there": there}
+            return fail(f"{words}: it reads another bucket or folder", there=there)
+        return ok("the service finds the object that was put", there=there)
 
-    def create_if_absent(self) -> Look:
+    def create_if_absent(self) -> Finding:
         try:
             self._put(self._probe, _OTHER)
         except ObjectConflict:
-            return Verdict.OK, "a second put of a key is refused", {}
+            return ok("a second put of a key is refused")
         words = "a second put of a key was accepted: this store cannot be used; see tistream doctor --object-store"
-        return Verdict.FAIL, words, {}
+        return fail(words)
 
-    def neighbour(self) -> Look:
+    def neighbour(self) -> Finding:
         key = str(foreign_probe(self._tenant, self._name))
         if s3_place(self._known_bundle().object_store) is None:
-            return Verdict.OK, "not tried: a folder does not isolate pushers", {}
+            return ok("not tried: a folder does not isolate pushers")
         try:
             self._put(key, _CONTENT)
         except StoreRefused:
-            return Verdict.OK, f"a put to {key} is refused", {"refused": True}
+            return ok(f"a put to {key} is refused", refused=True)
         words = f"a put to {key} was accepted: these credentials may write to other tenants' folders"
         if self._known_bundle().session:
-            return Verdict.FAIL, f"{words}; the server does not enforce session policies", {"refused": False}
-        return (
-            Verdict.WARN,
-            f"{words}; set push.role_arn so that the service issues narrower ones",
-            {"refused": False},
-        )
+            return fail(f"{words}; the server does not enforce session policies", refused=False)
+        return warn(f"{words}; set push.role_arn so that the service issues narrower ones", refused=False)
 
-    def removed(self) -> Look:
+    def removed(self) -> Finding:
         try:
             self._control.drop_probe(self._name)
         except NotFound:
-            return Verdict.WARN, f"this service cannot remove {self._probe}; it is small and harmless", {}
-        return Verdict.OK, "nothing was left behind", {}
+            return warn(f"this service cannot remove {self._probe}; it is small and harmless")
+        return ok("nothing was left behind")
 
     def _put(self, key: str, data: bytes) -> None:
         assert self._bucket is not None

@@ -1,6 +1,4 @@
-"""Examines a cluster before it is pushed: can it be followed, and what would that cost.
-
-    examine(pd, ...) -> findings: name, verdict, text; and facts for programs
+"""Checks a cluster before it is pushed: can it be followed, and what would that cost.
 
 Nothing is written to the cluster. PD is asked for lists and a timestamp, each store gets an empty change feed stream,
 the leader of one key a read, and the leaders of all regions, for up to _LOCKS_S, a query for old locks.
@@ -12,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 
@@ -19,7 +18,7 @@ from pusher.tikv.locks import BEHIND_S, LockResolver, describe
 from pusher.tikv.stream import METADATA, METHOD
 from tistream import ts as tso
 from tistream.clock import Clock
-from tistream.diagnostics.findings import Finding, Look, Verdict, check, skew
+from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
 from tistream.keyrange import KeyRange
 from tistream.tikv.channels import Tls, open_channel
 from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
@@ -42,53 +41,51 @@ _PROBE_KEYS = KeyRange(b"mSchemaVe", b"mSchemaVf")  # around the schema version
 _KEYSPACE_KEYS = KeyRange(b"x\0\0\0", b"x\0\0\1")
 
 
-def examine(
+def check_cluster(
     pd: PdClient, wanted: Sequence[KeyRange], *, tls: Tls | None, clock: Clock, keyspace: str | None = None
 ) -> list[Finding]:
     """Run all checks, each after those that it needs. They stop when PD fails or does not know the keyspace."""
-    found = [check("pd", lambda: _pd(pd))]
-    keys = WHOLE
-    if keyspace is not None and found[0].verdict is not Verdict.FAIL:
-        spaces: list[KeyspaceKeys] = []
-        found.append(check("keyspace", lambda: _keyspace(pd, keyspace, spaces)))
-        keys = spaces[0] if spaces else WHOLE
-    if found[-1].verdict is Verdict.FAIL:
-        return found
+    found, spaces = Checklist(), list[KeyspaceKeys]()
+    if not found.check("pd", lambda: _pd(pd)):
+        return found.findings
+    if keyspace is not None and not found.check("keyspace", lambda: _keyspace(pd, keyspace, spaces)):
+        return found.findings
+    keys = spaces[0] if spaces else WHOLE
     view = KeyspacedPd(pd, keys)
-    found.append(check("clock", lambda: _clock(pd, clock)))
+    found.check("clock", lambda: _clock(pd, clock))
     stores: list[Store] = []
-    found.append(check("stores", lambda: _stores(pd, stores)))
-    found += [check(f"store {store.id}", lambda s=store: _store(s, tls)) for store in stores]  # type: ignore[misc]
+    found.check("stores", lambda: _stores(pd, stores))
+    for store in stores:
+        found.check(f"store {store.id}", partial(_store, store, tls))
     regions: list[Region] = []
-    found.append(check("regions", lambda: _regions(view, wanted, stores, regions)))
-    found.append(check("history", lambda: _history(pd)))
+    found.check("regions", lambda: _regions(view, wanted, stores, regions))
+    found.check("history", lambda: _history(pd))
     stop = threading.Event()
     reader = KvReader(view, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
     try:
-        found.append(check("read", lambda: _read(pd, reader)))
+        found.check("read", lambda: _read(pd, reader))
         if keys is WHOLE:
-            found.append(check("api version", lambda: _api_version(pd, reader)))
+            found.check("api version", lambda: _api_version(pd, reader))
     finally:
         reader.close()
-    found.append(check("locks", lambda: _locks(view, regions, keys, tls, clock)))
-    found.append(check("estimate", lambda: _estimate(pd, stores, regions)))
-    return found
+    found.check("locks", lambda: _locks(view, regions, keys, tls, clock))
+    found.check("estimate", lambda: _estimate(pd, stores, regions))
+    return found.findings
 
 
-def _pd(pd: PdClient) -> Look:
+def _pd(pd: PdClient) -> Finding:
     cluster_id = pd.cluster_id
-    return Verdict.OK, f"cluster {cluster_id}", {"cluster_id": str(cluster_id)}
+    return ok(f"cluster {cluster_id}", cluster_id=str(cluster_id))
 
 
-def _clock(pd: PdClient, clock: Clock) -> Look:
+def _clock(pd: PdClient, clock: Clock) -> Finding:
     before = clock.unix_ms()
     stamp = pd.tso()
     offset_ms = tso.physical_ms(stamp) - (before + clock.unix_ms()) // 2
-    verdict, words = skew("PD's", offset_ms)
-    return verdict, words, {"offset_ms": offset_ms, "tso": str(stamp)}
+    return clock_skew("PD's", offset_ms, tso=str(stamp))
 
 
-def _stores(pd: PdClient, into: list[Store]) -> Look:
+def _stores(pd: PdClient, into: list[Store]) -> Finding:
     found = pd.stores()
     into += [s for s in found if not s.columnar and s.state != StoreState.TOMBSTONE]
     leaving = [s.id for s in into if s.state != StoreState.UP]
@@ -98,16 +95,14 @@ def _stores(pd: PdClient, into: list[Store]) -> Look:
         words += f"; {skipped} of TiFlash, without leaders"
     if leaving:
         words += f"; leaving: {', '.join(map(str, leaving))}"
-    facts: dict[str, object] = {
-        "stores": [{"id": s.id, "address": s.address, "version": s.version, "state": s.state} for s in into]
-    }
+    facts = [{"id": s.id, "address": s.address, "version": s.version, "state": s.state} for s in into]
     if not into:
-        return Verdict.FAIL, "PD lists no store", facts
-    return Verdict.WARN if leaving or len(versions) > 1 else Verdict.OK, words, facts
+        return fail("PD lists no store", stores=facts)
+    return (warn if leaving or len(versions) > 1 else ok)(words, stores=facts)
 
 
-def _store(store: Store, tls: Tls | None) -> Look:
-    facts: dict[str, object] = {"id": store.id, "address": store.address, "version": store.version}
+def _store(store: Store, tls: Tls | None) -> Finding:
+    facts = {"id": store.id, "address": store.address, "version": store.version}
     channel = open_channel(store.address, tls)
     try:
         grpc.channel_ready_future(channel).result(timeout=_CONNECT_S)
@@ -118,54 +113,49 @@ def _store(store: Store, tls: Tls | None) -> Look:
             refused = e.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
             if refused:
                 words = f"{store.address} does not offer the multiplexed change feed: {e.code().name} {e.details()}"
-                return Verdict.FAIL, words, facts
-        return Verdict.OK, f"{store.address} offers the change feed", facts
+                return fail(words, **facts)
+        return ok(f"{store.address} offers the change feed", **facts)
     except grpc.FutureTimeoutError:
-        return Verdict.FAIL, f"{store.address} cannot be reached (address, firewall, TLS)", facts
+        return fail(f"{store.address} cannot be reached (address, firewall, TLS)", **facts)
     finally:
         channel.close()
 
 
-def _keyspace(pd: PdClient, name: str, into: list[KeyspaceKeys]) -> Look:
+def _keyspace(pd: PdClient, name: str, into: list[KeyspaceKeys]) -> Finding:
     into.append(find_keyspace(pd, name))
-    return Verdict.OK, f"{name} has the key prefix {into[0].prefix.hex()}", {"id": into[0].id}
+    return ok(f"{name} has the key prefix {into[0].prefix.hex()}", id=into[0].id)
 
 
-def _regions(pd: KeyspacedPd, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> Look:
+def _regions(pd: KeyspacedPd, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> Finding:
     into += {region.id: region for part in wanted for region in regions_of(pd, part)}.values()
     leads = {store.id: sum(r.leader_store_id == store.id for r in into) for store in stores}
     without_leader = sum(not r.leader_store_id for r in into)
     dealt = ", ".join(f"{count:,} on store {store_id}" for store_id, count in sorted(leads.items()))
     words = f"{len(into):,} regions would be followed: {dealt}"
-    facts: dict[str, object] = {"regions": len(into), "leaders": leads, "without_leader": without_leader}
+    facts = {"regions": len(into), "leaders": leads, "without_leader": without_leader}
     if not into:
-        return Verdict.FAIL, "PD lists no region of the keys to follow", facts
+        return fail("PD lists no region of the keys to follow", **facts)
     if without_leader:
-        return Verdict.WARN, f"{words}; {without_leader:,} have no leader now", facts
-    return Verdict.OK if max(leads.values(), default=0) <= _STREAM_REGIONS else Verdict.WARN, words, facts
+        return warn(f"{words}; {without_leader:,} have no leader now", **facts)
+    return (ok if max(leads.values(), default=0) <= _STREAM_REGIONS else warn)(words, **facts)
 
 
-def _history(pd: PdClient) -> Look:
+def _history(pd: PdClient) -> Finding:
     safe, now = pd.gc_safe_point(), pd.tso()
     if not safe:
-        return Verdict.OK, "GC has never run", {"safe_point": "0"}
+        return ok("GC has never run", safe_point="0")
     age_s = (tso.physical_ms(now) - tso.physical_ms(safe)) // 1000
-    return (
-        Verdict.OK,
-        f"history goes back {age_s / 60:,.0f} minutes, to {safe}",
-        {"safe_point": str(safe), "age_s": age_s},
-    )
+    return ok(f"history goes back {age_s / 60:,.0f} minutes, to {safe}", safe_point=str(safe), age_s=age_s)
 
 
-def _read(pd: PdClient, reader: KvReader) -> Look:
+def _read(pd: PdClient, reader: KvReader) -> Finding:
     pairs = sum(len(page.keys) for page in reader.read(_PROBE_KEYS, pd.tso()))
     if not pairs:
-        words = "no schema version found: there is no TiDB, or it has keyspaces and --keyspace must name one"
-        return Verdict.FAIL, words, {}
-    return Verdict.OK, "snapshot reads work", {}
+        return fail("no schema version found: there is no TiDB, or it has keyspaces and --keyspace must name one")
+    return ok("snapshot reads work")
 
 
-def _locks(view: KeyspacedPd, regions: Sequence[Region], keys: KeyspaceKeys, tls: Tls | None, clock: Clock) -> Look:
+def _locks(view: KeyspacedPd, regions: Sequence[Region], keys: KeyspaceKeys, tls: Tls | None, clock: Clock) -> Finding:
     """Old locks, each of which holds a watermark back. Regions that do not fit the time limit are counted."""
     now_ts = view.tso()
     limit_ts = now_ts - (int(BEHIND_S * 1000) << tso.LOGICAL_BITS)
@@ -186,41 +176,41 @@ def _locks(view: KeyspacedPd, regions: Sequence[Region], keys: KeyspaceKeys, tls
     scope = f"in {checked:,} of {len(regions):,} regions"
     if checked < len(regions):
         scope += f" (time limit of {_LOCKS_S:g} s)"
-    facts: dict[str, object] = {"regions": checked, "regions_left_out": len(regions) - checked, "locks": len(old)}
+    facts = {"regions": checked, "regions_left_out": len(regions) - checked, "locks": len(old)}
     if not old:
-        return Verdict.OK, f"none older than {BEHIND_S:g} s, {scope}", facts
+        return ok(f"none older than {BEHIND_S:g} s, {scope}", **facts)
     region_id, oldest = min(old, key=lambda found: found[1].start_ts)
     facts |= {"region": region_id, "key": oldest.key.hex(), "start_ts": str(oldest.start_ts)}
     words = f"{len(old)} older than {BEHIND_S:g} s, {scope}; {describe(region_id, oldest, now_ts)}"
-    return Verdict.WARN, words, facts
+    return warn(words, **facts)
 
 
-def _api_version(pd: PdClient, reader: KvReader) -> Look:
+def _api_version(pd: PdClient, reader: KvReader) -> Finding:
     try:
         for _ in reader.read(_KEYSPACE_KEYS, pd.tso(), ApiVersion.V2):
             break
     except KvRefused as e:
         if "ApiVersionNotMatched" not in e.message:
             raise
-        return Verdict.OK, "API V1", {"api_version": "V1"}
-    return Verdict.OK, "API V2; keys outside keyspaces are followed", {"api_version": "V2"}
+        return ok("API V1", api_version="V1")
+    return ok("API V2; keys outside keyspaces are followed", api_version="V2")
 
 
-def _estimate(pd: PdClient, stores: Sequence[Store], regions: Sequence[Region]) -> Look:
+def _estimate(pd: PdClient, stores: Sequence[Store], regions: Sequence[Region]) -> Finding:
     files = len(stores) * _FILES_A_MONTH
-    facts: dict[str, object] = {"files_per_month": files, "put_dollars_per_month": round(files * _PUT_PRICE, 2)}
+    facts = {"files_per_month": files, "put_dollars_per_month": round(files * _PUT_PRICE, 2)}
     words = f"one file per second and store, {files:,} puts a month (${files * _PUT_PRICE:,.2f} at S3's list price)"
     try:
         stats = [pd.store_stats(store.id) for store in stores]
     except PdRefused:
-        return Verdict.OK, f"{words}; this PD does not report how much is written", facts
+        return ok(f"{words}; this PD does not report how much is written", **facts)
     rate = sum(s.written_bytes / s.interval_s for s in stats if s.interval_s)
     used = sum(s.used_bytes for s in stats)
     if not rate and not used:
-        return Verdict.OK, f"{words}; PD does not know how much is written", facts
+        return ok(f"{words}; PD does not know how much is written", **facts)
     facts |= {"written_bytes_per_s": round(rate / _REPLICAS), "stored_bytes": used // _REPLICAS}
     words += (
         f"; estimated with {_REPLICAS} replicas, from everything that the stores wrote recently:"
         f" {rate / _REPLICAS / 1e6:,.2f} MB/s of changes, {used / _REPLICAS / 1e9:,.2f} GB stored (the size of a seed)"
     )
-    return Verdict.OK, words, facts
+    return ok(words, **facts)

@@ -11,7 +11,7 @@ import pytest
 from tistream.clock import SystemClock
 from tistream.diagnostics.findings import Finding, Verdict
 from tistream.errors import ObjectConflict, StoreRefused
-from tistream.objectstore.examine import examine_store
+from tistream.objectstore.checks import check_store
 from tistream.objectstore.local import LocalStore
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import ObjectInfo, ObjectStore
@@ -77,32 +77,32 @@ def failed(found: list[Finding]) -> list[str]:
 def test_a_store_that_is_well_and_left_as_it_was(make: Callable[[Path], ObjectStore], tmp_path: Path) -> None:
     store = make(tmp_path)
     store.put("kept", b"x")
-    found = examine_store(store, SystemClock(), "a1")
+    found = check_store(store, SystemClock(), "a1")
     assert [(f.name, f.verdict) for f in found] == [(name, Verdict.OK) for name in ALL], found
     assert [info.key for info in store.list("")] == ["kept"]
-    assert failed(examine_store(store, SystemClock(), "a1")) == [], "the same name again"
+    assert failed(check_store(store, SystemClock(), "a1")) == [], "the same name again"
 
 
 @pytest.mark.parametrize(
     ("store", "wrong", "words"),
     [
         (LastPutWins(), ["create if absent", "one winner"], "ignores If-None-Match"),
-        (LooksFirst(), ["one winner"], "were let through"),
+        (LooksFirst(), ["one winner"], "were accepted"),
         (LateListing(), ["list"], "does not show"),
-        (IgnoresRanges(), ["range"], "not the bytes"),
+        (IgnoresRanges(), ["range"], "not the requested bytes"),
         (Undeletable(), ["delete"], "AccessDenied"),
         (ReadOnly(), ["put"], "AccessDenied"),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, MemoryStore) else "",
 )
 def test_a_store_that_is_not_for_tistream_is_refused(store: MemoryStore, wrong: list[str], words: str) -> None:
-    found = examine_store(store, SystemClock(), "a1")
+    found = check_store(store, SystemClock(), "a1")
     assert failed(found) == wrong
     assert words in next(f.words for f in found if f.verdict is Verdict.FAIL)
 
 
 def test_clocks_that_differ() -> None:
-    found = {f.name: f for f in examine_store(MemoryStore(), Skewed(), "a1")}["store clock"]
+    found = {f.name: f for f in check_store(MemoryStore(), Skewed(), "a1")}["store clock"]
     assert found.verdict is Verdict.FAIL
     assert 88_000 < found.facts["offset_ms"] <= 90_000  # type: ignore[operator]
 
@@ -117,5 +117,5 @@ def test_what_a_check_left_behind_is_removed_when_a_later_one_breaks() -> None:
         unbroken = True
 
     store = Breaks()
-    assert failed(examine_store(store, SystemClock(), "a1"))[0] == "read after write"
+    assert failed(check_store(store, SystemClock(), "a1"))[0] == "read after write"
     assert [*store.list("")] == []

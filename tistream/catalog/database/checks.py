@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 from tistream.catalog.database.engine import Catalog, newest_revision, now_ms, revisions
 from tistream.catalog.database.tables import events
 from tistream.clock import Clock
-from tistream.diagnostics.findings import Finding, Look, Verdict, check, skew
+from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
 from tistream.errors import NotFound
 
 _WANTED = "READ COMMITTED"
@@ -21,32 +21,31 @@ _VERSION_TABLE = "alembic_version"  # Alembic's own
 _NOTHING = events.delete().where(events.c.event_id < 0)
 
 
-def examine_catalog(url: str, clock: Clock) -> list[Finding]:
+def check_catalog(url: str, clock: Clock) -> list[Finding]:
     """All checks; only the first when the catalog is unreachable."""
-    opened: list[Catalog] = []
-    found = [check("catalog", lambda: _reached(url, opened))]
+    opened, found = list[Catalog](), Checklist()
     try:
-        if found[0].verdict is not Verdict.FAIL:
+        if found.check("catalog", lambda: _reached(url, opened)):
             catalog = opened[0]
-            found.append(check("isolation", lambda: _isolation(catalog)))
-            found.append(check("catalog clock", lambda: _clock(catalog, clock)))
-            found.append(check("migrations", lambda: _migrations(catalog)))
-            if found[-1].facts.get("found"):
-                found.append(check("catalog writes", lambda: _writes(catalog)))
+            found.check("isolation", lambda: _isolation(catalog))
+            found.check("catalog clock", lambda: _clock(catalog, clock))
+            found.check("migrations", lambda: _migrations(catalog))
+            if found.findings[-1].facts.get("found"):
+                found.check("catalog writes", lambda: _writes(catalog))
     finally:
         for catalog in opened:
             catalog.close()
-    return found
+    return found.findings
 
 
-def _reached(url: str, into: list[Catalog]) -> Look:
+def _reached(url: str, into: list[Catalog]) -> Finding:
     _must_exist(url)
     into.append(Catalog(url))
     with into[0].reading() as conn:
         version = ".".join(map(str, conn.dialect.server_version_info or ()))
         name = "MariaDB" if getattr(conn.dialect, "is_mariadb", False) else conn.dialect.name
         conn.execute(text("SELECT 1"))
-    return Verdict.OK, f"{name} {version} answers", {"database": name, "version": version}
+    return ok(f"{name} {version} answers", database=name, version=version)
 
 
 def _must_exist(url: str) -> None:
@@ -60,27 +59,25 @@ def _must_exist(url: str) -> None:
         raise NotFound(f"catalog {file} does not exist yet; the first service creates it", file=file)
 
 
-def _isolation(catalog: Catalog) -> Look:
+def _isolation(catalog: Catalog) -> Finding:
     with catalog.reading() as conn:
         level = conn.get_isolation_level()
         if conn.dialect.name == "sqlite":
-            return Verdict.OK, "SQLite: one writer at a time", {"isolation": level}
-    facts: dict[str, object] = {"isolation": level}
+            return ok("SQLite: one writer at a time", isolation=level)
     if level != _WANTED:
-        return Verdict.FAIL, f"sessions are {level} and must be {_WANTED}", facts
-    return Verdict.OK, f"sessions are {level}", facts
+        return fail(f"sessions are {level} and must be {_WANTED}", isolation=level)
+    return ok(f"sessions are {level}", isolation=level)
 
 
-def _clock(catalog: Catalog, clock: Clock) -> Look:
+def _clock(catalog: Catalog, clock: Clock) -> Finding:
     before = clock.unix_ms()
     with catalog.reading() as conn:
         there = now_ms(conn)
     offset_ms = there - (before + clock.unix_ms()) // 2
-    verdict, words = skew("the database's", offset_ms)
-    return verdict, words, {"offset_ms": offset_ms}
+    return clock_skew("the database's", offset_ms)
 
 
-def _migrations(catalog: Catalog) -> Look:
+def _migrations(catalog: Catalog) -> Finding:
     newest = newest_revision()
     with catalog.reading() as conn:
         named = inspect(conn).has_table(_VERSION_TABLE)
@@ -88,18 +85,18 @@ def _migrations(catalog: Catalog) -> Look:
     if named:
         with catalog.reading() as conn:
             found = conn.execute(text(f"SELECT version_num FROM {_VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
-    facts: dict[str, object] = {"found": found, "newest": newest}
+    facts = {"found": found, "newest": newest}
     if found is None:
-        return Verdict.WARN, "no tables yet; the first service creates them", facts
+        return warn("no tables yet; the first service creates them", **facts)
     if found == newest:
-        return Verdict.OK, f"tables are of this version ({newest})", facts
+        return ok(f"tables are of this version ({newest})", **facts)
     if found in revisions():
         words = f"tables are of revision {found}; the next service of this version migrates them to {newest}"
-        return Verdict.WARN, words, facts
-    return Verdict.FAIL, f"tables are of revision {found}, newer than this version ({newest})", facts
+        return warn(words, **facts)
+    return fail(f"tables are of revision {found}, newer than this version ({newest})", **facts)
 
 
-def _writes(catalog: Catalog) -> Look:
+def _writes(catalog: Catalog) -> Finding:
     with catalog.transaction() as conn:
         conn.execute(_NOTHING)
-    return Verdict.OK, "tables are writable", {}
+    return ok("tables are writable")

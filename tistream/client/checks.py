@@ -1,0 +1,219 @@
+"""Checks a running service over HTTP, as far as the key allows: version, clock, parts, leader, workers, tenants.
+
+When parts of a service fail, the other checks still run. What the key may not read is a warning. Nothing is changed,
+and no request is retried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any
+
+import httpx2
+import orjson
+
+from tistream import __version__
+from tistream.client.core.exchange import error_of, unreachable
+from tistream.clock import Clock
+from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
+from tistream.errors import NotAllowed, TiStreamError
+
+_TIMEOUT_S = 20.0
+_RESOLUTION_MS = 1_000  # of a Date header
+_NEEDED = ("dispatcher", "sorter")  # worker kinds without which no change is sorted
+_STOPPED = "stopped"
+
+
+def check_service(url: str, key: str | None, clock: Clock) -> list[Finding]:
+    """All checks; they end early when the service does not answer or does not know the key."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with httpx2.Client(base_url=url.rstrip("/"), timeout=_TIMEOUT_S, headers=headers) as http:
+        service, found = _Service(url, http, clock), Checklist()
+        if not found.check("service", service.version):
+            return found.findings
+        found.check("service clock", service.clock)
+        service.readiness(found)
+        if not found.check("key", service.key):
+            return found.findings
+        found.check("problems", partial(service.asked, "/healthz", check_problems))
+        found.check("owner", partial(service.asked, "/v1/owner", check_owner))
+        found.check("workers", partial(service.asked, "/v1/workers", check_workers))
+        service.tenants(found)
+        return found.findings
+
+
+class _Service:
+    """The requests."""
+
+    def __init__(self, url: str, http: httpx2.Client, clock: Clock) -> None:
+        self._url, self._http, self._clock = url, http, clock
+        self._offset_ms: int | None = None
+
+    def version(self) -> Finding:
+        before = self._clock.unix_ms()
+        answer, found = self._get("/version")
+        self._offset_ms = offset_of(answer.headers, before, self._clock.unix_ms())
+        facts = {"url": self._url, "version": str(found["version"]), "ours": __version__}
+        words = f"{self._url} runs TiStream {found['version']}"
+        if found["version"] != __version__:
+            return warn(f"{words}, and this command is {__version__}", **facts)
+        return ok(words, **facts)
+
+    def clock(self) -> Finding:
+        if self._offset_ms is None:
+            return warn("its answers carry no time")
+        return clock_skew("the service's", self._offset_ms)
+
+    def readiness(self, found: Checklist) -> None:
+        """One finding for each part that the service depends on."""
+        try:
+            _, ready = self._get("/readyz", 503)
+        except TiStreamError as e:
+            found.check("ready", partial(fail, str(e), code=e.code))
+            return
+        check_parts(found, ready["checks"])
+
+    def key(self) -> Finding:
+        try:
+            _, who = self._get("/v1/whoami")
+        except TiStreamError as e:
+            if not _is_elsewhere(e):
+                raise
+            return ok("this process of the service does not show what a key may do")
+        return check_key(who)
+
+    def asked(self, path: str, judge: Callable[[Any], Finding]) -> Finding:
+        """Judge an answer. Without permission to ask: a warning."""
+        try:
+            return judge(self._get(path)[1])
+        except TiStreamError as e:
+            return _unanswered(e)
+
+    def tenants(self, found: Checklist) -> None:
+        """One finding for each tenant that the key may see."""
+        try:
+            known = self._get("/v1/tenants")[1]["items"]
+        except TiStreamError as e:
+            found.check("tenants", partial(_unanswered, e))
+            return
+        if not known:
+            found.check("tenants", partial(warn, "no tenant is registered: tistream tenant register"))
+            return
+        try:
+            check_tenants(found, known, self._get("/v1/gaps")[1]["items"])
+        except TiStreamError as e:
+            check_tenants(found, known, [])
+            found.check("watermark_gaps", partial(_unanswered, e))
+
+    def _get(self, path: str, *accepted: int) -> tuple[httpx2.Response, Any]:
+        """The response and its JSON; error statuses raise unless they are in `accepted`."""
+        try:
+            answer = self._http.get(path)
+        except httpx2.TransportError as e:
+            raise unreachable(self._url, e) from e
+        if not answer.is_success and answer.status_code not in accepted:
+            raise error_of(answer.status_code, answer.content)
+        try:
+            return answer, orjson.loads(answer.content)
+        except orjson.JSONDecodeError as e:
+            raise TiStreamError(f"{self._url}{path} does not answer as TiStream does", status=answer.status_code) from e
+
+
+def _is_elsewhere(error: TiStreamError) -> bool:
+    """Another process of the service has this route: a meta server has no pages of tenants."""
+    return getattr(error, "status", None) in (404, 405)
+
+
+def _unanswered(error: TiStreamError) -> Finding:
+    """A request that is not permitted or not served here is a warning; any other error is a failure."""
+    if isinstance(error, NotAllowed):
+        return warn(f"this key may not ask: {error.message}", code=error.code)
+    if _is_elsewhere(error):
+        return warn("this process of the service does not show it; ask an API server", code=error.code)
+    return fail(str(error), code=error.code)
+
+
+def offset_of(headers: Mapping[str, str], before_ms: int, after_ms: int) -> int | None:
+    """Milliseconds that a server's clock is ahead of this machine's, by its Date header. None without a valid one.
+    `before_ms`, `after_ms`: when the request was sent and answered."""
+    try:
+        date_ms = int(parsedate_to_datetime(headers["date"]).timestamp() * 1000)
+    except (KeyError, ValueError):
+        return None
+    return min(0, date_ms + _RESOLUTION_MS - before_ms) or max(0, date_ms - after_ms)
+
+
+def check_parts(found: Checklist, checks: Mapping[str, str]) -> None:
+    """Judge the checks of /readyz."""
+    for name, state in checks.items():
+        found.check(f"part: {name}", partial(ok if state == "ok" else fail, state))
+
+
+def check_key(who: Mapping[str, Any]) -> Finding:
+    """Judge /v1/whoami."""
+    facts = {"role": who["role"], "rights": who["rights"]}
+    if not who["key_id"]:
+        return ok("the service requires no key", **facts)
+    bound = f" of tenant {who['cluster_id']}/{who['tenant_id']}" if who.get("tenant_id") is not None else ""
+    words = f"{who['role']}{bound} ({who['name']})"
+    if bound or "look" not in who["rights"]:
+        return warn(f"{words}: it does not see the whole deployment", **facts)
+    return ok(words, **facts)
+
+
+def check_problems(found: Mapping[str, Any]) -> Finding:
+    """Judge /healthz."""
+    problems = found["problems"]
+    if not problems:
+        return ok("no part of the service reports one")
+    words = "; ".join(f"{p['source']}: {p['message']} [{p['code']}]" for p in problems)
+    return (fail if any(p.get("fatal") for p in problems) else warn)(words, problems=problems)
+
+
+def check_owner(found: Mapping[str, Any]) -> Finding:
+    """Judge /v1/owner: the leading meta server."""
+    if not found["owner"]:
+        return fail("no meta server was ever elected: start one")
+    age_s = (found["heartbeat_age_ms"] or 0) / 1000
+    facts = {"owner": found["owner"], "epoch": found["epoch"], "heartbeat_age_s": age_s}
+    if not found["alive"]:
+        return fail(f"{found['owner']} was the last one, last seen {age_s:,.0f} s ago: start a meta server", **facts)
+    return ok(f"{found['owner']}, epoch {found['epoch']}", **facts)
+
+
+def check_workers(found: Mapping[str, Any]) -> Finding:
+    """Judge /v1/workers."""
+    items = [worker for worker in found["items"] if worker["state"] != "gone"]
+    alive = Counter(worker["kind"] for worker in items if worker["alive"])
+    silent = [worker["worker_id"] for worker in items if not worker["alive"]]
+    facts = {"alive": dict(alive), "silent": silent}
+    up = ", ".join(f"{count} {kind}" for kind, count in sorted(alive.items())) or "none"
+    if missing := [kind for kind in _NEEDED if not alive[kind]]:
+        return fail(f"no {' and no '.join(missing)} is up (up: {up})", **facts)
+    if silent:
+        return warn(f"up: {up}; no longer seen: {', '.join(silent)}", **facts)
+    return ok(f"up: {up}", **facts)
+
+
+def check_tenants(found: Checklist, tenants: list[Mapping[str, Any]], gaps: list[Mapping[str, Any]]) -> None:
+    """Judge /v1/tenants and /v1/gaps: one finding for each tenant."""
+    for tenant in tenants:
+        ids = (tenant["cluster_id"], tenant["tenant_id"])
+        mine = [gap for gap in gaps if (gap["cluster_id"], gap["tenant_id"]) == ids]
+        found.check(f"tenant {ids[0]}/{ids[1]}", partial(_tenant, tenant, mine))
+
+
+def _tenant(tenant: Mapping[str, Any], gaps: list[Mapping[str, Any]]) -> Finding:
+    facts = {"state": tenant["state"], "lag_ms": tenant["lag_ms"], "watermark_gaps": len(gaps)}
+    words = str(tenant["state"])
+    if tenant["lag_ms"] is not None:
+        words += f", {tenant['lag_ms'] / 1000:,.1f} s behind"
+    if not gaps:
+        return ok(words, **facts)
+    stopped = [gap for gap in gaps if gap["cause"] == _STOPPED]
+    first = (stopped or gaps)[0]
+    more = f" (and {len(gaps) - 1} more: tistream gaps)" if len(gaps) > 1 else ""
+    return (fail if stopped else warn)(f"{words}; {first['sentence']}: {first['next_step']}{more}", **facts)
