@@ -14,11 +14,6 @@ from tistream.cli.options import Bucket, Config
 _EXIT_FAULTS = 1
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("audit")(audit)
-
-
 def audit(
     catalog: options.Catalog = None,
     bucket: Bucket = None,

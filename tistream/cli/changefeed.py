@@ -14,11 +14,6 @@ commands = typer.Typer(help="Registered consumers: the log above their checkpoin
 Id = Annotated[str, typer.Argument(help="Name of the changefeed.", metavar="ID")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command group."""
-    app.add_typer(commands, name="changefeed")
-
-
 @commands.command()
 def create(
     changefeed_id: Id,

@@ -12,11 +12,6 @@ import typer
 from tistream.cli.run import on_signals
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command()(chaos)
-
-
 def chaos(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long the deployment is hurt.")] = 3.0,
     seed: Annotated[int | None, typer.Option(help="Of the harm and of the upstream; another one each time.")] = None,

@@ -34,11 +34,6 @@ class Engine(StrEnum):
     THREADS = "threads"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("compact")(compact)
-
-
 def compact(
     cluster: Cluster,
     tenant: Tenant,

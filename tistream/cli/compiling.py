@@ -21,11 +21,6 @@ _PATIENCE_S = 600.0
 _CHANGES = 2000  # so many of the recording's have been read when every stage has run
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("compile")(compile_all)
-
-
 def compile_all() -> None:
     """Compile what handles rows ahead of the first start; the result is kept on disk (NUMBA_CACHE_DIR)."""
     from tistream.clock import SystemClock

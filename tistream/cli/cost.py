@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from tistream.admin.core.cost import Lever, Load, Month
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("cost")(cost)
-
-
 def _number(name: str, words: str, least: float = 0.0) -> typer.models.OptionInfo:
     option: typer.models.OptionInfo = typer.Option(name, min=least, help=words)
     return option

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 _KILL_SHARE = 0.4  # of a demo that ends by itself: so much of it has passed when a sorter is killed
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command()(demo)
-
-
 def demo(
     port: Port = None,
     seconds: Annotated[float | None, typer.Option(help="Stop by itself after so many seconds.")] = None,

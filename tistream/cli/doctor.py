@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from tistream.tikv.channels import Tls
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("doctor")(doctor)
-
-
 def doctor(
     context: typer.Context,
     pd: Annotated[

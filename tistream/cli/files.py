@@ -15,11 +15,6 @@ commands = typer.Typer(help="Look inside files.", no_args_is_help=True)
 _ROWS_SHOWN = 5
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command group."""
-    app.add_typer(commands, name="inspect")
-
-
 @commands.command("file")
 def inspect_file(
     path: Annotated[str, typer.Argument(help="A segment file, or an object as file:// or s3:// URL.")],

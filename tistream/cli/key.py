@@ -20,11 +20,6 @@ OfTenant = Annotated[int | None, typer.Option("--tenant", "-t", help="Bind it to
 KeyId = Annotated[str, typer.Argument(help="The id: what stands between the underscores of the key.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command group."""
-    app.add_typer(commands, name="key")
-
-
 @commands.command()
 def create(
     name: Annotated[str, typer.Argument(help="For people: who or what will hold it.")],

@@ -19,11 +19,6 @@ OneCluster = Annotated[int | None, typer.Option("--cluster", "-c", help="Only th
 OneTenant = Annotated[int | None, typer.Option("--tenant", "-t", help="Only this tenant id.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("lag")(lag)
-
-
 def lag(
     cluster: OneCluster = None,
     tenant: OneTenant = None,

@@ -11,11 +11,6 @@ from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.errors import InvalidInput
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("login")(login)
-
-
 def login(
     url: Url = DEFAULT_URL,
     key: Key = None,

@@ -34,16 +34,6 @@ WorkerName = Annotated[str, typer.Argument(help="Name of the worker.")]
 TaskId = Annotated[int, typer.Argument(help="Id of the task.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.add_typer(workers, name="workers")
-    app.add_typer(tasks, name="tasks")
-    app.add_typer(stops, name="stops")
-    app.add_typer(api, name="api")
-    app.command("gaps")(watermark_gaps)
-    app.command("events")(events)
-
-
 @workers.command("list")
 def list_workers(
     kind: Annotated[str | None, typer.Option(help="Only these: sorter, dispatcher, meta, api or replay.")] = None,

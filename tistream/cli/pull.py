@@ -20,11 +20,6 @@ from tistream.errors import InvalidInput
 _OWN_WORDS = {"format", "end_ts", "limit", "cursor", "wait"}  # of a URL's query; others are the format's
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("pull")(pull)
-
-
 def pull(
     what: Annotated[str, typer.Argument(help="'database', 'database.table', '*', or a whole .../changes URL.")] = "*",
     url: Url = DEFAULT_URL,

@@ -45,11 +45,6 @@ _LOOK_EVERY_S = 0.1
 _STANDS_STILL_S = 10.0
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("push")(push)
-
-
 def push(
     context: typer.Context,
     capture: Annotated[Path | None, typer.Option(help="Folder of a recorded change stream.")] = None,

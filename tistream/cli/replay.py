@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("replay")(replay)
-
-
 def replay(
     cluster: Cluster,
     tenant: Tenant,

@@ -26,15 +26,6 @@ Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only), 
 Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; must be its own among all workers.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command()(up)
-    app.command()(meta)
-    app.command()(dispatch)
-    app.command()(sort)
-    app.command()(serve)
-
-
 def up(
     data: Annotated[Path, typer.Option("--data", "-d", help="Folder for catalog and bucket; made when missing.")],
     port: Port = None,

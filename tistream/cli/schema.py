@@ -15,11 +15,6 @@ _WHEN = "A TSO, an RFC 3339 time, or a span such as -15m."
 At = Annotated[str | None, typer.Option("--at", help=f"As of then; now without it. {_WHEN}")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command group."""
-    app.add_typer(commands, name="schema")
-
-
 @commands.command()
 def show(
     cluster: Cluster,

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 50_000
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("seed")(seed)
-
-
 def seed(
     what: Annotated[str, typer.Argument(help="'database.table'.")],
     file: Annotated[Path, typer.Option(help="Parquet or NDJSON.", exists=True)],

@@ -13,11 +13,6 @@ from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_r
 commands = typer.Typer(help="Look at settings.", no_args_is_help=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command group."""
-    app.add_typer(commands, name="config")
-
-
 @commands.command()
 def show(config: Config = None, output: OutputOption = Output.YAML) -> None:
     """The settings that a service would start with; passwords in addresses are left out."""

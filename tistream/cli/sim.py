@@ -34,11 +34,6 @@ class _Job:
     without: frozenset[str]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command()(sim)
-
-
 def sim(
     seed: Annotated[int | None, typer.Option(help="Play this seed.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Play seeds A:B, B not included.")] = None,

@@ -30,12 +30,6 @@ AsOf = Annotated[str, typer.Option(help="TSO, RFC 3339 time, latest (default) or
 Wait = Annotated[float, typer.Option(help="Seconds to wait until the watermark has passed the moment.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command("snapshot")(snapshot)
-    app.command("restore")(restore)
-
-
 def snapshot(
     what: Annotated[str, typer.Argument(help="'database.table'.")],
     as_of: AsOf = "latest",

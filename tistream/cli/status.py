@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.cli.output import NoColor, Output, OutputOption, console, lag, show_data
 
 _STOPS_MAX = 20
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("status")(status)
 
 
 def status(

@@ -32,11 +32,6 @@ class NotActive(TiStreamError):
     hint = "Start its pushers: tistream push. GET /healthz tells what is wrong, if anything is."
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command group."""
-    app.add_typer(commands, name="tenant")
-
-
 @commands.command()
 def register(
     cluster: Cluster,

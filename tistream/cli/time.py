@@ -10,11 +10,6 @@ from tistream import ts as tso
 from tistream.errors import InvalidInput
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("tso")(show)
-
-
 def show(value: Annotated[str, typer.Argument(help="A TSO, or an RFC 3339 time.")]) -> None:
     """Show a TSO as wall time, or a time as TSO."""
     ts = moment(value)
