@@ -8,11 +8,14 @@ noticed and why, is in docs/correctness.md.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 
@@ -29,8 +32,12 @@ class Mutant:
 REGISTER: dict[str, Mutant] = {}
 
 
-def register(name: str, rule: str, scenario: str = "usual") -> Callable[[Callable[[], Iterator[None]]], None]:
-    """Add a mutant; decorates a generator that patches, yields once, and puts back."""
+def register(text: str) -> Callable[[Callable[[], Iterator[None]]], None]:
+    """Add the mutant "name (scenario): rule"; decorates a generator that patches, yields once, and puts back."""
+    found = re.fullmatch(r"([a-z-]+) \((\w+)\): (.+)", text)
+    if found is None:
+        raise ValueError(f"not a name, a scenario and a rule: {text}")
+    name, scenario, rule = found.groups()
 
     def add(patch: Callable[[], Iterator[None]]) -> None:
         if name in REGISTER:
@@ -38,6 +45,24 @@ def register(name: str, rule: str, scenario: str = "usual") -> Callable[[Callabl
         REGISTER[name] = Mutant(name=name, rule=rule, patch=contextmanager(patch), scenario=scenario)
 
     return add
+
+
+def broken(text: str, *places: tuple[Any, ...]) -> None:
+    """Add a mutant that only changes functions. A place is ("module:function" or "module:Class.method", old text, new
+    text, old text, ...), see `reworded`, or has the function that replaces it in the place of the texts."""
+
+    @register(text)
+    def patch() -> Iterator[None]:
+        with ExitStack() as stack:
+            for where, *change in places:
+                module, _, path = where.partition(":")
+                owner, _, name = path.rpartition(".")
+                of: Any = resolve_name(f"{module}:{owner}") if owner else import_module(module)
+                if len(change) == 1:
+                    stack.enter_context(replaced(of, name, change[0]))
+                else:
+                    stack.enter_context(reworded(of, name, *zip(change[::2], change[1::2], strict=True)))
+            yield
 
 
 @contextmanager

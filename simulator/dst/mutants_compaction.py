@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from simulator.dst.mutants import register, replaced, reworded
+from simulator.dst.mutants import broken, register, replaced, reworded
+
+broken(
+    "swap-of-what-is-gone (compaction): a swap does not look whether its inputs are still live",
+    (
+        "tistream.catalog.log.compaction:_exchange",
+        "if not _all_live(conn, keys):",
+        "if False:",
+        "if _remove(conn, piece) != piece.segments:",
+        "if _remove(conn, piece) < 0:",
+    ),
+)
 
 
-@register("swap-of-what-is-gone", "a swap does not look whether its inputs are still live", scenario="compaction")
-def _swap_of_what_is_gone() -> Iterator[None]:
-    from tistream.catalog.log import compaction
-
-    with reworded(
-        compaction,
-        "_exchange",
-        ("if not _all_live(conn, keys):", "if False:"),
-        ("if _remove(conn, piece) != piece.segments:", "if _remove(conn, piece) < 0:"),
-    ):
-        yield
-
-
-@register("swapped-one-by-one", "inputs leave one by one, then the output comes", scenario="compaction")
+@register("swapped-one-by-one (compaction): inputs leave one by one, then the output comes")
 def _swapped_one_by_one() -> Iterator[None]:
     from compactor import job
     from tistream.catalog.log import compaction
@@ -38,7 +36,7 @@ def _swapped_one_by_one() -> Iterator[None]:
         yield
 
 
-@register("compacted-unverified", "a compacted file that lacks a row is taken", scenario="compaction")
+@register("compacted-unverified (compaction): a compacted file that lacks a row is taken")
 def _compacted_unverified() -> Iterator[None]:
     from compactor import job, task
     from tistream.catalog.log import compaction
@@ -53,11 +51,7 @@ def _compacted_unverified() -> Iterator[None]:
         yield
 
 
-@register(
-    "leased-object-collected",
-    "objects that a compaction replaced are deleted under a read lease",
-    scenario="compaction",
-)
+@register("leased-object-collected (compaction): objects that a compaction replaced are deleted under a read lease")
 def _pinned_object_collected() -> Iterator[None]:
     from tistream.catalog.log import objects
 
@@ -65,9 +59,7 @@ def _pinned_object_collected() -> Iterator[None]:
         yield
 
 
-@register("lease-not-renewed", "a long page does not renew its read lease", scenario="compaction")
-def _pin_not_renewed() -> Iterator[None]:
-    from reading.read_leases import ReadLease
-
-    with replaced(ReadLease, "renew", lambda self: None):
-        yield
+broken(
+    "lease-not-renewed (compaction): a long page does not renew its read lease",
+    ("reading.read_leases:ReadLease.renew", lambda self: None),
+)

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from simulator.dst.mutants import broken
 
-from simulator.dst.mutants import register, reworded
-
-
-@register("errors-spread", "an error that nobody expects ends the thread, and with it all other items", "isolation")
-def _errors_spread() -> Iterator[None]:
-    from tistream.runtime.containment import Containment
-
-    with reworded(Containment, "run", ("self.failed(item, e)", "raise")):
-        yield
-
-
-@register("merge-holds", "a merge that cannot go on leaves its tasks at the place where they wait", "isolation")
-def _merge_holds() -> Iterator[None]:
-    from sorter.worker.merging import Merging
-
-    with reworded(Merging, "step", ("_abort(runners, ids)", "pass")):
-        yield
-
-
-@register(
-    "durable-watermark-forgotten",
-    "after a restart a subscription that begins at `durable_ts` counts only once W is there",
-    "isolation",
+broken(
+    "errors-spread (isolation): an error that nobody expects ends the thread, and with it all other items",
+    ("tistream.runtime.containment:Containment.run", "self.failed(item, e)", "raise"),
 )
-def _durable_ts_forgotten() -> Iterator[None]:
-    from sorter.core.task_core import TaskCore
-
-    with reworded(
-        TaskCore,
-        "__init__",
-        ("RangeWatermarkMap(range_, start_ts, durable_ts=durable_ts)", "RangeWatermarkMap(range_, start_ts)"),
-    ):
-        yield
+broken(
+    "merge-holds (isolation): a merge that cannot go on leaves its tasks at the place where they wait",
+    ("sorter.worker.merging:Merging.step", "_abort(runners, ids)", "pass"),
+)
+broken(
+    "durable-watermark-forgotten (isolation): after a restart a subscription from `durable_ts` waits until W is there",
+    (
+        "sorter.core.task_core:TaskCore.__init__",
+        "RangeWatermarkMap(range_, start_ts, durable_ts=durable_ts)",
+        "RangeWatermarkMap(range_, start_ts)",
+    ),
+)

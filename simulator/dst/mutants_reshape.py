@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from simulator.dst.mutants import register, replaced, reworded
+from simulator.dst.mutants import broken, register, replaced, reworded
 
 _ADD_STATE = "_add_state(conn, part, positions, refers)"
 _ONE_DURABLE_TS = (
@@ -26,15 +26,17 @@ def _merging(*changes: tuple[str, str]) -> Iterator[None]:
         yield
 
 
-@register("part-without-positions", "the parts of a task do not have the positions of its snapshot", scenario="shapes")
-def _part_without_positions() -> Iterator[None]:
-    from tistream.catalog.work import reshape
+broken(
+    "part-without-positions (shapes): the parts of a task do not have the positions of its snapshot",
+    (
+        "tistream.catalog.work.reshape:split_task",
+        "_add_state(conn, part, positions, refers)",
+        "_add_state(conn, part, {}, refers)",
+    ),
+)
 
-    with reworded(reshape, "split_task", (_ADD_STATE, "_add_state(conn, part, {}, refers)")):
-        yield
 
-
-@register("part-without-state", "a part goes on behind the snapshot of its task, without its rows", scenario="shapes")
+@register("part-without-state (shapes): a part goes on behind the snapshot of its task, without its rows")
 def _part_without_state() -> Iterator[None]:
     from sorter.core.task_core import TaskCore
 
@@ -49,40 +51,35 @@ def _part_without_state() -> Iterator[None]:
         yield
 
 
-@register(
-    "new-task-above-durable-watermark", "a new task begins at the highest `durable_ts` of all tasks", scenario="shapes"
+broken(
+    "new-task-above-durable-watermark (shapes): a new task begins at the highest `durable_ts` of all tasks",
+    (
+        "tistream.catalog.work.reshape:_add_task",
+        '"durable_ts": like.durable_ts,',
+        '"durable_ts": max(conn.execute(select(_t.durable_ts)).scalars()),',
+    ),
 )
-def _new_task_above_durable_ts() -> Iterator[None]:
-    from tistream.catalog.work import reshape
-
-    highest = '"durable_ts": max(conn.execute(select(_t.durable_ts)).scalars()),'
-    with reworded(reshape, "_add_task", ('"durable_ts": like.durable_ts,', highest)):
-        yield
-
-
-@register("parts-let-go", "the parts of a task do not refer to the objects of its snapshot", scenario="shapes")
-def _parts_let_go() -> Iterator[None]:
-    from tistream.catalog.work import reshape
-
-    with reworded(reshape, "split_task", (_ADD_STATE, "_add_state(conn, part, positions, frozenset())")):
-        yield
+broken(
+    "parts-let-go (shapes): the parts of a task do not refer to the objects of its snapshot",
+    (
+        "tistream.catalog.work.reshape:split_task",
+        "_add_state(conn, part, positions, refers)",
+        "_add_state(conn, part, positions, frozenset())",
+    ),
+)
+broken(
+    "split-task-stays (shapes): a task that was split goes on beside its parts",
+    ("tistream.catalog.work.reshape:split_task", "_drop(conn, task_id, refers)", "pass"),
+)
 
 
-@register("split-task-stays", "a task that was split goes on beside its parts", scenario="shapes")
-def _split_task_stays() -> Iterator[None]:
-    from tistream.catalog.work import reshape
-
-    with reworded(reshape, "split_task", ("_drop(conn, task_id, refers)", "pass")):
-        yield
-
-
-@register("halves-stay", "tasks that were merged go on beside the one that was made of them", scenario="shapes")
+@register("halves-stay (shapes): tasks that were merged go on beside the one that was made of them")
 def _halves_stay() -> Iterator[None]:
     with _merging(("_drop(conn, row.task_id, of_row)", "pass")):
         yield
 
 
-@register("parts-of-old-epoch", "the parts of a task have its epoch", scenario="shapes")
+@register("parts-of-old-epoch (shapes): the parts of a task have its epoch")
 def _parts_of_old_epoch() -> Iterator[None]:
     from tistream.catalog.work import reshape
 
@@ -91,11 +88,7 @@ def _parts_of_old_epoch() -> Iterator[None]:
         yield
 
 
-@register(
-    "merged-at-two-durable-watermarks",
-    "two tasks are merged as they are, at the larger `durable_ts`",
-    scenario="shapes",
-)
+@register("merged-at-two-durable-watermarks (shapes): two tasks are merged as they are, at the larger `durable_ts`")
 def _merged_at_two_durable_timestamps() -> Iterator[None]:
     from sorter.state import join_snapshots
     from sorter.worker import merging
@@ -115,15 +108,13 @@ def _merged_at_two_durable_timestamps() -> Iterator[None]:
         yield
 
 
-@register("merged-unmet", "a merged task goes on at the larger position of each incarnation", scenario="shapes")
-def _merged_unmet() -> Iterator[None]:
-    from sorter.worker import merging
-
-    with reworded(merging, "_place", ("has_reached(runner.core.positions(), now.until) and ", "")):
-        yield
+broken(
+    "merged-unmet (shapes): a merged task goes on at the larger position of each incarnation",
+    ("sorter.worker.merging:_place", "has_reached(runner.core.positions(), now.until) and ", ""),
+)
 
 
-@register("merged-with-one-half", "a merged task has the rows of its left half only", scenario="shapes")
+@register("merged-with-one-half (shapes): a merged task has the rows of its left half only")
 def _merged_with_one_half() -> Iterator[None]:
     from sorter.state import join_snapshots
     from sorter.worker import merging
