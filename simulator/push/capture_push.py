@@ -1,4 +1,4 @@
-"""Pushes a recording of a real cluster, as its stores would have pushed it.
+"""Pushes a recording of a real cluster through the cluster model.
 
     schema snapshot -> wait until the tenant's frontier is published -> the rows at the start, as a seed
                     -> a pusher per store over the cluster model -> one batch file per store and tick
@@ -7,12 +7,12 @@
 Relations:
 
 - the schema snapshot goes first, under the recording's start; the same content being there already is fine;
-- the seed comes before the first batch file, and is left alone when it is there;
-- a tick's now_ts is the cut_ts of its files; what is recorded behind the last tick is promised by nobody, so the last
+- the seed comes before the first batch file, unless it exists;
+- a tick's now_ts is the cut_ts of its files. No watermark covers what is recorded after the last tick, so the last
   resolved ts is the last tick's now_ts;
 - pushed again, the recording first plays silently to the first tick that is not behind what any of its stores has
-  pushed, and writes that tick anew, as new incarnations whose subscriptions start at the frontier. So a recording
-  that was pushed whole still writes one file per store, with the final watermarks;
+  pushed, and writes that tick again, as new incarnations whose subscriptions start at the frontier. So a recording
+  that was pushed completely still writes one file per store, with the final watermarks;
 - the player waits for the uploads: a recording can be held, unlike a cluster.
 """
 
@@ -21,55 +21,25 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
 from pusher.control import CaptureControl
-from pusher.push_run import STORE_UNAVAILABLE, WAIT_S, PushRun
-from pusher.schema_push import put_schema_snapshot
+from pusher.push_run import STORE_UNAVAILABLE, WAIT_S
 from pusher.seed_push import push_seed
-from pusher.worker import PusherWorker
 from simulator.capture import Capture, CapturePlayer, captured_rows
 from simulator.push.model_source import ModelSource
+from simulator.push.recording_push import PushProgress, PushResult, RecordingPush
 from tistream import ts
-from tistream.clock import Clock, SystemClock
+from tistream.clock import Clock
 from tistream.errors import InvalidInput
-from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
 
-T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _QUEUED_BYTES_MAX = 32 << 20  # per store; the player waits when more waits to be uploaded
 _UNBOUNDED_BYTES = 1 << 62
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushProgress:
-    """How far a recording has been pushed."""
-
-    phase: str  #: connecting, waiting (for the frontier), seeding, pushing, finishing (the uploads), done
-    ticks: int = 0  #: played so far
-    ticks_total: int = 0
-    now_ts: int = 0  #: of the newest tick
-    rows: int = 0  #: written to files, all stores together
-    files: int = 0  #: durable
-    bytes: int = 0  #: durable
-    problem: str = ""  #: what is being waited for, if it is a fault
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushResult:
-    """What was pushed."""
-
-    complete: bool  #: False when it was stopped before the end
-    last_resolved_ts: int  #: cut_ts of the last files; 0 when there are none
-    rows: int
-    files: int
-    bytes: int
 
 
 def push_capture(
@@ -86,75 +56,56 @@ def push_capture(
     """Push the recording in `directory`; returns when all of it is durable, or early when `stop` is set.
 
     `speed`: None = as fast as possible, N = N times the speed of the recorded clock. Service and object store may be
-    away for any time. NotFound and CorruptObject for the recording's files, ObjectConflict when somebody else pushes
-    as one of these incarnations, InvalidInput when another recording was pushed to this tenant before."""
+    unavailable for any time. NotFound and CorruptObject for the recording's files, ObjectConflict when another process
+    pushes as one of these incarnations, InvalidInput when another recording was pushed to this tenant before."""
     if speed is not None and speed <= 0:
         raise InvalidInput("the speed must be positive", speed=speed)
-    push = _Push(Capture(Path(directory)), control, speed, progress, stop, clock or SystemClock(), rand)
-    return push.run(open_store)
+    capture = Capture(Path(directory))
+    return _CapturePush(capture, speed, control, progress, stop, clock, rand).run(open_store)
 
 
-class _Push(PushRun):
-    """One run of push_capture."""
-
+class _CapturePush(RecordingPush):
     def __init__(
         self,
         capture: Capture,
-        control: CaptureControl,
         speed: float | None,
+        control: CaptureControl,
         progress: Callable[[PushProgress], None],
         stop: threading.Event | None,
-        clock: Clock,
+        clock: Clock | None,
         rand: random.Random | None,
     ) -> None:
-        super().__init__(control, stop, clock, rand)
-        self._capture, self._control, self._speed, self._progress = capture, control, speed, progress
-        self._workers: list[PusherWorker] = []
+        super().__init__(control, progress, stop, clock, rand)
+        self._capture, self._speed, self._seeds = capture, speed, control
         self._sources: list[ModelSource] = []
         self._ticks = 0
         self._tick_ts = 0
         self._paced_from: tuple[float, int] | None = None  # (monotonic seconds, tick ts) of the first tick
 
-    def run(self, open_store: Callable[[str], ObjectStore]) -> PushResult:
-        self._report("connecting")
-        bundle = self._retry(self._control.push_bundle, "connecting")
-        if bundle is None:
-            return self._result(complete=False)
-        store = open_store(bundle.object_store)
-        player = CapturePlayer(self._capture)
-        if not self._put_schema(store) or not self._wait_for_frontier(bundle.state):
-            return self._result(complete=False)
+    def _schema(self) -> tuple[int, bytes]:
+        return self._capture.meta.start_ts, self._capture.schema_snapshot()
+
+    def _played(self) -> tuple[int, int, int]:
+        return self._ticks, self._capture.meta.ticks, self._tick_ts
+
+    def _play(self, store: ObjectStore) -> bool:
         if not self._put_seed(store):
-            return self._result(complete=False)
-        try:
-            self._start_workers(player, store)
-            complete = self._play(player)
-            complete = self._wait_until_durable(self._workers) and complete
-        finally:
-            for worker in self._workers:
-                worker.close()
-        self._report("done")
-        return self._result(complete=complete)
-
-    # -- before the first file -------------------------------------------------------------------------------------
-
-    def _put_schema(self, store: ObjectStore) -> bool:
-        """False when told to stop."""
-        key = SchemaSnapKey(tenant=self._control.tenant, ts=self._capture.meta.start_ts)
-        text = self._capture.schema_snapshot()
-        return self._retry(lambda: put_schema_snapshot(store, key, text), "connecting") is not None
+            return False
+        player = CapturePlayer(self._capture)
+        self._start_workers(player, store)
+        return self._play_all(player)
 
     def _put_seed(self, store: ObjectStore) -> bool:
-        """False when told to stop."""
+        """False when stopped."""
         ts = self._capture.meta.start_ts
         self._report("seeding")
-        if (known := self._retry(lambda: self._control.has_seed(ts, 0), "seeding")) is None:
+        if (known := self._retry(lambda: self._seeds.has_seed(ts, 0), "seeding")) is None:
             return False
         if known:
             return True
 
         def once() -> bool:
-            push_seed(self._control, store, ts, captured_rows(self._capture))
+            push_seed(self._seeds, store, ts, captured_rows(self._capture))
             return True
 
         return self._retry(once, "seeding") is not None
@@ -162,24 +113,14 @@ class _Push(PushRun):
     def _start_workers(self, player: CapturePlayer, store: ObjectStore) -> None:
         pushed_to = 0
         for store_id in self._capture.meta.store_ids:
-            source = ModelSource(player.cluster, store_id)
-            worker = PusherWorker(
-                source=source,
-                control=self._control,
-                frontier=self._frontier,
-                store=store,
-                clock=self._clock,
-                rand=self._rand,
-                queue_bytes_max=_UNBOUNDED_BYTES,  # the player waits instead: see _make_room
-            )
-            self._sources.append(source)
-            self._workers.append(worker)
-            pushed_to = max(pushed_to, worker.start(self._stop))
+            self._sources.append(ModelSource(player.cluster, store_id))
+            # the player waits instead of the worker: see _wait_for_uploads
+            pushed_to = max(pushed_to, self._start_worker(self._sources[-1], store, _UNBOUNDED_BYTES))
         if pushed_to and not self._stop.is_set():
             self._skip(player, pushed_to)
 
     def _skip(self, player: CapturePlayer, pushed_to: int) -> None:
-        """Play silently to where the stores have pushed already, and say that tick again."""
+        """Play silently to where the stores have pushed already, and repeat that tick."""
         tick_ts = player.skip_to(pushed_to)
         if not tick_ts:
             raise InvalidInput(
@@ -191,17 +132,15 @@ class _Push(PushRun):
         log.info("recording was pushed before", resumed_at=tick_ts)
         self._tick(player, tick_ts)
 
-    # -- the recording ---------------------------------------------------------------------------------------------
-
-    def _play(self, player: CapturePlayer) -> bool:
-        """Play to the end; False when told to stop before."""
+    def _play_all(self, player: CapturePlayer) -> bool:
+        """False when stopped before the end."""
         self._step_all()
         while (step := player.step()) is not None:
             if self._stop.is_set():
                 return False
             if step.tick_ts:
                 self._pace(step.tick_ts)
-                if not self._make_room():
+                if not self._wait_for_uploads():
                     return False
                 self._tick(player, step.tick_ts)
             else:
@@ -209,7 +148,7 @@ class _Push(PushRun):
         return True
 
     def _tick(self, player: CapturePlayer, tick_ts: int) -> None:
-        self._step_all()  # regions without a subscription get one before the tick, so that it speaks for them too
+        self._step_all()  # regions without a subscription get one before the tick, so that it covers them too
         player.cluster.tick(tick_ts)
         for source in self._sources:
             source.tick(tick_ts)
@@ -218,7 +157,7 @@ class _Push(PushRun):
         self._tick_ts = tick_ts
         self._report("pushing")
         if tick_ts == self._capture.meta.last_resolved_ts and any(w.resubscribing for w in self._workers):
-            self._tick(player, tick_ts)  # no later tick would say what the new subscriptions promise
+            self._tick(player, tick_ts)  # no later tick has the promises of the new subscriptions
 
     def _step_all(self) -> None:
         for worker in self._workers:
@@ -234,38 +173,11 @@ class _Push(PushRun):
         if (pause := due - self._clock.monotonic()) > 0:
             self._clock.wait(self._stop, pause)
 
-    def _make_room(self) -> bool:
-        """Wait for the uploads if there is much to upload; False when told to stop."""
+    def _wait_for_uploads(self) -> bool:
+        """Wait while a worker has much to upload; False when stopped."""
         for worker in self._workers:
             while not worker.wait_until_queued_at_most(_QUEUED_BYTES_MAX, WAIT_S):
                 if self._stop.is_set():
                     return False
                 self._report("pushing", problem=STORE_UNAVAILABLE)
         return True
-
-    # -- what it says ----------------------------------------------------------------------------------------------
-
-    def _report(self, phase: str, *, problem: str = "") -> None:
-        uploads = [w.uploads() for w in self._workers]
-        self._progress(
-            PushProgress(
-                phase=phase,
-                ticks=self._ticks,
-                ticks_total=self._capture.meta.ticks,
-                now_ts=self._tick_ts,
-                rows=sum(w.rows for w in self._workers),
-                files=sum(u.files for u in uploads),
-                bytes=sum(u.bytes for u in uploads),
-                problem=problem,
-            )
-        )
-
-    def _result(self, *, complete: bool) -> PushResult:
-        uploads = [w.uploads() for w in self._workers]
-        return PushResult(
-            complete=complete,
-            last_resolved_ts=self._tick_ts,
-            rows=sum(w.rows for w in self._workers),
-            files=sum(u.files for u in uploads),
-            bytes=sum(u.bytes for u in uploads),
-        )

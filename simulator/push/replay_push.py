@@ -1,15 +1,15 @@
-"""Pushes a recording of a real cluster, by the same client and sources that follow a living one.
+"""Pushes a recording of a real cluster with the client and the sources that follow a live one.
 
     schema snapshot -> wait for the tenant's frontier -> the recorded cluster on the loopback interface
-                    -> PD client, region region_cache, a TiKV source and a pusher per store -> wait until all is durable
+                    -> PD client, region cache, a TiKV source and a pusher per store -> wait until all is durable
 
 Relations:
 
-- the schema snapshot goes first, under the recorder's first checkpoint; without one beside the recording it is an empty
-  cluster that only has the DDL job table, because recordings begin before their tables are created;
-- the recorded cluster waits for its registrations, so nothing of it passes by unheard, however slow the service is;
-- when everything was played, each store is given the time for a last tick, so that the last resolved ts is written;
-- it plays from its beginning only: what the stores of a tenant have pushed lies ahead of it then, and that is refused.
+- the schema snapshot goes first, under the recorder's first checkpoint; without one beside the recording it is that of
+  an empty cluster with the DDL job table, because recordings begin before their tables are created;
+- the recorded cluster waits for its registrations, so nothing is missed, however slow the service is;
+- when everything was played, each store gets the time for a last tick, so that the last resolved ts is written;
+- it always plays from its beginning, so a tenant whose stores have pushed later timestamps is refused.
 """
 
 from __future__ import annotations
@@ -19,31 +19,24 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
 from pusher.control import Control
-from pusher.push_run import PushRun
-from pusher.schema_push import empty_snapshot, put_schema_snapshot, snapshot_ts
+from pusher.schema_push import empty_snapshot, snapshot_ts
 from pusher.tikv.source import TikvSource
-from pusher.worker import PusherWorker
-from simulator.push.capture_push import PushProgress, PushResult
+from simulator.push.recording_push import PushProgress, PushResult, RecordingPush
 from simulator.replay.server import ReplayCluster
-from tistream.clock import Clock, SystemClock
+from tistream.clock import Clock
 from tistream.errors import ErrorKind, InvalidInput, TiStreamError
 from tistream.keyrange import KeyRange
-from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
 from tistream.tikv.pd import PdClient
 from tistream.tikv.region_cache import RegionCache
 
-log = structlog.get_logger(__name__)
-
 SCHEMA = "schema_snapshot.json"
 TIDB_KEYS = (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))  #: the meta range, and all tables
 _STEP_S = 0.02
-_PATIENCE_S = 3.0  # a region that nobody registers for longer is told of
-_FLUSH_S = 0.5  # recordings are mostly played faster than they went
-_QUIET_S = 2.5 * _FLUSH_S  # so long after the last row every store has had its last tick
+_PATIENCE_S = 3.0  # a region without a registration for longer is reported
+_FLUSH_S = 0.5  # recordings are mostly played faster than real time
+_IDLE_S = 2.5 * _FLUSH_S  # after the last row; by then every store has ticked
 
 
 def push_replay(
@@ -63,89 +56,72 @@ def push_replay(
     CorruptObject, InvalidInput), InvalidInput when this tenant's stores have pushed later things already, and the
     pushers' own."""
     with ReplayCluster(Path(directory), speed=speed) as cluster:
-        push = _Push(cluster, control, progress, stop, clock or SystemClock(), rand)
-        return push.run(_schema(Path(directory), cluster.start_ts), open_store)
+        schema = _schema(Path(directory), cluster.start_ts)
+        return _ReplayPush(cluster, schema, control, progress, stop, clock, rand).run(open_store)
 
 
-class _Push(PushRun):
-    """One run of push_replay."""
-
+class _ReplayPush(RecordingPush):
     def __init__(
         self,
         cluster: ReplayCluster,
+        schema: bytes,
         control: Control,
         progress: Callable[[PushProgress], None],
         stop: threading.Event | None,
-        clock: Clock,
+        clock: Clock | None,
         rand: random.Random | None,
     ) -> None:
-        super().__init__(control, stop, clock, rand)
-        self._cluster, self._control, self._progress = cluster, control, progress
-        self._workers: list[PusherWorker] = []
+        super().__init__(control, progress, stop, clock, rand)
+        self._cluster, self._snapshot = cluster, schema
 
-    def run(self, schema: bytes, open_store: Callable[[str], ObjectStore]) -> PushResult:
-        bundle = self._retry(self._control.push_bundle)
-        if bundle is None:
-            return self._result(complete=False)
-        store = open_store(bundle.object_store)
-        key = SchemaSnapKey(tenant=self._control.tenant, ts=self._cluster.start_ts)
-        put = self._retry(lambda: put_schema_snapshot(store, key, schema))
-        if put is None or not self._wait_for_frontier(bundle.state):
-            return self._result(complete=False)
-        pd = PdClient([self._cluster.pd_address], clock=self._clock)
-        region_cache = RegionCache(pd, TIDB_KEYS, clock=self._clock)
-        region_cache.start()
+    def _schema(self) -> tuple[int, bytes]:
+        return self._cluster.start_ts, self._snapshot
+
+    def _played(self) -> tuple[int, int, int]:
+        return *self._cluster.lines, self._cluster.promised_ts
+
+    def _push(self, store: ObjectStore) -> bool:
+        self._pd = PdClient([self._cluster.pd_address], clock=self._clock)
+        self._region_cache = RegionCache(self._pd, TIDB_KEYS, clock=self._clock)
+        self._region_cache.start()
         try:
-            self._start_workers(pd, region_cache, store)
-            complete = self._play() and self._wait_until_durable(self._workers)
+            return super()._push(store)
         finally:
-            for worker in self._workers:
-                worker.close()
-            region_cache.stop()
-            pd.close()
-        self._report("done")
-        return self._result(complete=complete)
+            self._region_cache.stop()
+            self._pd.close()
 
-    def _start_workers(self, pd: PdClient, region_cache: RegionCache, store: ObjectStore) -> None:
+    def _play(self, store: ObjectStore) -> bool:
         for store_id in self._cluster.store_ids:
             source = TikvSource(
                 store_id,
-                pd=pd,
-                region_cache=region_cache,
+                pd=self._pd,
+                region_cache=self._region_cache,
                 wanted=TIDB_KEYS,
                 clock=self._clock,
                 flush_interval_s=_FLUSH_S,
             )
-            worker = PusherWorker(
-                source=source,
-                control=self._control,
-                frontier=self._frontier,
-                store=store,
-                clock=self._clock,
-                rand=self._rand,
-            )
-            self._workers.append(worker)
-            worker.start(self._stop)
+            self._start_worker(source, store)
+        return self._play_all()
 
-    def _play(self) -> bool:
-        """Push until everything was played and has had its last tick; False when told to stop."""
-        quiet_since, rows = self._clock.monotonic(), -1
+    def _play_all(self) -> bool:
+        """Push until everything was played and the last tick is over; False when stopped."""
+        idle_since, rows = self._clock.monotonic(), -1
         while not self._stop.is_set():
             problem = self._step_all()
             now = self._clock.monotonic()
-            handed = sum(worker.rows for worker in self._workers)
-            if not self._cluster.played or handed != rows or any(w.stalled for w in self._workers):
-                quiet_since, rows = now, handed
-            elif now - quiet_since >= _QUIET_S:
+            pushed = sum(worker.rows for worker in self._workers)
+            if not self._cluster.played or pushed != rows or any(w.stalled for w in self._workers):
+                idle_since, rows = now, pushed
+            elif now - idle_since >= _IDLE_S:
                 return True
             region, waited_s = self._cluster.waiting_for
             if waited_s > _PATIENCE_S:
-                problem = problem or f"nobody has registered {region} for {waited_s:.0f} s"
+                problem = problem or f"{region} has not been registered for {waited_s:.0f} s"
             self._report("pushing", problem=problem)
         return False
 
     def _step_all(self) -> str:
-        """What could not be reached, if anything."""
+        """The fault that a worker waits for, or ""."""
         problem = ""
         for worker in self._workers:
             try:
@@ -156,42 +132,14 @@ class _Push(PushRun):
                 problem = str(e)
         return problem
 
-    # -- what it says ----------------------------------------------------------------------------------------------
-
-    def _report(self, phase: str, *, problem: str = "") -> None:
-        uploads = [w.uploads() for w in self._workers]
-        played, total = self._cluster.lines
-        self._progress(
-            PushProgress(
-                phase=phase,
-                ticks=played,
-                ticks_total=total,
-                now_ts=self._cluster.promised_ts,
-                rows=sum(w.rows for w in self._workers),
-                files=sum(u.files for u in uploads),
-                bytes=sum(u.bytes for u in uploads),
-                problem=problem,
-            )
-        )
-
-    def _result(self, *, complete: bool) -> PushResult:
-        uploads = [w.uploads() for w in self._workers]
-        return PushResult(
-            complete=complete,
-            last_resolved_ts=self._cluster.promised_ts,
-            rows=sum(w.rows for w in self._workers),
-            files=sum(u.files for u in uploads),
-            bytes=sum(u.bytes for u in uploads),
-        )
-
 
 def _schema(directory: Path, start_ts: int) -> bytes:
-    """The schema at the recording's start: what lies beside it, else that of an empty cluster."""
+    """The schema at the recording's start: the file beside it, else that of an empty cluster."""
     path = directory / SCHEMA
     if not path.is_file():
         return empty_snapshot(start_ts)
     data = path.read_bytes()
     found = snapshot_ts(data)
     if found != start_ts:
-        raise InvalidInput("the schema snapshot belongs to another moment", file=str(path), ts=found)
+        raise InvalidInput("the schema snapshot is of another timestamp", file=str(path), ts=found)
     return data

@@ -17,7 +17,8 @@ import pytest
 
 from pusher.frontier import FrontierEntry
 from simulator.capture import Capture
-from simulator.push.capture_push import PushProgress, push_capture
+from simulator.push.capture_push import push_capture
+from simulator.push.recording_push import PushProgress
 from tests.kit.core_run import Life, Prepared, TaskRun, Trouble, prepare, run_tasks
 from tests.kit.manual_clock import ManualClock
 from tests.kit.memory_control import MemoryControl

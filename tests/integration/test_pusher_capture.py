@@ -14,7 +14,8 @@ import zstandard
 
 from pusher.frontier import FrontierEntry
 from simulator.capture import Capture
-from simulator.push.capture_push import PushProgress, PushResult, push_capture
+from simulator.push.capture_push import push_capture
+from simulator.push.recording_push import PushProgress, PushResult
 from tests.kit.manual_clock import ManualClock
 from tests.kit.memory_control import MemoryControl
 from tests.kit.oracle import Change, WatermarkOracle, batch_files, expected_changes, interleaved

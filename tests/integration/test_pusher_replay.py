@@ -14,7 +14,7 @@ import zstandard
 
 from pusher.frontier import FrontierEntry
 from schemas.snapshot import parse_pushed
-from simulator.push.capture_push import PushProgress, PushResult
+from simulator.push.recording_push import PushProgress, PushResult
 from simulator.push.replay_push import push_replay
 from tests.kit.memory_control import MemoryControl
 from tests.kit.oracle import WatermarkOracle, batch_files, interleaved

@@ -25,7 +25,8 @@ from metaserver.loop import MetaWorker
 from pusher.control import IncarnationGrant, PushBundle
 from pusher.frontier import FrontierEntry
 from simulator.capture import Capture
-from simulator.push.capture_push import PushProgress, push_capture
+from simulator.push.capture_push import push_capture
+from simulator.push.recording_push import PushProgress
 from sorter.worker.worker import SorterWorker
 from tests.kit.manual_clock import ManualClock
 from tests.kit.oracle import Change, batch_files, expected_changes

@@ -19,7 +19,7 @@ from tistream.cli.output import Output, OutputOption
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from simulator.push.capture_push import PushProgress, PushResult
+    from simulator.push.recording_push import PushProgress, PushResult
     from tistream.ids import Tenant as TenantId
 
 
