@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,7 @@ RUNS = 5
 TENANT = Tenant(1, 1)
 ORDER = ("table_id", "commit_ts", "start_ts", "key")
 
-_Output = list[Path]  # the files, in order of range
+Output = list[Path]  #: in order of range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,54 +67,78 @@ def run() -> Iterator[Result]:
         options = {"spark.ui.enabled": "false", "spark.driver.memory": "2g", "spark.log.level": "ERROR"}
         session = new_session("local[2]", options)
         try:
-            yield from _compared(made, session)
+            ours, native, plain = sides(made, session).values()
+
+            def proof(left: Output, right: Output) -> bool:
+                return common_rows(left, right) == ROWS
+
+            yield compare("compaction/vs-spark-sort", ours, native, proof=proof, target=2, runs=RUNS)
+            yield compare("compaction/vs-two-thread-pyarrow", ours, plain, proof=proof, target=0.6, runs=RUNS)
         finally:
             session.stop()
 
 
-def _compared(made: Input, session: SparkSession) -> Iterator[Result]:
+def sides(made: Input, session: SparkSession, ranges: int = RANGES) -> dict[str, Callable[[], Output]]:
+    """Ours, Spark's own sort, and two threads of pyarrow; each returns the files that it wrote, in order of range."""
     executor = SparkExecutor(session, f"file://{made.folder}/bucket", SystemClock())
     attempts = itertools.count(1)
 
-    def ours() -> _Output:
+    def ours() -> Output:
         results = sorted(executor(made.plan), key=lambda r: r.range_id)
         return [made.folder / "bucket" / r.object_key for r in results]
 
-    def native() -> _Output:
+    def native() -> Output:
         out = made.folder / f"native-{next(attempts)}"
         frame = session.read.parquet(str(made.folder / "parquet"))
-        frame = frame.repartitionByRange(RANGES, "range_id").sortWithinPartitions("range_id", *ORDER)
+        frame = frame.repartitionByRange(ranges, "range_id").sortWithinPartitions("range_id", *ORDER)
         frame.write.option("compression", "zstd").parquet(str(out))
         return sorted(out.glob("part-*.parquet"))
 
-    def plain() -> _Output:
+    def plain() -> Output:
         out = made.folder / f"plain-{next(attempts)}"
         out.mkdir()
 
         def one(row: PlanRow) -> Path:
-            table = pa.concat_tables(read_inputs(made.store, row)).combine_chunks()
-            by = [(name, "ascending") for name in ORDER]
-            path = out / f"{row.range_id:02}.parquet"
-            pq.write_table(
-                table.take(pc.sort_indices(table, sort_keys=by)), path, compression="zstd", compression_level=1
-            )
+            table = _ordered(pa.concat_tables(read_inputs(made.store, row)).combine_chunks())
+            path = out / f"{row.range_id:04}.parquet"
+            pq.write_table(table, path, compression="zstd", compression_level=1)
             return path
 
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(one, made.plan))
 
-    yield compare("compaction/vs-spark-sort", ours, native, proof=_same, target=2, runs=RUNS)
-    yield compare("compaction/vs-two-thread-pyarrow", ours, plain, proof=_same, target=0.6, runs=RUNS)
+    return {"ours": ours, "spark": native, "pyarrow": plain}
 
 
-def _same(left: _Output, right: _Output) -> bool:
-    """Whether both hold the same rows, in the same order; which file they lie in does not matter."""
-    return bool(_signed(left).equals(_signed(right)))
+def _ordered(table: pa.Table) -> pa.Table:
+    return table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in ORDER]))
 
 
-def _signed(files: _Output) -> pa.Table:
-    tables = [pq.ParquetFile(path).read().select(COMMITTED.names) for path in files]
-    return pa.concat_tables([table.cast(_SIGNED) for table in tables]).combine_chunks()
+def common_rows(left: Output, right: Output) -> int:
+    """How many rows; ValueError unless both hold the same ones in the same order, in whichever files."""
+    rows, waiting = 0, _batches(right)
+    other = next(waiting, None)
+    for batch in _batches(left):
+        while batch.num_rows:
+            if other is None:
+                raise ValueError("a side has fewer rows")
+            count = min(batch.num_rows, other.num_rows)
+            if not batch.slice(0, count).equals(other.slice(0, count)):
+                raise ValueError(f"the sides differ within {count} rows from {rows}")
+            rows += count
+            batch, other = batch.slice(count), other.slice(count)
+            if not other.num_rows:
+                other = next(waiting, None)
+    if other is not None:
+        raise ValueError("a side has more rows")
+    return rows
+
+
+def _batches(files: Output) -> Iterator[pa.Table]:
+    for path in files:
+        table = pq.ParquetFile(path).read().select(COMMITTED.names).cast(_SIGNED).combine_chunks()
+        if table.num_rows:
+            yield table
 
 
 _SIGNED = pa.schema([pa.field(f.name, pa.int64() if pa.types.is_integer(f.type) else f.type) for f in COMMITTED])
@@ -138,7 +162,7 @@ def written(folder: Path, part: int = 0) -> Input:
         segments: list[SegmentRow] = []
         for seq in range(FLUSHES):
             flushed = rows.filter(pa.array((ranges == range_id) & (flush == seq)))
-            flushed = flushed.take(pc.sort_indices(flushed, sort_keys=[(name, "ascending") for name in ORDER]))
+            flushed = _ordered(flushed)
             segments += _flushed(store, flushed, range_id, seq)
             signed = flushed.cast(_SIGNED).append_column("range_id", pa.array([range_id] * len(flushed)))
             pq.write_table(signed, folder / "parquet" / f"{range_id}-{seq}.parquet", compression="zstd")

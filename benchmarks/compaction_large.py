@@ -10,7 +10,6 @@ same order. While ours is at work the resident memory of the executors and of th
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import logging
 import os
@@ -20,22 +19,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from benchmarks.compaction import RANGES, Input, Output, common_rows, sides, written
+from compactor.spark import new_session
 
-from benchmarks.compaction import ORDER, RANGES, Input, written
-from compactor.core.plan import PlanRow
-from compactor.spark import SparkExecutor, new_session
-from compactor.task import read_inputs
-from tistream.clock import SystemClock
-from tistream.model.change import COMMITTED
-
-_SIGNED = pa.schema([pa.field(f.name, pa.int64() if pa.types.is_integer(f.type) else f.type) for f in COMMITTED])
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def main() -> int:
@@ -65,21 +56,21 @@ def main() -> int:
     return 0
 
 
-def _measured(made: Input, session: object, runs: int, ranges: int) -> dict[str, object]:
-    sides = _sides(made, session, ranges)
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+def _measured(made: Input, session: SparkSession, runs: int, ranges: int) -> dict[str, object]:
+    candidates = sides(made, session, ranges)
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
     memory = _Memory()
     for run in range(runs):
-        outputs: dict[str, Sequence[Path]] = {}
-        for name, side in sides.items():
+        outputs: dict[str, Output] = {}
+        for name, side in candidates.items():
             os.sync()  # a side that leaves its files to the page cache must not slow the next one
             begun = time.monotonic()
             with memory if name == "ours" else threading.Lock():
                 outputs[name] = side()
             seconds[name].append(round(time.monotonic() - begun, 2))
         if run == 0:
-            rows = _same(outputs["ours"], outputs["spark"])
-            assert rows == _same(outputs["ours"], outputs["pyarrow"])
+            rows = common_rows(outputs["ours"], outputs["spark"])
+            assert rows == common_rows(outputs["ours"], outputs["pyarrow"])
         for files in outputs.values():
             for path in files:
                 path.unlink()
@@ -98,65 +89,6 @@ def _measured(made: Input, session: object, runs: int, ranges: int) -> dict[str,
         **ratios,
         "peak_rss_mib": {kind: peak >> 20 for kind, peak in memory.peaks.items()},
     }
-
-
-def _sides(made: Input, session: object, ranges: int) -> dict[str, Callable[[], Sequence[Path]]]:
-    executor = SparkExecutor(session, f"file://{made.folder}/bucket", SystemClock())  # type: ignore[arg-type]
-    attempts = itertools.count(1)
-
-    def ours() -> Sequence[Path]:
-        results = sorted(executor(made.plan), key=lambda r: r.range_id)
-        return [made.folder / "bucket" / r.object_key for r in results]
-
-    def native() -> Sequence[Path]:
-        out = made.folder / f"native-{next(attempts)}"
-        frame = session.read.parquet(str(made.folder / "parquet"))  # type: ignore[attr-defined]
-        frame = frame.repartitionByRange(ranges, "range_id").sortWithinPartitions("range_id", *ORDER)
-        frame.write.option("compression", "zstd").parquet(str(out))
-        return sorted(out.glob("part-*.parquet"))
-
-    def plain() -> Sequence[Path]:
-        out = made.folder / f"plain-{next(attempts)}"
-        out.mkdir()
-
-        def one(row: PlanRow) -> Path:
-            table = pa.concat_tables(read_inputs(made.store, row)).combine_chunks()
-            ordered = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in ORDER]))
-            path = out / f"{row.range_id:04}.parquet"
-            pq.write_table(ordered, path, compression="zstd", compression_level=1)
-            return path
-
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(one, made.plan))
-
-    return {"ours": ours, "spark": native, "pyarrow": plain}
-
-
-def _same(left: Sequence[Path], right: Sequence[Path]) -> int:
-    """How many rows; ValueError unless both hold the same ones in the same order, whichever file they lie in."""
-    rows, waiting = 0, _batches(right)
-    other = next(waiting, None)
-    for batch in _batches(left):
-        while batch.num_rows:
-            if other is None:
-                raise ValueError("a side has fewer rows")
-            count = min(batch.num_rows, other.num_rows)
-            if not batch.slice(0, count).equals(other.slice(0, count)):
-                raise ValueError(f"the sides differ within {count} rows from {rows}")
-            rows += count
-            batch, other = batch.slice(count), other.slice(count)
-            if not other.num_rows:
-                other = next(waiting, None)
-    if other is not None:
-        raise ValueError("a side has more rows")
-    return rows
-
-
-def _batches(files: Sequence[Path]) -> Iterator[pa.Table]:
-    for path in files:
-        table = pq.ParquetFile(path).read().select(COMMITTED.names).cast(_SIGNED).combine_chunks()
-        if table.num_rows:
-            yield table
 
 
 class _Memory:
