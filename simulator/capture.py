@@ -81,7 +81,7 @@ class Capture:
             raise CorruptObject("the schema snapshot is damaged", file=str(self.directory / SCHEMA)) from e
         if ts != self.meta.start_ts:
             raise CorruptObject(
-                "the schema snapshot belongs to another moment",
+                "the schema snapshot is of another timestamp",
                 file=str(self.directory / SCHEMA),
                 ts=ts,
                 start_ts=self.meta.start_ts,

@@ -1,4 +1,4 @@
-"""What kind of workload is made: how large the cluster is, and how often each thing happens.
+"""Profiles of workloads: how large the cluster is, and how often each thing happens.
 
 A profile is a plain value. Weights are relative; a weight of 0 (or a name left out) means never. Probabilities are
 between 0 and 1.
@@ -17,27 +17,16 @@ FIRST_TABLE_ID = 101  #: of the tables that are there at the start; the ids afte
 
 Weights = tuple[tuple[str, int], ...]
 
-_TRANSACTIONS = (
-    ("optimistic", 6),
-    ("pessimistic", 4),
-    ("async", 5),
-    ("one_phase", 4),
-    ("pipelined", 2),
-    ("huge", 1),
-    ("lossy", 1),
-)
-_ACTIONS = (
-    ("begin", 14),
-    ("advance", 60),
-    ("rewrite_lock", 4),
-    ("roll_back_unseen", 3),
-    ("roll_back_committed", 3),
-    ("split", 3),
-    ("merge", 3),
-    ("move_leader", 4),
-    ("kill_store", 1),
-    ("start_store", 2),
-    ("ddl", 3),
+
+def weights(text: str) -> Weights:
+    """Of "begin 14, advance 60": each name with its weight."""
+    return tuple((name, int(weight)) for name, weight in (each.split() for each in text.split(",")))
+
+
+_TRANSACTIONS = weights("optimistic 6, pessimistic 4, async 5, one_phase 4, pipelined 2, huge 1, lossy 1")
+_ACTIONS = weights(
+    "begin 14, advance 60, rewrite_lock 4, roll_back_unseen 3, roll_back_committed 3,"
+    " split 3, merge 3, move_leader 4, kill_store 1, start_store 2, ddl 3"
 )
 
 
@@ -76,7 +65,7 @@ TOPOLOGY_STORM = replace(
     stores=4,
     actions=_with(_ACTIONS, split=14, merge=14, move_leader=16, kill_store=4, start_store=5, ddl=1),
 )
-#: the same for a workload that goes at the pace of a clock: a store's death is not over in a step
+#: the same for a workload paced by a clock: a store stays dead for more than a step
 SLOW_STORM = replace(
     TOPOLOGY_STORM,
     name="slow_storm",
@@ -98,7 +87,7 @@ PIPELINED = replace(
     actions=_with(_ACTIONS, rewrite_lock=8, move_leader=8),
 )
 DDL = replace(DEFAULT, name="ddl", actions=_with(_ACTIONS, ddl=25))
-#: DDL of partitions all the time, and sessions that go on under two schema versions
+#: DDL of partitions all the time, and sessions under two schema versions
 PARTITIONS = replace(
     DEFAULT,
     name="partitions",
@@ -130,8 +119,8 @@ PROFILES = {p.name: p for p in (DEFAULT, TOPOLOGY_STORM, OLD_TRANSACTIONS, PIPEL
 
 
 def new_cluster(profile: Profile, *, floor_ts: int) -> Cluster:
-    """An empty cluster that suits a profile: a region for each table, for what lies before and for what lies behind,
-    their leaders dealt out to the stores 1, 2, 3 ..."""
+    """An empty cluster for a profile: a region for each table, one before and one after them, with their leaders on the
+    stores 1, 2, 3 ... in turn."""
     bounds = [META_RANGE.end, *(table_prefix(FIRST_TABLE_ID + 10 * i) for i in range(profile.tables))]
     return Cluster(_regions(bounds, profile.stores), floor_ts=floor_ts)
 

@@ -29,7 +29,7 @@ from simulator.chaos.servers.processes import TiStreamProcess, wait_until_ready
 from simulator.chaos.servers.proxy import Proxy, Trouble
 from simulator.chaos.servers.s3server import CREDENTIALS
 from simulator.hostile import HOSTILE
-from simulator.profiles import DEFAULT, Profile
+from simulator.profiles import DEFAULT, Profile, weights
 from simulator.serve.content import workload_cluster
 from simulator.serve.faults import STORM
 from simulator.serve.served import ServedCluster
@@ -266,18 +266,9 @@ class Rig:
 
 
 #: of two thousand steps: some topology changes each second, a store that dies each ten, a DDL each few
-_ACTIONS = (
-    ("begin", 300),
-    ("advance", 1400),
-    ("rewrite_lock", 80),
-    ("roll_back_unseen", 60),
-    ("roll_back_committed", 60),
-    ("split", 10),
-    ("merge", 10),
-    ("move_leader", 15),
-    ("kill_store", 1),
-    ("start_store", 4),
-    ("ddl", 20),
+_ACTIONS = weights(
+    "begin 300, advance 1400, rewrite_lock 80, roll_back_unseen 60, roll_back_committed 60,"
+    " split 10, merge 10, move_leader 15, kill_store 1, start_store 4, ddl 20"
 )
 
 

@@ -20,7 +20,7 @@ from simulator import profiles as upstream
 from simulator.dst.all_mutants import MUTANTS
 from simulator.dst.boundaries import Boundary, Point, Side
 from simulator.dst.pool import pool_of
-from simulator.dst.profiles import PROFILES, Profile
+from simulator.dst.profiles import PROFILES, SINGLE, Profile
 from simulator.dst.run import Outcome, run
 
 _CALM = replace(PROFILES["calm"], actions=80)
@@ -35,9 +35,7 @@ SCENARIOS: dict[str, Profile] = PROFILES | {
             actions=60,
             tick_s=0.25,
             flush_s=0.15,
-            metas=1,
-            dispatchers=1,
-            sorters=1,
+            **SINGLE,
             compactors=2,
             compact_s=0.4,
             collect_s=0.5,
@@ -64,9 +62,7 @@ SCENARIOS: dict[str, Profile] = PROFILES | {
             name="crash-pairs",
             about="nothing happens by itself; one process of each kind, one store, one data task",
             actions=24,
-            metas=1,
-            dispatchers=1,
-            sorters=1,
+            **SINGLE,
             data_tasks=1,
             upstream=replace(upstream.TINY, stores=1),
         ),

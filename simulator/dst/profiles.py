@@ -1,33 +1,23 @@
-"""Scenarios: how large a run is, and what may go wrong in it. A seed picks one, or the caller names it."""
+"""Scenarios: the size of a run, and the faults in it. A seed chooses one, or the caller names it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from simulator import profiles as upstream
 from simulator.dst.upstream import Habits
 
-#: a little of everything
+#: probabilities; `slow_s` is the longest delay in seconds
 USUAL: Mapping[str, float] = {
-    "slow": 0.05,
-    "slow_s": 1.0,
-    "put_refused": 0.03,
-    "put_lost": 0.03,
-    "put_late": 0.03,
-    "put_nowhere": 0.02,
-    "get_refused": 0.02,
-    "get_torn": 0.003,
-    "list_refused": 0.05,
-    "delete_refused": 0.05,
-    "delete_late": 0.05,
-    "db_away": 0.01,
-    "db_undone": 0.01,
-    "db_lost": 0.01,
-    "db_late": 0.01,
-    "net_refused": 0.05,
-    "net_cut": 0.01,
+    **{"slow": 0.05, "slow_s": 1.0, "put_refused": 0.03, "put_lost": 0.03, "put_late": 0.03, "put_nowhere": 0.02},
+    **{"get_refused": 0.02, "get_torn": 0.003, "list_refused": 0.05, "delete_refused": 0.05, "delete_late": 0.05},
+    **{"db_away": 0.01, "db_undone": 0.01, "db_lost": 0.01, "db_late": 0.01, "net_refused": 0.05, "net_cut": 0.01},
 }
+#: one process of each kind
+SINGLE: Mapping[str, Any] = {"sorters": 1, "dispatchers": 1, "metas": 1}
+ALONE: Mapping[str, Any] = {"dispatchers": 1, "metas": 1}  #: beside two sorters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +33,25 @@ class Profile:
     sorters: int = 2
     metas: int = 2
     compactors: int = 0
-    shapers: int = 0  #: processes that have tasks split and merged
+    shapers: int = 0  #: processes that request splits and merges
     neighbours: bool = False  #: other tenants, one of which is harmed
-    shape_s: float = 1.0  #: between two such wishes, about
+    shape_s: float = 1.0  #: mean time between two such requests
     data_tasks: int = 2
     tick_s: float = 1.0
     flush_s: float = 0.4
     snapshot_s: float = 2.5
-    compact_s: float = 2.0  #: between two compactions of one process, about
+    compact_s: float = 2.0  #: mean time between two compactions of one process
     readers: int = 1
-    reader_slow_s: float = 0.0  #: that a reader's request takes longer than others', at most
+    reader_slow_s: float = 0.0  #: largest extra delay of a reader's request
     collect_s: float = 2.0  #: between two rounds of a collector
-    grace_ms: int = 3000  #: for which it leaves alone what is not needed
+    grace_ms: int = 3000  #: age below which it keeps what is not needed
     queue_bytes: int = 1 << 20  #: of a pusher's uploads
-    scan_rows: tuple[int | None, ...] = (None, None, 2)  #: of opening scans with each poll; a pusher draws one
-    habits: Habits = field(default_factory=Habits)  #: of the stores, in what they may do as they like
-    amounts: tuple[float, ...] = (0.2, 1.0, 4.5)  #: seconds, one more at most, that a pause or an outage lasts
-    limits: Mapping[str, int] = field(default_factory=dict)  #: of the sorter, lower than they are (`install.LIMITS`)
-    memory_bytes: int | None = None  #: that a sorter's tasks may hold; the rest goes to the disk. None = all
-    restart_s: float = 1.0  #: after which the supervisor starts a process that died at a crash point
+    scan_rows: tuple[int | None, ...] = (None, None, 2)  #: rows of an opening scan with each poll; a pusher draws one
+    habits: Habits = field(default_factory=Habits)  #: of the stores, where TiKV leaves a choice
+    amounts: tuple[float, ...] = (0.2, 1.0, 4.5)  #: seconds of a pause or an outage, plus at most one
+    limits: Mapping[str, int] = field(default_factory=dict)  #: of the sorter, below the usual ones (`install.LIMITS`)
+    memory_bytes: int | None = None  #: held by a sorter's tasks before they spill; None = all
+    restart_s: float = 1.0  #: until the supervisor restarts a process killed at a crash point
     faults: Mapping[str, float] = field(default_factory=lambda: dict(USUAL))
     chaos: Mapping[str, int] = field(
         default_factory=lambda: {"crash": 3, "crash_io": 3, "pause": 2, "stop": 1, "double": 1, "outage": 1, "jump": 1}
@@ -92,14 +82,13 @@ LARGE = replace(
     patience=3,
     interactive=0.1,
     rollbacks=0.1,
-    transactions=(("optimistic", 6), ("async", 3), ("one_phase", 1), ("pipelined", 1)),
+    transactions=upstream.weights("optimistic 6, async 3, one_phase 1, pipelined 1"),
 )
 
 
 def _with_moves(weight: int) -> upstream.Weights:
-    """The actions of an upstream whose leaders move so often."""
-    others = (("begin", 14), ("advance", 60), ("rewrite_lock", 4), ("split", 1), ("merge", 2))
-    return (*others, ("move_leader", weight))
+    """Actions in which leaders move with this weight."""
+    return upstream.weights(f"begin 14, advance 60, rewrite_lock 4, split 1, merge 2, move_leader {weight}")
 
 
 #: pipelined transactions that write a few long values again and again, while leaders move
@@ -117,7 +106,7 @@ SCANS = replace(
     long_values=0.9,
     generations=0.0,
     fakes=False,
-    transactions=(("pipelined", 10), ("optimistic", 2), ("one_phase", 2)),
+    transactions=upstream.weights("pipelined 10, optimistic 2, one_phase 2"),
     actions=_with_moves(1),
 )
 
@@ -134,9 +123,7 @@ PROFILES: dict[str, Profile] = {
             name="upstream",
             about="many leader moves and pusher deaths, slow uploads, the service itself is well",
             upstream=upstream.TOPOLOGY_STORM,
-            sorters=1,
-            dispatchers=1,
-            metas=1,
+            **SINGLE,
             faults=_only(slow=0.25, slow_s=3.0, put_late=0.05, put_lost=0.05),
             chaos={"crash": 3, "crash_io": 3, "pause": 2},
             victims=("pusher",),
@@ -153,9 +140,7 @@ PROFILES: dict[str, Profile] = {
             name="replies",
             about="nobody dies, but the catalog's replies are lost or its commits come late, all the time",
             upstream=replace(upstream.TINY, interactive=0.0, patience=2, rows=4),
-            sorters=1,
-            dispatchers=1,
-            metas=1,
+            **SINGLE,
             flush_s=0.15,
             tick_s=0.25,
             faults=_only(db_lost=0.1, db_late=0.25, db_undone=0.1, put_lost=0.1),
@@ -188,8 +173,7 @@ PROFILES: dict[str, Profile] = {
             about="stores tick and look at their locks at times of their own; sorters die with old snapshots",
             upstream=SPREAD,
             habits=Habits(apart=0.3, fetched=0.6, resolved=0.25),
-            dispatchers=1,
-            metas=1,
+            **ALONE,
             snapshot_s=3.5,
             faults=_only(db_lost=0.01, net_cut=0.01),
             chaos={"crash": 6, "pause": 2},
@@ -200,8 +184,7 @@ PROFILES: dict[str, Profile] = {
             about="opening scans take long, and locks are written again meanwhile; resolved ts come before their end",
             upstream=SCANS,
             habits=Habits(apart=0.2, fetched=0.1, resolved=0.05, before_ready=True, scan_s=0.25, flush_into_scans=True),
-            dispatchers=1,
-            metas=1,
+            **ALONE,
             scan_rows=(1,),
             tick_s=0.4,
             amounts=(0.2,),
@@ -213,8 +196,7 @@ PROFILES: dict[str, Profile] = {
             name="doubt",
             about="leaders move faster than opening scans end: nobody knows which prewrite was committed",
             upstream=replace(SCANS, actions=_with_moves(5)),
-            dispatchers=1,
-            metas=1,
+            **ALONE,
             scan_rows=(1,),
             tick_s=0.4,
             faults=_only(slow=0.1, slow_s=1.5),
@@ -224,9 +206,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             name="compaction",
             about="two compactions at once, which die between their steps; readers are slow, the collector is quick",
-            sorters=1,
-            dispatchers=1,
-            metas=1,
+            **SINGLE,
             compactors=2,
             compact_s=0.3,
             readers=3,
@@ -262,8 +242,7 @@ PROFILES: dict[str, Profile] = {
             habits=Habits(coarse_tso=True),
             actions=200,
             action_s=0.08,
-            dispatchers=1,
-            metas=1,
+            **ALONE,
             tick_s=0.15,
             faults=_only(net_cut=0.01),
             chaos={"crash": 1, "pause": 1},
@@ -272,9 +251,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             name="order",
             about="files become visible in any order; some pushers die between two of them",
-            sorters=1,
-            dispatchers=1,
-            metas=1,
+            **SINGLE,
             tick_s=0.25,
             faults=_only(slow=0.35, slow_s=2.5, put_late=0.1),
             chaos={"crash": 4, "crash_io": 2},
@@ -284,9 +261,7 @@ PROFILES: dict[str, Profile] = {
             name="lives",
             about="pushers die, pause and run twice; the service itself is well",
             upstream=replace(upstream.TINY, tables=2, rows=6, open_max=12, patience=25),
-            sorters=1,
-            dispatchers=1,
-            metas=1,
+            **SINGLE,
             tick_s=0.5,
             faults=_only(slow=0.15, slow_s=2.0, put_late=0.1, put_lost=0.05),
             chaos={"crash": 6, "double": 5, "pause": 1},
@@ -297,20 +272,12 @@ PROFILES: dict[str, Profile] = {
             about="large transactions, decided a few rows at a time, written in many objects; sorters die meanwhile",
             upstream=LARGE,
             sorters=2,
-            dispatchers=1,
-            metas=1,
+            **ALONE,
             flush_s=0.3,
             tick_s=0.5,
             snapshot_s=0.7,
-            limits={
-                "DECIDE_ROWS": 3,
-                "COPY_BYTES_MAX": 300,
-                "PIECE_ROWS": 2,
-                "FILE_BYTES_TARGET": 150,
-                "SPILL_BYTES_MIN": 0,
-                "ARRAY_BYTES_MIN": 100,
-                "BACKLOG_BYTES_MAX": 300,
-            },
+            limits={"DECIDE_ROWS": 3, "COPY_BYTES_MAX": 300, "PIECE_ROWS": 2, "FILE_BYTES_TARGET": 150}
+            | {"SPILL_BYTES_MIN": 0, "ARRAY_BYTES_MIN": 100, "BACKLOG_BYTES_MAX": 300},
             memory_bytes=3000,
             faults=_only(slow=0.05, put_refused=0.04, put_lost=0.04, put_late=0.04, db_lost=0.03, db_late=0.03),
             chaos={"crash": 3, "crash_io": 4, "pause": 2, "double": 1, "outage": 1},
@@ -362,8 +329,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def profile_of(seed: int) -> Profile:
-    """The scenario that a seed runs in when none is named: every tenth has `isolation`, of the others every second one
-    is the usual one."""
+    """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
     if seed % 10 == 8:
         return PROFILES["isolation"]
     others = [p for p in PROFILES.values() if p.name not in ("usual", "calm", "isolation")]

@@ -112,7 +112,7 @@ def test_a_schema_beside_the_recording_is_pushed(tmp_path: Path) -> None:
     own = orjson.loads((files("simulator") / "recording" / "schema_snapshot.json").read_bytes())
     bench = Bench()
     (tmp_path / "schema_snapshot.json").write_bytes(orjson.dumps(own))
-    with pytest.raises(InvalidInput, match="another moment"):
+    with pytest.raises(InvalidInput, match="another timestamp"):
         bench.push(tmp_path)
     (tmp_path / "schema_snapshot.json").write_bytes(b"{")
     with pytest.raises(InvalidInput, match="not a schema snapshot"):
