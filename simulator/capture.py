@@ -1,19 +1,17 @@
 """Reads a recording of a real cluster and plays it into the cluster model.
 
 A recording is a directory: `meta.json`, `events.ndjson.zst` (what the stores applied, in that order),
-`snapshot_kv.ndjson.zst` (the keys that lived at its start) and `schema_snapshot.json`.
+`snapshot_kv.ndjson.zst` (the keys that existed at its start) and `schema_snapshot.json`.
 
     Capture          the files: checked, streamed, never wholly in memory
-    CapturePlayer    a Cluster at the recording's start, moved on step by step; a step ends behind each change of the
-                     topology and behind each tick
+    CapturePlayer    a Cluster at the recording's start; a step ends after each topology change and after each tick
 
 Relations:
 
 - lines come with seq 1, 2, 3 ... : START first, then the initial TOPOLOGY, END last;
 - the regions that the model computes equal the recorded ones, and each row lies in the region, version and store that
-  the model has for its key: a recording that says otherwise is damaged;
-- now_ts of the ticks rises, and the last one is the last promise: what is recorded behind it is applied to the model
-  and promised by nobody.
+  the model has for its key; otherwise the recording is damaged;
+- now_ts of the ticks rises. What is recorded after the last tick is applied to the model, but no watermark covers it.
 
 Every fault of a file is a CorruptObject that names the file and the line.
 """
@@ -53,7 +51,7 @@ _OPS = {"PUT": Op.PUT, "DELETE": Op.DELETE, "UNKNOWN": Op.NONE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureMeta:
-    """What a recording says of itself."""
+    """The facts in a recording's meta file."""
 
     workload: str
     start_ts: int
@@ -89,7 +87,7 @@ class Capture:
         return data
 
     def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Line number and line of each event, checked to be whole: numbered without a gap, from START to END."""
+        """Line number and line of each event. The numbers must have no gap, from START to END."""
         kind, last = "", 0
         for number, event in read_lines(self.directory / EVENTS):
             kind = event.get("t", "")
@@ -105,7 +103,7 @@ class Capture:
         return read_lines(self.directory / SNAPSHOT)
 
     def snapshot_text(self) -> Iterator[bytes]:
-        """The text of the same lines, in pieces of many whole lines. CorruptObject when it cannot be unpacked."""
+        """The text of the same lines, in pieces of many complete lines. CorruptObject when it cannot be unpacked."""
         path, rest = self.directory / SNAPSHOT, b""
         try:
             for chunk in _decompress(path):
@@ -183,13 +181,13 @@ def _decompress(path: Path) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where the player stands now. `tick_ts` is the tick's now_ts, or 0 behind a change of the topology."""
+    """The player's position. `tick_ts` is the tick's now_ts, or 0 after a topology change."""
 
     tick_ts: int
 
 
 class CapturePlayer:
-    """Moves a cluster model through a recording. `cluster` stands at the recording's start until the first step."""
+    """Moves a cluster model through a recording. `cluster` is at the recording's start until the first step."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -224,7 +222,7 @@ class CapturePlayer:
         return None
 
     def skip_to(self, ts: int) -> int:
-        """Play, without a word to anybody, to the first tick at or above `ts`; its now_ts, or 0 when there is none."""
+        """Play, without stopping at ticks, to the first tick at or above `ts`; its now_ts, or 0 when there is none."""
         while (step := self.step()) is not None:
             if step.tick_ts >= ts and step.tick_ts:
                 return step.tick_ts
@@ -236,7 +234,7 @@ class CapturePlayer:
         return self._capture.damaged(self._line, what, EVENTS, **facts)
 
     def _guard(self, action: Callable[[Any], T], what: Any) -> T:
-        """Do what a line asks for; whatever it lacks or contradicts is a fault of that line."""
+        """Apply a line; anything missing or contradictory is a fault of that line."""
         try:
             return action(what)
         except (KeyError, ValueError, TypeError) as e:

@@ -58,7 +58,7 @@ class Ddl:
     plan: Plan | None = None  #: its steps, where it has any; then `meta` and `apply` are not used
 
     def definitions(self, *, state: int, start_ts: int) -> dict[bytes, bytes | None]:
-        """What a step writes to the meta range."""
+        """The entries a step writes to the meta range."""
         if state != (RUNNING if self.type == _RENAME else DONE):
             return {}
         dated = {key: info and {**info, "update_timestamp": start_ts} for key, info in self.meta.items()}
@@ -215,7 +215,7 @@ class UpstreamSchema:
         return next((e for i, e in self.tables.items() if self.lineage.get(i, i) == first_id), None)
 
     def publish(self, job: Plan, step: Step) -> None:
-        """A step was committed: the next schema version is there, and sessions of the one before go on."""
+        """A step was committed: the next schema version exists, and sessions of the previous one continue."""
         self.version += bool(step.tables)
         if not step.tables:
             return
@@ -230,7 +230,7 @@ class UpstreamSchema:
                 self.lineage[table_id] = self.lineage.get(before, before)
 
     def written(self, step: Step, start_ts: int) -> dict[bytes, bytes | None]:
-        """What a step writes to the meta range."""
+        """The entries a step writes to the meta range."""
         found: dict[bytes, bytes | None] = {}
         for table_id, entry in step.tables.items():
             if entry is None:

@@ -1,9 +1,8 @@
-"""What is done to whom, and for how long: a schedule of harm from a seed.
+"""Fault schedule of a chaos run, from a seed: what hits which target, and for how long.
 
-An event hurts one target and ends by itself: what was killed is started again, what was paused goes on, what was cut
-off is let through. Events may overlap, but never two of one target, and at most OVERLAP_MAX at once: a deployment in
-which everything is down at once shows nothing. Pauses are longer than the lease, so that whoever was paused wakes up as
-somebody who was replaced. Pure.
+An event hits one target and ends by itself: a killed process is restarted, a paused one continues, cut connections are
+restored. Events may overlap, but never two of one target, and at most OVERLAP_MAX at once: a deployment in which
+everything is down shows nothing. Pauses exceed the lease, so a paused worker wakes up after it was replaced. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PAUSE_S = (LEASE_MS / 1000 + 2.0, LEASE_MS / 1000 + 8.0)
 
 
 class Harm(StrEnum):
-    """What can be done to a target."""
+    """The faults that may hit a target."""
 
     KILL = "kill"  #: SIGKILL, started again at the end
     PAUSE = "pause"  #: SIGSTOP, SIGCONT at the end

@@ -1,7 +1,7 @@
 """Readers that follow the log through every API server in turn, and have each page judged.
 
-A reader keeps its cursor through everything: a server that does not answer, or says "not now", is left for the next
-one. Any other problem answer is a finding, for nothing that happens to the deployment may make a good cursor bad.
+A reader keeps its cursor: when a server does not answer, or answers "not now", it tries the next one. Any other problem
+is a finding, because no fault of the deployment may invalidate a cursor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SERVED_LONG = 3  #: pages of one server before the next one is asked: a cursor 
 
 
 class Reader:
-    """One cursor, followed in a thread of its own from its start to `stop`."""
+    """One cursor, followed in its own thread until `stop`."""
 
     def __init__(self, name: str, urls: Sequence[str], tenant: Tenant, clock: Clock, table_ids: range) -> None:
         """`table_ids`: only rows of these tables are judged."""

@@ -130,7 +130,7 @@ class Rig:
             proxy.trouble = Trouble.PASS
 
     def revive(self) -> list[str]:
-        """Start what has ended by itself: fenced after a pause, as a supervisor would. Their names."""
+        """Restart the processes that ended by themselves (fenced after a pause), as a supervisor would. Their names."""
         ended = [name for name, process in self.processes.items() if process.ended_by_itself]
         for name in ended:
             self.processes[name].start()
@@ -273,7 +273,7 @@ _ACTIONS = weights(
 
 
 def _profile(size: Size) -> Profile:
-    """What machines bear that have all of this to run besides."""
+    """A load that leaves the machine room for all the processes."""
     return replace(DEFAULT, name="chaos", stores=STORES, tables=size.tables, rows=size.rows, hot=0.1, actions=_ACTIONS)
 
 

@@ -1,7 +1,7 @@
-"""One run: start the deployment, hurt it for so long, let everything heal, and compare.
+"""One chaos run: start the deployment, inject faults, let everything heal, and compare.
 
-What must hold, whatever was done: nothing lost, repeated, foreign or out of order, no resolved_ts that falls, no error
-but "not now"; after the harm the log catches up with the upstream within HEAL_S.
+Nothing may be lost, repeated, foreign or out of order, no resolved_ts may fall, and "not now" is the only error; after
+the faults the log catches up with the upstream within HEAL_S.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What happened, and whether all held."""
+    """The report of a run."""
 
     seed: int
     seconds: float
@@ -69,7 +69,7 @@ class Report:
 
 
 def run(seconds: float, seed: int, size: Size, say: Say, *, every_s: float = 5.0, stop: threading.Event) -> Report:
-    """Run for so long; `stop` ends it early, with a report of what was until then."""
+    """Run for `seconds`; `stop` ends it early, with the report so far."""
     clock = SystemClock()
     with tempfile.TemporaryDirectory(prefix="tistream-chaos-") as folder:
         say(f"starting a deployment in {folder}")
@@ -198,5 +198,5 @@ class _Run:
 
 
 def _truth(rig: Rig) -> dict[Version, Content]:
-    """What was committed in user tables since the tenant has begun."""
+    """The versions committed in user tables since the tenant began."""
     return truth_of(rig.workload.committed, get_tenant(rig.catalog, TENANT).start_ts, TABLES)

@@ -70,7 +70,7 @@ class Subscription:
 
     @property
     def rows(self) -> RowColumns:
-        """What was sent and not yet taken."""
+        """The rows sent and not yet taken."""
         return self._rows
 
     def take_rows(self) -> RowColumns:
@@ -120,8 +120,8 @@ class Cluster:
         return None
 
     def snapshot(self, wanted: KeyRange, ts: int) -> Iterator[tuple[bytes, bytes | Lock]]:
-        """What a reader at `ts` meets, in key order: for each key its value, or the lock that the reader has to wait
-        for, because its transaction may yet commit at or below `ts`."""
+        """The state for a reader at `ts`, in key order: for each key its value, or the lock that the reader waits for
+        because its transaction may still commit at or below `ts`."""
         for key in self._keys.irange(wanted.start, wanted.end or None, inclusive=(True, False)):
             lock = self._keys[key].lock
             if lock is not None and lock.start_ts <= ts:
@@ -155,9 +155,9 @@ class Cluster:
                 subscription.rows.add_prewrite(key, lock)
 
     def rewrite_lock(self, key: bytes, *, fake: bool = False) -> bool:
-        """The lock's record is written again with the same change (a heartbeat, a reader that pushes it). Whether
-        subscribers hear of it: a PREWRITE comes again when the value is short, or none is there. Of a long value
-        nothing is sent, except by older stores: `fake`, a PUT with an empty value and the old value."""
+        """Write the lock's record again with the same change, as a heartbeat or a reader that pushes it does. For a
+        short value, or none, the PREWRITE is sent again. For a long value nothing is sent, except by older stores:
+        `fake`, a PUT with an empty value and the old value."""
         entry = self._keys.get(key)
         lock = entry.lock if entry else None
         if lock is None:
@@ -302,8 +302,8 @@ class Cluster:
         return frozenset(self._dead)
 
     def kill_store(self, store_id: int, heirs: Mapping[int, int]) -> None:
-        """The store dies: `heirs` says for each region that it led who leads it now. What its subscribers had not yet
-        taken is lost."""
+        """The store dies; `heirs` has the new leader of each region that it led. Rows that its subscribers had not
+        taken are lost."""
         led = {r.region_id for r in self.regions(store_id)}
         unfit = self._dead | {store_id}
         if led != set(heirs) or unfit & set(heirs.values()):
@@ -317,7 +317,7 @@ class Cluster:
         self._dead.add(store_id)
 
     def start_store(self, store_id: int) -> None:
-        """A dead store comes back. It leads nothing yet."""
+        """A dead store comes back, without leading a region."""
         self._dead.discard(store_id)
 
     def start_stores(self) -> None:
@@ -327,12 +327,9 @@ class Cluster:
     # -- the feed --------------------------------------------------------------------------------------------------
 
     def register(self, region_id: int, version: int, checkpoint_ts: int, *, at_once: bool = True) -> Subscription:
-        """Subscribe to a region: the opening scan is in `rows` when this returns, and the subscription is initialised.
-        With `at_once` False only live rows come until `scan` is called.
-
-        InvalidInput when the region is not there in this version (the caller's picture is old: look again), or the
-        checkpoint lies below what is kept.
-        """
+        """Subscribe to a region: on return the opening scan is in `rows` and the subscription is initialised. With
+        `at_once` False only live rows are sent until `scan` is called. InvalidInput when the region does not exist in
+        this version, or the checkpoint is below the history that is kept."""
         region = self.region(region_id)
         if region.version != version:
             raise InvalidInput("the epoch does not match", region_id=region_id, version=region.version, asked=version)
@@ -350,8 +347,8 @@ class Cluster:
         return subscription
 
     def scan(self, subscription: Subscription, rows_max: int | None = None) -> bool:
-        """Send the next rows of the opening scan, all or up to `rows_max`; the first call decides what it sees. Whether
-        it is complete, which it never is once the subscription has ended."""
+        """Send the next rows of the opening scan, all or up to `rows_max`; the first call fixes its snapshot. Whether
+        the scan is complete; never once the subscription has ended."""
         if subscription.initialized or subscription.ended:
             return subscription.initialized
         if subscription.unscanned is None:
@@ -367,11 +364,11 @@ class Cluster:
         return subscription.initialized
 
     def subscribed(self, region_id: int) -> bool:
-        """Whether anybody follows the region."""
+        """Whether the region has a subscription."""
         return bool(self._subscriptions.get(region_id))
 
     def unregister(self, subscription: Subscription) -> None:
-        """End a subscription by the subscriber's own wish; fine when it has ended."""
+        """End a subscription on the subscriber's request; does nothing when it has ended."""
         if not subscription.ended:
             self._subscriptions[subscription.region.region_id].remove(subscription)
             subscription.ended = "unregistered"
@@ -390,7 +387,7 @@ class Cluster:
                     subscription.resolved_ts = resolved_ts
 
     def protect(self, ts: int) -> None:
-        """Somebody has read at `ts`: no commit at or below it may come any more (`ticked_ts` says so, too)."""
+        """A read at `ts`: no later commit is at or below it (also for `ticked_ts`)."""
         self.ticked_ts = max(self.ticked_ts, ts)
 
     def held(self) -> dict[int, int]:
@@ -404,7 +401,7 @@ class Cluster:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _scanned(self, subscription: Subscription) -> Iterator[tuple[bytes, Lock | Version]]:
-        """What the opening scan of a subscription has to send now."""
+        """The rows of a subscription's opening scan."""
         whole = subscription.region.range
         for key in self._keys.irange(whole.start, whole.end or None, inclusive=(True, False)):
             entry = self._keys[key]

@@ -1,8 +1,7 @@
-"""What a store keeps of a key, and the rows of its change feed as columns.
+"""The records a store keeps of a key, and the rows of its change feed as columns.
 
-`Version` and `Lock` are the records of the model; `RowColumns` collects what a subscriber is sent, a list per column of
-`change.ROWS`, so that a source makes a record batch of it without an object per row; `scan` tells the rows of the
-opening scan from the live ones.
+`Version` and `Lock` are the records of the model. `RowColumns` collects what a subscriber is sent, a list per column of
+`change.ROWS`, so that a source builds a record batch without an object per row; `scan` marks rows of the opening scan.
 """
 
 from __future__ import annotations

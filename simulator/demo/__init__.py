@@ -1,4 +1,4 @@
-"""`tistream demo`: the whole service over a folder that is thrown away, fed by a recording of a real TiDB.
+"""`tistream demo`: the whole service over a temporary folder, fed by a recording of a real TiDB.
 
     0 s  version, a tick for each part       1 s  tenant registered, recording pushed as three TiKV stores would
     a box with addresses, the first decoded row in colour, three lines to copy
@@ -6,8 +6,7 @@
     Ctrl-C ends with a summary
 
 The recording, the pushers, the dispatcher, the sorters, the catalog and the HTTP API are the real ones. The pushers run
-in threads of this process and talk to the service over its HTTP port, as they would from elsewhere. Nothing but the
-recording runs before the first rows are shown.
+in threads of this process and use the service's HTTP port. Until the first rows are shown only the recording runs.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Part(Protocol):
 
 
 class Service(Protocol):
-    """What the composition root hands in: a started service."""
+    """A started service, from the composition root."""
 
     @property
     def url(self) -> str: ...
@@ -75,17 +74,17 @@ class Service(Protocol):
         ...
 
     def kill(self, name: str) -> None:
-        """Stop a sorter dead."""
+        """Stop a sorter without any clean-up."""
         ...
 
     def close(self) -> None: ...
 
 
 class Time(Protocol):
-    """How long it goes on."""
+    """How long the demo runs."""
 
     def is_over(self, pause_s: float) -> bool:
-        """Wait so long; whether it is to end."""
+        """Wait for `seconds`; whether the demo is to end."""
         ...
 
     def seconds(self) -> float:
@@ -95,7 +94,7 @@ class Time(Protocol):
 
 @dataclass
 class Seen:
-    """What came out so far."""
+    """The output so far."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     tables: Counter[str] = field(default_factory=Counter)
@@ -106,7 +105,7 @@ class Seen:
 
     @property
     def held(self) -> bool:
-        """Whether the checker found nothing."""
+        """Whether the checker has no findings."""
         return not self.order_violations and (self.verdict is None or self.verdict.held)
 
 
@@ -118,11 +117,8 @@ def run(
     out: Console,
     kill_after_s: float = KILL_AFTER_S,
 ) -> Seen:
-    """Run until the time is over.
-
-    `push(url, stop)` pushes the recording until `stop` is set. It runs in a thread of its own and has ended before the
-    folder, into which it writes, is taken away.
-    """
+    """Run until the time is over. `push(url, stop)` pushes the recording until `stop` is set, in its own thread; it
+    ends before the folder into which it writes is removed."""
     with tempfile.TemporaryDirectory(prefix="tistream-demo-") as folder:
         said = f"[bold]TiStream {__version__}[/]  demo: everything in {folder}, thrown away at the end"
         out.print(said, highlight=False, soft_wrap=True)
@@ -145,7 +141,7 @@ class _Demo:
         self._lags: list[float] = []
 
     def play(self) -> Seen:
-        """Show it all; what was seen."""
+        """Show everything; returns what was seen."""
         out, seen = self._out, self._seen
         self._tick("catalog and bucket in the folder; HTTP API")
         with Client(self._service.url) as client:
@@ -162,7 +158,7 @@ class _Demo:
         return seen
 
     def _boot(self) -> None:
-        """A tick for each part that is ready. The recording is on its way meanwhile."""
+        """A tick for each part that is ready, while the recording is being pushed."""
         from simulator.demo.boxes import addresses
 
         for part in self._service.parts:
@@ -218,7 +214,7 @@ class _Demo:
             self._say(f"the checker: {load.verdict()}")
 
     def _say(self, words: str) -> None:
-        """A line of its own, above the one that lives."""
+        """A separate line above the one that is updated."""
         stamp = f"{self._time.seconds():5.1f} s"
         line = Text.assemble(("  ▸ ", "bold cyan"), (f"{stamp}  ", "dim"), words)
         self._out.print(line, soft_wrap=True)

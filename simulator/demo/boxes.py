@@ -1,4 +1,4 @@
-"""What the demo prints around the rows: the box with addresses, the line that lives, the summary card."""
+"""The demo's output around the rows: the box with addresses, the updated line, the summary card."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def spark(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What came out of the recording, and what was asked of the bucket for all."""
+    """The totals of the recording, and the requests to the bucket."""
 
     kinds: Mapping[str, int]  #: kind of event -> how many
     tables: int

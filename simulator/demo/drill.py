@@ -1,10 +1,10 @@
-"""The drill of the demo: a sorter is killed on purpose, and what becomes of its tasks is told as it is seen.
+"""The drill of the demo: kills a sorter and reports what becomes of its tasks.
 
     calm -> killed -> taken over (every task has another owner, by the catalog) -> calm again (lag below CALM_S)
 
-The sorters of the demo share a process. So the one that is killed is stopped dead instead (`SorterWorker.crash`): it
-writes nothing out, saves nothing and tells nobody, what it held is gone, and its lease has to run out. What the drill
-shows of takeover and replay is real; a SIGKILL of a process is what `tistream chaos` does.
+The sorters of the demo share a process, so the victim is stopped without clean-up instead (`SorterWorker.crash`): it
+writes and saves nothing, its memory is lost, and its lease has to expire. Takeover and replay are real; `tistream
+chaos` kills processes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Phase(StrEnum):
 
 
 class Sorters(Protocol):
-    """What the drill needs of the service."""
+    """The service as the drill uses it."""
 
     def tasks(self) -> Sequence[TaskRow]:
         """All tasks, as the catalog has them."""
         ...
 
     def kill(self, name: str) -> None:
-        """Stop a sorter dead."""
+        """Stop a sorter without any clean-up."""
         ...
 
 
 @dataclass(slots=True)
 class Drill:
-    """Looked at a few times a second by `step`."""
+    """The state of the drill; `step` is called a few times a second."""
 
     sorters: Sorters
     say: Callable[[str], None]
@@ -59,7 +59,7 @@ class Drill:
     _takeovers: Takeovers = field(default_factory=Takeovers)
 
     def step(self, now_s: float, lag_s: float | None, due: bool) -> None:
-        """One look. `due`: the time to kill has come; it waits until the lag is calm."""
+        """Check once. `due`: the time to kill has come; it waits until the lag is calm."""
         if lag_s is None:
             return
         harmed = self.phase in (Phase.KILLED, Phase.TAKEN)

@@ -1,9 +1,9 @@
 """The generated load of the demo: a modelled cluster on the loopback interface, its pusher, and a judged reader.
 
-It begins behind the first rows of the recording, in threads of the same process, and is a tenant of its own, whose
-changes are committed now: its lag is a real one. The judge (`simulator.chaos.core.judge`) gets every page that the
-reader pulls over HTTP; at any time it can be compared with what the modelled cluster has committed. Changes end at
-CHANGES_MAX, because judge and model keep all of them.
+It starts after the first rows of the recording, in threads of the same process, as a separate tenant whose changes are
+committed now, so its lag is real. The judge (`simulator.chaos.core.judge`) gets every page that the reader pulls over
+HTTP and can be compared with the modelled cluster at any time. Changes end at CHANGES_MAX, because judge and model keep
+all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TABLES = range(FIRST_TABLE_ID, DDL_JOB_TABLE_ID)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the checker says so far."""
+    """The checker's result so far."""
 
     checked: int  #: versions that were read
     lost: int
@@ -58,7 +58,7 @@ class Verdict:
 
 
 class Load:
-    """The load, while it is a context. `error` is what ended the push before its time."""
+    """The load, running while it is a context. `error` is what ended the push early."""
 
     def __init__(self, url: str, seed: int = 1) -> None:
         self.error: Exception | None = None
@@ -102,7 +102,7 @@ class Load:
         return max(0.0, (self._clock.unix_ms() - tso.physical_ms(told)) / 1000) if told else None
 
     def look(self) -> None:
-        """Raise what went wrong; end the changes when there are enough."""
+        """Raise a failure; end the changes when there are enough."""
         if self.error is not None:
             raise self.error
         self._served.check()
@@ -111,7 +111,7 @@ class Load:
             self._served.settle()
 
     def verdict(self) -> Verdict:
-        """Everything that was served so far, against what the cluster had committed by then."""
+        """Compare everything served so far with what the cluster had committed by then."""
         judge = self.judge
         complete_ts, got = judge.complete_ts, len(judge.got)
         with Client(self._url) as client:

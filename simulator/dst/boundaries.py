@@ -1,13 +1,11 @@
-"""Where a process leaves something durable: its PUTs, DELETEs and COMMITs, counted in the order of a run, and who is
-killed at which of them.
+"""Boundaries: the PUTs, DELETEs and COMMITs of processes, numbered in the order of a run, and the kills at them.
 
-    before    it dies with the request unsent, or with the transaction rolled back
-    after     it happened, and the process dies without having heard so
-    late      a PUT or DELETE is under way when its process dies, and arrives LATE_S later; a COMMIT has no such side
+    before    the process dies before the request is sent, or its transaction is rolled back
+    after     the request succeeded, and the process dies before it gets the reply
+    late      a PUT or DELETE is under way when its process dies, and arrives LATE_S later; not for COMMITs
 
-What a run does up to its first point does not depend on the points, so a boundary's number means the same in every run
-of a scenario up to there. The requests of `world` and of readers are not counted: the first is no process of the
-service, the others leave nothing.
+Up to its first point a run does not depend on the points, so a boundary has the same number in every run of a scenario
+up to there. Requests of `world` and of readers are not counted: they leave nothing durable.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ LATE_S = 6.0  #: longer than a lease: whoever takes over is at work when the req
 
 
 class Side(StrEnum):
-    """When, seen from the boundary, its process dies."""
+    """When the process dies, relative to the boundary."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -33,7 +31,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Point:
-    """A boundary of a run and a side of it: somebody dies here."""
+    """A boundary and a side of it, at which a process dies."""
 
     number: int
     side: Side
@@ -72,7 +70,7 @@ def parse_points(text: str) -> tuple[Point, ...]:
 
 
 class Killed(BaseException):
-    """Ends a transaction whose process dies before its COMMIT; seen by nobody but the simulated catalog."""
+    """Ends a transaction whose process dies before its COMMIT; only the simulated catalog sees it."""
 
     def __init__(self, point: Point) -> None:
         super().__init__(point)
@@ -94,7 +92,7 @@ class Boundaries:
         self.struck: list[Point] = []  #: at which somebody was killed
 
     def reach(self, what: str, *, alive: bool = False) -> Point | None:
-        """The running process is about to do this; where it dies, None when it goes on."""
+        """The running process is about to do this; the side on which it dies, or None."""
         task = self._scheduler.current
         if task is None or task.process.name.startswith(_NOT_COUNTED):
             return None
@@ -104,7 +102,7 @@ class Boundaries:
         return self._points.get(number)
 
     def strike(self, point: Point) -> None:
-        """The running process dies here. Does not return."""
+        """Kill the running process here. Does not return."""
         task = self._scheduler.current
         if task is not None:
             self.struck.append(point)

@@ -1,8 +1,8 @@
-"""Size bounds of the services, drawn small for some seeds, so that the code at each bound runs with a few small rows.
+"""Size bounds of the services, drawn small for some seeds, so that a few small rows reach the code at each bound.
 
-A bound is a constant of the module that defines it. Its small values are legal ones: what a run writes must not depend
-on them, only how many pieces it takes. Each run draws anew which bounds are small, because two of them can hide each
-other: a group that may hold one row never takes two segments.
+A bound is a constant of the module that defines it. Its small values are legal: they change the number of pieces, not
+what a run writes. Each run draws which bounds are small, because two of them can hide each other: a group that may hold
+one row never takes two segments.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class CatalogRules:
         self._refers = refers
 
     def _of_snapshot(self, key: str | None) -> _Positions:
-        """The positions that belong to a snapshot, as it tells by itself."""
+        """The positions recorded in a snapshot."""
         if key is None or key not in self._objects:
             return {}
         told = SegmentFile.open(key, self._objects[key][0]).head["positions"]

@@ -1,12 +1,11 @@
-"""The part of SQLAlchemy's Connection that the catalog uses, on the shortest way to one SQLite database.
+"""The part of SQLAlchemy's Connection that the catalog uses, as directly as possible on one SQLite database.
 
 SQLAlchemy compiles each statement that is written once (see tistream.catalog.database.tables), and its text then goes
-straight to the driver: executing a statement through SQLAlchemy takes ten times as long as SQLite takes for it. A
-statement that is built anew for each use, or whose text depends on its parameters, goes through SQLAlchemy all the
-same.
+straight to the driver: executing through SQLAlchemy takes ten times as long as SQLite does. A statement that is built
+for each use, or whose text depends on its parameters, goes through SQLAlchemy.
 
-What comes back has the names and meanings of SQLAlchemy's results, and errors are SQLAlchemy's own. It does not pool
-and does not begin a transaction by itself: who uses it says BEGIN to the driver.
+Results have SQLAlchemy's names and meanings, and errors are SQLAlchemy's. There is no pool, and no implicit
+transaction: the caller says BEGIN to the driver.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ Note = Callable[[str, Any, bool], None]  #: statement, parameters, whether they 
 
 
 class QuickConnection:
-    """One connection, for one thread at a time. `note` hears every statement before it runs."""
+    """One connection, for one thread at a time. `note` is called with every statement before it runs."""
 
     def __init__(self, raw: sqlite3.Connection, whole: Connection, note: Note) -> None:
-        """`whole` is SQLAlchemy's connection over `raw`; what it executes it says to `note` itself."""
+        """`whole` is SQLAlchemy's connection over `raw`, which calls `note` itself."""
         self.dialect = whole.dialect
         self._raw, self._whole, self._note = raw, whole, note
         self.exec_driver_sql = whole.exec_driver_sql
@@ -56,7 +55,7 @@ class QuickConnection:
         return _Result(plan.rows(rows), cursor.rowcount)
 
     def begin(self) -> QuickConnection:
-        """What has been said BEGIN to; it ends by `commit` or `rollback`."""
+        """A begun transaction; ends by `commit` or `rollback`."""
         return self
 
     def commit(self) -> None:
@@ -68,7 +67,7 @@ class QuickConnection:
         self._raw.rollback()
 
     def invalidate(self, _error: BaseException | None = None) -> None:
-        """There is no other connection to go on with."""
+        """Does nothing: there is only one connection."""
 
 
 class _Result:
@@ -128,7 +127,7 @@ class _Plan:
         return [v if write is None else write(v) for v, (_, _, write) in zip(values, self._binds, strict=True)]
 
     def rows(self, found: list[Any]) -> list[Any]:
-        """What the driver found, as rows with names and Python's types."""
+        """The driver's result, as rows with names and Python's types."""
         if not found:
             return []
         make, read = self.row._make, self._read

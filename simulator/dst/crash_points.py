@@ -1,13 +1,14 @@
-"""Kill a process at every place where it leaves something durable, one place after the other, then at two places.
+"""Crash-point enumeration: kills a process at every boundary, one after the other, then at pairs of them.
 
-    count     a scenario is played without any fault; its PUTs, DELETEs and COMMITs are numbered (`boundaries`)
-    single    for each boundary and each side of it: the same scenario, the process that is there is killed
-    pairs     for each single point: the run that comes of it is numbered anew, and for each boundary behind the point,
-              so recovery included, and each side of it: the same run, and a second process is killed
+    count     a scenario is played without faults; its PUTs, DELETEs and COMMITs are numbered (`boundaries`)
+    single    for each boundary and each side of it: the same scenario, the process at the boundary is killed
+    pairs     for each single point: the resulting run is numbered again, and for each later boundary (recovery
+    included)
+              and each side of it: the same run, and a second process is killed
 
-A process that was killed is started again by its supervisor; in `crash-takeover` only when others have taken over.
-There are no other faults, and the oracle checks each run whole, to its rest and its leftovers. What is enumerated, and
-only that, is in `Plan`. Everything follows from scenario, seed and mutant: a point that fails fails always.
+The supervisor restarts a killed process; in `crash-takeover` only after others took over. There are no other faults,
+and the oracle checks each run completely. `Plan` says what is enumerated. Scenario, seed and mutant determine
+everything: a point that fails fails always.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ SCENARIOS: dict[str, Profile] = PROFILES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is enumerated."""
+    """The points to enumerate."""
 
     scenario: str = "crash"
     seed: int = 0
@@ -83,7 +84,7 @@ class Plan:
     mutant: str | None = None
 
     def points(self, boundaries: tuple[Boundary, ...], first: int = 1, offset: int = 0) -> list[Point]:
-        """Those at the boundaries from number `first` on. `offset` says which of `every` are taken."""
+        """The points at the boundaries from number `first` on. `offset` says which of `every` are taken."""
         chosen = [b for b in boundaries if b.number >= first and (self.signs_of_life or not b.alive)]
         found = [Point(b.number, side) for b in chosen for side in b.sides if side in self.sides]
         return found[offset % self.every :: self.every]
@@ -94,7 +95,7 @@ PAIRS = Plan(scenario="crash-pairs", seed=6, pairs=True, sides=(Side.BEFORE, Sid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Points at which somebody died, and what did not hold then."""
+    """Points at which processes died, and the failed run."""
 
     points: tuple[Point, ...]
     outcome: Outcome
@@ -107,7 +108,7 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What an enumeration has come to so far."""
+    """The result of an enumeration so far."""
 
     boundaries: int = 0  #: of the run without crashes
     counted: tuple[int, ...] = ()  #: PUTs, DELETEs, COMMITs, and of the last those that say only "I am still there"
@@ -118,7 +119,6 @@ class Tally:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Take over what another one has counted."""
         self.runs += other.runs
         self.singles += other.singles
         self.pairs += other.pairs

@@ -1,15 +1,16 @@
-"""The real catalog over one SQLite database in memory, with the faults of a MySQL server far away.
+"""The real catalog over one SQLite database in memory, with the faults of a remote MySQL server.
 
-A transaction runs at once; scheduling points lie before its BEGIN and behind its COMMIT. Faults:
+A transaction runs at once; scheduling points are before its BEGIN and after its COMMIT. Faults:
 
     db_away        nothing happened (no connection, deadlock, lock timeout): determinate
     db_undone      COMMIT was sent, no reply came, nothing happened: indeterminate
     db_lost        COMMIT was sent, no reply came, it happened: indeterminate
-    db_late        as db_lost, but it happens later: readers meanwhile see the old state. It lands or dies before
-                   anybody else writes to one of its tables, as its locks would have it
+    db_late        as db_lost, but it happens later, and readers see the old state until then. It lands or dies before
+                   another transaction writes to one of its tables, because of its locks
     read only      writes fail for a while; the database's clock may jump
 
-Triggers report what must never fall (`durable_ts` of a task, positions) when their transaction is committed.
+Triggers report values that fall although they must not (`durable_ts` of a task, positions) when the transaction
+commits.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Database:
         event.remove(self.engine, "before_cursor_execute", self._note_statement)
 
     def query(self, sql: str, *args: object) -> list[Any]:
-        """Look without being seen: for the oracle."""
+        """Read without scheduling points, for the oracle."""
         return self.raw.execute(sql, args).fetchall()
 
     def moved_in_this_step(self) -> dict[int, int]:
@@ -91,7 +92,7 @@ class Database:
         self._moved.clear()
 
     def reach_commit(self) -> Point | None:
-        """The transaction under way is about to be committed; where its process dies if it does so behind it."""
+        """The current transaction is about to commit; where its process dies if it does so after it."""
         written = sorted({_written(sql) for sql, _, _ in self.statements} - {""})
         alive = all(sql.startswith(_ALIVE) for sql, _, _ in self.statements if _written(sql))
         point = self.boundaries.reach(f"COMMIT {' '.join(written) or 'of nothing'}", alive=alive)
@@ -198,7 +199,7 @@ class SimCatalog(Catalog):
 
 @contextmanager
 def _begun(database: Database, begin: str) -> Iterator[Connection]:
-    """The run's one connection, in a transaction: nobody else runs until it ends."""
+    """The run's one connection, in a transaction: no other task runs until it ends."""
     database.raw.execute(begin)
     try:
         yield cast("Connection", database.connection)

@@ -1,4 +1,4 @@
-"""What may go wrong in a run and how often, drawn from the seed. Off once the run has to come to rest."""
+"""The faults of a run and their probabilities, drawn from the seed. Off once the run has to settle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class Dice:
-    """Named faults with their probabilities; each concern draws from a stream of its own."""
+    """Named faults with their probabilities; each concern draws from its own stream."""
 
     def __init__(self, seed: str, chances: Mapping[str, float], without: frozenset[str] = frozenset()) -> None:
         self.rand = random.Random(seed)

@@ -1,7 +1,7 @@
-"""What may be wrong with one tenant's objects, for good: they are missing, damaged, foreign, or cannot be deleted.
+"""Permanent faults of one tenant's objects: missing, damaged, foreign, or impossible to delete.
 
-The harm lies on the way to the bucket: every service sees the harmed object, the oracle sees the true one. It stays
-until the end of the run, so what depends on the object stays stopped, and everything else has to go on.
+The fault is between services and bucket: every service sees the harmed object, the oracle sees the true one. It stays
+until the end of the run, so whatever depends on the object stays stopped, and everything else must continue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tistream.errors import ObjectNotFound, StoreRefused
 
 
 class HarmKind(StrEnum):
-    """What is wrong with an object."""
+    """The kinds of harm."""
 
     MISSING = "missing"
     DAMAGED = "damaged"  #: a bit is not what it was
@@ -39,7 +39,7 @@ class Harms:
         return self.kinds.get(key) is HarmKind.MISSING
 
     def read(self, key: str, data: bytes, objects: Mapping[str, tuple[bytes, int]]) -> bytes:
-        """What a reader gets instead of these bytes."""
+        """The bytes that a reader gets instead of these."""
         kind = self.kinds.get(key)
         if kind is None:
             return data

@@ -70,8 +70,7 @@ def installed(
     read_lease_ttl_ms: int,
     limits: Mapping[str, int],
 ) -> Iterator[None]:
-    """Replace what the rooms' modules took from the standard library. Leases and sweeps are shortened, some of LIMITS
-    are lower."""
+    """Replace what the modules took from the standard library, shorten leases and sweeps, and lower some of LIMITS."""
     shortened = dict(zip(_CONSTANTS, (lease_ms, lease_ms, heartbeat_ms, sweep_s, read_lease_ttl_ms), strict=True))
     constants = shortened | dict(limits)
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
@@ -104,8 +103,8 @@ def installed(
 
 
 def _remembering(function: Callable[..., Any], key_of: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which depends on nothing but its arguments and is asked the same thing by every process of a run.
-    What it was given is kept, so that ids stay theirs. Errors are not remembered."""
+    """Cache a pure function that every process of a run calls with the same arguments. Arguments are kept, so that
+    their ids stay theirs. Errors are not cached."""
     known: dict[Any, tuple[Any, Any]] = {}
 
     def remembered(*given: Any) -> Any:
@@ -120,7 +119,7 @@ def _remembering(function: Callable[..., Any], key_of: Callable[..., Any]) -> Ca
 
 @lru_cache(maxsize=1)
 def _places(_loaded: int) -> list[tuple[ModuleType, str]]:
-    """Modules and names that something is replaced at; looked for again when a module has been loaded."""
+    """Modules and names to replace; searched again when a module was loaded."""
     replaced = set(map(id, _REPLACED))
     return [
         (module, name)

@@ -1,8 +1,8 @@
-"""Each rule that keeps the log right, broken on purpose: what proves that the simulator would notice.
+"""Mutants: each rule that keeps the log right, broken on purpose. They prove that the simulator would notice.
 
-A mutant patches the running code for the time of a run; its scenario is the one that shows it soonest. Here is the
-register; `all_mutants` loads the modules that fill it. How many seeds each of them took, and which cannot be
-noticed and why, is in docs/correctness.md.
+A mutant patches the running code for the time of a run; its scenario is the one that shows it soonest. `all_mutants`
+loads the modules that fill the register. How many seeds each takes, and which no run can notice, is in
+docs/correctness.md.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _closing_row_awaited() -> Iterator[None]:
 
 @contextmanager
 def opening_at_resolved() -> Iterator[None]:
-    """A subscription opens at what the one before it has resolved. Legal as long as closing rows say that too."""
+    """A subscription opens at what the previous one has resolved. Legal as long as closing rows carry that."""
     from pusher.worker import PusherWorker
     from simulator.dst.upstream import SimSource
 

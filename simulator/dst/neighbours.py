@@ -1,12 +1,12 @@
-"""The tenants beside the one that is judged by its pulls: one whose parts are harmed, and some that begin.
+"""Other tenants beside the judged one: one whose objects or tasks are harmed, and some that are being activated.
 
-    neighbour   a store of its own writes a file with each tick, a row for each data task, whole and in order. Something
-                of it is harmed in the middle of the run: an object, or a step of one of its tasks
-    hostile     tenants whose schema snapshot nobody can use
-    late        tenants with a good one, registered behind them: they must be activated
+    neighbour   its own store writes a file with each tick, a row for each data task, complete and in order. In the
+                middle of the run an object or a step of one of its tasks is harmed
+    hostile     tenants with an unusable schema snapshot
+    late        tenants with a good one, registered after them: they must be activated
 
-What is harmed may stop; that is all. So the neighbour's other tasks are written out up to the end, what is written is
-what was committed, the judged tenant is served as ever, no process ends, and some service names what has stopped.
+Only what is harmed may stop. So the neighbour's other tasks are written out to the end and equal what was committed,
+the judged tenant is served, no process ends, and some service names what has stopped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Row = tuple[int, int, bytes, bytes]  # commit_ts, start_ts, key, value
 
 @dataclass(slots=True)
 class Neighbours:
-    """What is known of them in one run."""
+    """Their state in one run."""
 
     rand: random.Random
     bucket: Bucket
@@ -98,8 +98,8 @@ class Neighbours:
     # -- the neighbour's store
 
     def push(self, catalog: SimCatalog, store: SimStore, stopping: Any) -> None:
-        """One life of the neighbour's pusher: its subscription begins at the frontier, with what was committed above
-        it."""
+        """One incarnation of the neighbour's pusher: its subscription begins at the frontier, with what was committed
+        above it."""
         tasks = self._data_tasks(catalog)
         while not tasks and not stopping.wait(TICK_S):
             tasks = self._data_tasks(catalog)
@@ -133,7 +133,7 @@ class Neighbours:
     # -- the harm
 
     def ask_for_merge(self, catalog: SimCatalog) -> None:
-        """Have the first two data tasks merged, as a person may wish at any time."""
+        """Request a merge of the first two data tasks, as an operator may at any time."""
         try:
             rows = sorted(self._data_tasks(catalog), key=lambda row: row.range)[:2]
             if len(rows) == 2:
@@ -193,7 +193,7 @@ class Neighbours:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Have the chosen step of the victims fail, with an error that nobody expects."""
+        """Make the chosen step of the victims fail, with an unexpected error."""
         import importlib
 
         changed: list[tuple[type, str, Any]] = []
@@ -246,7 +246,7 @@ class Neighbours:
         return [task_id for task_id, _, durable_ts in tasks if task_id in self.victims and durable_ts < last]
 
     def check_log(self, catalog: SimCatalog) -> str:
-        """What is wrong with the neighbour's committed log; empty when nothing is. Reads the true objects."""
+        """The errors in the neighbour's committed log; empty when there are none. Reads the true objects."""
         rows = [row for row in list_tasks(catalog, NEIGHBOUR) if row.kind is TaskKind.DATA]
         got: list[Row] = []
         for s in find_segments(catalog, NEIGHBOUR, after_ts=0, upto_ts=1 << 62, limit=100_000):

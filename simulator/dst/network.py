@@ -1,8 +1,8 @@
 """The feed between dispatcher and sorter processes, over a network that may lose connections.
 
-Stands where the Arrow Flight feed stands: the owner of a store is looked up in the catalog, a stream is served by a
-thread of the dispatcher's process, and a subscriber that loses it subscribes again at the position of the last batch
-that it handed out, wherever the store is by then. gRPC itself is not simulated.
+It replaces Arrow Flight: the owner of a store is looked up in the catalog, a thread of the dispatcher's process serves
+a stream, and a subscriber that loses it subscribes again at the position of its last batch, with the current owner.
+gRPC itself is not simulated.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class SimStream:
 
 
 def _serve(network: Network, worker: DispatcherWorker, request: FeedRequest, connection: Connection) -> None:
-    """A thread of the dispatcher's process: what a Flight stream does."""
+    """A thread of the dispatcher's process that serves a stream, as Flight does."""
     send: Callable[[Any], None] = connection.inbox.put
     stream = None
     try:

@@ -1,11 +1,11 @@
-"""What a reader got, against what it was promised and what was committed upstream.
+"""Judges what a reader got, against the promises and what was committed upstream.
 
-    repeated    a version (key, commit_ts) came twice on one cursor                                          P1
-    late        a version came at or below a resolved_ts up to which everything had been served              P2
-    fell        a resolved_ts was lower than one before, whoever served it                                   P2
-    disorder    a version came with a lower commit_ts than one before                                        P3
-    lost        a version that was committed upstream, and lies at or below that resolved_ts, is missing     P1
-    foreign     a version came that was never committed so                                                   P1
+    repeated    a version (key, commit_ts) was delivered twice on one cursor                                 P1
+    late        a version at or below a resolved_ts up to which everything had been served                   P2
+    fell        a resolved_ts lower than an earlier one, on any server                                       P2
+    disorder    a version with a lower commit_ts than an earlier one                                         P3
+    lost        a version committed upstream, at or below that resolved_ts, is missing                       P1
+    foreign     a version that was never committed like this                                                 P1
 
 Pure. One judge judges one cursor that is followed from the beginning of the log.
 """
@@ -41,8 +41,8 @@ class Judge:
     last_commit_ts: int = 0
 
     def page(self, rows: pa.Table, resolved_ts: int, has_more: bool) -> None:
-        """Take a page: its rows in the order served (columns key, op, commit_ts, value), the resolved_ts told, and
-        whether there is more up to that."""
+        """Take a page: its rows in the order served (columns key, op, commit_ts, value), its resolved_ts, and whether
+        more rows follow up to that."""
         columns = [rows[name].to_pylist() for name in ("key", "op", "commit_ts", "value")]
         for key, op, commit_ts, value in zip(*columns, strict=True):
             if commit_ts <= self.complete_ts:
@@ -70,12 +70,12 @@ class Judge:
             self._found("foreign", f"{version[0].hex()} at {version[1]}")
 
     def broke(self, what: str) -> None:
-        """A reader's request failed with what should never be answered."""
+        """A reader's request failed with an error that no server should return."""
         self._found("error", what)
 
     @property
     def held(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings."""
         return not self.counts
 
     def _found(self, kind: str, example: str) -> None:
@@ -85,7 +85,7 @@ class Judge:
 
 
 def known(content: tuple[int, bytes | None]) -> Content:
-    """What counts of a version: a delete has no value, whatever the upstream noted."""
+    """The part of a version that is compared: a delete has no value, whatever the upstream noted."""
     op, value = content
     return (int(op), None if op == Op.DELETE else value)
 
@@ -107,7 +107,7 @@ class Committed(Protocol):
 
 
 def truth_of(rows: Iterable[Committed], start_ts: int, tables: Container[int]) -> dict[Version, Content]:
-    """What was committed in these tables above `start_ts`, as `compare` takes it."""
+    """The versions committed in these tables above `start_ts`, as `compare` takes them."""
     all_rows = list(rows)
     ids = table_ids(pa.array([row.key for row in all_rows], pa.binary())).tolist()
     return {

@@ -1,8 +1,8 @@
-"""How long what a dead or sleeping worker had was without an owner.
+"""Measures how long the items of a dead or paused worker were without an owner.
 
-Looked at from outside, in the catalog's own rows: an item (a store or a task) counts as taken over when its epoch is
-higher than at the moment of the harm, whoever has it then. A sleeper may come back before anybody has given away what
-it had, if those who could were hurt too: then its time ended when it came back. Pure.
+Observed in the catalog's rows: an item (a store or a task) counts as taken over when its epoch is higher than at the
+time of the fault. A paused worker may come back before its items were reassigned, if the meta servers were hit too:
+then its case ends when it comes back. Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Takeovers:
     _cases: list[_Case] = field(default_factory=list)
 
     def harmed(self, worker: str, holding: Holding, now_s: float) -> None:
-        """A worker was killed or paused, while this was who held what."""
+        """A worker was killed or paused; `held`: the owners at that time."""
         for case in self._cases:
             if case.worker == worker:
                 self._return(case)
@@ -43,8 +43,8 @@ class Takeovers:
             self._cases.append(_Case(worker=worker, since_s=now_s, waiting=waiting))
 
     def seen(self, holding: Holding, now_s: float) -> list[tuple[str, float]]:
-        """Who holds what now. A case ends when the last of its items was taken over; one that went away counts too.
-        Returns the cases that ended so: (worker, seconds)."""
+        """The current owners. A case ends when the last of its items was taken over or is gone. Returns the cases that
+        ended: (worker, seconds)."""
         ended: list[tuple[str, float]] = []
         for case in self._cases:
             for item, epoch in list(case.waiting.items()):
@@ -59,13 +59,13 @@ class Takeovers:
         return ended
 
     def back(self, worker: str, now_s: float) -> None:
-        """A worker that was paused goes on."""
+        """A paused worker continues."""
         for case in self._cases:
             if case.worker == worker and case.back_s is None:
                 case.back_s = now_s
 
     def hold(self, now_s: float, kind: str = "") -> None:
-        """Nobody is awake who could take over what workers of this kind had, or of any: their time begins now."""
+        """No process that could take over from workers of this kind (or of any) is running: their cases begin now."""
         for case in self._cases:
             if case.back_s is None and case.worker.startswith(kind):
                 case.since_s = now_s
@@ -77,7 +77,7 @@ class Takeovers:
             self.seconds.append(max(0.0, case.back_s - case.since_s))
 
     def void(self) -> None:
-        """Nobody can take anything over now, for the database is away: the open cases tell nothing."""
+        """The database is away, so nothing can be taken over: the open cases are dropped."""
         self._cases.clear()
 
 

@@ -1,6 +1,6 @@
-"""An S3 server that keeps its objects in a folder: ministack, killed and started again on the same port.
+"""An S3 server that keeps its objects in a folder: ministack, which can be killed and restarted on the same port.
 
-Checks no signatures and honours `If-None-Match: *`. An object whose PUT was answered is there after a SIGKILL.
+Checks no signatures and honours `If-None-Match: *`. An object whose PUT was answered survives a SIGKILL.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A clock that a process believes and that can be set: libfaketime's, from Debian's package `libfaketime`.
+"""A settable wall clock for a process: libfaketime's, from Debian's package `libfaketime`.
 
-The monotonic clock goes on as it is, as it does when somebody sets the time of a machine.
+The monotonic clock is not affected, as when an operator sets a machine's time.
 """
 
 from __future__ import annotations

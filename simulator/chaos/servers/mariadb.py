@@ -28,7 +28,7 @@ class MariaDBError(RuntimeError):
 
 
 class MariaDBServer:
-    """A server over a data folder of its own, that can be killed and started again on the same port."""
+    """A server with its own data folder, which can be killed and restarted on the same port."""
 
     def __init__(
         self, folder: Path, environment: Mapping[str, str] = MappingProxyType({}), options: Sequence[str] = ()

@@ -6,7 +6,7 @@ import socket
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
+    """An unused port of the loopback interface."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

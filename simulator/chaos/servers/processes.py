@@ -59,7 +59,7 @@ class TiStreamProcess:
         self._signal(signal.SIGTERM)
 
     def pause(self) -> None:
-        """SIGSTOP: it hears and does nothing until `resume`."""
+        """SIGSTOP: the process does nothing until `resume`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -86,7 +86,7 @@ class TiStreamProcess:
         return self._process is not None and self._process.poll() is not None and not self._ending
 
     def output(self) -> str:
-        """What it wrote so far."""
+        """Its output so far."""
         return self.log.read_text("utf-8", errors="replace") if self.log.exists() else ""
 
     def _end(self, number: signal.Signals) -> int:
@@ -137,7 +137,7 @@ def pull_all(
     limit: int = 5000,
     **options: str,
 ) -> bytes:
-    """The bodies of a whole tenant from the beginning until everything at or below `until_ts` was served."""
+    """The bodies of a tenant's pulls from the beginning until everything at or below `until_ts` was served."""
     deadline = time.monotonic() + timeout_s
     parts: list[bytes] = []
     with connect(url) as client:

@@ -1,12 +1,11 @@
-"""A small TCP proxy that can be told to misbehave: cut, refuse, hang, lose, or answer every request with 503.
+"""A small TCP proxy that can misbehave: cut, refuse, hang, lose, or answer every request with 503.
 
-    with Proxy(port, ...) as proxy:          several ports behind it: the first that answers is taken
+    with Proxy(port, ...) as proxy:          several backend ports: the first that answers is used
         connect to 127.0.0.1:proxy.port
         proxy.trouble = Trouble.REFUSE
 
-One thread with an event loop. What is said of a connection holds from the moment the mode is set: every mode but PASS
-cuts the connections that are there. `lose` is what a host does that loses power: nothing passes on the connections that
-are there, and neither end hears of it. `turns` counts round trips.
+One thread with an event loop. Setting any mode but PASS cuts the existing connections. `lose` is a host that loses
+power: nothing passes on the existing connections, and neither end is notified. `turns` counts round trips.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _BUSY = (
 
 
 class Trouble(StrEnum):
-    """What the proxy does with connections."""
+    """How the proxy treats connections."""
 
     PASS = "pass"  #: nothing
     REFUSE = "refuse"  #: closes them at once
@@ -81,15 +80,15 @@ class Proxy:
         self.cut()
 
     def lead_to(self, *ports: int) -> None:
-        """Have new connections go to other ports; those that are there stay where they are."""
+        """Direct new connections to other ports; existing ones are not affected."""
         self._ports = ports
 
     def cut(self) -> None:
-        """Cut every connection that is there now."""
+        """Cut the existing connections."""
         self._call(self._cut())
 
     def lose(self) -> None:
-        """From now on nothing passes on the connections that are there, and none of them is closed. New ones pass."""
+        """From now on nothing passes on the existing connections, and none is closed. New ones pass."""
         self._call(self._lose())
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -180,7 +179,7 @@ class Proxy:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """What comes next; empty at the end, however it ends."""
+    """The next bytes; empty at the end, for whatever reason."""
     try:
         return await reader.read(_CHUNK)
     except OSError:

@@ -1,8 +1,8 @@
-"""A real S3 server for tests: moto's, in a process of its own, on a free port, gone when the block ends.
+"""A real S3 server for tests: moto's, in its own process, on a free port, stopped when the block ends.
 
-It keeps everything in memory, checks no signatures and honours `If-None-Match: *`, which is what TiStream needs. moto
-itself looks whether the object exists and writes it later, so two writers at once may both be told that they made it,
-which S3 never says. Here such requests are served one at a time.
+It keeps everything in memory, checks no signatures and honours `If-None-Match: *`. moto itself checks whether the
+object exists and writes it later, so two concurrent writers may both succeed, which S3 never does. Here such requests
+are served one at a time.
 
     python -m simulator.chaos.servers.s3server PORT
 """
@@ -69,7 +69,7 @@ class S3Server:
             yield client
 
     def url(self, bucket: str, prefix: str = "") -> str:
-        """What `open_store` takes."""
+        """The address for `open_store`."""
         path = f"/{prefix}" if prefix else ""
         return f"s3://{bucket}{path}?endpoint={self.endpoint}&region={REGION}&path_style=true"
 
