@@ -1,4 +1,4 @@
-"""Schema snapshots that a tenant may push and nobody can use: each keeps its own tenant waiting, and no other."""
+"""Unusable schema snapshots that a tenant may push: each keeps its own tenant waiting, and no other."""
 
 from __future__ import annotations
 

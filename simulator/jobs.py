@@ -2,7 +2,7 @@
 
 A job without steps holds its tables: no transaction writes to them between its running and its done row. A job with
 steps (`partition_jobs`) does not: each step is prewritten and committed, then the servers take up the new schema
-version one by one, and the next step waits until nobody uses the version before and no transaction holds an older one.
+version one by one, and the next step waits until no session uses the version before and no transaction an older one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COPIED = 3  # rows of a batch that a reorganisation copies
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaVersion:
-    """What a reader sees from `commit_ts` on."""
+    """The schema for readers from `commit_ts` on."""
 
     commit_ts: int
     databases: Mapping[int, str]
@@ -147,7 +147,7 @@ class Jobs:
         return self._said(job, f"commits {step.schema_state.name} at {commit_ts}")
 
     def _to_copy(self, step: Step) -> Iterator[tuple[bytes, bytes]]:
-        """(from, to) of the rows that a reorganisation copies, looked for when it comes to them."""
+        """(from, to) of the rows that a reorganisation copies, determined when it reaches them."""
         ((_, info),) = [entry for entry in step.tables.values() if entry is not None]
         part = info["partition"]
         scheme = Scheme(part.get("ddl_type", 0))

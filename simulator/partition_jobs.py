@@ -72,8 +72,8 @@ class Plan:
 
 
 class PartitionJobs:
-    """Makes up plans that fit the tables. `new_id` gives ids that were never used; `fits` tells whether all rows of a
-    plain table belong to a partition of another one."""
+    """Makes up plans that fit the tables. `new_id` gives unused ids; `fits`: whether all rows of a plain table belong
+    to a partition of another one."""
 
     def __init__(self, new_id: Callable[[], int], fits: Callable[[Json, Json, int], bool]) -> None:
         self._id = new_id
@@ -278,7 +278,7 @@ class PartitionJobs:
     def _reorganisation(
         self, rand: random.Random, entry: Entry, query: str, gone: list[Json], added: list[Json], after: list[Json]
     ) -> Plan:
-        """Partitions take the place of others; the table stays what it is."""
+        """Partitions replace others; the table stays the same."""
         part = entry[1]["partition"]
         busy = {
             "ddl_action": int(Action.REORGANIZE_PARTITION),

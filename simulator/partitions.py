@@ -152,7 +152,7 @@ def located(scheme: Scheme, definitions: Sequence[Json], handle: int) -> int | N
 
 
 def handles(info: Json, rows: int) -> list[int]:
-    """The handles of a table that the workload uses: the first `rows` of each bucket, as far as it has so many."""
+    """The handles of a table that the workload uses: the first `rows` of each bucket, or fewer if it has fewer."""
     part = info["partition"]
     if not part:
         return list(range(rows))
@@ -176,7 +176,7 @@ def buckets(scheme: Scheme, definitions: Sequence[Json]) -> Iterator[int]:
 
 
 def _dropped(part: Json) -> set[int]:
-    """What stands in the definitions, and neither reads nor writes find it."""
+    """The definitions that neither reads nor writes use."""
     if part.get("ddl_action", 0) != Action.DROP_PARTITION or part["ddl_state"] != SchemaState.WRITE_ONLY:
         return set()
     return {d["id"] for d in part["dropping_definitions"] or ()}

@@ -1,7 +1,7 @@
-"""TiDB's rows as the workload writes them: format v2, and v1 for what older servers wrote. Written from the format.
+"""TiDB's rows as the workload writes them: format v2, and v1 for rows of older servers. Written from the format.
 
 A column is its TableInfo entry (`{"id": 2, "type": {"Tp": 15, ...}, ...}`). Values are int, float, str, bytes or None.
-Only the types that the workload uses are known: INT and BIGINT (signed), DOUBLE, VARCHAR, TEXT, BLOB.
+Only the workload's types are known: INT and BIGINT (signed), DOUBLE, VARCHAR, TEXT, BLOB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIGN = 1 << 63
 
 
 def row_v2(values: list[tuple[Column, Value]]) -> bytes:
-    """A row: version, flags, counts, ids of what is there and of what is NULL, ends of the cells, the cells."""
+    """A row: version, flags, counts, ids of the values and of the NULLs, ends of the cells, the cells."""
     cells = sorted((int(c["id"]), _cell(c, v)) for c, v in values if v is not None)
     nulls = sorted(int(c["id"]) for c, v in values if v is None)
     ids = [column_id for column_id, _ in cells] + nulls

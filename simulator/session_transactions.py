@@ -1,7 +1,7 @@
-"""Transactions whose statements write what a session of their schema version writes, while partition DDL goes on.
+"""Transactions whose statements write what a session of their schema version writes, during partition DDL.
 
-Which version a transaction uses, and where its rows and their copies lie, is told by `sessions`. A row and its copy are
-written in one transaction. A copy has the value of its row; but for that every value is different from every other.
+`sessions` decides which version a transaction uses, and where its rows and their copies are. A row and its copy are
+written in one transaction and have the same value; all other values are unique.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tistream.model.change import Op
 
 @dataclass(slots=True)
 class _Use:
-    """What a transaction has done so far."""
+    """The progress of a transaction."""
 
     held: Held = field(default_factory=dict)  #: the tables that it uses, each in one version
     places: dict[bytes, Place] = field(default_factory=dict)  #: the rows that it wrote to

@@ -1,4 +1,4 @@
-"""Which tables a session uses while DDL goes on, and what its statements write.
+"""Which tables a session uses during DDL, and what its statements write.
 
 All servers use the newest schema version or, for a while, the one before. A transaction keeps the version of a table
 with which it first wrote to it, and commits under that. The next version of a table is made only when no transaction
@@ -73,7 +73,7 @@ class Sessions:
 
     @staticmethod
     def writes(place: Place, value: bytes | None, *, exists: bool) -> list[tuple[bytes, bytes | None]]:
-        """What a statement writes: to the row's key, and to the key of its copy."""
+        """The writes of a statement: to the row's key, and to the key of its copy."""
         found = [(place.key, value)]
         copy = copy_of(place.info, place.handle)
         if copy is not None:

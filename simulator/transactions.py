@@ -250,7 +250,7 @@ class Transactions:
     # -- transactions of others, for who needs them whole ----------------------------------------------------------
 
     def prewrite_all(self, values_at: Callable[[int], Mapping[bytes, bytes | None]]) -> Txn:
-        """A transaction of its own that has prewritten the values of these keys, asked for with its start_ts."""
+        """A separate transaction that has prewritten the values of these keys, identified by its start_ts."""
         self._number += 1
         txn = Txn(self._number, "optimistic", self._tso.next(), wants=0)
         for key, value in values_at(txn.start_ts).items():
@@ -258,7 +258,7 @@ class Transactions:
         return txn
 
     def commit_all(self, txn: Txn) -> int:
-        """Commit what `prewrite_all` gave; its commit_ts."""
+        """Commit a `prewrite_all`; its commit_ts."""
         self._commits(txn, self._tso.next())
         for key in txn.left:
             self._cluster.commit(key, start_ts=txn.start_ts, commit_ts=txn.commit_ts, with_value=True)
@@ -459,7 +459,7 @@ class Transactions:
         return columns
 
     def _load(self) -> None:
-        """Half of the rows are there before the feed starts."""
+        """Half of the rows exist before the feed starts."""
         ts = self._cluster.floor_ts
         for key, _ in self.places():
             if self._rand.random() < 0.5 and not self._cluster.versions(key):

@@ -91,7 +91,7 @@ class Workload:
 
     @property
     def unsent(self) -> list[CommittedRow]:
-        """What was committed and no subscriber may get: lossy reorganisations of columns."""
+        """The committed rows that no subscriber may get: lossy reorganisations of columns."""
         return self._txns.unsent
 
     @property
@@ -101,11 +101,11 @@ class Workload:
 
     @property
     def schema_versions(self) -> list[SchemaVersion]:
-        """What readers see since each change of the schema, oldest first. The list is the workload's own."""
+        """The schema for readers after each change of it, oldest first. The workload's own list, not a copy."""
         return self._jobs.versions
 
     def version_at(self, ts: int) -> SchemaVersion:
-        """What readers see as of `ts`."""
+        """The schema for readers as of `ts`."""
         return self._jobs.version_at(ts)
 
     def shows(self, row: CommittedRow) -> bool:
@@ -125,7 +125,7 @@ class Workload:
         return self._first_schema
 
     def tick(self) -> int:
-        """A fresh timestamp; what is committed from now on lies above. Give it to `Cluster.tick` before a step."""
+        """A fresh timestamp, below everything committed later. Give it to `Cluster.tick` before a step."""
         return self._tso.tick()
 
     @property

@@ -52,7 +52,7 @@ class Oracle:
         tell: Callable[[str], None],
         shows: Callable[[CommittedRow], bool] = lambda row: True,
     ) -> None:
-        """`shows` tells whether a committed row is a change of some table, and not a copy of one."""
+        """`shows`: whether a committed row is a change of some table, and not a copy."""
         self.committed, self.database, self.tell, self._shows = committed, database, tell, shows
         self.violations: list[str] = []
         self.rules = CatalogRules(database, {}, self.violated)
@@ -71,7 +71,7 @@ class Oracle:
             self.tell(f"VIOLATION: {what}")
 
     def upstream_moved(self) -> None:
-        """The upstream has done something: nothing that it committed lies at or below what had been served."""
+        """After an upstream action: nothing that it committed is at or below what had been served."""
         served = bisect_right(self.committed, self.served_max, key=_commit_ts)
         if served > self._below:
             newest = self.committed[served - 1]
@@ -87,8 +87,8 @@ class Oracle:
         return [row for row in self.committed[lo:hi] if _delivered(row.key) and self._shows(row)]
 
     def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int) -> None:
-        """A pull has delivered (after, upto] and said that `resolved` is served. `seen` is the largest that any reader
-        had been told when this pull began: pulls that run side by side may end in any order."""
+        """A pull has delivered (after, upto] and reported `resolved`. `seen` is the largest that any reader had been
+        given when this pull began: concurrent pulls may end in any order."""
         self.pulls += 1
         self.rows += rows.num_rows
         ((lowest,),) = self.database.query(LOWEST)
@@ -124,7 +124,7 @@ class Oracle:
         self._frontier = frontier
 
     def deleting(self, key: str) -> None:
-        """A DELETE of an object that is there arrives."""
+        """A DELETE of an existing object arrives."""
         match parse(key):
             case CommittedKey() | SnapshotKey() | CompactedKey() | BaseKey():
                 found = self.database.query("SELECT state FROM objects WHERE object_key = ?", key)
@@ -141,7 +141,7 @@ class Oracle:
                     self.violated(f"deleted: {key} above reclaimed_seq {reclaimed}")
 
     def bijection(self, objects: dict[str, tuple[bytes, int]], *, leftovers: bool) -> list[str]:
-        """What differs between catalog and bucket. `leftovers`: also what is there and nobody needs."""
+        """The differences between catalog and bucket. `leftovers`: also existing objects that nothing needs."""
         rows = dict(self.database.query("SELECT object_key, state FROM objects"))
         rows = {key: state for key, state in rows.items() if JUDGED_FOLDER in key}
         wrong = [f"missing object {key}" for key, state in rows.items() if state == "live" and key not in objects]
@@ -240,8 +240,8 @@ class Oracle:
 
 
 class _Promises:
-    """What one map was last seen to say, and the watermark rows that it was given and that may still lift something;
-    keeps the map, so that its id stays its own."""
+    """The last seen state of one map, and the watermark rows it was given that may still raise something; keeps the
+    map, so that its id is not reused."""
 
     def __init__(self, map_: RangeWatermarkMap, durable_ts: int) -> None:
         self.map = map_

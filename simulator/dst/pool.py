@@ -12,7 +12,7 @@ from threading import Thread
 
 @contextmanager
 def pool_of(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """So many processes. They end with the block, where what has not begun is left out, and with this process, however
+    """Worker processes. They end with the block, which drops tasks that have not begun, and with this process, however
     it ends."""
     # Not by fork: the libraries' own threads would be missing in the child.
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent)

@@ -1,14 +1,14 @@
-"""What many seeds came to, kept in a file with one line of JSON for each hundred.
+"""The results of many seeds, kept in a file with one line of JSON for each hundred.
 
-A long series may be stopped and taken up again, and its result is small enough to be kept with the code:
+A long series may be interrupted and continued, and its result is small enough to be kept with the code:
 
     {"seeds":[0,100],"profile":"","trace":"...","simulated_s":2500.1,"cpu_s":60.2,"counts":{...},"violations":[]}
 
-- A line is written when all of its seeds were played, in one piece; a line that was torn by a crash is taken away.
-- Seeds count as played for the scenario that was asked for ("" = each seed's own).
+- A line is written at once when all of its seeds were played; a line that a crash has torn is removed.
+- Seeds count as played for the requested scenario ("" = each seed's own).
 - `trace` is a hash over the seeds' traces: equal code gives equal lines, but for `cpu_s`.
 
-It does not know which code played the seeds: remove the file, or use another one, when that has changed.
+It does not know which code played the seeds: use another file when the code has changed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Results:
         return out
 
     def add(self, seeds: range, profile: str, outcomes: Sequence[Outcome]) -> Line:
-        """Write down what came of these seeds."""
+        """Record the outcome of these seeds."""
         traces = hashlib.blake2b(digest_size=8)
         counts: Counter[str] = Counter()
         for outcome in outcomes:
@@ -103,7 +103,7 @@ class Results:
         return line
 
     def summary(self) -> Iterator[str]:
-        """What the whole file says, in lines to be read."""
+        """The whole file in readable lines."""
         counts: Counter[str] = Counter()
         for line in self.lines:
             counts.update(line.counts)

@@ -1,7 +1,7 @@
-"""The processes of a run: what each of them is made of, and what it does when one of its parts has stopped.
+"""The processes of a run: their parts, and what a process does when one of its parts has stopped.
 
 They are wired as `tistream.cli.assembly` wires them, over the simulated store, catalog and network. A process
-whose part has ended by an error ends, as the command line's does; the supervisor in `world` starts it again.
+whose part has ended by an error ends, as the command line's does; the supervisor in `world` restarts it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SimControl:
 
 
 class Hosts(Protocol):
-    """What a process needs of the world it runs in."""
+    """The parts of the world that a process needs."""
 
     profile: Any
     network: Any
@@ -246,8 +246,8 @@ def _push(
 def _compact(
     world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
 ) -> None:
-    """Compactions, one after the other, as Spark would run them: some parts twice, side by side. A job that fails is
-    over; the next one plans anew."""
+    """Compactions, one after the other, as Spark would run them: some parts twice, concurrently. A job that fails is
+    dropped; the next one plans again."""
     once = LocalExecutor(store)
 
     def executor(rows: Sequence[PlanRow]) -> Iterator[RangeResult | RangeFailed]:
@@ -284,7 +284,7 @@ class _FarStore(SimStore):
 def _read(
     world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
 ) -> None:
-    """Pulls: goes on at its cursor, starts anew at an old one, or from the beginning."""
+    """Pulls: continues at its cursor, or restarts at an old one or from the beginning."""
     services = Services.create(catalog, _FarStore(world.bucket, world.profile.reader_slow_s, rand), clock)
     cursors: list[str] = []
     while not running.stopping.wait(0.3 + rand.random() * 2):

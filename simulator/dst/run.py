@@ -23,7 +23,7 @@ from simulator.dst.world import HEARTBEAT_MS, LEASE_MS, READ_LEASE_TTL_MS, SWEEP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a run. Equal seeds, scenarios and omissions give equal outcomes, but for `seconds`."""
+    """The outcome of a run. Equal seeds, scenarios and omissions give equal outcomes, but for `seconds`."""
 
     seed: int
     profile: str

@@ -1,4 +1,4 @@
-"""Simulated threads and time: which of the runnable ones goes on is drawn from the seed, and nothing else decides.
+"""Simulated threads and time: only the seed decides which runnable thread continues.
 
     task      a simulated thread: a greenlet of one process
     process   tasks that live and die together
@@ -6,11 +6,11 @@
 
 Relations:
 
-- only one task runs at a time, and it runs until it comes to a scheduling point (`point`, `sleep`, `park`);
+- only one task runs at a time, until it reaches a scheduling point (`point`, `sleep`, `park`);
 - a task of a dead process never runs again; one of a paused process runs when the process does;
-- what a run did is in `trace`: two runs of one seed have the same one.
+- `trace` records the run: two runs of one seed have the same trace.
 
-Callbacks of `call_at` run in the hub: they may not block.
+Callbacks of `call_at` run in the hub and may not block.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Livelock(Exception):
 
 
 class Process:
-    """What crashes, pauses and restarts as a whole."""
+    """The unit of crashes, pauses and restarts."""
 
     def __init__(self, name: str, scheduler: Scheduler) -> None:
         self.name = name
@@ -92,7 +92,7 @@ class Scheduler:
     # -- called by anybody
 
     def trace(self, label: str) -> None:
-        """Say what happened; it becomes part of the trace."""
+        """Record an event in the trace."""
         task = self.current
         self._unhashed += f"{task.serial if task else 0} {label}\n".encode()
 
@@ -127,7 +127,7 @@ class Scheduler:
         heapq.heappush(self._timers, (max(at, self.now), next(self._numbers), action, -1))
 
     def wake(self, task: Task) -> None:
-        """Let a parked task go on."""
+        """Make a parked task runnable."""
         if not self.closing and not task.done:
             task.timed_out = False  # also when its time was up at this very moment
             if task.parked:
@@ -195,7 +195,7 @@ class Scheduler:
     # -- the hub
 
     def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Go on until that time, or until `stop` says so (asked whenever time moves). Whether `stop` said so."""
+        """Run until that time, or until `stop` is true (checked whenever time moves). Whether `stop` was true."""
         while True:
             if self._runnable:
                 self._run_all()
@@ -234,7 +234,7 @@ class Scheduler:
                 self._make_runnable(what)
 
     def _run_all(self) -> None:
-        """Let runnable tasks go on until there is none, or until one has failed."""
+        """Run tasks until none is runnable, or one has failed."""
         runnable, randbits = self._runnable, self._randbits
         while runnable and self.failed is None:
             task = runnable.pop()

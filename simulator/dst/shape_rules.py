@@ -1,8 +1,8 @@
-"""What must hold when tasks take the place of others: looked at when the transaction has been committed.
+"""Rules for tasks that replace others, checked when the transaction has committed.
 
-The ranges that come are together those that went. For each key: kind, start_ts and `durable_ts` are what they were
-(`durable_ts` may have been moved by a flush that landed in the same step), the epoch rises, resubscribe_id does not
-fall, and no position of the durable state falls: what lies at or below it may have been deleted.
+New and old ranges cover the same keys. For each key: kind, start_ts and `durable_ts` stay (`durable_ts` may have been
+advanced by a flush that landed in the same step), the epoch rises, resubscribe_id does not fall, and no durable
+position falls: files at or below it may have been deleted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ShapePositions = Mapping[tuple[int, int], tuple[int, bool]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A task, as far as another one that stands in its place must be like it."""
+    """The properties of a task that its replacement must keep."""
 
     range: KeyRange
     kind: str
@@ -33,9 +33,8 @@ def wrong(
     moved: Mapping[int, int],
     positions: tuple[Mapping[int, ShapePositions], Mapping[int, ShapePositions]],
 ) -> Iterator[str]:
-    """What does not hold. `moved` are the durable watermarks to which flushes of the same step have moved tasks that
-    went;
-    `positions` are those before and after."""
+    """The violations. `moved`: the durable watermarks to which flushes of the same step advanced replaced tasks;
+    `positions`: those before and after."""
     if _outline(gone) != _outline(come):
         yield f"shapes: {_told(gone)} went, {_told(come)} came"
     for new_id, new in come.items():
@@ -61,7 +60,7 @@ def _fallen(new_id: int, new: ShapePositions, old_id: int, old: ShapePositions) 
 
 
 def _outline(tasks: Mapping[int, Shape]) -> list[KeyRange]:
-    """What they cover together, without the edges between neighbours. Tasks that overlap are told one by one."""
+    """Their union, without the edges between neighbours. Tasks that overlap are listed singly."""
     found: list[KeyRange] = []
     for range_ in sorted(task.range for task in tasks.values()):
         if found and found[-1].end and found[-1].end == range_.start:

@@ -1,7 +1,8 @@
-"""A process that has tasks split and merged at random: what a meta server and people may wish, without their reasons.
+"""A process that requests splits and merges at random, as a meta server or an operator would, but without their
+reasons.
 
-It asks as they do, by the catalog's functions, with what it has read a moment ago; half of the time in the elected
-owner's name. Any request may fail, come late, or be its last.
+It uses the catalog's functions with state it has read a moment ago; half of the time in the leader's name. Any request
+may fail, arrive late, or be its last.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _World(Protocol):
 
 
 def shape(world: _World, stopping: Any, catalog: SimCatalog, tenant: Tenant, rand: random.Random) -> None:
-    """Wishes until the run comes to rest."""
+    """Makes requests until the run settles."""
     while not stopping.wait(world.profile.shape_s * (0.3 + rand.random())):
         if world.resting:
             continue
@@ -59,7 +60,7 @@ def _wish(world: _World, catalog: SimCatalog, tenant: Tenant, rand: random.Rando
 
 
 def _split(world: _World, catalog: SimCatalog, row: TaskRow, elected: int | None, rand: random.Random) -> None:
-    """At a key that has rows, in the middle of what was committed lately."""
+    """A key that has rows, in the middle of recent commits."""
     inside = [r.key for r in world.oracle.committed[-60:] if r.key in row.range and r.key != row.range.start]
     if inside:
         reshape.split_task(catalog, row.task_id, rand.choice(inside), seen_epoch=row.epoch, leader_epoch=elected)

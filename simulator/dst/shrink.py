@@ -14,7 +14,8 @@ _ACTIONS = (5, 10, 20, 30, 40, 60, 80, 100, 120, 160, 200, 250)
 def smaller(
     outcome: Outcome, again: Again, actions: int | None, without: frozenset[str]
 ) -> tuple[Outcome, int | None, frozenset[str]]:
-    """The smallest run found, its number of actions and what is left out of it. Greedy: one thing after another."""
+    """The smallest failing run found: its number of actions and what is left out of it. Greedy, one omission after
+    another."""
     kind = _kind(outcome)
 
     def same(tried: Outcome) -> bool:

@@ -1,14 +1,14 @@
-"""An object store that does what S3 may do, and a little more.
+"""An object store with the faults of S3, and a few more.
 
-    a PUT or DELETE is on its way by itself     the process may die meanwhile, it arrives all the same
-    put_refused       503 or 409: surely did not happen
+    a PUT or DELETE travels independently: it arrives even if the process dies meanwhile
+    put_refused       503 or 409: certainly did not happen
     put_lost          it arrives, the reply does not
-    put_late          the reply does not come; it arrives much later, after retries, deletions and restarts
+    put_late          no reply; it arrives much later, after retries, deletions and restarts
     put_nowhere       neither arrives
     get_refused, get_torn, list_refused, delete_refused, delete_late
 
-A listing is read in pages: what comes or goes between two pages may be seen or not. What was deleted against the rules
-(a live object, an object without a tombstone, a batch file above `reclaimed_seq`) is a violation at that moment.
+A listing is read in pages: a change between two pages may be seen or not. A deletion against the rules (a live object,
+an object without a tombstone, a batch file above `reclaimed_seq`) is a violation at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGE = 3  # entries of a listing's page
 
 
 class Bucket:
-    """The objects and what is on its way to them."""
+    """The objects and the requests under way."""
 
     def __init__(
         self, scheduler: Scheduler, dice: Dice, unix_ms: Callable[[], int], tell: Callable[[str], None]
@@ -45,7 +45,7 @@ class Bucket:
         self.harms = Harms()
 
     def send(self, delay_s: float, arrive: Callable[[], None]) -> None:
-        """Let a request arrive after so long, whatever becomes of its sender."""
+        """Let a request arrive after a delay, whatever becomes of its sender."""
         at = self.scheduler.now + delay_s
         self.all_there_at = max(self.all_there_at, at) if delay_s > _SOON_S else self.all_there_at
         self.scheduler.call_at(at, arrive)

@@ -399,7 +399,7 @@ class Future(_Waitable):
         return self._error
 
     def run(self, work: Callable[[], Any]) -> None:
-        """Do the work and keep what comes of it."""
+        """Do the work and keep its result."""
         if self._state != "pending":
             return
         self._state = "running"

@@ -1,8 +1,8 @@
-"""The feed of one store of the modelled upstream, with time in it, and what stores may do as they like.
+"""The feed of one store of the modelled upstream, on simulated time, with the choices that TiKV leaves to a store.
 
-Between two ticks, which become files, a store may fetch the timestamp of its resolved ts and look at its locks at two
-moments of their own. Both are legal: what is committed after a timestamp was fetched lies above it. `Habits` makes use
-of that, so that resolved timestamps of all kinds meet files, prewrites and commits of all ages.
+Between two ticks, which become files, a store may fetch the timestamp of its resolved ts and look at its locks at
+different times. Both are legal: whatever commits after a timestamp was fetched is above it. `Habits` makes use of that,
+so that resolved timestamps of all kinds meet files, prewrites and commits of all ages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Habits:
 
     @property
     def plain(self) -> bool:
-        """Timestamp, locks and tick at one moment."""
+        """Whether timestamp, locks and tick are always taken together."""
         return not self.fetched and not self.before_ready
 
 
@@ -111,7 +111,7 @@ class SimSource(ModelSource):
             self._came.append(Tick(cut_ts=self._tso()))
 
     def _resolve(self, fetched_ts: int) -> None:
-        """Say what is complete up to a timestamp that was fetched before, behind everything that has come so far."""
+        """Emit the resolved ts of a timestamp fetched before, after everything received so far."""
         self._came += self._taken()
         held = self._cluster.held()
         said = {
@@ -131,7 +131,7 @@ def workload_of(habits: Habits) -> type[Workload]:
 
 
 class EagerWorkload(Workload):
-    """A Workload whose pipelined transactions write a key again while an opening scan has yet to say its lock."""
+    """A Workload whose pipelined transactions write a key again while an opening scan has yet to send its lock."""
 
     def step(self) -> str:
         return self._flush_into_scan() or super().step()
@@ -150,8 +150,8 @@ class EagerWorkload(Workload):
 
 
 class CoarseWorkload(Workload):
-    """A Workload whose ticks take the newest timestamp there is, instead of a new one, and whose time stands still
-    while no transaction moves it."""
+    """A Workload whose ticks take the newest existing timestamp instead of a new one; its time stops while no
+    transaction moves it."""
 
     def tick(self) -> int:
         tso = self._tso

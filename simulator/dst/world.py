@@ -1,7 +1,7 @@
-"""A run's world: its processes, what befalls them, and how it comes to rest.
+"""A run's world: its processes, their faults, and how it settles.
 
-plan      from the seed: at these times these processes crash, pause, stop, run twice; catalog outages, clock jumps
-rest      faults end, everybody is there again, the upstream decides what is open: everything must be served
+plan      from the seed: when these processes crash, pause, stop, run twice; catalog outages, clock jumps
+rest      faults end, every process is running again, the upstream decides what is open: all must be served
 leftovers the pushers end; batch files and orphans must go away
 """
 
@@ -58,7 +58,7 @@ class Event:
 
     @property
     def label(self) -> str:
-        """What `without` calls it."""
+        """Its name for `without`."""
         return f"{self.kind}#{self.number}"
 
 
@@ -177,7 +177,7 @@ class World:
         return running
 
     def problems(self) -> list[str]:
-        """What the living services say is wrong now."""
+        """The problems that running services report."""
         out: list[str] = []
         for r in self.running:
             if not r.process.dead and r.service is not None:
@@ -187,8 +187,8 @@ class World:
     # -- inside
 
     def _harm_later(self, main: Process) -> None:
-        """Harm the neighbour as soon as there is something to harm, and let whoever holds it begin anew: what is in
-        memory needs no object. In half of the runs a merge of its tasks is under way."""
+        """Harm the neighbour as soon as something exists to harm, and restart the owners: what is in memory needs no
+        object. In half of the runs a merge of its tasks is under way."""
         n = self.neighbours
 
         def merge() -> None:
@@ -213,7 +213,8 @@ class World:
         self.scheduler.call_at(self.scheduler.now + 3.0 + n.rand.random() * 4.0, harm)
 
     def _judge_neighbours(self, main: Process) -> None:
-        """Behind a new life of the neighbour's pusher, what may not stop is written out and what stopped is named."""
+        """After a restart of the neighbour's pusher, whatever may not stop is written out and what has stopped is
+        named."""
         if self._is_over():
             return
         n = self.neighbours
@@ -234,7 +235,7 @@ class World:
         return self.database.query("SELECT task_id, kind, durable_ts FROM tasks WHERE cluster_id = 1 AND tenant_id = 2")
 
     def _is_named(self) -> bool:
-        """Whether somebody names what has stopped."""
+        """Whether a service names what has stopped."""
         n = self.neighbours
         if not n.stopped(self._neighbour_tasks()):
             return True
@@ -369,7 +370,7 @@ class World:
         return "; ".join([*tasks, *self.problems(), *self._stuck()])
 
     def _stuck(self) -> list[str]:
-        """What the lowest tasks wait for, as their cores see it."""
+        """What the lowest tasks wait for, according to their cores."""
         out: list[str] = []
         for r in self.running:
             if r.role == "sorter" and not r.process.dead and isinstance(r.service, SorterWorker):
@@ -406,7 +407,7 @@ class World:
             self.oracle.violated("rest: the last pull does not reach the last commit")
 
     def _leftovers(self, main: Process) -> None:
-        """End the pushers for good and see whether all that nobody needs goes away."""
+        """End the pushers for good; everything unneeded must go away."""
         if self._is_over():
             return
         self.rested = True

@@ -1,11 +1,11 @@
-"""The streams of a cluster's change feed over gRPC: requests in, messages out, for whoever owns the cluster's state.
+"""The gRPC streams of a cluster's change feed: requests in, messages out, for the owner of the cluster's state.
 
 Relations:
 
-- one lock guards the state and the streams; whoever holds it never waits for a client;
-- what is put for a stream is sent in order; `unread_bytes` is what the slowest client has not taken yet;
-- a stream that was cut ends with UNAVAILABLE behind what is queued for it, or at once (`cut_store(lost=True)`), and so
-  does every new one while its store refuses.
+- one lock guards the state and the streams; its holder never waits for a client;
+- messages of a stream are sent in order; `unread_bytes` is what the slowest client has not taken yet;
+- a cut stream ends with UNAVAILABLE after its queued messages, or at once (`cut_store(lost=True)`), and so does every
+  new one while its store refuses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WAIT_S = 0.2
 
 
 class FeedOwner(Protocol):
-    """What happens on the streams. Called with the lock held."""
+    """Callbacks of the streams. Called with the lock held."""
 
     def is_away(self, store_id: int) -> bool:
         """Whether the store takes no streams now."""
@@ -45,7 +45,7 @@ class FeedOwner(Protocol):
 
 
 class _Stream:
-    """A client's stream: what is queued for it."""
+    """A client's stream and its queue."""
 
     def __init__(self, store_id: int) -> None:
         self.store_id = store_id
@@ -89,7 +89,7 @@ class FeedStreams:
             self._lock.notify_all()
 
     def cut_store(self, store_id: int, *, lost: bool = False) -> None:
-        """End the streams of a store. `lost`: what is queued for them is not sent any more."""
+        """End the streams of a store. `lost`: queued messages are dropped."""
         for stream in self._streams.values():
             if stream.store_id == store_id:
                 stream.cut = True

@@ -48,7 +48,7 @@ class LoopbackServer:
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def start(self, methods: Mapping[str, grpc.RpcMethodHandler]) -> None:
-        """Answer these methods, by their whole names."""
+        """Answer these methods, by their full names."""
         self._server.add_generic_rpc_handlers([_Methods(methods)])
         self._server.start()
 
@@ -60,7 +60,7 @@ class LoopbackServer:
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped base
-    """Looks methods up by their whole name."""
+    """Finds methods by their full names."""
 
     def __init__(self, methods: Mapping[str, grpc.RpcMethodHandler]) -> None:
         self._methods = methods

@@ -1,10 +1,10 @@
 """A Source over the cluster model: the change feed of one modelled store.
 
-Whoever drives the model (a recording's player, a random workload) calls, after commands were applied, `poll` through
+The driver of the model (a recording's player, a random workload) calls, after commands were applied, `poll` through
 the pusher, so that regions get their subscriptions; and for each tick first `Cluster.tick`, then at once `tick` here.
-The next poll may come any time later: a tick covers what the store had sent when it came. Timestamps of subscriptions
-are the model's `now_ts`: it never falls and stands for the order in which things happened, so two subscriptions whose
-intervals do not touch were really one after the other.
+The next poll may come any time later: a tick covers what the store had sent by then. Timestamps of subscriptions are
+the model's `now_ts`, which never falls and orders all events, so two subscriptions whose intervals do not touch did
+follow each other.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from tistream.model.change import ROWS
 
 
 class ModelSource:
-    """The feed of one store of the model. `scan_rows`: how many rows of its opening scan a subscription gets with
-    each poll,
-    live rows in between; None: the whole scan at once."""
+    """The feed of one store of the model. `scan_rows`: rows of the opening scan that a subscription gets with each
+    poll, live rows in between; None: the whole scan at once."""
 
     def __init__(self, cluster: Cluster, store_id: int, *, scan_rows: int | None = None) -> None:
         self._cluster = cluster
@@ -50,7 +49,7 @@ class ModelSource:
         return self._store_id
 
     def tick(self, cut_ts: int) -> None:
-        """The model has ticked at `cut_ts`: the next poll says so."""
+        """The model has ticked at `cut_ts`: the next poll returns it."""
         if self._dropped:
             return
         self._came += self._taken()
@@ -64,7 +63,7 @@ class ModelSource:
         self._came.append(Tick(cut_ts=cut_ts))
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
-        """What has come. Never waits: the model moves only between polls."""
+        """Never waits: the model moves only between polls."""
         if self._dropped:
             return []
         events, self._came = self._came, []
@@ -135,7 +134,7 @@ class ModelSource:
 
 
 def _rows(subscription_id: int, subscription: Subscription) -> Iterator[Rows]:
-    """What the subscription was sent, rows of the scan and live rows apart."""
+    """The rows sent to the subscription, rows of the scan and live rows apart."""
     batch = subscription.take_rows()
     if not len(batch):
         return

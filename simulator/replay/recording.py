@@ -1,13 +1,13 @@
-"""What a client of a real cluster recorded: the lines, and from them its registrations, each from begin to end.
+"""A recording of a client of a real cluster: the lines, and the registrations in them.
 
     stream.ndjson.zst    one JSON object a line: open, send, recv, eof, pd, note; messages as they crossed the wire
 
-What this module decides:
+This module decides:
 
 - which subscriptions are followed: of those that cover the same keys the earliest. Only transactional ones (kv_api
-  TiDB), on multiplexed streams, can be; a recording without any is InvalidInput;
+  TiDB) on multiplexed streams can be; a recording without any is InvalidInput;
 - a registration ends by an error or by the end of its stream. A repeated registration, and the duplicate_request that
-  answers it, are no events; neither is the recorder's wish to deregister: the store's answer to it is the end;
+  answers it, are no events; neither is the recorder's request to deregister: the store's answer to it is the end;
 - a registration *serves* when its opening scan was completed.
 
 The whole recording is held in memory. Every fault of the file is CorruptObject with the line.
@@ -94,7 +94,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """A stream to a store stands."""
+    """An open stream to a store."""
 
     store_id: int
 
@@ -119,7 +119,7 @@ Line = Message | Begun | StreamOpened | StreamEnded | Timestamp | None  #: None:
 
 @dataclass(slots=True)
 class Recording:
-    """A recording that was read whole. Lines are numbered from 0."""
+    """A parsed recording. Lines are numbered from 0."""
 
     lines: list[Line] = field(default_factory=list)
     at_ms: list[int] = field(default_factory=list)  #: Unix milliseconds of each line

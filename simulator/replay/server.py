@@ -6,8 +6,8 @@
 
 Relations:
 
-- one lock guards the stage; whoever holds it never waits for a client;
-- a message that the stage gave is queued for its stream, in order; the clock waits while a stream has more than
+- one lock guards the stage; its holder never waits for a client;
+- a message of the stage is queued for its stream, in order; the clock waits while a stream has more than
   `_UNREAD_BYTES_MAX` queued, and while the next line lacks a listener (`waiting_for`);
 - a stream whose store was cut ends with UNAVAILABLE, and so does every new one until the store is back.
 """
@@ -91,7 +91,7 @@ class ReplayCluster:
 
     @property
     def promised_ts(self) -> int:
-        """What every region that is followed now has been promised."""
+        """The watermark of every region that is followed now."""
         with self._lock:
             return self._stage.promised_ts
 
@@ -102,7 +102,8 @@ class ReplayCluster:
 
     @property
     def played(self) -> bool:
-        """Everything was played and handed to the clients' streams. Raises what ended the replay early."""
+        """Whether everything was played and handed to the clients' streams. Raises the error that ended the replay
+        early."""
         with self._lock:
             if self._fault is not None:
                 raise self._fault
@@ -110,8 +111,7 @@ class ReplayCluster:
 
     @property
     def waiting_for(self) -> tuple[str, float]:
-        """The region that nobody has registered and that the recording goes on with, and for how many seconds it has
-        been waited for; ("", 0.0) while it goes on."""
+        """The unregistered region that the recording waits for, and for how many seconds; ("", 0.0) while it plays."""
         blocked = self._blocked
         return (blocked[0], self._clock.monotonic() - blocked[1]) if blocked else ("", 0.0)
 
@@ -203,6 +203,6 @@ class ReplayCluster:
         self._stage.drop_stream(stream)
 
     def failed(self, fault: Exception) -> None:
-        """Nothing goes on, and whoever asks is told."""
+        """The replay has failed: stop, and wake the waiting threads."""
         self._fault = self._fault or fault
         self._streams.cut_all()

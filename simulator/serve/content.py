@@ -22,8 +22,8 @@ _FIRST_IDLE_TABLE_ID = 1_000_000  #: nobody writes to tables from here on
 def cluster_of(
     versions: Iterable[tuple[bytes, Version]], *, floor_ts: int, regions: int = 8, stores: int = 3
 ) -> Cluster:
-    """A cluster with these versions (of one key the older first, all at or below `floor_ts`), in about so many regions
-    of equally many keys."""
+    """A cluster with these versions (of one key the older first, all at or below `floor_ts`), in about `regions`
+    regions of equally many keys."""
     content = list(versions)
     keys = sorted({key for key, _ in content})
     bounds = [keys[len(keys) * i // regions] for i in range(1, regions)] if keys else []
@@ -34,20 +34,20 @@ def cluster_of(
 
 
 def recorded_versions(directory: Path) -> Iterator[tuple[bytes, Version]]:
-    """What lived at the start of a recording, by its `snapshot_kv.ndjson.zst`. CorruptObject when that is damaged."""
+    """The rows at the start of a recording, from its `snapshot_kv.ndjson.zst`. CorruptObject when that is damaged."""
     for _, line in read_lines(directory / SNAPSHOT):
         start_ts, commit_ts = int(line["start_ts"]), int(line["commit_ts"])
         yield bytes.fromhex(line["key"]), Version(start_ts, commit_ts, Op.PUT, bytes.fromhex(line["value"]), None)
 
 
 def recorded_cluster(directory: Path, *, floor_ts: int, regions: int = 8, stores: int = 3) -> Cluster:
-    """What lived at the start of a recording."""
+    """A cluster with the rows at the start of a recording."""
     return cluster_of(recorded_versions(directory), floor_ts=floor_ts, regions=regions, stores=stores)
 
 
 def workload_cluster(profile: Profile, *, floor_ts: int, regions: int = 0) -> Cluster:
-    """An empty cluster for a workload of this profile: a region for each of its tables, for what lies before and behind
-    them, and as many for tables that nobody writes to as make `regions` of them."""
+    """An empty cluster for a workload of this profile: a region for each of its tables, one before and one after them,
+    and regions of unwritten tables to make `regions` in all."""
     bounds = [META_RANGE.end, *(table_prefix(FIRST_TABLE_ID + 10 * i) for i in range(profile.tables))]
     idle = max(0, regions - len(bounds) - 1)
     bounds += [table_prefix(_FIRST_IDLE_TABLE_ID + i) for i in range(idle)]

@@ -1,4 +1,4 @@
-"""What a served cluster may do beyond the least: everything here is within what clients of a real one must bear.
+"""Faults of a served cluster: everything here is within what clients of a real one must handle.
 
 Probabilities are between 0 and 1, per occasion; times in seconds.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often what goes wrong."""
+    """How often each fault happens."""
 
     refused: float = 0.0  #: registrations, with any error that a client may try again after
     failed: float = 0.0  #: registrations that live, at a tick

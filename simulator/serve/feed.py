@@ -1,20 +1,20 @@
-"""The change feed of the modelled stores: our clients' registrations, and what each is sent.
+"""The change feed of the modelled stores: our clients' registrations, and the messages for each.
 
     request / stream_over / store_died    what happens to registrations
-    pump                                  what the model sent since is said: scans, rows, ends
-    tick                                  resolved ts, behind everything that they cover
+    pump                                  send what the model has emitted since: scans, rows, ends
+    tick                                  resolved ts, after everything that they cover
     take_output                           messages for the streams, in order
 
 Relations:
 
-- a registration is a subscription of the model, cut to the range that was asked for; what the model sends for it is
-  said in order, its INITIALIZED behind its scan, its resolved ts behind its rows, its error last;
-- resolved ts of one stream and request id are said in groups, from the slowest region to the fastest, 8, 32, 128, ...
+- a registration is a subscription of the model, cut to the requested range; rows are sent in order, INITIALIZED after
+  the scan, the resolved ts after its rows, the error last;
+- resolved ts of one stream and request id are sent in groups, from the slowest region to the fastest, 8, 32, 128, ...
   of them, each with its smallest: a region's may fall;
-- the version of the client decides whether it is sent resolved ts at all and whether its cluster id is looked at;
-- what `faults` adds is late, repeated or refused, never wrong.
+- the client's version decides whether it gets resolved ts at all and whether its cluster id is checked;
+- faults make messages late, repeated or refused, never wrong.
 
-No clock, no threads; who owns it takes a lock.
+No clock, no threads; its owner takes a lock.
 """
 
 from __future__ import annotations
@@ -124,12 +124,12 @@ class ServedFeed:
         self._output = [(s, data) for s, data in self._output if s != stream]
 
     def store_died(self, store_id: int) -> None:
-        """Nothing more is said on its streams."""
+        """A stream has ended."""
         for registration in [r for r in self._registered.values() if r.store_id == store_id]:
             self._forget(registration)
 
     def congest(self, stream: int) -> None:
-        """A client does not read: end what it has registered."""
+        """A client does not read: end its registrations."""
         for registration in [r for r in self._registered.values() if r.stream == stream]:
             self._end(registration, wire.congested(registration.region_id))
 
@@ -143,7 +143,7 @@ class ServedFeed:
                 self._end(registration, wire.region_not_found(registration.region_id))
 
     def _refusal(self, stream: int, store_id: int, request: Request) -> bytes:
-        """The error for a request that cannot be served, in the order in which a store looks; empty if it can."""
+        """The error for a request that cannot be served, checked in a store's order; empty if it can."""
         cluster, region_id = self._cluster, request.region_id
         names_cluster = _version(request.ticdc_version) >= _NAMES_ITS_CLUSTER
         if names_cluster and request.cluster_id != self._cluster_id:
@@ -180,7 +180,7 @@ class ServedFeed:
     # -- what is said ----------------------------------------------------------------------------------------------
 
     def pump(self, now: float) -> None:
-        """Say what the model has for the registrations, but of those whose rows are held back."""
+        """Send what the model has for the registrations, except rows held back by a fault."""
         for subscription in self._touched:
             if (registration := self._of.get(subscription)) is not None:
                 self._waiting[registration] = None
@@ -231,7 +231,7 @@ class ServedFeed:
             at, size = at + size, size * _GROUP_FACTOR
 
     def _say_rows(self, registration: _Registration) -> None:
-        """What the model has sent, INITIALIZED if it is time, and the end if it has come."""
+        """Send the model's rows, then INITIALIZED and the end when they are due."""
         subscription = registration.subscription
         rows = subscription.take_rows()
         entries = list(encode_rows(rows, registration.range, filter_loop=registration.filter_loop))
@@ -312,6 +312,6 @@ class ServedFeed:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """Of a client; (0,) when it says none that can be read."""
+    """A client's version; (0,) when it sends none that can be parsed."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     return tuple(map(int, found.groups())) if found else (0,)

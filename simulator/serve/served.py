@@ -12,10 +12,11 @@
 
 Relations:
 
-- one lock guards the model and everything that is said of it: `changing` holds it, and so does every answer;
+- one lock guards the model and its answers: `changing` holds it, and so does every answer;
 - timestamps come from one oracle, PD's, which never gives one at or below anything that the model has seen;
-- a store that is dead in the model answers nothing: its calls end with UNAVAILABLE, and what was under way is lost;
-- resolved ts are given every `resolved_s`; a client that does not read is congested, as a store's memory is bounded.
+- a store that is dead in the model answers nothing: its calls end with UNAVAILABLE, and requests under way are lost;
+- resolved ts are sent every `resolved_s`; a client that does not read is congested, because a store's memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class ServedCluster:
 
     @contextmanager
     def changing(self) -> Iterator[Cluster]:
-        """The model, while nobody else sees or changes it; what came of it is said before this returns."""
+        """The model, with exclusive access; its messages are sent before this returns."""
         with self._lock:
             yield self._cluster
             self._say(self._clock.monotonic())
@@ -122,8 +123,8 @@ class ServedCluster:
             return self._tso(1)
 
     def settle(self) -> int:
-        """No more steps and faults; every transaction is decided and every store back. A timestamp above all of it,
-        that every region's resolved ts reaches if it is followed. Raises what ended the workload early."""
+        """End steps and faults, decide every transaction, and bring every store back. Returns a timestamp above all of
+        it, which every followed region's resolved ts reaches. Raises the error that ended the workload early."""
         with self._lock:
             self.check()
             self._steps_per_s = 0.0
@@ -135,7 +136,7 @@ class ServedCluster:
             return self._tso(1)
 
     def check(self) -> None:
-        """Raises what ended the cluster's course, if anything did."""
+        """Raises the error that stopped the cluster, if any."""
         if self._fault is not None:
             raise self._fault
 
@@ -182,7 +183,7 @@ class ServedCluster:
                 self.failed(e)
 
     def _work(self, steps: int) -> int:
-        """Steps of the workload, between which everything is said; how many they were."""
+        """Run steps of the workload, sending messages between them; their number."""
         if self.workload is None:
             return steps
         for _ in range(min(steps, _STEPS_AT_ONCE)):
@@ -200,7 +201,7 @@ class ServedCluster:
             self.streams.cut_store(self._rand.choice(self.store_ids), lost=True)
 
     def _say(self, now: float) -> None:
-        """Tell the clients what has happened in the model."""
+        """Send the clients what has happened in the model."""
         for store_id in self._cluster.dead_stores - self._dead:
             self.feed.store_died(store_id)
             self.streams.cut_store(store_id, lost=True)
@@ -231,14 +232,14 @@ class ServedCluster:
         self.feed.stream_over(stream)
 
     def failed(self, fault: Exception) -> None:
-        """A defect: nothing goes on, and whoever settles is told."""
+        """A defect: stop, and wake the thread in `settle`."""
         self._fault = self._fault or fault
         self.streams.cut_all()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _tso(self, count: int) -> int:
-        """The last of `count` timestamps, above all that anybody has been given."""
+        """The last of `count` timestamps, above all that were issued."""
         given = self._last_ts if self.workload is None else max(self._last_ts, self.workload.last_ts)
         self._last_ts = max(given, self._cluster.now_ts, ts.compose(self._clock.unix_ms())) + count
         if self.workload is not None:

@@ -1,6 +1,6 @@
-"""The change feed's messages (`cdcpb`) as a store sees them: requests read, events written, rows told apart.
+"""The change feed's messages (`cdcpb`) as a store handles them: requests read, events written, rows separated.
 
-A row keeps its bytes: what was recorded is sent on as it was. Pure; damage is CorruptObject.
+A row keeps its bytes, so recorded rows are sent unchanged. Pure; damage is CorruptObject.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of an event. `entry` is the whole field, with its tag, as it stands in the event's entries."""
+    """One row of an event. `entry` is the whole field with its tag."""
 
     kind: int
     start_ts: int
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a recorded message says of one registration."""
+    """The part of a recorded message for one registration."""
 
     region_id: int
     request_id: int
@@ -93,7 +93,7 @@ def read_request(data: bytes) -> Request:
 
 
 def read_message(data: bytes) -> tuple[list[Event], list[Resolved]]:
-    """What one ChangeDataEvent says."""
+    """The contents of one ChangeDataEvent."""
     events, resolved = [], []
     for number, body in fields(data, {1: BYTES, 2: BYTES}):
         if number == 1:
@@ -155,7 +155,7 @@ def error_event(region_id: int, request_id: int, error: bytes) -> bytes:
 
 
 def resolved_message(request_id: int, regions: Sequence[int], ts: int, *, packed: bool = False) -> bytes:
-    """A whole message; the regions one by one, as TiKV writes them, or packed, as protobuf would have it."""
+    """A whole message; regions listed singly, as TiKV does, or packed, as protobuf prefers."""
     body = b"".join(uint(1, region) for region in regions)
     if packed:
         body = message(1, b"".join(encode_uvarint(region) for region in regions))
@@ -167,7 +167,7 @@ def region_not_found(region_id: int) -> bytes:
 
 
 def epoch_not_match(*regions: bytes) -> bytes:
-    """With the regions that are there now (metapb.Region), or without any."""
+    """With the current regions (metapb.Region), or without any."""
     return message(3, b"".join(message(1, region) for region in regions))
 
 

@@ -1,6 +1,6 @@
-"""PD's answers, for whatever cluster a subclass describes: members, stores, regions, timestamps, holds, keyspaces.
+"""PD's answers for the cluster that a subclass describes: members, stores, regions, timestamps, holds, keyspaces.
 
-What a subclass says: the cluster's id, its stores, its regions, the next timestamp, and from when on history is kept.
+A subclass provides the cluster's id, its stores, its regions, the next timestamp, and from when history is kept.
 Holds on history are kept in memory, without their time to live.
 
 Pure; its owner holds its lock around every call.
@@ -42,7 +42,7 @@ class PdStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PdRegion:
-    """A region as PD lists it; peers as messages, `leader` empty when nobody leads."""
+    """A region as PD lists it; peers as messages, `leader` empty when it has none."""
 
     region_id: int
     conf_ver: int
@@ -59,7 +59,7 @@ class PdRegion:
 
 
 class PdAnswers(ABC):
-    """The unary methods by their whole names, and the stream of timestamps."""
+    """The unary methods by their full names, and the stream of timestamps."""
 
     def __init__(self, address: str, keyspaces: Mapping[str, int] | None = None) -> None:
         self._address, self._keyspaces = address, keyspaces or {}
@@ -86,7 +86,7 @@ class PdAnswers(ABC):
     @property
     @abstractmethod
     def kept_from_ts(self) -> int:
-        """History at and above it is there."""
+        """History at and above it is kept."""
 
     @abstractmethod
     def stores(self) -> Sequence[PdStore]: ...

@@ -1,12 +1,12 @@
-"""Everything that the recording has shown of the changes up to some line: versions by key, and what is open.
+"""The changes that the recording has shown up to a line: versions by key, and what is open.
 
-    Openings    what one recorded registration has open: prewrites without an end, commits without a prewrite
+    Openings    the open prewrites and commits of one recorded registration
     History     every committed version, as the self-contained row that an opening scan sends
 
 Relations:
 
-- a commit becomes a version when its prewrite is known, which is there before it except during an opening scan;
-- a prewrite of an opening scan never opens again what a live row has ended, for the scan may be slower;
+- a commit becomes a version when its prewrite is known, which precedes it except during an opening scan;
+- a prewrite of an opening scan never reopens what a live row has ended, because the scan may be slower;
 - the same version from several registrations is one version.
 
 Pure. A commit that never finds its prewrite is CorruptObject.
@@ -27,7 +27,7 @@ _Lock = tuple[bytes, int]  # key, start_ts
 
 
 class Openings:
-    """What one recorded registration has open."""
+    """The open prewrites and commits of one recorded registration."""
 
     def __init__(self) -> None:
         self._prewrites: dict[_Lock, Row] = {}
@@ -67,7 +67,7 @@ class Openings:
             raise CorruptObject("a recorded commit has no prewrite", key=row.key, commit_ts=row.commit_ts)
 
     def rows(self, key_range: KeyRange) -> list[Row]:
-        """What is open in a range, in no order that matters."""
+        """The open prewrites of a range, in any order."""
         return [r for rows in (self._prewrites, self._commits) for r in rows.values() if r.key in key_range]
 
 

@@ -1,7 +1,7 @@
-"""What the replayed PD answers at the line that the stage has come to.
+"""The replayed PD's answers at the stage's current line.
 
 Regions follow the plan, stores the recorded answers, timestamps the stage's clock; addresses are the replay's own.
-Nothing below the recording's first checkpoint can be held: it is gone.
+History below the recording's first checkpoint cannot be held: it is gone.
 """
 
 from __future__ import annotations

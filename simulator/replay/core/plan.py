@@ -1,6 +1,6 @@
 """Who serves which keys at a line of the recording, and the regions that PD names for them.
 
-For each key it is the recorded registration that lives then, else the next one that serves, else the last one. Pure.
+For each key it is the recorded registration alive at that line, else the next one that serves, else the last one. Pure.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Plan:
             at, first = region.range.end, False
 
     def region_of(self, registration: Registration) -> KnownRegion:
-        """What PD had said of the region when it was registered."""
+        """PD's answer about the region when it was registered."""
         known = self._known[registration.region_id, registration.version]
         before = [k for k in known if k.line < registration.begin] or known
         return next((k for k in reversed(before) if k.peer_on(registration.store_id)), before[-1])
 
     def is_made_up(self, region_id: int) -> bool:
-        """Whether a region lies where nobody asked PD."""
+        """Whether the region is in a range that was never requested from PD."""
         return region_id >= _MADE_UP
 
     def _divide(self, line: int) -> list[tuple[KeyRange, Registration]]:

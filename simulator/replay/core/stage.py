@@ -9,11 +9,11 @@ Relations:
 - a line is played once, in order; `line` is the next one;
 - a listener (our registration) joins each serving recorded registration of its region, version and store that touches
   its range; it ends with the first of them that ends;
-- what a listener was sent of a range, together with its checkpoint, is everything that the recording showed of the
-  range up to `line`, from the moment that its parts cover the range;
-- whenever who serves changes, a listener that no longer fits is refused, so that none waits in vain.
+- the rows a listener was sent, with its checkpoint, are everything that the recording showed of its range up to `line`,
+  once its parts cover the range;
+- when the serving registrations change, a listener that no longer fits is refused, so that none waits in vain.
 
-Pure: no clock, no threads; who owns it takes a lock.
+Pure: no clock, no threads; its owner takes a lock.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Listener:
 
 @dataclass(slots=True)
 class _Part:
-    """A recorded registration that lives."""
+    """A recorded registration that is alive."""
 
     openings: Openings = field(default_factory=Openings)
     listeners: list[Listener] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Stage:
 
     @property
     def promised_ts(self) -> int:
-        """What all keys have been promised by the registrations that live; before the first of them 0."""
+        """The watermark of all keys by the live registrations; 0 before the first of them."""
         return min((max(part.promised_ts, r.checkpoint_ts) for r, part in self._living.items() if r.serves), default=0)
 
     def take_output(self) -> tuple[list[tuple[int, bytes]], list[int]]:
@@ -164,7 +164,7 @@ class Stage:
 
     def _refusal(self, listener: Listener, *, everywhere: bool) -> bytes:
         """The error for a registration that does not fit; empty when it does. `everywhere`: it is enough that its
-        region is served so anywhere, for the recorder may have come to another part of it sooner."""
+        region is served like this anywhere, because the recorder may have registered another part of it earlier."""
         pieces = self.plan.pieces(self.line)
         mine = pieces if everywhere or not listener.needed else [p for p in pieces if p[0].intersect(listener.range)]
         if self.plan.is_made_up(listener.region_id) or any(listener.names(r) for _, r in mine):
@@ -177,7 +177,7 @@ class Stage:
         return wire.epoch_not_match() if same else wire.region_not_found(listener.region_id)
 
     def _join(self, listener: Listener, registration: Registration) -> None:
-        """Serve a listener by one more recorded registration: compose what it would have heard before."""
+        """Join a listener to one more recorded registration: compose what it would have received before."""
         part = self._living[registration]
         part.listeners.append(listener)
         listener.parts.append(registration)
@@ -199,7 +199,7 @@ class Stage:
             self._say_rows(listener, b"".join(entries))
 
     def _complete(self, listener: Listener, rows: bytes = b"") -> None:
-        """Say `rows`, and behind them INITIALIZED if all parts of the range have had it now."""
+        """Send `rows`, then INITIALIZED if all parts of the range are complete."""
         if not listener.ready:
             heard = [r.range for r in listener.parts if self._living[r].ready]
             listener.ready = not any(gaps(need, heard) for need in listener.needed)
@@ -278,7 +278,7 @@ class Stage:
         return self._given_ts
 
     def _parse(self) -> tuple[int, list[tuple[Event, Registration]], list[tuple[Registration, int]]]:
-        """What the message of this line says of followed registrations: (line, events, (registration, resolved ts))."""
+        """This line's message about followed registrations: (line, events, (registration, resolved ts))."""
         if self._parsed[0] != self.line:
             line = self._recording.lines[self.line]
             assert isinstance(line, Message)
@@ -378,7 +378,7 @@ class Stage:
         self._cut.append(store_id)
 
     def _play_timestamp(self, stamp: int) -> None:
-        """Where nobody listened nothing happened."""
+        """A range without listeners sends nothing."""
         self._seen_ts = max(self._seen_ts, stamp)
         self._next_stamp += 1
         said: dict[tuple[int, int, int], list[int]] = {}

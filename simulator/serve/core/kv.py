@@ -1,16 +1,16 @@
-"""What a store serves beside its change feed: reads (`tikvpb.Tikv/KvScan`, `KvGet`), and locks that are found and ended
-(`KvScanLock`, `KvCheckTxnStatus`, `KvResolveLock`), over the model.
+"""A store's requests beside its change feed, over the model: reads (`tikvpb.Tikv/KvScan`, `KvGet`), and finding and
+ending locks (`KvScanLock`, `KvCheckTxnStatus`, `KvResolveLock`).
 
-What this module decides, as TiKV does:
+This module decides, as TiKV does:
 
-- a request names a region, its version and a peer; a region error says what does not fit, with the leader or the
-  regions that are there now;
+- a request names a region, its version and a peer; a region error says what does not fit, with the current leader or
+  regions;
 - keys are plain; a scan begins in its region, and ends with it at the latest;
-- a lock that the read would have to wait for is in the answer in its key's place, and the scan goes on behind it; it
+- a lock that the read would have to wait for is in the answer in its key's place, and the scan continues after it; it
   counts as one of `limit`;
-- a transaction is asked for at its primary lock. Where that has outlived its time to live by the asker's clock, or is
-  not there, the question rolls the transaction back; a lock that was committed says when;
-- of API versions: transactional keys of keyspaces want V2 and a store that has it, all others V1.
+- a transaction is checked at its primary lock. Where that has outlived its time to live by the asker's clock, or is
+  missing, the check rolls the transaction back; a committed one returns its commit_ts;
+- API versions: transactional keys of keyspaces need V2 and a store that has it, all others V1.
 
 Pure; damage is CorruptObject.
 """
@@ -45,7 +45,7 @@ _API_V1, _API_V2 = 0, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Context:
-    """What every request says of where it wants to go."""
+    """The target of a request."""
 
     region_id: int
     version: int
@@ -54,7 +54,7 @@ class _Context:
 
 
 class KvReads:
-    """Answers of all stores. `busy_next`: so many requests are refused because the server is busy."""
+    """Answers of all stores. `busy_next`: this many requests are refused because the server is busy."""
 
     def __init__(self, cluster: Cluster, *, api_v2: bool = False) -> None:
         self._cluster, self._api_v2 = cluster, api_v2

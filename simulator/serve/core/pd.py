@@ -1,4 +1,4 @@
-"""What PD answers for the modelled cluster: what is there, or, once `refresh` was called, what was there then.
+"""PD's answers for the modelled cluster: the current state, or, once `refresh` was called, the state at that time.
 
 Pure; its owner holds the model's lock around every call.
 """
@@ -20,7 +20,7 @@ STORE_VERSION = b"8.5.4"
 
 
 class ServedPd(PdAnswers):
-    """The answers. `tso`: gives so many timestamps, the last of which comes back."""
+    """The answers. `tso`: issues that many timestamps and returns the last."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ServedPd(PdAnswers):
         return self._kept_from_ts
 
     def collect_garbage(self, upto_ts: int) -> int:
-        """Move the safe point up, not beyond what is held; where it is then. Nothing is taken from the model."""
+        """Advance the safe point, not beyond a hold; returns it. Nothing is removed from the model."""
         self._kept_from_ts = max(self._kept_from_ts, min([upto_ts, *self.holds.values()]))
         return self._kept_from_ts
 
@@ -58,7 +58,7 @@ class ServedPd(PdAnswers):
         return [PdStore(store_id=s, address=a, version=STORE_VERSION) for s, a in self._store_addresses.items()]
 
     def refresh(self, *, late: bool) -> None:
-        """The stores have told PD of their regions. `late`: until they do again that is what PD says."""
+        """The stores have reported their regions to PD. `late`: PD answers with these until the next report."""
         self._seen = self._cluster.regions() if late else None
         self._starts = [r.range.start for r in self._seen or ()]
 
