@@ -232,7 +232,7 @@ def test_the_history_before_the_recording_cannot_be_held() -> None:
             pd.hold_history("tistream", cluster.start_ts - 1, 60)
         assert pd.update_service_safe_point("old", cluster.start_ts - 1, 60) > cluster.start_ts - 1
         pd.release_history("tistream")
-        assert pd.gc_state().barriers == ()
+        assert pd.gc_state().barriers == []
         region = pd.get_region(form(QUIET_TABLE.start))
         assert region == pd.scan_regions(form(QUIET_TABLE.start), b"", 1)[0]
         pd.close()

@@ -68,11 +68,11 @@ def asked_again(method: str, request: bytes) -> bytes | None:
             return m.update_service_safe_point(cluster_id, name, signed(said.get(3, 0)), said.get(4, 0))
         case "SetGCBarrier":
             ttl_s = merged(request, {5: VARINT}).get(5, 0)
-            return m.set_gc_barrier(cluster_id, said[3].decode(), said[4], ttl_s, None)
+            return m.gc_request(cluster_id, None, said[3].decode(), said[4], ttl_s)
         case "DeleteGCBarrier":
-            return m.delete_gc_barrier(cluster_id, said[3].decode(), None)
+            return m.gc_request(cluster_id, None, said[3].decode())
         case "GetGCState":
-            return m.get_gc_state(cluster_id, None)
+            return m.gc_request(cluster_id, None)
     return None
 
 
@@ -153,7 +153,7 @@ def test_holds_on_history(calls: list[dict[str, Any]]) -> None:
     deleted = [m.read_barrier(answer) for answer in answers["DeleteGCBarrier"]]
     assert deleted == [barriers[0], None]
     states = [m.read_gc_state(answer) for answer in answers["GetGCState"]]
-    assert {s.keyspace_id for s in states} == {m.NULL_KEYSPACE}
+    assert {s.keyspace_scope.keyspace_id for s in states} == {m.NULL_KEYSPACE}
     assert [tuple(b.id for b in s.barriers) for s in states] == [
         (),
         ("ts-a", "ts-b", "ts-c"),

@@ -1,5 +1,6 @@
-"""Reads and writes protobuf messages field by field, for the few foreign messages that we use; no generated code.
+"""Reads protobuf messages: whole ones by the protobuf library, or field by field.
 
+    parse(wire.GetRegionResponse, message)         a message of a known type
     fields(message, {1: BYTES, 2: VARINT})         the known fields, in the message's order
     b"".join([octets(1, key), uint(2, number)])    a message
 
@@ -9,13 +10,16 @@ Rules:
 - as in proto3, a field with its default value is not written; `message` does write an empty message;
 - a signed number is written as its 64-bit two's complement, and read by `signed`.
 
-Pure; reading any bytes gives fields or CorruptObject.
+Pure; any bytes give a value or CorruptObject.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tistream.codec.memcomparable import decode_uvarint, encode_uvarint
 from tistream.errors import CorruptObject
@@ -24,6 +28,29 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  #: wire types
 REPEATED = -1  #: numbers one by one (VARINT) or packed (BYTES)
 _FIELD_NUMBER_MAX = (1 << 29) - 1
 _BITS = 64
+M = TypeVar("M", bound=Message)
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """The message. CorruptObject when the bytes are not one, and for a known field with another wire type."""
+    try:
+        out = kind.FromString(data)
+    except DecodeError as e:
+        raise CorruptObject("a message is damaged", type=kind.DESCRIPTOR.name, cause=str(e)) from e
+    _check(out)
+    return out
+
+
+def _check(message: Message) -> None:
+    """The library takes a field with another wire type for an unknown one."""
+    known = message.DESCRIPTOR.fields_by_number
+    for unknown in UnknownFieldSet(message):
+        if unknown.field_number in known:
+            raise CorruptObject("a field has the wrong wire type", field=known[unknown.field_number].full_name)
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None:
+            for inner in (value,) if isinstance(value, Message) else value:
+                _check(inner)
 
 
 def fields(message: bytes, known: Mapping[int, int]) -> Iterator[tuple[int, Any]]:

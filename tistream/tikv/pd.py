@@ -22,7 +22,8 @@ from tistream.clock import Clock, SystemClock
 from tistream.errors import CorruptObject, InvalidInput, NotFound, TsExpired
 from tistream.tikv.channels import Tls
 from tistream.tikv.core import pd_messages as m
-from tistream.tikv.core.pd_messages import GcState, HeaderError, Keyspace, PdRefused, Region, Store, StoreStats
+from tistream.tikv.core import wire
+from tistream.tikv.core.pd_messages import HeaderError, PdRefused, Region, Store, StoreStats
 from tistream.tikv.pd_channel import PdChannel
 from tistream.tikv.pd_tso import TsoClient
 
@@ -87,7 +88,7 @@ class PdClient:
         """Statistics of a store's last heartbeat."""
         return self._call("GetStore", lambda c: m.get_store(c, store_id), m.read_store_stats)
 
-    def keyspace(self, name: str) -> Keyspace:
+    def keyspace(self, name: str) -> wire.Keyspace:
         """The keyspace of this name. NotFound when there is none."""
         method = "/keyspacepb.Keyspace/LoadKeyspace"
         try:
@@ -106,7 +107,7 @@ class PdClient:
         if ttl_s <= 0:
             raise InvalidInput("the time to live must be positive", ttl_s=ttl_s)
         try:
-            answer = self._if_known("SetGCBarrier", lambda c: m.set_gc_barrier(c, name, ts, ttl_s, keyspace_id))
+            answer = self._if_known("SetGCBarrier", lambda c: m.gc_request(c, keyspace_id, name, ts, ttl_s))
             if answer is not None:
                 self._read(m.read_barrier, answer)
                 return
@@ -120,7 +121,7 @@ class PdClient:
 
     def release_history(self, name: str, *, keyspace_id: int | None = None) -> None:
         """Release a barrier; it need not exist."""
-        answer = self._if_known("DeleteGCBarrier", lambda c: m.delete_gc_barrier(c, name, keyspace_id))
+        answer = self._if_known("DeleteGCBarrier", lambda c: m.gc_request(c, keyspace_id, name))
         if answer is not None:
             self._read(m.read_barrier, answer)
         else:
@@ -135,13 +136,13 @@ class PdClient:
             m.read_service_safe_point,
         )
 
-    def gc_state(self, *, keyspace_id: int | None = None) -> GcState:
+    def gc_state(self, *, keyspace_id: int | None = None) -> wire.GcState:
         """The state of garbage collection. PdRefused by older servers."""
-        return self._call("GetGCState", lambda c: m.get_gc_state(c, keyspace_id), m.read_gc_state)
+        return self._call("GetGCState", lambda c: m.gc_request(c, keyspace_id), m.read_gc_state)
 
     def gc_safe_point(self) -> int:
         """History at or below it may be collected; 0 = GC has never run."""
-        answer = self._if_known("GetGCState", lambda c: m.get_gc_state(c, None))
+        answer = self._if_known("GetGCState", lambda c: m.gc_request(c, None))
         if answer is not None:
             return self._read(m.read_gc_state, answer).txn_safe_point
         return self._call("GetGCSafePoint", m.header, m.read_safe_point)

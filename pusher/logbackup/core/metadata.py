@@ -1,4 +1,4 @@
-"""Reads the names and `backuppb.Metadata` files of a log backup directory, without generated code.
+"""Reads the names and `backuppb.Metadata` files of a log backup directory.
 
     v1/backupmeta/{name}.meta  ->  MetaName: when it was flushed, if the name has it
     its bytes                  ->  Flush: a LogSlice for each run of entries, with position, contents and checksum
@@ -18,12 +18,12 @@ Pure: any bytes give a value, or CorruptObject with `object` and `cause`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tistream.codec.protobuf import BYTES, VARINT, fields
+from tistream.codec.protobuf import parse
 from tistream.errors import CorruptObject, InvalidInput
+from tistream.tikv.core import wire
 
 META_PREFIX = "v1/backupmeta/"
 CHECKPOINT_PREFIX = "v1/global_checkpoint/"
@@ -94,92 +94,51 @@ def parse_name(key: str) -> MetaName:
 
 def read_metadata(key: str, data: bytes) -> Flush:
     """Parse one metadata file. CorruptObject when it is damaged, InvalidInput when its kind is not supported."""
-    slices: list[LogSlice] = []
-    numbers = {2: 0, 7: 0}
     try:
-        for number, body in fields(data, {1: BYTES, 2: VARINT, 6: BYTES, 7: VARINT}):
-            if number == 1:
-                raise InvalidInput(
-                    "a log backup of single files (metadata version 1, TiKV before 6.3) is not supported", object=key
-                )
-            if number == 6:
-                slices += _group(key, body)
-            else:
-                numbers[number] = body
+        body = parse(wire.BackupMetadata, data)
     except CorruptObject as e:
-        if "object" in e.facts:
-            raise
         raise CorruptObject(f"a metadata file of the log backup is damaged: {e.message}", object=key, **e.facts) from e
-    if numbers[7] != _VERSION:  # the last field: missing in a file that was cut off
+    if body.files:
+        raise InvalidInput(
+            "a log backup of single files (metadata version 1, TiKV before 6.3) is not supported", object=key
+        )
+    slices = [_slice(key, group, info) for group in body.file_groups for info in group.data_files_info]
+    if body.meta_version != _VERSION:  # the last field: missing in a file that was cut off
         raise CorruptObject(
-            "a metadata file of the log backup is cut off, or of another version", object=key, version=numbers[7]
+            "a metadata file of the log backup is cut off, or of another version", object=key, version=body.meta_version
         )
     newest_ts = max([parse_name(key).flush_ts, *(s.max_ts for s in slices)])
-    return Flush(key=key, store_id=numbers[2], newest_ts=newest_ts, slices=tuple(slices))
+    return Flush(key=key, store_id=body.store_id, newest_ts=newest_ts, slices=tuple(slices))
 
 
-_GROUP: Mapping[int, int] = {1: BYTES, 2: BYTES, 6: VARINT}
-_INFO: Mapping[int, int] = {
-    1: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 10: BYTES, 11: VARINT, 12: VARINT, 13: VARINT, 14: VARINT, 16: VARINT,
-    17: VARINT, 18: VARINT, 23: BYTES,
-}  # fmt: skip
-
-
-def _group(key: str, body: bytes) -> Iterator[LogSlice]:
-    infos: list[bytes] = []
-    path, length = "", 0
-    for number, value in fields(body, _GROUP):
-        if number == 1:
-            path = _text(key, value)
-        elif number == 2:
-            infos.append(value)
-        else:
-            length = value
-    if infos and not path:
+def _slice(key: str, group: wire.DataFileGroup, info: wire.DataFileInfo) -> LogSlice:
+    path = _text(key, group.path)
+    if not path:
         raise CorruptObject("a metadata file of the log backup names no object", object=key, cause="no path")
-    for info in infos:
-        yield _slice(key, path, length, info)
-
-
-def _slice(key: str, path: str, object_bytes: int, info: bytes) -> LogSlice:
-    values: dict[int, int | bytes] = {n: b"" if w == BYTES else 0 for n, w in _INFO.items()}
-    values |= dict(fields(info, _INFO))
-
-    def number(n: int) -> int:
-        value = values[n]
-        assert isinstance(value, int)
-        return value
-
-    def octets(n: int) -> bytes:
-        value = values[n]
-        assert isinstance(value, bytes)
-        return value
-
-    if octets(23) and any(n == 3 and v > _PLAIN for n, v in fields(octets(23), {3: VARINT})):
+    if info.file_encryption_info.encryption_method > _PLAIN:
         raise InvalidInput("an encrypted log backup is not supported", object=key, path=path)
-    compression = number(18)
-    cf = _text(key, octets(10))
+    compression = info.compression_type
     found = LogSlice(
         object=path,
-        offset=number(16),
-        stored_bytes=number(17),
+        offset=info.range_offset,
+        stored_bytes=info.range_length,
         compression=Compression.ZSTD if compression == Compression.ZSTD else Compression.PLAIN,
-        entry_bytes=number(14),
-        entries=number(3),
-        sha256=octets(1),
-        cf=cf,
-        deletes=number(11) != _PUT,
-        min_ts=number(4),
-        max_ts=number(5),
-        is_meta=bool(number(12)),
-        table_id=number(13),
+        entry_bytes=info.length,
+        entries=info.number_of_entries,
+        sha256=info.sha256,
+        cf=_text(key, info.cf),
+        deletes=info.type != _PUT,
+        min_ts=info.min_ts,
+        max_ts=info.max_ts,
+        is_meta=info.is_meta,
+        table_id=info.table_id,
     )
     faults = {
         "an unsupported compression": compression not in (Compression.PLAIN, Compression.ZSTD),
-        "an unknown column family": cf not in (WRITE_CF, DEFAULT_CF),
+        "an unknown column family": found.cf not in (WRITE_CF, DEFAULT_CF),
         "no checksum": len(found.sha256) != _SHA256_BYTES,
         "an impossible length": not 0 < found.entry_bytes <= ENTRY_BYTES_MAX or found.stored_bytes <= 0,
-        "a range outside its object": found.offset + found.stored_bytes > object_bytes,
+        "a range outside its object": found.offset + found.stored_bytes > group.length,
         "decreasing timestamps": not 0 < found.min_ts <= found.max_ts,
         "an impossible number of entries": not 0 < found.entries <= found.entry_bytes // 8,
         "two lengths though it is not compressed": found.compression == Compression.PLAIN

@@ -1,9 +1,9 @@
-"""Encodes change feed requests (`cdcpb.ChangeDataRequest`), without generated code.
+"""Encodes change feed requests (`cdcpb.ChangeDataRequest`).
 
     register     follow a region, or a part of it, from checkpoint_ts on
     deregister   stop following it; the store answers with REGION_NOT_FOUND
 
-Zeros are omitted, as in protobuf; fields come in numeric order, the kind of request last. The TiCDC version in a
+The TiCDC version in a
 request determines the store's behaviour: below 4.0.8 it sends no resolved ts, below 5.3.0 it does not check the cluster
 id.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tistream.codec.protobuf import message, octets, uint
 from tistream.keyrange import KeyRange
+from tistream.tikv.core import wire
 from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
 from tistream.tikv.core.regions import region_form
 
@@ -62,13 +62,18 @@ class Deregister:
 
 def encode_request(header: Header, request: Register | Deregister) -> bytes:
     """Encode one request."""
-    encoded_header = uint(1, header.cluster_id) + octets(2, header.ticdc_version.encode())
-    out = message(1, encoded_header) + uint(2, request.region_id)
+    out = wire.ChangeDataRequest(
+        header=wire.ChangeDataHeader(cluster_id=header.cluster_id, ticdc_version=header.ticdc_version),
+        region_id=request.region_id,
+        request_id=request.request_id,
+    )
     if isinstance(request, Deregister):
-        return out + uint(7, request.request_id) + message(13, b"")
-    out += message(3, uint(1, request.conf_ver) + uint(2, request.version))
-    out += uint(4, request.checkpoint_ts)
+        out.deregister.SetInParent()
+        return out.SerializeToString()
     outer = header.keyspace.outer_range(request.range)
-    out += octets(5, region_form(outer.start)) + octets(6, region_form(outer.end))
-    out += uint(7, request.request_id) + uint(8, _READ_OLD_VALUE) + message(9, b"")
-    return out + uint(11, header.kv_api) + uint(12, header.filter_loop)
+    out.region_epoch.conf_ver, out.region_epoch.version = request.conf_ver, request.version
+    out.checkpoint_ts = request.checkpoint_ts
+    out.start_key, out.end_key = region_form(outer.start), region_form(outer.end)
+    out.extra_op, out.kv_api, out.filter_loop = _READ_OLD_VALUE, header.kv_api, header.filter_loop
+    out.register.SetInParent()
+    return out.SerializeToString()

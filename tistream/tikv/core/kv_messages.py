@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, uint
+from tistream.codec.protobuf import parse
 from tistream.errors import CorruptObject, TiStreamError
 from tistream.keyrange import KeyRange
+from tistream.tikv.core import wire
 from tistream.tikv.core.pd_messages import Region
 
-_LOCKED = 1
-_PRIORITY, _LOW, _NOT_FILL_CACHE = 6, 1, 8  # of kvrpcpb.Context
-_REFUSALS = {2: "retryable", 3: "abort"}  # key errors with a text
+_LOW = 1  # kvrpcpb.CommandPri
 
 
 class ApiVersion(IntEnum):
@@ -36,7 +35,7 @@ class KvRefused(TiStreamError):
 
 
 class FaultKind(IntEnum):
-    """Why a region was not read; numbers are the field numbers of errorpb.Error."""
+    """Why a region was not read; names and numbers are those of the fields of errorpb.Error."""
 
     OTHER = 0  #: unknown to this version
     NOT_LEADER = 2
@@ -88,67 +87,62 @@ def scan_request(
 ) -> bytes:
     """Up to `limit` pairs of `part` (wire keys, within the region) at `ts`, from the region's leader, with low priority
     and without filling the store's cache."""
-    request_context = context(region, api, keyspace_id, uint(_PRIORITY, _LOW) + uint(_NOT_FILL_CACHE, 1))
-    return request_context + octets(2, part.start) + uint(3, limit) + uint(4, ts) + octets(7, part.end)
+    request_context = context(region, api, keyspace_id)
+    request_context.priority, request_context.not_fill_cache = _LOW, True
+    return wire.ScanRequest(
+        context=request_context, start_key=part.start, limit=limit, version=ts, end_key=part.end
+    ).SerializeToString()
 
 
-def context(region: Region, api: ApiVersion, keyspace_id: int | None, options: bytes = b"") -> bytes:
-    """The kvrpcpb.Context of a request; `options`: further encoded fields."""
-    epoch = message(2, uint(1, region.conf_ver) + uint(2, region.version))
-    peer = message(3, uint(1, region.leader_peer_id) + uint(2, region.leader_store_id))
-    space = uint(32, keyspace_id) if keyspace_id else b""
-    return message(1, uint(1, region.id) + epoch + peer + options + uint(21, api) + space)
+def context(region: Region, api: ApiVersion, keyspace_id: int | None) -> wire.Context:
+    """The context of a request to the region's leader."""
+    return wire.Context(
+        region_id=region.id,
+        region_epoch=wire.RegionEpoch(conf_ver=region.conf_ver, version=region.version),
+        peer=wire.Peer(id=region.leader_peer_id, store_id=region.leader_store_id),
+        api_version=api,
+        keyspace_id=keyspace_id or 0,
+    )
 
 
 def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
     """Parse a store's answer to a scan of `asked`."""
-    region_error, answer_error, pair_error = b"", b"", b""  # of pairs the first one
-    page = Page(keys=[], values=[], commit_ts=[])
-    has_region_error = False
-    for number, body in fields(answer, {1: BYTES, 2: BYTES, 3: BYTES}):
-        if number == 1:
-            has_region_error, region_error = True, region_error + body
-        elif number == 3:
-            answer_error += body
-        elif not pair_error:
-            pair_error = _take(body, asked, page)
-    if has_region_error:
-        return read_fault(region_error)
-    error = pair_error or answer_error
-    return Page(keys=page.keys, values=page.values, commit_ts=page.commit_ts, lock=_lock(error) if error else None)
+    body = parse(wire.ScanResponse, answer)
+    keys: list[bytes] = []
+    error: wire.KeyError | None = None
+    for pair in body.pairs:
+        if pair.HasField("error"):
+            error = error or pair.error
+        elif error is None:
+            if pair.key not in asked or (keys and pair.key <= keys[-1]):
+                raise CorruptObject("a scan returned a key that was not requested, or is out of order", key=pair.key)
+            keys.append(pair.key)
+    if body.HasField("region_error"):
+        return read_fault(body.region_error)
+    if error is None and body.HasField("error"):
+        error = body.error
+    return Page(
+        keys=keys,
+        values=[pair.value for pair in body.pairs[: len(keys)]],
+        commit_ts=[pair.commit_ts for pair in body.pairs[: len(keys)]],
+        lock=None if error is None else _lock(error),
+    )
 
 
-def _take(body: bytes, asked: KeyRange, page: Page) -> bytes:
-    """Add a pair to the page, or return its error."""
-    pair = merged(body, {1: BYTES, 2: BYTES, 3: BYTES, 4: VARINT})
-    if pair.get(1):
-        return bytes(pair[1])
-    key = pair.get(2, b"")
-    if key not in asked or (page.keys and key <= page.keys[-1]):
-        raise CorruptObject("a scan returned a key that was not requested, or is out of order", key=key)
-    page.keys.append(key)
-    page.values.append(pair.get(3, b""))
-    page.commit_ts.append(pair.get(4, 0))
-    return b""
+def read_fault(error: wire.RegionError) -> RegionFault:
+    """Why a region was not read."""
+    kind = error.WhichOneof("kind")
+    return RegionFault(
+        kind=FaultKind[kind.upper()] if kind else FaultKind.OTHER,
+        message=error.message.decode(errors="replace"),
+        backoff_ms=error.server_is_busy.backoff_ms,
+    )
 
 
-def read_fault(body: bytes) -> RegionFault:
-    """Parse an errorpb.Error."""
-    kind, text, busy = FaultKind.OTHER, "", b""
-    for number, value in fields(body, {1: BYTES, **{n: BYTES for n in FaultKind if n}}):
-        if number == 1:
-            text = value.decode(errors="replace")
-        else:
-            kind = FaultKind(number)
-            busy = value if kind is FaultKind.SERVER_IS_BUSY else b""
-    return RegionFault(kind=kind, message=text, backoff_ms=merged(busy, {2: VARINT}).get(2, 0))
-
-
-def _lock(body: bytes) -> Lock:
+def _lock(error: wire.KeyError) -> Lock:
     """The lock of a key error. KvRefused for any other error."""
-    error = merged(body, {_LOCKED: BYTES, **dict.fromkeys(_REFUSALS, BYTES)})
-    if _LOCKED not in error:
-        text = next((error[n].decode(errors="replace") for n in sorted(_REFUSALS) if n in error), "")
+    if not error.HasField("locked"):
+        text = (error.retryable or error.abort).decode(errors="replace")
         raise KvRefused(text or "a store refused to read a key, for an unknown reason")
-    lock = merged(error[_LOCKED], {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT})
-    return Lock(key=lock.get(3, b""), primary=lock.get(1, b""), start_ts=lock.get(2, 0), ttl_ms=lock.get(4, 0))
+    lock = error.locked
+    return Lock(key=lock.key, primary=lock.primary_lock, start_ts=lock.lock_version, ttl_ms=lock.lock_ttl)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from tistream import ts
-from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, signed, uint
+from tistream.codec.protobuf import M, parse
 from tistream.errors import CorruptObject, ErrorKind, TiStreamError
+from tistream.tikv.core import wire
 
 NULL_KEYSPACE = 0xFFFFFFFF  #: the cluster without keyspaces in GetGCState
-_COLUMNAR = {1: b"engine", 2: b"tiflash"}  # the label of a TiFlash store
 
 
 class HeaderError(IntEnum):
@@ -90,259 +90,188 @@ class Members:
     leader_urls: tuple[str, ...]  #: empty = no leader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GcBarrier:
-    """A barrier that keeps history from being collected."""
-
-    id: str
-    ts: int
-    ttl_s: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GcState:
-    """The state of garbage collection."""
-
-    keyspace_id: int
-    txn_safe_point: int
-    gc_safe_point: int
-    barriers: tuple[GcBarrier, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keyspace:
-    """A keyspace; `state` 0 = enabled."""
-
-    id: int
-    name: str
-    state: int
-
-
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def header(cluster_id: int) -> bytes:
-    """The header of every request except GetMembers."""
-    return message(1, uint(1, cluster_id))
+    """A request without further fields, such as GetGCSafePoint."""
+    return wire.Request(header=_header(cluster_id)).SerializeToString()
 
 
 def tso_request(cluster_id: int, count: int) -> bytes:
-    return header(cluster_id) + uint(2, count)
+    return wire.TsoRequest(header=_header(cluster_id), count=count).SerializeToString()
 
 
 def get_all_stores(cluster_id: int) -> bytes:
     """Without tombstones."""
-    return header(cluster_id) + uint(2, 1)
+    return wire.GetAllStoresRequest(header=_header(cluster_id), exclude_tombstone_stores=True).SerializeToString()
 
 
 def get_store(cluster_id: int, store_id: int) -> bytes:
-    return header(cluster_id) + uint(2, store_id)
+    return wire.GetStoreRequest(header=_header(cluster_id), store_id=store_id).SerializeToString()
 
 
 def get_region(cluster_id: int, key: bytes) -> bytes:
-    return header(cluster_id) + octets(2, key)
+    return wire.GetRegionRequest(header=_header(cluster_id), region_key=key).SerializeToString()
 
 
 def scan_regions(cluster_id: int, start: bytes, end: bytes, limit: int) -> bytes:
     """The older form."""
-    return header(cluster_id) + octets(2, start) + uint(3, limit) + octets(4, end)
+    request = wire.ScanRegionsRequest(header=_header(cluster_id), start_key=start, limit=limit, end_key=end)
+    return request.SerializeToString()
 
 
 def batch_scan_regions(cluster_id: int, start: bytes, end: bytes, limit: int) -> bytes:
     """For one range; the answer must cover it without a gap, up to the limit."""
-    return header(cluster_id) + message(3, octets(1, start) + octets(2, end)) + uint(4, limit) + uint(5, 1)
+    ranges = [wire.KeyRange(start_key=start, end_key=end)]
+    return wire.BatchScanRegionsRequest(
+        header=_header(cluster_id), ranges=ranges, limit=limit, contain_all_key_range=True
+    ).SerializeToString()
 
 
 def update_service_safe_point(cluster_id: int, service_id: str, ttl_s: int, safe_point: int) -> bytes:
-    return header(cluster_id) + octets(2, service_id.encode()) + uint(3, ttl_s) + uint(4, safe_point)
+    return wire.UpdateServiceGcSafePointRequest(
+        header=_header(cluster_id), service_id=service_id.encode(), ttl=ttl_s, safe_point=safe_point
+    ).SerializeToString()
 
 
-def set_gc_barrier(cluster_id: int, barrier_id: str, barrier_ts: int, ttl_s: int, keyspace_id: int | None) -> bytes:
-    return (
-        header(cluster_id) + _scope(keyspace_id) + octets(3, barrier_id.encode()) + uint(4, barrier_ts) + uint(5, ttl_s)
-    )
-
-
-def delete_gc_barrier(cluster_id: int, barrier_id: str, keyspace_id: int | None) -> bytes:
-    return header(cluster_id) + _scope(keyspace_id) + octets(3, barrier_id.encode())
-
-
-def get_gc_state(cluster_id: int, keyspace_id: int | None) -> bytes:
-    return header(cluster_id) + _scope(keyspace_id)
+def gc_request(
+    cluster_id: int, keyspace_id: int | None, barrier_id: str = "", barrier_ts: int = 0, ttl_s: int = 0
+) -> bytes:
+    """SetGCBarrier; DeleteGCBarrier of `barrier_id`; GetGCState."""
+    scope = None if keyspace_id is None else wire.KeyspaceScope(keyspace_id=keyspace_id)
+    return wire.GcBarrierRequest(
+        header=_header(cluster_id),
+        keyspace_scope=scope,
+        barrier_id=barrier_id,
+        barrier_ts=barrier_ts,
+        ttl_seconds=ttl_s,
+    ).SerializeToString()
 
 
 def load_keyspace(cluster_id: int, name: str) -> bytes:
-    return header(cluster_id) + octets(2, name.encode())
+    return wire.LoadKeyspaceRequest(header=_header(cluster_id), name=name).SerializeToString()
 
 
-def _scope(keyspace_id: int | None) -> bytes:
-    return b"" if keyspace_id is None else message(2, uint(1, keyspace_id))
+def _header(cluster_id: int) -> wire.RequestHeader:
+    return wire.RequestHeader(cluster_id=cluster_id)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
 def read_members(answer: bytes) -> Members:
-    cluster_id = check_header(answer)
-    urls: list[str] = []
-    leader: tuple[str, ...] = ()
-    for number, body in fields(answer, {2: BYTES, 3: BYTES}):
-        found = tuple(_text(url) for _, url in fields(body, {4: BYTES}))
-        if number == 3:
-            leader += found
-        urls += [url for url in found if url not in urls]
-    return Members(cluster_id=cluster_id, urls=tuple(urls), leader_urls=leader)
+    body = _read(wire.GetMembersResponse, answer)
+    leader = tuple(body.leader.client_urls)
+    urls = dict.fromkeys(url for member in (*body.members, body.leader) for url in member.client_urls)
+    return Members(cluster_id=body.header.cluster_id, urls=tuple(urls), leader_urls=leader)
 
 
 def read_tso(answer: bytes, count: int) -> int:
     """The last of `count` timestamps."""
-    check_header(answer)
-    body = merged(answer, {2: VARINT, 3: BYTES})
-    stamp = merged(body.get(3, b""), {1: VARINT, 2: VARINT, 3: VARINT})
-    physical_ms, logical = stamp.get(1, 0), stamp.get(2, 0)
-    last = ts.compose(physical_ms, logical)
-    if body.get(2, 0) != count or not physical_ms or logical > ts.LOGICAL_MASK or last > ts.TS_MAX or stamp.get(3, 0):
-        raise CorruptObject("PD returned invalid timestamps", asked=count, given=body.get(2, 0), last=last)
+    body = _read(wire.TsoResponse, answer)
+    stamp = body.timestamp
+    last = ts.compose(stamp.physical, stamp.logical)
+    if (
+        body.count != count
+        or not stamp.physical
+        or stamp.logical > ts.LOGICAL_MASK
+        or last > ts.TS_MAX
+        or stamp.suffix_bits
+    ):
+        raise CorruptObject("PD returned invalid timestamps", asked=count, given=body.count, last=last)
     return last
 
 
 def read_stores(answer: bytes) -> list[Store]:
-    check_header(answer)
-    return [_store(body) for _, body in fields(answer, {2: BYTES})]
+    return [_store(store) for store in _read(wire.GetAllStoresResponse, answer).stores]
 
 
 def read_store_stats(answer: bytes) -> StoreStats:
     """Of GetStore."""
-    check_header(answer)
-    stats = merged(merged(answer, {3: BYTES}).get(3, b""), {4: VARINT, 10: VARINT, 11: VARINT, 15: BYTES})
-    interval = merged(stats.get(15, b""), {1: VARINT, 2: VARINT})
+    stats = _read(wire.GetStoreResponse, answer).stats
     return StoreStats(
-        regions=stats.get(4, 0),
-        used_bytes=stats.get(10, 0),
-        written_bytes=stats.get(11, 0),
-        interval_s=max(interval.get(2, 0) - interval.get(1, 0), 0),
+        regions=stats.region_count,
+        used_bytes=stats.used_size,
+        written_bytes=stats.bytes_written,
+        interval_s=max(stats.interval.end_timestamp - stats.interval.start_timestamp, 0),
     )
 
 
 def read_safe_point(answer: bytes) -> int:
     """Of GetGCSafePoint."""
-    check_header(answer)
-    return int(merged(answer, {2: VARINT}).get(2, 0))
+    return _read(wire.GetGcSafePointResponse, answer).safe_point
 
 
 def read_region(answer: bytes) -> Region | None:
     """Of GetRegion; None when PD knows none there."""
-    check_header(answer)
-    body = merged(answer, {2: BYTES, 3: BYTES})
-    return _region(body[2], body.get(3, b"")) if 2 in body else None
+    body = _read(wire.GetRegionResponse, answer)
+    return _region(body.region, body.leader) if body.HasField("region") else None
 
 
 def read_batch_regions(answer: bytes) -> list[Region]:
     """Of BatchScanRegions."""
-    check_header(answer)
-    return [_pd_region(body) for _, body in fields(answer, {2: BYTES})]
+    return [_region(found.region, found.leader) for found in _read(wire.BatchScanRegionsResponse, answer).regions]
 
 
 def read_scanned_regions(answer: bytes) -> list[Region]:
     """Of ScanRegions: the newer form if present, else parallel lists of regions and leaders."""
-    check_header(answer)
-    parts: dict[int, list[bytes]] = {2: [], 3: [], 4: []}
-    for number, body in fields(answer, dict.fromkeys(parts, BYTES)):
-        parts[number].append(body)
-    if parts[4]:
-        return [_pd_region(body) for body in parts[4]]
-    if len(parts[2]) != len(parts[3]):
-        raise CorruptObject("PD returned different numbers of regions and leaders", regions=len(parts[2]))
-    return [_region(region, leader) for region, leader in zip(parts[2], parts[3], strict=True)]
+    body = _read(wire.ScanRegionsResponse, answer)
+    if body.regions:
+        return [_region(found.region, found.leader) for found in body.regions]
+    if len(body.region_metas) != len(body.leaders):
+        raise CorruptObject("PD returned different numbers of regions and leaders", regions=len(body.region_metas))
+    return [_region(region, leader) for region, leader in zip(body.region_metas, body.leaders, strict=True)]
 
 
 def read_service_safe_point(answer: bytes) -> int:
     """min_safe_point: above the requested timestamp means that nothing is held."""
-    check_header(answer)
-    return int(merged(answer, {4: VARINT}).get(4, 0))
+    return _read(wire.UpdateServiceGcSafePointResponse, answer).min_safe_point
 
 
-def read_barrier(answer: bytes) -> GcBarrier | None:
+def read_barrier(answer: bytes) -> wire.GcBarrier | None:
     """Of SetGCBarrier and DeleteGCBarrier; None when there was none to delete."""
-    check_header(answer)
-    body = merged(answer, {2: BYTES})
-    return _barrier(body[2]) if 2 in body else None
+    body = _read(wire.GcBarrierResponse, answer)
+    return body.barrier if body.HasField("barrier") else None
 
 
-def read_gc_state(answer: bytes) -> GcState:
-    check_header(answer)
-    state = merged(answer, {2: BYTES}).get(2, b"")
-    scope, numbers, barriers = b"", dict[int, int](), []
-    for number, value in fields(state, {1: BYTES, 3: VARINT, 4: VARINT, 5: BYTES}):
-        if number == 1:
-            scope += value
-        elif number == 5:
-            barriers.append(_barrier(value))
-        else:
-            numbers[number] = value
-    return GcState(
-        keyspace_id=merged(scope, {1: VARINT}).get(1, 0),
-        txn_safe_point=numbers.get(3, 0),
-        gc_safe_point=numbers.get(4, 0),
-        barriers=tuple(barriers),
-    )
+def read_gc_state(answer: bytes) -> wire.GcState:
+    return _read(wire.GetGcStateResponse, answer).state
 
 
-def read_keyspace(answer: bytes) -> Keyspace:
-    check_header(answer)
-    meta = merged(merged(answer, {2: BYTES}).get(2, b""), {1: VARINT, 2: BYTES, 3: VARINT})
-    return Keyspace(id=meta.get(1, 0), name=_text(meta.get(2, b"")), state=meta.get(3, 0))
+def read_keyspace(answer: bytes) -> wire.Keyspace:
+    return _read(wire.LoadKeyspaceResponse, answer).keyspace
 
 
 def check_header(answer: bytes) -> int:
     """The cluster id of an answer. PdRefused, with `type`, when the header has an error."""
-    head = merged(merged(answer, {1: BYTES}).get(1, b""), {1: VARINT, 2: BYTES})
-    error = merged(head.get(2, b""), {1: VARINT, 2: BYTES})
-    if error.get(1, 0):
-        raise PdRefused(_text(error.get(2, b"")), type=error[1])
-    return int(head.get(1, 0))
+    found = parse(wire.Response, answer).header
+    if found.error.type:
+        raise PdRefused(found.error.message.decode(errors="replace"), type=found.error.type)
+    return found.cluster_id
 
 
-def _store(body: bytes) -> Store:
-    store = merged(body, {1: VARINT, 2: BYTES, 3: VARINT, 5: BYTES})
-    labels = (merged(label, {1: BYTES, 2: BYTES}) for _, label in fields(body, {4: BYTES}))
-    if not store.get(1) or not store.get(2):
+def _read(kind: type[M], answer: bytes) -> M:
+    check_header(answer)
+    return parse(kind, answer)
+
+
+def _store(store: wire.MetaStore) -> Store:
+    if not store.id or not store.address:
         raise CorruptObject("PD listed a store without an id or address")
-    return Store(
-        id=store[1],
-        address=_text(store[2]),
-        state=store.get(3, StoreState.UP),
-        version=_text(store.get(5, b"")),
-        columnar=any(label == _COLUMNAR for label in labels),
-    )
+    columnar = any((label.key, label.value) == ("engine", "tiflash") for label in store.labels)
+    return Store(id=store.id, address=store.address, state=store.state, version=store.version, columnar=columnar)
 
 
-def _pd_region(body: bytes) -> Region:
-    parts = merged(body, {1: BYTES, 2: BYTES})
-    return _region(parts.get(1, b""), parts.get(2, b""))
-
-
-def _region(region: bytes, leader: bytes) -> Region:
-    meta = merged(region, {1: VARINT, 2: BYTES, 3: BYTES, 4: BYTES})
-    epoch = merged(meta.get(4, b""), {1: VARINT, 2: VARINT})
-    peer = merged(leader, {1: VARINT, 2: VARINT})
-    if not meta.get(1):
+def _region(region: wire.MetaRegion, leader: wire.Peer) -> Region:
+    if not region.id:
         raise CorruptObject("PD listed a region without an id")
     return Region(
-        id=meta[1],
-        conf_ver=epoch.get(1, 0),
-        version=epoch.get(2, 0),
-        start=meta.get(2, b""),
-        end=meta.get(3, b""),
-        leader_store_id=peer.get(2, 0),
-        leader_peer_id=peer.get(1, 0),
+        id=region.id,
+        conf_ver=region.region_epoch.conf_ver,
+        version=region.region_epoch.version,
+        start=region.start_key,
+        end=region.end_key,
+        leader_store_id=leader.store_id,
+        leader_peer_id=leader.id,
     )
-
-
-def _barrier(body: bytes) -> GcBarrier:
-    barrier = merged(body, {1: BYTES, 2: VARINT, 3: VARINT})
-    return GcBarrier(id=_text(barrier.get(1, b"")), ts=barrier.get(2, 0), ttl_s=signed(barrier.get(3, 0)))
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
