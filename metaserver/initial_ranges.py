@@ -14,11 +14,10 @@ from itertools import pairwise
 
 from schemas.snapshot import PushedSchema
 from tistream.catalog.tenancy.tenants import NewTask, TaskKind
-from tistream.codec.table_key import META_RANGE, record_range, table_prefix
+from tistream.codec.table_key import META_RANGE, SYSTEM_IDS_FROM, record_range, table_prefix
 from tistream.keyrange import KeyRange
 
 _DATA_START = b"t"
-_SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
 
 
 def lay_out(pushed: PushedSchema, data_tasks: int) -> list[NewTask]:
@@ -39,4 +38,4 @@ def lay_out(pushed: PushedSchema, data_tasks: int) -> list[NewTask]:
 def _user_ids(pushed: PushedSchema) -> list[int]:
     """Physical ids, rising: a partitioned table's rows lie under the ids of its partitions."""
     tables = pushed.snapshot.tables.values()
-    return sorted({i for table in tables if table.kind == "table" for i in table.physical_ids if i < _SYSTEM_IDS_FROM})
+    return sorted({i for table in tables if table.kind == "table" for i in table.physical_ids if i < SYSTEM_IDS_FROM})

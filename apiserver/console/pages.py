@@ -19,6 +19,7 @@ from tistream.catalog.tenancy import tenants
 from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work import tasks
 from tistream.codec import memcomparable
+from tistream.codec.table_key import SYSTEM_IDS_FROM
 from tistream.http.auth.core.roles import ANYONE, Principal
 from tistream.ids import Tenant
 from tistream.objectstore.metered import requests_so_far
@@ -27,7 +28,6 @@ _STOPS_SHOWN_MAX = 50
 _STRIP_WIDTH = 1000.0
 _STRIP_GAP = 3.0
 _TAIL_MS = 30_000
-_SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
 
 
 def overview(services: Services, who: Principal, lags: LagsSeen) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _label(task: dict[str, Any]) -> str:
     if task["kind"] == "ddl":
         return "meta" if start[:1] == b"m" else "DDL jobs"
     first, last = _table_id(start), _table_id(end)
-    if last >= _SYSTEM_IDS_FROM:
+    if last >= SYSTEM_IDS_FROM:
         last = 0
     if first and last:
         return f"tables {first} to {last - 1}"

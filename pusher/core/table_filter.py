@@ -24,13 +24,20 @@ from typing import Any
 import orjson
 
 from schemas.snapshot import is_system_database
-from tistream.codec.table_key import DDL_JOB_TABLE_ID, INDEX, META_RANGE, RECORD, table_prefix, table_range
+from tistream.codec.table_key import (
+    DDL_JOB_TABLE_ID,
+    INDEX,
+    META_RANGE,
+    RECORD,
+    SYSTEM_IDS_FROM,
+    table_prefix,
+    table_range,
+)
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.keyrange import KeyRange, gaps
 from tistream.tikv.core.ranges import joined
 
 _TABLES = KeyRange(b"t", b"u")
-_SYSTEM_IDS_FROM = (1 << 48) - 1000  # system tables have ids from here
 _QUEUED_IDS = 1000  # a table being created at S may have an id this far below the highest
 _FOLLOWED = "followed"
 _PARTITIONS = ("definitions", "adding_definitions", "dropping_definitions")
@@ -57,7 +64,7 @@ def queued_ids(jobs: Iterable[bytes]) -> frozenset[int]:
     Every number counts, because the place of an id depends on the job's kind and TiDB's version, and a wrong id only
     adds an empty key range."""
     found = {int(text) for job in jobs for text in _NUMBER.findall(job)}
-    return frozenset(i for i in found if 0 < i < _SYSTEM_IDS_FROM)
+    return frozenset(i for i in found if 0 < i < SYSTEM_IDS_FROM)
 
 
 def filter_snapshot(
@@ -145,7 +152,7 @@ def _excluded(
     parts: list[KeyRange] = []
     if not whole:
         theirs = {i for table in others for i in _ids(table)} - mine - {DDL_JOB_TABLE_ID}
-        highest = max((i for i in mine | theirs if i < _SYSTEM_IDS_FROM), default=0)
+        highest = max((i for i in mine | theirs if i < SYSTEM_IDS_FROM), default=0)
         new_from = max(highest - _QUEUED_IDS, oldest)
         if new_from:
             kept = sorted(table_range(i) for i in (mine | taken) - theirs if i < new_from)

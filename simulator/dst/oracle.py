@@ -30,6 +30,7 @@ from sorter.core.task_core import TaskCore
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.worker.runner import TaskRunner
 from tistream.catalog.work.tasks import TaskRow
+from tistream.codec.table_key import SYSTEM_IDS_FROM
 from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Position
 from tistream.keyrange import end_before
@@ -39,7 +40,6 @@ _COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
 _VIOLATIONS_MAX = 5
 LOWEST = "SELECT min(durable_ts) FROM tasks WHERE tenant_id = 1"  #: of the tenant that is pulled
 JUDGED_FOLDER = "/tenant-1/"
-_SYSTEM_IDS_FROM = (1 << 48) - 1000
 
 
 class Oracle:
@@ -264,7 +264,7 @@ def _commit_ts(row: CommittedRow) -> int:
 
 def _delivered(key: bytes) -> bool:
     """Whether a pull delivers rows of this key: records of user tables."""
-    return key[:1] == b"t" and key[9:11] == b"_r" and int.from_bytes(key[1:9], "big") - (1 << 63) < _SYSTEM_IDS_FROM
+    return key[:1] == b"t" and key[9:11] == b"_r" and int.from_bytes(key[1:9], "big") - (1 << 63) < SYSTEM_IDS_FROM
 
 
 def _show(row: CommittedRow) -> str:

@@ -62,7 +62,7 @@ MEMBERS, STORES, REGION, REGIONS, HOLD = (
 )
 HEAD = message(1, uint(1, CLUSTER_ID))
 SILENT = grpc_faults.silence("Deadline Exceeded")
-NO_MESSAGE = said(b"<html>502</html>", "unknown wire type")
+NO_MESSAGE = said(b"<html>502</html>", "a message is damaged")
 FOREIGN_TYPE = said(HEAD + uint(2, 7) + uint(3, 7) + uint(4, 7), "wrong wire type")
 NO_CLUSTER = said(b"", "no cluster id")
 HEADERS = [header_error(kind, f"error {kind} of a header") for kind in (*range(1, 12), 99)]
@@ -121,7 +121,7 @@ FEED_FAULTS = [
             (99, "OTHER"),
         )
     ),
-    NO_MESSAGE,
+    said(b"<html>502</html>", "unknown wire type"),
     grpc_faults.silence("makes no progress"),
 ]
 STATUSES = (302, 400, 401, 403, 404, 408, 409, 410, 429, 500, 502, 503, 520, 599)

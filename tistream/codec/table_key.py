@@ -35,6 +35,8 @@ _TABLE_ID_MAX = (1 << 63) - 1
 META_RANGE = KeyRange(b"m", b"n")
 #: `mysql.tidb_ddl_job`, the queue of running DDL jobs, in clusters with the default id
 DDL_JOB_TABLE_ID = 281474976710654
+#: TiDB gives its own tables ids from here; low ids in older versions
+SYSTEM_IDS_FROM = (1 << 48) - 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,9 @@ import orjson
 import pyarrow as pa
 
 from schemas.meta import Definition, read_meta
-from tistream.codec.table_key import is_record, table_ids
+from tistream.codec.table_key import SYSTEM_IDS_FROM, is_record, table_ids
 from tistream.ts import TS_MAX
 
-_SYSTEM_IDS_FROM = (1 << 48) - 1000  # system tables have ids from here; low ids in older versions
 _SHOWN = 10
 
 
@@ -36,7 +35,7 @@ class UndefinedTables:
                 self._define(orjson.loads(found.info))
         keys = rows["key"]
         ids = np.unique(table_ids(keys)[is_record(keys)])
-        self._seen.update(ids[ids < _SYSTEM_IDS_FROM].tolist())
+        self._seen.update(ids[ids < SYSTEM_IDS_FROM].tolist())
 
     @property
     def ids(self) -> list[int]:

@@ -12,13 +12,12 @@ from itertools import count
 
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.codec.memcomparable import decode_int
-from tistream.codec.table_key import DDL_JOB_RANGE, META_RANGE, IndexKey, parse_key
+from tistream.codec.table_key import DDL_JOB_RANGE, META_RANGE, SYSTEM_IDS_FROM, IndexKey, parse_key
 from tistream.errors import DecodeError
 from tistream.keyrange import KeyRange
 
 NameOf = Callable[[int], str | None]
 
-_SYSTEM_IDS_FROM = (1 << 48) - 1000  # TiDB gives its own tables ids from here
 _HEX_SHOWN = 16
 _PREFIX_BYTES = 9
 _NAMES_SHOWN = 3
@@ -39,9 +38,9 @@ def range_label(range: KeyRange, kind: str, name_of: NameOf) -> str:
     whole_first = len(range.start) <= _PREFIX_BYTES
     if first and _inside_one(range, first):
         return key_span(range, name_of)
-    if (len(range.end) > _PREFIX_BYTES and 0 < last < _SYSTEM_IDS_FROM) or (first and not whole_first):
+    if (len(range.end) > _PREFIX_BYTES and 0 < last < SYSTEM_IDS_FROM) or (first and not whole_first):
         return key_span(range, name_of)
-    if last >= _SYSTEM_IDS_FROM:
+    if last >= SYSTEM_IDS_FROM:
         last = 0
     if first and last == first + 1:
         return name_of(first) or f"table {first}"
