@@ -27,9 +27,10 @@ import zstandard
 from simulator.loopback.core import feed_wire as wire
 from simulator.loopback.core.feed_wire import plain_range
 from tistream import ts
-from tistream.codec.protobuf import BYTES, VARINT, fields, merged
+from tistream.codec.protobuf import parse
 from tistream.errors import CorruptObject, InvalidInput, NotFound
 from tistream.keyrange import KeyRange, gaps
+from tistream.tikv.core import wire as messages
 
 STREAM = "stream.ndjson.zst"
 _WINDOW_BYTES_MAX = 1 << 27
@@ -69,11 +70,11 @@ class KnownRegion:
     conf_ver: int
     version: int
     range: KeyRange  #: plain keys
-    peers: tuple[bytes, ...]  #: metapb.Peer
+    peers: tuple[messages.Peer, ...]
 
-    def peer_on(self, store_id: int) -> bytes:
-        """The region's replica on a store; empty when it has none there."""
-        return next((p for p in self.peers if merged(p, {2: VARINT}).get(2) == store_id), b"")
+    def peer_on(self, store_id: int) -> messages.Peer | None:
+        """The region's replica on a store."""
+        return next((p for p in self.peers if p.store_id == store_id), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +259,8 @@ class _Reader:
             return None
         method, answer = line["method"].rsplit("/", 1)[1], bytes.fromhex(line["resp_hex"])
         if method == "Tso":
-            stamp = merged(merged(answer, {3: BYTES})[3], {1: VARINT, 2: VARINT})
-            given = ts.compose(stamp[1], stamp.get(2, 0))
+            stamp = parse(messages.TsoResponse, answer).timestamp
+            given = ts.compose(stamp.physical, stamp.logical)
             if self.out.timestamps and given <= self.out.timestamps[-1][1]:
                 raise ValueError("PD's timestamps fall")
             self.out.timestamps.append((number, given))
@@ -268,27 +269,21 @@ class _Reader:
             self.out.stores.append((number, answer))
         elif method == _MEMBERS and not self.out.members:
             self.out.members = answer
-            self.out.cluster_id = merged(merged(answer, {1: BYTES})[1], {1: VARINT})[1]
+            self.out.cluster_id = parse(messages.Response, answer).header.cluster_id
         elif method == _BATCH_SCAN:
-            self.out.regions += [_known(number, body) for _, body in fields(answer, {2: BYTES})]
+            found = parse(messages.BatchScanRegionsResponse, answer).regions
+            self.out.regions += [_known(number, listed.region) for listed in found]
         return None
 
 
-def _known(line: int, body: bytes) -> KnownRegion:
-    peers, said = [], dict[int, Any]()
-    for number, value in fields(merged(body, {1: BYTES})[1], {1: VARINT, 2: BYTES, 3: BYTES, 4: BYTES, 5: BYTES}):
-        if number == 5:
-            peers.append(value)
-        else:
-            said[number] = value
-    epoch = merged(said[4], {1: VARINT, 2: VARINT})
+def _known(line: int, region: messages.MetaRegion) -> KnownRegion:
     return KnownRegion(
         line=line,
-        region_id=said[1],
-        conf_ver=epoch.get(1, 0),
-        version=epoch.get(2, 0),
-        range=plain_range(said.get(2, b""), said.get(3, b"")),
-        peers=tuple(peers),
+        region_id=region.id,
+        conf_ver=region.region_epoch.conf_ver,
+        version=region.region_epoch.version,
+        range=plain_range(region.start_key, region.end_key),
+        peers=tuple(region.peers),
     )
 
 

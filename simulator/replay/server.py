@@ -29,9 +29,10 @@ from simulator.replay.core.pd import ReplayPd
 from simulator.replay.core.stage import Stage
 from simulator.replay.recording import read_recording
 from tistream.clock import Clock, SystemClock
-from tistream.codec.protobuf import BYTES, VARINT, fields, merged
+from tistream.codec.protobuf import parse
 from tistream.errors import InvalidInput
 from tistream.keyrange import KeyRange
+from tistream.tikv.core import wire
 
 log = structlog.get_logger(__name__)
 
@@ -65,9 +66,8 @@ class ReplayCluster:
         self._blocked: tuple[str, float] | None = None  # whom the next line lacks, since when
         self._paced_from: tuple[float, int] | None = None  # (monotonic seconds, recorded ms)
         self._fault: Exception | None = None
-        store_ids = sorted(
-            {merged(s, {1: VARINT})[1] for _, a in self._recording.stores for _, s in fields(a, {2: BYTES})}
-        )
+        answers = (parse(wire.GetAllStoresResponse, answer) for _, answer in self._recording.stores)
+        store_ids = sorted({store.id for answer in answers for store in answer.stores})
         self._servers = {store_id: LoopbackServer() for store_id in (_PD, *store_ids)}
         self.pd_address = self._servers[_PD].address  #: host:port
         addresses = {store_id: self._servers[store_id].address for store_id in store_ids}

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from simulator.core.cluster import Cluster, Subscription
 from simulator.loopback.core import feed_wire as wire
 from simulator.loopback.core.feed_wire import Request
-from simulator.serve.core.regions import listed, peer
+from simulator.serve.core.regions import meta, peer
 from simulator.serve.core.rows import EMPTY_ROW, encode_rows, events
 from simulator.serve.faults import CALM, Faults
 from tistream.keyrange import KeyRange
@@ -280,11 +280,12 @@ class ServedFeed:
     def _not_leader(self, region_id: int) -> bytes:
         if self._is_bare() or not self._cluster.has_region(region_id):
             return wire.not_leader(region_id)
-        return wire.not_leader(region_id, peer(region_id, self._cluster.region(region_id).store_id))
+        leader = peer(region_id, self._cluster.region(region_id).store_id)
+        return wire.not_leader(region_id, leader.SerializeToString())
 
     def _now_there(self, whole: KeyRange) -> list[bytes]:
         """The regions that there are in a range, but of other leaders."""
-        return [listed(r, [r.store_id]).as_message() for r in self._cluster.regions_touching(whole)]
+        return [meta(r, [r.store_id]).SerializeToString() for r in self._cluster.regions_touching(whole)]
 
     def _is_bare(self) -> bool:
         return self._rand.random() < self.faults.bare

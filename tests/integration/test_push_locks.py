@@ -134,7 +134,7 @@ FAULTS = [
     grpc_faults.region_error(99, "OTHER"),
     grpc_faults.said(message(2, octets(3, b"abort, says a store")), "abort, says a store"),
     grpc_faults.said(message(2, b""), "unknown reason"),
-    grpc_faults.said(b"<html>502</html>", "unknown wire type"),
+    grpc_faults.said(b"<html>502</html>", "a message is damaged"),
     grpc_faults.silence("Deadline Exceeded"),
 ]
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from simulator.loopback.core.feed_wire import plain_range, region_form
+from simulator.loopback.core.feed_wire import plain_range
 from tistream import ts
-from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, uint
+from tistream.codec.protobuf import parse
 from tistream.errors import InvalidInput
 from tistream.keyrange import KeyRange
+from tistream.tikv.core import wire
+from tistream.tikv.core.pd_messages import NULL_KEYSPACE
 
 TSO = "/pdpb.PD/Tso"
 _PD = "/pdpb.PD/"
@@ -25,37 +26,8 @@ _KEYSPACE = "/keyspacepb.Keyspace/LoadKeyspace"
 NEWER_METHODS = frozenset(_PD + name for name in ("BatchScanRegions", "SetGCBarrier", "DeleteGCBarrier", "GetGCState"))
 _TIMESTAMPS_MAX = 1 << 12  #: at once
 _REGIONS_MAX = 1 << 20  #: at once
-_NULL_KEYSPACE = 0xFFFFFFFF
 _REQUEST_REFUSED, _ENTRY_NOT_FOUND, _NOT_ALL_KEYS = 1, 9, 12  #: pdpb.ErrorType
 _GC_WORKER, _TTL_FOREVER = b"gc_worker", (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PdStore:
-    """A store as PD lists it."""
-
-    store_id: int
-    address: str
-    state: int = 0
-    version: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PdRegion:
-    """A region as PD lists it; peers as messages, `leader` empty when it has none."""
-
-    region_id: int
-    conf_ver: int
-    version: int
-    range: KeyRange  #: plain keys
-    peers: tuple[bytes, ...]
-    leader: bytes
-
-    def as_message(self) -> bytes:
-        """The body of a metapb.Region."""
-        epoch = message(4, uint(1, self.conf_ver) + uint(2, self.version))
-        keys = octets(2, region_form(self.range.start)) + octets(3, region_form(self.range.end))
-        return uint(1, self.region_id) + keys + epoch + b"".join(message(5, peer) for peer in self.peers)
 
 
 class PdAnswers(ABC):
@@ -89,11 +61,11 @@ class PdAnswers(ABC):
         """History at and above it is kept."""
 
     @abstractmethod
-    def stores(self) -> Sequence[PdStore]: ...
+    def stores(self) -> Sequence[wire.MetaStore]: ...
 
     @abstractmethod
-    def regions(self, wanted: KeyRange) -> Iterator[PdRegion]:
-        """The regions that touch a range, in key order."""
+    def regions(self, wanted: KeyRange) -> Iterator[wire.PdRegion]:
+        """The regions that touch a range of plain keys, in key order; without a leader when there is none."""
 
     @abstractmethod
     def tso(self, count: int) -> int:
@@ -115,94 +87,103 @@ class PdAnswers(ABC):
     def timestamps(self, request: bytes) -> bytes:
         """The answer to one TsoRequest."""
         self.check_cluster(request)
-        count = merged(request, {2: VARINT}).get(2, 0)
+        count = parse(wire.TsoRequest, request).count
         if not 0 < count <= _TIMESTAMPS_MAX:
             raise InvalidInput("tso count should be positive, and not beyond what is kept free")
         last = self.tso(count)
-        stamp = uint(1, ts.physical_ms(last)) + uint(2, ts.logical(last))
-        return self._head() + uint(2, count) + message(3, stamp)
+        stamp = wire.Timestamp(physical=ts.physical_ms(last), logical=ts.logical(last))
+        return wire.TsoResponse(header=self._head, count=count, timestamp=stamp).SerializeToString()
 
     def check_cluster(self, request: bytes) -> None:
         """InvalidInput when a request is for another cluster."""
-        asked = merged(merged(request, {1: BYTES}).get(1, b""), {1: VARINT}).get(1, 0)
+        asked = parse(wire.Request, request).header.cluster_id
         if asked != self.cluster_id:
             raise InvalidInput(f"mismatch cluster id, need {self.cluster_id} but got {asked}")
 
     # -- the answers -----------------------------------------------------------------------------------------------
 
-    def _head(self, error: str = "", kind: int = _REQUEST_REFUSED) -> bytes:
-        text = message(2, uint(1, kind) + octets(2, error.encode())) if error else b""
-        return message(1, uint(1, self.cluster_id) + text)
+    @property
+    def _head(self) -> wire.ResponseHeader:
+        return wire.ResponseHeader(cluster_id=self.cluster_id)
+
+    def _refused(self, text: str, kind: int = _REQUEST_REFUSED) -> bytes:
+        error = wire.PdError(type=kind, message=text.encode())
+        return wire.Response(header=wire.ResponseHeader(cluster_id=self.cluster_id, error=error)).SerializeToString()
 
     def _members(self) -> bytes:
-        url = f"http://{self._address}".encode()
-        member = octets(1, b"pd") + uint(2, 1) + octets(3, url) + octets(4, url)
-        return self._head() + message(2, member) + message(3, member)
+        urls = [f"http://{self._address}"]
+        member = wire.Member(name="pd", member_id=1, peer_urls=urls, client_urls=urls)
+        return wire.GetMembersResponse(header=self._head, members=[member], leader=member).SerializeToString()
 
     def _stores(self) -> bytes:
-        return self._head() + b"".join(
-            message(2, uint(1, s.store_id) + octets(2, s.address.encode()) + uint(3, s.state) + octets(5, s.version))
-            for s in self.stores()
-        )
+        return wire.GetAllStoresResponse(header=self._head, stores=self.stores()).SerializeToString()
 
     def _region(self, request: bytes) -> bytes:
-        key = merged(request, {2: BYTES}).get(2, b"")
-        found = self._found(key, b"", 1)
-        return self._head() + b"".join(message(2, r.as_message()) + octets(3, r.leader) for r in found)
+        answer = wire.GetRegionResponse(header=self._head)
+        for found in self._found(parse(wire.GetRegionRequest, request).region_key, b"", 1):
+            answer.region.CopyFrom(found.region)
+            if found.HasField("leader"):
+                answer.leader.CopyFrom(found.leader)
+        return answer.SerializeToString()
 
     def _scan_regions(self, request: bytes) -> bytes:
-        said = merged(request, {2: BYTES, 3: VARINT, 4: BYTES})
-        found = self._found(said.get(2, b""), said.get(4, b""), said.get(3, 0))
-        return self._head() + b"".join(message(4, message(1, r.as_message()) + octets(2, r.leader)) for r in found)
+        asked = parse(wire.ScanRegionsRequest, request)
+        found = self._found(asked.start_key, asked.end_key, asked.limit)
+        return wire.ScanRegionsResponse(header=self._head, regions=found).SerializeToString()
 
     def _batch_scan_regions(self, request: bytes) -> bytes:
-        said = merged(request, {4: VARINT, 5: VARINT})
-        out = self._head()
-        for _, body in fields(request, {3: BYTES}):
-            key_range = merged(body, {1: BYTES, 2: BYTES})
-            found = self._found(key_range.get(1, b""), key_range.get(2, b""), said.get(4, 0))
-            if said.get(5) and any(a.range.end != b.range.start for a, b in pairwise(found)):
-                return self._head("found regions have gaps", _NOT_ALL_KEYS)
-            out += b"".join(message(2, message(1, r.as_message()) + octets(2, r.leader)) for r in found)
-        return out
+        asked = parse(wire.BatchScanRegionsRequest, request)
+        answer = wire.BatchScanRegionsResponse(header=self._head)
+        for part in asked.ranges:
+            found = self._found(part.start_key, part.end_key, asked.limit)
+            if asked.contain_all_key_range and any(a.region.end_key != b.region.start_key for a, b in pairwise(found)):
+                return self._refused("found regions have gaps", _NOT_ALL_KEYS)
+            answer.regions.extend(found)
+        return answer.SerializeToString()
 
-    def _found(self, start: bytes, end: bytes, limit: int) -> list[PdRegion]:
+    def _found(self, start: bytes, end: bytes, limit: int) -> list[wire.PdRegion]:
         return list(islice(self.regions(plain_range(start, end)), min(limit, _REGIONS_MAX) or None))
 
     def _load_keyspace(self, request: bytes) -> bytes:
-        name = merged(request, {2: BYTES}).get(2, b"")
-        if (found := self._keyspaces.get(name.decode(errors="replace"))) is None:
-            return self._head("keyspace does not exist", _ENTRY_NOT_FOUND)
-        return self._head() + message(2, uint(1, found) + octets(2, name))
+        name = parse(wire.LoadKeyspaceRequest, request).name
+        if (found := self._keyspaces.get(name)) is None:
+            return self._refused("keyspace does not exist", _ENTRY_NOT_FOUND)
+        keyspace = wire.Keyspace(id=found, name=name)
+        return wire.LoadKeyspaceResponse(header=self._head, keyspace=keyspace).SerializeToString()
 
     # -- history ---------------------------------------------------------------------------------------------------
 
     def _update_safe_point(self, request: bytes) -> bytes:
-        said = merged(request, {2: BYTES, 3: VARINT, 4: VARINT})
-        self._hold(said.get(2, b""), said.get(4, 0), said.get(3, 0))
-        lowest = octets(2, _GC_WORKER) + uint(3, _TTL_FOREVER) + uint(4, self.kept_from_ts)
-        return self._head() + lowest
+        asked = parse(wire.UpdateServiceGcSafePointRequest, request)
+        self._hold(asked.service_id, asked.safe_point, asked.ttl)
+        return wire.UpdateServiceGcSafePointResponse(
+            header=self._head, service_id=_GC_WORKER, ttl=_TTL_FOREVER, min_safe_point=self.kept_from_ts
+        ).SerializeToString()
 
     def _set_barrier(self, request: bytes) -> bytes:
-        said = merged(request, {3: BYTES, 4: VARINT, 5: VARINT})
-        name, stamp, ttl_s = said.get(3, b""), said.get(4, 0), said.get(5, 0)
-        if stamp < self.kept_from_ts:
-            return self._head("[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]history does not go back that far")
-        self._hold(name, stamp, ttl_s)
-        return self._head() + message(2, octets(1, name) + uint(2, stamp) + uint(3, ttl_s))
+        asked = parse(wire.GcBarrierRequest, request)
+        if asked.barrier_ts < self.kept_from_ts:
+            return self._refused("[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]history does not go back that far")
+        self._hold(asked.barrier_id.encode(), asked.barrier_ts, asked.ttl_seconds)
+        barrier = wire.GcBarrier(id=asked.barrier_id, ts=asked.barrier_ts, ttl_s=asked.ttl_seconds)
+        return wire.GcBarrierResponse(header=self._head, barrier=barrier).SerializeToString()
 
     def _delete_barrier(self, request: bytes) -> bytes:
-        self._hold(merged(request, {3: BYTES}).get(3, b""), 0, 0)
-        return self._head()
+        self._hold(parse(wire.GcBarrierRequest, request).barrier_id.encode(), 0, 0)
+        return wire.GcBarrierResponse(header=self._head).SerializeToString()
 
     def _gc_state(self) -> bytes:
         start = self.kept_from_ts
-        barriers = b"".join(message(5, octets(1, name) + uint(2, stamp)) for name, stamp in self.holds.items())
-        scope = message(1, uint(1, _NULL_KEYSPACE))
-        return self._head() + message(2, scope + uint(3, start) + uint(4, start) + barriers)
+        state = wire.GcState(
+            keyspace_scope=wire.KeyspaceScope(keyspace_id=NULL_KEYSPACE),
+            txn_safe_point=start,
+            gc_safe_point=start,
+            barriers=[wire.GcBarrier(id=name.decode(), ts=stamp) for name, stamp in self.holds.items()],
+        )
+        return wire.GetGcStateResponse(header=self._head, state=state).SerializeToString()
 
     def _hold(self, name: bytes, stamp: int, ttl_s: int) -> None:
-        if 0 < ttl_s < 1 << 63 and stamp >= self.kept_from_ts:
+        if ttl_s > 0 and stamp >= self.kept_from_ts:
             self.holds[name] = stamp
         else:
             self.holds.pop(name, None)

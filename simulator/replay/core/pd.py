@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from simulator.loopback.core.pd import PdAnswers, PdRegion, PdStore
+from simulator.loopback.core.feed_wire import region_form
+from simulator.loopback.core.pd import PdAnswers
 from simulator.replay.core.stage import Stage
 from simulator.replay.recording import Recording
-from tistream.codec.protobuf import BYTES, VARINT, fields, merged
+from tistream.codec.protobuf import parse
 from tistream.keyrange import KeyRange
+from tistream.tikv.core import wire
 
 
 class ReplayPd(PdAnswers):
@@ -30,33 +32,27 @@ class ReplayPd(PdAnswers):
     def kept_from_ts(self) -> int:
         return self._recording.start_ts
 
-    def stores(self) -> Sequence[PdStore]:
+    def stores(self) -> Sequence[wire.MetaStore]:
         recorded = self._recording.stores[0][1]
         for line, answer in self._recording.stores:
             if line < self._stage.line:
                 recorded = answer
-        found = [merged(store, {1: VARINT, 3: VARINT, 5: BYTES}) for _, store in fields(recorded, {2: BYTES})]
         return [
-            PdStore(
-                store_id=said[1],
-                address=self._store_addresses[said[1]],
-                state=said.get(3, 0),
-                version=said.get(5, b""),
-            )
-            for said in found
+            wire.MetaStore(id=s.id, address=self._store_addresses[s.id], state=s.state, version=s.version)
+            for s in parse(wire.GetAllStoresResponse, recorded).stores
         ]
 
-    def regions(self, wanted: KeyRange) -> Iterator[PdRegion]:
+    def regions(self, wanted: KeyRange) -> Iterator[wire.PdRegion]:
         for tile in self._stage.plan.tiles(self._stage.line, wanted.start, wanted.end):
             region = tile.region
-            yield PdRegion(
-                region_id=region.region_id,
-                conf_ver=region.conf_ver,
-                version=region.version,
-                range=tile.range,
-                peers=tuple(region.peers),
-                leader=region.peer_on(tile.store_id),
+            meta = wire.MetaRegion(
+                id=region.region_id,
+                start_key=region_form(tile.range.start),
+                end_key=region_form(tile.range.end),
+                region_epoch=wire.RegionEpoch(conf_ver=region.conf_ver, version=region.version),
+                peers=region.peers,
             )
+            yield wire.PdRegion(region=meta, leader=region.peer_on(tile.store_id))
 
     def tso(self, count: int) -> int:
         return self._stage.tso(count)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.replay.recording import NEVER, KnownRegion, Recording, Registration
-from tistream.codec.protobuf import uint
 from tistream.keyrange import KeyRange, gaps
+from tistream.tikv.core import wire
 
 _MADE_UP = 1 << 40  #: ids from here on belong to regions that are made up
 
@@ -91,7 +91,7 @@ class Plan:
         end = min((r.start for r in known if r.start > key), default=b"")
         region_id = _MADE_UP + zlib.crc32(start)
         store_id = self._recording.registrations[0].store_id
-        peer = uint(1, region_id) + uint(2, store_id)
+        peer = wire.Peer(id=region_id, store_id=store_id)
         return (
             KnownRegion(line=0, region_id=region_id, conf_ver=1, version=1, range=KeyRange(start, end), peers=(peer,)),
             store_id,

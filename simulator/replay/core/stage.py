@@ -173,7 +173,7 @@ class Stage:
         for registration in same:
             if registration.version == listener.version:
                 peer = self.plan.region_of(registration).peer_on(registration.store_id)
-                return wire.not_leader(listener.region_id, peer)
+                return wire.not_leader(listener.region_id, peer.SerializeToString() if peer else b"")
         return wire.epoch_not_match() if same else wire.region_not_found(listener.region_id)
 
     def _join(self, listener: Listener, registration: Registration) -> None:

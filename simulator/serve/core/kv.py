@@ -17,20 +17,18 @@ Pure; damage is CorruptObject.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 from simulator.core.cluster import Cluster, Region
 from simulator.core.mvcc import Lock
 from simulator.loopback.core.feed_wire import region_form
-from simulator.serve.core.regions import listed, peer
+from simulator.serve.core.regions import meta, peer
 from tistream import ts
-from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, uint
-from tistream.errors import CorruptObject
+from tistream.codec.protobuf import parse
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op
+from tistream.tikv.core import wire
 
 KV_SCAN, KV_GET = "/tikvpb.Tikv/KvScan", "/tikvpb.Tikv/KvGet"
 KV_SCAN_LOCK, KV_CHECK_TXN, KV_RESOLVE_LOCK = (
@@ -41,16 +39,6 @@ _LOCK_TTL_MS = 3000
 _PUT, _DELETE = 0, 1
 _EXPIRED, _NOT_THERE = 1, 2  # kvrpcpb.Action
 _API_V1, _API_V2 = 0, 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """The target of a request."""
-
-    region_id: int
-    version: int
-    store_id: int
-    api_version: int
 
 
 class KvReads:
@@ -68,72 +56,78 @@ class KvReads:
 
     def scan(self, store_id: int, data: bytes) -> bytes:
         """KvScan."""
-        said = _once(data, {1: BYTES, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: VARINT, 7: BYTES})
-        context, start, end = _context(said.get(1, b"")), said.get(2, b""), said.get(7, b"")
-        if error := self._region_error(store_id, context, start):
-            return message(1, error)
-        refusal = "reverse scans are not served" if said.get(6) else self._refusal(context, start, said.get(4, 0))
-        if refusal:
-            return message(2, message(1, message(3, refusal.encode()))) + message(3, message(3, refusal.encode()))
-        whole = self._cluster.region(context.region_id).range
+        asked = parse(wire.ScanRequest, data)
+        if error := self._region_error(store_id, asked.context, asked.start_key):
+            return wire.ScanResponse(region_error=error).SerializeToString()
+        reverse = "reverse scans are not served" if asked.reverse else ""
+        if refusal := reverse or self._refusal(asked.context, asked.start_key, asked.version):
+            refused = wire.KeyError(abort=refusal.encode())
+            return wire.ScanResponse(pairs=[wire.KvPair(error=refused)], error=refused).SerializeToString()
+        whole, start, end = self._cluster.region(asked.context.region_id).range, asked.start_key, asked.end_key
         wanted = KeyRange(start, end).intersect(whole) if not end or end > start else None
-        found = self._cluster.snapshot(wanted, said.get(4, 0)) if wanted is not None else iter(())
-        pairs = islice(found, min(said.get(3, 0), _LIMIT_MAX))
-        return b"".join(message(2, pair) for pair in _pairs(pairs, key_only=bool(said.get(5))))
+        found = self._cluster.snapshot(wanted, asked.version) if wanted is not None else iter(())
+        pairs = islice(found, min(asked.limit, _LIMIT_MAX))
+        return wire.ScanResponse(pairs=_pairs(pairs, key_only=asked.key_only)).SerializeToString()
 
     def get(self, store_id: int, data: bytes) -> bytes:
         """KvGet."""
-        said = _once(data, {1: BYTES, 2: BYTES, 3: VARINT})
-        context, key, ts = _context(said.get(1, b"")), said.get(2, b""), said.get(3, 0)
-        if error := self._region_error(store_id, context, key):
-            return message(1, error)
-        if refusal := self._refusal(context, key, ts):
-            return message(2, message(3, refusal.encode()))
-        found = next(self._cluster.snapshot(KeyRange(key, key + b"\0"), ts), None)
+        asked = parse(wire.GetRequest, data)
+        if error := self._region_error(store_id, asked.context, asked.key):
+            return wire.GetResponse(region_error=error).SerializeToString()
+        if refusal := self._refusal(asked.context, asked.key, asked.version):
+            return wire.GetResponse(error=wire.KeyError(abort=refusal.encode())).SerializeToString()
+        found = next(self._cluster.snapshot(KeyRange(asked.key, asked.key + b"\0"), asked.version), None)
         if found is None:
-            return uint(4, 1)
-        return message(2, _locked(key, found[1])) if isinstance(found[1], Lock) else octets(3, found[1])
+            return wire.GetResponse(not_found=True).SerializeToString()
+        if isinstance(found[1], Lock):
+            return wire.GetResponse(error=_locked(asked.key, found[1])).SerializeToString()
+        return wire.GetResponse(value=found[1]).SerializeToString()
 
     def scan_lock(self, store_id: int, data: bytes) -> bytes:
         """KvScanLock."""
-        said = _once(data, {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES})
-        context, start, end = _context(said.get(1, b"")), said.get(3, b""), said.get(5, b"")
-        if error := self._region_error(store_id, context, start):
-            return message(1, error)
-        wanted = KeyRange(start, end).intersect(self._cluster.region(context.region_id).range)
-        found = self._cluster.locks(wanted, said.get(2, 0)) if wanted is not None else []
-        return b"".join(message(3, self._lock_info(key, lock)) for key, lock in found[: said.get(4, 0) or None])
+        asked = parse(wire.ScanLockRequest, data)
+        if error := self._region_error(store_id, asked.context, asked.start_key):
+            return wire.ScanLockResponse(region_error=error).SerializeToString()
+        whole = self._cluster.region(asked.context.region_id).range
+        wanted = KeyRange(asked.start_key, asked.end_key).intersect(whole)
+        found = self._cluster.locks(wanted, asked.max_version) if wanted is not None else []
+        locks = [self._lock_info(key, lock) for key, lock in found[: asked.limit or None]]
+        return wire.ScanLockResponse(locks=locks).SerializeToString()
 
     def check_txn(self, store_id: int, data: bytes) -> bytes:
         """KvCheckTxnStatus."""
-        said = _once(data, {1: BYTES, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: VARINT})
-        primary, start_ts = said.get(2, b""), said.get(3, 0)
-        if error := self._region_error(store_id, _context(said.get(1, b"")), primary):
-            return message(1, error)
+        asked = parse(wire.CheckTxnStatusRequest, data)
+        return self._check_txn(store_id, asked).SerializeToString()
+
+    def _check_txn(self, store_id: int, asked: wire.CheckTxnStatusRequest) -> wire.CheckTxnStatusResponse:
+        primary, start_ts = asked.primary_key, asked.lock_ts
+        if error := self._region_error(store_id, asked.context, primary):
+            return wire.CheckTxnStatusResponse(region_error=error)
         lock = self._cluster.lock(primary)
         if lock is not None and lock.start_ts == start_ts:
             ttl_ms = self.renewed_ms.get(start_ts, _LOCK_TTL_MS)
-            if ts.physical_ms(said.get(5, 0)) < ts.physical_ms(start_ts) + ttl_ms:
-                return uint(3, ttl_ms)
+            if ts.physical_ms(asked.current_ts) < ts.physical_ms(start_ts) + ttl_ms:
+                return wire.CheckTxnStatusResponse(lock_ttl=ttl_ms)
             self._cluster.rollback(primary, start_ts=start_ts)
             self.rolled_back.add(start_ts)
-            return uint(5, _EXPIRED)
+            return wire.CheckTxnStatusResponse(action=_EXPIRED)
         for version in self._cluster.versions(primary):
             if version.start_ts == start_ts:
-                return uint(4, version.commit_ts)
-        if start_ts not in self.rolled_back and not said.get(6):
-            return message(2, message(8, uint(1, start_ts) + octets(2, primary)))
+                return wire.CheckTxnStatusResponse(commit_version=version.commit_ts)
+        if start_ts not in self.rolled_back and not asked.rollback_if_not_exist:
+            missing = wire.TxnNotFound(start_ts=start_ts, primary_key=primary)
+            return wire.CheckTxnStatusResponse(error=wire.KeyError(txn_not_found=missing))
         self.rolled_back.add(start_ts)
-        return uint(5, _NOT_THERE)
+        return wire.CheckTxnStatusResponse(action=_NOT_THERE)
 
     def resolve_lock(self, store_id: int, data: bytes) -> bytes:
         """KvResolveLock, of single keys."""
-        said = dict(fields(data, {1: BYTES, 2: VARINT, 3: VARINT}))
-        keys, start_ts, commit_ts = [k for _, k in fields(data, {5: BYTES})], said.get(2, 0), said.get(3, 0)
-        for key in keys:
-            if error := self._region_error(store_id, _context(said.get(1, b"")), key):
-                return message(1, error)
-        for key in keys:
+        asked = parse(wire.ResolveLockRequest, data)
+        for key in asked.keys:
+            if error := self._region_error(store_id, asked.context, key):
+                return wire.ResolveLockResponse(region_error=error).SerializeToString()
+        start_ts, commit_ts = asked.start_version, asked.commit_version
+        for key in asked.keys:
             lock = self._cluster.lock(key)
             if lock is not None and lock.start_ts == start_ts:
                 if commit_ts:
@@ -142,42 +136,53 @@ class KvReads:
                     self._cluster.rollback(key, start_ts=start_ts)
         return b""
 
-    def _lock_info(self, key: bytes, lock: Lock) -> bytes:
+    def _lock_info(self, key: bytes, lock: Lock) -> wire.LockInfo:
         primary = self.primaries.get(key, key)
-        ttl_ms = self.renewed_ms.get(lock.start_ts, _LOCK_TTL_MS) if primary == key else _LOCK_TTL_MS
-        kind = _DELETE if lock.op is Op.DELETE else _PUT
-        is_async = uint(8, lock.start_ts in self.asynchronous)
-        return octets(1, primary) + uint(2, lock.start_ts) + octets(3, key) + uint(4, ttl_ms) + uint(6, kind) + is_async
+        info = _lock(key, lock)
+        info.primary_lock, info.use_async_commit = primary, lock.start_ts in self.asynchronous
+        if primary == key:
+            info.lock_ttl = self.renewed_ms.get(lock.start_ts, _LOCK_TTL_MS)
+        return info
 
     # -- what does not fit -----------------------------------------------------------------------------------------
 
-    def _region_error(self, store_id: int, context: _Context, key: bytes) -> bytes:
-        """The body of an errorpb.Error; empty when everything fits."""
+    def _region_error(self, store_id: int, context: wire.Context, key: bytes) -> wire.RegionError | None:
+        """What does not fit; None when everything does."""
         self.requests += 1
+        asked_store = context.peer.store_id
         if self.busy_next:
             self.busy_next -= 1
-            return octets(1, b"server is busy") + message(6, octets(1, b"told to be") + uint(2, 20))
-        if context.store_id != store_id:
-            return octets(1, b"store not match") + message(8, uint(1, context.store_id) + uint(2, store_id))
+            busy = wire.ServerIsBusy(reason=b"told to be", backoff_ms=20)
+            return wire.RegionError(message=b"server is busy", server_is_busy=busy)
+        if asked_store != store_id:
+            other = wire.StoreNotMatch(request_store_id=asked_store, actual_store_id=store_id)
+            return wire.RegionError(message=b"store not match", store_not_match=other)
         if not self._cluster.has_region(context.region_id):
-            return octets(1, b"region is not found") + message(3, uint(1, context.region_id))
+            gone = wire.RegionNotFound(region_id=context.region_id)
+            return wire.RegionError(message=b"region is not found", region_not_found=gone)
         region = self._cluster.region(context.region_id)
         if region.store_id != store_id:
-            leader = message(2, peer(region.region_id, region.store_id))
-            return octets(1, b"not leader") + message(2, uint(1, region.region_id) + leader)
-        if region.version != context.version:
-            return octets(1, b"epoch not match") + message(5, self._current(region))
+            leader = peer(region.region_id, region.store_id)
+            led = wire.NotLeader(region_id=region.region_id, leader=leader)
+            return wire.RegionError(message=b"not leader", not_leader=led)
+        if region.version != context.region_epoch.version:
+            return wire.RegionError(message=b"epoch not match", epoch_not_match=self._current(region))
         if key not in region.range:
-            bounds = octets(3, region_form(region.range.start)) + octets(4, region_form(region.range.end))
-            return octets(1, b"key not in region") + message(4, octets(1, key) + uint(2, region.region_id) + bounds)
-        return b""
+            outside = wire.KeyNotInRegion(
+                key=key,
+                region_id=region.region_id,
+                start_key=region_form(region.range.start),
+                end_key=region_form(region.range.end),
+            )
+            return wire.RegionError(message=b"key not in region", key_not_in_region=outside)
+        return None
 
-    def _current(self, region: Region) -> bytes:
+    def _current(self, region: Region) -> wire.EpochNotMatch:
         """The region as it is, and the one before it, which a split may have made of it."""
         found = (self._cluster.region_before(region), region)
-        return b"".join(message(1, listed(r, [r.store_id]).as_message()) for r in found if r is not None)
+        return wire.EpochNotMatch(current_regions=[meta(r, [r.store_id]) for r in found if r is not None])
 
-    def _refusal(self, context: _Context, key: bytes, ts: int) -> str:
+    def _refusal(self, context: wire.Context, key: bytes, ts: int) -> str:
         mode = _API_V2 if key.startswith(b"x") else _API_V1
         if context.api_version == _API_V2 and not self._api_v2:
             return "Error(ApiVersionNotMatched { storage_api_version: V1, req_api_version: V2 })"
@@ -189,36 +194,19 @@ class KvReads:
         return ""
 
 
-def _pairs(found: Iterator[tuple[bytes, bytes | Lock]], *, key_only: bool) -> Iterator[bytes]:
+def _pairs(found: Iterator[tuple[bytes, bytes | Lock]], *, key_only: bool) -> Iterator[wire.KvPair]:
     for key, what in found:
         if isinstance(what, Lock):
-            yield message(1, _locked(key, what))
+            yield wire.KvPair(error=_locked(key, what))
         else:
-            yield octets(2, key) + (b"" if key_only else octets(3, what))
+            yield wire.KvPair(key=key, value=b"" if key_only else what)
 
 
-def _locked(key: bytes, lock: Lock) -> bytes:
-    """A KeyError that names a lock; the model knows no primary key, so that each is its own."""
+def _locked(key: bytes, lock: Lock) -> wire.KeyError:
+    return wire.KeyError(locked=_lock(key, lock))
+
+
+def _lock(key: bytes, lock: Lock) -> wire.LockInfo:
+    """The model knows no primary key, so that each is its own."""
     kind = _DELETE if lock.op is Op.DELETE else _PUT
-    who = octets(1, key) + uint(2, lock.start_ts) + octets(3, key)
-    return message(1, who + uint(4, _LOCK_TTL_MS) + uint(6, kind))
-
-
-def _context(data: bytes) -> _Context:
-    said = merged(data, {1: VARINT, 2: BYTES, 3: BYTES, 21: VARINT})
-    return _Context(
-        region_id=said.get(1, 0),
-        version=merged(said.get(2, b""), {2: VARINT}).get(2, 0),
-        store_id=merged(said.get(3, b""), {2: VARINT}).get(2, 0),
-        api_version=said.get(21, 0),
-    )
-
-
-def _once(data: bytes, known: Mapping[int, int]) -> dict[int, Any]:
-    """The known fields; CorruptObject when one comes twice, which no writer does."""
-    out: dict[int, Any] = {}
-    for number, value in fields(data, known):
-        if number in out:
-            raise CorruptObject("a field of a request comes twice", field=number)
-        out[number] = value
-    return out
+    return wire.LockInfo(primary_lock=key, lock_version=lock.start_ts, key=key, lock_ttl=_LOCK_TTL_MS, lock_type=kind)

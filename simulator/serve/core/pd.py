@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 from simulator.core.cluster import Cluster, Region
-from simulator.loopback.core.pd import PdAnswers, PdRegion, PdStore
-from simulator.serve.core.regions import listed
+from simulator.loopback.core.pd import PdAnswers
+from simulator.serve.core.regions import meta, peer
 from simulator.serve.faults import CALM
 from tistream.keyrange import KeyRange
+from tistream.tikv.core import wire
 
-STORE_VERSION = b"8.5.4"
+STORE_VERSION = "8.5.4"
 
 
 class ServedPd(PdAnswers):
@@ -54,22 +54,22 @@ class ServedPd(PdAnswers):
         self._kept_from_ts = max(self._kept_from_ts, min([upto_ts, *self.holds.values()]))
         return self._kept_from_ts
 
-    def stores(self) -> Sequence[PdStore]:
-        return [PdStore(store_id=s, address=a, version=STORE_VERSION) for s, a in self._store_addresses.items()]
+    def stores(self) -> Sequence[wire.MetaStore]:
+        return [wire.MetaStore(id=s, address=a, version=STORE_VERSION) for s, a in self._store_addresses.items()]
 
     def refresh(self, *, late: bool) -> None:
         """The stores have reported their regions to PD. `late`: PD answers with these until the next report."""
         self._seen = self._cluster.regions() if late else None
         self._starts = [r.range.start for r in self._seen or ()]
 
-    def regions(self, wanted: KeyRange) -> Iterator[PdRegion]:
+    def regions(self, wanted: KeyRange) -> Iterator[wire.PdRegion]:
         stores = tuple(self._store_addresses)
         for region in self._known(wanted):
             dice = self._dice()
             if dice >= self.faults.pd_missing + self.faults.pd_leaderless:
-                yield listed(region, stores)
+                yield wire.PdRegion(region=meta(region, stores), leader=peer(region.region_id, region.store_id))
             elif dice >= self.faults.pd_missing:
-                yield replace(listed(region, stores), leader=b"")
+                yield wire.PdRegion(region=meta(region, stores))
 
     def _known(self, wanted: KeyRange) -> Iterator[Region]:
         if self._seen is None:
