@@ -211,10 +211,7 @@ class _TikvPush(PushRun):
             reader.close()
 
     def _new_reader(
-        self,
-        stop: threading.Event,
-        patience_s: float = float("inf"),
-        notice: Callable[[str], object] = lambda _: None,
+        self, stop: threading.Event, patience_s: float = float("inf"), notice: Callable[[str], object] = lambda _: None
     ) -> KvReader:
         return KvReader(
             self._view,

@@ -220,10 +220,7 @@ class PusherWorker:
 
     def _offer(self, file: BatchFile) -> bool:
         key = BatchKey(
-            tenant=self._control.tenant,
-            store_id=self._source.store_id,
-            incarnation=self.incarnation,
-            seq=file.seq,
+            tenant=self._control.tenant, store_id=self._source.store_id, incarnation=self.incarnation, seq=file.seq
         )
         data = encode_batch_file(
             key, cut_ts=file.cut_ts, rows=file.rows, regions=file.regions, write_id=self._new_write_id()

@@ -33,13 +33,7 @@ class Base:
 
 
 def choose(
-    history: History,
-    table: Table,
-    as_of: int,
-    *,
-    seeds: Sequence[SeedRow],
-    bases: Sequence[BaseRow],
-    log_start_ts: int,
+    history: History, table: Table, as_of: int, *, seeds: Sequence[SeedRow], bases: Sequence[BaseRow], log_start_ts: int
 ) -> tuple[Base, ...]:
     """The newest base of each physical table. `seeds` are the tenant's, `bases` include the table's, both newest first.
 

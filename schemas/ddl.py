@@ -180,11 +180,7 @@ def apply(job: Job, state: SchemaState) -> Change:
 
 def _change(job: Job, **parts: Any) -> Change:
     return Change(
-        job_id=job.id,
-        commit_ts=job.commit_ts,
-        schema_version=job.schema_version,
-        created_ts=job.created_ts,
-        **parts,
+        job_id=job.id, commit_ts=job.commit_ts, schema_version=job.schema_version, created_ts=job.created_ts, **parts
     )
 
 

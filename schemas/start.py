@@ -197,10 +197,7 @@ class Start:
     def of(cls, snapshot: SchemaSnapshot) -> Start:
         """A start held in memory."""
         return cls(
-            ts=snapshot.ts,
-            schema_version=snapshot.schema_version,
-            databases=snapshot.databases,
-            own=snapshot.tables,
+            ts=snapshot.ts, schema_version=snapshot.schema_version, databases=snapshot.databases, own=snapshot.tables
         )
 
     def with_changes(

@@ -52,10 +52,7 @@ def read_entries(entries: bytes) -> tuple[pa.RecordBatch, bool]:
     _check(numbers, places)
     op, commit = numbers[_OP], numbers[_KIND] == RowKind.COMMIT
     sizes = places[:, 1]
-    absent = {
-        _VALUE: (op != np.uint64(Op.PUT)) | (commit & (sizes[_VALUE] == 0)),
-        _OLD_VALUE: sizes[_OLD_VALUE] == 0,
-    }
+    absent = {_VALUE: (op != np.uint64(Op.PUT)) | (commit & (sizes[_VALUE] == 0)), _OLD_VALUE: sizes[_OLD_VALUE] == 0}
     columns = {name: _narrow(numbers[i], ROWS.field(name).type) for i, name in enumerate(_NUMBERS)}
     columns |= {name: _gathered(data, places[i, 0], sizes[i], absent.get(i)) for i, name in enumerate(_BINARY)}
     columns["flags"] = pa.array(np.zeros(len(changes), np.uint8))

@@ -22,15 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from pusher.logbackup.core.entries import read_values, unpack
-from pusher.logbackup.core.metadata import (
-    DEFAULT_CF,
-    META_PREFIX,
-    WRITE_CF,
-    Flush,
-    LogSlice,
-    parse_name,
-    read_metadata,
-)
+from pusher.logbackup.core.metadata import DEFAULT_CF, META_PREFIX, WRITE_CF, Flush, LogSlice, parse_name, read_metadata
 from tistream.codec.table_key import table_ids
 from tistream.objectstore.protocol import ObjectStore
 from tistream.ts import LOGICAL_BITS

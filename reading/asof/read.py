@@ -132,9 +132,7 @@ def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int,
         raise expired(as_of, earliest)
     if as_of > resolved:
         raise AheadOfWatermark(
-            f"{as_of} is not served yet: the watermark is at {resolved}.",
-            as_of=str(as_of),
-            resolved_ts=str(resolved),
+            f"{as_of} is not served yet: the watermark is at {resolved}.", as_of=str(as_of), resolved_ts=str(resolved)
         )
     return history, as_of, resolved, row.earliest_ts
 

@@ -20,15 +20,7 @@ Json = dict[str, object]
 
 _MILLIS_FSP_MAX = 3
 _STRINGS = frozenset(
-    {
-        layout.VARCHAR,
-        layout.STRING,
-        layout.VARSTRING,
-        layout.TINYBLOB,
-        layout.MEDIUMBLOB,
-        layout.LONGBLOB,
-        layout.BLOB,
-    }
+    {layout.VARCHAR, layout.STRING, layout.VARSTRING, layout.TINYBLOB, layout.MEDIUMBLOB, layout.LONGBLOB, layout.BLOB}
 )
 _NUMBERS = {
     layout.TINY: ("int16", "int16"),

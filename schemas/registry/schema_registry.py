@@ -254,12 +254,7 @@ class CommittedSteps:
         limit = _SEGMENTS_ASKED
         while True:
             found = find_segments(
-                self._catalog,
-                tenant,
-                after_ts=after_ts,
-                upto_ts=upto_ts,
-                kind=TaskKind.DDL,
-                limit=limit,
+                self._catalog, tenant, after_ts=after_ts, upto_ts=upto_ts, kind=TaskKind.DDL, limit=limit
             )
             if len(found) < limit:
                 return found
@@ -291,10 +286,7 @@ def read_jobs(rows: pa.Table, job_table: Table, after_ts: int, upto_ts: int) -> 
     if not picked.num_rows:
         return
     columns = zip(
-        _job_metas(job_table, picked),
-        picked["start_ts"].to_pylist(),
-        picked["commit_ts"].to_pylist(),
-        strict=True,
+        _job_metas(job_table, picked), picked["start_ts"].to_pylist(), picked["commit_ts"].to_pylist(), strict=True
     )
     for meta, start_ts, job_commit_ts in columns:
         try:

@@ -57,12 +57,7 @@ class BatchWatermarks:
 
 
 def encode_batch_file(
-    key: BatchKey,
-    *,
-    cut_ts: int,
-    rows: pa.RecordBatch | pa.Table,
-    regions: pa.RecordBatch | pa.Table,
-    write_id: str,
+    key: BatchKey, *, cut_ts: int, rows: pa.RecordBatch | pa.Table, regions: pa.RecordBatch | pa.Table, write_id: str
 ) -> bytes:
     """The file's bytes. InvalidInput when a relation of this module does not hold."""
     if not rows.schema.equals(change.ROWS) or not regions.schema.equals(change.REGIONS):

@@ -31,15 +31,7 @@ from tistream.keyrange import KeyRange
 from tistream.runtime.service import Backoff
 from tistream.tikv.channels import Channels, Tls
 from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
-from tistream.tikv.core.kv_messages import (
-    ApiVersion,
-    FaultKind,
-    KvRefused,
-    Page,
-    RegionFault,
-    read_scan,
-    scan_request,
-)
+from tistream.tikv.core.kv_messages import ApiVersion, FaultKind, KvRefused, Page, RegionFault, read_scan, scan_request
 from tistream.tikv.core.pd_messages import Region
 from tistream.tikv.core.regions import Pd, plain_range, region_form
 

@@ -70,12 +70,7 @@ def named(error: RegionError, store_id: int, keyspace: KeyspaceKeys) -> list[Reg
     """The current regions, according to the store."""
     regions = [
         Region(
-            id=r.region_id,
-            conf_ver=r.conf_ver,
-            version=r.version,
-            start=r.start,
-            end=r.end,
-            leader_store_id=store_id,
+            id=r.region_id, conf_ver=r.conf_ver, version=r.version, start=r.start, end=r.end, leader_store_id=store_id
         )
         for r in error.regions
     ]

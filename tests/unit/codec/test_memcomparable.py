@@ -79,10 +79,7 @@ DECIMALS = [
 @pytest.mark.parametrize(("plain", "encoded"), BYTES)
 def test_bytes(plain: str, encoded: str) -> None:
     assert mc.encode_bytes(bytes.fromhex(plain)).hex() == encoded
-    assert mc.decode_bytes(b"xx" + bytes.fromhex(encoded) + b"yy", 2) == (
-        bytes.fromhex(plain),
-        2 + len(encoded) // 2,
-    )
+    assert mc.decode_bytes(b"xx" + bytes.fromhex(encoded) + b"yy", 2) == (bytes.fromhex(plain), 2 + len(encoded) // 2)
 
 
 @pytest.mark.parametrize(("plain", "encoded"), [("", "ffffffffffffffff08"), ("010203", "fefdfcffffffffff05")])
@@ -245,9 +242,7 @@ def test_datums_of_an_index_key() -> None:
         Datum(3, 2, 0, 9),
         Datum(3, 1, 9, 18),
     ]
-    assert decode_datums(bytes.fromhex("0166696674792d666fff7572000000000000f9")) == [
-        Datum(1, b"fifty-four", 0, 19),
-    ]
+    assert decode_datums(bytes.fromhex("0166696674792d666fff7572000000000000f9")) == [Datum(1, b"fifty-four", 0, 19)]
     assert decode_datums(b"") == []
     assert decode_datums(b"\0\0") == [Datum(0, None, 0, 1), Datum(0, None, 1, 2)]
 

@@ -36,8 +36,7 @@ def test_utf8_size_agrees_with_python(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "value"),
-    [("00", 0), ("7f", 127), ("8001", 128), ("ac02", 300), ("ffffffffffffffffff01", 2**64 - 1)],
+    ("raw", "value"), [("00", 0), ("7f", 127), ("8001", 128), ("ac02", 300), ("ffffffffffffffffff01", 2**64 - 1)]
 )
 def test_uvarint(raw: str, value: int) -> None:
     data = np.frombuffer(bytes.fromhex(raw) + b"\x01", np.uint8)

@@ -151,11 +151,7 @@ def test_only_the_last_file_of_a_tick_has_new_watermarks() -> None:
         Tick(cut_ts=60),
     )
     assert [(f.seq, f.cut_ts) for f in files] == [(2, 60), (3, 60), (4, 60)]
-    assert [slices(f) for f in files] == [
-        {101: [1, 2, 3], 102: []},
-        {101: [4], 102: [5, 6]},
-        {101: [], 102: [7]},
-    ]
+    assert [slices(f) for f in files] == [{101: [1, 2, 3], 102: []}, {101: [4], 102: [5, 6]}, {101: [], 102: [7]}]
     assert [f.regions.column("resolved_ts").to_pylist() for f in files] == [[40, 0], [40, 0], [58, 59]]
     assert [f.regions.column("tenure_ready_ts").to_pylist() for f in files] == [[25, 0], [25, 0], [25, 55]]
 
@@ -189,8 +185,7 @@ def test_events_that_violate_the_source_contract_are_refused(events: list[Source
 # -- random event sequences against a plain account of them ------------------------------------------------------------
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["open", "close", "rows", "ready", "resolved", "tick"]), st.integers(0, 30)),
-    max_size=60,
+    st.tuples(st.sampled_from(["open", "close", "rows", "ready", "resolved", "tick"]), st.integers(0, 30)), max_size=60
 )
 
 

@@ -73,11 +73,7 @@ class Rig:
     """One store with regions, its pusher, and what was committed."""
 
     def __init__(
-        self,
-        *,
-        bounds: tuple[bytes, ...] = (b"m",),
-        queue_bytes_max: int = 1 << 20,
-        spill: UploadSpill | None = None,
+        self, *, bounds: tuple[bytes, ...] = (b"m",), queue_bytes_max: int = 1 << 20, spill: UploadSpill | None = None
     ) -> None:
         ranges = zip((b"", *bounds), (*bounds, b""), strict=True)
         regions = [Region(region_id=n, version=1, store_id=1, range=KeyRange(*r)) for n, r in enumerate(ranges, 1)]

@@ -46,11 +46,7 @@ DAY = ((2020 * 13 + 2) * 32 + 29) << 41
         (spec(10), datetime.date(2020, 2, 29), DAY),
         (spec(12, decimal=6), "2020-02-29 01:02:03.5", DAY | ((1 << 12 | 2 << 6 | 3) << 24) | 500_000),
         (spec(12), "0000-00-00 00:00:00", 0),
-        (
-            spec(7),
-            datetime.datetime(2020, 2, 29, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=2))),
-            DAY,
-        ),
+        (spec(7), datetime.datetime(2020, 2, 29, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=2))), DAY),
         (spec(11, decimal=1), "-838:59:58.5", -(838 * 3600 + 59 * 60 + 58) * 10**9 - 5 * 10**8),
         (spec(11), datetime.timedelta(seconds=-1), -(10**9)),
         (spec(11), 2_000_000, 2 * 10**9),

@@ -94,10 +94,7 @@ def test_events_of_one_job_stay_in_their_order_and_may_have_no_line() -> None:
     assert words(body.render(Words(), [], [ddl(5, 2), ddl(5, 0), ddl(5, 1)])) == ["d5.0", "d5.1", "d5.0"]
 
 
-@given(
-    rows=st.lists(st.integers(1, 20), max_size=20).map(sorted),
-    events=st.lists(st.integers(0, 21), max_size=6),
-)
+@given(rows=st.lists(st.integers(1, 20), max_size=20).map(sorted), events=st.lists(st.integers(0, 21), max_size=6))
 def test_placement_for_any_timestamps(rows: list[int], events: list[int]) -> None:
     got = words(body.render(Words(), [changes(list(enumerate(rows)))], [ddl(ts) for ts in events]))
     want = sorted([(ts, 0, f"r{ts}.{n}") for n, ts in enumerate(rows)] + [(ts, 1, f"d{ts}.0") for ts in events])

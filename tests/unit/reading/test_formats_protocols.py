@@ -72,13 +72,7 @@ def line(name: str, part: TableChanges, **options: Any) -> str:
     return str(found.decode())
 
 
-TEXTS = table(
-    (
-        column("id", 0, 3, flag=3),
-        column("v", 1, 15, charset="utf8mb4"),
-        column("b", 2, 15),
-    )
-)
+TEXTS = table((column("id", 0, 3, flag=3), column("v", 1, 15, charset="utf8mb4"), column("b", 2, 15)))
 
 
 def test_csv_without_a_quote_escapes() -> None:

@@ -28,10 +28,7 @@ KINDS: dict[str, tuple[str, FormatOptions]] = {
     "debezium": ("debezium", FormatOptions(enable_tidb_extension=True, debezium_disable_schema=True)),
     "debezium-schema": ("debezium", FormatOptions()),
     "csv": ("csv", FormatOptions()),
-    "csv-full": (
-        "csv",
-        FormatOptions(include_commit_ts=True, output_old_value=True, binary_encoding_method="hex"),
-    ),
+    "csv-full": ("csv", FormatOptions(include_commit_ts=True, output_old_value=True, binary_encoding_method="hex")),
     "open": ("open-protocol", FormatOptions()),
     "simple-json": ("simple", FormatOptions()),
 }

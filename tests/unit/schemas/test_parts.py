@@ -85,8 +85,7 @@ def test_the_pushed_snapshot_leaves_system_databases_out(pushed: PushedSchema) -
 
 
 @pytest.mark.parametrize(
-    "data",
-    [{}, {"ts": 1, "dbs": [], "tables": []}, {"ts": 1, "dbs": [], "tables": [{"db_id": 4, "info": {"id": 1}}]}],
+    "data", [{}, {"ts": 1, "dbs": [], "tables": []}, {"ts": 1, "dbs": [], "tables": [{"db_id": 4, "info": {"id": 1}}]}]
 )
 def test_a_snapshot_without_the_job_table_is_refused(data: dict[str, Any]) -> None:
     with pytest.raises(CorruptObject):

@@ -139,10 +139,7 @@ class Log:
             for task, durable_ts in ((meta, meta_upto), (jobs, upto_ts))
         ]
         done = commit_flush(
-            self.catalog,
-            tenant=TENANT,
-            objects={str(key): len(data)} if written else {},
-            advances=advances,
+            self.catalog, tenant=TENANT, objects={str(key): len(data)} if written else {}, advances=advances
         )
         assert len(done) == 2
 
