@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import struct
-from decimal import Decimal
+import contextlib
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +28,6 @@ calm = settings(deadline=None)  # a shared machine pauses, and the first call ma
 u8, u64 = st.integers(0, 255), st.integers(0, 2**64 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
 octets = st.binary(max_size=40)
-floats = st.floats(allow_nan=False)
 
 
 @calm
@@ -57,67 +54,15 @@ def test_what_decodes_as_bytes_is_what_was_encoded(data: bytes) -> None:
 def test_numbers_round_trip_and_sort(a: int, b: int, c: int) -> None:
     assert mc.decode_int(mc.encode_int(a)) == (a, 8)
     assert mc.decode_uint(mc.encode_uint(c)) == (c, 8)
-    assert mc.decode_varint(mc.encode_varint(a))[0] == a
     assert mc.decode_uvarint(mc.encode_uvarint(c))[0] == c
     assert (mc.encode_int(a) < mc.encode_int(b)) == (a < b)
 
 
 @calm
-@given(floats, floats)
-def test_floats_round_trip_and_sort(a: float, b: float) -> None:
-    found, _ = mc.decode_float(mc.encode_float(a))
-    assert struct.pack(">d", found) == struct.pack(">d", a)
-    rank_a, rank_b = (a, math.copysign(1, a)), (b, math.copysign(1, b))
-    assert (mc.encode_float(a) < mc.encode_float(b)) == (rank_a < rank_b)
-
-
-@st.composite
-def decimals(draw: st.DrawFn) -> tuple[Decimal, Decimal, int, int]:
-    precision = draw(st.integers(1, 65))
-    fraction = draw(st.integers(0, min(30, precision)))
-    digits = st.integers(-(10**precision) + 1, 10**precision - 1)
-    a, b = (Decimal(f"{draw(digits)}e-{fraction}") for _ in range(2))
-    return a, b, precision, fraction
-
-
-@calm
-@given(decimals())
-def test_decimals_round_trip_and_sort(case: tuple[Decimal, Decimal, int, int]) -> None:
-    a, b, precision, fraction = case
-    encoded = mc.encode_decimal(a, precision, fraction)
-    assert mc.decode_decimal(encoded) == (a, len(encoded))
-    assert (encoded < mc.encode_decimal(b, precision, fraction)) == (a < b)
-
-
-@calm
-@given(st.lists(st.one_of(octets, i64, floats, st.none()), max_size=6))
-def test_datums_round_trip(values: list[Any]) -> None:
-    data = b"".join(_datum(v) for v in values)
-    found = mc.decode_datums(data)
-    assert [d.value for d in found] == values
-    assert b"".join(data[d.start : d.end] for d in found) == data
-
-
-def _datum(value: Any) -> bytes:
-    match value:
-        case None:
-            return b"\x00"
-        case bytes():
-            return b"\x01" + mc.encode_bytes(value)
-        case int():
-            return b"\x03" + mc.encode_int(value)
-        case _:
-            return b"\x05" + mc.encode_float(value)
-
-
-@calm
 @given(octets)
-def test_datum_decoders_either_answer_or_refuse(data: bytes) -> None:
-    for decode in (mc.decode_datums, mc.decode_common_handle, tk.parse_key):
-        try:
-            decode(data)
-        except DecodeError:
-            continue
+def test_a_key_is_parsed_or_refused(data: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        tk.parse_key(data)
 
 
 table_id = st.integers(1, 2**63 - 1)
