@@ -245,7 +245,7 @@ class CapturePlayer:
     def _start(self) -> Cluster:
         start_ts = self._guard(int, self._opening("START").get("ts"))
         if start_ts != self._capture.meta.start_ts:
-            raise self._damaged("starts at another moment than the meta file", ts=start_ts)
+            raise self._damaged("start_ts differs from that of the meta file", ts=start_ts)
         initial = self._opening("TOPOLOGY", "initial")
         cluster = self._guard(lambda line: Cluster(map(_region, line["regions"]), floor_ts=start_ts), initial)
         self._load(cluster)

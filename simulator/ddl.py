@@ -53,7 +53,7 @@ class Ddl:
     query: str
     tables: frozenset[int]  #: logical ids of the tables whose rows must not straddle it
     body: Json  #: schema_id, table_id, schema_name, table_name, DBInfo, TableInfo
-    meta: Mapping[bytes, Json | None]  #: what it writes to the meta range; None deletes
+    meta: Mapping[bytes, Json | None]  #: writes to the meta range; None deletes
     apply: Callable[[], None]
     plan: Plan | None = None  #: its steps, where it has any; then `meta` and `apply` are not used
 
@@ -181,7 +181,7 @@ class UpstreamSchema:
     ) -> None:
         self.databases: dict[int, str] = {FIRST_DB_ID: "Shop"}
         self.tables: dict[int, Entry] = {}
-        self.previous: dict[int, Entry] | None = None  #: what some sessions use still: the version before
+        self.previous: dict[int, Entry] | None = None  #: the previous version, which some sessions still use
         self.lineage: dict[int, int] = {}  #: table id -> the id that the table had first, where it has another one now
         self.version = 1
         self._next_id = FIRST_TABLE_ID + 10 * tables

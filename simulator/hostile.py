@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: what is wrong -> the document, made from a good one
+#: fault -> the document, made from a good one
 HOSTILE: Mapping[str, Callable[[dict[str, Any]], object]] = {
     "a database that is nothing": lambda good: {**good, "dbs": [None]},
     "a database that is a text": lambda good: {**good, "dbs": ["x"]},

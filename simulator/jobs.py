@@ -60,7 +60,7 @@ class Jobs:
         self._old_format = False
         self._copying: Iterator[tuple[bytes, bytes]] = iter(())
         self._batch: list[tuple[bytes, bytes]] = []
-        self.blocked: frozenset[int] = frozenset()  #: tables that nobody may write to
+        self.blocked: frozenset[int] = frozenset()  #: tables without writes
         self.versions: list[SchemaVersion] = []
         self._note_version(cluster.floor_ts, None)
 

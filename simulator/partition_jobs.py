@@ -54,7 +54,7 @@ class Step:
     schema_state: SchemaState
     tables: Mapping[int, Entry | None] = field(default_factory=dict)
     state: int = RUNNING
-    copies: float = 0.0  #: what share of the rows is copied before the next step
+    copies: float = 0.0  #: share of the rows that is copied before the next step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class Profile:
     long_values: float = 0.25  #: values of more than 255 bytes: no COMMIT carries them
     hot: float = 0.3  #: writes that go to the first row of a table
     partition_ddl: bool = False  #: tables of every kind of partitions, and DDL that walks through TiDB's schema states
-    generations: float = 0.5  #: pipelined transactions that number their flushes; the others say 0
+    generations: float = 0.5  #: pipelined transactions that number their flushes; the others have 0
     fakes: bool = True  #: stores are so old that a rewritten lock with a long value is sent without it
     transactions: Weights = _TRANSACTIONS
     actions: Weights = field(default=_ACTIONS)

@@ -124,14 +124,14 @@ class Transactions:
         self._places_of = -1  # schema version
         self._table_of: dict[bytes, int] = {}  # key -> logical table
         self.open: list[Txn] = []
-        self.committed: list[CommittedRow] = []  #: in order; what a subscriber must get
-        self.unsent: list[CommittedRow] = []  #: what it must not get
+        self.committed: list[CommittedRow] = []  #: in order; rows a subscriber must get
+        self.unsent: list[CommittedRow] = []  #: rows it must not get
         self.notes: dict[bytes, str] = {}  #: value of a row -> its column `note`
         self.schema_ts = 0  #: commit_ts of the last change of the schema
         self.counts: Counter[str] = Counter()
         self._load()
 
-    # -- what a step can do ----------------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> str:
         """A new transaction gets its start_ts."""

@@ -58,27 +58,27 @@ class Choice:
     lasts_s: tuple[float, float]
 
 
-#: what may be done to a worker process
+#: faults of a worker process
 PROCESS = (
     Choice(harm=Harm.KILL, weight=4, lasts_s=(0.2, 14.0)),
     Choice(harm=Harm.PAUSE, weight=2, lasts_s=_PAUSE_S),
     Choice(harm=Harm.CLOCK, weight=0.5, lasts_s=(5.0, 15.0)),
 )
-#: what may be done to the database, behind its proxy
+#: faults of the database, behind its proxy
 DATABASE = (
     Choice(harm=Harm.KILL, weight=1, lasts_s=(0.1, 6.0)),
     Choice(harm=Harm.CUT, weight=2, lasts_s=(0.0, 0.0)),
     Choice(harm=Harm.REFUSE, weight=1, lasts_s=(0.5, 8.0)),
     Choice(harm=Harm.CLOCK, weight=1, lasts_s=(5.0, 15.0)),
 )
-#: what may be done to the object store, behind its proxy
+#: faults of the object store, behind its proxy
 BUCKET = (
     Choice(harm=Harm.KILL, weight=1, lasts_s=(0.1, 5.0)),
     Choice(harm=Harm.CUT, weight=2, lasts_s=(0.0, 0.0)),
     Choice(harm=Harm.BUSY, weight=2, lasts_s=(1.0, 10.0)),
     Choice(harm=Harm.HANG, weight=1, lasts_s=(1.0, 8.0)),
 )
-#: what may be done to the way of the pushers to the control plane
+#: faults between pushers and control plane
 CONTROL = (
     Choice(harm=Harm.CUT, weight=1, lasts_s=(0.0, 0.0)),
     Choice(harm=Harm.REFUSE, weight=1, lasts_s=(1.0, 15.0)),

@@ -47,7 +47,7 @@ from tistream.ids import Tenant
 from tistream.objectstore.layout import SchemaSnapKey
 
 TENANT = Tenant(1, 1)
-HOSTILE_TENANTS = {Tenant(1, 10 + n): name for n, name in enumerate(HOSTILE)}  #: and what is wrong with their snapshots
+HOSTILE_TENANTS = {Tenant(1, 10 + n): name for n, name in enumerate(HOSTILE)}  #: and the fault of their snapshots
 STORES = 4
 START_S = 120.0
 _PAUSE_S = 0.1
@@ -90,7 +90,7 @@ class Rig:
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
-    # -- what can be hurt ------------------------------------------------------------------------------------------
+    # -- targets of faults ------------------------------------------------------------------------------------------
 
     def targets(self) -> dict[str, Sequence[Choice]]:
         """Everything, by name."""
@@ -113,7 +113,7 @@ class Rig:
             case _, None, Proxy():
                 proxy.trouble = Trouble(event.harm)
             case _:
-                raise ValueError(f"nobody can {event}")
+                raise ValueError(f"no such fault: {event}")
 
     def end(self, event: Event) -> None:
         """Let it be over."""
@@ -136,7 +136,7 @@ class Rig:
             self.processes[name].start()
         return ended
 
-    # -- what can be seen ------------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------
 
     def holding(self) -> dict[Item, tuple[str | None, int]]:
         """Every store and task, with its worker and epoch."""
@@ -169,10 +169,10 @@ class Rig:
         self._start_servers()
         self._start_upstream()
         self._start_services()
-        self._add_hostile_tenants()  # first: what they do to the activation of others would be seen
+        self._add_hostile_tenants()  # first, so that any harm to the activation of others shows
         with self.control() as client:
             client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
-        # one pusher begins the tenant: it takes the schema's snapshot, from which the others go on
+        # one pusher starts the tenant with a snapshot of the schema; the others continue from it
         half = STORES // 2
         self._start_process("pusher-1", *self._push(range(1, half + 1)))
         _wait(lambda: get_tenant(self.catalog, TENANT).start_ts > 0, "the tenant does not begin", self.logs)

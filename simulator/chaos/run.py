@@ -51,10 +51,10 @@ class Report:
     examples: list[str] = field(default_factory=list)
     healed_s: float | None = None  #: from the end of the harm until everything was readable; None = not in time
     takeovers: list[float] = field(default_factory=list)  #: seconds, rising
-    returned: int = 0  #: of them: the worker came back before anybody took over
+    returned: int = 0  #: of these, the worker came back before a takeover
     takeover_p50_s: float | None = None
     takeover_p99_s: float | None = None
-    lag_p50_s: float | None = None  #: of the log behind the upstream, looked at ten times a second, harm and all
+    lag_p50_s: float | None = None  #: of the log behind the upstream, ten samples a second, faults included
     lag_p99_s: float | None = None
 
     @property
@@ -153,7 +153,7 @@ class _Run:
         self._hold()
         try:
             for worker, seconds in self._takeovers.seen(self._rig.holding(), self._clock.monotonic()):
-                self._say(f"what {worker} had was taken over after {seconds:.1f} s")
+                self._say(f"the items of {worker} were taken over after {seconds:.1f} s")
             behind_ms = self._clock.unix_ms() - tso.physical_ms(self._rig.durable_ts())
         except CatalogUnavailable:
             return
@@ -188,7 +188,7 @@ class _Run:
             self._report.examples += judge.examples
         if unnamed := self._rig.unnamed():
             found["unnamed"] = len(unnamed)
-            self._report.examples += [f"nobody says that this tenant has stopped: {each}" for each in unnamed]
+            self._report.examples += [f"the list of stops lacks this tenant: {each}" for each in unnamed]
         report, times = self._report, self._takeovers.seconds
         report.findings, report.events = dict(found), dict(self._counts)
         report.committed, report.read = len(truth), min(len(judge.got) for judge in judges)

@@ -91,14 +91,16 @@ class Cluster:
     def __init__(self, regions: Iterable[Region], *, floor_ts: int) -> None:
         self.floor_ts = floor_ts
         self.now_ts = floor_ts
-        self.ticked_ts = floor_ts  #: no resolved ts lies above, and nobody has read above
+        self.ticked_ts = floor_ts  #: no resolved ts and no read is above
         self._dead: set[int] = set()
         self._keys: SortedDict = SortedDict()  # key -> _Key
         self._locked: dict[bytes, int] = {}  # key -> start_ts of its lock
         self._starts: SortedDict = SortedDict()  # start_key -> region id
         self._regions: dict[int, Region] = {}
         self._subscriptions: dict[int, list[Subscription]] = {}  # region id -> open ones
-        self.touched: dict[Subscription, None] | None = None  #: sent something, or ended; kept if somebody empties it
+        self.touched: dict[Subscription, None] | None = (
+            None  #: sent something, or ended; only kept while a consumer empties it
+        )
         for region in regions:
             self._put_region(region)
         self._check_tiling()

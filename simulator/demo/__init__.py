@@ -197,7 +197,7 @@ class _Demo:
 
         self._load = stack.enter_context(Load(self._service.url))
         self._drill = Drill(self._service, self._say)
-        self._say("tenant 1/2: a modelled cluster writes, and a checker compares what is read with what was committed")
+        self._say("tenant 1/2: a modelled cluster writes, and a checker compares the rows read with those committed")
 
     def _look(self) -> None:
         """The load and the drill."""
@@ -255,7 +255,7 @@ class Pushing:
     """The pushers, in a thread that has ended when the `with` block is left."""
 
     def __init__(self, push: Push, url: str) -> None:
-        self.error: Exception | None = None  #: what ended the push before its time
+        self.error: Exception | None = None  #: the error that ended the push early
         self._push, self._url = push, url
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="push", daemon=True)

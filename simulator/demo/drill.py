@@ -94,7 +94,7 @@ class Drill:
         tasks = self.sorters.tasks()
         owners = Counter(task.owner for task in tasks if task.owner is not None)
         if len(owners) < 2:
-            return  # nobody to take over, or everything is with one: not now
+            return  # no other sorter could take over, or one has all tasks: wait
         self.victim, self.moved = owners.most_common(1)[0]
         self._since_s, self.phase = now_s, Phase.KILLED
         self._takeovers.harmed(self.victim, _holding(tasks), now_s)

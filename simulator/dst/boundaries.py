@@ -18,7 +18,7 @@ from simulator.dst.scheduler import Process, Scheduler
 from tistream.errors import InvalidInput
 
 _NOT_COUNTED = ("world", "reader")
-LATE_S = 6.0  #: longer than a lease: whoever takes over is at work when the request arrives
+LATE_S = 6.0  #: longer than a lease: the new owner is at work when the request arrives
 
 
 class Side(StrEnum):
@@ -89,7 +89,7 @@ class Boundaries:
         self._scheduler, self._kill = scheduler, kill
         self._points = {point.number: point for point in points}
         self.passed: list[Boundary] = []
-        self.struck: list[Point] = []  #: at which somebody was killed
+        self.struck: list[Point] = []  #: at which a process was killed
 
     def reach(self, what: str, *, alive: bool = False) -> Point | None:
         """The running process is about to do this; the side on which it dies, or None."""

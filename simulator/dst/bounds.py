@@ -91,12 +91,12 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 #: bounds that are equal where they are defined, and stay so in half of the draws: two sides of one boundary
 EQUAL = (("sorter.state.saving.GROUP_BYTES", "sorter.rows.run.SEGMENT_BYTES"),)
 ROOMS = ("tistream", "schemas", "reading", "dispatcher", "sorter", "compactor", "apiserver", "metaserver", "pusher")
-#: with the first one small, a run only comes to rest in time if the second one is small, too
+#: with the first one small, a run only settles in time if the second one is small, too
 TOGETHER = {
     "sorter.worker.owned.MANY": ("sorter.worker.runner.SELDOM_MAX", 2)
 }  # where tasks are many, idle ones are saved seldom
 _SHARE = 0.5  # of the bounds that are small in a seed with small bounds
-_EVERY = 4  # so many seeds have one with small bounds
+_EVERY = 4  # one of this many seeds has small bounds
 
 _places: dict[str, list[tuple[ModuleType, str]]] = {}
 _loaded = 0

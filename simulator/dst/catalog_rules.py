@@ -117,7 +117,7 @@ class CatalogRules:
             renew(lease)
             if lease.lease_id is not None and lease.age_ms * 2 > ttl_ms and len(tried) == before:
                 self._violated(
-                    f"read leases: a reader goes on under a read lease that was last renewed {lease.age_ms:.0f} ms ago"
+                    f"read leases: a reader continues under a lease that was last renewed {lease.age_ms:.0f} ms ago"
                 )
 
         setattr(read_leases, "renew_lease", asking)  # noqa: B010 - it is not the module's own
@@ -185,7 +185,7 @@ class CatalogRules:
             self._visible[task_id] = self._visible.get(task_id, 0) + rows
             was, now = self._tasks.get(task_id), tasks.get(task_id)
             if was is None:
-                self._violated(f"segments: {key} is of task {task_id}, which nobody has")
+                self._violated(f"segments: {key} is of task {task_id}, which has no owner")
                 continue
             durable_ts = self._database.moved_in_this_step().get(task_id, was.durable_ts)
             # several objects of one flush lie in the order of tables, not of timestamps
@@ -231,7 +231,7 @@ class CatalogRules:
         named = parse(key)
         ((life,),) = self._database.query("SELECT max(incarnation) FROM workers WHERE worker_id = ?", now.owner)
         if not isinstance(named, CommittedKey) or (named.sorter, named.incarnation) != (now.owner, life):
-            self._violated(f"fenced: {key} is of task {task_id}, which is {now.owner}'s in its life {life}")
+            self._violated(f"fenced: {key} is of task {task_id}, which is {now.owner}'s in its incarnation {life}")
 
     def _check_positions(self, tasks: Mapping[int, _Task]) -> None:
         positions: dict[int, _Positions] = {}

@@ -77,10 +77,10 @@ class Plan:
 
     scenario: str = "crash"
     seed: int = 0
-    pairs: bool = False  #: a second process is killed, at the boundaries behind the first point
-    every: int = 1  #: only every so many-th of the points, and of the pairs of each
+    pairs: bool = False  #: a second process is killed, at the boundaries after the first point
+    every: int = 1  #: only every n-th of the points, and of the pairs of each
     sides: tuple[Side, ...] = tuple(Side)
-    signs_of_life: bool = True  #: also at COMMITs that say nothing but "I am still there"
+    signs_of_life: bool = True  #: also at COMMITs that only renew a lease
     mutant: str | None = None
 
     def points(self, boundaries: tuple[Boundary, ...], first: int = 1, offset: int = 0) -> list[Point]:
@@ -103,7 +103,7 @@ class Failure:
     @property
     def violations(self) -> tuple[str, ...]:
         missed = [point for point in self.points if point not in self.outcome.struck]
-        return (*self.outcome.violations, *(f"nobody came to crash point {point}" for point in missed))
+        return (*self.outcome.violations, *(f"no process reached crash point {point}" for point in missed))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class Tally:
     """The result of an enumeration so far."""
 
     boundaries: int = 0  #: of the run without crashes
-    counted: tuple[int, ...] = ()  #: PUTs, DELETEs, COMMITs, and of the last those that say only "I am still there"
+    counted: tuple[int, ...] = ()  #: PUTs, DELETEs, COMMITs, and of the last those that only renew a lease
     runs: int = 0
     singles: int = 0
     pairs: int = 0

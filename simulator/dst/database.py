@@ -116,7 +116,7 @@ class Database:
         if within:
             self.statements += late
         else:
-            self._moved.clear()  # what was noted by a transaction that was rolled back
+            self._moved.clear()  # notes of a transaction that was rolled back
         for sql, args, many in late:
             (self.raw.executemany if many else self.raw.execute)(sql, args)
         if not within:

@@ -18,7 +18,7 @@ class HarmKind(StrEnum):
     """The kinds of harm."""
 
     MISSING = "missing"
-    DAMAGED = "damaged"  #: a bit is not what it was
+    DAMAGED = "damaged"  #: one bit is flipped
     TORN = "torn"
     FOREIGN = "foreign"  #: a sound object of the same folder, under this key
     UNREADABLE = "unreadable"  #: the object store refuses to give it out
@@ -31,8 +31,8 @@ class Harms:
 
     kinds: dict[str, HarmKind] = field(default_factory=dict)  #: by object key
     undeletable: tuple[str, ...] = ()  #: prefixes
-    met: set[str] = field(default_factory=set)  #: keys that somebody asked for
-    refused: set[str] = field(default_factory=set)  #: keys whose deletion somebody asked for
+    met: set[str] = field(default_factory=set)  #: requested keys
+    refused: set[str] = field(default_factory=set)  #: keys whose deletion was requested
 
     def hides(self, key: str) -> bool:
         """Whether a listing leaves it out."""

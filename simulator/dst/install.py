@@ -41,7 +41,7 @@ _THREADING = SimpleNamespace(
     BoundedSemaphore=threads.Semaphore,
     current_thread=threads.current_thread,
 )
-#: what is replaced wherever a room's module has it
+#: replaced wherever a module of the services has it
 _REPLACED = (
     threading,
     queue,

@@ -24,7 +24,7 @@ class Mutant:
     """A broken rule."""
 
     name: str
-    rule: str  #: what is broken, in one sentence
+    rule: str  #: the broken rule, in one sentence
     patch: Callable[[], AbstractContextManager[None]]  #: in force while the context is open
     scenario: str = "usual"  #: the profile that shows it soonest
 

@@ -8,7 +8,7 @@ from typing import Any
 from simulator.dst.mutants import broken, register, replaced, reworded
 
 broken(
-    "swap-of-what-is-gone (compaction): a swap does not look whether its inputs are still live",
+    "swap-of-what-is-gone (compaction): a compaction commit does not check whether its inputs are still live",
     (
         "tistream.catalog.log.compaction:_exchange",
         "if not _all_live(conn, keys):",

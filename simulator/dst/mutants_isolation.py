@@ -5,11 +5,11 @@ from __future__ import annotations
 from simulator.dst.mutants import broken
 
 broken(
-    "errors-spread (isolation): an error that nobody expects ends the thread, and with it all other items",
+    "errors-spread (isolation): an unexpected error ends the thread, and with it all other items",
     ("tistream.runtime.containment:Containment.run", "self.failed(item, e)", "raise"),
 )
 broken(
-    "merge-holds (isolation): a merge that cannot go on leaves its tasks at the place where they wait",
+    "merge-holds (isolation): a merge that cannot continue leaves its tasks at the barrier",
     ("sorter.worker.merging:Merging.step", "_abort(runners, ids)", "pass"),
 )
 broken(

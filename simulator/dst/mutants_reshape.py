@@ -36,7 +36,7 @@ broken(
 )
 
 
-@register("part-without-state (shapes): a part goes on behind the snapshot of its task, without its rows")
+@register("part-without-state (shapes): a part continues after the snapshot of its task, without its rows")
 def _part_without_state() -> Iterator[None]:
     from sorter.core.task_core import TaskCore
 
@@ -68,12 +68,12 @@ broken(
     ),
 )
 broken(
-    "split-task-stays (shapes): a task that was split goes on beside its parts",
+    "split-task-stays (shapes): a task that was split continues beside its parts",
     ("tistream.catalog.work.reshape:split_task", "_drop(conn, task_id, refers)", "pass"),
 )
 
 
-@register("halves-stay (shapes): tasks that were merged go on beside the one that was made of them")
+@register("halves-stay (shapes): tasks that were merged continue beside the merged one")
 def _halves_stay() -> Iterator[None]:
     with _merging(("_drop(conn, row.task_id, of_row)", "pass")):
         yield
@@ -109,7 +109,7 @@ def _merged_at_two_durable_timestamps() -> Iterator[None]:
 
 
 broken(
-    "merged-unmet (shapes): a merged task goes on at the larger position of each incarnation",
+    "merged-unmet (shapes): a merged task continues at the larger position of each incarnation",
     ("sorter.worker.merging:_place", "has_reached(runner.core.positions(), now.until) and ", ""),
 )
 

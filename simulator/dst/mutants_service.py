@@ -8,7 +8,7 @@ from typing import Any
 from simulator.dst.mutants import broken, register, replaced, reworded
 
 broken(
-    "no-durable-watermark-guard (replies): a flush moves `durable_ts` wherever it stands",
+    "no-durable-watermark-guard (replies): a flush moves `durable_ts` from any value",
     ("tistream.catalog.log.committed:_advancing", 'tasks.c.durable_ts == bindparam("seen_durable_ts"),', ""),
     ("tistream.catalog.log.committed:_is_as_seen", "and row.durable_ts == a.seen_durable_ts", ""),
 )
@@ -64,12 +64,12 @@ broken(
     ("tistream.catalog.log.snapshots:release", lambda conn, task_id, keys: None),
 )
 broken(
-    "objects-not-kept (reclaim): a snapshot does not say to which older objects it refers",
+    "objects-not-kept (reclaim): a snapshot does not record the older objects it refers to",
     ("sorter.state.saving:Save.objects", "self.keeps = frozenset(group.object_key for group in kept)", "pass"),
 )
 
 
-@register("flags-of-later (reclaim): a snapshot has the alive flags of a later moment than its positions")
+@register("flags-of-later (reclaim): the alive flags of a snapshot are newer than its positions")
 def _flags_of_later() -> Iterator[None]:
     from dataclasses import replace
 
@@ -91,7 +91,7 @@ def _flags_of_later() -> Iterator[None]:
         yield
 
 
-@register("kept-unheard (replies): what a failed save wrote counts as saved, and nobody objects")
+@register("kept-unheard (replies): the objects of a failed save count as saved, unchecked")
 def _kept_unheard() -> Iterator[None]:
     from sorter.state.saving import Save
     from tistream.catalog.log import snapshots
@@ -110,7 +110,7 @@ def _kept_unheard() -> Iterator[None]:
 
 
 broken(
-    "register-keeps-epochs (owners): a new life of a worker does not raise the epochs of what its name owns",
+    "register-keeps-epochs (owners): a worker's new incarnation does not raise the epochs of its tasks",
     ("tistream.catalog.work.workers:_fencing_tasks", "epoch=tasks.c.epoch + 1", "epoch=tasks.c.epoch"),
 )
 broken(
@@ -154,7 +154,7 @@ broken(
     ),
 )
 broken(
-    "later-puts-not-checked (pieces): a flush goes on although its second object was not written",
+    "later-puts-not-checked (pieces): a flush continues although its second object was not written",
     (
         "sorter.worker.publisher:Publisher._write",
         "    self._store.put(key, data)\n",
@@ -190,7 +190,7 @@ broken(
     ("tistream.catalog.log.snapshots:_floors", "func.coalesce(p.seq, 0)", "func.coalesce(p.seq, ALL_CONSUMED)"),
 )
 broken(
-    "deleted-before-given-up (reclaim): batch files are deleted before the catalog says so",
+    "deleted-before-given-up (reclaim): batch files are deleted before the catalog records it",
     (
         "dispatcher.reclaim:Reclaimer.reclaim",
         "if not self._record(row, part):",
@@ -229,7 +229,7 @@ broken(
     ("sorter.core.task_core:TaskCore._is_next", "at.closed or batch.seq > expected", "at.closed"),
 )
 broken(
-    "closed-goes-on (order): an incarnation that ended at a gap goes on behind it",
+    "closed-goes-on (order): an incarnation that ended at a gap continues after it",
     (
         "dispatcher.subscription:Subscription._step",
         "if not final:",
@@ -264,6 +264,6 @@ broken(
     ("reading.deps:Services.served", "min(resolved, history.resolved_ts)", "resolved"),
 )
 broken(
-    "schema-at-commit (schemas): a row is read with the schema of its commit_ts, not of the moment before",
+    "schema-at-commit (schemas): a row is read with the schema of its commit_ts, not of commit_ts - 1",
     ("schemas.timeline:VersionIntervals.index", 'side="left"', 'side="right"'),
 )

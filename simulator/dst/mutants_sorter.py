@@ -14,7 +14,7 @@ broken(
     ("sorter.core.slots:Slots.reaches", "np.maximum(self.w[slot], self.floor)", "self.w[slot]"),
 )
 broken(
-    "counts-before-ready (scans): a subscription counts although its opening scan goes on",
+    "counts-before-ready (scans): a subscription counts during its opening scan",
     ("sorter.core.watermark:_resolved_of", "np.where(ready, resolved, np.uint64(0))", "resolved.copy()"),
 )
 broken(

@@ -33,7 +33,7 @@ broken(
     ),
 )
 broken(
-    "older-life-goes-on (lives): a pusher goes on although a newer incarnation of its store was issued",
+    "older-life-goes-on (lives): a pusher continues although a newer incarnation of its store was issued",
     ("pusher.replaced:ReplacedCheck.check", lambda self, incarnation: None),
 )
 broken(
@@ -41,7 +41,7 @@ broken(
     ("simulator.core.cluster:Cluster.held", lambda self: {}),
 )
 broken(
-    "closing-row-left-out (upstream): a subscription that ends says no more what it has resolved",
+    "closing-row-left-out (upstream): a subscription that ends does not write its last resolved ts",
     (
         "pusher.core.batcher:Batcher._tick",
         "self._cut_ts = cut_ts",
@@ -85,9 +85,7 @@ def opening_at_resolved() -> Iterator[None]:
         yield
 
 
-@register(
-    "incarnation-issued-twice (usual): a pusher that starts again goes on under the incarnation of its earlier life"
-)
+@register("incarnation-issued-twice (usual): a restarted pusher reuses its earlier incarnation")
 def _incarnation_issued_twice() -> Iterator[None]:
     from simulator.dst import roles
     from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
@@ -127,7 +125,7 @@ broken(
     ("simulator.core.cluster:Cluster._scanned", "entry.lock is not None and entry.lock.is_sent", "False"),
 )
 broken(
-    "scan-behind-live (scans): an opening scan's prewrite may stand behind a newer live one",
+    "scan-behind-live (scans): an opening scan's prewrite may follow a newer live one",
     ("pusher.core.batcher:Batcher._in_order", lambda self, event: event.rows),
 )
 broken(

@@ -66,14 +66,14 @@ class Neighbours:
     tso: Callable[[], int]
     tell: Callable[[str], None]
     committed: list[Row] = field(default_factory=list)
-    harm: str = ""  #: what was done, in words
-    names: tuple[str, ...] = ()  #: of what was harmed: one of them has to be named once something has stopped
+    harm: str = ""  #: the harm, in words
+    names: tuple[str, ...] = ()  #: of the harmed object or task: one must be named once something has stopped
     victims: frozenset[int] = frozenset()  #: tasks that may stop
     fails: str = ""  #: the step of the victims that fails
     fails_in_merge: str = ""  #: the step that fails once a victim waits at the place where it is to be merged
     quiet: bool = False  #: nothing is committed any more
     newest: tuple[int, int] = (0, 0)  #: incarnation and seq of the newest file
-    merges_after_s: tuple[float, ...] = ()  #: the harm: when somebody wants its data tasks merged
+    merges_after_s: tuple[float, ...] = ()  #: the harm: when a merge of its data tasks is requested
 
     # -- their beginning
 
@@ -233,7 +233,7 @@ class Neighbours:
             return staticmethod(guarded)
         return guarded
 
-    # -- what must hold
+    # -- rules
 
     def behind(self, tasks: list[tuple[int, str, int]]) -> list[int]:
         """The tasks (id, kind, durable watermark) that may not stop and have not been written out up to the end."""

@@ -23,7 +23,7 @@ from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Position
 
 _IDLE_S = 1.0
-_SILENT_S = 3.0  # a peer that says nothing for so long is taken to be gone
+_SILENT_S = 3.0  # a peer without a message for this long is considered gone
 _IDLE = object()
 
 
@@ -69,7 +69,7 @@ class SimFeed:
         rows = list_stores(self._catalog, request.tenant)
         found = next((row.dispatcher for row in rows if row.store_id == request.store_id), None)
         if found is None:
-            raise FeedUnavailable("nobody serves the store", store=request.store_id)
+            raise FeedUnavailable("the store has no owner", store=request.store_id)
         return found
 
 

@@ -58,7 +58,7 @@ class Oracle:
         self.rules = CatalogRules(database, {}, self.violated)
         self.served_max = 0
         self.pulls = self.rows = 0
-        self._below = 0  # truth rows at or below what has been served
+        self._below = 0  # true rows at or below the served timestamp
         self._durable_timestamps: dict[int, int] = {}
         self._frontier = 0
         self._promises: dict[int, _Promises] = {}
@@ -93,7 +93,7 @@ class Oracle:
         self.rows += rows.num_rows
         ((lowest,),) = self.database.query(LOWEST)
         if resolved > lowest:
-            self.violated(f"served: {who} was told {resolved}, a task has written up to {lowest} only")
+            self.violated(f"served: {who} got {resolved}, but a task has written only up to {lowest}")
         if resolved < seen and who.startswith("final"):
             self.violated(f"served: {resolved} after {seen}")
         self.served_max = max(self.served_max, resolved, upto)
@@ -170,7 +170,7 @@ class Oracle:
         if batch.seq != was + (not batch.closes):
             self.violated(
                 f"gap: task {request.task_id} was given file {batch.incarnation}/{batch.seq} of store "
-                f"{request.store_id} behind {was}"
+                f"{request.store_id} after {was}"
             )
         handed[batch.incarnation] = batch.seq
 
@@ -234,7 +234,7 @@ class Oracle:
                 )
             if new != want:
                 name = "admission" if new > want else "watermark"
-                self.violated(f"{name}: W({at.hex()}) went from {old} to {new}, the rule says {want}")
+                self.violated(f"{name}: W({at.hex()}) changed from {old} to {new}, the rule gives {want}")
         lowest = min(w for _, w in after)
         rows[:] = [r for r in rows if r["resolved_ts"] > lowest]
 
@@ -245,7 +245,9 @@ class _Promises:
 
     def __init__(self, map_: RangeWatermarkMap, durable_ts: int) -> None:
         self.map = map_
-        self.durable_ts = durable_ts  #: of the task when it was loaded: what begins at or below it leaves nothing out
+        self.durable_ts = (
+            durable_ts  #: of the task when it was loaded: a subscription from at or below it omits nothing
+        )
         self.steps = _steps(map_)
         self.rows: list[dict[str, Any]] = list(map_.snapshot()[1].to_pylist())
 

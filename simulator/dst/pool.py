@@ -28,6 +28,6 @@ def _end_with_parent() -> None:
 
     def wait() -> None:
         parent.join()
-        os._exit(1)  # nobody is there to hear of anything
+        os._exit(1)  # no process is left to report to
 
     Thread(target=wait, name="end with parent", daemon=True).start()

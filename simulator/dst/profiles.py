@@ -138,7 +138,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             name="replies",
-            about="nobody dies, but the catalog's replies are lost or its commits come late, all the time",
+            about="no process dies, but the catalog's replies are lost or its commits come late, all the time",
             upstream=replace(upstream.TINY, interactive=0.0, patience=2, rows=4),
             **SINGLE,
             flush_s=0.15,
@@ -170,7 +170,7 @@ PROFILES: dict[str, Profile] = {
         Profile(name="schemas", about="DDL all the time, a little of everything else", upstream=upstream.DDL),
         Profile(
             name="spread",
-            about="stores tick and look at their locks at times of their own; sorters die with old snapshots",
+            about="stores tick and look at their locks at different times; sorters die with old snapshots",
             upstream=SPREAD,
             habits=Habits(apart=0.3, fetched=0.6, resolved=0.25),
             **ALONE,
@@ -194,7 +194,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             name="doubt",
-            about="leaders move faster than opening scans end: nobody knows which prewrite was committed",
+            about="leaders move faster than opening scans end: commits whose prewrite is undecided",
             upstream=replace(SCANS, actions=_with_moves(5)),
             **ALONE,
             scan_rows=(1,),
@@ -223,7 +223,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             name="zombies",
-            about="sorters sleep beyond their lease in the middle of long requests, and go on when they were replaced",
+            about="sorters pause beyond their lease in the middle of long requests, and continue once replaced",
             upstream=replace(upstream.TINY, rows=4, patience=2, interactive=0.0),
             sorters=3,
             dispatchers=1,

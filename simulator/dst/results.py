@@ -32,13 +32,15 @@ _TEXT_MAX = 400  # characters of a violation
 class Line:
     """Some seeds, played."""
 
-    seeds: tuple[int, int]  #: first and behind the last
+    seeds: tuple[int, int]  #: first, and one past the last
     profile: str  #: the scenario that was asked for; "" = each seed's own
     trace: str  #: over all traces, in the order of the seeds
     simulated_s: float
     cpu_s: float
     counts: dict[str, int]  #: sums of Outcome.counts
-    violations: list[dict[str, object]] = field(default_factory=list)  #: seed, profile, what; of each seed that failed
+    violations: list[dict[str, object]] = field(
+        default_factory=list
+    )  #: seed, profile, violation; of each seed that failed
 
 
 class Results:

@@ -24,7 +24,7 @@ from typing import Any
 
 import greenlet  # type: ignore[import-untyped]
 
-_SAME_TIME_MAX = 200_000  # steps without time passing: somebody spins
+_SAME_TIME_MAX = 200_000  # steps without time passing: a task spins
 _SWITCH_CHANCE = 0.05  # of a switch at a place where a thread does not wait
 _HASHED_AT_ONCE = 1 << 14  # bytes of the trace
 
@@ -60,7 +60,7 @@ class Task:
         self.mark = serial.to_bytes(4, "little")  #: a step of it in the trace
         self.ticket = 0  #: rises with each park: an old timer does not wake a new wait
         self.timed_out = False
-        self.parked = False  #: waits; a task that may go on already is not made runnable once more
+        self.parked = False  #: waits; a runnable task is not made runnable once more
         self.done = False
         self.thread: Any = None
         self.greenlet: Any = None
@@ -129,7 +129,7 @@ class Scheduler:
     def wake(self, task: Task) -> None:
         """Make a parked task runnable."""
         if not self.closing and not task.done:
-            task.timed_out = False  # also when its time was up at this very moment
+            task.timed_out = False  # also when its time is up now
             if task.parked:
                 task.parked = False
                 task.ticket += 1

@@ -28,9 +28,9 @@ class Habits:
     apart: float = 0.0  #: by which the ticks of store n + 1 come after those of store n
     fetched: float = 0.0  #: before a tick, at which the timestamp of its resolved ts is fetched
     resolved: float = 0.0  #: before a tick, at which the locks are looked at and the resolved ts is sent; <= fetched
-    before_ready: bool = False  #: a resolved ts is sent although the opening scan goes on: nobody may count on it yet
+    before_ready: bool = False  #: a resolved ts is sent during the opening scan: it does not count yet
     scan_s: float = 0.0  #: seconds, not a share: between two pieces of the opening scans of a store
-    flush_into_scans: bool = False  #: pipelined transactions write again what an opening scan is about to say
+    flush_into_scans: bool = False  #: pipelined transactions write again what an opening scan is about to send
     coarse_tso: bool = False  #: two ticks have one timestamp unless one was allocated in between
 
     @property

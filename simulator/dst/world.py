@@ -43,7 +43,7 @@ HEARTBEAT_MS = 700
 SWEEP_S = 4.0
 READ_LEASE_TTL_MS = 2400
 _REST_S = 60.0
-_PUSH_AND_PULL = ("pusher", "reader", "neighbour")  # what is not there any more when leftovers are looked for
+_PUSH_AND_PULL = ("pusher", "reader", "neighbour")  # gone before leftovers are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class World:
         self.bucket.objects[key] = (zstandard.compress(text), self.unix_ms())
         self.plan = self._plan(random.Random(f"{seed}/plan"))
 
-    # -- what processes ask of it
+    # -- used by processes
 
     def tso(self) -> int:
         """A timestamp for a tick of the upstream."""
@@ -224,7 +224,7 @@ class World:
                 self._crash_now(r.process, 0.5)
         self._until(lambda: not n.behind(self._neighbour_tasks()), f"isolation: {n.harm}: its other tasks stop")
         self._until(self._is_named, f"isolation: {n.harm}: no problem names it")
-        self._until(self._late_are_active, "isolation: a tenant behind hostile ones is not activated")
+        self._until(self._late_are_active, "isolation: a tenant after hostile ones is not activated")
         found: list[str] = []
         threads.spawn(main, lambda: found.append(n.check_log(SimCatalog(self.database))), "the neighbour's log")
         self._until(lambda: bool(found), "isolation: the neighbour's log cannot be read")

@@ -51,7 +51,7 @@ class _Stream:
         self.store_id = store_id
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
-        self.cut = False  #: it ends behind what is queued
+        self.cut = False  #: it ends after the queued messages
 
 
 class FeedStreams:

@@ -40,7 +40,7 @@ class ModelSource:
         self._scan_rows = scan_rows
         self._ids = count(1)
         self._subscriptions: dict[int, Subscription] = {}
-        self._opening: set[int] = set()  # subscriptions whose scan goes on
+        self._opening: set[int] = set()  # subscriptions whose scan is not complete
         self._came: list[SourceEvent] = []  # up to the newest tick, not polled yet
         self._dropped = False
 

@@ -124,7 +124,7 @@ class Recording:
 
     lines: list[Line] = field(default_factory=list)
     at_ms: list[int] = field(default_factory=list)  #: Unix milliseconds of each line
-    ranges: list[KeyRange] = field(default_factory=list)  #: what is followed; disjoint
+    ranges: list[KeyRange] = field(default_factory=list)  #: the followed ranges; disjoint
     start_ts: int = 0  #: the lowest checkpoint of a subscription that is followed
     cluster_id: int = 0
     registrations: list[Registration] = field(default_factory=list)  #: that are followed, by their begin

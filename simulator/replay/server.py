@@ -63,7 +63,7 @@ class ReplayCluster:
         self._lock = threading.Condition()
         self._streams = FeedStreams(self._lock, self)
         self._closed = threading.Event()
-        self._blocked: tuple[str, float] | None = None  # whom the next line lacks, since when
+        self._blocked: tuple[str, float] | None = None  # the region that the next line waits for, since when
         self._paced_from: tuple[float, int] | None = None  # (monotonic seconds, recorded ms)
         self._fault: Exception | None = None
         answers = (parse(wire.GetAllStoresResponse, answer) for _, answer in self._recording.stores)

@@ -16,7 +16,7 @@ from tistream.codec.table_key import META_RANGE, table_prefix
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op
 
-_FIRST_IDLE_TABLE_ID = 1_000_000  #: nobody writes to tables from here on
+_FIRST_IDLE_TABLE_ID = 1_000_000  #: tables from here on are not written
 
 
 def cluster_of(

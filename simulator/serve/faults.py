@@ -13,7 +13,7 @@ class Faults:
     """How often each fault happens."""
 
     refused: float = 0.0  #: registrations, with any error that a client may try again after
-    failed: float = 0.0  #: registrations that live, at a tick
+    failed: float = 0.0  #: live registrations, at a tick
     bare: float = 0.0  #: errors without the leader or the regions that they might name
     held: float = 0.0  #: rows of a registration come late, by up to `held_s`
     held_s: float = 0.3
@@ -24,7 +24,7 @@ class Faults:
     scan_rows: int | None = None  #: of an opening scan at once; None = all
     scan_s: float = 0.0  #: it begins so much later, at most
     cut: float = 0.0  #: streams of a store, per second
-    pd_late_s: float = 0.0  #: what PD lists was so at most that long ago
+    pd_late_s: float = 0.0  #: largest age of PD's answers
     pd_leaderless: float = 0.0  #: regions in PD's lists
     pd_missing: float = 0.0  #: regions that PD's lists leave out
 

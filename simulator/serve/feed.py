@@ -54,7 +54,7 @@ class _Registration:
     filter_loop: bool
     scan_at: float
     held_until: float = 0.0
-    initialized: bool = False  #: and it was said
+    initialized: bool = False  #: and it was sent
 
     @property
     def place(self) -> _Place:
@@ -72,7 +72,7 @@ class ServedFeed:
         self.counts: Counter[str] = Counter()  #: how often what was said
         self._registered: dict[_Place, _Registration] = {}
         self._of: dict[Subscription, _Registration] = {}
-        self._waiting: dict[_Registration, None] = {}  # may have something to be said
+        self._waiting: dict[_Registration, None] = {}  # may have messages
         self._touched = cluster.touched = {}
         self._scanning: Counter[int] = Counter()  # by store
         self._said: dict[int, list[bytes]] = {}  # by stream: events of the message being written
@@ -177,7 +177,7 @@ class ServedFeed:
             )
         )
 
-    # -- what is said ----------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------
 
     def pump(self, now: float) -> None:
         """Send what the model has for the registrations, except rows held back by a fault."""

@@ -34,7 +34,7 @@ Half = tuple[KeyRange, CoreSnapshot]
 BROKEN = {
     "merge-at-the-larger-durable-watermark": "two tasks are merged at the larger of their durable watermarks",
     "merge-at-the-smaller-durable-watermark": "two tasks are merged at the smaller of their durable watermarks",
-    "merge-at-the-larger-position": "a merged task goes on at the larger position of each incarnation",
+    "merge-at-the-larger-position": "a merged task continues at the larger position of each incarnation",
     "waiting-rows-for-both": "a watermark row that waited in one half lifts the other one too",
     "merge-keeps-one-snapshot": "a merged task has the snapshot of its left half only",
     "split-without-snapshot": "a new task has the position of its parent, and an empty state",

@@ -36,7 +36,7 @@ class Judge:
     got: dict[Version, Content] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
-    resolved_ts: int = 0  #: the highest that was told
+    resolved_ts: int = 0  #: the highest resolved_ts served
     complete_ts: int = 0  #: up to here a page has served everything
     last_commit_ts: int = 0
 
@@ -48,7 +48,7 @@ class Judge:
             if commit_ts <= self.complete_ts:
                 self._found("late", f"{key.hex()} at {commit_ts}, everything up to {self.complete_ts} had been served")
             if commit_ts < self.last_commit_ts:
-                self._found("disorder", f"{key.hex()} at {commit_ts} behind {self.last_commit_ts}")
+                self._found("disorder", f"{key.hex()} at {commit_ts} after {self.last_commit_ts}")
             if (key, commit_ts) in self.got:
                 self._found("repeated", f"{key.hex()} at {commit_ts}")
             self.got[key, commit_ts] = known((op, value))

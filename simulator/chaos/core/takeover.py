@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-RETURN_S = 20.0  #: what a worker that came back had may still be given to another: its lease had run out
+RETURN_S = 20.0  #: items of a worker that came back may still be reassigned: its lease had expired
 
 Item = tuple[object, ...]
 Holding = Mapping[Item, tuple[str | None, int]]  #: item -> (worker, epoch)
@@ -20,7 +20,7 @@ Holding = Mapping[Item, tuple[str | None, int]]  #: item -> (worker, epoch)
 class _Case:
     worker: str
     since_s: float
-    waiting: dict[Item, int]  # item -> epoch at the moment of the harm
+    waiting: dict[Item, int]  # item -> epoch at the time of the fault
     back_s: float | None = None  # since when it is awake again
 
 
@@ -29,7 +29,7 @@ class Takeovers:
     """Times of all cases so far, in seconds."""
 
     seconds: list[float] = field(default_factory=list)
-    returned: int = 0  #: cases that ended because the worker came back before anybody took over
+    returned: int = 0  #: cases that ended because the worker came back before a takeover
     _cases: list[_Case] = field(default_factory=list)
 
     def harmed(self, worker: str, holding: Holding, now_s: float) -> None:

@@ -27,7 +27,7 @@ class FakeClock:
         self.environment = {
             "LD_PRELOAD": str(found[0]),
             "FAKETIME_TIMESTAMP_FILE": str(file),
-            "FAKETIME_CACHE_DURATION": "1",  # seconds that a process may not have heard of a change
+            "FAKETIME_CACHE_DURATION": "1",  # seconds until every process has noticed a change
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DONT_RESET": "1",
         }

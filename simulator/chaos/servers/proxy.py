@@ -33,7 +33,7 @@ class Trouble(StrEnum):
 
     PASS = "pass"  #: nothing
     REFUSE = "refuse"  #: closes them at once
-    HANG = "hang"  #: takes what is sent, and answers nothing
+    HANG = "hang"  #: accepts data, and answers nothing
     BUSY = "busy"  #: answers the first request of each with 503, as S3 does when it is asked too much
 
 
@@ -42,7 +42,7 @@ class _Link:
     """One connection from a client to a server."""
 
     is_lost: bool = False
-    is_answered: bool = True  #: the server spoke last, or nobody has
+    is_answered: bool = True  #: the last data was from the server, or there was none
 
 
 class Proxy:
@@ -153,7 +153,7 @@ class Proxy:
                 asyncio.ensure_future(self._copy(link, to_reader, writer, to_server=False)),
             ]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            if link.is_lost:  # the other end does not hear that this one has gone
+            if link.is_lost:  # the other end is not notified
                 await asyncio.wait(ways)
             for way in ways:
                 way.cancel()

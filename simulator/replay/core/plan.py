@@ -21,7 +21,7 @@ class Tile:
     """A region as PD shows it."""
 
     region: KnownRegion
-    range: KeyRange  #: plain keys; the region's own, or what is left of it behind the tile before
+    range: KeyRange  #: plain keys; the region's own, or its rest after the tile before
     store_id: int  #: that leads it
 
 

@@ -46,7 +46,7 @@ class Listener:
     version: int
     range: KeyRange
     checkpoint_ts: int
-    needed: list[KeyRange]  #: what of `range` the recording follows
+    needed: list[KeyRange]  #: parts of `range` that the recording follows
     parts: list[Registration] = field(default_factory=list)
     ready: bool = False
 
@@ -219,7 +219,7 @@ class Stage:
             if registration in self._living:
                 self._living[registration].listeners.remove(listener)
 
-    # -- what is sent ----------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------
 
     def _say_rows(self, listener: Listener, entries: bytes) -> None:
         self._say(listener, wire.entries_event(listener.region_id, listener.request_id, entries))
@@ -343,7 +343,7 @@ class Stage:
     def _play_error(self, registration: Registration, error: bytes) -> None:
         part = self._living.pop(registration)
         ended = part.listeners
-        if not registration.serves:  # whoever waits there is refused as the recorder was
+        if not registration.serves:  # a listener that waits there is refused as the recorder was
             ended = [x for x in self._listeners.values() if not x.parts and x.fits(registration)]
         for listener in list(ended):
             self._end(listener, error)

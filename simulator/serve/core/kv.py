@@ -144,7 +144,7 @@ class KvReads:
             info.lock_ttl = self.renewed_ms.get(lock.start_ts, _LOCK_TTL_MS)
         return info
 
-    # -- what does not fit -----------------------------------------------------------------------------------------
+    # -- errors -----------------------------------------------------------------------------------------
 
     def _region_error(self, store_id: int, context: wire.Context, key: bytes) -> wire.RegionError | None:
         """What does not fit; None when everything does."""

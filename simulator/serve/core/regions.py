@@ -12,7 +12,7 @@ from simulator.loopback.core.feed_wire import region_form
 from tistream.tikv.core import wire
 
 _CONF_VER = 1
-_PEERS_OF_A_REGION = 1000  # peer ids are told apart by it
+_PEERS_OF_A_REGION = 1000  # distinguishes peer ids
 
 
 def peer(region_id: int, store_id: int) -> wire.Peer:

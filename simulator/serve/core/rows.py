@@ -9,7 +9,7 @@ from tistream.codec.protobuf import message, octets, uint
 from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind
 
-EMPTY_ROW = message(1, b"")  #: what a store sends for a lock without a change
+EMPTY_ROW = message(1, b"")  #: the row for a lock without a change
 _LOOP_TXN_SOURCE = 0xFF  #: written by another change feed
 _PROTECTED = b"p"  #: the value of some rollbacks
 _PROTECTED_EVERY = 10
