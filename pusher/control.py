@@ -56,16 +56,12 @@ class ControlUnavailable(TiStreamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncarnationGrant:
-    """A new incarnation of one store's pusher."""
-
     incarnation: int
     max_cut_ts: int  #: largest cut_ts known of the store: the lower bound for files of this incarnation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushBundle:
-    """Where to write, and the tenant's state."""
-
     object_store: str  #: URL of the bucket
     state: str  #: the tenant's: AWAITING_SNAPSHOT, ACTIVE, ...
     session: bool = False  #: the service issues session credentials for the bucket
@@ -84,8 +80,6 @@ class PushCredentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushedSchema:
-    """A schema snapshot in the bucket."""
-
     ts: int
     bytes: int
 
@@ -112,8 +106,6 @@ class Control(Protocol):
 
 
 class SeedControl(Protocol):
-    """The control plane for a seed writer."""
-
     @property
     def tenant(self) -> Tenant: ...
 
@@ -148,8 +140,6 @@ class SessionControl(Protocol):
 
 
 class CheckControl(SessionControl, Protocol):
-    """The control plane for `tistream push --check`."""
-
     def push_bundle(self) -> PushBundle: ...
 
     def whoami(self) -> Mapping[str, Any] | None:
@@ -157,9 +147,7 @@ class CheckControl(SessionControl, Protocol):
         route."""
         ...
 
-    def drop_probe(self, name: str) -> None:
-        """Remove the probe object of this name."""
-        ...
+    def drop_probe(self, name: str) -> None: ...
 
 
 class CaptureControl(Control, SeedControl, Protocol):
@@ -248,7 +236,6 @@ class HttpControl:
         self._response("DELETE", f"push-probes/{name}")
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def _request(

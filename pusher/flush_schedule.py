@@ -36,7 +36,6 @@ class FlushSchedule:
     def for_tenant(
         cls, tenant: Tenant, clock: Clock, *, flush_s: float = 1.0, idle_s: float | None = None
     ) -> FlushSchedule:
-        """The schedule of a tenant's stores."""
         phase = zlib.crc32(str(tenant).encode()) / (1 << 32)
         return cls(clock, flush_s=flush_s, idle_s=idle_s, phase=phase)
 

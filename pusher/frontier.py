@@ -31,8 +31,6 @@ _PAUSE_SHARE = 9  # times the duration of the failed request: a hanging service 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierEntry:
-    """One task of the tenant."""
-
     range: KeyRange
     durable_ts: int  #: the committed log is complete up to here
     resubscribe_id: int  #: rises when this range needs new subscriptions

@@ -32,15 +32,12 @@ NEW_S = 10.0
 
 
 class CredentialState(StrEnum):
-    """How usable credentials are."""
-
     GOOD = "good"
     DUE = "due"
     OVER = "over"
 
 
 def credential_state(age_s: float, valid_s: float) -> CredentialState:
-    """The state of credentials of this age and validity."""
     if age_s >= valid_s - MARGIN_S:
         return CredentialState.OVER
     return CredentialState.DUE if age_s * 3 >= valid_s * 2 else CredentialState.GOOD

@@ -165,8 +165,6 @@ class _Patiently(Protocol):
 
 
 class _PatientControl:
-    """A control plane that retries."""
-
     def __init__(self, control: SeedControl, patiently: _Patiently) -> None:
         self._control, self._patiently = control, patiently
 
@@ -182,8 +180,6 @@ class _PatientControl:
 
 
 class _PatientBucket:
-    """A bucket that retries."""
-
     def __init__(self, store: SeedBucket, patiently: _Patiently) -> None:
         self._store, self._patiently = store, patiently
 

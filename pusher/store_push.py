@@ -60,7 +60,6 @@ class StorePush:
 
     @property
     def over(self) -> bool:
-        """The thread has ended."""
         return not self._thread.is_alive()
 
     @property

@@ -13,8 +13,6 @@ from tistream.tikv.kv_scan import RATE_BYTES_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TikvPushOptions:
-    """How to push a cluster."""
-
     tls: Tls | None = None
     names: tuple[str, ...] = ()  #: databases, and tables as db.table, that a new tenant follows; empty = all
     keyspace: str | None = None  #: follow only this keyspace
@@ -36,8 +34,6 @@ class TikvPushOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TikvPushProgress:
-    """State of a push."""
-
     phase: str  #: connecting, schema (being read), waiting (for the frontier), pushing, stopping, stopped
     stores: tuple[int, ...] = ()  #: followed
     frontier_ts: int = 0  #: the tenant's durable watermark

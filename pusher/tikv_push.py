@@ -89,8 +89,6 @@ def push_cluster(
 
 
 class _TikvPush(PushRun):
-    """One run of push_cluster."""
-
     def __init__(
         self,
         endpoints: Sequence[str],

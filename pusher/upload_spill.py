@@ -25,8 +25,6 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """One file on disk."""
-
     path: Path
     size: int
     crc: int
@@ -43,7 +41,6 @@ class Parked:
         return data
 
     def drop(self) -> None:
-        """Delete the file."""
         self.path.unlink(missing_ok=True)
 
 
@@ -74,5 +71,4 @@ class UploadSpill:
         return Parked(path, len(data), crc32c.crc32c(data))
 
     def close(self) -> None:
-        """Delete everything."""
         shutil.rmtree(self._folder, ignore_errors=True)

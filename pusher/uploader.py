@@ -61,8 +61,6 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadStats:
-    """Totals of an uploader."""
-
     files: int
     bytes: int
     retries: int
@@ -108,7 +106,6 @@ class Uploader:
         return True
 
     def check(self) -> None:
-        """Raise the error that stopped the uploads."""
         with self._changed:
             if self._error is not None:
                 raise self._error

@@ -170,7 +170,6 @@ class PusherWorker:
         return done
 
     def wait_until_durable(self, timeout_s: float) -> bool:
-        """Wait until every queued file is stored."""
         done = self._uploader.wait_until_idle(timeout_s)
         self._check()
         return done

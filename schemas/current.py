@@ -14,8 +14,6 @@ from schemas.timeline import Timelines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Current:
-    """A live view of a history's state."""
-
     databases: Mapping[int, Database]
     timelines: Timelines
     start: Start

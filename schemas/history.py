@@ -250,7 +250,6 @@ class History:
         return VersionIntervals(starts=np.array(timeline.starts, dtype=np.uint64), versions=timeline.values)
 
     def databases(self, ts: int) -> list[Database]:
-        """The databases at `ts`, by name."""
         self._check(ts)
         found = [db for timeline in list(self._db_timelines.values()) if (db := timeline.at(ts)) is not None]
         return sorted(found, key=lambda db: folded(db.name))

@@ -32,8 +32,6 @@ _INCREMENTS_SHARE_MAX = 0.5  # of the base's bytes
 
 
 class HistoryStore:
-    """See the module."""
-
     def __init__(self, catalog: Catalog, store: ObjectStore) -> None:
         self._catalog = catalog
         self._store = store

@@ -75,7 +75,6 @@ def _common_handle(table: Table) -> tuple[int, ...]:
 
 
 def column_spec(column: Column) -> ColumnSpec:
-    """The codec's spec of one column."""
     return ColumnSpec(
         id=column.id,
         name=column.name,

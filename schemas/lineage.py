@@ -43,8 +43,6 @@ Lineages = Mapping[int, tuple[Ancestor, ...]]  #: column id -> its ancestors, th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A version of a table, with the DDLs that made it."""
-
     start_ts: int
     table: Table
     events: Sequence[DdlEvent]

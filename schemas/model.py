@@ -13,8 +13,6 @@ STATE_PUBLIC = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table version."""
-
     id: int  #: stable; the number in stored rows
     name: str
     offset: int  #: place in the table
@@ -72,8 +70,6 @@ class IndexColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """An index of a table version."""
-
     id: int
     name: str
     columns: tuple[IndexColumn, ...]
@@ -116,8 +112,6 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """A database."""
-
     id: int
     name: str
     charset: str = ""

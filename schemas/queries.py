@@ -35,15 +35,12 @@ def quoted(*names: str) -> str:
 
 
 def drop(what: str, *names: str) -> str:
-    """`DROP what names`, where `what` is DATABASE, TABLE or VIEW."""
     return f"DROP {what} {quoted(*names)}"
 
 
 def truncate(db: str, table: str) -> str:
-    """`TRUNCATE TABLE db.table`."""
     return f"TRUNCATE TABLE {quoted(db, table)}"
 
 
 def rename(old_db: str, old_table: str, db: str, table: str) -> str:
-    """`RENAME TABLE old TO new`."""
     return f"RENAME TABLE {quoted(old_db, old_table)} TO {quoted(db, table)}"

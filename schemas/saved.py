@@ -274,7 +274,6 @@ def change_json(change: Change) -> dict[str, Any]:
 
 
 def change_of(data: Mapping[str, Any]) -> Change:
-    """The change that JSON describes."""
     puts = tuple(table_of(t) for t in data["put_tables"])
     return Change(
         job_id=_of(int, data["job_id"]),
@@ -291,7 +290,6 @@ def change_of(data: Mapping[str, Any]) -> Change:
 
 
 def database_of(data: Mapping[str, Any]) -> Database:
-    """The database that JSON describes."""
     return _made(Database, data)
 
 
@@ -306,7 +304,6 @@ def _event(data: dict[str, Any], puts: tuple[Table, ...]) -> DdlEvent:
 
 
 def table_of(data: Mapping[str, Any]) -> Table:
-    """The table version that JSON describes."""
     return _made(
         Table,
         {

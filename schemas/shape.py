@@ -13,8 +13,6 @@ from tistream.errors import DecodeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The columns and key of a table version."""
-
     table_id: int
     physical_ids: tuple[int, ...]
     columns: tuple[ColumnSpec, ...]  #: what is delivered, in order
@@ -24,7 +22,6 @@ class Shape:
 
 
 def shape_of(table: Table) -> Shape:
-    """The shape of a table version."""
     layout = row_layout(table)
     in_key = {column.id for column in key_layout(table).columns}
     return Shape(

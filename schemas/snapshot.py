@@ -35,7 +35,6 @@ SYSTEM_DATABASES = frozenset(
 
 
 def is_system_database(name: str) -> bool:
-    """Whether this is one of TiDB's own databases."""
     return name.lower() in SYSTEM_DATABASES
 
 

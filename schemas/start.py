@@ -280,7 +280,6 @@ class Start:
     # ---- storage
 
     def index(self) -> dict[str, Any]:
-        """The head's part about tables."""
         entries = [self._entry(i) for i in self.ids()]
         kinds: dict[str, list[int]] = {}
         for row, entry in enumerate(entries):

@@ -27,7 +27,6 @@ def original_name(name: Any) -> str:
 
 
 def database(info: Json) -> Database:
-    """A DBInfo."""
     try:
         return Database(
             id=fields.integer(info, "id", least=0, needed=True),

@@ -32,7 +32,6 @@ class Timeline(Generic[T]):
 
     @property
     def last(self) -> T | None:
-        """The newest value."""
         return self.values[-1] if self.values else None
 
     def at(self, ts: int) -> T | None:

@@ -77,12 +77,10 @@ def full_type(column: Column) -> str:
 
 
 def sql_type(column: Column) -> str:
-    """The type as a part of a statement."""
     return type_name(column) + _length(column, _SQL_ESCAPES) + _sign(column)
 
 
 def literal(text: str) -> str:
-    """A string as a part of a statement."""
     return "'" + text.translate(_SQL_ESCAPES) + "'"
 
 

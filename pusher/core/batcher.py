@@ -76,7 +76,6 @@ class Batcher:
 
     @property
     def subscriptions(self) -> dict[int, SubscriptionOpened]:
-        """The open subscriptions."""
         return {t: opened for t, opened in self._subscriptions.items() if t not in self._closed}
 
     @property

@@ -45,8 +45,6 @@ class RegionErrorKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionNow:
-    """A region as described by a store."""
-
     region_id: int
     conf_ver: int
     version: int
@@ -78,8 +76,6 @@ class RegionMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionEvent:
-    """One Event of one registration."""
-
     region_id: int
     request_id: int
     rows: pa.RecordBatch | None = None  #: schema change.ROWS, in arrival order; None = no entries
@@ -99,8 +95,6 @@ class ResolvedRegions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeDataEvent:
-    """One message of the stream."""
-
     events: tuple[RegionEvent, ...]
     resolved: ResolvedRegions | None
 

@@ -41,7 +41,6 @@ class ExcludedRangesSource:
         return self._source.store_id
 
     def poll(self, timeout_s: float, checkpoint_of: CheckpointOf) -> Sequence[SourceEvent]:
-        """See Source.poll."""
         polled = self._source.poll(timeout_s, checkpoint_of)
         events, self._closed = self._closed, []
         for event in polled:

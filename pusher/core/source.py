@@ -41,8 +41,6 @@ CheckpointOf = Callable[[KeyRange], int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionOpened:
-    """A region was registered."""
-
     subscription: int
     region_id: int
     version: int  #: of the region's epoch
@@ -53,8 +51,6 @@ class SubscriptionOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows of one subscription."""
-
     subscription: int
     rows: pa.RecordBatch  #: schema change.ROWS
     scan: bool = False  #: from the opening scan: older than any live row of the same lock
@@ -62,8 +58,6 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionReady:
-    """The opening scan is complete."""
-
     subscription: int
     ready_ts: int  #: TSO taken after INITIALIZED
 

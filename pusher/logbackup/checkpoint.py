@@ -78,7 +78,6 @@ def read_checkpoint(store: ObjectStore) -> Checkpoint | None:
 
 
 def ahead_of(checkpoint: Checkpoint, flushes: Iterable[Flush]) -> Ahead:
-    """The flushes beyond the checkpoint."""
     beyond = [f for f in flushes if f.newest_ts > checkpoint.ts]
     return Ahead(
         checkpoint=checkpoint,

@@ -33,8 +33,6 @@ _UNBOUNDED_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPushProgress:
-    """Progress of the push of a log backup."""
-
     phase: str  #: connecting, waiting (for the frontier), pushing, finishing (the uploads), done
     promised_ts: int = 0  #: everything at or below it was handed to the uploader
     rows: int = 0  #: written to files
@@ -68,8 +66,6 @@ def push_log_backup(
 
 
 class _LogPush(PushRun):
-    """One run of push_log_backup."""
-
     def __init__(
         self,
         log_store: ObjectStore,

@@ -132,7 +132,6 @@ class HeldFrontier(FrontierReader):
         self.lowest: int | None = None  #: of the newest frontier, also if it was not returned
 
     def read(self) -> Frontier:
-        """See FrontierReader.read."""
         frontier = super().read()
         self.lowest = lowest_durable_ts(frontier)
         if self.lowest is None or not self._hold.covers(self.lowest):

@@ -94,7 +94,6 @@ class LockResolver:
         return region, [lock for lock in found if lock.holds_resolved_ts]
 
     def close(self) -> None:
-        """Close the connections."""
         self._channels.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -168,7 +167,6 @@ class LockResolver:
 
 
 def describe(region_id: int, lock: HeldLock, now_ts: int) -> str:
-    """Describe the lock that holds a region's resolved ts back."""
     age_s = (tso.physical_ms(now_ts) - tso.physical_ms(lock.start_ts)) // 1000
     return (
         f"region {region_id}: the lock on key {lock.key.hex()} by transaction {lock.start_ts}, {age_s} s old,"

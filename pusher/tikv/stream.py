@@ -28,8 +28,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The stream ended."""
-
     stream: int
     reason: str
     overflow: bool = False  #: closed by us because the inbox was full
@@ -79,14 +77,12 @@ class Inbox:
             return self._ended is None
 
     def end(self, stream: int, reason: str) -> None:
-        """The stream ended."""
         with self._condition:
             if stream == self._stream and self._ended is None:
                 self._ended = Ended(stream=stream, reason=reason)
                 self._condition.notify_all()
 
     def wake(self) -> None:
-        """End a wait."""
         with self._condition:
             self._woken = True
             self._condition.notify_all()
@@ -141,7 +137,6 @@ class FeedStream:
         self._requests.put(request)
 
     def close(self) -> None:
-        """Cancel the call and join its thread."""
         self._requests.put(None)
         self._call.cancel()
         self._thread.join()

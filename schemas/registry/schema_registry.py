@@ -87,8 +87,6 @@ class SavePolicy:
 
 @dataclass(slots=True, kw_only=True)
 class _Held:
-    """The registry's entry of a tenant."""
-
     history: History
     seen_ts: int = 0  #: the log was read up to here; `history` may be complete up to less
     saved_at: float  #: monotonic seconds
@@ -96,8 +94,6 @@ class _Held:
 
 
 class SchemaRegistry:
-    """See the module."""
-
     def __init__(
         self,
         catalog: Catalog,

@@ -50,8 +50,6 @@ class BatchFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchWatermarks:
-    """The watermarks of a batch file, without its rows."""
-
     cut_ts: int
     regions: pa.RecordBatch  #: schema change.REGIONS
 

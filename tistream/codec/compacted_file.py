@@ -59,8 +59,6 @@ NO_FOOTER = Footer(offset=0, length=0, crc=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedFile:
-    """A built file, not yet stored."""
-
     data: pa.Buffer
     groups: tuple[SegmentInfo, ...]  #: the row groups in file order
     footer: Footer

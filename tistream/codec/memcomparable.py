@@ -28,7 +28,6 @@ def encode_bytes(data: bytes) -> bytes:
 
 
 def decode_bytes(data: bytes, at: int = 0) -> tuple[bytes, int]:
-    """The bytes at `at` and the offset after them."""
     out = bytearray()
     while True:
         group = data[at : at + GROUP + 1]
@@ -46,25 +45,21 @@ def decode_bytes(data: bytes, at: int = 0) -> tuple[bytes, int]:
 
 
 def encode_int(value: int) -> bytes:
-    """8 bytes of a signed 64-bit integer."""
     if not -SIGN <= value < SIGN:
         raise ValueError(f"{value} is not a signed 64-bit integer")
     return (value + SIGN).to_bytes(8, "big")
 
 
 def decode_int(data: bytes, at: int = 0) -> tuple[int, int]:
-    """The signed integer at `at` and the offset after it."""
     value, end = decode_uint(data, at)
     return value - SIGN, end
 
 
 def encode_uint(value: int) -> bytes:
-    """8 bytes of an unsigned 64-bit integer."""
     return value.to_bytes(8, "big")
 
 
 def decode_uint(data: bytes, at: int = 0) -> tuple[int, int]:
-    """The unsigned integer at `at` and the offset after it."""
     body = data[at : at + 8]
     if len(body) < 8:
         raise DecodeError("an 8-byte number is cut off", offset=at)
@@ -84,7 +79,6 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def decode_uvarint(data: bytes, at: int = 0) -> tuple[int, int]:
-    """The unsigned integer at `at` and the offset after it."""
     value = 0
     for i, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << (7 * i)

@@ -95,7 +95,6 @@ def merged(message: bytes, known: Mapping[int, int]) -> dict[int, Any]:
 
 
 def signed(value: int) -> int:
-    """The signed number of a varint."""
     return value - (1 << _BITS) if value >> (_BITS - 1) else value
 
 

@@ -42,13 +42,10 @@ class Pem:
 
 
 class Tls:
-    """Certificates for connections."""
-
     def __init__(self, *, ca: bytes | None = None, certificate: bytes | None = None, key: bytes | None = None) -> None:
         self._pem = Pem(ca=ca, certificate=certificate, key=key)
 
     def current(self) -> Pem:
-        """The certificates for a new connection."""
         return self._pem
 
 
@@ -63,7 +60,6 @@ class TlsFiles(Tls):
         super().__init__(ca=texts[0], certificate=texts[1], key=texts[2])
 
     def current(self) -> Pem:
-        """See Tls.current."""
         with self._lock:
             try:
                 stamps = self._stamps()
@@ -84,7 +80,6 @@ class TlsFiles(Tls):
 
 
 def open_channel(address: str, tls: Tls | None) -> grpc.Channel:
-    """A gRPC channel to host:port."""
     return _open(address, None if tls is None else tls.current())
 
 
@@ -104,7 +99,6 @@ class Channels:
         self._old: list[grpc.Channel] = []  # replaced; calls on them may be in progress
 
     def at(self, address: str) -> grpc.Channel:
-        """The channel to host:port, with the current certificates."""
         pem = None if self._tls is None else self._tls.current()
         with self._lock:
             known = self._open.get(address)
@@ -119,7 +113,6 @@ class Channels:
             return channel
 
     def close(self) -> None:
-        """Cancel all calls."""
         with self._lock:
             for channel in [*self._old, *(channel for channel, _ in self._open.values())]:
                 channel.close()

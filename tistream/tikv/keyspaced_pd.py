@@ -25,16 +25,13 @@ class KeyspacedPd:
         return self._pd.cluster_id
 
     def tso(self) -> int:
-        """See PdClient.tso."""
         return self._pd.tso()
 
     @property
     def newest_tso(self) -> int:
-        """See PdClient.newest_tso."""
         return self._pd.newest_tso
 
     def stores(self) -> Sequence[Store]:
-        """See PdClient.stores."""
         return self._pd.stores()
 
     def scan_regions(self, start: bytes, end: bytes, limit: int) -> Sequence[Region]:
@@ -45,16 +42,13 @@ class KeyspacedPd:
         return [region for region in found if region is not None]
 
     def get_region(self, key: bytes) -> Region | None:
-        """See PdClient.get_region."""
         region = self._pd.get_region(self._keys.outer_boundary(key, is_end=False))
         return None if region is None else self._keys.inner_region(region)
 
     def hold_history(self, name: str, ts: int, ttl_s: int) -> None:
-        """See PdClient.hold_history."""
         self._pd.hold_history(name, ts, ttl_s, keyspace_id=self._keys.id)
 
     def release_history(self, name: str) -> None:
-        """See PdClient.release_history."""
         self._pd.release_history(name, keyspace_id=self._keys.id)
 
 

@@ -45,8 +45,6 @@ _FINAL = ("ApiVersionNotMatched", "InvalidKeyMode")  #: final refusals
 
 
 class RegionPd(Pd, Protocol):
-    """PD with region lookup."""
-
     def get_region(self, key: bytes) -> Region | None:
         """The region of a key in region form."""
         ...
@@ -105,7 +103,6 @@ class KvReader:
                 self._clock.wait(self._stop, pause_s)
 
     def close(self) -> None:
-        """Close the connections."""
         self._channels.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------

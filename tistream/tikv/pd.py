@@ -85,7 +85,6 @@ class PdClient:
         return self._call("GetAllStores", m.get_all_stores, m.read_stores)
 
     def store_stats(self, store_id: int) -> StoreStats:
-        """Statistics of a store's last heartbeat."""
         return self._call("GetStore", lambda c: m.get_store(c, store_id), m.read_store_stats)
 
     def keyspace(self, name: str) -> wire.Keyspace:
@@ -148,7 +147,6 @@ class PdClient:
         return self._call("GetGCSafePoint", m.header, m.read_safe_point)
 
     def close(self) -> None:
-        """Cancel all calls."""
         self._tso.close()
         self._channel.close()
 

@@ -105,7 +105,6 @@ class PdChannel:
             self._leader = ""
 
     def close(self) -> None:
-        """Cancel all calls."""
         self._closed.set()
         with self._lock:
             self._channels.close()

@@ -82,7 +82,6 @@ class TsoClient:
         self.newest = 0  #: the largest taken so far
 
     def take(self) -> int:
-        """A timestamp."""
         me = _Caller()
         with self._turn:
             self._waiting.append(me)
@@ -138,8 +137,6 @@ class TsoClient:
 
 
 class _Caller:
-    """A waiting caller."""
-
     __slots__ = ("done", "error", "ts")
 
     def __init__(self) -> None:

@@ -85,7 +85,6 @@ class RegionCache:
         return end
 
     def request(self, part: KeyRange) -> None:
-        """Read these regions now."""
         with self._lock:
             self._requested[part] = None
         self._reader.wake()

@@ -47,7 +47,6 @@ def wanting(versions: pa.Table) -> pa.Table:
 
 
 def matching(values: pa.RecordBatch, wanted: pa.Table) -> pa.Table:
-    """The wanted rows (schema VALUES)."""
     found = _frame(pa.Table.from_batches([values])).join(_frame(wanted), on=_WRITE, how="semi")
     return found.to_arrow().cast(VALUES)
 

@@ -21,8 +21,6 @@ class _Trouble:
 
 
 class Pauses:
-    """The failures by id."""
-
     def __init__(self, *, first_s: float, max_s: float, lived_s: float) -> None:
         self._first_s, self._max_s, self._lived_s = first_s, max_s, lived_s
         self._troubles: dict[int, _Trouble] = {}

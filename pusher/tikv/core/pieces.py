@@ -37,8 +37,6 @@ PARTS_MAX = 8  #: a region with more wanted parts is one piece
 
 
 class Phase(IntEnum):
-    """State of a piece."""
-
     WAITING = 0
     SCANNING = 1  #: registered, not INITIALIZED
     SCANNED = 2  #: INITIALIZED, no TSO fetched since
@@ -169,17 +167,14 @@ class Pieces:
                     self.remove(piece)
 
     def add(self, piece: Piece) -> None:
-        """Add a waiting piece."""
         self._by_start[piece.range.start] = piece
         self._waiting += 1
 
     def registered(self, piece: Piece) -> None:
-        """A waiting piece was registered."""
         piece.phase = Phase.SCANNING
         self._waiting -= 1
 
     def remove(self, piece: Piece) -> None:
-        """Remove a piece."""
         del self._by_start[piece.range.start]
         self._whole.pop(piece.region_id, None)
         self._waiting -= piece.phase is Phase.WAITING

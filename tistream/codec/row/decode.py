@@ -43,8 +43,6 @@ _UNUSABLE = bytes(bytearray(b"unusable"))  # compared by identity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowError:
-    """Why a row could not be decoded."""
-
     index: int  #: of the row in the batch
     column: str  #: name, "" if the row as a whole is broken
     offset: int  #: byte in the value; -1 if the trouble is in the key or in a rewritten datum
@@ -53,8 +51,6 @@ class RowError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """The rows of one call, in the order of the input."""
-
     batch: pa.RecordBatch  #: a column for each of the layout's, in storage form
     errors: tuple[RowError, ...]  #: by ascending index; these rows are NULL throughout
     lacking: npt.NDArray[np.bool_]  #: (columns, rows), which cells neither value nor key hold; (0, 0) unless asked for

@@ -21,7 +21,6 @@ STRING_TYPES = {15, 253, 254, 249, 250, 251, 252}
 
 
 def pack_time(year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0, micros: int = 0) -> int:
-    """TiDB's packed time."""
     date = (year * 13 + month) * 32 + day
     clock = (hour * 64 + minute) * 64 + second
     return (date * 2**17 + clock) * 2**24 + micros

@@ -95,7 +95,6 @@ def scan_request(
 
 
 def context(region: Region, api: ApiVersion, keyspace_id: int | None) -> wire.Context:
-    """The context of a request to the region's leader."""
     return wire.Context(
         region_id=region.id,
         region_epoch=wire.RegionEpoch(conf_ver=region.conf_ver, version=region.version),
@@ -106,7 +105,6 @@ def context(region: Region, api: ApiVersion, keyspace_id: int | None) -> wire.Co
 
 
 def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
-    """Parse a store's answer to a scan of `asked`."""
     body = parse(wire.ScanResponse, answer)
     keys: list[bytes] = []
     error: wire.KeyError | None = None
@@ -130,7 +128,6 @@ def read_scan(answer: bytes, asked: KeyRange) -> Page | RegionFault:
 
 
 def read_fault(error: wire.RegionError) -> RegionFault:
-    """Why a region was not read."""
     kind = error.WhichOneof("kind")
     return RegionFault(
         kind=FaultKind[kind.upper()] if kind else FaultKind.OTHER,

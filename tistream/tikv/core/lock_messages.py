@@ -41,8 +41,6 @@ class HeldLock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxnStatus:
-    """The state of a transaction."""
-
     ttl_ms: int  #: > 0: it is alive
     commit_ts: int  #: > 0: committed; else, unless alive, rolled back
 
@@ -84,13 +82,11 @@ def resolve_lock_request(
 
 
 def read_scan_lock(answer: bytes, asked: KeyRange) -> list[HeldLock] | RegionFault:
-    """Parse a store's answer to a lock scan of `asked`."""
     body = _read(wire.ScanLockResponse, answer)
     return body if isinstance(body, RegionFault) else [_lock(lock, asked) for lock in body.locks]
 
 
 def read_check_txn(answer: bytes) -> TxnStatus | RegionFault:
-    """Parse a store's answer about a transaction."""
     body = _read(wire.CheckTxnStatusResponse, answer)
     return body if isinstance(body, RegionFault) else TxnStatus(ttl_ms=body.lock_ttl, commit_ts=body.commit_version)
 

@@ -40,8 +40,6 @@ class PdRefused(TiStreamError):
 
 
 class StoreState(IntEnum):
-    """metapb.StoreState."""
-
     UP = 0
     OFFLINE = 1
     TOMBSTONE = 2
@@ -62,8 +60,6 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """One TiKV store."""
-
     id: int
     address: str
     state: int = StoreState.UP  #: StoreState, or an unknown number
@@ -188,7 +184,6 @@ def read_stores(answer: bytes) -> list[Store]:
 
 
 def read_store_stats(answer: bytes) -> StoreStats:
-    """Of GetStore."""
     stats = _read(wire.GetStoreResponse, answer).stats
     return StoreStats(
         regions=stats.region_count,
@@ -199,7 +194,6 @@ def read_store_stats(answer: bytes) -> StoreStats:
 
 
 def read_safe_point(answer: bytes) -> int:
-    """Of GetGCSafePoint."""
     return _read(wire.GetGcSafePointResponse, answer).safe_point
 
 
@@ -210,7 +204,6 @@ def read_region(answer: bytes) -> Region | None:
 
 
 def read_batch_regions(answer: bytes) -> list[Region]:
-    """Of BatchScanRegions."""
     return [_region(found.region, found.leader) for found in _read(wire.BatchScanRegionsResponse, answer).regions]
 
 
