@@ -176,7 +176,7 @@ def _locks(view: KeyspacedPd, regions: Sequence[Region], keys: KeyspaceKeys, tls
     scope = f"in {checked:,} of {len(regions):,} regions"
     if checked < len(regions):
         scope += f" (time limit of {_LOCKS_S:g} s)"
-    facts = {"regions": checked, "regions_left_out": len(regions) - checked, "locks": len(old)}
+    facts: dict[str, object] = {"regions": checked, "regions_left_out": len(regions) - checked, "locks": len(old)}
     if not old:
         return ok(f"none older than {BEHIND_S:g} s, {scope}", **facts)
     region_id, oldest = min(old, key=lambda found: found[1].start_ts)

@@ -44,7 +44,7 @@ def parse(kind: type[M], data: bytes) -> M:
 def _check(message: Message) -> None:
     """The library takes a field with another wire type for an unknown one."""
     known = message.DESCRIPTOR.fields_by_number
-    for unknown in UnknownFieldSet(message):
+    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]  # its stubs lack __iter__
         if unknown.field_number in known:
             raise CorruptObject("a field has the wrong wire type", field=known[unknown.field_number].full_name)
     for descriptor, value in message.ListFields():

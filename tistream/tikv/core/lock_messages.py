@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from tistream.codec.protobuf import M, parse
+from tistream.codec.protobuf import parse
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
 from tistream.tikv.core import wire
 from tistream.tikv.core.kv_messages import ApiVersion, KvRefused, RegionFault, context, read_fault
 from tistream.tikv.core.pd_messages import Region
 
+A = TypeVar("A", wire.ScanLockResponse, wire.CheckTxnStatusResponse, wire.ResolveLockResponse)
 _PUT, _DELETE, _INSERT = 0, 1, 4  # kvrpcpb.Op
 
 
@@ -97,7 +99,7 @@ def read_resolve_lock(answer: bytes) -> RegionFault | None:
     return body if isinstance(body, RegionFault) else None
 
 
-def _read(kind: type[M], answer: bytes) -> M | RegionFault:
+def _read(kind: type[A], answer: bytes) -> A | RegionFault:
     """The answer, or its region fault. KvRefused when a key was refused."""
     body = parse(kind, answer)
     if body.HasField("region_error"):
