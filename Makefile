@@ -30,7 +30,7 @@ endef
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	@echo "Installing TiStream into $(VENV) ..."
-	$(call install,.)
+	$(call install,.[server])
 	@touch $@
 
 $(STAMP_DEV): pyproject.toml | $(BIN)/python

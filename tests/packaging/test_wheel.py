@@ -1,25 +1,34 @@
-"""The wheel: what is in it, and that it works where nothing else of the source tree is."""
+"""The wheel: its content, and what each extra installs and runs in an empty environment."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import venv
 import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from tests.kit.recording import expected as messages
+from tests.kit.waiting import eventually
 from tistream import __version__
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
 PACKAGES = tuple(SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TISTREAM_", "PIP_"))}
 
 
@@ -35,24 +44,52 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a fresh environment that has the wheel, and sees the dependencies of this one."""
-    folder = tmp_path_factory.mktemp("venv")
-    venv.create(folder, with_pip=False)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    dependencies = dependencies_of(tmp_path_factory.mktemp("dependencies"))
-    (site / "dependencies.pth").write_text(f"{dependencies}\n", "utf-8")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin" / "python")]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "-q", wheel], check=True, timeout=120, env=CLEAN)
-    return folder / "bin"
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes the environment that `pip install 'tistream[extras]'` leaves, and returns its folder of programs.
+
+    Dependencies are links to this environment's files: exactly the distributions that the extras require.
+    """
+
+    @cache
+    def install(*extras: str) -> Path:
+        folder = tmp_path_factory.mktemp("-".join(("venv", *extras)))
+        venv.create(folder, with_pip=False)
+        site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+        for name in required(extras):
+            link(importlib.metadata.distribution(name), site)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin" / "python")]
+        subprocess.run([*pip, "install", "--no-deps", "--no-index", "-q", wheel], check=True, timeout=120, env=CLEAN)
+        return folder / "bin"
+
+    return install
 
 
-def dependencies_of(folder: Path) -> Path:
-    """This environment's packages except TiStream itself, as links: an editable install would show the source tree."""
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if "tistream" not in path.name.lower() and path.suffix != ".pth":
-            (folder / path.name).symlink_to(path)
-    return folder
+def required(extras: Sequence[str]) -> set[str]:
+    """The distributions that pip installs with the wheel's extras, by the metadata of what is installed here."""
+    project = SETTINGS["project"]
+    found: set[tuple[str, str]] = set()
+
+    def add(line: str, of_extra: str = "") -> None:
+        need = Requirement(line)
+        if need.marker is not None and not need.marker.evaluate({"extra": of_extra}):
+            return
+        name = canonicalize_name(need.name)
+        for extra in ("", *need.extras):
+            if (name, extra) not in found:
+                found.add((name, extra))
+                own = project["optional-dependencies"].get(extra, project["dependencies"])
+                for further in own if name == "tistream" else importlib.metadata.requires(name) or ():
+                    add(further, extra)
+
+    add(f"tistream[{','.join(extras)}]")
+    return {name for name, _ in found} - {"tistream"}
+
+
+def link(distribution: importlib.metadata.Distribution, site: Path) -> None:
+    """Link a distribution's top-level files and folders into another environment."""
+    for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
+        if not (site / top).exists():
+            (site / top).symlink_to(Path(str(distribution.locate_file(top))))
 
 
 def test_it_holds_the_packages_and_their_data_and_nothing_else(wheel: Path) -> None:
@@ -89,31 +126,156 @@ def test_its_metadata(wheel: Path) -> None:
     assert any(str(file).endswith("licenses/LICENSE") for file in found.files or ())
 
 
-def test_the_command_works_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
+def test_the_command_works_where_it_is_installed(environment: Callable[..., Path], tmp_path: Path) -> None:
     done = subprocess.run(
-        [installed / "tistream", "tso", "1"], capture_output=True, text=True, timeout=30, cwd=tmp_path, env=CLEAN
+        [environment() / "tistream", "tso", "1"], capture_output=True, text=True, timeout=30, cwd=tmp_path, env=CLEAN
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("1 · 1970-01-01T00:00:00.000Z")
 
 
-def test_every_package_comes_from_the_distribution(installed: Path, tmp_path: Path) -> None:
+def test_every_package_comes_from_the_distribution(environment: Callable[..., Path], tmp_path: Path) -> None:
     program = (
         "import importlib, importlib.metadata as m, json\n"
         "files = {str(f.locate()) for f in m.distribution('tistream').files}\n"
         f"print(json.dumps([importlib.import_module(p).__file__ in files for p in {PACKAGES}]))"
     )
     done = subprocess.run(
-        [installed / "python", "-c", program], capture_output=True, text=True, timeout=30, cwd=tmp_path, env=CLEAN
+        [environment("server") / "python", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=tmp_path,
+        env=CLEAN,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [True] * len(PACKAGES)
 
 
-def test_a_catalog_can_be_made_from_the_installed_migrations(installed: Path, tmp_path: Path) -> None:
+def test_a_catalog_can_be_made_from_the_installed_migrations(environment: Callable[..., Path], tmp_path: Path) -> None:
     program = (
         "from tistream.catalog.database.engine import Catalog\n"
         f"c = Catalog('sqlite:///{tmp_path}/catalog.db'); c.migrate(); c.ping(); c.close()"
     )
-    subprocess.run([installed / "python", "-c", program], check=True, timeout=60, cwd=tmp_path, env=CLEAN)
+    subprocess.run([environment("server") / "python", "-c", program], check=True, timeout=60, cwd=tmp_path, env=CLEAN)
     assert (tmp_path / "catalog.db").stat().st_size > 0
+
+
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+missing = {}
+for package in json.loads(sys.argv[1]):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        if module.name.startswith("tistream.catalog.database.migrations.") or module.name.endswith("__main__"):
+            continue  # Alembic runs them
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as e:
+            missing[module.name] = e.name
+print(json.dumps(missing))
+"""
+# Every package that an import statement names, wherever it stands: many are imported when a command needs them.
+IMPORTED = """
+import ast, importlib.util, json, pathlib, sys
+names = {}
+for package in json.loads(sys.argv[1]):
+    for path in pathlib.Path(importlib.util.find_spec(package).origin).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                found = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found = [node.module]
+            else:
+                continue
+            for name in found:
+                names.setdefault(name.partition(".")[0], str(path))
+print(json.dumps({name: path for name, path in names.items() if importlib.util.find_spec(name) is None}))
+"""
+# The modules that need more than `server`, and the extra that brings it.
+BEYOND_SERVER = {"tistream.spark": "spark", "simulator.chaos.servers": "testing"}
+
+
+def missing_in(programs: Path, cwd: Path) -> dict[str, str]:
+    """What cannot be imported, by module."""
+    return answer_of(programs, IMPORT_ALL, cwd)
+
+
+def answer_of(programs: Path, program: str, cwd: Path) -> dict[str, str]:
+    """What a program prints as JSON in an environment."""
+    command = [programs / "python", "-c", program, json.dumps(PACKAGES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=CLEAN)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def test_a_consumer_installs_nothing_that_only_serves() -> None:
+    serving = {"numba", "grpcio", "alembic", "pymysql", "sqlalchemy", "fastapi", "uvicorn", "obstore", "boto3"}
+    assert not required(()) & serving
+    assert required(("server",)) > serving
+
+
+def test_every_module_can_be_imported_with_the_extra_that_it_belongs_to(
+    environment: Callable[..., Path], tmp_path: Path
+) -> None:
+    consumer = ("tistream.client", "tistream.cli.pull", "tistream.cli.status", "tistream.model", "tistream.errors")
+    assert [name for name in missing_in(environment(), tmp_path) if name.startswith(consumer)] == []
+    assert [
+        name for name in missing_in(environment("server"), tmp_path) if not name.startswith(tuple(BEYOND_SERVER))
+    ] == []
+    for extra in sorted(set(BEYOND_SERVER.values())):
+        kept = tuple(prefix for prefix, brought in BEYOND_SERVER.items() if brought == extra)
+        left = missing_in(environment("server", extra), tmp_path)
+        assert [name for name in left if name.startswith(kept)] == []
+    assert set(answer_of(environment("server"), IMPORTED, tmp_path)) == {"pyspark", "pandas", "moto"}
+    assert [name for name in missing_in(environment("spark"), tmp_path) if name == "tistream.spark.source"] == []
+
+
+def test_a_command_that_needs_the_server_names_the_extra(environment: Callable[..., Path], tmp_path: Path) -> None:
+    for command in (("up", "--data", "x"), ("meta",), ("dispatch",), ("sort",), ("serve",), ("demo",), ("compile",)):
+        done = subprocess.run(
+            [environment() / "tistream", *command], capture_output=True, text=True, timeout=30, cwd=tmp_path, env=CLEAN
+        )
+        assert done.returncode == 2, (command, done.stderr)
+        assert done.stderr.endswith("  pip install 'tistream[server]'\n"), (command, done.stderr)
+
+
+@pytest.fixture
+def service(environment: Callable[..., Path], tmp_path: Path) -> Iterator[str]:
+    """The address of `tistream up`, from the server's environment."""
+    command = [environment("server") / "tistream", "up", "--data", tmp_path / "data", "--port", "0", "--auth", "none"]
+    output = tmp_path / "up.txt"
+    with output.open("w") as file, subprocess.Popen(command, stderr=file, cwd=tmp_path, env=CLEAN) as process:
+        try:
+            eventually(lambda: ADDRESS.search(output.read_text("utf-8")), "no address")
+            yield ADDRESS.findall(output.read_text("utf-8"))[0]
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def test_a_consumer_reads_what_an_installed_service_serves(
+    environment: Callable[..., Path], service: str, tmp_path: Path
+) -> None:
+    def run(*arguments: str, extras: tuple[str, ...] = ()) -> str:
+        done = subprocess.run(
+            [environment(*extras) / "tistream", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=tmp_path,
+            env={**CLEAN, "TISTREAM_URL": service},
+        )
+        assert done.returncode == 0, (arguments, done.stderr)
+        return done.stdout
+
+    run("tenant", "register", "-c", "1", "-t", "1")
+    recording = str(ROOT / "simulator" / "recording")
+    run("push", "--capture", recording, "-c", "1", "-t", "1", "--speed", "max", extras=("server",))
+    said = map(json.loads, run("pull", "shop.customers", "--since", "earliest", "--format", "canal-json").splitlines())
+    expected = [
+        json.loads(d["msg"]) for d in messages("ticdc-canal-json") if (d.get("db"), d["table"]) == ("shop", "customers")
+    ]
+    assert len(expected) > 10
+    assert [(m["type"], m["data"]) for m in said if not m["isDdl"]] == [
+        (m["type"], m["data"]) for m in expected if not m["isDdl"]
+    ]

@@ -23,6 +23,8 @@ _CHANGES = 2000  # so many of the recording's have been read when every stage ha
 
 def compile_all() -> None:
     """Compile what handles rows ahead of the first start; the result is kept on disk (NUMBA_CACHE_DIR)."""
+    import numba  # noqa: F401 - where it is missing, the command says so before it starts processes
+
     from tistream.clock import SystemClock
 
     clock = SystemClock()

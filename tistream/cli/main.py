@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -66,6 +67,8 @@ EXIT = {
     ErrorKind.INTERNAL: 70,
 }
 EXIT_INTERRUPTED = 130
+# The extra that brings a package; all others come with `server`.
+_EXTRAS = {"pyspark": "spark", "pandas": "spark", "moto": "testing", "hypothesis": "testing"}
 
 
 def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
@@ -111,9 +114,21 @@ def main() -> None:
         sys.exit(EXIT[e.kind])
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except Exception:  # noqa: BLE001 - a defect: the trace belongs into its report
+    except Exception as e:  # noqa: BLE001 - a defect: the trace belongs into its report
+        if package := _not_installed(e):
+            print(f"tistream: this command needs the package {package}, which is not installed.", file=sys.stderr)
+            print(f"  pip install 'tistream[{_EXTRAS.get(package, 'server')}]'", file=sys.stderr)
+            sys.exit(EXIT[ErrorKind.INVALID])
         traceback.print_exc()
         sys.exit(EXIT[ErrorKind.INTERNAL])
+
+
+def _not_installed(error: Exception) -> str | None:
+    """The package of another distribution whose absence is the error; None where the error is another."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    package = error.name.partition(".")[0]
+    return package if find_spec(package) is None else None
 
 
 if __name__ == "__main__":
