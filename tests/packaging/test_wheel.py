@@ -227,7 +227,7 @@ def test_every_module_can_be_imported_with_the_extra_that_it_belongs_to(
         kept = tuple(prefix for prefix, brought in BEYOND_SERVER.items() if brought == extra)
         left = missing_in(environment("server", extra), tmp_path)
         assert [name for name in left if name.startswith(kept)] == []
-    assert set(answer_of(environment("server"), IMPORTED, tmp_path)) == {"pyspark", "pandas", "moto"}
+    assert set(answer_of(environment("server"), IMPORTED, tmp_path)) - {"_typeshed"} == {"pyspark", "moto", "werkzeug"}
     assert [name for name in missing_in(environment("spark"), tmp_path) if name == "tistream.spark.source"] == []
 
 
@@ -271,11 +271,15 @@ def test_a_consumer_reads_what_an_installed_service_serves(
     run("tenant", "register", "-c", "1", "-t", "1")
     recording = str(ROOT / "simulator" / "recording")
     run("push", "--capture", recording, "-c", "1", "-t", "1", "--speed", "max", extras=("server",))
-    said = map(json.loads, run("pull", "shop.customers", "--since", "earliest", "--format", "canal-json").splitlines())
     expected = [
         json.loads(d["msg"]) for d in messages("ticdc-canal-json") if (d.get("db"), d["table"]) == ("shop", "customers")
     ]
-    assert len(expected) > 10
-    assert [(m["type"], m["data"]) for m in said if not m["isDdl"]] == [
-        (m["type"], m["data"]) for m in expected if not m["isDdl"]
-    ]
+    rows = [(message["type"], message["data"]) for message in expected if not message["isDdl"]]
+    assert len(rows) > 10
+
+    def pulled() -> list[tuple[str, object]]:
+        lines = run("pull", "shop.customers", "--since", "earliest", "--format", "canal-json").splitlines()
+        return [(message["type"], message["data"]) for message in map(json.loads, lines) if not message["isDdl"]]
+
+    eventually(lambda: len(pulled()) >= len(rows), "the rows are not there")
+    assert pulled() == rows
