@@ -52,7 +52,7 @@ def new_session(master: str | None, options: Mapping[str, str]) -> SparkSession:
     try:
         from pyspark.sql import SparkSession
     except ImportError as e:
-        raise ConfigError("Spark is not installed: pip install 'tistream[spark]', and Java 17.") from e
+        raise ConfigError("Spark is not installed: pip install 'tistream[server,spark]', and Java 17.") from e
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if master is not None and master.startswith("local"):
