@@ -41,7 +41,6 @@ from tistream.catalog.tenancy.tenants import TaskKind, get_tenant
 from tistream.catalog.work.tasks import list_tasks
 from tistream.clock import Clock, SystemClock
 from tistream.codec.committed_file import decode_committed_segment
-from tistream.codec.row.decode import decode
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, is_record
 from tistream.errors import CorruptObject, DecodeError, ErrorKind, NotFound, TiStreamError
 from tistream.ids import Tenant
@@ -293,6 +292,8 @@ def read_jobs(rows: pa.Table, job_table: Table, after_ts: int, upto_ts: int) -> 
 
 
 def _job_metas(job_table: Table, rows: pa.Table) -> list[bytes]:
+    from tistream.codec.row.decode import decode  # importing numba takes half a second: not every process reads rows
+
     layout = row_layout(job_table)
     meta = tuple(column for column in layout.columns if column.name == _JOB_META)
     if not meta:

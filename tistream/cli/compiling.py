@@ -1,9 +1,8 @@
-"""`tistream compile`: compiles everything that handles rows, once for an installation.
+"""`tistream compile`: compiles everything that handles rows, once for a user and version.
 
-Kernels become machine code at their first call and are kept in a cache on disk. Without this command the first start
-compiles one after the other while rows wait for it. Here two processes share the work: one decodes a row of every
-column type, the other plays the recording through a whole service and reads it. They meet in the cache, which both may
-write. Whoever installs (make, the image) runs it; where the cache is full already it takes a few seconds.
+Kernels become machine code at their first call and are kept on disk (`tistream.codec.kernel_cache`). Without this
+command the first start compiles while rows wait. Two processes share the work: one decodes a row of every column type,
+the other plays the recording through a whole service and reads it. With a full cache it takes a few seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import typer
 from tistream.errors import TiStreamError
 
 _PATIENCE_S = 600.0
+_KEPT_S = 30 * 86_400.0  # kernels of other versions are removed after that
 _CHANGES = 2000  # so many of the recording's have been read when every stage has run
 
 
@@ -26,6 +26,7 @@ def compile_all() -> None:
     import numba  # noqa: F401 - where it is missing, the command says so before it starts processes
 
     from tistream.clock import SystemClock
+    from tistream.codec import kernel_cache
 
     clock = SystemClock()
     began_s = clock.monotonic()
@@ -39,6 +40,7 @@ def compile_all() -> None:
         if process.exitcode != 0:
             process.kill()
             raise TiStreamError(f"Compiling ahead failed in {process.name} (exit status {process.exitcode}).")
+    kernel_cache.prune(clock.now_ms() / 1000 - _KEPT_S)
     typer.echo(f"Compiled in {clock.monotonic() - began_s:.0f} s.")
 
 

@@ -12,15 +12,16 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tistream.codec import kernel_cache
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:
     """Compile at first call, without the interpreter lock, with a cache on disk where one can be written."""
-    try:
-        return cast(F, numba.njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # numba found no folder that it may write to
-        return cast(F, numba.njit(nogil=True)(function))
+    compiled = numba.njit(nogil=True)(function)
+    kernel_cache.attach(compiled)
+    return cast(F, compiled)
 
 
 def view(buffer: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:

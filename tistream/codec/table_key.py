@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tistream.codec.compiled import kernel, view
 from tistream.codec.memcomparable import decode_int, encode_int
 from tistream.errors import DecodeError
 from tistream.keyrange import KeyRange
@@ -120,36 +119,17 @@ def _scan(keys: pa.BinaryArray | pa.ChunkedArray) -> tuple[npt.NDArray[np.int64]
         keys = keys.combine_chunks()
     if keys.type != pa.binary():
         raise TypeError(f"keys are binary, not {keys.type}")
+    from tistream.codec.compiled import view  # importing numba takes half a second: not every process reads rows
+    from tistream.codec.key_scan import scan_keys
+
     ids, records = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
     _, offsets, data = keys.buffers()
     if not len(keys) or data is None:
         return ids, records
     bounds, octets = view(offsets, np.int32), view(data, np.uint8)
-    if not _scan_keys(bounds[keys.offset : keys.offset + len(keys) + 1], octets, ids, records):
+    if not scan_keys(bounds[keys.offset : keys.offset + len(keys) + 1], octets, ids, records):
         raise IndexError("an offset of the key column points outside of its bytes")
     if keys.null_count:
         nulls = keys.is_null().to_numpy(zero_copy_only=False)
         ids[nulls], records[nulls] = 0, False
     return ids, records
-
-
-@kernel
-def _scan_keys(
-    bounds: npt.NDArray[np.int32],
-    data: npt.NDArray[np.uint8],
-    ids: npt.NDArray[np.int64],
-    records: npt.NDArray[np.bool_],
-) -> bool:
-    """Fill `ids` and `records`. False as soon as a bound lies outside of `data`; nothing outside is read."""
-    for i in range(len(ids)):
-        start, end = np.int64(bounds[i]), np.int64(bounds[i + 1])
-        if start < 0 or end < start or end > len(data):
-            return False
-        if end - start < 9 or data[start] != 0x74 or data[start + 1] < 0x80:  # not 't', or a negative table id
-            continue
-        table_id = np.int64(data[start + 1] & 0x7F)
-        for j in range(start + 2, start + 9):
-            table_id = table_id << 8 | np.int64(data[j])
-        ids[i] = table_id
-        records[i] = table_id > 0 and end - start >= 11 and data[start + 9] == 0x5F and data[start + 10] == 0x72
-    return True

@@ -4,9 +4,7 @@ Every loop stays inside its row: a reader takes the end of the readable bytes an
 instead of reading past it. A loop that finds an error calls `fail`, which keeps the first cause of a row and marks all
 its cells as NULL, so that later loops skip it.
 
-Compiled code is cached beside the module, or in the user's cache folder, or not at all where neither can be written.
-The loops take read-only arrays, so each is compiled for one set of types only. A cached loop does not notice that a
-helper in another module was edited: remove `__pycache__` after changing this file.
+The loops take read-only arrays, so each is compiled for one set of types only.
 """
 
 from __future__ import annotations
