@@ -9,8 +9,10 @@ STAMP_DEV := $(VENV)/.installed-dev
 COMPILED := $(VENV)/.compiled
 STAMP_DEBIAN := $(VENV)/.debian
 
-SIM_SEEDS ?= 120
-SLOWEST := --durations=10 --durations-min=5
+export SIM_SEEDS ?= 100
+PYTEST := $(BIN)/pytest --durations=10 --durations-min=5
+UNIT := tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
+INTEGRATION := tests/integration tests/packaging
 
 .PHONY: help demo test fast check lint types imports unit integration sim e2e soak bench docs docs-serve clean
 
@@ -38,6 +40,7 @@ $(STAMP_DEV): pyproject.toml | $(BIN)/python
 	$(call install,.[dev])
 	@touch $@ $(STAMP)
 
+# Kept in the user's cache by content: where this version was compiled before it takes seconds.
 $(COMPILED): | $(STAMP)
 	@echo "Compiling what handles rows, once ..."
 	@$(BIN)/tistream compile
@@ -61,16 +64,16 @@ imports: $(STAMP_DEV) ## the import contract
 	$(BIN)/lint-imports
 
 unit: $(STAMP_DEV) $(COMPILED) ## unit, property, scenario and golden tests
-	$(BIN)/pytest $(SLOWEST) -n 2 tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
+	$(PYTEST) -n 2 $(UNIT)
 
 integration: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN) ## tests on MariaDB, S3, Spark and processes
-	$(BIN)/pytest $(SLOWEST) -n 3 tests/integration tests/packaging
+	$(PYTEST) -n 3 $(INTEGRATION)
 
 sim: $(STAMP_DEV) $(COMPILED) ## the deterministic simulator and its mutants
-	SIM_SEEDS=$(SIM_SEEDS) $(BIN)/pytest $(SLOWEST) -n 2 tests/sim
+	$(PYTEST) -n 2 tests/sim
 
 e2e: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN) ## whole services, in processes and in a browser
-	$(BIN)/pytest $(SLOWEST) -n 3 --dist loadfile tests/e2e
+	$(PYTEST) -n 3 tests/e2e
 
 soak: $(STAMP_DEV) $(COMPILED) ## long runs: 1,000 seeds of the simulator, 20 minutes of chaos
 	$(BIN)/tistream sim --seeds 0:1000 --jobs 2
@@ -82,7 +85,12 @@ fast: lint imports ## style, contracts and the quick unit tests: under a minute
 
 check: lint types imports unit ## lint, types, imports and unit: no servers, no browser
 
-test: check integration sim e2e ## everything
+# Set-up and checks run side by side, then all suites in one run: two processes more than a small machine has cores, as
+# many tests wait for other processes. tests/budgets.toml has the order and what each suite may take.
+test: ## everything
+	@$(MAKE) --no-print-directory -j 2 -O $(STAMP_DEV) $(STAMP_DEBIAN)
+	@$(MAKE) --no-print-directory -j 2 -O lint imports types $(COMPILED)
+	$(PYTEST) -n 4 $(UNIT) $(INTEGRATION) tests/sim tests/e2e
 
 bench: $(STAMP_DEV) $(COMPILED) ## benchmarks, as ratios
 	$(BIN)/python -m benchmarks

@@ -10,8 +10,15 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.kit.suites import Suites
+
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Order tests and count what they take."""
+    config.pluginmanager.register(Suites())
 
 
 def pytest_collection_finish() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.suites import BUDGETS
+
 ROOT = Path(__file__).parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 CONTRACTS = SETTINGS["tool"]["importlinter"]["contracts"]
@@ -121,3 +123,12 @@ def test_no_path_of_one_machine_and_no_index_address() -> None:
         and pattern.search(path.read_text("utf-8", errors="replace"))
     ]
     assert not bad
+
+
+def test_budgets_name_what_exists() -> None:
+    order = BUDGETS["order"]
+    named = [*order["first"], *order["apart"], *(path for paths in order["together"].values() for path in paths)]
+    assert [path for path in named if not (ROOT / "tests" / path).exists()] == []
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("test_*.py")}
+    assert folders == {part for parts in BUDGETS["suites"].values() for part in parts}
+    assert BUDGETS["cpu_s"].keys() == BUDGETS["suites"].keys()
