@@ -10,6 +10,8 @@ COMPILED := $(VENV)/.compiled
 STAMP_DEBIAN := $(VENV)/.debian
 
 export SIM_SEEDS ?= 100
+# Hundreds of processes are started: each would compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest --durations=10 --durations-min=5
 UNIT := tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
 INTEGRATION := tests/integration tests/packaging
