@@ -13,7 +13,7 @@ export SIM_SEEDS ?= 100
 # Hundreds of processes are started: each would compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest --durations=10 --durations-min=5
-UNIT := tests/test_tidy.py tests/test_docs.py tests/unit tests/golden tests/scenarios tests/properties
+UNIT := $(sort $(wildcard tests/test_*.py)) tests/unit tests/golden tests/scenarios tests/properties
 INTEGRATION := tests/integration tests/packaging
 
 .PHONY: help demo test fast check lint types imports unit integration sim e2e soak bench docs docs-serve clean

@@ -75,6 +75,7 @@ class WatermarkOracle:
     _waiting: list[tuple[KeyRange, int, int]] = field(default_factory=list)
     _prewrites: dict[tuple[bytes, int], list[_Prewrite]] = field(default_factory=dict)
     _pending: dict[tuple[bytes, int], Change | _Commit] = field(default_factory=dict)
+    _unmatched: dict[tuple[bytes, int], _Commit] = field(default_factory=dict)  #: those of `_pending`
     _order: int = 0
 
     def __post_init__(self) -> None:
@@ -153,9 +154,13 @@ class WatermarkOracle:
             raise UpstreamContractViolated("one change with two values", key=key, commit_ts=commit_ts)
         if not isinstance(before, Change):
             self._pending[key, commit_ts] = what
+            if isinstance(what, _Commit):
+                self._unmatched[key, commit_ts] = what
+            else:
+                self._unmatched.pop((key, commit_ts), None)
 
     def _pending_starts(self, key: bytes) -> set[int]:
-        return {w.start_ts for (k, _), w in self._pending.items() if k == key and isinstance(w, _Commit)}
+        return {w.start_ts for (k, _), w in self._unmatched.items() if k == key}
 
     # -- watermarks ------------------------------------------------------------------------------------------------
 
@@ -180,22 +185,25 @@ class WatermarkOracle:
     def _serve(self) -> None:
         watermark, highest = self.watermark, max(w or 0 for w in self._w)
         undecided = set()
-        for (key, commit_ts), what in self._pending.items():
-            if isinstance(what, _Commit) and commit_ts <= min(highest, self._w_of(key) or 0):
+        for (key, commit_ts), what in list(self._unmatched.items()):
+            if commit_ts <= min(highest, self._w_of(key) or 0):
                 change = self._matched(key, what, commit_ts)
                 if change is None:
                     undecided.add((key, commit_ts))
                 else:
                     self._pending[key, commit_ts] = change
+                    del self._unmatched[key, commit_ts]
         self.undecided = frozenset(undecided)
         if watermark is None:
             return
         durable_ts = min([watermark, *(commit_ts - 1 for _, commit_ts in undecided)])
+        if durable_ts <= self.durable_ts:
+            return
         for (key, commit_ts), what in list(self._pending.items()):
             if commit_ts <= durable_ts and isinstance(what, Change):
                 del self._pending[key, commit_ts]
                 self.served[key, commit_ts] = what
-        self.durable_ts = max(self.durable_ts, durable_ts)
+        self.durable_ts = durable_ts
 
     def _matched(self, key: bytes, said: _Commit, commit_ts: int) -> Change | None:
         found = [p for p in self._prewrites.get((key, said.start_ts), ()) if said.op in (Op.NONE, p.change.op)]
@@ -217,7 +225,7 @@ class WatermarkOracle:
         return agreed.pop() if len(agreed) == 1 else None
 
     def _bury(self) -> None:
-        decided = {(key, w.start_ts) for (key, _), w in self._pending.items() if isinstance(w, _Commit)}
+        decided = {(key, w.start_ts) for (key, _), w in self._unmatched.items()}
         for (key, start_ts), found in list(self._prewrites.items()):
             w = self._w_of(key)
             if w is None or (key, start_ts) in decided:
