@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 BUDGETS = tomllib.loads((Path(__file__).parents[1] / "budgets.toml").read_text("utf-8"))
 _SUITES: dict[str, str] = {part: suite for suite, parts in BUDGETS["suites"].items() for part in parts}

@@ -40,7 +40,7 @@ def compile_all() -> None:
         if process.exitcode != 0:
             process.kill()
             raise TiStreamError(f"Compiling ahead failed in {process.name} (exit status {process.exitcode}).")
-    kernel_cache.prune(clock.now_ms() / 1000 - _KEPT_S)
+    kernel_cache.prune(clock.unix_ms() / 1000 - _KEPT_S)
     typer.echo(f"Compiled in {clock.monotonic() - began_s:.0f} s.")
 
 
