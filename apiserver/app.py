@@ -12,18 +12,18 @@ import structlog
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from apiserver import console
-from apiserver.guard import Guard, RateLimits
 from apiserver.negotiate import NotAcceptable
 from apiserver.openapi import document as openapi
+from apiserver.request_limits import RateLimits, RequestLimits
 from apiserver.routes import changes, docs, files, health, keys, lag, rows, schemas, splits, streams, tenants
 from apiserver.slashes import NameSlashes
-from apiserver.stream.following import Following, FollowLimits
+from apiserver.stream.followers import Followers, FollowLimits
 from reading.deps import Services
 from tistream import __version__
 from tistream.errors import ObjectNotFound, TiStreamError
 from tistream.http import problem
 from tistream.http.auth import install as auth
-from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.authenticator import Authenticator
 
 log = structlog.get_logger(__name__)
 
@@ -32,11 +32,11 @@ def create_app(
     services: Services,
     extra_routers: Sequence[APIRouter] = (),
     *,
-    guard: KeyGuard | None = None,
+    authenticator: Authenticator | None = None,
     follow: FollowLimits | None = None,
     rates: RateLimits | None = None,
 ) -> FastAPI:
-    """The API and the console on one port. Without a guard no keys are asked for. `app.state.following.close()` ends
+    """The API and the console on one port. Without a guard no keys are asked for. `app.state.followers.close()` ends
     streams and waits."""
     app = FastAPI(
         title="TiStream",
@@ -47,21 +47,21 @@ def create_app(
     )
     problem.install(app)
     app.add_middleware(NameSlashes)
-    app.add_middleware(Guard, limits=rates or RateLimits(), clock=services.clock)
+    app.add_middleware(RequestLimits, limits=rates or RateLimits(), clock=services.clock)
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)
-    app.state.following = following = Following(services, follow)
+    app.state.followers = followers = Followers(services, follow)
     for following_module in (changes, streams, rows):
-        app.include_router(following_module.router(services, following))
+        app.include_router(following_module.router(services, followers))
     for module in (splits, files, schemas, tenants, lag, keys, health):
         app.include_router(module.router(services))
     for extra in extra_routers:
         app.include_router(extra)
     app.include_router(docs.router())
     openapi.install(app)
-    console.install(app, services, following)
-    auth.install(app, services.catalog, guard)
-    console.problem_pages(app)
+    console.install(app, services, followers)
+    auth.install(app, services.catalog, authenticator)
+    console.install_error_pages(app)
     return app
 
 

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from apiserver.app import create_app
-from apiserver.stream.following import FollowLimits
+from apiserver.stream.followers import FollowLimits
 from reading.deps import Services
 from tests.kit.api_world import BASE
 from tests.kit.log_builder import LogBuilder, recording_end

@@ -40,7 +40,7 @@ from tests.kit.api_world import BASE, api_world
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.recording import committed_rows
 from tistream.cli.server import HttpServer
-from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.roles import Role
 from tistream.http.auth.issue import issue_key
 from tistream.model import change
@@ -158,12 +158,12 @@ def serve(parent: Connection, folder: str) -> None:
         (inside / "bucket").mkdir()
         world = stack.enter_context(api_world(inside, open_store(f"file://{inside}/bucket"), _with_ddl(rows())))
         world.log.build(_FLUSHES)
-        guard = KeyGuard(world.catalog, world.clock)
+        authenticator = Authenticator(world.catalog, world.clock)
         key = issue_key(world.catalog, name="benchmark", role=Role.CONSUMER, tenant=TENANT)
         cold = replace(world.services, reader=LogReader(world.catalog, world.store, world.clock, cache_bytes=0))
-        app = create_app(world.services, guard=guard)
-        both = _Both({"/warm": app, "/cold": create_app(cold, guard=guard)}, Path(folder))
-        server = HttpServer(cast("Any", both), "127.0.0.1", 0, app.state.following.close)
+        app = create_app(world.services, authenticator=authenticator)
+        both = _Both({"/warm": app, "/cold": create_app(cold, authenticator=authenticator)}, Path(folder))
+        server = HttpServer(cast("Any", both), "127.0.0.1", 0, app.state.followers.close)
         server.start()
         files = world.ok("/files", format="all").json()["items"]
         largest = max(files, key=lambda item: int(item["bytes"]))["url"].removeprefix("http://testserver")

@@ -20,7 +20,7 @@ from tistream.admin.views import Sources
 from tistream.catalog.database.engine import Catalog
 from tistream.clock import SystemClock
 from tistream.http.auth import install as auth
-from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.authenticator import Authenticator
 from tistream.http.probes import Check, Probes, none_stopped, probe_router, store_answers
 from tistream.http.problem import install
 from tistream.objectstore.protocol import ObjectStore
@@ -33,7 +33,7 @@ def create_app(
     store_url: str,
     problems: Callable[[], Sequence[Problem]] = list,
     store: ObjectStore | None = None,
-    guard: KeyGuard | None = None,
+    authenticator: Authenticator | None = None,
     *,
     issuer: CredentialIssuer | None = None,
     more_checks: Mapping[str, Check] = MappingProxyType({}),
@@ -57,5 +57,5 @@ def create_app(
         checks["object store"] = store_answers(store)
     shown = lambda: [problem.shown() for problem in problems()]  # noqa: E731
     app.include_router(probe_router(Probes(checks={**checks, **more_checks}, problems=shown, collect=collect)))
-    auth.install(app, catalog, guard)
+    auth.install(app, catalog, authenticator)
     return app

@@ -23,7 +23,7 @@ from typing import Any
 
 from tistream import config
 from tistream.errors import ErrorKind, TiStreamError
-from tistream.http import problem_pages
+from tistream.http import error_reference
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 PACKAGES = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"][
@@ -70,7 +70,7 @@ def errors_page() -> str:
             f"| [`{error.code}`](problems/{error.code}.md) | `{error.__name__}` | {place} | {_cell(meaning)} |"
         )
     lines += ["", "## Kinds", "", "| kind | what to do | HTTP |", "| --- | --- | --- |"]
-    lines += [f"| {kind} | {problem_pages.TO_DO[kind]} | {STATUS[kind]} |" for kind in ErrorKind]
+    lines += [f"| {kind} | {error_reference.TO_DO[kind]} | {STATUS[kind]} |" for kind in ErrorKind]
     return "\n".join([*lines, ""])
 
 
@@ -194,10 +194,10 @@ def problem_page(error: type[TiStreamError]) -> str:
     """What one problem means."""
     from tistream.http.problem import status_of
 
-    lines = [f"# {error.code} {error.__name__}", "", _WRITTEN, "", *_between(problem_pages.paragraphs(error))]
+    lines = [f"# {error.code} {error.__name__}", "", _WRITTEN, "", *_between(error_reference.paragraphs(error))]
     lines += [f"**What to do:** {error.hint}", ""] if error.hint else []
     status = _BY_THE_API.get(error.code) or status_of(error())
-    lines += [f"Kind `{error.kind}`: {problem_pages.TO_DO[error.kind]}. HTTP status {status}."]
+    lines += [f"Kind `{error.kind}`: {error_reference.TO_DO[error.kind]}. HTTP status {status}."]
     return "\n".join([*lines, ""])
 
 

@@ -18,14 +18,14 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
-from apiserver.console import key_pages, login, onboarding, operate_routes, pages
-from apiserver.console.copies import ORIGIN, copies
+from apiserver.console import key_pages, login, onboarding, operator_pages, views
+from apiserver.console.error_pages import ErrorPages
+from apiserver.console.lag_history import LagHistory
 from apiserver.console.live import LiveParts
 from apiserver.console.live import router as live_router
-from apiserver.console.places import HEADERS, place_of
-from apiserver.console.problem_pages import ProblemPages
-from apiserver.console.seen import LagsSeen
-from apiserver.stream.following import Following
+from apiserver.console.page_context import HEADERS, page_context
+from apiserver.console.snippets import ORIGIN, pull_snippets
+from apiserver.stream.followers import Followers
 from reading.deps import Services
 from tistream import __version__
 from tistream.errors import TiStreamError
@@ -37,26 +37,26 @@ from tistream.ids import Tenant
 _HERE = Path(__file__).parent
 
 
-def install(app: FastAPI, services: Services, following: Following) -> None:
+def install(app: FastAPI, services: Services, followers: Followers) -> None:
     """Put the console's pages and files under the application."""
     live = LiveParts()
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     app.include_router(_router(services, live))
     live.know(app)
-    app.include_router(live_router(live, following))
+    app.include_router(live_router(live, followers))
 
 
-def problem_pages(app: FastAPI) -> None:
+def install_error_pages(app: FastAPI) -> None:
     """Make what is refused a page for browsers. Call it last: the wall refuses, too."""
-    app.add_middleware(ProblemPages, template=_templates().get_template("problem.html"))
+    app.add_middleware(ErrorPages, template=_templates().get_template("problem.html"))
 
 
 def _router(services: Services, live: LiveParts) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
-    env, lags = _templates(), LagsSeen()
+    env, lags = _templates(), LagHistory()
 
     def page(request: Request, template: str, facts: Callable[[], dict[str, Any]]) -> Response:
-        status, place = 200, place_of(request)
+        status, place = 200, page_context(request)
         try:
             text = env.get_template(template).render(facts(), **place)
         except TiStreamError as e:
@@ -65,11 +65,11 @@ def _router(services: Services, live: LiveParts) -> APIRouter:
         return Response(text, status, HEADERS, "text/html")
 
     def plain(request: Request, template: str, facts: dict[str, Any], status: int) -> Response:
-        place = {**place_of(request), "part": False}
+        place = {**page_context(request), "part": False}
         return Response(env.get_template(template).render(facts, **place), status, HEADERS, "text/html")
 
     routes.include_router(login.router(services, plain))
-    for module in (operate_routes, onboarding, key_pages):
+    for module in (operator_pages, onboarding, key_pages):
         module.add_pages(routes, services, page, live)
 
     @routes.get("/", dependencies=[needs(Right.KNOWN)])
@@ -79,31 +79,35 @@ def _router(services: Services, live: LiveParts) -> APIRouter:
     @routes.get("/overview", dependencies=[needs(Right.LOOK, filtered=True)])
     @live.every(2)
     def overview(request: Request, who: Who) -> Response:
-        return page(request, "overview.html", lambda: pages.overview(services, who, lags))
+        return page(request, "overview.html", lambda: views.overview(services, who, lags))
 
     @routes.get("/overview.json", dependencies=[needs(Right.LOOK, filtered=True)])
     def overview_json(who: Who) -> dict[str, Any]:
-        return pages.overview(services, who, lags)
+        return views.overview(services, who, lags)
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}.json", dependencies=[needs(Right.LOOK)])
     def tenant_json(cluster_id: int, tenant_id: int, who: Who) -> dict[str, Any]:
-        return pages.tenant(services, Tenant(cluster_id, tenant_id), who)
+        return views.tenant(services, Tenant(cluster_id, tenant_id), who)
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}", dependencies=[needs(Right.LOOK)])
     @live.every(2)
     def tenant(request: Request, cluster_id: int, tenant_id: int, who: Who, table: str = "") -> Response:
         of = Tenant(cluster_id, tenant_id)
-        lines = {"table": table, "copies": copies(of, table, keyed=onboarding.asks_for_keys(request)), "origin": ORIGIN}
-        return page(request, "tenant.html", lambda: {**pages.tenant(services, of, who), **lines})
+        lines = {
+            "table": table,
+            "copies": pull_snippets(of, table, keyed=onboarding.asks_for_keys(request)),
+            "origin": ORIGIN,
+        }
+        return page(request, "tenant.html", lambda: {**views.tenant(services, of, who), **lines})
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}/waterfall.json", dependencies=[needs(Right.LOOK)])
     def waterfall_json(cluster_id: int, tenant_id: int) -> dict[str, Any]:
-        return pages.waterfall(services, Tenant(cluster_id, tenant_id))
+        return views.waterfall(services, Tenant(cluster_id, tenant_id))
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}/waterfall", dependencies=[needs(Right.LOOK)])
     @live.every(5)
     def waterfall(request: Request, cluster_id: int, tenant_id: int) -> Response:
-        return page(request, "waterfall.html", lambda: pages.waterfall(services, Tenant(cluster_id, tenant_id)))
+        return page(request, "waterfall.html", lambda: views.waterfall(services, Tenant(cluster_id, tenant_id)))
 
     return routes
 
@@ -118,5 +122,5 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     env.globals.update(version=__version__, integrity=vendored)
-    env.filters.update(pages.FILTERS)
+    env.filters.update(views.FILTERS)
     return env

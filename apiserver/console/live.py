@@ -29,10 +29,10 @@ from fastapi.routing import APIRoute
 from pydantic import StringConstraints
 
 from apiserver.callers import caller_of
-from apiserver.console.asking import get_as
+from apiserver.console.internal_get import get_as
 from apiserver.console.tab import Part, Tab, Tail
 from apiserver.stream.answer import StreamAnswer
-from apiserver.stream.following import Following
+from apiserver.stream.followers import Followers
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import every_route, needs, still_in
 from tistream.http.auth.core.roles import Right
@@ -86,7 +86,7 @@ class LiveParts:
         raise InvalidInput(f"'{address}' is no live part of a page.", part=address)
 
 
-def router(live: LiveParts, following: Following) -> APIRouter:
+def router(live: LiveParts, followers: Followers) -> APIRouter:
     """The stream."""
     routes = APIRouter(include_in_schema=False)
 
@@ -103,7 +103,7 @@ def router(live: LiveParts, following: Following) -> APIRouter:
             raise InvalidInput("A live stream is about something: give part=/overview, for example.")
         newest = None if tail is None else Tail(tenant=tail, start_ts=tail_start, cursor=tail_cursor)
         with ExitStack() as failing:
-            failing.enter_context(following.one_of("tabs", caller_of(request), following.limits.streams_max))
+            failing.enter_context(followers.counted("tabs", caller_of(request), followers.limits.streams_max))
             return StreamAnswer(
                 lambda send: Tab(
                     parts,
@@ -111,11 +111,11 @@ def router(live: LiveParts, following: Following) -> APIRouter:
                     ask=partial(get_as, request),
                     send=send,
                     still_in=partial(still_in, request),
-                    is_closing=lambda: following.waker.closing,
+                    is_closing=lambda: followers.waker.closing,
                 ),
                 media_type="text/event-stream",
                 headers=_HEADERS,
-                slow_s=following.limits.slow_consumer_s,
+                slow_s=followers.limits.slow_consumer_s,
                 held=failing.pop_all(),
             )
 

@@ -24,7 +24,7 @@ from reading.deps import Services
 from tistream.catalog.tenancy.logins import end_session
 from tistream.errors import Unauthenticated
 from tistream.http.auth.access import access_of, needs
-from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.bodies import read_body
 from tistream.http.auth.core.keys import hash_of
 from tistream.http.auth.core.roles import Right
@@ -45,19 +45,19 @@ def router(services: Services, render: Render) -> APIRouter:
 
     @routes.get("/login", dependencies=[needs(Right.OPEN)])
     def form(request: Request, next: str = _HOME) -> Response:
-        if access_of(request).guard is None:
+        if access_of(request).authenticator is None:
             return RedirectResponse(_HOME, 303)
         return render(request, "login.html", {"next": _own_page(next), "error": ""}, 200)
 
     @routes.post("/login", dependencies=[needs(Right.OPEN)])
     async def log_in(request: Request) -> Response:
-        guard = access_of(request).guard
-        if guard is None:
+        authenticator = access_of(request).authenticator
+        if authenticator is None:
             return RedirectResponse(_HOME, 303)
         fields = parse_qs((await read_body(request.receive, _FORM_BYTES_MAX)).decode("latin-1"), max_num_fields=10)
         given, page = fields.get("code", [""])[0].strip(), _own_page(fields.get("next", [_HOME])[0])
         try:
-            token = await _session(services, guard, given)
+            token = await _session(services, authenticator, given)
         except Unauthenticated as e:
             return render(request, "login.html", {"next": page, "error": e.message}, 401)
         answer = RedirectResponse(page, 303)
@@ -75,9 +75,9 @@ def router(services: Services, render: Render) -> APIRouter:
     @routes.post("/logout", dependencies=[needs(Right.KNOWN)])
     def log_out(request: Request) -> Response:
         access, name = access_of(request), cookie_name(request.url.scheme)
-        if access.session and access.guard is not None:
+        if access.session and access.authenticator is not None:
             end_session(services.catalog, hash_of(access.session))
-            access.guard.forget(hash_of(access.session))
+            access.authenticator.forget(hash_of(access.session))
         answer = RedirectResponse("/login", 303)
         answer.delete_cookie(name, httponly=True, samesite="strict", secure=request.url.scheme == "https")
         return answer
@@ -85,10 +85,10 @@ def router(services: Services, render: Render) -> APIRouter:
     return routes
 
 
-async def _session(services: Services, guard: KeyGuard, given: str) -> str:
+async def _session(services: Services, authenticator: Authenticator, given: str) -> str:
     """The token of a new session. Unauthenticated says why there is none."""
     if given.startswith("tsk_"):
-        who = await guard.of_key(given)
+        who = await authenticator.authenticate_key(given)
         if Right.LOOK not in who.rights:
             raise Unauthenticated(f"A key of role {who.role} does not open the console.")
         return await run_in_threadpool(session_of, services.catalog, who.key_id)

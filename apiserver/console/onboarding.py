@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from apiserver.console.copies import ORIGIN, copies, push_lines
 from apiserver.console.live import LiveParts
+from apiserver.console.snippets import ORIGIN, pull_snippets, push_snippets
 from apiserver.routes import tenants as tenant_routes
 from reading.deps import Id, Services
 from tistream.admin.onboarding import checklist
@@ -64,7 +64,7 @@ def add_pages(routes: APIRouter, services: Services, show: Show, live: LiveParts
 
 def asks_for_keys(request: Request) -> bool:
     """Whether this deployment asks for API keys."""
-    return access_of(request).guard is not None
+    return access_of(request).authenticator is not None
 
 
 def steps(services: Services, of: Tenant) -> dict[str, Any]:
@@ -121,6 +121,6 @@ def _connect(services: Services, of: Tenant, table: str, *, keyed: bool) -> dict
         "state": found["state"],
         "table": table,
         "keyed": keyed,
-        "push": push_lines(of, keyed=keyed),
-        "pull": copies(of, table, keyed=keyed),
+        "push": push_snippets(of, keyed=keyed),
+        "pull": pull_snippets(of, table, keyed=keyed),
     }

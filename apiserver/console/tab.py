@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import orjson
 
-from apiserver.console.asking import Answer
+from apiserver.console.internal_get import Answer
 from apiserver.stream.answer import SendPiece
 from tistream.errors import ErrorKind, TiStreamError, Unauthenticated
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from apiserver.openapi.problems import problems_of
+from apiserver.openapi.route_errors import problems_of
 from tistream.errors import TiStreamError
 from tistream.http import problem
 

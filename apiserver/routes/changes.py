@@ -18,7 +18,7 @@ from apiserver import negotiate
 from apiserver.callers import caller_of
 from apiserver.compression import CODINGS, choose_coding, compress, is_worth_it
 from apiserver.stream.answer import PageAnswer, gone
-from apiserver.stream.following import Following
+from apiserver.stream.followers import Followers
 from reading import position
 from reading.deps import Id, Services
 from reading.position import Scope
@@ -119,18 +119,18 @@ def buffers_of(format: str, compression: str | None) -> str | None:
 Asked = Annotated[_Query, Depends(_query)]
 
 
-def router(services: Services, following: Following) -> APIRouter:
+def router(services: Services, followers: Followers) -> APIRouter:
     """The three pull routes."""
     routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/changes", operation_id="pull_tenant", summary="Changes of a tenant")
     async def pull_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> Response:
-        return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id)))
+        return await _answer(followers, asked, Scope(tenant=Tenant(cluster_id, tenant_id)))
 
     @routes.get(f"{base}/databases/{{database:name}}/changes", operation_id="pull_db", summary="Changes of a database")
     async def pull_db(cluster_id: Id, tenant_id: Id, database: str, asked: Asked) -> Response:
-        return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id), database=database))
+        return await _answer(followers, asked, Scope(tenant=Tenant(cluster_id, tenant_id), database=database))
 
     @routes.get(
         f"{base}/databases/{{database:name}}/tables/{{table:name}}/changes",
@@ -139,13 +139,13 @@ def router(services: Services, following: Following) -> APIRouter:
     )
     async def pull_table(cluster_id: Id, tenant_id: Id, database: str, table: str, asked: Asked) -> Response:
         scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
-        return await _answer(following, asked, scope)
+        return await _answer(followers, asked, scope)
 
     return routes
 
 
-async def _answer(following: Following, asked: _Query, scope: Scope) -> Response:
-    answer = await _pull(following, asked, asked.of(scope))
+async def _answer(followers: Followers, asked: _Query, scope: Scope) -> Response:
+    answer = await _pull(followers, asked, asked.of(scope))
     headers = {
         "TiStream-Next-Cursor": answer.next_cursor,
         "TiStream-Resolved-Ts": str(answer.resolved_ts),
@@ -162,21 +162,21 @@ async def _answer(following: Following, asked: _Query, scope: Scope) -> Response
     if asked.coding is not None and is_worth_it(len(content)):
         headers["Content-Encoding"] = asked.coding
         content = memoryview(await run_in_threadpool(compress, content, asked.coding))
-    limits, media_type = following.limits, negotiate.FORMATS[asked.format]
+    limits, media_type = followers.limits, negotiate.FORMATS[asked.format]
     with ExitStack() as failing:
         caller = caller_of(asked.http)
-        failing.enter_context(following.one_of("page_bytes", caller, limits.page_bytes_max, len(content)))
+        failing.enter_context(followers.counted("page_bytes", caller, limits.page_bytes_max, len(content)))
         slow_s, held = limits.slow_consumer_s, failing.pop_all()
     return PageAnswer(content, media_type=media_type, headers=headers, slow_s=slow_s, held=held)
 
 
-async def _pull(following: Following, asked: _Query, request: PullRequest) -> PullAnswer:
+async def _pull(followers: Followers, asked: _Query, request: PullRequest) -> PullAnswer:
     """The answer, once there is news or the time is up. What `latest` and spans mean is settled by the first look."""
-    answer = await _first_look(following, request, asked.wait_s)
+    answer = await _first_look(followers, request, asked.wait_s)
     if not answer.waits or not asked.wait_s:
         return answer
-    with following.one_of("waits", caller_of(asked.http), following.limits.waits_max):
-        waiting = asyncio.ensure_future(_news(following, request, answer, asked.wait_s))
+    with followers.counted("waits", caller_of(asked.http), followers.limits.waits_max):
+        waiting = asyncio.ensure_future(_news(followers, request, answer, asked.wait_s))
         away = asyncio.ensure_future(gone(asked.http.receive))
         try:
             await asyncio.wait({waiting, away}, return_when=asyncio.FIRST_COMPLETED)
@@ -186,34 +186,34 @@ async def _pull(following: Following, asked: _Query, request: PullRequest) -> Pu
             away.cancel()
 
 
-async def _first_look(following: Following, request: PullRequest, wait_s: float) -> PullAnswer:
+async def _first_look(followers: Followers, request: PullRequest, wait_s: float) -> PullAnswer:
     """What there is now. For one who goes on waiting while others wait as well, it is what they are told: hundreds who
     come back at once ask the catalog no more than one does."""
-    moment = await following.told(request.scope.tenant) if wait_s and request.cursor is not None else None
+    moment = await followers.current(request.scope.tenant) if wait_s and request.cursor is not None else None
     if moment is None:
-        return await run_in_threadpool(pull, following.services, request)
+        return await run_in_threadpool(pull, followers.services, request)
     if request.cursor is not None and position.decode_cursor(request.cursor, request.scope) >= moment.resolved:
-        return pull(following.services, request, moment)  # there is nothing to read
-    return await following.run(following.pages.make, following.services, request, moment)
+        return pull(followers.services, request, moment)  # there is nothing to read
+    return await followers.run(followers.pages.make, followers.services, request, moment)
 
 
-async def _news(following: Following, request: PullRequest, answer: PullAnswer, seconds: float) -> PullAnswer:
+async def _news(followers: Followers, request: PullRequest, answer: PullAnswer, seconds: float) -> PullAnswer:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     seen, tenant = answer.resolved_ts, request.scope.tenant
     if answer.end_ts is not None:
         request = replace(request, end_ts=str(answer.end_ts))
-    with following.waker.watching(tenant) as watch:
+    with followers.waker.watching(tenant) as watch:
         while answer.waits:
             moved = await watch.moved(seen, deadline - loop.time())
             if moved is None:
                 break
-            moment = following.moments.known(tenant, moved)
+            moment = followers.served.known(tenant, moved)
             if moment is None:
-                moment = await following.run(following.moments.at, tenant, moved)
+                moment = await followers.run(followers.served.at, tenant, moved)
             seen = moment.covers
             asked = replace(request, start_ts=None, cursor=answer.next_cursor)
-            answer = await following.run(following.pages.make, following.services, asked, moment)
+            answer = await followers.run(followers.pages.make, followers.services, asked, moment)
     return answer
 
 

@@ -194,6 +194,6 @@ def revoke_own(services: Services, request: Request, who: Principal, key_id: str
 
 def _forget(request: Request) -> None:
     """What this process has kept of keys and sessions is out of date."""
-    guard = access_of(request).guard
-    if guard is not None:
-        guard.forget()
+    authenticator = access_of(request).authenticator
+    if authenticator is not None:
+        authenticator.forget()

@@ -17,7 +17,7 @@ from fastapi.responses import StreamingResponse
 
 from apiserver import negotiate
 from apiserver.negotiate import NotAcceptable
-from apiserver.stream.following import Following
+from apiserver.stream.followers import Followers
 from reading.asof.csv import load_statement
 from reading.asof.output import FORMATS
 from reading.asof.read import RowsAnswer, RowsRequest, moment, read_rows
@@ -40,7 +40,7 @@ DialectWord = Annotated[Dialect, Query(description="The server that is to unders
 Accept = Annotated[str | None, Header()]
 
 
-def router(services: Services, following: Following) -> APIRouter:
+def router(services: Services, followers: Followers) -> APIRouter:
     """The two routes."""
     routes = APIRouter(tags=["rows"], dependencies=[needs(Right.READ)])
 
@@ -70,7 +70,7 @@ def router(services: Services, following: Following) -> APIRouter:
         request = RowsRequest(
             tenant=Tenant(cluster_id, tenant_id), database=database, table=table, as_of=as_of, format=word
         )
-        answer = await _read(following, request, wait)
+        answer = await _read(followers, request, wait)
         headers = {
             "TiStream-As-Of": str(answer.as_of),
             "TiStream-Base-Ts": str(answer.base_ts),
@@ -125,18 +125,18 @@ def choose_format(word: str | None, accept: str | None) -> str:
     )
 
 
-async def _read(following: Following, request: RowsRequest, wait_s: float) -> RowsAnswer:
+async def _read(followers: Followers, request: RowsRequest, wait_s: float) -> RowsAnswer:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     try:
-        return await run_in_threadpool(read_rows, following.services, request)
+        return await run_in_threadpool(read_rows, followers.services, request)
     except AheadOfWatermark as e:
         ahead = e
     seen = int(str(ahead.facts["resolved_ts"]))
-    with following.waker.watching(request.tenant) as watch:
+    with followers.waker.watching(request.tenant) as watch:
         while (moved := await watch.moved(seen, deadline - loop.time())) is not None:
             try:
-                return await run_in_threadpool(read_rows, following.services, request)
+                return await run_in_threadpool(read_rows, followers.services, request)
             except AheadOfWatermark as e:
                 ahead, seen = e, max(moved, int(str(e.facts["resolved_ts"])))
     raise ahead

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from apiserver import schema_facts
+from apiserver import schema_views
 from reading.deps import Id, Services
 from reading.position import check_start, parse_ts
 from schemas.history import History
@@ -53,11 +53,11 @@ def router(services: Services) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 100,
         cursor: Annotated[str | None, Query(max_length=20, description="next_cursor of the page before.")] = None,
     ) -> dict[str, Any]:
-        return schema_facts.ddl_page(services, Tenant(cluster_id, tenant_id), limit=limit, cursor=cursor)
+        return schema_views.ddl_page(services, Tenant(cluster_id, tenant_id), limit=limit, cursor=cursor)
 
     @routes.get(f"{base}/schema-diff", operation_id="diff_schema", summary="What changed between two timestamps")
     def diff_schema(cluster_id: Id, tenant_id: Id, from_ts: DiffTs = None, to_ts: DiffTs = None) -> dict[str, Any]:
-        return schema_facts.schema_diff(services, Tenant(cluster_id, tenant_id), from_ts, to_ts)
+        return schema_views.schema_diff(services, Tenant(cluster_id, tenant_id), from_ts, to_ts)
 
     return routes
 

@@ -31,9 +31,9 @@ from apiserver.routes.changes import (
     buffers_of,
 )
 from apiserver.stream.answer import StreamAnswer
-from apiserver.stream.following import Following
+from apiserver.stream.followers import Followers
 from apiserver.stream.frames import SSE, ArrowFrames, EventFrames, Frames, LineFrames
-from apiserver.stream.pump import Pump
+from apiserver.stream.stream_loop import StreamLoop
 from reading.deps import Id, Services
 from reading.formats import create_format, parse_options
 from reading.position import Scope
@@ -138,14 +138,14 @@ def choose_form(format: str | None, framing: str | None, accept: str | None) -> 
     return word, in_events
 
 
-def router(services: Services, following: Following) -> APIRouter:
+def router(services: Services, followers: Followers) -> APIRouter:
     """Streams of three scopes."""
     routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/changes:stream", operation_id="stream_tenant", summary="Changes of a tenant as they come")
     async def stream_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> Response:
-        return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id)))
+        return await _answer(followers, asked, Scope(tenant=Tenant(cluster_id, tenant_id)))
 
     @routes.get(
         f"{base}/databases/{{database:name}}/changes:stream",
@@ -153,7 +153,7 @@ def router(services: Services, following: Following) -> APIRouter:
         summary="Changes of a database as they come",
     )
     async def stream_db(cluster_id: Id, tenant_id: Id, database: str, asked: Asked) -> Response:
-        return await _answer(following, asked, Scope(tenant=Tenant(cluster_id, tenant_id), database=database))
+        return await _answer(followers, asked, Scope(tenant=Tenant(cluster_id, tenant_id), database=database))
 
     @routes.get(
         f"{base}/databases/{{database:name}}/tables/{{table:name}}/changes:stream",
@@ -162,16 +162,16 @@ def router(services: Services, following: Following) -> APIRouter:
     )
     async def stream_table(cluster_id: Id, tenant_id: Id, database: str, table: str, asked: Asked) -> Response:
         scope = Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
-        return await _answer(following, asked, scope)
+        return await _answer(followers, asked, scope)
 
     return routes
 
 
-async def _answer(following: Following, asked: _Query, scope: Scope) -> Response:
+async def _answer(followers: Followers, asked: _Query, scope: Scope) -> Response:
     with ExitStack() as failing:
-        failing.enter_context(following.one_of("streams", caller_of(asked.http), following.limits.streams_max))
+        failing.enter_context(followers.counted("streams", caller_of(asked.http), followers.limits.streams_max))
         frames, request = asked.frames(), asked.of(scope)
-        first = await following.run(following.first_page, request)
+        first = await followers.run(followers.first_page, request)
         headers = {
             "Cache-Control": "no-store",
             "Connection": "close",
@@ -185,12 +185,12 @@ async def _answer(following: Following, asked: _Query, scope: Scope) -> Response
         if asked.coding is not None:
             headers["Content-Encoding"] = asked.coding
         return StreamAnswer(
-            lambda send: Pump(
-                following, request, frames, coder(asked.coding), first, send, partial(still_in, asked.http)
+            lambda send: StreamLoop(
+                followers, request, frames, coder(asked.coding), first, send, partial(still_in, asked.http)
             ),
             media_type=frames.media_type,
             headers=headers,
-            slow_s=following.limits.slow_consumer_s,
+            slow_s=followers.limits.slow_consumer_s,
             held=failing.pop_all(),
         )
 

@@ -53,7 +53,7 @@ class Site:
 
     @property
     def tabs(self) -> int:
-        return int(self.app.state.following.open_now("tabs"))
+        return int(self.app.state.followers.open_now("tabs"))
 
     def open(
         self, path: str, role: Role = Role.OWNER, tenant: Tenant | None = None, *, key: str = "", scheme: str = "light"
@@ -84,7 +84,7 @@ class Site:
         """Again, on the same port, as another process would."""
         self.app = assembly._api(self.auth.parts, [], control=True)
         port = urlsplit(self.server.url).port
-        self.server = HttpServer(self.app, "127.0.0.1", port or 0, self.app.state.following.close)
+        self.server = HttpServer(self.app, "127.0.0.1", port or 0, self.app.state.followers.close)
         self.server.start()
 
 
@@ -92,7 +92,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     ARTEFACTS.mkdir(parents=True, exist_ok=True)
     with auth_site.auth_site(tmp_path_factory.mktemp("console")) as auth:
-        server = HttpServer(auth.app, "127.0.0.1", 0, auth.app.state.following.close)
+        server = HttpServer(auth.app, "127.0.0.1", 0, auth.app.state.followers.close)
         server.start()
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         with sync_playwright() as playwright:

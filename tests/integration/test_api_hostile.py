@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from apiserver.stream.following import FollowLimits
+from apiserver.stream.followers import FollowLimits
 from reading import position
 from reading.position import Scope
 from tests.kit.api_world import BASE
@@ -157,13 +157,13 @@ def test_idle_streams_and_unfinished_requests_leave_room_for_others(world: Strea
         for n in range(2 * IDLE):
             one = open_ones.enter_context(socket.create_connection((host, int(port)), timeout=WAIT_S))
             one.sendall(request if n % 2 else request[:30])
-        eventually(lambda: world.following.open_now("streams") == IDLE - 10, "as many as one caller may have")
+        eventually(lambda: world.followers.open_now("streams") == IDLE - 10, "as many as one caller may have")
         assert world.api.ok(limit=10).status_code == 200
         assert raw(world, request).startswith(b"HTTP/1.1 429 ")
         assert resident_bytes() - before < 200 << 20
         assert threading.active_count() - threads < 40
-    eventually(lambda: world.following.open_now("streams") == 0, "all are gone")
-    eventually(lambda: world.following.waker.waiting == 0, "nobody waits")
+    eventually(lambda: world.followers.open_now("streams") == 0, "all are gone")
+    eventually(lambda: world.followers.waker.waiting == 0, "nobody waits")
 
 
 def test_readers_that_do_not_read_pages_are_cut_off(world: StreamWorld) -> None:
@@ -202,9 +202,9 @@ def test_pages_that_a_caller_leaves_untaken_are_bounded(tmp_path: Path) -> None:
         first.connect((host, int(port)))
         first.settimeout(WAIT_S)
         first.sendall(host_of.format(BASE).encode())
-        eventually(lambda: made.following.open_now("page_bytes") > 4 << 20, "a page waits for its reader")
+        eventually(lambda: made.followers.open_now("page_bytes") > 4 << 20, "a page waits for its reader")
         refused = raw(made, host_of.format(BASE).encode())
         assert refused.startswith(b"HTTP/1.1 429 "), refused[:300]
         assert raw(made, host_of.replace("200000", "10").format(BASE).encode()).startswith(b"HTTP/1.1 200 ")
         first.close()
-        eventually(lambda: made.following.open_now("page_bytes") == 0, "who goes away holds nothing")
+        eventually(lambda: made.followers.open_now("page_bytes") == 0, "who goes away holds nothing")

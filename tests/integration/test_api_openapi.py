@@ -17,7 +17,7 @@ from reading.deps import Services
 from tests.kit.api_examples import record, shape
 from tistream.catalog.database.engine import Catalog
 from tistream.clock import SystemClock
-from tistream.http.problem_pages import known_errors
+from tistream.http.error_reference import known_errors
 from tistream.objectstore.memory import MemoryStore
 
 PROBLEM = "application/problem+json"

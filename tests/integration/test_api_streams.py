@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from apiserver.stream.following import FollowLimits
+from apiserver.stream.followers import FollowLimits
 from reading import position
 from reading.position import Scope
 from tests.kit.api_world import BASE, arrow_of, events_of, next_cursor
@@ -217,12 +217,12 @@ def test_a_consumer_that_takes_nothing_is_closed_with_its_cursor(growing: Stream
         reader.settimeout(WAIT_S)
         path = f"{BASE}/changes:stream?start_ts=earliest&limit=200000"
         reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        eventually(lambda: growing.following.open_now("streams") == 1, "it is open")
-        eventually(lambda: growing.following.open_now("streams") == 0, "it is closed")
+        eventually(lambda: growing.followers.open_now("streams") == 1, "it is open")
+        eventually(lambda: growing.followers.open_now("streams") == 0, "it is closed")
         body = b""
         while piece := reader.recv(1 << 20):
             body += piece
-    assert growing.following.waker.waiting == 0
+    assert growing.followers.waker.waiting == 0
     last = orjson.loads(body[body.rindex(b'{"type":"end"') :].split(b"\n")[0])
     assert last["reason"] == "slow-consumer"
     assert body.endswith(b"0\r\n\r\n"), "a clean end"
@@ -237,9 +237,9 @@ def test_a_reader_that_goes_away_frees_everything(growing: StreamWorld) -> None:
     with growing.stream(start_ts="latest") as answer:
         lines = lines_of(answer)  # held on to: without it httpx closes the connection
         next(lines)
-        assert growing.following.open_now("streams") == 1
-    eventually(lambda: growing.following.open_now("streams") == 0, "it is counted no more")
-    eventually(lambda: growing.following.waker.waiting == 0, "nobody waits")
+        assert growing.followers.open_now("streams") == 1
+    eventually(lambda: growing.followers.open_now("streams") == 0, "it is counted no more")
+    eventually(lambda: growing.followers.waker.waiting == 0, "nobody waits")
     eventually(lambda: "waker" not in {t.name for t in threading.enumerate()}, "nobody asks the catalog")
 
 
@@ -249,7 +249,7 @@ def test_there_is_a_bound_on_streams_of_one_caller(growing: StreamWorld) -> None
             problem = orjson.loads(refused.read())
             assert (refused.status_code, problem["code"], problem["facts"]["bucket"]) == (429, "TS-1091", "streams")
             assert int(refused.headers["retry-after"]) >= 1
-        eventually(lambda: growing.following.open_now("streams") == 2, "one is closed")
+        eventually(lambda: growing.followers.open_now("streams") == 2, "one is closed")
         with growing.stream(start_ts="latest") as answer:
             assert answer.status_code == 200
 
@@ -260,7 +260,7 @@ def test_when_the_server_stops_streams_end_with_their_cursor_and_waits_answer(tm
         with ThreadPoolExecutor(2) as pool, world.stream(start_ts="latest") as answer:
             waits = {"start_ts": "latest", "wait": 30, "format": "ndjson"}
             waiting = pool.submit(httpx2.get, f"{world.base}/changes", params=waits, timeout=WAIT_S)
-            eventually(lambda: world.following.waker.waiting == 2, "both wait")
+            eventually(lambda: world.followers.waker.waiting == 2, "both wait")
             stopping = pool.submit(world.server.stop)
             events = events_until(answer, is_end)
             assert (events[-1]["reason"], events[-1]["resolved_ts"]) == ("shutdown", str(END))
@@ -270,13 +270,13 @@ def test_when_the_server_stops_streams_end_with_their_cursor_and_waits_answer(tm
 
 def test_any_number_of_waits_asks_the_catalog_once_a_look(growing: StreamWorld) -> None:
     looks: list[object] = []
-    look = growing.following.waker._look
-    growing.following.waker._look = lambda tenants: (looks.append(tenants), look(tenants))[1]
+    look = growing.followers.waker._look
+    growing.followers.waker._look = lambda tenants: (looks.append(tenants), look(tenants))[1]
     params = {"start_ts": "latest", "wait": 30, "format": "ndjson"}
     many = httpx2.Limits(max_connections=24)
     with ThreadPoolExecutor(24) as pool, httpx2.Client(timeout=WAIT_S, limits=many, verify=False) as http:
         waits = [pool.submit(http.get, f"{growing.base}/changes", params=params) for _ in range(24)]
-        eventually(lambda: growing.following.waker.waiting == 24, "all wait")
+        eventually(lambda: growing.followers.waker.waiting == 24, "all wait")
         begun, before = time.monotonic(), len(looks)
         assert growing.api.ok(start_ts="latest").status_code == 200, "others are served meanwhile"
         time.sleep(1)
@@ -306,7 +306,7 @@ def test_what_is_wrong_is_a_problem_and_no_stream(
 ) -> None:
     with world.stream(headers=headers, **params) as answer:
         assert orjson.loads(answer.read())["code"] == code
-    eventually(lambda: world.following.open_now("streams") == 0, "nothing stays open")
+    eventually(lambda: world.followers.open_now("streams") == 0, "nothing stays open")
 
 
 def test_a_page_is_coded_as_asked(world: StreamWorld) -> None:
@@ -340,7 +340,7 @@ def test_a_tenant_that_is_deleted_ends_its_streams_and_every_read_is_gone(growin
         lines = map(orjson.loads, lines_of(answer))
         assert next(lines)["type"] != "end"
         waiting = pool.submit(httpx2.get, f"{growing.base}/changes", params=later, timeout=WAIT_S)
-        eventually(lambda: growing.following.waker.waiting >= 1, "a request that waits")
+        eventually(lambda: growing.followers.waker.waiting >= 1, "a request that waits")
         assert delete_tenant(api.catalog, TENANT, seen=TenantState.ACTIVE)
         last = next(event for event in lines if is_end(event))
         assert (last["reason"], last["problem"]["code"]) == ("error", "TS-1016")

@@ -20,7 +20,7 @@ from tistream.config import ServerSettings
 from tistream.errors import TiStreamError
 from tistream.http.auth import install
 from tistream.http.auth.access import needs, still_in
-from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.keys import hash_of, parse_key
 from tistream.http.auth.core.roles import Right, Role
 from tistream.limits import KEY_CACHE_MS
@@ -213,7 +213,7 @@ def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:
 
     app = FastAPI(openapi_url=None)
     app.add_api_route("/v1/endless", endless, dependencies=[needs(Right.LOOK)], response_model=None)
-    install.install(app, site.parts.catalog, KeyGuard(site.parts.catalog, site.clock))
+    install.install(app, site.parts.catalog, Authenticator(site.parts.catalog, site.clock))
     with TestClient(app) as http:
         assert http.get("/v1/endless", headers={"Authorization": f"Bearer {key}"}).content == b"on\n"
     assert seen == ["TS-1080"]

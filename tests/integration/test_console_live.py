@@ -58,7 +58,7 @@ class Site:
 
     @property
     def tabs(self) -> int:
-        return int(self.app.state.following.open_now("tabs"))
+        return int(self.app.state.followers.open_now("tabs"))
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_a_tab_that_is_closed_costs_nothing_more(site: Site) -> None:
 
 def test_a_stop_does_not_wait_for_open_tabs(tmp_path: Path) -> None:
     with auth_site(tmp_path) as auth:
-        server = HttpServer(auth.app, "127.0.0.1", 0, auth.app.state.following.close)
+        server = HttpServer(auth.app, "127.0.0.1", 0, auth.app.state.followers.close)
         server.start()
         site, all_open = Site(auth, server, auth.app), threading.Barrier(4)
         ends: list[Told] = []

@@ -38,7 +38,7 @@ from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stops import Scope, Stopped, list_stops, record_stop
 from tistream.catalog.work.tasks import assign_task, get_task, list_tasks, stop_task
 from tistream.catalog.work.workers import register_worker
-from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.roles import Role
 from tistream.http.auth.issue import issue_key
 from tistream.ids import Tenant
@@ -79,9 +79,9 @@ def record(folder: Path) -> dict[str, dict[str, Any]]:
     with api_world(folder) as world:
         world.log.build(4)
         world.log.seed()
-        guard = KeyGuard(world.catalog, world.services.clock)
+        authenticator = Authenticator(world.catalog, world.services.clock)
         owner = issue_key(world.catalog, name="me", role=Role.OWNER, tenant=None, made_by="").text
-        with TestClient(create_app(world.services, _control(world), guard=guard)) as http:
+        with TestClient(create_app(world.services, _control(world), authenticator=authenticator)) as http:
             http.headers["Authorization"] = f"Bearer {owner}"
             found = {name: {JSON: cut(_ok(http.get(p, params=q)).json())} for name, (p, q) in _JSON_ANSWERS.items()}
             found["metrics"] = {"text/plain": _text("text/plain", http.get("/metrics").content)}

@@ -13,7 +13,7 @@ import orjson
 from fastapi import FastAPI
 
 from apiserver.app import create_app
-from apiserver.stream.following import Following, FollowLimits
+from apiserver.stream.followers import Followers, FollowLimits
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.waiting import WAIT_S
 from tistream.cli.server import HttpServer
@@ -25,7 +25,7 @@ class StreamWorld:
 
     api: ApiWorld
     server: HttpServer
-    following: Following
+    followers: Followers
 
     @property
     def base(self) -> str:
@@ -50,13 +50,13 @@ def stream_world(folder: Path, follow: FollowLimits | None = None) -> Iterator[S
     with api_world(folder) as api:
         app = create_app(api.services, follow=follow)
         with served(app) as server:
-            yield StreamWorld(api, server, cast("Following", app.state.following))
+            yield StreamWorld(api, server, cast("Followers", app.state.followers))
 
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[HttpServer]:
     """The application on a free port."""
-    server = HttpServer(app, "127.0.0.1", 0, app.state.following.close)
+    server = HttpServer(app, "127.0.0.1", 0, app.state.followers.close)
     server.start()
     try:
         yield server

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from metaserver.push_access import CredentialIssuer
     from sorter.worker.worker import SorterWorker
     from tistream.feed.protocol import Feed
-    from tistream.http.auth.authenticator import KeyGuard
+    from tistream.http.auth.authenticator import Authenticator
 
 _TICK_S = 0.6  # pushers tick each second: a file is not looked for sooner after the one before
 
@@ -76,8 +76,8 @@ class Running:
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
         server, beside = parts.settings.server, parts.settings.metrics
-        following = getattr(app.state, "following", None) if app is not None else None
-        closing = following.close if following is not None else lambda: None
+        followers = getattr(app.state, "followers", None) if app is not None else None
+        closing = followers.close if followers is not None else lambda: None
         self.http = None
         if app is not None:
             self.http = HttpServer(_logged(app, parts), server.host, server.port, closing)
@@ -185,7 +185,7 @@ def meta(parts: Parts, name: str) -> Running:
         parts.settings.object_store.url,
         worker.problems,
         parts.store,
-        _guard(parts),
+        _authenticator(parts),
         issuer=push_issuer(parts.settings),
         more_checks={"lease": lease_holds(worker.lease_age_s)},
         collect=[CatalogGauges(parts.catalog, parts.clock), lease_age(worker.lease_age_s)],
@@ -290,12 +290,12 @@ def _api(
         extra.append(control_router(parts.catalog, parts.settings.object_store.url, issuer))
         extra.append(push_router(parts.catalog, parts.store, issuer))
         extra.append(seed_router(parts.catalog, parts.store))
-    return create_app(wired, extra, guard=_guard(parts), **_bounds(parts.settings.server))
+    return create_app(wired, extra, authenticator=_authenticator(parts), **_bounds(parts.settings.server))
 
 
 def _bounds(server: config.ServerSettings) -> dict[str, Any]:
-    from apiserver.guard import RateLimits
-    from apiserver.stream.following import FollowLimits
+    from apiserver.request_limits import RateLimits
+    from apiserver.stream.followers import FollowLimits
 
     return {
         "follow": FollowLimits(
@@ -313,11 +313,11 @@ def _bounds(server: config.ServerSettings) -> dict[str, Any]:
     }
 
 
-def _guard(parts: Parts) -> KeyGuard | None:
+def _authenticator(parts: Parts) -> Authenticator | None:
     """Who asks for keys; None: nobody does."""
-    from tistream.http.auth.authenticator import KeyGuard
+    from tistream.http.auth.authenticator import Authenticator
 
-    return KeyGuard(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
+    return Authenticator(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
 
 
 def push_issuer(settings: Settings) -> CredentialIssuer | None:

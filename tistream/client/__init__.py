@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tistream.client.api import Client, connect
-from tistream.client.core.exchange import Page, Tenant
+from tistream.client.core.requests import Page, Tenant
 from tistream.client.cursors import CursorStore, FileCursorStore, SqlCursorStore
 
 if TYPE_CHECKING:

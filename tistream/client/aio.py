@@ -1,6 +1,6 @@
 """The asynchronous client: what `Client` does, with `await`. Pages, streams, tables, any resource by its path.
 
-It differs in how it waits only; what is asked and what an answer means is decided in `exchange` and `streams`.
+It differs in how it waits only; what is asked and what an answer means is decided in `requests` and `streams`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx2
 import orjson
 
-from tistream.client.core.exchange import (
+from tistream.client.core.requests import (
     TIMEOUT_S,
     WAIT_S,
     Page,
@@ -27,7 +27,7 @@ from tistream.client.core.exchange import (
     tenant_of,
     unreachable,
 )
-from tistream.client.core.streams import SILENCE_S, STREAMED, Following
+from tistream.client.core.streams import SILENCE_S, STREAMED, StreamReader
 from tistream.client.cursors import CursorStore, SqlCursorStore
 from tistream.client.tables import AsyncTablePull
 from tistream.runtime.credentials import key_for
@@ -129,18 +129,18 @@ class AsyncClient:
     ) -> AsyncIterator[Page]:
         """As `Client.stream`."""
         path = f"{scope_path(cluster_id, tenant_id, database, table)}/changes:stream"
-        following = Following(
+        reader = StreamReader(
             format=format, cursor=cursor, start_ts=start_ts, end_ts=end_ts, limit=limit, options=options
         )
         timeout = httpx2.Timeout(TIMEOUT_S, read=SILENCE_S)
-        while not following.done:
-            answer = await self._request("GET", path, stream=True, params=following.params(), timeout=timeout)
+        while not reader.done:
+            answer = await self._request("GET", path, stream=True, params=reader.params(), timeout=timeout)
             try:
-                following.opened(answer.headers)
+                reader.opened(answer.headers)
                 async for piece in _until_it_breaks(answer):
-                    for page in following.take(piece):
+                    for page in reader.take(piece):
                         yield page
-                    if following.done:
+                    if reader.done:
                         return
             finally:
                 await answer.aclose()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx2
 import orjson
 
-from tistream.client.core.exchange import (
+from tistream.client.core.requests import (
     TIMEOUT_S,
     WAIT_S,
     Page,
@@ -31,7 +31,7 @@ from tistream.client.core.exchange import (
     tenant_of,
     unreachable,
 )
-from tistream.client.core.streams import SILENCE_S, STREAMED, Following
+from tistream.client.core.streams import SILENCE_S, STREAMED, StreamReader
 from tistream.client.cursors import CursorStore
 from tistream.errors import StoreUnavailable
 from tistream.runtime.credentials import key_for
@@ -137,17 +137,17 @@ class Client:
         """As `pull` with `follow`, over one connection: a page each second at least, with the lines that came since the
         one before. `resolved_ts` is how far everything has come."""
         path = f"{scope_path(cluster_id, tenant_id, database, table)}/changes:stream"
-        following = Following(
+        reader = StreamReader(
             format=format, cursor=cursor, start_ts=start_ts, end_ts=end_ts, limit=limit, options=options
         )
         timeout = httpx2.Timeout(TIMEOUT_S, read=SILENCE_S)
-        while not following.done:
-            answer = self._request("GET", path, stream=True, params=following.params(), timeout=timeout)
+        while not reader.done:
+            answer = self._request("GET", path, stream=True, params=reader.params(), timeout=timeout)
             with closing(answer):
-                following.opened(answer.headers)
+                reader.opened(answer.headers)
                 for piece in _until_it_breaks(answer):
-                    yield from following.take(piece)
-                    if following.done:
+                    yield from reader.take(piece)
+                    if reader.done:
                         return
 
     def follow(self, cluster_id: int, tenant_id: int, *, store: CursorStore, **more: Any) -> Iterator[Page]:

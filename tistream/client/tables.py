@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tistream.client.core.exchange import Page
+from tistream.client.core.requests import Page
 from tistream.errors import InvalidInput, TiStreamError
 from tistream.model.change import OWN_COLUMN
 

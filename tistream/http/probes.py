@@ -25,7 +25,7 @@ from tistream.errors import ObjectNotFound, StoreUnavailable, TiStreamError
 from tistream.http import problem
 from tistream.http.auth.access import access_of, needs
 from tistream.http.auth.core.roles import Right
-from tistream.http.auth.middleware import Wall
+from tistream.http.auth.middleware import AuthMiddleware
 from tistream.limits import LEASE_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
@@ -91,7 +91,7 @@ def probe_app(probes: Probes) -> FastAPI:
     app = FastAPI(title="TiStream probes", version=__version__, docs_url=None, redoc_url=None)
     problem.install(app)
     app.include_router(probe_router(probes))
-    app.add_middleware(Wall, guard=None, any_host=True)  # Prometheus may use any name
+    app.add_middleware(AuthMiddleware, authenticator=None, any_host=True)  # Prometheus may use any name
     return app
 
 

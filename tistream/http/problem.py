@@ -33,7 +33,7 @@ from tistream.errors import (
     TsExpired,
     Unauthenticated,
 )
-from tistream.http import problem_pages
+from tistream.http import error_reference
 
 log = structlog.get_logger(__name__)
 
@@ -89,8 +89,8 @@ def status_of(error: TiStreamError) -> int:
 def problem_body(error: TiStreamError) -> dict[str, object]:
     """The members of the problem document."""
     return {
-        "type": problem_pages.type_of(type(error)),
-        "title": problem_pages.first_line(type(error)),
+        "type": error_reference.type_of(type(error)),
+        "title": error_reference.first_line(type(error)),
         "status": status_of(error),
         "detail": error.message,
         "code": error.code,
@@ -143,7 +143,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, unknown)
-    app.include_router(problem_pages.router())
+    app.include_router(error_reference.router())
 
 
 def _plain(value: object) -> object:

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from apiserver.console import tab
-from apiserver.console.asking import Answer
+from apiserver.console.internal_get import Answer
 from apiserver.console.tab import Part, Tab, Tail
 from tistream.errors import CatalogUnavailable, Unauthenticated
 

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 
 import orjson
 
-from tistream.client.core.exchange import Page, position_params, problem_error
+from tistream.client.core.requests import Page, position_params, problem_error
 
 #: formats that have streams with one message a line
 STREAMED = frozenset({"ndjson", "canal-json", "debezium", "open-protocol", "simple"})
 SILENCE_S = 30  # a stream says something each second
 
 
-class Following:
+class StreamReader:
     """One stream, however many connections it takes. For each: `params`, `opened`, then `take` of what comes."""
 
     def __init__(

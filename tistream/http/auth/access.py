@@ -26,14 +26,14 @@ from starlette.routing import Mount
 
 from tistream.catalog.tenancy.tenants import not_registered
 from tistream.errors import NotAllowed, NotFound, invariant
-from tistream.http import problem_pages
-from tistream.http.auth.authenticator import KeyGuard
+from tistream.http import error_reference
+from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.roles import Principal, Right, Verdict, decide
 from tistream.ids import Tenant
 
 ACCESS = "tistream.http.access_log"  #: where the wall leaves it in a request's scope
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/login", problem_pages.PATH})
-OPEN_PREFIXES = ("/static/", f"{problem_pages.PATH}/")  #: everybody may read what problems mean
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/login", error_reference.PATH})
+OPEN_PREFIXES = ("/static/", f"{error_reference.PATH}/")  #: everybody may read what problems mean
 _ANY_KEY = frozenset({"/openapi.json"})  #: made by the framework, behind the wall like everything
 _NUMBER = re.compile(r"[0-9]{1,19}")
 
@@ -51,7 +51,7 @@ class Access:
     """Who asks, and how they proved it."""
 
     principal: Principal | None  #: None: nobody, on an open address
-    guard: KeyGuard | None = None  #: None: no keys are asked for
+    authenticator: Authenticator | None = None  #: None: no keys are asked for
     session: str = ""  #: the token of a console session; empty for a key
     again: Callable[[], Awaitable[Principal]] | None = None  #: asks the guard once more
 
@@ -131,7 +131,7 @@ def undeclared(app: FastAPI) -> list[str]:
     bad = []
     for route in every_route(app):
         path = getattr(route, "path", str(route))
-        if path.startswith(problem_pages.PATH):
+        if path.startswith(error_reference.PATH):
             continue
         if isinstance(route, APIRoute):
             said = {d.right for d in declared(route)}

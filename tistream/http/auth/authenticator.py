@@ -41,7 +41,7 @@ class _Found:
     ends_s: float  #: when it expires
 
 
-class KeyGuard:
+class Authenticator:
     """The keys of one catalog. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
@@ -51,7 +51,7 @@ class KeyGuard:
         self._lock = threading.Lock()
         self._forgotten = 0  # what was read before the last `forget` is not kept
 
-    async def of_key(self, text: str) -> Principal:
+    async def authenticate_key(self, text: str) -> Principal:
         """Who the holder of this key is. Unauthenticated says why nobody."""
         key = parse_key(text)
         found = self._usable(key.key_id)
@@ -61,7 +61,7 @@ class KeyGuard:
             raise Unauthenticated("The API key is not known here.")
         return self._living(found)
 
-    async def of_session(self, token: str) -> Principal:
+    async def authenticate_session(self, token: str) -> Principal:
         """Who logged in. Unauthenticated when the session has ended."""
         asked = hash_of(token)
         found = self._usable(asked)

@@ -7,15 +7,15 @@ from fastapi import FastAPI
 from tistream.catalog.database.engine import Catalog
 from tistream.errors import invariant
 from tistream.http.auth.access import undeclared
-from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.idempotency import Idempotency
-from tistream.http.auth.middleware import SecurityHeaders, Wall
+from tistream.http.auth.middleware import AuthMiddleware, SecurityHeaders
 
 
-def install(app: FastAPI, catalog: Catalog, guard: KeyGuard | None) -> None:
+def install(app: FastAPI, catalog: Catalog, authenticator: Authenticator | None) -> None:
     """Call it when all routes are there. `guard` None: no keys are asked for."""
     silent = undeclared(app)
     invariant(not silent, "every route says what it needs: dependencies=[needs(Right....)]", routes=", ".join(silent))
     app.add_middleware(Idempotency, catalog=catalog)
-    app.add_middleware(Wall, guard=guard)
+    app.add_middleware(AuthMiddleware, authenticator=authenticator)
     app.add_middleware(SecurityHeaders)  # added last: the outermost

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tistream.errors import NotAllowed, TiStreamError, Unauthenticated
 from tistream.http.auth.access import ACCESS, OPEN_PATHS, OPEN_PREFIXES, Access, csrf_of
-from tistream.http.auth.authenticator import KeyGuard
+from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.bodies import given_again, read_body
 from tistream.http.auth.core.roles import ANYONE
 from tistream.http.problem import SECURITY_HEADERS, problem_response
@@ -48,11 +48,11 @@ def cookie_name(scheme: str) -> str:
     return f"__Host-{_COOKIE}" if scheme == "https" else _COOKIE
 
 
-class Wall:
+class AuthMiddleware:
     """ASGI middleware. `guard` None lets everybody in, under the names that `any_host` leaves."""
 
-    def __init__(self, app: ASGIApp, guard: KeyGuard | None = None, *, any_host: bool = False) -> None:
-        self._app, self._guard, self._any_host = app, guard, any_host
+    def __init__(self, app: ASGIApp, authenticator: Authenticator | None = None, *, any_host: bool = False) -> None:
+        self._app, self._authenticator, self._any_host = app, authenticator, any_host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -74,35 +74,35 @@ class Wall:
         await self._app(scope, receive, send)
 
     async def _let_in(self, asked: HTTPConnection, receive: Receive) -> tuple[Access, Receive]:
-        if self._guard is None:
+        if self._authenticator is None:
             if not self._any_host:
                 _refuse_other_names(asked.headers.get("host", ""))
             return Access(principal=ANYONE), receive
         path = asked.scope["path"]
         is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
         try:
-            access = await self._who(asked, self._guard)
+            access = await self._who(asked, self._authenticator)
         except TiStreamError:
             if not is_open:
                 raise
-            return Access(principal=None, guard=self._guard), receive
+            return Access(principal=None, authenticator=self._authenticator), receive
         if access.session and asked.scope["method"] not in _SAFE and not is_open:
             receive = await _checked_csrf(asked, receive, csrf_of(access.session))
         return access, receive
 
-    async def _who(self, asked: HTTPConnection, guard: KeyGuard) -> Access:
+    async def _who(self, asked: HTTPConnection, authenticator: Authenticator) -> Access:
         given = asked.headers.getlist("authorization")
         if given:
             word, _, key = given[0].partition(" ")
             if len(given) > 1 or word.lower() != "bearer":
                 raise Unauthenticated("Authorization has the form: Bearer KEY.")
-            again = partial(guard.of_key, key.strip())
-            return Access(principal=await again(), guard=guard, again=again)
+            again = partial(authenticator.authenticate_key, key.strip())
+            return Access(principal=await again(), authenticator=authenticator, again=again)
         token = asked.cookies.get(cookie_name(asked.scope["scheme"]), "")
         if not token:
             raise Unauthenticated("This address needs an API key.")
-        again = partial(guard.of_session, token)
-        return Access(principal=await again(), guard=guard, session=token, again=again)
+        again = partial(authenticator.authenticate_session, token)
+        return Access(principal=await again(), authenticator=authenticator, session=token, again=again)
 
 
 class SecurityHeaders:

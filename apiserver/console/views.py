@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from apiserver.console import operate, strips
-from apiserver.console.seen import LagsSeen
+from apiserver.console import operator_views, strips
+from apiserver.console.lag_history import LagHistory
 from apiserver.routes import lag
 from apiserver.routes import tenants as tenant_routes
 from reading.deps import Services
@@ -30,7 +30,7 @@ _STRIP_GAP = 3.0
 _TAIL_MS = 30_000
 
 
-def overview(services: Services, who: Principal, lags: LagsSeen) -> dict[str, Any]:
+def overview(services: Services, who: Principal, lags: LagHistory) -> dict[str, Any]:
     """All tenants that `who` may see, how they do, and what is wrong with them. What concerns the whole service
     (throughput, requests) is for those who see all of it."""
     visible = {row.tenant: row for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)}
@@ -75,7 +75,7 @@ def waterfall(services: Services, of: Tenant) -> dict[str, Any]:
 
 def _watermark_gaps(services: Services, who: Principal, visible: Iterable[Tenant]) -> int:
     """Number of stalled ranges."""
-    sources = operate.sources_of(services)
+    sources = operator_views.sources_of(services)
     if who.sees_all:
         return len(views.watermark_gaps(sources)["items"])
     return sum(len(views.watermark_gaps(sources, tenant)["items"]) for tenant in visible)
@@ -83,7 +83,7 @@ def _watermark_gaps(services: Services, who: Principal, visible: Iterable[Tenant
 
 def _of_service(services: Services) -> dict[str, Any]:
     """What sorters say they take in, and what this process asked of the bucket."""
-    sorters = [w for w in views.workers(operate.sources_of(services), "sorter")["items"] if w["alive"]]
+    sorters = [w for w in views.workers(operator_views.sources_of(services), "sorter")["items"] if w["alive"]]
     told = requests_so_far()
     count = round(sum(n for operation, n in told.items() if operation != "delete"))
     return {
@@ -128,7 +128,7 @@ def _problems(
         for task in found
         if task.error and who.sees(task.tenant)
     ]
-    sources = operate.sources_of(services)
+    sources = operator_views.sources_of(services)
     if who.sees_all:
         return [*stopped, *stops.problems_of(sources, of, _STOPS_SHOWN_MAX), *services.problems()]
     seen = [of] if of is not None else sorted({task.tenant for task in found if who.sees(task.tenant)})

@@ -15,12 +15,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apiserver.console.places import HEADERS, place_of
+from apiserver.console.page_context import HEADERS, page_context
 from tistream.errors import TiStreamError
 from tistream.http.problem import MEDIA_TYPE, problem_body, problem_response
 
 
-class ProblemPages:
+class ErrorPages:
     """The middleware."""
 
     def __init__(self, app: ASGIApp, template: Template) -> None:
@@ -33,7 +33,7 @@ class ProblemPages:
         document, begun = b"", False
 
         async def answer(told: Message, facts: Mapping[str, object]) -> None:
-            page = self._template.render(facts, **place_of(HTTPConnection(scope)))
+            page = self._template.render(facts, **page_context(HTTPConnection(scope)))
             await _answer(told, page.encode(), send)
 
         async def sent(message: Message) -> None:

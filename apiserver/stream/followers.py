@@ -42,14 +42,14 @@ class FollowLimits:
     slow_consumer_s: float = 30  #: a stream whose consumer takes nothing for so long is closed
 
 
-class Following:
+class Followers:
     """Shared by the routes of one application."""
 
     def __init__(self, services: Services, limits: FollowLimits | None = None) -> None:
         self.services = services
         self.limits = limits or FollowLimits()
         self.waker = Waker(partial(served_watermarks, services.catalog))
-        self.moments = ServedCache(services)
+        self.served = ServedCache(services)
         self.pages = SharedPages()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="followers")
         self._lock = threading.Lock()
@@ -59,19 +59,19 @@ class Following:
         """Run what blocks in a follower's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(make, *args, **kwargs))
 
-    async def told(self, tenant: Tenant) -> Served | None:
+    async def current(self, tenant: Tenant) -> Served | None:
         """The moment of those who wait for the tenant; it covers the last look at the catalog. None if nobody waits."""
         watermark = self.waker.known(tenant)
         if watermark < 0:
             return None
-        return self.moments.known(tenant, watermark) or await self.run(self.moments.at, tenant, watermark)
+        return self.served.known(tenant, watermark) or await self.run(self.served.at, tenant, watermark)
 
     def first_page(self, request: PullRequest) -> PullAnswer:
         """A follower's first page, as of now. Blocks. Those who begin together share it."""
-        return self.pages.make(self.services, request, self.moments.now(request.scope.tenant))
+        return self.pages.make(self.services, request, self.served.now(request.scope.tenant))
 
     @contextmanager
-    def one_of(self, kind: str, caller: str, most: int, count: int = 1) -> Iterator[None]:
+    def counted(self, kind: str, caller: str, most: int, count: int = 1) -> Iterator[None]:
         """Count one (or `count`) more of the caller's. TooManyOpen when that is above `most`; the first may be."""
         key = (kind, caller)
         with self._lock:

@@ -13,7 +13,7 @@ from tistream.ids import Tenant
 ORIGIN = "\ue000"  # of Unicode's private use: in no name of a database that anybody gives
 
 
-def copies(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[dict[str, str]]:
+def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[dict[str, str]]:
     """How to pull. `scope`: a database, a table as database.table, or nothing for the whole tenant. `keyed`: where keys
     are asked for; the lines then take one from TISTREAM_KEY, as the command line and the client do by themselves."""
     database, _, table = scope.partition(".")
@@ -43,7 +43,7 @@ def copies(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[dict[str,
     ]
 
 
-def push_lines(tenant: Tenant, *, keyed: bool = False) -> list[dict[str, str]]:
+def push_snippets(tenant: Tenant, *, keyed: bool = False) -> list[dict[str, str]]:
     """How to push: the environment of a pusher, then what reads a living cluster, a recording or TiKV's log backup."""
     named = f"--cluster {tenant.cluster_id} --tenant {tenant.tenant_id}"
     environment = f"export TISTREAM_URL={ORIGIN}" + ("\nexport TISTREAM_KEY=KEY" if keyed else "")

@@ -30,7 +30,7 @@ class Percentiles:
     seconds: int  #: from the first sample to the last
 
 
-class LagsSeen:
+class LagHistory:
     """Thread-safe."""
 
     def __init__(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from apiserver.console.seen import SAMPLES_MAX, LagsSeen
+from apiserver.console.lag_history import SAMPLES_MAX, LagHistory
 from tistream.ids import Tenant
 
 A, B = Tenant(1, 1), Tenant(1, 2)
 
 
 def test_percentiles_are_of_the_asked_tenants_alone() -> None:
-    seen = LagsSeen()
+    seen = LagHistory()
     for n in range(100):
         seen.note(2.0 * n, {A: 1000.0 + n, B: 90_000.0})
     told = seen.percentiles([A])
@@ -19,7 +19,7 @@ def test_percentiles_are_of_the_asked_tenants_alone() -> None:
 
 
 def test_looks_within_a_second_are_one() -> None:
-    seen = LagsSeen()
+    seen = LagHistory()
     for n in range(10):
         seen.note(n / 10, {A: float(n)})
     assert seen.percentiles([A]).p99_ms == 0
@@ -27,7 +27,7 @@ def test_looks_within_a_second_are_one() -> None:
 
 
 def test_what_is_kept_is_bounded_and_the_newest() -> None:
-    seen = LagsSeen()
+    seen = LagHistory()
     for n in range(2 * SAMPLES_MAX):
         seen.note(float(n), {A: float(n)})
     told = seen.percentiles([A])
@@ -36,7 +36,7 @@ def test_what_is_kept_is_bounded_and_the_newest() -> None:
 
 
 def test_a_line_rises_with_the_lag_and_stays_in_its_box() -> None:
-    seen = LagsSeen()
+    seen = LagHistory()
     for n, lag_ms in enumerate((0, 5_000, 20_000)):
         seen.note(2.0 * n, {A: float(lag_ms)})
     line = seen.line(A)

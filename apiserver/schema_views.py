@@ -43,7 +43,7 @@ def ddl_page(services: Services, tenant: Tenant, *, limit: int, cursor: str | No
     first = int(cursor or 0)
     more = len(found) > first + limit
     return {
-        "items": [event_fact(event) for event in found[first : first + limit]],
+        "items": [event_view(event) for event in found[first : first + limit]],
         "total": len(found),
         "next_cursor": str(first + limit) if more else None,
         "start_ts": str(history.start_ts),
@@ -62,11 +62,11 @@ def schema_diff(services: Services, tenant: Tenant, from_ts: str | None, to_ts: 
         "to_ts": str(end),
         "databases_added": list(found.databases_added),
         "databases_dropped": list(found.databases_dropped),
-        "tables": [_table_fact(table) for table in found.tables],
+        "tables": [_table_view(table) for table in found.tables],
     }
 
 
-def event_fact(event: DdlEvent) -> dict[str, Any]:
+def event_view(event: DdlEvent) -> dict[str, Any]:
     """A DDL event for people and programs."""
     return {
         "commit_ts": str(event.commit_ts),
@@ -82,7 +82,7 @@ def event_fact(event: DdlEvent) -> dict[str, Any]:
     }
 
 
-def _table_fact(found: TableDiff) -> dict[str, Any]:
+def _table_view(found: TableDiff) -> dict[str, Any]:
     table = found.after or found.before
     assert table is not None
     change = "dropped" if found.after is None else "created" if found.before is None else "changed"
@@ -93,7 +93,7 @@ def _table_fact(found: TableDiff) -> dict[str, Any]:
         "change": change,
         "was": f"{found.before.db}.{found.before.name}" if found.renamed and found.before else None,
         "new_ids": found.new_ids,
-        "columns": [_column_fact(column) for column in found.columns]
+        "columns": [_column_view(column) for column in found.columns]
         + [{"name": c.name, "change": change, "before": None, "after": _type(c)} for c in _all(shown)],
     }
 
@@ -102,7 +102,7 @@ def _all(table: Any) -> tuple[Column, ...]:
     return () if table is None else tuple(table.visible_columns)
 
 
-def _column_fact(found: ColumnDiff) -> dict[str, Any]:
+def _column_view(found: ColumnDiff) -> dict[str, Any]:
     column = found.after or found.before
     assert column is not None
     change = "dropped" if found.after is None else "added" if found.before is None else "changed"

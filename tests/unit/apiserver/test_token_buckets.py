@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apiserver.core import rates
-from apiserver.core.rates import Buckets, Policy
+from apiserver.core import token_buckets
+from apiserver.core.token_buckets import Buckets, Policy
 
 REQUESTS = Policy(name="caller-requests", rate=2, burst=4)
 BYTES = Policy(name="caller-bytes", rate=100, burst=1000, of_bytes=True)
@@ -47,7 +47,7 @@ def test_what_is_full_again_is_forgotten_and_the_number_is_bounded(monkeypatch: 
     for n in range(50):
         buckets.take(f"caller {n}", 1, n / 10)
     assert len(buckets._of) < 10
-    monkeypatch.setattr(rates, "_BUCKETS_MAX", 20)
+    monkeypatch.setattr(token_buckets, "_BUCKETS_MAX", 20)
     for n in range(50):
         buckets.take(f"other {n}", 4, 10.0)
     assert len(buckets._of) == 20

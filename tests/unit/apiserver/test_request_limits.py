@@ -8,8 +8,8 @@ from fastapi.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from apiserver import guard
-from apiserver.guard import Guard, RateLimits
+from apiserver import request_limits
+from apiserver.request_limits import RateLimits, RequestLimits
 from tests.kit.manual_clock import ManualClock
 from tistream.http import problem
 from tistream.http.auth.access import ACCESS, Access
@@ -33,7 +33,7 @@ class Known:
 def app_with(limits: RateLimits, clock: ManualClock, principal: Principal | None = None) -> TestClient:
     app = FastAPI()
     problem.install(app)
-    app.add_middleware(Guard, limits=limits, clock=clock)
+    app.add_middleware(RequestLimits, limits=limits, clock=clock)
     if principal is not None:
         app.add_middleware(Known, principal=principal)
 
@@ -95,7 +95,7 @@ def test_bytes_are_taken_when_they_are_sent_and_waited_for_afterwards() -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, chunked: bool) -> None:
-    monkeypatch.setattr(guard, "BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr(request_limits, "BODY_BYTES_MAX", 1000)
     http = app_with(RateLimits(), ManualClock(0))
     assert http.post("/echo", content=b"x" * 1000).text == "1000"
     refused = http.post("/echo", content=iter([b"x" * 600, b"x" * 600]) if chunked else b"x" * 1200)

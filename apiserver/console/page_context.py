@@ -25,7 +25,7 @@ _MENU = (  #: address, name, the right it needs, whether it is about the whole d
 )
 
 
-def place_of(request: HTTPConnection) -> dict[str, Any]:
+def page_context(request: HTTPConnection) -> dict[str, Any]:
     """For the templates. Nobody is known on a page that was refused before anybody asked who it is."""
     access = request.scope.get(ACCESS, Access(principal=None))
     who = access.principal

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, quote
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from apiserver.console import operate
+from apiserver.console import operator_views
 from apiserver.console.live import LiveParts
 from reading.deps import Id, Services
 from tistream.admin import actions
@@ -56,12 +56,12 @@ def add_pages(routes: APIRouter, services: Services, show: Show, live: LiveParts
 
 
 def _add_tasks(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
-    sources = operate.sources_of(services)
+    sources = operator_views.sources_of(services)
 
     def tasks(
         tenant: _Tenant = None, cursor: _Cursor = None, owner: _Worker = None, stopped: bool = False
     ) -> dict[str, Any]:
-        return operate.tasks(services, _tenant(tenant), cursor, owner or None, stopped)
+        return operator_views.tasks(services, _tenant(tenant), cursor, owner or None, stopped)
 
     routes.get("/tasks.json", dependencies=[needs(Right.LOOK)])(tasks)
 
@@ -74,12 +74,12 @@ def _add_tasks(routes: APIRouter, services: Services, show: Show, live: LivePart
 
     @routes.get("/tasks/{task_id}.json", dependencies=[needs(Right.LOOK)])
     def task_json(task_id: Id) -> dict[str, Any]:
-        return operate.task(services, task_id)
+        return operator_views.task(services, task_id)
 
     @routes.get("/tasks/{task_id}", dependencies=[needs(Right.LOOK)])
     @live.every(3)
     def task_page(request: Request, task_id: Id) -> Response:
-        return show(request, "task.html", lambda: operate.task(services, task_id))
+        return show(request, "task.html", lambda: operator_views.task(services, task_id))
 
     @routes.api_route("/tasks/{task_id}/move", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
     def move(request: Request, task_id: Id, to: _Worker = None) -> Response:
@@ -111,25 +111,25 @@ def _add_tasks(routes: APIRouter, services: Services, show: Show, live: LivePart
 
 
 def _add_workers(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
-    sources = operate.sources_of(services)
+    sources = operator_views.sources_of(services)
 
     @routes.get("/workers.json", dependencies=[needs(Right.LOOK)])
     def workers_json() -> dict[str, Any]:
-        return operate.workers(services)
+        return operator_views.workers(services)
 
     @routes.get("/workers", dependencies=[needs(Right.LOOK)])
     @live.every(3)
     def workers_page(request: Request) -> Response:
-        return show(request, "workers.html", lambda: operate.workers(services))
+        return show(request, "workers.html", lambda: operator_views.workers(services))
 
     @routes.get("/workers/{worker_id}.json", dependencies=[needs(Right.LOOK)])
     def worker_json(worker_id: str) -> dict[str, Any]:
-        return operate.worker(services, worker_id)
+        return operator_views.worker(services, worker_id)
 
     @routes.get("/workers/{worker_id}", dependencies=[needs(Right.LOOK)])
     @live.every(3)
     def worker_page(request: Request, worker_id: str) -> Response:
-        return show(request, "worker.html", lambda: operate.worker(services, worker_id))
+        return show(request, "worker.html", lambda: operator_views.worker(services, worker_id))
 
     @routes.api_route("/workers/{worker_id}/drain", methods=["GET", "POST"], dependencies=[needs(Right.OPERATE)])
     def drain(request: Request, worker_id: str) -> Response:
@@ -148,24 +148,24 @@ def _add_workers(routes: APIRouter, services: Services, show: Show, live: LivePa
 
 
 def _add_tenants(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
-    sources = operate.sources_of(services)
+    sources = operator_views.sources_of(services)
 
     @routes.get("/tenants.json", dependencies=[needs(Right.LOOK)])
     def tenants_json() -> dict[str, Any]:
-        return operate.all_tenants(services)
+        return operator_views.all_tenants(services)
 
     @routes.get("/tenants", dependencies=[needs(Right.LOOK)])
     @live.every(3)
     def tenants_page(request: Request) -> Response:
-        return show(request, "tenants.html", lambda: operate.all_tenants(services))
+        return show(request, "tenants.html", lambda: operator_views.all_tenants(services))
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}/schema.json", dependencies=[needs(Right.READ)])
     def schema_json(cluster_id: Id, tenant_id: Id, at: _At = None) -> dict[str, Any]:
-        return operate.schema(services, Tenant(cluster_id, tenant_id), at)
+        return operator_views.schema(services, Tenant(cluster_id, tenant_id), at)
 
     @routes.get("/tenants/{cluster_id}/{tenant_id}/schema", dependencies=[needs(Right.READ)])
     def schema_page(request: Request, cluster_id: Id, tenant_id: Id, at: _At = None) -> Response:
-        return show(request, "schema.html", lambda: operate.schema(services, Tenant(cluster_id, tenant_id), at))
+        return show(request, "schema.html", lambda: operator_views.schema(services, Tenant(cluster_id, tenant_id), at))
 
     @routes.api_route(
         "/tenants/{cluster_id}/{tenant_id}/pause", methods=["GET", "POST"], dependencies=[needs(Right.TENANT)]
@@ -210,21 +210,21 @@ def _add_tenants(routes: APIRouter, services: Services, show: Show, live: LivePa
 def _add_lists(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
     @routes.get("/gaps.json", dependencies=[needs(Right.LOOK)])
     def watermark_gaps_json(tenant: _Tenant = None) -> dict[str, Any]:
-        return operate.watermark_gaps(services, _tenant(tenant))
+        return operator_views.watermark_gaps(services, _tenant(tenant))
 
     @routes.get("/gaps", dependencies=[needs(Right.LOOK)])
     @live.every(3)
     def watermark_gaps_page(request: Request, tenant: _Tenant = None) -> Response:
-        return show(request, "gaps.html", lambda: operate.watermark_gaps(services, _tenant(tenant)))
+        return show(request, "gaps.html", lambda: operator_views.watermark_gaps(services, _tenant(tenant)))
 
     @routes.get("/events.json", dependencies=[needs(Right.LOOK)])
     def events_json(tenant: _Tenant = None, cursor: _Cursor = None, kind: _Kind = None) -> dict[str, Any]:
-        return operate.events(services, cursor, kind, _tenant(tenant))
+        return operator_views.events(services, cursor, kind, _tenant(tenant))
 
     @routes.get("/events", dependencies=[needs(Right.LOOK)])
     @live.every(3)
     def events_page(request: Request, tenant: _Tenant = None, cursor: _Cursor = None, kind: _Kind = None) -> Response:
-        return show(request, "events.html", lambda: operate.events(services, cursor, kind, _tenant(tenant)))
+        return show(request, "events.html", lambda: operator_views.events(services, cursor, kind, _tenant(tenant)))
 
 
 def _actor(request: Request) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from apiserver import schema_facts
+from apiserver import schema_views
 from apiserver.console import strips
 from apiserver.routes import tenants as tenant_routes
 from apiserver.routes.schemas import describe
@@ -146,13 +146,13 @@ def all_tenants(services: Services) -> dict[str, Any]:
 
 def schema(services: Services, who: Tenant, at: str | None) -> dict[str, Any]:
     """The schema as of one of its DDL events: the tables of then, and what that event changed."""
-    history, resolved = schema_facts.history_of(services, who)
+    history, resolved = schema_views.history_of(services, who)
     told = history.events(history.start_ts, resolved)
-    ts = schema_facts.moment(services, history, resolved, at, resolved)
+    ts = schema_views.moment(services, history, resolved, at, resolved)
     stamps = sorted({event.commit_ts for event in told})
     step = bisect_right(stamps, ts)
     since = stamps[step - 2] if step >= 2 else history.start_ts
-    changed = schema_facts.schema_diff(services, who, str(since), str(stamps[step - 1])) if step else None
+    changed = schema_views.schema_diff(services, who, str(since), str(stamps[step - 1])) if step else None
     items = [
         {"database": database.name, **describe(table)}
         for database in history.databases(ts)
@@ -167,7 +167,7 @@ def schema(services: Services, who: Tenant, at: str | None) -> dict[str, Any]:
         "step": step,
         "steps": [str(history.start_ts), *(str(stamp) for stamp in stamps)],
         "ddl_total": len(told),
-        "ddl": [schema_facts.event_fact(event) for event in newest[:ROWS]],
+        "ddl": [schema_views.event_view(event) for event in newest[:ROWS]],
         "changed": changed,
         "tables": items[:_TABLES_SHOWN],
         "tables_total": len(items),

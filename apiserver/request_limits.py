@@ -20,7 +20,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apiserver.callers import caller_of
-from apiserver.core.rates import Buckets, Policy
+from apiserver.core.token_buckets import Buckets, Policy
 from tistream.clock import Clock
 from tistream.errors import RateLimited, TooLarge
 from tistream.http import problem
@@ -56,7 +56,7 @@ class RateLimits:
         return found
 
 
-class Guard:
+class RequestLimits:
     """The middleware."""
 
     def __init__(self, app: ASGIApp, *, limits: RateLimits, clock: Clock) -> None:

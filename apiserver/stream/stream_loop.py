@@ -18,7 +18,7 @@ from typing import TypeVar
 import structlog
 
 from apiserver.compression import Coder
-from apiserver.stream.following import Following
+from apiserver.stream.followers import Followers
 from apiserver.stream.frames import Frames, Mark
 from apiserver.waker import Watch
 from reading import position
@@ -40,12 +40,12 @@ Send = Callable[[Piece], Awaitable[None]]
 _Start = tuple[bool, tuple[Mark, list[Piece]] | None]  # whether there is more, and the coded page if it fits
 
 
-class Pump:
+class StreamLoop:
     """One stream. `send` takes coded bytes and returns when the socket has taken what came before them."""
 
     def __init__(
         self,
-        following: Following,
+        followers: Followers,
         request: PullRequest,
         frames: Frames,
         coder: Coder,
@@ -54,7 +54,7 @@ class Pump:
         still_in: Callable[[], Awaitable[None]],
     ) -> None:
         """`first` is the stream's first page, made as of now. `still_in` raises once the consumer's key has ended."""
-        self._following, self._frames, self._coder, self._send = following, frames, coder, send
+        self._followers, self._frames, self._coder, self._send = followers, frames, coder, send
         self._first: PullAnswer | None = first
         self._still_in = still_in
         self._end_ts = first.end_ts
@@ -80,8 +80,8 @@ class Pump:
 
     async def run(self) -> None:
         """Stream until the end is reached, the process stops, or something fails for good."""
-        has_more, start = await self._following.run(self._begin)
-        with self._following.waker.watching(self._request.scope.tenant) as watch:
+        has_more, start = await self._followers.run(self._begin)
+        with self._followers.waker.watching(self._request.scope.tenant) as watch:
             while True:
                 if start is None:
                     return await self._last("schema-changed")
@@ -134,7 +134,7 @@ class Pump:
 
     def _make(self, moment: Served) -> _Start:
         request = replace(self._request, cursor=self._delivered.cursor)
-        answer = self._following.pages.make(self._following.services, request, moment)
+        answer = self._followers.pages.make(self._followers.services, request, moment)
         return answer.has_more, self._cut(answer)
 
     def _cut(self, answer: PullAnswer) -> tuple[Mark, list[Piece]] | None:
@@ -146,26 +146,26 @@ class Pump:
 
     async def _now(self) -> Served | None:
         """There is more of what is served already."""
-        if self._following.waker.closing:
+        if self._followers.waker.closing:
             return None
         tenant = self._request.scope.tenant
-        return self._following.moments.known(tenant, self._seen) or await self._moment(self._seen)
+        return self._followers.served.known(tenant, self._seen) or await self._moment(self._seen)
 
     async def _news(self, watch: Watch) -> Served | None:
         """The moment at which there may be something to deliver; None when the stream is to end. Meanwhile it says each
         second how far the watermark is."""
         scope = self._request.scope
-        while not self._following.waker.closing:
+        while not self._followers.waker.closing:
             left = self._told_at + _RESOLVED_EACH_S - self._loop.time()
             moved = await watch.moved(self._seen, max(0.0, left))
             if moved is None:
                 await self._tell()
                 continue
-            moment = self._following.moments.known(scope.tenant, moved) or await self._moment(moved)
+            moment = self._followers.served.known(scope.tenant, moved) or await self._moment(moved)
             self._seen = moment.covers
             if moment.resolved <= self._at:
                 continue
-            if not self._following.moments.is_idle(scope, self._at, moment, concerns):
+            if not self._followers.served.is_idle(scope, self._at, moment, concerns):
                 return moment
             self._at = moment.resolved if self._end_ts is None else min(moment.resolved, self._end_ts)
             if self._is_at_end() or self._loop.time() - self._told_at >= _QUIET_MOVES_EACH_S:
@@ -178,16 +178,16 @@ class Pump:
         return self._end_ts is not None and self._at >= self._end_ts
 
     async def _moment(self, watermark: int) -> Served:
-        return await self._retried(self._following.moments.at, self._request.scope.tenant, watermark)
+        return await self._retried(self._followers.served.at, self._request.scope.tenant, watermark)
 
     async def _retried(self, make: Callable[..., T], *args: object) -> T:
         """Do it in a thread; again, with signs of life between, while catalog or bucket do not answer."""
         pause_s = _RETRY_FIRST_S
         while True:
             try:
-                return await self._following.run(make, *args)
+                return await self._followers.run(make, *args)
             except TiStreamError as e:
-                if e.kind is not ErrorKind.RETRY or self._following.waker.closing:
+                if e.kind is not ErrorKind.RETRY or self._followers.waker.closing:
                     raise
                 log.warning("a stream waits", scope=str(self._request.scope), cause=str(e))
             await asyncio.sleep(pause_s)
