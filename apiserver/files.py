@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from reading.deps import Services
-from reading.position import Scope, check_start, parse_ts
+from reading.scope import Scope
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import SegmentFormat
@@ -73,17 +73,15 @@ def listing(
     formats: Collection[SegmentFormat],
 ) -> Listing:
     """List as of now. Timestamps as a pull takes them."""
-    row, history, resolved = services.served(scope.tenant)
-    now_ms = services.clock.unix_ms()
-    after = parse_ts(start_ts, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
-    upto = min(parse_ts(end_ts, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms), resolved)
-    if history is not None:
-        check_start(after, earliest=row.earliest_ts, resolved_ts=resolved, now_ms=now_ms)
+    served, now_ms = services.served(scope.tenant), services.clock.unix_ms()
+    resolved = served.resolved
+    after, upto = served.parse_ts(start_ts, now_ms), min(served.parse_ts(end_ts, now_ms), resolved)
+    if served.history is not None:
+        served.check_start(after, now_ms)
     table_ids = None
     if scope.database is not None:
-        if history is None:
-            raise NotFound(f"Tenant {scope.tenant} has no schema yet: its first schema snapshot has not been pushed.")
-        table_ids = tuple(sorted(history.physical_ids(scope.database, scope.table, min(after, resolved), resolved)))
+        ids = served.known_history.physical_ids(scope.database, scope.table, min(after, resolved), resolved)
+        table_ids = tuple(sorted(ids))
         if not table_ids:
             raise NotFound(f"There was no {scope} at any time of the interval.", scope=str(scope))
     leases.hold()

@@ -14,16 +14,14 @@ from schemas.history import History
 from schemas.model import Column, DdlEvent
 from schemas.types import full_type
 from tistream import ts as tso
-from tistream.errors import CursorInvalid, NotFound
+from tistream.errors import CursorInvalid
 from tistream.ids import Tenant
 
 
 def history_of(services: Services, tenant: Tenant) -> tuple[History, int]:
     """The tenant's history and the timestamp up to which it is served. NotFound while it has none."""
-    _, history, resolved = services.served(tenant)
-    if history is None:
-        raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
-    return history, max(resolved, history.start_ts)
+    served = services.served(tenant)
+    return served.known_history, max(served.resolved, served.known_history.start_ts)
 
 
 def moment(services: Services, history: History, resolved: int, text: str | None, missing: int) -> int:

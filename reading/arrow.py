@@ -29,7 +29,7 @@ from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
 from reading.core.page_rows import only
 from reading.core.split import order_messages
 from reading.decode import Quarantined, decode_rows, rows_of
-from reading.position import Scope
+from reading.scope import Scope
 from schemas.history import History
 from schemas.layout import row_layout
 from schemas.lineage import table_ids

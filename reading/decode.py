@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from reading.core.changes import TableChanges
 from reading.core.split import build_changes
-from reading.position import Scope
+from reading.scope import Scope
 from schemas.history import History
 from schemas.layout import key_layout, row_layout
 from schemas.model import Table

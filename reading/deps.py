@@ -10,8 +10,8 @@ from typing import Annotated
 from fastapi import Path
 
 from reading.excluded_rows import ExcludedRows
+from reading.position import Served
 from reading.reader import LogReader
-from schemas.history import History
 from schemas.registry.schema_registry import SavePolicy, SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy import tenants
@@ -74,8 +74,8 @@ class Services:
             problems=all_problems,
         )
 
-    def served(self, tenant: Tenant) -> tuple[tenants.TenantRow, History | None, int]:
-        """The tenant, its schema history, and the timestamp up to which everything is served.
+    def served(self, tenant: Tenant) -> Served:
+        """What is served of the tenant now.
 
         W = min(durable watermark of every task), read first: the history then covers at least W, so every row at or
         below W is decoded with a known schema, and every segment up to W is in the catalog. A tenant that still awaits
@@ -83,7 +83,8 @@ class Services:
         """
         row = tenants.get_tenant(self.catalog, tenant)
         if not row.start_ts:
-            return row, None, 0
-        resolved = tasks.served_watermark(self.catalog, tenant)
+            return Served(row=row, history=None, resolved=0, covers=0)
+        watermark = tasks.served_watermark(self.catalog, tenant)
         history = self.registry.history(tenant)
-        return row, history, min(resolved, history.resolved_ts)
+        resolved = min(watermark, history.resolved_ts)
+        return Served(row=row, history=history, resolved=resolved, covers=resolved)

@@ -1,4 +1,4 @@
-"""Where a pull starts and ends: scopes, cursors and the forms of a timestamp.
+"""Where a pull starts and ends: what is served, cursors and the forms of a timestamp.
 
 A cursor is an opaque, URL-safe, versioned resume point: "every change of this scope with commit_ts at or below T has
 been delivered". It names no file, offset, task or region, so splits, merges, failovers, DDL and compaction leave it
@@ -17,6 +17,7 @@ from typing import Protocol
 
 import orjson
 
+from reading.scope import Scope, check_names
 from schemas.history import History
 from tistream import ts as tso
 from tistream.catalog.log.retention import expired
@@ -33,16 +34,39 @@ FORMS = "a TSO, an RFC 3339 time, 'earliest', 'latest', or a span such as '-15m'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """What a pull covers: a tenant, one of its databases, or one table."""
+class Served:
+    """What is served of a tenant."""
 
-    tenant: Tenant
-    database: str | None = None
-    table: str | None = None
+    row: TenantRow
+    history: History | None  #: None while the tenant awaits its first schema snapshot
+    resolved: int  #: the served watermark
+    covers: int  #: valid for watermarks of tasks up to this
 
-    def __str__(self) -> str:
-        parts = [str(self.tenant), self.database or "*", self.table or "*"]
-        return "/".join(parts)
+    @property
+    def known_history(self) -> History:
+        """The schema history. NotFound before the first schema snapshot."""
+        if self.history is None:
+            raise NotFound(
+                f"Tenant {self.row.tenant} has no schema yet: its first schema snapshot has not been pushed."
+            )
+        return self.history
+
+    def parse_ts(self, text: str, now_ms: int) -> int:
+        """See `parse_ts`; `earliest` and `latest` are those of the tenant."""
+        return parse_ts(text, earliest=self.row.earliest_ts, latest=self.resolved, now_ms=now_ms)
+
+    def check_start(self, start_ts: int, now_ms: int) -> None:
+        """See `check_start`."""
+        check_start(start_ts, earliest=self.row.earliest_ts, resolved_ts=self.resolved, now_ms=now_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The part (after, upto] of what is served that a request covers."""
+
+    after: int
+    upto: int
+    end_ts: int | None  #: the request's `end_ts` as a TSO; may lie above the served watermark
 
 
 class Position(Protocol):
@@ -117,27 +141,26 @@ def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
     return min(max(0, tso.compose((when - _EPOCH) // timedelta(milliseconds=1))), _NUMBER_MAX)
 
 
-def interval(request: Position, row: TenantRow, resolved: int, now_ms: int) -> tuple[int, int]:
-    """(after, upto): the requested part of what is served."""
+def locate(request: Position, served: Served, now_ms: int) -> Interval:
+    """The requested part of what is served.
+
+    Names are checked where a read starts, not where it resumes: a reader of a dropped table continues to get empty
+    bodies. Errors: CursorInvalid, InvalidInput, TsExpired, TsOutOfRange, NotFound.
+    """
     if request.cursor is not None:
         # a cursor at 0 was given out before the tenant's schema snapshot arrived
-        after = decode_cursor(request.cursor, request.scope) or row.start_ts
+        after = decode_cursor(request.cursor, request.scope) or served.row.start_ts
     else:
-        text = "earliest" if request.start_ts is None else request.start_ts
-        after = parse_ts(text, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
-    end = end_ts(request, row, resolved, now_ms)
-    if end is None:
-        return after, resolved
-    if end < after and request.cursor is None:
+        after = served.parse_ts("earliest" if request.start_ts is None else request.start_ts, now_ms)
+    end = None if request.end_ts is None else served.parse_ts(request.end_ts, now_ms)
+    if end is not None and end < after and request.cursor is None:
         raise InvalidInput(f"The pull ends ({end}) before it starts ({after}).", start_ts=after, end_ts=end)
-    return after, min(end, resolved)
-
-
-def end_ts(request: Position, row: TenantRow, resolved: int, now_ms: int) -> int | None:
-    """The TSO of the request's `end_ts`; None when it has none."""
-    if request.end_ts is None:
-        return None
-    return parse_ts(request.end_ts, earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
+    if served.history is not None:
+        served.check_start(after, now_ms)
+        if request.cursor is None:
+            check_names(served.history, request.scope, min(after, served.resolved), served.resolved)
+    upto = served.resolved if end is None else min(end, served.resolved)
+    return Interval(after=after, upto=upto, end_ts=end)
 
 
 def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) -> None:
@@ -150,21 +173,3 @@ def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) 
             f"{start_ts} ({tso.to_text(start_ts) if start_ts < 1 << 62 else 'far'}) lies in the future.",
             latest_ts=str(resolved_ts),
         )
-
-
-def check_names(history: History, scope: Scope, after: int, upto: int) -> None:
-    """Refuse a database or table that did not exist at any time of the interval. NotFound with a suggestion."""
-    if scope.database is None or history.physical_ids(scope.database, scope.table, after, upto):
-        return
-    try:
-        _find(history, scope, after)
-    except NotFound:
-        _find(history, scope, upto)
-
-
-def _find(history: History, scope: Scope, ts: int) -> None:
-    assert scope.database is not None
-    if scope.table is None:
-        history.database(scope.database, ts)
-    else:
-        history.find(scope.database, scope.table, ts)

@@ -12,31 +12,20 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from reading.deps import Services
-from reading.position import Scope
+from reading.position import Served
+from reading.scope import Scope, concerns
 from schemas.history import History
-from schemas.model import DdlEvent
 from tistream.catalog.log import committed
-from tistream.catalog.tenancy.tenants import TenantRow
 from tistream.ids import Tenant
 
 _SEGMENTS_MAX = 64  # of one step; with more, the step counts for every table
 _STEPS_KEPT = 128
 _TENANTS_KEPT = 256
 _SCOPES_KEPT = 1024  # of one tenant
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What is served of a tenant."""
-
-    row: TenantRow
-    history: History | None
-    resolved: int
-    covers: int  #: valid for watermarks up to this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +72,16 @@ class ServedCache:
             return self._read(tenant, entry, 0)
 
     def _read(self, tenant: Tenant, entry: _Entry, watermark: int) -> Served:
-        row, history, resolved = self._services.served(tenant)
-        last = entry.served
+        served, last = self._services.served(tenant), entry.served
+        resolved = served.resolved
         if last is not None and 0 < last.resolved < resolved:
             entry.steps.append(self._step(tenant, last.resolved, resolved))
         elif last is None or last.resolved != resolved:
             entry.steps.clear()
-        entry.served = Served(row=row, history=history, resolved=resolved, covers=max(resolved, watermark))
+        entry.served = replace(served, covers=max(resolved, watermark))
         return entry.served
 
-    def is_idle(self, scope: Scope, after: int, served: Served, concerns: Callable[[DdlEvent, Scope], bool]) -> bool:
+    def is_idle(self, scope: Scope, after: int, served: Served) -> bool:
         """Whether there is surely nothing for the scope in (after, served.resolved]; never blocks."""
         entry, history = self._entries.get(scope.tenant), served.history
         if entry is None or history is None:

@@ -9,13 +9,13 @@ a plan made again with the same start and end may have other parts but covers th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from reading.core.cuts import bounded_end, cut_points, estimated_rows
 from reading.deps import Services
-from reading.position import Scope, check_names, check_start, encode_cursor, interval
+from reading.position import encode_cursor, locate
+from reading.scope import Scope, table_ids
 from tistream.catalog.log import committed
 from tistream.catalog.log.retention import check_floor
 from tistream.limits import PULL_ROWS_MAX
@@ -66,21 +66,14 @@ class Plan:
 
 def plan(services: Services, request: SplitRequest) -> Plan:
     """Plan against the newest served state. Raises as a pull from the same position."""
-    scope = request.scope
-    row, history, resolved = services.served(scope.tenant)
-    now_ms = services.clock.unix_ms()
-    after, upto = interval(request, row, resolved, now_ms)
-    table_ids: Collection[int] | None = None
-    if history is not None:
-        check_start(after, earliest=row.earliest_ts, resolved_ts=resolved, now_ms=now_ms)
-        if request.cursor is None:
-            check_names(history, scope, min(after, resolved), resolved)
-        if scope.database is not None and after < upto:
-            table_ids = history.physical_ids(scope.database, scope.table, after, upto)
-    if history is None or upto <= after:
+    scope, served = request.scope, services.served(request.scope.tenant)
+    asked = locate(request, served, services.clock.unix_ms())
+    after, upto, resolved = asked.after, asked.upto, served.resolved
+    if served.history is None or upto <= after:
         return _plan(scope, [], after, after, resolved, has_more=False, request=request)
+    ids = table_ids(served.history, scope, after, upto)
     found = committed.find_segments(
-        services.catalog, scope.tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=_SEGMENTS_MAX
+        services.catalog, scope.tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=_SEGMENTS_MAX
     )
     check_floor(services.catalog, scope.tenant, after)
     end = upto if len(found) < _SEGMENTS_MAX else max(after, min(upto, found[-1].lo_ts - 1))
@@ -90,7 +83,7 @@ def plan(services: Services, request: SplitRequest) -> Plan:
     if end == after or (few and end < upto):
         # exact count; cheap, because the readers fetch the same segments next
         rows = min(request.rows or PULL_ROWS_MAX, PULL_ROWS_MAX)
-        page = services.reader.page(scope.tenant, after=after, upto=upto, rows=rows, table_ids=table_ids)
+        page = services.reader.page(scope.tenant, after=after, upto=upto, rows=rows, table_ids=ids)
         end = max(end, page.upto)
     return _plan(scope, found, after, end, resolved, has_more=end < upto, request=request)
 

@@ -21,8 +21,9 @@ from apiserver.stream.answer import PageAnswer, gone
 from apiserver.stream.followers import Followers
 from reading import position
 from reading.deps import Id, Services
-from reading.position import Scope
-from reading.pull import ARROW_FORMS, PullAnswer, PullRequest, pull
+from reading.pull import PullAnswer, PullRequest, pull
+from reading.rendering import ARROW_FORMS
+from reading.scope import Scope
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right

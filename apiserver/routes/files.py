@@ -22,7 +22,8 @@ from apiserver.core.byte_ranges import ByteRange, NoSuchBytes, asked_range, name
 from apiserver.table_files import TableFiles
 from reading.asof.read import RowsRequest
 from reading.deps import Id, Services
-from reading.position import FORMS, Scope
+from reading.position import FORMS
+from reading.scope import Scope
 from tistream import ts as tso
 from tistream.catalog.log.committed import SegmentFormat
 from tistream.catalog.log.files import file_bytes

@@ -79,7 +79,7 @@ def explained(services: Services, tenant: Tenant) -> dict[str, Any]:
     workers = {worker.worker_id: worker for worker in list_workers(services.catalog)}
     told = _told(owned, workers)
     marks = {**{t: r.watermark for t, r in told.items()}, **{t: s.watermark for t, s in here.items()}}
-    served, now_ms = services.served(tenant)[2], services.clock.unix_ms()
+    served, now_ms = services.served(tenant).resolved, services.clock.unix_ms()
     points = Points(
         durable=min((_cut(store, newest) for store in followed), default=None) if newest else None,
         fetched=min((store.max_cut_ts for store in followed), default=None),

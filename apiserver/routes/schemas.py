@@ -8,11 +8,9 @@ from fastapi import APIRouter, Query
 
 from apiserver import schema_views
 from reading.deps import Id, Services
-from reading.position import check_start, parse_ts
 from schemas.history import History
 from schemas.model import Table
 from schemas.types import full_type
-from tistream.errors import NotFound
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
@@ -76,10 +74,8 @@ def describe(table: Table) -> dict[str, Any]:
 
 def _at(services: Services, tenant: Tenant, text: str | None) -> tuple[History, int]:
     """The history and the timestamp that `text` names; a time above what is served becomes what is served."""
-    row, history, resolved = services.served(tenant)
-    if history is None:
-        raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
-    now_ms = services.clock.unix_ms()
-    ts = parse_ts(text or "latest", earliest=row.earliest_ts, latest=resolved, now_ms=now_ms)
-    check_start(ts, earliest=row.earliest_ts, resolved_ts=resolved, now_ms=now_ms)
-    return history, min(ts, resolved)
+    served, now_ms = services.served(tenant), services.clock.unix_ms()
+    history = served.known_history
+    ts = served.parse_ts(text or "latest", now_ms)
+    served.check_start(ts, now_ms)
+    return history, min(ts, served.resolved)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query
 
 from apiserver.routes.changes import Cursor, EndTs, StartTs
 from reading.deps import Id, Services
-from reading.position import Scope
+from reading.scope import Scope
 from reading.splits import SplitRequest, plan, shown
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import needs

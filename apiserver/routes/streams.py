@@ -36,8 +36,9 @@ from apiserver.stream.frames import SSE, ArrowFrames, EventFrames, Frames, LineF
 from apiserver.stream.stream_loop import StreamLoop
 from reading.deps import Id, Services
 from reading.formats import create_format, parse_options
-from reading.position import Scope
-from reading.pull import ARROW_FORMS, PullRequest
+from reading.pull import PullRequest
+from reading.rendering import ARROW_FORMS
+from reading.scope import Scope
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import needs, still_in
 from tistream.http.auth.core.roles import Right

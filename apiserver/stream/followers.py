@@ -20,8 +20,9 @@ from typing import ParamSpec, TypeVar
 from apiserver.stream.pages import SharedPages
 from apiserver.waker import Waker
 from reading.deps import Services
+from reading.position import Served
 from reading.pull import PullAnswer, PullRequest
-from reading.served import Served, ServedCache
+from reading.served import ServedCache
 from tistream.catalog.work.tasks import served_watermarks
 from tistream.errors import TooManyOpen
 from tistream.ids import Tenant

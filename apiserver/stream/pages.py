@@ -12,8 +12,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 
 from reading.deps import Services
+from reading.position import Served
 from reading.pull import PullAnswer, PullRequest, pull
-from reading.served import Served
 
 _KEPT_BYTES_MAX = 32 << 20
 _KEPT_MAX = 256

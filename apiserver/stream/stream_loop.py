@@ -22,8 +22,8 @@ from apiserver.stream.followers import Followers
 from apiserver.stream.frames import Frames, Mark
 from apiserver.waker import Watch
 from reading import position
-from reading.pull import PullAnswer, PullRequest, concerns
-from reading.served import Served
+from reading.position import Served
+from reading.pull import PullAnswer, PullRequest
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.http import problem
 
@@ -165,7 +165,7 @@ class StreamLoop:
             self._seen = moment.covers
             if moment.resolved <= self._at:
                 continue
-            if not self._followers.served.is_idle(scope, self._at, moment, concerns):
+            if not self._followers.served.is_idle(scope, self._at, moment):
                 return moment
             self._at = moment.resolved if self._end_ts is None else min(moment.resolved, self._end_ts)
             if self._is_at_end() or self._loop.time() - self._told_at >= _QUIET_MOVES_EACH_S:

@@ -27,7 +27,7 @@ from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.retention import expired
 from tistream.catalog.log.seeds import list_seeds
 from tistream.catalog.tenancy.tenants import get_tenant
-from tistream.errors import AheadOfWatermark, NotFound
+from tistream.errors import AheadOfWatermark
 from tistream.ids import Tenant
 
 _CHOICES_MAX = 10  # of bases, when each is retired before it can be read
@@ -123,10 +123,9 @@ def _chosen(
 
 def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int, int, int]:
     """(history, TSO of `text`, served watermark, start of the log)."""
-    row, history, resolved = services.served(tenant)
-    if history is None:
-        raise NotFound(f"Tenant {tenant} has no schema yet: its first schema snapshot has not been pushed.")
-    earliest = max(row.earliest_ts, history.start_ts)
+    served = services.served(tenant)
+    history, resolved = served.known_history, served.resolved
+    earliest = max(served.row.earliest_ts, history.start_ts)
     as_of = parse_ts(text, earliest=earliest, latest=resolved, now_ms=services.clock.unix_ms())
     if as_of < earliest:
         raise expired(as_of, earliest)
@@ -134,7 +133,7 @@ def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int,
         raise AheadOfWatermark(
             f"{as_of} is not served yet: the watermark is at {resolved}.", as_of=str(as_of), resolved_ts=str(resolved)
         )
-    return history, as_of, resolved, row.earliest_ts
+    return history, as_of, resolved, served.row.earliest_ts
 
 
 def _body(found: TableAsOf, format_: str) -> Iterator[bytes]:

@@ -24,8 +24,8 @@ from pusher.control import ControlUnavailable, IncarnationGrant, PushBundle
 from pusher.frontier import FrontierEntry, FrontierReader
 from pusher.worker import PusherWorker
 from reading.deps import Services
-from reading.position import Scope
 from reading.pull import PullRequest, pull
+from reading.scope import Scope
 from simulator.dst import threads
 from simulator.dst.database import SimCatalog
 from simulator.dst.network import SimFeed

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from reading import position
-from reading.position import Scope
+from reading.scope import Scope
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.log_builder import TENANT, recording_end, with_broken_value
 from tests.kit.open_folder import OpenFolder

@@ -17,7 +17,7 @@ import pytest
 
 from apiserver.stream.followers import FollowLimits
 from reading import position
-from reading.position import Scope
+from reading.scope import Scope
 from tests.kit.api_world import BASE
 from tests.kit.log_builder import TENANT
 from tests.kit.stream_world import StreamWorld, stream_world

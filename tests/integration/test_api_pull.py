@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from reading import position
-from reading.position import Scope
+from reading.scope import Scope
 from tests.kit import recording, replica
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.log_builder import TENANT, recording_end

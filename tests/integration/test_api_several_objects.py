@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from reading import position
-from reading.position import Scope
+from reading.scope import Scope
 from tests.kit.api_world import ONE_PAGE, ApiWorld, api_world, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT
 from tistream.catalog.log.committed import SegmentRow, find_segments

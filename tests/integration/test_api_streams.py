@@ -20,7 +20,7 @@ import zstandard
 
 from apiserver.stream.followers import FollowLimits
 from reading import position
-from reading.position import Scope
+from reading.scope import Scope
 from tests.kit.api_world import BASE, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.stream_world import StreamWorld, events_until, lines_of, sse_of, stream_world

@@ -26,8 +26,8 @@ from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, Report, compact_tenant, planned
 from compactor.local import LocalExecutor
 from reading.asof import source
-from reading.position import Scope
 from reading.reader import LogReader
+from reading.scope import Scope
 from simulator.capture import Capture, captured_rows
 from simulator.dst.mutants import replaced, reworded
 from tests.kit import replica

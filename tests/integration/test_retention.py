@@ -106,7 +106,7 @@ def test_below_the_floor_there_is_nothing_but_410(world: ApiWorld) -> None:
 def test_a_position_from_before_the_snapshot_is_refused_too(world: ApiWorld) -> None:
     """It stands at the beginning of the log, wherever that was: not at where it begins now."""
     from reading import position
-    from reading.position import Scope
+    from reading.scope import Scope
 
     give_up(world, world.log.cuts(2)[0])
     assert world.get("/changes", cursor=position.encode_cursor(Scope(tenant=TENANT), 0)).status_code == 410

@@ -19,7 +19,7 @@ from reading.asof.core import columns
 from reading.core.split import order_messages
 from reading.decode import Decoding, decode_rows
 from reading.formats import create_format, parse_options
-from reading.position import Scope
+from reading.scope import Scope
 from schemas import ddl, tidb_json
 from schemas.history import History
 from schemas.model import Database, Table

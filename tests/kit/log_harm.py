@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from reading.asof.read import RowsRequest, read_rows
 from reading.deps import Services
-from reading.position import Scope
 from reading.pull import PullRequest, pull
 from reading.reader import LogReader
+from reading.scope import Scope
 from tistream.catalog.log.committed import find_segments
 from tistream.codec.compacted_file import NO_FOOTER, Footer
 from tistream.codec.seed_file import KIND as ROWS_KIND
@@ -143,7 +143,7 @@ class Wants:
 def wants_of(services: Services, reader: Reader) -> Wants:
     """Ask in a sound world. A table must not be partitioned: its partitions may start from different bases."""
     scope, after, tables = reader.scope, reader.after, None
-    _, history, _ = services.served(scope.tenant)
+    history = services.served(scope.tenant).history
     assert history is not None
     if reader.as_of:
         assert scope.table is not None

@@ -116,7 +116,7 @@ def check_delivered(served: Served) -> None:
 
 def check_left_out(served: Served) -> None:
     """Each row that is not delivered is counted, as a copy or as written to an id that is gone."""
-    world, (_, history, _) = served.world, served.api.services.served(TENANT)
+    world, history = served.world, served.api.services.served(TENANT).history
     assert history is not None
     found = Counter[IdStatus]()
     for part in excluded_rows(history, world.rows):

@@ -67,7 +67,7 @@ def warm(columns: Sequence[tuple[int, int, int, int, str]]) -> None:
     from reading.core.split import order_messages
     from reading.decode import decode_rows
     from reading.formats import create_format, parse_options
-    from reading.position import Scope
+    from reading.scope import Scope
     from schemas.history import History
     from schemas.model import Column, Database, Table
     from schemas.snapshot import SchemaSnapshot

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from reading.deps import Services
-from reading.position import Scope as PullScope
 from reading.pull import PullAnswer, PullRequest, pull
+from reading.scope import Scope as PullScope
 from reading.splits import SplitRequest, plan, shown
 from tistream.catalog.database.engine import Catalog
 from tistream.clock import SystemClock

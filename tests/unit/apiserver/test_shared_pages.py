@@ -13,9 +13,10 @@ import pytest
 from apiserver.stream import pages as shared
 from apiserver.stream.pages import SharedPages
 from reading import position
-from reading.position import Scope
+from reading.position import Served
 from reading.pull import PullAnswer, PullRequest
-from reading.served import Served, ServedCache
+from reading.scope import Scope
+from reading.served import ServedCache
 from tests.kit.api_world import api_world
 from tests.kit.log_builder import TENANT
 from tistream.errors import InvalidInput

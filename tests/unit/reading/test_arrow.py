@@ -19,7 +19,7 @@ from reading.core.split import order_messages
 from reading.decode import decode_rows
 from reading.formats import create_format
 from reading.formats.lines import written
-from reading.position import Scope
+from reading.scope import Scope
 from schemas.model import Column
 from tests.kit.recording import committed_rows, recorded_history
 from tistream.ids import Tenant

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reading import position
-from reading.position import Scope
+from reading.scope import Scope
 from tistream.errors import CursorInvalid
 from tistream.ids import Tenant
 

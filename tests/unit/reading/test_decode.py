@@ -8,7 +8,7 @@ import pytest
 
 from reading.core.changes import DELETE, INSERT, TableChanges
 from reading.decode import decode_rows, rows_of
-from reading.position import Scope
+from reading.scope import Scope
 from tests.kit.log_builder import with_broken_value
 from tests.kit.recording import committed_rows, recorded_history
 from tistream.codec.table_key import index_key

@@ -9,7 +9,7 @@ import pytest
 
 from reading.decode import rows_of
 from reading.excluded_rows import ExcludedRows, excluded_rows
-from reading.position import Scope
+from reading.scope import Scope
 from schemas.ids import IdStatus
 from tests.kit.recording import committed_rows, recorded_history
 from tistream.codec.table_key import record_key

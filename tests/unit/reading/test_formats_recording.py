@@ -15,7 +15,7 @@ from reading.core.split import order_messages
 from reading.decode import Decoding, decode_rows
 from reading.formats import FormatOptions, create_format
 from reading.formats.lines import written
-from reading.position import Scope
+from reading.scope import Scope
 from tests.kit.recording import committed_rows, expected, recorded_history
 from tests.kit.ticdc import squash, takes_effect_early
 from tistream.ids import Tenant

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from reading.position import Scope
-from reading.pull import concerns
+from reading.scope import Scope, concerns
 from schemas.actions import Action
 from schemas.model import DdlEvent, Table
 from tistream.ids import Tenant

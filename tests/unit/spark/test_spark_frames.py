@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from reading import arrow
-from reading.position import Scope
+from reading.scope import Scope
 from schemas import ddl, tidb_json
 from schemas.history import History
 from schemas.model import Database

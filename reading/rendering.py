@@ -1,0 +1,102 @@
+"""Renders a page of the log in the format of a request: text lines, one JSON document, or Arrow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+import pyarrow as pa
+
+from reading import arrow, body
+from reading.core.split import order_messages
+from reading.decode import decode_rows
+from reading.formats import FormatOptions, create_format
+from reading.reader import LogPage
+from reading.scope import Scope, concerns
+from schemas.history import History
+from tistream import ts as tso
+
+ARROW_FORMS = ("arrow", "raw-arrow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """The body of a page."""
+
+    content: pa.Buffer
+    end: int  #: everything of the scope up to here is in the content
+    has_more: bool = False
+    quarantined: int = 0  #: rows that could not be decoded
+    holds_changes: bool = False  #: or quarantined rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """How a request wants its pages. `arrow` of one table is decoded; several tables and `raw-arrow` are not."""
+
+    scope: Scope
+    format: str
+    options: FormatOptions
+    buffers: str | None  #: compression of Arrow buffers
+    watermarks: bool  #: text: end a last page with a watermark line
+
+    def page(self, history: History, found: LogPage, after: int) -> Rendered:
+        """The rows and DDL in (after, found.upto]. An Arrow page ends early where the table's columns change."""
+        if self.format not in ARROW_FORMS:
+            return self._text(history, found, after)
+        if self._decodes:
+            native = arrow.native_page(history, found.rows, self.scope, found.upto, self.buffers)
+            return Rendered(
+                content=native.content,
+                end=native.end,
+                has_more=found.has_more or native.end < found.upto,
+                quarantined=native.quarantined,
+                holds_changes=native.rows + native.quarantined > 0,
+            )
+        raw = arrow.raw_page(history, found.rows, self.scope)
+        content = arrow.ipc(raw, self.buffers)
+        return Rendered(content=content, end=found.upto, has_more=found.has_more, holds_changes=raw.num_rows > 0)
+
+    def empty(self, history: History | None, ts: int) -> pa.Buffer:
+        """The body without changes; Arrow has the columns that the table has at `ts`."""
+        if self.format not in ARROW_FORMS:
+            return pa.py_buffer(b"")
+        table = arrow.empty(history, self.scope, ts) if self._decodes else arrow.RAW.empty_table()
+        return arrow.ipc(table, self.buffers)
+
+    @property
+    def _decodes(self) -> bool:
+        return self.format == "arrow" and self.scope.table is not None
+
+    def _text(self, history: History, found: LogPage, after: int) -> Rendered:
+        in_json = self.format == "json"
+        fmt = create_format("ndjson" if in_json else self.format, self.options)
+        decoded = decode_rows(history, found.rows, self.scope, bare_deletes=fmt.bare_deletes)
+        changes = order_messages(decoded.changes, split=fmt.splits_updates)
+        events = [e for e in history.events(after, found.upto) if concerns(e, self.scope)]
+        watermark = found.upto if self.watermarks and not (found.has_more or in_json) else None
+        separator = b"," if in_json else None
+        content = body.render(fmt, changes, events, decoded.quarantined, watermark, separator=separator)
+        quarantined = len(decoded.quarantined)
+        return Rendered(
+            content=content,
+            end=found.upto,
+            has_more=found.has_more,
+            quarantined=quarantined,
+            holds_changes=content.size > 0 or quarantined > 0,
+        )
+
+
+def json_document(page: Rendered, next_cursor: str, resolved: int, now_ms: int) -> pa.Buffer:
+    """The items of a page and its position as one JSON object."""
+    meta = orjson.dumps(
+        {
+            "next_cursor": next_cursor,
+            "has_more": page.has_more,
+            "resolved_ts": str(resolved),
+            "resolved_time": tso.to_text(resolved) if resolved else None,
+            "lag_ms": max(0, now_ms - tso.physical_ms(resolved)) if resolved else None,
+            "quarantined": page.quarantined,
+        }
+    )
+    return pa.py_buffer(b"".join((b'{"items":[', page.content, b"],", meta[1:])))

@@ -1,0 +1,60 @@
+"""Scopes: a tenant, one of its databases, or one table; which tables and DDL of a schema history they cover."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from schemas.actions import Action
+from schemas.history import History
+from schemas.model import DdlEvent
+from schemas.names import folded
+from tistream.errors import NotFound
+from tistream.ids import Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What a pull covers: a tenant, one of its databases, or one table."""
+
+    tenant: Tenant
+    database: str | None = None
+    table: str | None = None
+
+    def __str__(self) -> str:
+        return "/".join([str(self.tenant), self.database or "*", self.table or "*"])
+
+
+def table_ids(history: History, scope: Scope, after: int, upto: int) -> Collection[int] | None:
+    """The physical table ids that the scope had in (after, upto]; None for a whole tenant."""
+    return None if scope.database is None else history.physical_ids(scope.database, scope.table, after, upto)
+
+
+def check_names(history: History, scope: Scope, after: int, upto: int) -> None:
+    """Refuse a database or table that did not exist at any time of the interval. NotFound with a suggestion."""
+    if scope.database is None or table_ids(history, scope, after, upto):
+        return
+    try:
+        _find(history, scope.database, scope.table, after)
+    except NotFound:
+        _find(history, scope.database, scope.table, upto)
+
+
+def concerns(event: DdlEvent, scope: Scope) -> bool:
+    """Whether the DDL belongs to the scope: a rename concerns both names, an exchange both tables, a dropped
+    database all its tables."""
+    if scope.database is None:
+        return True
+    names = {(folded(event.db), folded(event.table)), (folded(event.old_db), folded(event.old_table))}
+    names |= {(folded(t.db), folded(t.name)) for t in (event.version, event.exchanged) if t is not None}
+    database = folded(scope.database)
+    if scope.table is None or event.type == Action.DROP_SCHEMA:
+        return any(db == database for db, _ in names)
+    return (database, folded(scope.table)) in names
+
+
+def _find(history: History, database: str, table: str | None, ts: int) -> None:
+    if table is None:
+        history.database(database, ts)
+    else:
+        history.find(database, table, ts)
