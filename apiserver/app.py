@@ -51,8 +51,8 @@ def create_app(
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)
     app.state.followers = followers = Followers(services, follow)
-    for following_module in (changes, streams, rows):
-        app.include_router(following_module.router(services, followers))
+    for following in (changes, streams, rows):
+        app.include_router(following.router(followers))
     for module in (splits, files, schemas, tenants, lag, keys, health):
         app.include_router(module.router(services))
     for extra in extra_routers:

@@ -34,7 +34,7 @@ from apiserver.console.tab import Part, Tab, Tail
 from apiserver.stream.answer import StreamAnswer
 from apiserver.stream.followers import Followers
 from tistream.errors import InvalidInput
-from tistream.http.auth.access import every_route, needs, still_in
+from tistream.http.auth.access import check_key, every_route, needs
 from tistream.http.auth.core.roles import Right
 
 PARTS_MAX = 8
@@ -110,7 +110,7 @@ def router(live: LiveParts, followers: Followers) -> APIRouter:
                     newest,
                     ask=partial(get_as, request),
                     send=send,
-                    still_in=partial(still_in, request),
+                    check_key=partial(check_key, request),
                     is_closing=lambda: followers.waker.closing,
                 ),
                 media_type="text/event-stream",

@@ -52,8 +52,8 @@ class Tail:
 
 
 class Tab:
-    """One stream. `ask` gets an address of this application as who opened the stream; `still_in` raises once their key
-    or session has ended."""
+    """One stream. `ask` gets an address of this application with the credentials of the stream; `check_key` raises once
+    key or session have ended."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Tab:
         *,
         ask: Ask,
         send: SendPiece,
-        still_in: Callable[[], Awaitable[None]],
+        check_key: Callable[[], Awaitable[None]],
         is_closing: Callable[[], bool],
     ) -> None:
         self._parts, self._tail = parts, tail
-        self._ask, self._send, self._still_in, self._is_closing = ask, send, still_in, is_closing
+        self._ask, self._send, self._check_key, self._is_closing = ask, send, check_key, is_closing
         self._news: dict[str, bytes] = {}  # of parts, by address
         self._rows: list[Any] = []
         self._cursor: str | None = None
@@ -119,7 +119,7 @@ class Tab:
 
     async def _is_in(self) -> bool:
         try:
-            await self._still_in()
+            await self._check_key()
         except Unauthenticated:
             return False
         except TiStreamError as e:

@@ -1,24 +1,26 @@
-"""The log as files, and tables as they were: what there is, and the bytes, by ranges.
+"""Files of the log and of tables as of a timestamp: listings, and bytes by ranges.
 
     GET       /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/files
     GET|HEAD  /v1/clusters/{c}/tenants/{t}/files/{name}
     GET|HEAD  /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows/{ts}.parquet
 
-A body is read from the bucket piece by piece while it is sent; an object that fails in the middle breaks it off.
+A body is read from the bucket in pieces while it is sent; a read error breaks it off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from apiserver import files
 from apiserver.core.byte_ranges import ByteRange, NoSuchBytes, asked_range, names
+from apiserver.routes.parameters import TABLE, TENANT, add_scoped
 from apiserver.table_files import TableFiles
 from reading.asof.read import RowsRequest
 from reading.deps import Id, Services
@@ -44,102 +46,57 @@ EndTs = Annotated[str, Query(description="Files with changes at or below this; t
 Format = Annotated[Literal["parquet", "segment", "all"], Query(description="`segment`: files not compacted yet.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Query:
-    http: Request
-    interval: dict[str, str]
-    formats: set[SegmentFormat]
-
-
 def _query(
     http: Request, start_ts: StartTs = "earliest", end_ts: EndTs = "latest", format: Format = "parquet"
-) -> _Query:
-    return _Query(http=http, interval={"start_ts": start_ts, "end_ts": end_ts}, formats=_FORMATS[format])
-
-
-Asked = Annotated[_Query, Depends(_query)]
+) -> tuple[Request, dict[str, Any]]:
+    return http, {"start_ts": start_ts, "end_ts": end_ts, "formats": _FORMATS[format]}
 
 
 def router(services: Services) -> APIRouter:
     """Listings of three scopes, and the files."""
     routes = APIRouter(tags=["files"], dependencies=[needs(Right.READ)])
-    _listings(services, routes)
-    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+    leases, made = files.ListingLeases(services.catalog, services.clock), TableFiles(services)
 
-    def one(http: Request, cluster_id: Id, tenant_id: Id, name: str) -> Response:
+    def listed(scope: Scope, asked: tuple[Request, dict[str, Any]]) -> dict[str, Any]:
+        http, wanted = asked
+        return _shown(scope, files.listing(services, leases, scope, **wanted), http)
+
+    operations = ("list_files", "list_db_files", "list_table_files")
+    summary = "Files that may hold changes of a {}"
+    add_scoped(routes, "/files", partial(run_in_threadpool, listed), _query, operations=operations, summary=summary)
+
+    def log_file(http: Request, cluster_id: Id, tenant_id: Id, name: str) -> Response:
         tenant = Tenant(cluster_id, tenant_id)
         key = files.object_key_of(tenant, name)
         size = None if key is None else file_bytes(services.catalog, tenant, key)
         if key is None or size is None:
-            raise NotFound(f"There is no file '{name[:120]}', or not any more: list the files again.", file=name[:120])
+            raise NotFound(f"File '{name[:120]}' not found: list the files again.", file=name[:120])
 
         def read(at: int, length: int) -> bytes:
             try:
                 return services.store.get_range(key, at, length)
             except ObjectNotFound as e:
-                raise NotFound(f"The file '{name[:120]}' is not there any more: list the files again.") from e
+                raise NotFound(f"File '{name[:120]}' has been deleted: list the files again.") from e
 
         return answer(http, size=size, etag=files.etag_of(key), media_type=_media_type(name), read=read)
 
-    path = f"{base}/files/{{name:path}}"
-    routes.add_api_route(path, one, methods=["GET"], operation_id="get_file", summary="A file, or a range of it")
-    routes.add_api_route(path, one, methods=["HEAD"], include_in_schema=False)
-    _tables(services, routes)
-    return routes
-
-
-def _tables(services: Services, routes: APIRouter) -> None:
-    made = TableFiles(services)
-
     def table_file(http: Request, cluster_id: Id, tenant_id: Id, database: str, table: str, ts: Ts) -> Response:
-        found = made.get(
-            RowsRequest(
-                tenant=Tenant(cluster_id, tenant_id), database=database, table=table, as_of=str(ts), format="arrow"
-            )
-        )
+        tenant = Tenant(cluster_id, tenant_id)
+        found = made.get(RowsRequest(tenant=tenant, database=database, table=table, as_of=str(ts), format="arrow"))
         return answer(http, size=found.size, etag=found.etag, media_type=_MEDIA_TYPES["parquet"], read=found.read)
 
-    path = (
-        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database:name}/tables/{table:name}/rows/{ts}.parquet"
-    )
-    routes.add_api_route(
-        path,
-        table_file,
-        methods=["GET"],
-        operation_id="get_table_file",
-        summary="The rows of a table as of a TSO as a Parquet file, or a range of it",
-    )
-    routes.add_api_route(path, table_file, methods=["HEAD"], include_in_schema=False)
-
-
-def _listings(services: Services, routes: APIRouter) -> None:
-    leases = files.ListingLeases(services.catalog, services.clock)
-    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
-
-    def listed(scope: Scope, asked: _Query) -> dict[str, Any]:
-        return _shown(
-            scope, files.listing(services, leases, scope, **asked.interval, formats=asked.formats), asked.http
-        )
-
-    @routes.get(f"{base}/files", operation_id="list_files", summary="Files of a tenant's log")
-    def of_tenant(cluster_id: Id, tenant_id: Id, asked: Asked) -> dict[str, Any]:
-        return listed(Scope(tenant=Tenant(cluster_id, tenant_id)), asked)
-
-    @routes.get(
-        f"{base}/databases/{{database:name}}/files",
-        operation_id="list_db_files",
-        summary="Files that may hold changes of a database",
-    )
-    def of_db(cluster_id: Id, tenant_id: Id, database: str, asked: Asked) -> dict[str, Any]:
-        return listed(Scope(tenant=Tenant(cluster_id, tenant_id), database=database), asked)
-
-    @routes.get(
-        f"{base}/databases/{{database:name}}/tables/{{table:name}}/files",
-        operation_id="list_table_files",
-        summary="Files that may hold changes of a table",
-    )
-    def of_table(cluster_id: Id, tenant_id: Id, database: str, table: str, asked: Asked) -> dict[str, Any]:
-        return listed(Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table), asked)
+    for path, endpoint, operation_id, summary in (
+        (f"{TENANT}/files/{{name:path}}", log_file, "get_file", "A file, or a range of it"),
+        (
+            f"{TABLE}/rows/{{ts}}.parquet",
+            table_file,
+            "get_table_file",
+            "The rows of a table as of a TSO as a Parquet file, or a range of it",
+        ),
+    ):
+        routes.add_api_route(path, endpoint, methods=["GET"], operation_id=operation_id, summary=summary)
+        routes.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+    return routes
 
 
 def _shown(scope: Scope, found: files.Listing, http: Request) -> dict[str, Any]:
@@ -175,7 +132,7 @@ def answer(http: Request, *, size: int, etag: str, media_type: str, read: Callab
     if http.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type=media_type)
     body = _pieces(read, wanted)
-    first = next(body, b"")  # what is gone is refused with a status, not in the middle of a body
+    first = next(body, b"")  # a missing object becomes a status, not a broken body
     return StreamingResponse(chain([first], body), status, headers, media_type)
 
 

@@ -1,9 +1,9 @@
-"""A table as it was at a timestamp.
+"""The rows and the definition of a table as of a timestamp.
 
     GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&format=ndjson|csv|arrow|parquet|sql
     GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/definition?as_of=TS&dialect=mysql|mariadb|tidb
 
-A read that waits for the watermark sleeps on the event loop and is woken, as a pull is.
+A read that waits for the watermark sleeps on the event loop, as a waiting pull does.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from apiserver import negotiate
 from apiserver.negotiate import NotAcceptable
+from apiserver.routes.parameters import TABLE, Accept
 from apiserver.stream.followers import Followers
 from reading.asof.csv import load_statement
 from reading.asof.output import FORMATS
 from reading.asof.read import RowsAnswer, RowsRequest, moment, read_rows
-from reading.deps import Id, Services
+from reading.deps import Id
 from reading.position import FORMS
 from schemas.shape import shape_of, to_json
 from schemas.show_create import Dialect, define
@@ -31,21 +32,20 @@ from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.limits import PULL_WAIT_MS_MAX
 
-AsOf = Annotated[str, Query(description=f"The moment: {FORMS}.")]
-FormatWord = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
+AsOf = Annotated[str, Query(description=f"The timestamp: {FORMS}.")]
+FormatName = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
 Wait = Annotated[
     float, Query(ge=0, le=PULL_WAIT_MS_MAX / 1000, description="Seconds to wait until the watermark has passed as_of.")
 ]
-DialectWord = Annotated[Dialect, Query(description="The server that is to understand the statements.")]
-Accept = Annotated[str | None, Header()]
+DialectName = Annotated[Dialect, Query(description="The server that will run the statements.")]
 
 
-def router(services: Services, followers: Followers) -> APIRouter:
+def router(followers: Followers) -> APIRouter:
     """The two routes."""
-    routes = APIRouter(tags=["rows"], dependencies=[needs(Right.READ)])
+    routes, services = APIRouter(tags=["rows"], dependencies=[needs(Right.READ)]), followers.services
 
     @routes.get(
-        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database:name}/tables/{table:name}/rows",
+        f"{TABLE}/rows",
         operation_id="read_rows",
         summary="The rows of a table as of a timestamp",
         response_class=Response,
@@ -57,19 +57,18 @@ def router(services: Services, followers: Followers) -> APIRouter:
         database: str,
         table: str,
         as_of: AsOf = "latest",
-        format: FormatWord = None,
+        format: FormatName = None,
         wait: Wait = 0,
         accept: Accept = None,
     ) -> Response:
-        word = choose_format(format, accept)
+        name = choose_format(format, accept)
         if http.scope.get("http_version") == "1.0":
             raise InvalidInput(
-                "Rows need HTTP/1.1: over HTTP/1.0 a body that breaks off looks whole. A proxy in between must use it "
-                "as well (nginx: proxy_http_version 1.1)."
+                "Rows need HTTP/1.1: over HTTP/1.0 a truncated body looks complete. A proxy in between must use it as "
+                "well (nginx: proxy_http_version 1.1)."
             )
-        request = RowsRequest(
-            tenant=Tenant(cluster_id, tenant_id), database=database, table=table, as_of=as_of, format=word
-        )
+        tenant = Tenant(cluster_id, tenant_id)
+        request = RowsRequest(tenant=tenant, database=database, table=table, as_of=as_of, format=name)
         answer = await _read(followers, request, wait)
         headers = {
             "TiStream-As-Of": str(answer.as_of),
@@ -78,10 +77,10 @@ def router(services: Services, followers: Followers) -> APIRouter:
             "Cache-Control": "no-store",
             "Vary": "Accept",
         }
-        return StreamingResponse(answer.content, media_type=FORMATS[word], headers=headers)
+        return StreamingResponse(answer.content, media_type=FORMATS[name], headers=headers)
 
     @routes.get(
-        "/v1/clusters/{cluster_id}/tenants/{tenant_id}/databases/{database:name}/tables/{table:name}/definition",
+        f"{TABLE}/definition",
         operation_id="get_definition",
         summary="CREATE statements of a table as of a timestamp",
     )
@@ -91,7 +90,7 @@ def router(services: Services, followers: Followers) -> APIRouter:
         database: str,
         table: str,
         as_of: AsOf = "latest",
-        dialect: DialectWord = Dialect.MYSQL,
+        dialect: DialectName = Dialect.MYSQL,
     ) -> dict[str, Any]:
         history, at, _, _ = moment(services, Tenant(cluster_id, tenant_id), as_of)
         found = history.find_base_table(database, table, at)
@@ -110,12 +109,12 @@ def router(services: Services, followers: Followers) -> APIRouter:
     return routes
 
 
-def choose_format(word: str | None, accept: str | None) -> str:
-    """The format word: `?format=` wins, else the offered media type that Accept prefers, else ndjson."""
-    if word is not None:
-        if word not in FORMATS:
-            raise InvalidInput(f"Rows have no format '{word[:40]}'.", offers=", ".join(FORMATS))
-        return word
+def choose_format(name: str | None, accept: str | None) -> str:
+    """The format: `?format=` wins, else the offered media type that Accept prefers, else ndjson."""
+    if name is not None:
+        if name not in FORMATS:
+            raise InvalidInput(f"Rows have no format '{name[:40]}'.", offers=", ".join(FORMATS))
+        return name
     offers = {**{media: name for name, media in FORMATS.items()}, "application/jsonl": "ndjson"}
     found = negotiate.offered(accept or "*/*", offers)
     if found is not None:

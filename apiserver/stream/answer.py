@@ -112,7 +112,7 @@ class PageAnswer(Response):
             log.warning("a page was not taken", path=scope["path"])
             if outlet.hangup is not None:
                 outlet.hangup.abort_after(0)
-                await gone(receive)
+                await disconnected(receive)
 
 
 class StreamAnswer(Response):
@@ -137,7 +137,7 @@ class StreamAnswer(Response):
         loop = self._loop(outlet.send)
         del self._loop  # it holds the first page, and the stream may be open for days
         running = asyncio.ensure_future(loop.run())
-        away = asyncio.ensure_future(gone(receive))
+        away = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait({running, away}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
@@ -152,7 +152,7 @@ class StreamAnswer(Response):
                 task.cancel()
 
 
-async def gone(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
     """Returns when the reader has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,8 +1,7 @@
-"""What all who follow a tenant share in one process: who wakes them, what they know, where their pages are made.
+"""State shared by the followers of one process: wake-ups, served state per tenant, pages, and counts per caller.
 
-Followers are streams and pulls that wait. They cost no thread while nothing happens. Their pages are made by a few
-threads of their own, so that any number of them leaves the threads of other requests alone. How many a caller may have
-open at once is counted here.
+Followers are streams and waiting pulls. An idle follower costs no thread. Pages of followers are made by a small thread
+pool, so that they never take the threads of other requests.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowLimits:
-    """Bounds of those who follow. A caller is a principal, or an address where there are no principals."""
+    """Limits per caller: a principal, or an address without authentication."""
 
-    streams_max: int = 256  #: open at once, of one caller
-    waits_max: int = 1024  #: pulls that wait at once, of one caller
-    page_bytes_max: int = 1 << 30  #: of pages that are made and not taken, of one caller; a page alone may be larger
-    slow_consumer_s: float = 30  #: a stream whose consumer takes nothing for so long is closed
+    streams_max: int = 256  #: open streams
+    waits_max: int = 1024  #: waiting pulls
+    page_bytes_max: int = 1 << 30  #: of pages not sent yet; a single page may be larger
+    slow_consumer_s: float = 30  #: without a byte read, after which the connection is closed
 
 
 class Followers:
@@ -57,27 +56,29 @@ class Followers:
         self._open: Counter[tuple[str, str]] = Counter()
 
     async def run(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what blocks in a follower's thread."""
+        """Run a blocking call in the followers' pool."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(make, *args, **kwargs))
 
     async def current(self, tenant: Tenant) -> Served | None:
-        """The moment of those who wait for the tenant; it covers the last look at the catalog. None if nobody waits."""
+        """The served state as of the last poll of the catalog. None when no follower of the tenant waits."""
         watermark = self.waker.known(tenant)
-        if watermark < 0:
-            return None
+        return None if watermark < 0 else await self.served_at(tenant, watermark)
+
+    async def served_at(self, tenant: Tenant, watermark: int) -> Served:
+        """The served state at or above `watermark`."""
         return self.served.known(tenant, watermark) or await self.run(self.served.at, tenant, watermark)
 
     def first_page(self, request: PullRequest) -> PullAnswer:
-        """A follower's first page, as of now. Blocks. Those who begin together share it."""
+        """A follower's first page, as of now. Blocks. Followers that start together share it."""
         return self.pages.make(self.services, request, self.served.now(request.scope.tenant))
 
     @contextmanager
     def counted(self, kind: str, caller: str, most: int, count: int = 1) -> Iterator[None]:
-        """Count one (or `count`) more of the caller's. TooManyOpen when that is above `most`; the first may be."""
+        """Count `count` more for the caller. TooManyOpen above `most`, except for the first."""
         key = (kind, caller)
         with self._lock:
             if self._open[key] and self._open[key] + count > most:
-                raise TooManyOpen(f"There are {most} {kind} of this caller open already.", bucket=kind, most=most)
+                raise TooManyOpen(f"This caller has {most} {kind} open already.", bucket=kind, most=most)
             self._open[key] += count
         try:
             yield
@@ -88,11 +89,11 @@ class Followers:
                     del self._open[key]
 
     def open_now(self, kind: str) -> int:
-        """How many there are of all callers."""
+        """The count over all callers."""
         with self._lock:
             return sum(n for (of_kind, _), n in self._open.items() if of_kind == kind)
 
     def close(self) -> None:
-        """The process stops: streams end with their cursor, pulls that wait answer with what they have."""
+        """Shut down: streams end with their cursor, waiting pulls answer with what they have."""
         self.waker.close()
         self._pool.shutdown(wait=False)

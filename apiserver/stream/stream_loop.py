@@ -51,12 +51,12 @@ class StreamLoop:
         coder: Coder,
         first: PullAnswer,
         send: Send,
-        still_in: Callable[[], Awaitable[None]],
+        check_key: Callable[[], Awaitable[None]],
     ) -> None:
-        """`first` is the stream's first page, made as of now. `still_in` raises once the consumer's key has ended."""
+        """`first` is the stream's first page, made as of now. `check_key` raises once the consumer's key has ended."""
         self._followers, self._frames, self._coder, self._send = followers, frames, coder, send
         self._first: PullAnswer | None = first
-        self._still_in = still_in
+        self._check_key = check_key
         self._end_ts = first.end_ts
         end_ts = None if first.end_ts is None else str(first.end_ts)
         self._request = replace(request, start_ts=None, end_ts=end_ts)
@@ -90,7 +90,7 @@ class StreamLoop:
                 if self._is_at_end():
                     return await self._last("end-reached")
                 try:
-                    await self._still_in()
+                    await self._check_key()
                     moment = await self._now() if has_more else await self._news(watch)
                     if moment is None:
                         return await self._last("end-reached" if self._is_at_end() else "shutdown")
@@ -196,7 +196,7 @@ class StreamLoop:
                 await self._tell()
 
     async def _tell(self) -> None:
-        await self._still_in()
+        await self._check_key()
         mark = self._mark(self._at)
         await self._deliver(mark, [self._coder.push(self._frames.mark(mark))])
 

@@ -19,7 +19,7 @@ from tistream.cli import assembly
 from tistream.config import ServerSettings
 from tistream.errors import TiStreamError
 from tistream.http.auth import install
-from tistream.http.auth.access import needs, still_in
+from tistream.http.auth.access import check_key, needs
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.keys import hash_of, parse_key
 from tistream.http.auth.core.roles import Right, Role
@@ -199,7 +199,7 @@ def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:
         async def lines() -> AsyncIterator[bytes]:
             for _ in range(1000):
                 try:
-                    await still_in(request)
+                    await check_key(request)
                 except TiStreamError as e:
                     seen.append(e.code)
                     return

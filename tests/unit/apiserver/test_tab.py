@@ -40,13 +40,18 @@ class Service:
                 name, _, data = words.removeprefix("event: ").partition("\ndata: ")
                 self.told.append((now, name, orjson.loads(data)))
 
-    async def still_in(self) -> None:
+    async def check_key(self) -> None:
         if self.refusal is not None:
             raise self.refusal
 
     async def run(self, parts: list[Part], enough: Callable[[], bool], tail: Tail | None = None) -> None:
         made = Tab(
-            parts, tail, ask=self.ask, send=self.send, still_in=self.still_in, is_closing=lambda: self.is_closing
+            parts,
+            tail,
+            ask=self.ask,
+            send=self.send,
+            check_key=self.check_key,
+            is_closing=lambda: self.is_closing,
         )
         running = asyncio.ensure_future(made.run())
         while not enough() and not running.done():

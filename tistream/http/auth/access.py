@@ -96,7 +96,7 @@ def principal_of(request: Request) -> Principal:
 Who = Annotated[Principal, Depends(principal_of)]
 
 
-async def still_in(request: Request) -> None:
+async def check_key(request: Request) -> None:
     """For answers without an end: Unauthenticated when key or session have ended meanwhile. Costs nothing as a rule;
     call it every few seconds."""
     again = access_of(request).again

@@ -1,0 +1,92 @@
+"""Parameters that several routes share, and routes that exist for a tenant, a database and a table alike."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+
+from apiserver import negotiate
+from reading.deps import Id
+from reading.rendering import ARROW_FORMS
+from reading.scope import Scope
+from tistream.errors import InvalidInput
+from tistream.ids import Tenant
+
+TENANT = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+DATABASE = TENANT + "/databases/{database:name}"
+TABLE = DATABASE + "/tables/{table:name}"
+
+#: query parameters of changes and streams; all others are options of the format
+_KNOWN = {"start_ts", "start-ts", "end_ts", "cursor", "format", "limit", "wait", "compression", "framing"}
+
+StartTs = Annotated[
+    str | None,
+    Query(description="A TSO, an RFC 3339 time, `earliest`, `latest`, or a span back from now such as `-15m`."),
+]
+StartTsDashed = Annotated[str | None, Query(alias="start-ts", include_in_schema=False)]
+EndTs = Annotated[str | None, Query(description="Serve nothing above this; the same forms as start_ts.")]
+Cursor = Annotated[str | None, Query(description="TiStream-Next-Cursor of the previous answer; wins over start_ts.")]
+FormatName = Annotated[str | None, Query(description="One of " + ", ".join(negotiate.FORMATS) + ". Wins over Accept.")]
+Buffers = Annotated[
+    Literal["zstd", "lz4"] | None,
+    Query(alias="compression", description="Arrow formats: how the buffers inside the answer are compressed."),
+]
+Accept = Annotated[str | None, Header()]
+AcceptEncoding = Annotated[str | None, Header()]
+
+
+def add_scoped(
+    routes: APIRouter,
+    suffix: str,
+    answer: Callable[[Scope, Any], Awaitable[Any]],
+    query: Callable[..., Any],
+    *,
+    operations: tuple[str, str, str],
+    summary: str,
+) -> None:
+    """Add a GET route of a tenant, of a database and of a table. `query` is the dependency that parses parameters;
+    `summary` has a `{}` for the kind of scope."""
+    for path, scope_of, kind, operation_id in (
+        (TENANT, _tenant_scope, "tenant", operations[0]),
+        (DATABASE, _database_scope, "database", operations[1]),
+        (TABLE, _table_scope, "table", operations[2]),
+    ):
+        its_scope, parsed = Depends(scope_of), Depends(query)
+
+        async def endpoint(scope: Any = its_scope, asked: Any = parsed) -> Any:
+            return await answer(scope, asked)
+
+        route = routes.get(path + suffix, operation_id=operation_id, summary=summary.format(kind), response_model=None)
+        route(endpoint)
+
+
+def _tenant_scope(cluster_id: Id, tenant_id: Id) -> Scope:
+    return Scope(tenant=Tenant(cluster_id, tenant_id))
+
+
+def _database_scope(cluster_id: Id, tenant_id: Id, database: str) -> Scope:
+    return Scope(tenant=Tenant(cluster_id, tenant_id), database=database)
+
+
+def _table_scope(cluster_id: Id, tenant_id: Id, database: str, table: str) -> Scope:
+    return Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
+
+
+def require_start(start_ts: str | None, cursor: str | None, example: str = "earliest") -> None:
+    """InvalidInput when a read has neither."""
+    if start_ts is None and cursor is None:
+        raise InvalidInput(f"A read needs a start: give start_ts (for example start_ts={example}) or cursor.")
+
+
+def format_options(request: Request) -> dict[str, str]:
+    """Options of the format, as the query has them."""
+    return {name: value for name, value in request.query_params.items() if name not in _KNOWN}
+
+
+def arrow_buffers(format: str, compression: str | None) -> str | None:
+    """How the buffers of an Arrow answer are compressed. InvalidInput for other formats, which have none."""
+    if compression is not None and format not in ARROW_FORMS:
+        raise InvalidInput(f"A {format} answer has no buffers to compress: use Accept-Encoding.", option="compression")
+    return compression
