@@ -1,76 +1,66 @@
-"""API keys for people: who holds one, since when, and until when.
+"""API keys: who holds one, since when, and until when.
 
-    /keys                     keys without their secrets, and a form that makes one by POST /v1/keys
+    /keys                     keys without their secrets, and a form that creates one by POST /v1/keys
     /keys/{id}/rotate         a form that gives a key a successor by POST /v1/keys/{id}:rotate
-    /keys/{id}/revoke         says what would end, and ends it
+    /keys/{id}/revoke         shows what would end, and ends it
 
-A new key is in the answer of the API that made it, which the page shows once; no page that is served holds one. What
-somebody may see, make and end here is what the API lets them.
+A new key is only in the answer of the API, which the page shows once. Visible keys and allowed changes are those of the
+API.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi import Request
 
-from apiserver.console.live import LiveParts
 from apiserver.console.onboarding import asks_for_keys
+from apiserver.console.pages import Action, Pages
 from apiserver.routes.keys import KeyId, listed_keys, own_key, revoke_own, shown
 from reading.deps import Services
 from tistream.catalog.tenancy.keys import KeyRow
 from tistream.catalog.tenancy.tenants import list_tenants
 from tistream.errors import NotFound
-from tistream.http.auth.access import Who, needs
+from tistream.http.auth.access import Who
 from tistream.http.auth.core.roles import Principal, Right, Role, fits, may_give
 from tistream.limits import KEY_CACHE_MS
 
-Show = Callable[[Request, str, Callable[[], dict[str, Any]]], Response]
-
 _KEYS_SHOWN = 200
 _MEANINGS = {
-    Role.VIEWER: "looks at states and lag",
+    Role.VIEWER: "sees states and lag",
     Role.CONSUMER: "pulls one tenant's rows",
     Role.PUSHER: "pushes one tenant's changes",
-    Role.TENANT_ADMIN: "everything for one tenant, its keys too",
+    Role.TENANT_ADMIN: "everything for one tenant, including its keys",
     Role.OPERATOR: "runs the deployment, reads no rows",
     Role.OWNER: "everything",
 }
 
 
-def add_pages(routes: APIRouter, services: Services, show: Show, live: LiveParts) -> None:
-    """Put the pages under the console's router."""
-    mine = [needs(Right.KEYS, filtered=True)]
+def add_pages(pages: Pages) -> None:
+    """Add the pages of API keys."""
+    services = pages.services
 
-    @routes.get("/keys.json", dependencies=mine)
-    def keys_json(request: Request, who: Who, ended: bool = False) -> dict[str, Any]:
+    @pages.view("/keys", "keys.html", right=Right.KEYS, filtered=True, every=3)
+    def keys(request: Request, who: Who, ended: bool = False) -> dict[str, Any]:
         return _keys(services, who, ended=ended, keyed=asks_for_keys(request))
 
-    @routes.get("/keys", dependencies=mine)
-    @live.every(3)
-    def keys_page(request: Request, who: Who, ended: bool = False) -> Response:
-        return show(request, "keys.html", lambda: _keys(services, who, ended=ended, keyed=asks_for_keys(request)))
+    @pages.view("/keys/{key_id}/rotate", "key_rotate.html", right=Right.KEYS, filtered=True, json=False)
+    def rotate(key_id: KeyId, who: Who) -> dict[str, Any]:
+        return shown(own_key(services, who, key_id))
 
-    @routes.get("/keys/{key_id}/rotate", dependencies=mine)
-    def rotate_page(request: Request, key_id: KeyId, who: Who) -> Response:
-        return show(request, "key_rotate.html", lambda: shown(own_key(services, who, key_id)))
-
-    @routes.api_route("/keys/{key_id}/revoke", methods=["GET", "POST"], dependencies=mine)
-    def revoke(request: Request, key_id: KeyId, who: Who) -> Response:
-        def facts() -> dict[str, Any]:
+    @pages.action("/keys/{key_id}/revoke", right=Right.KEYS, filtered=True)
+    def revoke(request: Request, key_id: KeyId, who: Who) -> Action:
+        def run(*, dry_run: bool, actor: str) -> dict[str, Any]:
             row = own_key(services, who, key_id)
-            if request.method == "POST":
+            if not dry_run:
                 revoke_own(services, request, who, key_id)
-            return {"words": _words(row, who), "title": "Revoke key", "back": "/keys"}
+            return {"words": _consequences(row, who)}
 
-        answer = show(request, "confirm.html", facts)
-        return RedirectResponse("/keys", 303) if request.method == "POST" and answer.status_code == 200 else answer
+        return Action(run, "Revoke key", "/keys")
 
 
 def _keys(services: Services, who: Principal, *, ended: bool, keyed: bool) -> dict[str, Any]:
-    """Keys, the newest first, and what may be done with them."""
+    """Keys, the newest first, and allowed changes."""
     rows = listed_keys(services, who)[::-1]
     living = [row for row in rows if row.state == "living"]
     found = rows if ended else living
@@ -95,18 +85,18 @@ def _keys(services: Services, who: Principal, *, ended: bool, keyed: bool) -> di
 
 
 def _changes(who: Principal, row: KeyRow) -> list[str]:
-    """What `who` may do with the key."""
+    """The changes of the key that `who` may make."""
     if row.state != "living" or not may_give(who, Role(row.role), row.tenant):
         return []
     return ["revoke"] if row.replaced_by else ["rotate", "revoke"]
 
 
-def _words(row: KeyRow, who: Principal) -> str:
+def _consequences(row: KeyRow, who: Principal) -> str:
     if row.state != "living":
         raise NotFound(f"key {row.key_id} has ended already", key_id=row.key_id)
     of = f" of tenant {row.tenant}" if row.tenant else ""
-    own = " It is the key that you signed in with: you are signed out." if row.key_id == who.key_id else ""
+    own = " You signed in with this key, so you are signed out." if row.key_id == who.key_id else ""
     return (
-        f"The {row.role} key {row.key_id}{of}, '{row.name}', counts no more, in other processes after at most"
-        f" {KEY_CACHE_MS // 1000} s. Whoever shows it is refused. This cannot be taken back.{own}"
+        f"The {row.role} key {row.key_id}{of}, '{row.name}', is revoked, in other processes within"
+        f" {KEY_CACHE_MS // 1000} s. Requests with it are refused. This cannot be undone.{own}"
     )

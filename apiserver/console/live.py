@@ -1,19 +1,19 @@
-"""A page of the console is kept up to date by one stream of server-sent events per browser tab.
+"""Live updates: one stream of server-sent events per browser tab replaces the changed parts of a page.
 
     GET /live?part=/overview&part=/tenants/1/1/waterfall      the parts that the page shows
     GET /live?part=/tenants/1/1&tail=1/1&tail_start=TS        with the newest rows of a tenant
 
-    event: begin     {}                                   the stream is there; parts follow as they are made
-    event: part      {"part", "status", "over", "html"}   it changed; `over`: refused or gone, never asked for again
-    event: trouble   {"part", "status"}                   it cannot be made now; it is tried again
+    event: begin     {}                                   the stream is open; parts follow
+    event: part      {"part", "status", "over", "html"}   it changed; `over`: refused or gone, not polled again
+    event: trouble   {"part", "status"}                   it cannot be rendered now; retried
     event: tail      {"cursor", "events", "over", "words"}
     event: beat      {}                                   nothing changed for a while
     event: end       {"reason": "shutdown" | "signed-out"}
 
-A part is the address of a route that said `@live.every(seconds)`, and no other address is let through. It is asked for
-inside of the process with the credentials of whoever opened the stream, the way a browser would: the route itself
-decides each time what they may see. A stream sends at most twice a second, and only what is not what it sent before.
-It ends when the process stops and when key or session end; meanwhile it costs no thread.
+A part is the address of a route registered with `LiveParts.every`; other addresses are refused. It is requested inside
+the process with the credentials of the stream, as a browser would, so the route itself checks access each time. A
+stream sends at most twice a second, and only changes. It ends at shutdown and when key or session end. Idle, it costs
+no thread.
 """
 
 from __future__ import annotations
@@ -51,39 +51,39 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 class LiveParts:
-    """Which routes answer with a part of a page that is renewed by itself, and how often."""
+    """Routes of live parts, and how often each is polled."""
 
     def __init__(self) -> None:
         self._seconds: dict[Callable[..., Any], float] = {}
         self._routes: list[APIRoute] = []
 
     def every(self, seconds: float) -> Callable[[Endpoint], Endpoint]:
-        """Says it of a route's function; stands below the line that makes the route."""
+        """Decorator of a route's function: poll it every `seconds`."""
 
-        def said(endpoint: Endpoint) -> Endpoint:
+        def mark(endpoint: Endpoint) -> Endpoint:
             self._seconds[endpoint] = seconds
             return endpoint
 
-        return said
+        return mark
 
-    def know(self, app: FastAPI) -> None:
-        """Look at the routes; call it when all that have parts are there."""
+    def register(self, app: FastAPI) -> None:
+        """Read the application's routes. Call it after all live routes are added."""
         self._routes = [r for r in every_route(app) if isinstance(r, APIRoute) and "GET" in (r.methods or ())]
 
     def patterns(self) -> Iterator[tuple[str, float]]:
-        """The addresses as routes write them, with seconds."""
+        """Path patterns of live routes, with seconds."""
         for route in self._routes:
             if route.endpoint in self._seconds:
                 yield route.path, self._seconds[route.endpoint]
 
     def find(self, address: str) -> Part:
-        """The part behind an address. InvalidInput unless the route that would answer it is a live one."""
-        path = unquote(address.partition("?")[0])  # as the application reads it: a %2F must not pass for a name
+        """The part at an address. InvalidInput unless a live route answers it."""
+        path = unquote(address.partition("?")[0])  # as the router reads it: a %2F must not match
         if (address + path).isprintable() and "#" not in address:
             answers = next((r for r in self._routes if r.path_regex.match(path)), None)
             if answers is not None and answers.endpoint in self._seconds:
                 return Part(address=address, every_s=self._seconds[answers.endpoint])
-        raise InvalidInput(f"'{address}' is no live part of a page.", part=address)
+        raise InvalidInput(f"'{address}' is not a live part of a page.", part=address)
 
 
 def router(live: LiveParts, followers: Followers) -> APIRouter:
@@ -100,10 +100,10 @@ def router(live: LiveParts, followers: Followers) -> APIRouter:
     ) -> Response:
         parts = [live.find(address) for address in dict.fromkeys(part)]
         if not parts and tail is None:
-            raise InvalidInput("A live stream is about something: give part=/overview, for example.")
+            raise InvalidInput("A live stream needs a part: give part=/overview, for example.")
         newest = None if tail is None else Tail(tenant=tail, start_ts=tail_start, cursor=tail_cursor)
-        with ExitStack() as failing:
-            failing.enter_context(followers.counted("tabs", caller_of(request), followers.limits.streams_max))
+        with ExitStack() as on_error:
+            on_error.enter_context(followers.counted("tabs", caller_of(request), followers.limits.streams_max))
             return StreamAnswer(
                 lambda send: Tab(
                     parts,
@@ -116,7 +116,7 @@ def router(live: LiveParts, followers: Followers) -> APIRouter:
                 media_type="text/event-stream",
                 headers=_HEADERS,
                 slow_s=followers.limits.slow_consumer_s,
-                held=failing.pop_all(),
+                held=on_error.pop_all(),
             )
 
     return routes

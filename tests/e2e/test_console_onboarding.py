@@ -206,7 +206,7 @@ def test_keys_are_made_shown_once_rotated_and_revoked(site: Site, scheme: str) -
     assert site.auth.get("/v1/whoami", key).status_code == 401
     page.get_by_role("link", name="Done").click()
     row.get_by_role("link", name="Revoke").click()
-    expect(page.locator(".sentence")).to_contain_text(f"'lake of {scheme}', counts no more")
+    expect(page.locator(".sentence")).to_contain_text(f"'lake of {scheme}', is revoked")
     page.get_by_role("button", name="Revoke key").click()
     expect(page).to_have_url(re.compile("/keys$"))
     expect(row).to_have_count(0)

@@ -160,7 +160,7 @@ def test_a_key_of_one_tenant_sees_and_gives_its_own(site: Site) -> None:
 def test_a_key_is_revoked_by_its_form_and_others_are_not(site: Site) -> None:
     owner, lost = site.key(Role.OWNER), site.key(Role.VIEWER)
     path = f"/keys/{id_of(lost)}/revoke"
-    assert "cannot be taken back" in words(site, path, owner)
+    assert "cannot be undone" in words(site, path, owner)
     assert site.get("/v1/whoami", lost).status_code == 200, "looking ends nothing"
     answer = site.ask("POST", path, owner)
     assert (answer.status_code, answer.headers["location"]) == (303, "/keys")
