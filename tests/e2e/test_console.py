@@ -96,7 +96,7 @@ def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: s
         expect(page.locator("#waterfall .slowest")).to_be_visible()
     if name not in ("overview", "missing"):
         expect(page.locator("ts-lag-chart canvas")).to_be_visible()
-        expect(page.locator("ts-lag-chart p")).not_to_have_text("No figure yet.")
+        expect(page.locator("ts-lag-chart p")).not_to_have_text("No data yet.")
     page.screenshot(path=str(ARTEFACTS / f"{name}-{scheme}-{width}.png"), full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") == width, "nothing sticks out sideways"
     found = Axe().run(page)

@@ -232,7 +232,7 @@ def test_a_tenant_is_deleted_from_its_page_and_open_pages_say_so(site: Site, sch
     watching = site.open("/tasks", Role.VIEWER)
     expect(watching.locator("tbody tr").first).to_be_visible()
     page = site.open(f"/tenants/{gone}", Role.OPERATOR, scheme=scheme)
-    site.look(page, "tenant-steer", scheme)
+    site.look(page, "tenant-actions", scheme)
     page.get_by_role("link", name="Delete tenant…").click()
     expect(page.locator(".sentence")).to_contain_text(f"Tenant {gone} (ACTIVE) ends, and there is no way back")
     site.look(page, "delete", scheme)

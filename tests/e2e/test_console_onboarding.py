@@ -89,7 +89,7 @@ def test_a_tenant_is_registered_and_seen_to_become_active(site: Site, scheme: st
     page.get_by_label("Cluster id").fill("one")
     page.get_by_role("button", name="Register").click()
     expect(page.locator("#cluster_id-wrong")).to_contain_text("in digits")
-    expect(page.locator("#tenant_id-wrong")).to_have_text("This is needed.")
+    expect(page.locator("#tenant_id-wrong")).to_have_text("Required.")
     expect(page.get_by_label("Cluster id")).to_be_focused()
     site.look(page, "register-wrong", scheme)
     page.get_by_label("Cluster id").fill(str(MINE.cluster_id))
@@ -104,7 +104,7 @@ def test_a_tenant_is_registered_and_seen_to_become_active(site: Site, scheme: st
     env = page.get_by_role("region", name="The environment").inner_text()
     assert env.splitlines() == [f"export TISTREAM_URL={site.url}", f"export TISTREAM_KEY={key}"]
     line = f"tistream push --pd HOST:2379 --cluster {new.cluster_id} --tenant {new.tenant_id}"
-    expect(page.get_by_role("region", name="Push from a living cluster")).to_have_text(line)
+    expect(page.get_by_role("region", name="Push from a live cluster")).to_have_text(line)
     push = site.auth.get(f"/v1/clusters/{new.cluster_id}/tenants/{new.tenant_id}/push", key).json()
     expect(page.locator(".bundle")).to_contain_text(push["credentials"]["words"])
     steps = page.locator(".steps li")
@@ -157,13 +157,13 @@ def test_the_dialog_says_how_to_connect(site: Site, scheme: str) -> None:
     page.get_by_role("link", name="Connect").click()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("heading", name="Connect to tenant 1/1")).to_be_visible()
-    curl = dialog.get_by_role("region", name="What pulls as curl")
+    curl = dialog.get_by_role("region", name="Pull with curl")
     path = "/v1/clusters/1/tenants/1"
     wanted = (
         f"curl -s -H \"Authorization: Bearer $TISTREAM_KEY\" '{site.url}{path}/changes?start_ts=earliest&format=ndjson'"
     )
     expect(curl).to_have_text(wanted)
-    expect(dialog.get_by_role("region", name="What pushes: Env")).to_contain_text(f"TISTREAM_URL={site.url}")
+    expect(dialog.get_by_role("region", name="Push: Env")).to_contain_text(f"TISTREAM_URL={site.url}")
     site.look(page, "connect", scheme)
     dialog.get_by_label("Pull a database, or a table").fill("shop.customers")
     page.keyboard.press("Enter")
@@ -179,15 +179,15 @@ def test_the_dialog_says_how_to_connect(site: Site, scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_keys_are_made_shown_once_rotated_and_revoked(site: Site, scheme: str) -> None:
     page = site.open(Role.OWNER, "/keys", scheme=scheme)
-    page.get_by_role("button", name="Make key").click()
-    expect(page.locator("#name-wrong")).to_have_text("This is needed.")
+    page.get_by_role("button", name="Create key").click()
+    expect(page.locator("#name-wrong")).to_have_text("Required.")
     page.get_by_label("Name").fill(f"lake of {scheme}")
     page.get_by_label("Role").select_option("consumer")
-    page.get_by_role("button", name="Make key").click()
+    page.get_by_role("button", name="Create key").click()
     expect(page.get_by_role("alert")).to_contain_text("bound to a tenant")
     site.complaints.clear()  # Chromium tells of each answer that is an error
     page.get_by_label("Tenant").select_option(str(MINE))
-    page.get_by_role("button", name="Make key").click()
+    page.get_by_role("button", name="Create key").click()
     once = page.get_by_role("region", name="The key", exact=True)
     key = once.inner_text()
     assert site.auth.get("/v1/whoami", key).json()["name"] == f"lake of {scheme}"
@@ -198,7 +198,7 @@ def test_keys_are_made_shown_once_rotated_and_revoked(site: Site, scheme: str) -
     page.get_by_role("link", name="Done").click()
     assert key not in page.content()
     row.get_by_role("link", name="Rotate").click()
-    page.get_by_label("The old one counts for").select_option("0")
+    page.get_by_label("Keep the old key valid for").select_option("0")
     site.look(page, "rotate", scheme)
     page.get_by_role("button", name="Rotate key").click()
     successor = once.inner_text()

@@ -147,8 +147,8 @@ def test_a_worker_is_drained_by_hand_and_the_page_says_so(site: Site) -> None:
     expect(page.locator("#state")).to_have_text("draining")
     expect(page.locator(".events li").first).to_contain_text("by console")
     assert get_worker(site.cluster.world.catalog, "dispatcher-2").state is WorkerState.DRAINING
-    page.get_by_role("button", name="Give it work again").click()
-    page.get_by_role("button", name="Give dispatcher-2 work again").click()
+    page.get_by_role("button", name="Undrain").click()
+    page.get_by_role("button", name="Assign work to dispatcher-2 again").click()
     expect(page.locator("#state")).to_have_text("up")
     page.context.close()
 
@@ -161,7 +161,7 @@ def test_the_slider_goes_through_the_schema(site: Site) -> None:
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#step")).to_have_text(str(newest - 1))
     expect(page).to_have_url(re.compile(r"\?at=\d+$"))
-    page.get_by_role("link", name="One DDL back").click()
+    page.get_by_role("link", name="Previous DDL").click()
     expect(page.locator("#step")).to_have_text(str(newest - 2))
     page.get_by_role("link", name="Newest").click()
     expect(page.locator("#step")).to_have_text(str(newest))
@@ -173,7 +173,7 @@ def test_a_task_is_split_and_merged_from_its_page(site: Site) -> None:
     page.goto(f"{site.url}/tasks/3")
     page.get_by_role("button", name="Split…").click()
     expect(page.locator(".sentence")).to_contain_text("Task 3 is replaced by two, below ")
-    page.get_by_role("link", name="Do nothing").click()
+    page.get_by_role("link", name="Cancel").click()
     page.goto(f"{site.url}/tasks/5")
     page.get_by_label("Merge with").select_option("4")
     page.get_by_role("button", name="Merge…").click()

@@ -215,7 +215,7 @@ def test_the_schema_at_each_of_its_steps(site: Operated) -> None:
     after = {(t["database"], t["table"]) for t in second["tables"]}
     assert {(t["database"], t["table"]) for t in created if t["change"] == "created"} == after - before
     text = page(site, f"/tenants/1/1/schema?at={newest['steps'][1]}")
-    assert "One DDL back" in text
+    assert "Previous DDL" in text
     assert second["ddl"][0]["query"][:40] in text
     assert twin(site, "/tenants/1/1/schema", at="1970-01-02T00:00:00Z")["step"] == 0, "kept inside of what is known"
     assert page(site, "/tenants/1/2/schema", 404)

@@ -16,7 +16,7 @@ import httpx2
 import orjson
 
 from tistream import __version__
-from tistream.client.core.exchange import error_of, unreachable
+from tistream.client.core.requests import error_of, unreachable
 from tistream.clock import Clock
 from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
 from tistream.errors import NotAllowed, TiStreamError

@@ -1,7 +1,7 @@
-// Custom elements of the console. State comes from the API alone; nothing is kept between pages but the scheme.
+// Custom elements of the console. State comes from the API; only the colour scheme is kept between pages.
 
-import { tellOrigin } from "./forms.js";
-import { look, tailIs, upToDate } from "./live.js";
+import { fillOrigin } from "./forms.js";
+import { attachTail, reconnect, upToDate } from "./live.js";
 
 const root = document.documentElement;
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -11,9 +11,9 @@ document.getElementById("scheme").addEventListener("click", () => {
   localStorage.scheme = root.dataset.scheme = isDark() ? "light" : "dark";
   dispatchEvent(new Event("scheme"));
 });
-tellOrigin(document);
+fillOrigin(document);
 
-// With a session, what changes something carries its token: htmx is told in <body>, plain forms get it here.
+// Forms of a session carry its CSRF token: htmx has it in <body>, plain forms get it here.
 document.addEventListener("submit", (event) => {
   const token = document.querySelector("meta[name=csrf-token]")?.content, form = event.target;
   if (!token || form.method !== "post" || form.elements.csrf) return;
@@ -22,20 +22,20 @@ document.addEventListener("submit", (event) => {
   form.append(field);
 }, true);
 
-/** Title and icon say how late it is: what [data-late] of the page says, kept as parts are swapped. */
+/** Title and icon show lateness, from [data-late] of the page, and follow swapped parts. */
 const title = document.title, icon = document.getElementById("icon");
-function tellLag() {
+function showLateness() {
   const late = Number(document.querySelector("[data-late]")?.dataset.late ?? 0);
   document.title = ["", "◐ ", "▲ ", "▲ "][late] + title;
   icon.href = `/static/icon${["", "-late", "-bad", "-bad"][late]}.svg`;
 }
-document.addEventListener("htmx:after:swap", tellLag);
-tellLag();
+document.addEventListener("htmx:after:swap", showLateness);
+showLateness();
 
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const seconds = (s) => s < 120 ? `${+s.toFixed(1)} s` : s < 7200 ? `${+(s / 60).toFixed(1)} min` : `${+(s / 3600).toFixed(1)} h`;
 
-/** A css colour variable as the browser resolves it now: canvas knows no light-dark(). */
+/** The current value of a CSS colour variable: canvas does not know light-dark(). */
 function colour(name) {
   const probe = document.createElement("span");
   probe.style.color = `var(${name})`;
@@ -57,20 +57,20 @@ function line(className, parts) {
   return row;
 }
 
-/** The lag over the last minutes, as [data-lag-ms] of the page says it. A sentence below says the same in words. */
+/** Chart of [data-lag-ms] over the last minutes, with a sentence below. */
 class LagChart extends HTMLElement {
   static #SPAN_S = 120;
-  static #REPEAT_S = 3; // what was not told anew for so long is still so, as long as the page is up to date
+  static #REPEAT_S = 3; // an unchanged value is sampled again after this time, while the page is up to date
   static #STEPS_S = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
   #times = [];
   #lags = [];
   connectedCallback() {
     this.canvas = document.createElement("div");
     this.canvas.setAttribute("role", "img");
-    this.words = document.createElement("p");
-    this.words.className = "dim";
-    this.words.textContent = "No figure yet.";
-    this.append(this.canvas, this.words);
+    this.caption = document.createElement("p");
+    this.caption.className = "dim";
+    this.caption.textContent = "No data yet.";
+    this.append(this.canvas, this.caption);
     this.redraw = () => this.draw();
     for (const [source, event] of [[window, "scheme"], [window, "resize"], [dark, "change"]]) source.addEventListener(event, this.redraw);
     this.draw();
@@ -83,25 +83,25 @@ class LagChart extends HTMLElement {
     this.sample(document.querySelector("[data-lag-ms]")?.dataset.lagMs);
     while (this.isConnected) {
       await pause(1000);
-      const told = document.querySelector("[data-lag-ms]")?.dataset.lagMs;
-      if (upToDate() && (told !== this.told || Date.now() / 1000 - this.#times.at(-1) > LagChart.#REPEAT_S)) this.sample(told);
+      const lagMs = document.querySelector("[data-lag-ms]")?.dataset.lagMs;
+      if (upToDate() && (lagMs !== this.lagMs || Date.now() / 1000 - this.#times.at(-1) > LagChart.#REPEAT_S)) this.sample(lagMs);
     }
   }
-  sample(told) {
-    this.told = told;
+  sample(lagMs) {
+    this.lagMs = lagMs;
     this.#times.push(Date.now() / 1000);
-    this.#lags.push(told ? Number(told) / 1000 : null);
+    this.#lags.push(lagMs ? Number(lagMs) / 1000 : null);
     while (this.#times[0] < this.#times.at(-1) - LagChart.#SPAN_S) { this.#times.shift(); this.#lags.shift(); }
     this.plot.setData([this.#times, this.#lags]);
-    this.say();
+    this.describe();
   }
-  say() {
+  describe() {
     const known = this.#lags.filter((lag) => lag !== null);
     const now = this.#lags.at(-1);
-    this.words.textContent = known.length && now !== null
-      ? `${seconds(now)} now, at most ${seconds(Math.max(...known))} while this page watched.`
+    this.caption.textContent = known.length && now !== null
+      ? `${seconds(now)} now, at most ${seconds(Math.max(...known))} since this page was opened.`
       : "No watermark yet.";
-    this.canvas.setAttribute("aria-label", `Watermark lag over time: ${this.words.textContent}`);
+    this.canvas.setAttribute("aria-label", `Watermark lag over time: ${this.caption.textContent}`);
   }
   draw() {
     this.plot?.destroy();
@@ -116,7 +116,7 @@ class LagChart extends HTMLElement {
       series: [{}, { stroke: colour("--accent"), fill: colour("--accent-soft"), width: 2, points: { show: () => this.#times.length < 2, size: 5 } }],
       axes: [{ ...axis, space: 90, size: 28, values: time }, { ...axis, size: 58, incrs: LagChart.#STEPS_S, values: (_, marks) => marks.map(seconds) }],
     }, [this.#times, this.#lags], this.canvas);
-    this.say();
+    this.describe();
   }
 }
 customElements.define("ts-lag-chart", LagChart);
@@ -140,24 +140,24 @@ class Tail extends HTMLElement {
     button.addEventListener("click", () => {
       this.#paused = !this.#paused;
       button.setAttribute("aria-pressed", this.#paused);
-      look(); // the stream goes on without rows, or from the last one that was shown
+      reconnect(); // the stream continues without rows, or from the last row shown
     });
-    tailIs({
+    attachTail({
       query: () => this.#paused || this.#over ? null : { tail: this.getAttribute("tenant"), ...this.#from() },
-      show: (told) => this.#tell(told),
+      show: (update) => this.#update(update),
     });
   }
   #from() {
     return this.#cursor ? { tail_cursor: this.#cursor } : { tail_start: this.getAttribute("start") };
   }
-  #tell({ cursor, events, over, words }) {
+  #update({ cursor, events, over, words }) {
     this.#cursor = cursor ?? this.#cursor;
     if (!this.#paused) this.show(events);
     if (!over) return;
     this.#over = true;
     if (this.children.length) this.prepend(line("error", [["b", "!"], ["span", words]]));
     else this.textContent = words;
-    look();
+    reconnect();
   }
   show(events) {
     if (events.length && !this.children.length) this.textContent = "";
@@ -179,7 +179,7 @@ class Tail extends HTMLElement {
 }
 customElements.define("ts-tail", Tail);
 
-/** A line with a button that copies it. Without a clipboard (a page over plain HTTP) the line is selected instead. */
+/** A line with a copy button. Without a clipboard (a page over plain HTTP) the button selects the line. */
 class Copy extends HTMLElement {
   connectedCallback() {
     const code = this.querySelector("code"), button = document.createElement("button");
@@ -197,7 +197,7 @@ class Copy extends HTMLElement {
 }
 customElements.define("ts-copy", Copy);
 
-/** What a cell of a key-space strip is, in words below it: for pointers and for the keyboard. */
+/** Describe the focused cell of a key-space strip below it. */
 for (const event of ["focusin", "mouseover"]) {
   document.addEventListener(event, ({ target }) => {
     const cell = target.closest?.(".strip a");
@@ -206,7 +206,7 @@ for (const event of ["focusin", "mouseover"]) {
   });
 }
 
-/** A range input over timestamps: its form is sent with the one that was chosen. */
+/** A range input over timestamps. Choosing one submits its form. */
 class Steps extends HTMLElement {
   connectedCallback() {
     const steps = this.getAttribute("steps").split(" "), input = this.querySelector("input"), form = this.closest("form");

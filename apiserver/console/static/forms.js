@@ -1,16 +1,16 @@
-// Forms that ask the API from a page, and pages that open as a dialog. Answers become text, never markup.
+// Forms that call the API, and pages that open as a dialog. Answers become text, never markup.
 
 const ID_MAX = (1n << 63n) - 1n;
 
 /** An Idempotency-Key. (randomUUID is missing on pages over plain HTTP.) */
 const onceKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** What `path`, as in push.key, names in nested facts. */
-const fact = (facts, path) => path.split(".").reduce((found, name) => found?.[name], facts);
+/** The value at a path such as push.key. */
+const valueAt = (values, path) => path.split(".").reduce((found, name) => found?.[name], values);
 
 const quoted = (text) => /^[\w.:/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
-/** Members of a request's body as JSON text, or words on what is wrong. Ids keep their 64 bits: they never become a number. */
+/** Members of a request's body as JSON text, or an error message. Ids keep their 64 bits: they never become a number. */
 const KINDS = {
   id(name, text) {
     if (!/^\d{1,19}$/.test(text) || BigInt(text) > ID_MAX) return { wrong: "A number from 0 to 9223372036854775807, in digits." };
@@ -25,17 +25,17 @@ const KINDS = {
 };
 
 /**
- * A form whose fields are the body of a POST to `api`. What the answer says fills the <template>, which takes the form's
- * place: data-text and data-env name a fact of it (asked.NAME is a field), data-if and data-unless drop an element,
- * {NAME} in an attribute is put in. `check` is asked first, with the same fields, for `why_not`. The same fields sent again
- * after a failure are the same request: it is done once.
+ * A form whose fields are the body of a POST to `api`. The answer fills the <template>, which replaces the form: data-text
+ * and data-env name a value of the answer (asked.NAME is a field), data-if and data-unless drop an element, {NAME} in an
+ * attribute is replaced. `check` is requested first, with the same fields, for `why_not`. The same fields sent again after
+ * a failure reuse the Idempotency-Key.
  */
 class Ask extends HTMLElement {
   #body = null;
   #key = "";
   connectedCallback() {
     this.form = this.querySelector("form");
-    this.form.noValidate = true; // its words stand beside the fields
+    this.form.noValidate = true; // errors are shown beside the fields
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.send(); });
   }
   async send() {
@@ -43,7 +43,7 @@ class Ask extends HTMLElement {
     let first = null;
     for (const field of this.form.querySelectorAll("[name]")) {
       const text = field.value.trim();
-      const found = field.required && !text ? { wrong: "This is needed." } : KINDS[field.dataset.kind ?? "text"](field.name, text);
+      const found = field.required && !text ? { wrong: "Required." } : KINDS[field.dataset.kind ?? "text"](field.name, text);
       const words = document.getElementById(`${field.id}-wrong`);
       if (words) { words.textContent = found.wrong ?? ""; words.hidden = !found.wrong; }
       field.setAttribute("aria-invalid", Boolean(found.wrong));
@@ -56,7 +56,7 @@ class Ask extends HTMLElement {
     const button = this.form.querySelector("button.act");
     button.disabled = true;
     try { await this.ask(asked, `{${members.join(",")}}`); }
-    catch { this.wrong("The service does not answer. Send it again: it is done once, however often it is sent."); }
+    catch { this.wrong("The service does not answer. Send the form again: the request is done only once."); }
     button.disabled = false;
   }
   async ask(asked, body) {
@@ -74,25 +74,25 @@ class Ask extends HTMLElement {
     else if (answer.status === 401) this.wrong("Your session has ended.", "/login");
     else this.wrong([facts.detail, facts.hint].filter(Boolean).join(" "));
   }
-  /** Says beside the form what is wrong, with a link to where it can be seen; nothing without words. */
-  wrong(words = "", see = null) {
-    const said = this.form.querySelector("[role=alert]");
-    said.textContent = words;
-    said.hidden = !words;
+  /** Show an error beside the form, with a link; hide it without a message. */
+  wrong(message = "", see = null) {
+    const alert = this.form.querySelector("[role=alert]");
+    alert.textContent = message;
+    alert.hidden = !message;
     if (!see) return;
     const link = document.createElement("a");
-    Object.assign(link, { href: see, textContent: see === "/login" ? "Sign in again" : "Look at it" });
-    said.append(" ", link);
+    Object.assign(link, { href: see, textContent: see === "/login" ? "Sign in again" : "Show it" });
+    alert.append(" ", link);
   }
   show(facts) {
     const view = this.querySelector("template").content.cloneNode(true);
     for (const el of view.querySelectorAll("*")) {
       const { text, env, if: needs, unless } = el.dataset;
-      if ((needs && !fact(facts, needs)) || (unless && fact(facts, unless))) { el.remove(); continue; }
-      if (text) el.textContent = fact(facts, text) ?? "";
-      if (env) el.textContent = Object.entries(fact(facts, env)).map(([name, value]) => `export ${name}=${quoted(value)}`).join("\n");
+      if ((needs && !valueAt(facts, needs)) || (unless && valueAt(facts, unless))) { el.remove(); continue; }
+      if (text) el.textContent = valueAt(facts, text) ?? "";
+      if (env) el.textContent = Object.entries(valueAt(facts, env)).map(([name, value]) => `export ${name}=${quoted(value)}`).join("\n");
       for (const { name, value } of [...el.attributes]) {
-        if (value.includes("{")) el.setAttribute(name, value.replace(/\{([\w.]+)\}/g, (_, path) => encodeURIComponent(fact(facts, path))));
+        if (value.includes("{")) el.setAttribute(name, value.replace(/\{([\w.]+)\}/g, (_, path) => encodeURIComponent(valueAt(facts, path))));
       }
     }
     this.replaceChildren(view);
@@ -101,12 +101,12 @@ class Ask extends HTMLElement {
 }
 customElements.define("ts-ask", Ask);
 
-/** Puts this site's address into lines that are to be copied. */
-export function tellOrigin(within) {
+/** Put this site's address into lines to copy. */
+export function fillOrigin(within) {
   for (const el of within.querySelectorAll(".origin")) el.textContent = location.origin;
 }
 
-/** A link with data-dialog opens its page's part above this page; without a script, or with Ctrl, it is a link. */
+/** A link with data-dialog opens its page in a dialog; without a script, or with Ctrl, it is a link. */
 async function openDialog(address) {
   const answer = await fetch(address, { headers: { "HX-Request": "true" } });
   if (!answer.ok || answer.redirected) { location.href = address; return; }
@@ -127,7 +127,7 @@ async function openDialog(address) {
   Object.assign(close, { type: "button", className: "quiet close", textContent: "Close" });
   close.addEventListener("click", () => dialog.close());
   body.innerHTML = await answer.text(); // a part of our own page, escaped where it was made
-  tellOrigin(body);
+  fillOrigin(body);
   dialog.replaceChildren(body, close);
   if (!dialog.open) dialog.showModal();
 }

@@ -1,77 +1,77 @@
-// One stream of server-sent events per tab keeps every [data-live] of the page up to date, and the live tail.
+// One stream of server-sent events per tab updates every [data-live] element of the page, and the live tail.
 //
-// The stream is for the parts that are there now: another set of parts opens another one. A hidden tab has none. While no
-// stream can be held the parts are fetched every few seconds instead, and the stream is tried again now and then.
+// The stream covers the present parts: another set of parts opens another stream. A hidden tab has none. While no stream
+// can be kept open, the parts are fetched every few seconds and the stream is retried now and then.
 
 const FETCH_MS = 3000, FETCHES_MAX = 15;
-const SILENT_FIRST_MS = 15_000, SILENT_MS = 35_000; // the service says something every 10 s
+const SILENT_FIRST_MS = 15_000, SILENT_MS = 35_000; // the service sends at least a beat every 10 s
 
 const away = document.getElementById("away");
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-const living = () => [...document.querySelectorAll("[data-live]:not([data-over])")];
-const addresses = () => [...new Set(living().map((el) => el.dataset.live))];
+const liveElements = () => [...document.querySelectorAll("[data-live]:not([data-over])")];
+const addresses = () => [...new Set(liveElements().map((el) => el.dataset.live))];
 
 let source = null; // the stream
-let about = ""; // what it is about
-let tail = null; // who shows the newest rows: {query(), show(facts)}, where query() is null while it pauses
-let life = 0; // of the stream; what an older one started has nothing to say
-let failures = 0, heardAt = 0, fetchedAt = 0, isUp = false;
+let subject = ""; // parts and tail of the stream
+let tail = null; // shows the newest rows: {query(), show(update)}; query() is null while paused
+let generation = 0; // of the stream; callbacks of an older stream are ignored
+let failures = 0, receivedAt = 0, fetchedAt = 0, isUp = false;
 const troubled = new Set();
 
-/** Whether what the page shows is what the service says now. */
+/** Whether the page shows the current state. */
 export const upToDate = () => !document.hidden && (isUp || Date.now() - fetchedAt < 2 * FETCH_MS);
 
-/** The element that shows the newest rows of a tenant. */
-export function tailIs(shown) {
-  tail = shown;
-  look();
+/** Set the element that shows the newest rows of a tenant. */
+export function attachTail(element) {
+  tail = element;
+  reconnect();
 }
 
-/** Look whether the stream is still about what the page shows. */
-export function look() {
+/** Reopen the stream if the parts of the page have changed. */
+export function reconnect() {
   const rows = tail?.query() ?? null;
   const wanted = document.hidden ? "" : JSON.stringify([addresses(), rows !== null]);
-  if (wanted === about) return;
+  if (wanted === subject) return;
   close();
-  about = wanted;
+  subject = wanted;
   if (!document.hidden && (addresses().length || rows !== null)) open();
 }
 
 function close() {
-  life += 1;
+  generation += 1;
   source?.close();
   source = null;
-  about = "";
+  subject = "";
   isUp = false;
 }
 
 function open() {
-  const mine = ++life, query = new URLSearchParams(addresses().map((address) => ["part", address]));
+  const mine = ++generation, query = new URLSearchParams(addresses().map((address) => ["part", address]));
   for (const [name, value] of Object.entries(tail?.query() ?? {})) query.set(name, value);
   source = new EventSource(`/live?${query}`);
-  heardAt = Date.now();
+  receivedAt = Date.now();
   const on = (name, does) => source.addEventListener(name, (event) => {
-    if (mine !== life) return;
-    heardAt = Date.now();
+    if (mine !== generation) return;
+    receivedAt = Date.now();
     if (name !== "end") [isUp, failures] = [true, 0];
     does(JSON.parse(event.data));
-    if (isUp) tellTrouble();
+    if (isUp) showTrouble();
   });
-  on("part", (told) => { troubled.delete(told.part); swap(told); });
+  on("part", (update) => { troubled.delete(update.part); swap(update); });
   on("trouble", ({ part }) => troubled.add(part));
-  on("tail", (told) => tail?.show(told));
+  on("tail", (update) => tail?.show(update));
   on("begin", () => {});
   on("beat", () => {});
-  on("end", ({ reason }) => { if (reason === "signed-out") signIn(); else again(); });
-  source.onerror = () => { if (mine === life) again(); };
+  on("end", ({ reason }) => { if (reason === "signed-out") signIn(); else recover(); });
+  source.onerror = () => { if (mine === generation) recover(); };
 }
 
-/** The stream dropped: say so, fetch for a while if it does so again and again, then open another one. */
-async function again() {
-  const subject = about;
+/** After a dropped stream: show it, fetch for a while after repeated failures, then open another stream. */
+async function recover() {
+  const kept = subject;
   close();
-  about = subject; // nobody else opens one meanwhile
-  const mine = life, is = () => mine === life;
+  subject = kept; // so that reconnect() opens none meanwhile
+  const mine = generation, is = () => mine === generation;
   failures += 1;
   away.hidden = false;
   let answered = null;
@@ -86,7 +86,7 @@ async function again() {
   if (is()) open();
 }
 
-/** Ask for each part once, the way the stream does. Whether the service answered. */
+/** Fetch each part once, as the stream does. Returns whether the service answered. */
 async function fetchAll(is) {
   let answered = false;
   for (const part of addresses()) {
@@ -104,30 +104,30 @@ async function fetchAll(is) {
   return answered;
 }
 
-function tellTrouble() {
+function showTrouble() {
   const shown = new Set(addresses());
   away.hidden = ![...troubled].some((part) => shown.has(part));
 }
 
 function signIn() {
   close();
-  about = "signed out";
+  subject = "signed out";
   location.href = `/login?next=${encodeURIComponent(location.pathname)}`;
 }
 
-/** Put a part into its places. What is refused or gone stays as it is said to be. */
+/** Replace a part. A part that is over is not updated again. */
 function swap({ part, html, over }) {
-  for (const el of living().filter((each) => each.dataset.live === part)) {
+  for (const el of liveElements().filter((each) => each.dataset.live === part)) {
     if (over) el.dataset.over = "";
     htmx.swap({ sourceElement: el, target: el, text: html, swap: "innerMorph" });
   }
 }
 
 setInterval(() => {
-  if (source && Date.now() - heardAt > (isUp ? SILENT_MS : SILENT_FIRST_MS)) again();
+  if (source && Date.now() - receivedAt > (isUp ? SILENT_MS : SILENT_FIRST_MS)) recover();
 }, 5000);
-document.addEventListener("visibilitychange", () => { failures = 0; look(); });
-addEventListener("pagehide", () => { close(); about = "left"; });
-addEventListener("pageshow", () => { if (about === "left") { about = ""; look(); } });
-new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
-setTimeout(look); // once the elements of this page are there
+document.addEventListener("visibilitychange", () => { failures = 0; reconnect(); });
+addEventListener("pagehide", () => { close(); subject = "left"; });
+addEventListener("pageshow", () => { if (subject === "left") { subject = ""; reconnect(); } });
+new MutationObserver(reconnect).observe(document.body, { childList: true, subtree: true });
+setTimeout(reconnect); // once the elements of this page are defined

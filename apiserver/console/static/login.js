@@ -1,5 +1,5 @@
-// A login link carries its code behind the #, which no browser sends. The form is filled in and not sent: a link that
-// somebody else made must not sign a visitor in as somebody else.
+// A login link carries its code behind the #, which browsers do not send. The form is filled in but not submitted: a
+// forged link must not sign a visitor in as another user.
 
 const form = document.getElementById("login");
 const code = location.hash.slice(1);
