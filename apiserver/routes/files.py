@@ -10,7 +10,6 @@ A body is read from the bucket in pieces while it is sent; a read error breaks i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -61,9 +60,12 @@ def router(services: Services) -> APIRouter:
         http, wanted = asked
         return _shown(scope, files.listing(services, leases, scope, **wanted), http)
 
+    async def answer_listing(scope: Scope, asked: tuple[Request, dict[str, Any]]) -> dict[str, Any]:
+        return await run_in_threadpool(listed, scope, asked)
+
     operations = ("list_files", "list_db_files", "list_table_files")
     summary = "Files that may hold changes of a {}"
-    add_scoped(routes, "/files", partial(run_in_threadpool, listed), _query, operations=operations, summary=summary)
+    add_scoped(routes, "/files", answer_listing, _query, operations=operations, summary=summary)
 
     def log_file(http: Request, cluster_id: Id, tenant_id: Id, name: str) -> Response:
         tenant = Tenant(cluster_id, tenant_id)

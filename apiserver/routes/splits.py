@@ -45,11 +45,10 @@ def router(services: Services) -> APIRouter:
     """Plans of three scopes."""
     routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
 
-    def planned(scope: Scope, asked: Callable[..., SplitRequest]) -> dict[str, Any]:
-        return shown(plan(services, asked(scope=scope)))
+    async def planned(scope: Scope, asked: Callable[..., SplitRequest]) -> dict[str, Any]:
+        return shown(await run_in_threadpool(plan, services, asked(scope=scope)))
 
     operations = ("split_tenant", "split_db", "split_table")
     summary = "Parts of a long pull of a {}"
-    answer = partial(run_in_threadpool, planned)
-    add_scoped(routes, "/changes/splits", answer, _query, operations=operations, summary=summary)
+    add_scoped(routes, "/changes/splits", planned, _query, operations=operations, summary=summary)
     return routes

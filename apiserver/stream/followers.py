@@ -66,7 +66,8 @@ class Followers:
 
     async def served_at(self, tenant: Tenant, watermark: int) -> Served:
         """The served state at or above `watermark`."""
-        return self.served.known(tenant, watermark) or await self.run(self.served.at, tenant, watermark)
+        known = self.served.known(tenant, watermark)
+        return known if known is not None else await self.run(self.served.at, tenant, watermark)
 
     def first_page(self, request: PullRequest) -> PullAnswer:
         """A follower's first page, as of now. Blocks. Followers that start together share it."""

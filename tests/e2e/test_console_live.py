@@ -270,10 +270,10 @@ def test_a_part_that_is_gone_says_so_and_stays_said(site: Site) -> None:
 def test_what_a_browser_is_refused_is_a_page(site: Site, scheme: str) -> None:
     page = site.open("/overview", Role.VIEWER, MINE, scheme=scheme)
     for path, heading, words in (
-        ("/tasks", "Not for this key", "for one tenant only"),
+        ("/tasks", "Not allowed", "for one tenant only"),
         (f"/tenants/{OTHER}", "Not found", "is not registered"),
-        ("/tenants/x/1", "Not found", "no such tenant"),
-        ("/nowhere", "Not found", "There is no GET /nowhere"),
+        ("/tenants/x/1", "Not found", "Tenant not found"),
+        ("/nowhere", "Not found", "GET /nowhere not found"),
     ):
         page.goto(site.server.url + path)
         expect(page.get_by_role("heading", name=heading)).to_be_visible()

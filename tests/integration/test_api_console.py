@@ -203,7 +203,7 @@ def test_a_defect_is_a_page_that_says_nothing_of_its_inside(world: ApiWorld) -> 
     with TestClient(create_app(replace(world.services, problems=broken)), raise_server_exceptions=False) as http:
         answer = http.get("/overview", headers={"Accept": "text/html"})
         assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
-        assert "Something went wrong here" in Markup(answer.text).text
+        assert "Internal error" in Markup(answer.text).text
         assert "the inside" not in answer.text
         assert http.get("/overview").headers["content-type"] == "application/problem+json"
 

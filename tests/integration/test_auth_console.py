@@ -91,10 +91,10 @@ def test_what_a_browser_is_refused_is_a_page_and_for_programs_a_problem(site: Si
     me = cookie(answer)
     browser = {**me, "Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     for method, path, status, heading in (
-        ("GET", "/tasks", 403, "Not for this key"),
+        ("GET", "/tasks", 403, "Not allowed"),
         ("GET", "/tenants/2/7", 404, "Not found"),
         ("GET", "/nowhere", 404, "Not found"),
-        ("POST", "/logout", 403, "Not for this key"),  # without its CSRF token
+        ("POST", "/logout", 403, "Not allowed"),  # without its CSRF token
         ("GET", "/tenants/1/1?table=" + "x" * 20, 200, "Cluster 1"),
     ):
         page = site.ask(method, path, headers=browser)

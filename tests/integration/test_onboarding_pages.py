@@ -87,7 +87,7 @@ def test_the_checklist_follows_the_catalog(site: Site) -> None:
     assert done() == ["registered", "key for its pushers made"]
     issue_incarnation(catalog, new, 1)
     assert done()[-1] == "a pusher has begun"
-    assert "the next step is done by the service" in words(site, path, key).lower()
+    assert "the service does the next step" in words(site, path, key).lower()
     LogBuilder(catalog, site.parts.store, tenant=new).activate()
     found = site.get(f"{path}.json", key).json()
     assert (found["next"], found["state"], found["awaiting"]) == (None, "ACTIVE", False)

@@ -1,9 +1,7 @@
-"""What every HTTP request leaves behind: an id, an entry in the log if wanted, and a count.
+"""Request ids, the access log and request counts of every HTTP server.
 
-The id comes from the caller's X-Request-ID when that is a plain word (letters, digits and `._-`, 8 to 64 of them; a log
-must not be written to by strangers), else it is made up. It is bound for all that is logged while the request is
-answered, in threads that the framework runs for it too, and goes back in the answer's X-Request-ID. So does the tenant
-of the address, where it names one.
+A caller's X-Request-ID is used if it is plain (8 to 64 letters, digits and `._-`); otherwise one is made. The id and
+the tenant of the path are bound to everything logged during the request, and the id is returned in X-Request-ID.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The addresses that problem documents name: what each error means and what to do, served by the server itself.
+"""Error reference of a server: what each error means and what to do, at the address that a problem document names.
 
-    /problems            all of them
+    /problems            all errors
     /problems/TS-1005    one
 
-Made from the error classes, so what a server can answer with it can explain. Pages hold no script and nothing of the
-request.
+Generated from the error classes. Pages contain no script and nothing of the request.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from tistream.errors import ErrorKind, NotFound, TiStreamError
 PATH = "/problems"
 TO_DO = {
     ErrorKind.RETRY: "try again later; nothing is lost",
-    ErrorKind.FENCED: "somebody else owns this now: drop what you hold and stop",
+    ErrorKind.FENCED: "another process owns this now: drop its state and stop",
     ErrorKind.INVALID: "change the request",
-    ErrorKind.CORRUPT: "bytes are damaged: put the good object back, nothing of the damaged one was used",
+    ErrorKind.CORRUPT: "an object is damaged: restore a good copy; nothing of the damaged one was used",
     ErrorKind.NOT_FOUND: "check the name",
     ErrorKind.INTERNAL: "a defect: report it with the log",
 }
@@ -33,7 +32,7 @@ _HEADERS = {
 
 
 def type_of(error: type[TiStreamError]) -> str:
-    """The `type` of the problem: an address of the server that answers with it."""
+    """The `type` of a problem document: a path of the answering server."""
     return f"{PATH}/{error.code}"
 
 
@@ -48,7 +47,7 @@ def known_errors() -> dict[str, type[TiStreamError]]:
 
 
 def router() -> APIRouter:
-    """The pages, outside of the API's description."""
+    """The pages; not part of the API's description."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get(PATH)
@@ -63,12 +62,12 @@ def router() -> APIRouter:
     def one(code: str) -> Response:
         error = known_errors().get(code)
         if error is None:
-            raise NotFound("There is no problem of that code.", asked=code[:40])
-        said = "".join(f"<p>{html.escape(part)}</p>" for part in paragraphs(error))
+            raise NotFound("Unknown error code.", asked=code[:40])
+        text = "".join(f"<p>{html.escape(part)}</p>" for part in paragraphs(error))
         hint = f"<p><strong>What to do:</strong> {html.escape(error.hint)}</p>" if error.hint else ""
         kind = f"<p><strong>Kind:</strong> {error.kind}: {html.escape(TO_DO[error.kind])}.</p>"
         name = f"<h1><code>{code}</code> {error.__name__}</h1>"
-        return _page(code, f'{name}{said}{hint}{kind}<p><a href="{PATH}">All problems</a></p>')
+        return _page(code, f'{name}{text}{hint}{kind}<p><a href="{PATH}">All problems</a></p>')
 
     return routes
 
@@ -79,7 +78,7 @@ def first_line(error: type[TiStreamError]) -> str:
 
 
 def paragraphs(error: type[TiStreamError]) -> list[str]:
-    """What is to be said of it."""
+    """The docstring of an error, by paragraph."""
     return [" ".join(part.split()) for part in inspect.cleandoc(error.__doc__ or "").split("\n\n")]
 
 

@@ -1,14 +1,13 @@
-"""What a process tells those who look after it, the same from every process that has a port.
+"""Health probes and metrics, the same on every port.
 
     /livez     the process runs
-    /readyz    every part that its work needs answers: 200, or 503 with the parts that do not
-    /healthz   what is wrong now, part by part; always 200
-    /version   what runs
-    /metrics   Prometheus' text form
+    /readyz    200, or 503 with the components that do not answer
+    /healthz   current problems; always 200
+    /version   the running version
+    /metrics   Prometheus text format
 
-Probes change nothing and say nothing of anybody's data. `/livez`, `/readyz` and `/version` are open; where API keys are
-asked for, what is wrong and what was measured is for a key that may look at the whole deployment. A port of [metrics]
-asks no keys: it belongs on a network that only the deployment's own processes reach.
+Probes change nothing and contain no data of tenants. `/livez`, `/readyz` and `/version` are open; the others need a key
+that may see the whole deployment. A port of [metrics] requires no keys: it belongs on an internal network.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ Check = Callable[[], None]  #: returns, or raises with the reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
-    """What there is to look at in this process."""
+    """The sources of a process's probes."""
 
-    checks: Mapping[str, Check] = field(default_factory=dict)  #: readiness by part
+    checks: Mapping[str, Check] = field(default_factory=dict)  #: readiness by component
     problems: Callable[[], Sequence[Mapping[str, object]]] = list  #: as `Problem.shown` gives them
     collect: Sequence[Collect] = ()
 
 
 def probe_router(probes: Probes) -> APIRouter:
-    """The probes, of which the first three are open to everybody."""
+    """The probe routes."""
     routes = APIRouter(tags=["ops"])
     sources = [*probes.collect, lambda: [_problems(probes.problems())]]
 
@@ -53,7 +52,7 @@ def probe_router(probes: Probes) -> APIRouter:
     def livez() -> dict[str, str]:
         return {"status": "ok"}
 
-    @routes.get("/readyz", operation_id="readyz", summary="Every part answers", dependencies=[needs(Right.OPEN)])
+    @routes.get("/readyz", operation_id="readyz", summary="Every component answers", dependencies=[needs(Right.OPEN)])
     def readyz(request: Request, response: Response) -> dict[str, Any]:
         found = {name: _run(check) for name, check in probes.checks.items()}
         ready = all(state == "ok" for state in found.values())
@@ -64,20 +63,20 @@ def probe_router(probes: Probes) -> APIRouter:
         return {"status": "ok" if ready else "not ready", "checks": found}
 
     @routes.get(
-        "/healthz", operation_id="healthz", summary="What is wrong, part by part", dependencies=[needs(Right.LOOK)]
+        "/healthz", operation_id="healthz", summary="Current problems, by component", dependencies=[needs(Right.LOOK)]
     )
     def healthz() -> dict[str, Any]:
         found = list(probes.problems())
         return {"status": "problems" if found else "ok", "problems": found}
 
-    @routes.get("/version", operation_id="version", summary="What runs", dependencies=[needs(Right.OPEN)])
+    @routes.get("/version", operation_id="version", summary="The running version", dependencies=[needs(Right.OPEN)])
     def version() -> dict[str, str]:
         return {"version": __version__}
 
     @routes.get(
         "/metrics",
         operation_id="metrics",
-        summary="Measurements, in Prometheus' text form",
+        summary="Metrics in Prometheus text format",
         dependencies=[needs(Right.LOOK)],
     )
     def measured() -> Response:
@@ -87,7 +86,7 @@ def probe_router(probes: Probes) -> APIRouter:
 
 
 def probe_app(probes: Probes) -> FastAPI:
-    """The probes alone: for a process that has no HTTP port of its own."""
+    """The probes alone, for a process without another HTTP port."""
     app = FastAPI(title="TiStream probes", version=__version__, docs_url=None, redoc_url=None)
     problem.install(app)
     app.include_router(probe_router(probes))
@@ -96,7 +95,7 @@ def probe_app(probes: Probes) -> FastAPI:
 
 
 def store_answers(store: ObjectStore) -> Check:
-    """One small request; that there is no such object is a good answer."""
+    """One small request; a missing object is a good answer."""
 
     def check() -> None:
         try:
@@ -108,8 +107,7 @@ def store_answers(store: ObjectStore) -> Check:
 
 
 def none_stopped(problems: Callable[[], Sequence[Problem]]) -> Check:
-    """No part has ended by an error. An item of many that has stopped leaves the process ready: no other one could do
-    better."""
+    """No component has failed. A stopped item of many leaves the process ready: another process would stop as well."""
 
     def check() -> None:
         stopped = next((p for p in problems() if p.ends_process), None)
@@ -120,20 +118,20 @@ def none_stopped(problems: Callable[[], Sequence[Problem]]) -> Check:
 
 
 def lease_holds(age_s: Callable[[], float | None]) -> Check:
-    """The process was heard of within a lease; it may be replaced otherwise."""
+    """The lease was renewed in time; otherwise the process may have been replaced."""
 
     def check() -> None:
         age = age_s()
         if age is None:
-            raise StoreUnavailable("it has not registered yet")
+            raise StoreUnavailable("not registered yet")
         if age * 1000 > LEASE_MS:
-            raise StoreUnavailable(f"its lease was renewed {age:.1f} s ago, longer than {LEASE_MS / 1000:g} s")
+            raise StoreUnavailable(f"the lease was renewed {age:.1f} s ago, longer than {LEASE_MS / 1000:g} s")
 
     return check
 
 
 def lease_age(age_s: Callable[[], float | None]) -> Collect:
-    """The age of a lease as a metric; none before there is one."""
+    """The age of a lease as a metric; none before the first lease."""
 
     def collect() -> list[metrics.Metric]:
         age = age_s()

@@ -1,8 +1,7 @@
 """Errors over HTTP: RFC 9457 `application/problem+json`, the same from every server.
 
-One table maps the kind of an error to a status. 64-bit numbers are written as text, because JSON readers round them;
-bytes are written in hexadecimal. An error that is not ours becomes a 500 that says nothing of its inside; the log has
-it.
+One table maps the kind of an error to a status. 64-bit numbers are text, because JSON readers round them; bytes are
+hexadecimal. Other exceptions become a 500 without details; the log has them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ log = structlog.get_logger(__name__)
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 
-#: on every answer: nothing from elsewhere is loaded, no page shows ours in a frame, no address of ours is told
+#: on every answer: no foreign content, no framing, no referrer to other sites
 SECURITY_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'self'",
@@ -48,9 +47,9 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "Referrer-Policy": "same-origin",  # with no-referrer browsers call the origin of our own forms null
 }
 
-_WHERE_TO_LOOK = (
+_NOT_FOUND_HINT = (
     "GET /v1/tenants lists the tenants; .../databases and .../databases/{database}/tables what one has; "
-    "GET /openapi.json lists all addresses."
+    "GET /openapi.json lists all paths."
 )
 
 STATUS: Mapping[ErrorKind, int] = {
@@ -78,8 +77,7 @@ _BY_CLASS: Mapping[type[TiStreamError], int] = {
 
 
 def status_of(error: TiStreamError) -> int:
-    """The HTTP status; what lies below retention is gone (410) rather than a wrong request, and what the state of the
-    log does not allow (409) would be right at another time."""
+    """The HTTP status: by class, else by kind."""
     for kind, status in _BY_CLASS.items():
         if isinstance(error, kind):
             return status
@@ -94,13 +92,13 @@ def problem_body(error: TiStreamError) -> dict[str, object]:
         "status": status_of(error),
         "detail": error.message,
         "code": error.code,
-        "hint": error.hint or (_WHERE_TO_LOOK if isinstance(error, NotFound) else ""),
+        "hint": error.hint or (_NOT_FOUND_HINT if isinstance(error, NotFound) else ""),
         "facts": {name: _plain(value) for name, value in error.facts.items()},
     }
 
 
 def problem_response(error: TiStreamError, status: int | None = None) -> Response:
-    """The whole answer; `status` overrides the table's."""
+    """The answer; `status` overrides the table's."""
     body = problem_body(error)
     if status is not None:
         body["status"] = status
@@ -114,9 +112,9 @@ def problem_response(error: TiStreamError, status: int | None = None) -> Respons
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the app a problem document, and serve the pages that these name."""
+    """Answer every error of the app with a problem document, and serve the error reference."""
 
-    async def ours(request: Request, error: Exception) -> Response:
+    async def known(request: Request, error: Exception) -> Response:
         assert isinstance(error, TiStreamError)
         if status_of(error) == 500:
             log.error("request failed", path=request.url.path, exc_info=error)
@@ -132,14 +130,14 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         asked = f"{request.method} {request.url.path}"
         if error.status_code == 404:
-            return problem_response(NotFound(f"There is no {asked}."))
+            return problem_response(NotFound(f"{asked} not found."))
         return problem_response(InvalidInput(f"{asked}: {error.detail}."), error.status_code)
 
     async def unknown(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, exc_info=error)
         return problem_response(TiStreamError())
 
-    app.add_exception_handler(TiStreamError, ours)
+    app.add_exception_handler(TiStreamError, known)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, unknown)

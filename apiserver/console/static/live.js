@@ -27,7 +27,7 @@ export function attachTail(element) {
   reconnect();
 }
 
-/** Reopen the stream if the parts of the page have changed. */
+/** Open another stream if the parts of the page have changed. */
 export function reconnect() {
   const rows = tail?.query() ?? null;
   const wanted = document.hidden ? "" : JSON.stringify([addresses(), rows !== null]);

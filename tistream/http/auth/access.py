@@ -1,14 +1,14 @@
-"""What a route needs, said where the route is made, and the look at who asks from inside of one.
+"""Access rules of routes, and who makes a request.
 
     routes = APIRouter(dependencies=[needs(Right.READ)])             all routes of a router
     @routes.post("/v1/keys", dependencies=[needs(Right.KEYS, filtered=True)])
     def create(who: Who) -> ...: ...
 
-A route that names a tenant in its address ({cluster_id}, {tenant_id}) is refused to keys of other tenants with the
-words that a tenant gets that was never registered. A route without one is about the deployment and closed to keys that
-are bound to a tenant, unless it says `filtered=True`: its handler then shows only what `who.sees(tenant)`.
+A route with {cluster_id} and {tenant_id} in its path answers keys of other tenants as if the tenant were not
+registered. A route without them concerns the deployment and refuses keys bound to a tenant, unless it is declared
+`filtered=True`: its handler then shows only tenants with `who.sees(tenant)`.
 
-`undeclared` lists the routes of an application that say nothing; an application with such a route does not start.
+`undeclared` lists routes without a rule; an application with such a route does not start.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.roles import Principal, Right, Verdict, decide
 from tistream.ids import Tenant
 
-ACCESS = "tistream.http.access_log"  #: where the wall leaves it in a request's scope
+ACCESS = "tistream.http.access_log"  #: key of an Access in a request's scope
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/login", error_reference.PATH})
-OPEN_PREFIXES = ("/static/", f"{error_reference.PATH}/")  #: everybody may read what problems mean
-_ANY_KEY = frozenset({"/openapi.json"})  #: made by the framework, behind the wall like everything
+OPEN_PREFIXES = ("/static/", f"{error_reference.PATH}/")  #: the error reference is public
+_ANY_KEY = frozenset({"/openapi.json"})  #: added by the framework; needs any valid key
 _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What a route asks for."""
+    """The rule of a route."""
 
     right: Right
     filtered: bool = False
@@ -48,16 +48,16 @@ class Declared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who asks, and how they proved it."""
+    """Who makes a request, and how it was authenticated."""
 
-    principal: Principal | None  #: None: nobody, on an open address
-    authenticator: Authenticator | None = None  #: None: no keys are asked for
+    principal: Principal | None  #: None: anonymous, on an open path
+    authenticator: Authenticator | None = None  #: None: no keys are required
     session: str = ""  #: the token of a console session; empty for a key
-    again: Callable[[], Awaitable[Principal]] | None = None  #: asks the guard once more
+    again: Callable[[], Awaitable[Principal]] | None = None  #: authenticates again
 
     @property
     def csrf(self) -> str:
-        """What a page of this session sends back with whatever changes something."""
+        """The CSRF token of a console session; empty without one."""
         return csrf_of(self.session) if self.session else ""
 
 
@@ -65,7 +65,7 @@ _DECLARED: dict[Callable[..., Any], Declared] = {}
 
 
 def needs(right: Right, *, filtered: bool = False) -> params.Depends:
-    """The dependency that a route, or a router, has for being guarded."""
+    """The dependency that declares the rule of a route or a router."""
 
     async def check(request: Request) -> None:
         if right is not Right.OPEN:
@@ -78,17 +78,17 @@ def needs(right: Right, *, filtered: bool = False) -> params.Depends:
 
 
 def access_of(request: Request) -> Access:
-    """Who asks; fails where no wall stands."""
+    """The access of a request that passed the auth middleware."""
     found = request.scope.get(ACCESS)
-    invariant(isinstance(found, Access), "an application with routes of its own has the wall installed")
+    invariant(isinstance(found, Access), "the auth middleware is installed")
     assert isinstance(found, Access)
     return found
 
 
 def principal_of(request: Request) -> Principal:
-    """Who asks, for handlers of routes that are not open."""
+    """Who makes the request, for routes that are not open."""
     found = access_of(request).principal
-    invariant(found is not None, "nobody passes the wall without a principal")
+    invariant(found is not None, "the auth middleware sets a principal")
     assert found is not None
     return found
 
@@ -97,20 +97,19 @@ Who = Annotated[Principal, Depends(principal_of)]
 
 
 async def check_key(request: Request) -> None:
-    """For answers without an end: Unauthenticated when key or session have ended meanwhile. Costs nothing as a rule;
-    call it every few seconds."""
+    """For streams: Unauthenticated when key or session have ended meanwhile. Cheap: call it every few seconds."""
     again = access_of(request).again
     if again is not None:
         await again()
 
 
 def csrf_of(session: str) -> str:
-    """A token that only pages of this session know."""
+    """The CSRF token of a session."""
     return hmac.new(session.encode("utf-8", "surrogateescape"), b"csrf", hashlib.sha256).hexdigest()
 
 
 def declared(route: APIRoute) -> list[Declared]:
-    """What a route asks for; empty when it says nothing."""
+    """The rules of a route; empty when it declares none."""
     return [_DECLARED[d.call] for d in route.dependant.dependencies if d.call in _DECLARED]
 
 
@@ -127,15 +126,15 @@ def every_route(app: FastAPI) -> Iterator[Any]:
 
 
 def undeclared(app: FastAPI) -> list[str]:
-    """Addresses that do not say what they need, or say that they are open and are not, or the other way round."""
+    """Paths without a rule, or with a rule that contradicts OPEN_PATHS."""
     bad = []
     for route in every_route(app):
         path = getattr(route, "path", str(route))
         if path.startswith(error_reference.PATH):
             continue
         if isinstance(route, APIRoute):
-            said = {d.right for d in declared(route)}
-            if not said or (said == {Right.OPEN}) != (path in OPEN_PATHS):
+            rights = {d.right for d in declared(route)}
+            if not rights or (rights == {Right.OPEN}) != (path in OPEN_PATHS):
                 bad.append(path)
         elif path not in _ANY_KEY and not (isinstance(route, Mount) and path + "/" in OPEN_PREFIXES):
             bad.append(path)
@@ -147,7 +146,7 @@ def _check(request: Request, right: Right, filtered: bool) -> None:
     named = request.path_params.keys() & {"cluster_id", "tenant_id"}
     tenant = _tenant(request.path_params) if named else None
     if named and tenant is None and not who.sees_all:
-        raise NotFound("There is no such tenant.")  # an address that means none means no tenant of this key's
+        raise NotFound("Tenant not found.")  # invalid ids name no tenant that this key may see
     match decide(who, right, tenant, filtered=filtered or (bool(named) and tenant is None)):
         case Verdict.ALLOWED:
             return
@@ -161,7 +160,7 @@ def _check(request: Request, right: Right, filtered: bool) -> None:
 
 
 def _tenant(given: Mapping[str, Any]) -> Tenant | None:
-    """The tenant that an address names; None when its ids are no plain numbers, which no handler accepts either."""
+    """The tenant of a path; None when its ids are not numbers, which handlers refuse as well."""
     words = [str(given.get(name, "")) for name in ("cluster_id", "tenant_id")]
     if not all(_NUMBER.fullmatch(word) for word in words):
         return None

@@ -1,9 +1,8 @@
-"""Who is it? Keys and sessions become principals, by one catalog read each, kept for KEY_CACHE_MS.
+"""Authenticates API keys and console sessions against the catalog, with a cache of KEY_CACHE_MS.
 
-So a key that is revoked counts for at most KEY_CACHE_MS more in other processes and not a moment longer in the one that
-revoked it. When it expires it ends everywhere at that time: what is kept knows how long it may be. A secret is compared
-in constant time, with something of its length even when the key is not known. While the catalog is away whoever was
-seen a moment ago is served, everybody else is told to come back.
+A revoked key is accepted for at most KEY_CACHE_MS by other processes, and not at all by the one that revoked it. Expiry
+takes effect on time everywhere, because cache entries know it. Secrets are compared in constant time, also for unknown
+keys. While the catalog is unavailable, cached principals are served and others get a retryable error.
 """
 
 from __future__ import annotations
@@ -32,45 +31,45 @@ _NO_SESSION = "The session of the console has ended: log in again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What the catalog said, and until when that may be used."""
+    """A cache entry."""
 
     secret_hash: str
-    principal: Principal | None  #: None: there is no such key, or it is dead
-    why_not: str
+    principal: Principal | None  #: None: unknown, revoked or expired
+    reason: str
     good_until_s: float  #: by the monotonic clock
     ends_s: float  #: when it expires
 
 
 class Authenticator:
-    """The keys of one catalog. Safe to use from several threads."""
+    """Authenticates against one catalog. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
         self.catalog = catalog
         self._clock = clock
         self._kept: dict[str, _Found] = {}
         self._lock = threading.Lock()
-        self._forgotten = 0  # what was read before the last `forget` is not kept
+        self._forgotten = 0  # entries read before the last `forget` are not cached
 
     async def authenticate_key(self, text: str) -> Principal:
-        """Who the holder of this key is. Unauthenticated says why nobody."""
+        """The principal of a key. Unauthenticated with the reason."""
         key = parse_key(text)
         found = self._usable(key.key_id)
         if found is None:
             found = await run_in_threadpool(self._read_key, key.key_id)
         if not hmac.compare_digest(found.secret_hash, key.secret_hash):
-            raise Unauthenticated("The API key is not known here.")
-        return self._living(found)
+            raise Unauthenticated("The API key is unknown.")
+        return self._principal_of(found)
 
     async def authenticate_session(self, token: str) -> Principal:
-        """Who logged in. Unauthenticated when the session has ended."""
+        """The principal of a session. Unauthenticated when it has ended."""
         asked = hash_of(token)
         found = self._usable(asked)
         if found is None:
             found = await run_in_threadpool(self._read_session, asked)
-        return self._living(found)
+        return self._principal_of(found)
 
     def forget(self, name: str | None = None) -> None:
-        """What was kept of a key is out of date; of all keys and sessions without a name."""
+        """Drop a key or session from the cache; all of them without a name."""
         with self._lock:
             self._forgotten += 1
             if name is None:
@@ -78,9 +77,9 @@ class Authenticator:
             else:
                 self._kept.pop(name, None)
 
-    def _living(self, found: _Found) -> Principal:
+    def _principal_of(self, found: _Found) -> Principal:
         if found.principal is None:
-            raise Unauthenticated(found.why_not)
+            raise Unauthenticated(found.reason)
         if self._clock.monotonic() >= found.ends_s:
             raise Unauthenticated("The API key has expired.")
         return found.principal
@@ -94,7 +93,7 @@ class Authenticator:
         try:
             row = keys.get_key(self.catalog, key_id)
         except NotFound:
-            return self._keep(era, key_id, None, "The API key is not known here.", secret_hash=_NO_HASH)
+            return self._keep(era, key_id, None, "The API key is unknown.", secret_hash=_NO_HASH)
         self._note_used(row)
         return self._keep(era, key_id, row, f"The API key has {_ENDED.get(row.state, '')}.", ends_ms=row.expires_ms)
 
@@ -112,18 +111,18 @@ class Authenticator:
         if row.state == "living" and row.read_ms - row.used_ms > keys.USED_EVERY_MS:
             try:
                 keys.note_key_used(self.catalog, row.key_id)
-            except CatalogUnavailable as e:  # a busy catalog: the next use is noted
+            except CatalogUnavailable as e:  # the next use is noted
                 log.info("the last use of a key was not noted", key_id=row.key_id, error=str(e))
 
     def _keep(
-        self, era: int, name: str, row: keys.KeyRow | None, why_not: str, *, secret_hash: str = "", ends_ms: int = 0
+        self, era: int, name: str, row: keys.KeyRow | None, reason: str, *, secret_hash: str = "", ends_ms: int = 0
     ) -> _Found:
         now_s = self._clock.monotonic()
         living = row is not None and row.state == "living"
         found = _Found(
             secret_hash=row.secret_hash if row is not None else secret_hash,
             principal=_principal(row) if row is not None and living else None,
-            why_not=why_not,
+            reason=reason,
             good_until_s=now_s + KEY_CACHE_MS / 1000,
             ends_s=now_s + (ends_ms - row.read_ms) / 1000 if row is not None and ends_ms else float("inf"),
         )

@@ -1,4 +1,4 @@
-"""Reading the body of a request before the application does, and handing it on as if nobody had."""
+"""Reads a request body before the application does, and replays it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ async def read_body(receive: Receive, bytes_max: int) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if message["type"] != "http.request" or size > bytes_max:
-            raise InvalidInput(f"The body of such a request is whole and has at most {bytes_max} bytes.")
+            raise InvalidInput(f"The request body is truncated or has more than {bytes_max} bytes.")
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
 
 
-def given_again(body: bytes, receive: Receive) -> Receive:
-    """The body, to be received once more; then whatever comes."""
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """A receive that returns the body once more, then continues with `receive`."""
     given = False
 
     async def replayed() -> Message:

@@ -1,14 +1,13 @@
-"""Idempotency-Key for every POST of the API: the same request sent again is answered again, and done once.
+"""Idempotency-Key for every POST of the API: a repeated request is done once and answered again.
 
     same key, same request       the first answer, with Idempotent-Replayed: true; for 24 hours
     same key, another request    422
-    the first one still runs     409, to be tried again
+    the first is still running   409, retryable
 
-"The same" is method, address, query and body; keys of different principals never meet.
-Only answers that say it was done are kept: after an error the request is done anew. Secrets that an answer shows are
-not kept with it: a replay has `(shown once)` in their place. An answer with `Cache-Control: no-store` is all secret and
-not kept at all. When a process dies in the middle, the next try after two minutes does the request again. Requests
-without the header are let through untouched.
+Requests are equal in method, path, query and body; keys of different principals are separate. Only successful answers
+are stored: after an error the request is done again. Secrets in an answer are stored as `(shown once)`, and an answer
+with `Cache-Control: no-store` is not stored at all. If a process dies during a request, a retry after two minutes does
+it again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.answers import KeptAnswer, begin_answer, drop_answer, keep_answer
 from tistream.errors import AnotherRequest, CatalogUnavailable, InvalidInput, StillInFlight, TiStreamError
 from tistream.http.auth.access import ACCESS
-from tistream.http.auth.bodies import given_again, read_body
+from tistream.http.auth.bodies import read_body, replay_body
 from tistream.http.auth.core.keys import without_secrets
 from tistream.http.problem import problem_response
 from tistream.limits import KEPT_BODY_BYTES_MAX
@@ -38,7 +37,7 @@ _KEY_CHARS_MAX = 255
 
 
 class Idempotency:
-    """ASGI middleware behind the wall."""
+    """ASGI middleware behind AuthMiddleware."""
 
     def __init__(self, app: ASGIApp, catalog: Catalog) -> None:
         self._app, self._catalog = app, catalog
@@ -62,10 +61,10 @@ class Idempotency:
         except TiStreamError as e:
             await problem_response(e)(scope, receive, send)
             return
-        await self._do(asked, attempt, scope, given_again(body, receive), send)
+        await self._do(asked, attempt, scope, replay_body(body, receive), send)
 
     async def _do(self, asked: str, attempt: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the request done; what its answer is, is kept before anybody sees it."""
+        """Do the request; its answer is stored before it is sent."""
         messages: list[Message] = []
 
         async def hold(message: Message) -> None:
@@ -82,7 +81,7 @@ class Idempotency:
             await send(message)
 
     async def _keep(self, asked: str, attempt: str, messages: list[Message]) -> bool:
-        """Whether nothing is left to be dropped."""
+        """Store a successful answer. False when the attempt is to be dropped."""
         status = next((int(m["status"]) for m in messages if m["type"] == "http.response.start"), 500)
         body = b"".join(m.get("body", b"") for m in messages if m["type"] == "http.response.body")
         if not 200 <= status < 300 or len(body) > KEPT_BODY_BYTES_MAX:
@@ -97,15 +96,15 @@ class Idempotency:
 
         try:
             await run_in_threadpool(keep)
-        except CatalogUnavailable as e:  # it was done and is answered; until the catalog is back it is "in flight"
-            log.warning("an answer could not be kept", error=str(e))
+        except CatalogUnavailable as e:  # done and answered; "in flight" until the catalog is back
+            log.warning("answer not stored", error=str(e))
         return True
 
     async def _drop(self, asked: str, attempt: str) -> None:
         try:
             await run_in_threadpool(drop_answer, self._catalog, asked, attempt)
-        except CatalogUnavailable as e:  # it was not done; the next try has to wait until this one is taken to be dead
-            log.warning("a failed request could not be forgotten", error=str(e))
+        except CatalogUnavailable as e:  # not done; a retry waits until this attempt expires
+            log.warning("failed attempt not dropped", error=str(e))
 
 
 def _replay(kept: KeptAnswer, request: str) -> Response:
@@ -124,7 +123,7 @@ async def _body(key: str, receive: Receive) -> bytes:
 
 
 def _hash(*parts: str | bytes) -> str:
-    """Of all parts and where they end."""
+    """Hash of the parts and their lengths."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part

@@ -1,4 +1,4 @@
-"""Puts the wall around an application, and refuses one with a route that does not say what it needs."""
+"""Installs authentication, and refuses an application with a route that declares no rule."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tistream.http.auth.middleware import AuthMiddleware, SecurityHeaders
 
 
 def install(app: FastAPI, catalog: Catalog, authenticator: Authenticator | None) -> None:
-    """Call it when all routes are there. `guard` None: no keys are asked for."""
-    silent = undeclared(app)
-    invariant(not silent, "every route says what it needs: dependencies=[needs(Right....)]", routes=", ".join(silent))
+    """Call it after all routes are added. `authenticator` None: no keys are required."""
+    missing = undeclared(app)
+    invariant(not missing, "every route declares a rule: dependencies=[needs(Right....)]", routes=", ".join(missing))
     app.add_middleware(Idempotency, catalog=catalog)
     app.add_middleware(AuthMiddleware, authenticator=authenticator)
     app.add_middleware(SecurityHeaders)  # added last: the outermost

@@ -1,7 +1,4 @@
-"""Makes keys, login codes and sessions: random bits, their text for whoever asked, their hash for the catalog.
-
-The text of a secret is returned once, to be shown or sent, and kept nowhere.
-"""
+"""Creates keys, login codes and sessions. The text of a secret is returned once; the catalog stores its hash."""
 
 from __future__ import annotations
 
@@ -30,14 +27,14 @@ class IssuedKey:
 
 
 def ttl_ms_of(hours: float) -> int:
-    """Milliseconds of a lifetime in hours. 0 hours, which is no end, is the only one of 0 ms: any other has an end."""
+    """Milliseconds of a lifetime in hours, rounded up: only 0 hours (no expiry) is 0 ms."""
     return math.ceil(hours * _HOUR_MS)
 
 
 def issue_key(
     catalog: Catalog, *, name: str, role: Role, tenant: Tenant | None = None, ttl_ms: int = 0, made_by: str = ""
 ) -> IssuedKey:
-    """Make a key. InvalidInput when there are no keys of this role with, or without, a tenant."""
+    """Create a key. InvalidInput when the role does not fit the tenant."""
     if not fits(role, tenant):
         raise InvalidInput(
             f"A key of role {role} is bound to a tenant: give cluster_id and tenant_id."
@@ -53,13 +50,13 @@ def issue_key(
 
 
 def first_owner_key(catalog: Catalog) -> str | None:
-    """The text of an owner's key, when there was no key at all. Of processes that start together one gets it."""
+    """The text of a new owner's key if there was no key at all; one of several concurrent callers gets it."""
     text = _new_text()
     return text if keys.create_first_key(catalog, _new(text, name="first owner", role=Role.OWNER)) else None
 
 
 def rotated_key(catalog: Catalog, key_id: str, *, overlap_ms: int, made_by: str) -> IssuedKey:
-    """A successor of a living key, see `keys.rotate_key`."""
+    """A successor of an active key, see `keys.rotate_key`."""
     text = _new_text()
     parsed = parse_key(text)
     row = keys.rotate_key(catalog, key_id, parsed.key_id, parsed.secret_hash, overlap_ms=overlap_ms, made_by=made_by)
@@ -74,7 +71,7 @@ def login_code(catalog: Catalog, key_id: str) -> str:
 
 
 def session_by_code(catalog: Catalog, code: str) -> str | None:
-    """The token of a new session; None when the code does not count (any more)."""
+    """The token of a new session; None when the code is unknown, used or expired."""
     token = format_token("tss", secrets.token_bytes(SECRET_BYTES))
     return token if logins.redeem_code(catalog, hash_of(code), hash_of(token), SESSION_MS) else None
 

@@ -1,16 +1,14 @@
-"""The wall: no request gets past it without a valid key or session, whatever its address, known or not.
+"""Authentication middleware: every request needs a valid key or session, except on open paths.
 
     Authorization: Bearer tsk_...          a key
-    Cookie: tistream_session=tss_...       a session of the console; what changes something needs its CSRF token, too
+    Cookie: tistream_session=tss_...       a console session; changes need its CSRF token, too
 
-Open are the probes, static files and the login page. The wall says who it is; the routes say what they need
-(`tistream.http.auth.access`): a route that forgot to is still behind the wall. Without a guard (`--auth none`, on
-loopback) everybody is let in as anyone.
+Open are the probes, static files and the login page. The middleware authenticates; routes declare what they need
+(`tistream.http.auth.access`). Without an authenticator (`--auth none`, on loopback) everyone is ANYONE.
 
-In both modes no page of another site makes a browser change something here: what a browser sends of its own accord
-says where it comes from. Without a guard the Host header must be an address or a name without a dot as well: a page
-whose own domain name was made to resolve to this machine (DNS rebinding) is of the same site to the browser.
-Somebody with a browser and no session is led to the login page.
+In both modes cross-site requests of browsers are refused. Without an authenticator the Host header must be an address
+or a local name, too, against DNS rebinding: there a foreign page is same-site to the browser. A browser without a
+session is redirected to the login page.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tistream.errors import NotAllowed, TiStreamError, Unauthenticated
 from tistream.http.auth.access import ACCESS, OPEN_PATHS, OPEN_PREFIXES, Access, csrf_of
 from tistream.http.auth.authenticator import Authenticator
-from tistream.http.auth.bodies import given_again, read_body
+from tistream.http.auth.bodies import read_body, replay_body
 from tistream.http.auth.core.roles import ANYONE
 from tistream.http.problem import SECURITY_HEADERS, problem_response
 
@@ -44,12 +42,12 @@ _NOT_CACHED = (b"cache-control", b"no-store")
 
 
 def cookie_name(scheme: str) -> str:
-    """Over https the name itself binds the cookie to this host and to https."""
+    """The `__Host-` prefix binds the cookie to this host and to https."""
     return f"__Host-{_COOKIE}" if scheme == "https" else _COOKIE
 
 
 class AuthMiddleware:
-    """ASGI middleware. `guard` None lets everybody in, under the names that `any_host` leaves."""
+    """ASGI middleware. `authenticator` None requires no keys; `any_host` then accepts every Host header."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator | None = None, *, any_host: bool = False) -> None:
         self._app, self._authenticator, self._any_host = app, authenticator, any_host
@@ -64,16 +62,16 @@ class AuthMiddleware:
         asked = HTTPConnection(scope)
         try:
             _refuse_other_sites(asked)
-            access, receive = await self._let_in(asked, receive)
+            access, receive = await self._authenticate(asked, receive)
         except TiStreamError as e:
             await _refusal(asked, e)(scope, receive, send)
             return
         scope[ACCESS] = access
         if access.principal is not None and access.principal.key_id:
-            asked.state.principal = access.principal.key_id  # by which requests are counted
+            asked.state.principal = access.principal.key_id  # for rate limits and counts
         await self._app(scope, receive, send)
 
-    async def _let_in(self, asked: HTTPConnection, receive: Receive) -> tuple[Access, Receive]:
+    async def _authenticate(self, asked: HTTPConnection, receive: Receive) -> tuple[Access, Receive]:
         if self._authenticator is None:
             if not self._any_host:
                 _refuse_other_names(asked.headers.get("host", ""))
@@ -81,7 +79,7 @@ class AuthMiddleware:
         path = asked.scope["path"]
         is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
         try:
-            access = await self._who(asked, self._authenticator)
+            access = await self._principal(asked, self._authenticator)
         except TiStreamError:
             if not is_open:
                 raise
@@ -90,7 +88,7 @@ class AuthMiddleware:
             receive = await _checked_csrf(asked, receive, csrf_of(access.session))
         return access, receive
 
-    async def _who(self, asked: HTTPConnection, authenticator: Authenticator) -> Access:
+    async def _principal(self, asked: HTTPConnection, authenticator: Authenticator) -> Access:
         given = asked.headers.getlist("authorization")
         if given:
             word, _, key = given[0].partition(" ")
@@ -106,8 +104,8 @@ class AuthMiddleware:
 
 
 class SecurityHeaders:
-    """ASGI middleware: SECURITY_HEADERS on every answer that does not set its own. Caches keep the console's own files,
-    and no other answer that does not allow it."""
+    """ASGI middleware: SECURITY_HEADERS on every answer that does not set its own. Only static files are cached by
+    default."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -126,21 +124,21 @@ class SecurityHeaders:
 
 
 def _refuse_other_names(host: str) -> None:
-    """An address, or a name that no public DNS server answers for."""
+    """Refuse a Host that is neither an address nor a local name."""
     name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     try:
         ip_address(name)
     except ValueError:
         if "." in name and not name.endswith(".localhost"):
             raise NotAllowed(
-                f"Without API keys this service answers to addresses and local names only, not to {name}: "
+                f"Without API keys this service accepts only addresses and local names as Host, not {name}: "
                 "use http://127.0.0.1, or start it with --auth keys.",
                 host=name,
             ) from None
 
 
 def _refuse_other_sites(asked: HTTPConnection) -> None:
-    """A browser says with each request which site made it do so; programs say nothing, and need a key."""
+    """Refuse changes requested by pages of other sites. Browsers send the origin; programs do not, and need a key."""
     headers = asked.headers
     if asked.scope["method"] in _SAFE or "authorization" in headers:
         return
@@ -148,25 +146,25 @@ def _refuse_other_sites(asked: HTTPConnection) -> None:
     if site is None and origin is not None:
         site = "same-origin" if urlsplit(origin).netloc == headers.get("host") else "cross-site"
     if site not in (None, "same-origin", "none"):
-        raise NotAllowed("A page of another site may change nothing here.", site=site)
+        raise NotAllowed("Cross-site requests may not change anything.", site=site)
 
 
 async def _checked_csrf(asked: HTTPConnection, receive: Receive, wanted: str) -> Receive:
-    """NotAllowed unless header or form hold the session's token; a form that was read for it is given on unread."""
+    """NotAllowed unless header or form hold the session's token. A form that was read is replayed."""
     given = asked.headers.get(CSRF_HEADER, "")
     if not given and asked.headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM:
         body = await read_body(receive, _FORM_BYTES_MAX)
         given = parse_qs(body.decode("latin-1"), max_num_fields=1000).get(CSRF_FIELD, [""])[0]
-        receive = given_again(body, receive)
+        receive = replay_body(body, receive)
     if not hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode("ascii")):
-        raise NotAllowed("The request lacks the CSRF token of this session: load the page again.")
+        raise NotAllowed("The request lacks the CSRF token of this session: reload the page.")
     return receive
 
 
 def _refusal(asked: HTTPConnection, error: TiStreamError) -> Response:
     path, headers = asked.scope["path"], asked.headers
     if "authorization" in headers or "cookie" in headers:
-        log.info("refused", path=path, code=error.code, why=error.message)
+        log.info("request refused", path=path, code=error.code, why=error.message)
     if not isinstance(error, Unauthenticated) or path.startswith("/v1/") or "authorization" in headers:
         return problem_response(error)
     if headers.get("hx-request") == "true":

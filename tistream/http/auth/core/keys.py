@@ -1,13 +1,12 @@
-"""API keys as text: their form, what is kept of them, and how they are taken out of what is stored or logged.
+"""API keys as text: their form, their hashes, and their removal from stored bytes.
 
-    tsk_<id>_<secret><checksum>      an API key: who asks
+    tsk_<id>_<secret><checksum>      an API key
     tsl_<secret>                     a login code: opens the console once
-    tss_<secret>                     a session of the console: what its cookie holds
+    tss_<secret>                     a console session: the value of its cookie
 
-All parts are base32 in small letters, so that a key is one word for a double click and for secret scanners. The id
-(64 random bits) is public; the secret has 192 random bits, so its plain SHA-256 may be stored and needs no slow hash.
-The checksum (CRC-32 of everything before it) tells a key that was cut or mistyped from one that is not known, without a
-question to the catalog. Pure: the random bits are the caller's.
+All parts are base32 in lower case, so a key is one word for a double click and for secret scanners. The id (64 random
+bits) is public. The secret has 192 random bits, so its plain SHA-256 may be stored. The checksum (CRC-32 of everything
+before it) tells a damaged key from an unknown one without a catalog read. Pure: random bits are the caller's.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _HIDDEN = rb"\1(shown once)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key that has the form of one; whether it is known is for the catalog to say."""
+    """A well-formed key, not authenticated yet."""
 
     key_id: str
     secret_hash: str  #: SHA-256 of the secret, hexadecimal
@@ -43,28 +42,28 @@ def format_key(key_id: bytes, secret: bytes) -> str:
 
 
 def parse_key(text: str) -> ApiKey:
-    """What a key says. Unauthenticated when it is none; the text itself is in no message."""
+    """Parse a key. Unauthenticated when malformed; errors do not contain the text."""
     found = _KEY.fullmatch(text)
     if found is None:
-        raise Unauthenticated("What was given is not an API key: one looks like tsk_..._...")
+        raise Unauthenticated("This is not an API key: keys look like tsk_..._...")
     key_id, secret, check = found.groups()
     if _checksum(f"tsk_{key_id}_{secret}") != check:
-        raise Unauthenticated("The API key is damaged: its checksum does not match. Was it cut or mistyped?")
+        raise Unauthenticated("The API key is damaged: its checksum does not match. It may have been cut or mistyped.")
     return ApiKey(key_id=key_id, secret_hash=hash_of(secret))
 
 
 def format_token(kind: str, secret: bytes) -> str:
-    """A login code (`tsl`) or the token of a session (`tss`) of SECRET_BYTES random bytes."""
+    """A login code (`tsl`) or session token (`tss`) of SECRET_BYTES random bytes."""
     return f"{kind}_{_word(secret)}"
 
 
 def hash_of(text: str) -> str:
-    """What is stored of a secret, a code or a token."""
+    """The stored hash of a secret, a code or a token."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def without_secrets(data: bytes) -> bytes:
-    """The bytes with every key, code and token cut down to what may be seen again."""
+    """The bytes with the secret of every key, code and token replaced."""
     return _SECRETS.sub(_HIDDEN, data)
 
 

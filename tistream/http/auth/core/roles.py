@@ -1,4 +1,4 @@
-"""Who may do what: roles, the rights they hold, and the one decision that every request passes.
+"""Roles, the rights they hold, and the access decision of every request.
 
 | role | bound to a tenant | holds |
 | --- | --- | --- |
@@ -9,8 +9,7 @@
 | operator | never | look, push, tenant, operate |
 | owner | never | all |
 
-An operator runs the deployment and reads nobody's rows. A key of one tenant is told of other tenants what it would be
-told of tenants that were never registered: whether they exist is not its business. Pure.
+An operator runs the deployment and reads no rows. To a key of one tenant, other tenants look unregistered. Pure.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from tistream.ids import Tenant
 
 
 class Right(StrEnum):
-    """What a route lets one do; each route names one."""
+    """What a route requires."""
 
-    OPEN = "open"  #: probes, static files, the way to log in: no key is asked for
+    OPEN = "open"  #: probes, static files, login: no key needed
     KNOWN = "known"  #: any valid key
     LOOK = "look"  #: states, lag, tasks and problems
     READ = "read"  #: rows, changes, files and schemas
-    PUSH = "push"  #: where to write, the frontier, incarnations, seeds
-    TENANT = "tenant"  #: change what is done for a tenant
-    KEYS = "keys"  #: make, list, rotate and revoke keys
+    PUSH = "push"  #: push: destinations, frontier, incarnations, seeds
+    TENANT = "tenant"  #: pause, resume and configure a tenant
+    KEYS = "keys"  #: create, list, rotate and revoke keys
     OPERATE = "operate"  #: change the deployment: register tenants, move work
 
 
@@ -59,46 +58,46 @@ _NEVER_BOUND = frozenset({Role.OPERATOR, Role.OWNER})
 
 
 class Verdict(StrEnum):
-    """What becomes of a request."""
+    """An access decision."""
 
     ALLOWED = "allowed"
-    HIDDEN = "hidden"  #: it is about another tenant: to this key there is no such thing
-    WEAK = "weak"  #: the role does not hold the right, or the key is bound to a tenant and the route is not
+    HIDDEN = "hidden"  #: another tenant: answered as not found
+    WEAK = "weak"  #: the role lacks the right, or a tenant's key uses a route of the deployment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who asks."""
+    """Who makes a request."""
 
     key_id: str
     name: str
     role: Role
-    tenant: Tenant | None = None  #: the only tenant that it may see; None = all
+    tenant: Tenant | None = None  #: the only visible tenant; None = all
 
     @property
     def rights(self) -> frozenset[Right]:
-        """What it may do, where it may do it."""
+        """Its rights."""
         return GRANTS[self.role] | {Right.OPEN, Right.KNOWN}
 
     def sees(self, tenant: Tenant) -> bool:
-        """Whether it may know of this tenant."""
+        """Whether the tenant is visible."""
         return self.tenant is None or self.tenant == tenant
 
     @property
     def sees_all(self) -> bool:
-        """Whether it may know of the deployment as a whole."""
+        """Whether the whole deployment is visible."""
         return self.tenant is None
 
 
-#: who asks where no keys are asked for
+#: the principal where no keys are required
 ANYONE = Principal(key_id="", name="anyone", role=Role.OWNER)
 
 
 def decide(who: Principal, right: Right, tenant: Tenant | None, *, filtered: bool = False) -> Verdict:
     """Whether `who` may use a route of this right.
 
-    `tenant` is the one that the address names. Without one the route is about the deployment, which a key of one tenant
-    may not touch, unless the route is `filtered`: it then shows or changes only what the key may see.
+    `tenant` is that of the path. Without one the route concerns the deployment and refuses keys of one tenant, unless
+    it is `filtered`: it then shows or changes only what the key may see.
     """
     if right in (Right.OPEN, Right.KNOWN):
         return Verdict.ALLOWED
@@ -110,12 +109,12 @@ def decide(who: Principal, right: Right, tenant: Tenant | None, *, filtered: boo
 
 
 def fits(role: Role, tenant: Tenant | None) -> bool:
-    """Whether there are keys of this role with, or without, a tenant."""
+    """Whether keys of this role may have this tenant, or none."""
     return role not in _ALWAYS_BOUND if tenant is None else role not in _NEVER_BOUND
 
 
 def may_give(who: Principal, role: Role, tenant: Tenant | None) -> bool:
-    """Whether `who` may make, rotate or revoke such a key: nobody gives more than they have."""
+    """Whether `who` may create, rotate or revoke such a key: never one with more rights than its own."""
     if Right.KEYS not in who.rights or not GRANTS[role] <= who.rights:
         return False
     return who.tenant is None or who.tenant == tenant
