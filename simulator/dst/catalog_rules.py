@@ -1,19 +1,19 @@
-"""What every transaction must keep, looked at when it has been committed: the rows before and after are compared.
+"""The rules of every transaction, checked when it has committed, by comparing the rows before and after.
 
-epochs      a task's epoch never falls, and rises whenever its owner changes flushes     `durable_ts` is moved by an
-owner of the newest epoch only. New segments lie in (old durable watermark, new durable watermark] of their
-            task, and are written by the life that owns it
-snapshots   the pointer is switched by an owner of the newest epoch only. The positions, and the set of objects that a
-            task refers to, are always those of the state that the pointer names: nobody ever sees one without the other
-objects     what some task refers to is live, and no snapshot object is live without that
-shapes      tasks that take the place of others: see `shape_rules`
-swaps       each task has as many visible rows after a compaction's swap as before it
-read leases nothing is buried that a live one may need, as far as the database's clock does not jump; a reader goes on
-            under a read lease that is renewed in time, or has tried to
+    epochs       a task's epoch never falls, and rises whenever its owner changes
+    flushes      only an owner of the newest epoch advances `durable_ts`. New segments are in (old durable watermark,
+                 new durable watermark] of their task, and written by the incarnation that owns it
+    snapshots    only an owner of the newest epoch switches the pointer. Positions and referenced objects of a task are
+                 always those of the snapshot that the pointer names
+    objects      referenced objects are live, and no other snapshot object is live
+    shapes       tasks that replace others: see `shape_rules`
+    swaps        each task has as many visible rows after a compaction commit as before it
+    read leases  nothing is deleted that a live one may need, unless the database's clock jumps; a reader continues only
+                 under a read lease that it renewed in time, or tried to renew
 
-What is asked of the running services' guards is asked of the rows here, so a guard that is left out is noticed as soon
-as somebody gets through who must not, whether or not that does any harm later in the same run. A late transaction may
-land together with the next one of another process: both show as one step.
+The rows must satisfy what the services' guards check, so a missing guard is noticed as soon as a transaction passes
+that must not, even if it does no harm in the same run. A late transaction may land together with the next one of
+another process: both show as one step.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from reading import read_leases
 from simulator.dst.database import Database
+from simulator.dst.mutants import replaced
 from simulator.dst.scheduler import Process
 from simulator.dst.shape_rules import Shape, wrong
 from sorter.state.snapshot import objects_named_by
@@ -74,14 +75,14 @@ class CatalogRules:
         self._refers: dict[int, set[str]] = {}
         self._pieces: set[tuple[int, str]] = set()  # (task, object) of the segments that were seen
         self._swaps = 0
-        self._visible: dict[int, int] = {}  # task -> rows that readers are sent to
+        self._visible: dict[int, int] = {}  # task -> rows visible to readers
         self._superseded: dict[str, int] = {}  # object -> the swap that replaced it
         self.clock_jumps = False
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
 
     @contextmanager
     def watching_flushes(self) -> Iterator[None]:
-        """Learn for which owner a flush is."""
+        """Record the owner of each flush."""
         commit_flush: Callable[..., frozenset[int]] = vars(publisher)["commit_flush"]
 
         def watched(*args: Any, advances: Sequence[TaskAdvance], **named: Any) -> frozenset[int]:
@@ -94,15 +95,12 @@ class CatalogRules:
             finally:
                 del self._flushes[task.process]
 
-        setattr(publisher, "commit_flush", watched)  # noqa: B010 - it is not the module's own
-        try:
+        with replaced(publisher, "commit_flush", watched):
             yield
-        finally:
-            setattr(publisher, "commit_flush", commit_flush)  # noqa: B010
 
     @contextmanager
     def watching_leases(self) -> Iterator[None]:
-        """See whether readers renew in time. A reader that cannot reach the catalog has tried."""
+        """Check that readers renew in time. A reader that cannot reach the catalog has tried."""
         tried: list[int] = []
         renew = read_leases.ReadLease.renew
         asked: Callable[..., Any] = vars(read_leases)["renew_lease"]
@@ -120,16 +118,12 @@ class CatalogRules:
                     f"read leases: a reader continues under a lease that was last renewed {lease.age_ms:.0f} ms ago"
                 )
 
-        setattr(read_leases, "renew_lease", asking)  # noqa: B010 - it is not the module's own
-        read_leases.ReadLease.renew = renewing  # type: ignore[method-assign,assignment]
-        try:
+        lease = read_leases.ReadLease
+        with replaced(read_leases, "renew_lease", asking), replaced(lease, "renew", renewing):
             yield
-        finally:
-            setattr(read_leases, "renew_lease", asked)  # noqa: B010
-            read_leases.ReadLease.renew = renew  # type: ignore[method-assign]
 
     def look(self) -> None:
-        """A transaction has been committed."""
+        """Check after a COMMIT."""
         query = self._database.query
         tasks = {task_id: _Task(*row) for task_id, *row in query(_TASKS)}
         for task_id, now in tasks.items():
@@ -157,11 +151,13 @@ class CatalogRules:
 
     def _check_epoch(self, task_id: int, was: _Task, now: _Task) -> None:
         if now.epoch < was.epoch or (now.owner != was.owner and now.epoch == was.epoch):
-            self._violated(f"epoch: task {task_id} went from {was.owner} at {was.epoch} to {now.owner} at {now.epoch}")
+            self._violated(
+                f"epoch: task {task_id} changed from {was.owner} at {was.epoch} to {now.owner} at {now.epoch}"
+            )
         if now.snapshot_key != was.snapshot_key and now.snapshot_key is not None:
             key = parse(now.snapshot_key)
             if not isinstance(key, SnapshotKey) or not was.epoch <= key.epoch <= now.epoch:
-                self._violated(f"fenced: task {task_id} at epoch {now.epoch} has got the snapshot {now.snapshot_key}")
+                self._violated(f"fenced: task {task_id} at epoch {now.epoch} has the snapshot {now.snapshot_key}")
 
     def _check_flush(self, tasks: Mapping[int, _Task]) -> None:
         current = self._database.scheduler.current
@@ -188,7 +184,7 @@ class CatalogRules:
                 self._violated(f"segments: {key} is of task {task_id}, which has no owner")
                 continue
             durable_ts = self._database.moved_in_this_step().get(task_id, was.durable_ts)
-            # several objects of one flush lie in the order of tables, not of timestamps
+            # objects of one flush are ordered by table, not by timestamp
             if not was.durable_ts < lo_ts <= hi_ts <= durable_ts:
                 self._violated(
                     f"segments: task {task_id}, from {was.durable_ts} to {durable_ts}: {key} has [{lo_ts}, {hi_ts}]"
@@ -224,7 +220,7 @@ class CatalogRules:
                 self._database.now_ms(),
             )
             if held and not self.clock_jumps:
-                self._violated(f"read leases: {key} is buried, the read lease {held[0][0]} may need it")
+                self._violated(f"read leases: {key} is deleted, but the read lease {held[0][0]} may need it")
         self._superseded = replaced
 
     def _check_author(self, task_id: int, now: _Task, key: str) -> None:
@@ -271,9 +267,9 @@ class CatalogRules:
         """The positions recorded in a snapshot."""
         if key is None or key not in self._objects:
             return {}
-        told = SegmentFile.open(key, self._objects[key][0]).head["positions"]
+        found = SegmentFile.open(key, self._objects[key][0]).head["positions"]
         return {
             (int(store), int(incarnation)): (seq, bool(closed))
-            for store, lives in told.items()
+            for store, lives in found.items()
             for incarnation, (seq, closed) in lives.items()
         }

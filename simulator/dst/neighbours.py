@@ -237,13 +237,15 @@ class Neighbours:
 
     def behind(self, tasks: list[tuple[int, str, int]]) -> list[int]:
         """The tasks (id, kind, durable watermark) that may not stop and have not been written out up to the end."""
-        last = self.committed[-1][0] if self.committed else 0
-        return [task_id for task_id, _, durable_ts in tasks if task_id not in self.victims and durable_ts < last]
+        return [task_id for task_id in self._unwritten(tasks) if task_id not in self.victims]
 
     def stopped(self, tasks: list[tuple[int, str, int]]) -> list[int]:
         """The victims that have not been written out up to the end."""
+        return [task_id for task_id in self._unwritten(tasks) if task_id in self.victims]
+
+    def _unwritten(self, tasks: list[tuple[int, str, int]]) -> list[int]:
         last = self.committed[-1][0] if self.committed else 0
-        return [task_id for task_id, _, durable_ts in tasks if task_id in self.victims and durable_ts < last]
+        return [task_id for task_id, _, durable_ts in tasks if durable_ts < last]
 
     def check_log(self, catalog: SimCatalog) -> str:
         """The errors in the neighbour's committed log; empty when there are none. Reads the true objects."""

@@ -1,8 +1,7 @@
-"""`threading`, `queue` and `concurrent.futures` as far as the rooms use them, over simulated threads.
+"""`threading`, `queue` and `concurrent.futures`, as far as the services use them, over simulated threads.
 
-The classes have the standard names, arguments and meanings, so that the rooms' code runs unmodified. They belong to the
-scheduler of the run that is under way (`use`). Sets of them are ordered the same way in each run, because their hashes
-count and are no addresses.
+Names, arguments and meanings are the standard ones, so that the services' code runs unmodified. Objects belong to the
+scheduler of the current run (`use`). Sets of them have the same order in each run, because hashes are serial numbers.
 """
 
 from __future__ import annotations
@@ -63,18 +62,31 @@ class _Waitable:
         for task in woken:
             s.wake(task)
 
-    def _wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        s = scheduler()
+    def _wait_until(
+        self, ready: Callable[[], bool], timeout: float | None, wait: Callable[[float | None], bool] | None = None
+    ) -> bool:
+        s, wait = scheduler(), wait or self._wait
         deadline = None if timeout is None else s.now + timeout
         while not ready():
             left = None if deadline is None else deadline - s.now
             if left is not None and left <= 0:
                 return False
-            self._wait(left)
+            wait(left)
         return True
 
 
-class Lock(_Waitable):
+class _Acquirable(_Waitable):
+    acquire: Callable[..., bool]
+    release: Callable[..., None]
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Lock(_Acquirable):
     """threading.Lock."""
 
     def __init__(self) -> None:
@@ -100,14 +112,8 @@ class Lock(_Waitable):
     def locked(self) -> bool:
         return self._held
 
-    def __enter__(self) -> bool:
-        return self.acquire()
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-class RLock(_Waitable):
+class RLock(_Acquirable):
     """threading.RLock."""
 
     def __init__(self) -> None:
@@ -148,12 +154,6 @@ class RLock(_Waitable):
         self.acquire()
         self._depth = depth
 
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
 
 class Event(_Waitable):
     """threading.Event."""
@@ -180,19 +180,13 @@ class Event(_Waitable):
         return self._flag
 
 
-class Condition(_Waitable):
+class Condition(_Acquirable):
     """threading.Condition."""
 
     def __init__(self, lock: Lock | RLock | None = None) -> None:
         super().__init__()
         self._lock = RLock() if lock is None else lock
         self.acquire, self.release = self._lock.acquire, self._lock.release
-
-    def __enter__(self) -> bool:
-        return self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
         depth = self._lock.release_all() if isinstance(self._lock, RLock) else 0
@@ -207,16 +201,8 @@ class Condition(_Waitable):
                 self._lock.acquire()
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        s = scheduler()
-        deadline = None if timeout is None else s.now + timeout
-        found = predicate()
-        while not found:
-            left = None if deadline is None else deadline - s.now
-            if left is not None and left <= 0:
-                break
-            self.wait(left)
-            found = predicate()
-        return found
+        self._wait_until(lambda: bool(predicate()), timeout, self.wait)
+        return predicate()
 
     def notify(self, n: int = 1) -> None:
         self._wake(n)
@@ -225,7 +211,7 @@ class Condition(_Waitable):
         self._wake()
 
 
-class Semaphore(_Waitable):
+class Semaphore(_Acquirable):
     """threading.Semaphore."""
 
     def __init__(self, value: int = 1) -> None:
@@ -243,12 +229,6 @@ class Semaphore(_Waitable):
     def release(self, n: int = 1) -> None:
         self._value += n
         self._wake()
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Thread(_Waitable):

@@ -14,35 +14,25 @@ Relations:
 
 from __future__ import annotations
 
-import threading
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 
-import structlog
-
+from simulator.loopback.cluster import LoopbackCluster
 from simulator.loopback.core.feed_wire import Request
-from simulator.loopback.feed_streams import FEED, FeedStreams
-from simulator.loopback.pd_service import pd_methods
-from simulator.loopback.servers import LoopbackServer, streaming
 from simulator.replay.core.pd import ReplayPd
 from simulator.replay.core.stage import Stage
 from simulator.replay.recording import read_recording
-from tistream.clock import Clock, SystemClock
+from tistream.clock import Clock
 from tistream.codec.protobuf import parse
 from tistream.errors import InvalidInput
 from tistream.keyrange import KeyRange
 from tistream.tikv.core import wire
 
-log = structlog.get_logger(__name__)
-
 _UNREAD_BYTES_MAX = 4 << 20
 _LINES_AT_ONCE = 50
 _WAIT_S = 0.2
-_PD = 0  #: among the servers, which are known by their stores' ids
 
 
-class ReplayCluster:
+class ReplayCluster(LoopbackCluster):
     """A recorded cluster on the loopback interface. `close` it, or use it as a context.
 
     `speed`: None = as fast as its clients read, N = N times the recorded speed. `only`: see Stage."""
@@ -59,25 +49,12 @@ class ReplayCluster:
             raise InvalidInput("the speed must be positive", speed=speed)
         self._recording = read_recording(directory)
         self._stage = Stage(self._recording, only)
-        self._speed, self._clock = speed, clock or SystemClock()
-        self._lock = threading.Condition()
-        self._streams = FeedStreams(self._lock, self)
-        self._closed = threading.Event()
+        answers = (parse(wire.GetAllStoresResponse, answer) for _, answer in self._recording.stores)
+        super().__init__(sorted({store.id for answer in answers for store in answer.stores}), clock)
+        self._speed = speed
         self._blocked: tuple[str, float] | None = None  # the region that the next line waits for, since when
         self._paced_from: tuple[float, int] | None = None  # (monotonic seconds, recorded ms)
-        self._fault: Exception | None = None
-        answers = (parse(wire.GetAllStoresResponse, answer) for _, answer in self._recording.stores)
-        store_ids = sorted({store.id for answer in answers for store in answer.stores})
-        self._servers = {store_id: LoopbackServer() for store_id in (_PD, *store_ids)}
-        self.pd_address = self._servers[_PD].address  #: host:port
-        addresses = {store_id: self._servers[store_id].address for store_id in store_ids}
-        pd = ReplayPd(self._recording, self._stage, self.pd_address, addresses)
-        self._servers[_PD].start(pd_methods(pd, self._lock))
-        for store_id in store_ids:
-            self._servers[store_id].start({FEED: streaming(partial(self._streams.feed, store_id))})
-        self.store_ids = tuple(store_ids)
-        self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
-        self._thread.start()
+        self._start(ReplayPd(self._recording, self._stage, self.pd_address, self._addresses))
 
     @property
     def start_ts(self) -> int:
@@ -107,7 +84,7 @@ class ReplayCluster:
         with self._lock:
             if self._fault is not None:
                 raise self._fault
-            return self._stage.at_end and not self._streams.unread_bytes
+            return self._stage.at_end and not self.streams.unread_bytes
 
     @property
     def waiting_for(self) -> tuple[str, float]:
@@ -123,35 +100,14 @@ class ReplayCluster:
                 return self.played
         return True
 
-    def close(self) -> None:
-        """Stop the servers; streams end."""
-        self._closed.set()
-        with self._lock:
-            self._streams.cut_all()
-        LoopbackServer.stop(list(self._servers.values()))
-        self._thread.join()
-
-    def __enter__(self) -> ReplayCluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # -- the lines -------------------------------------------------------------------------------------------------
 
     def _play(self) -> None:
-        try:
-            while not self._closed.is_set():
-                with self._lock:
-                    pause_s = self._advance()
-                    if pause_s:
-                        self._lock.wait(pause_s)
-        except Exception as e:
-            log.exception("the replay has ended", line=self._stage.line + 1)
+        while not self._closed.is_set():
             with self._lock:
-                self.failed(e)
+                pause_s = self._advance()
+                if pause_s:
+                    self._lock.wait(pause_s)
 
     def _advance(self) -> float:
         """Play some lines; how long to wait then, in seconds, unless something happens."""
@@ -160,7 +116,7 @@ class ReplayCluster:
         for _ in range(_LINES_AT_ONCE):
             if self._stage.at_end:
                 break
-            if self._streams.unread_bytes > _UNREAD_BYTES_MAX:
+            if self.streams.unread_bytes > _UNREAD_BYTES_MAX:
                 return _WAIT_S
             if lacking := self._stage.blocked():
                 if self._blocked is None:
@@ -175,7 +131,7 @@ class ReplayCluster:
 
     def _early_s(self) -> float:
         """How much too early it is for the next line."""
-        if self._speed is None or not self._streams:
+        if self._speed is None or not self.streams:
             return 0.0
         due_ms = self._recording.at_ms[self._stage.line]
         if self._paced_from is None:
@@ -186,9 +142,9 @@ class ReplayCluster:
     def _hand_out(self) -> None:
         messages, cut = self._stage.take_output()
         for number, data in messages:
-            self._streams.put(number, data)
+            self.streams.put(number, data)
         for store_id in cut:
-            self._streams.cut_store(store_id)
+            self.streams.cut_store(store_id)
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
@@ -201,8 +157,3 @@ class ReplayCluster:
 
     def stream_over(self, stream: int) -> None:
         self._stage.drop_stream(stream)
-
-    def failed(self, fault: Exception) -> None:
-        """The replay has failed: stop, and wake the waiting threads."""
-        self._fault = self._fault or fault
-        self._streams.cut_all()

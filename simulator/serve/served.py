@@ -22,41 +22,34 @@ bounded.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import grpc
-import structlog
 
 from simulator.core.cluster import Cluster
+from simulator.loopback.cluster import LoopbackCluster
 from simulator.loopback.core.feed_wire import Request
 from simulator.loopback.core.pd import NEWER_METHODS
-from simulator.loopback.feed_streams import FEED, FeedStreams
-from simulator.loopback.pd_service import pd_methods
-from simulator.loopback.servers import LoopbackServer, streaming, unary
+from simulator.loopback.servers import unary
 from simulator.serve.core.kv import KV_CHECK_TXN, KV_GET, KV_RESOLVE_LOCK, KV_SCAN, KV_SCAN_LOCK, KvReads
 from simulator.serve.core.pd import ServedPd
 from simulator.serve.faults import CALM, Faults
 from simulator.serve.feed import ServedFeed
 from simulator.workload import Workload
 from tistream import ts
-from tistream.clock import Clock, SystemClock
+from tistream.clock import Clock
 from tistream.errors import TiStreamError
-
-log = structlog.get_logger(__name__)
 
 CLUSTER_ID = 7_470_614_063_661_512_001
 _TURN_S = 0.01
 _STEPS_AT_ONCE = 10  # then others may have the lock
 _UNREAD_BYTES_MAX = 256 << 20  # of a stream
-_PD = 0  # among the servers, which are known by their stores' ids
 
 
-class ServedCluster:
+class ServedCluster(LoopbackCluster):
     """`close` it, or use it as a context.
 
     `stores`: their ids, 1 .. stores. `workload`: changes the cluster, by itself `steps_per_s` times a second. `seed`:
@@ -80,42 +73,32 @@ class ServedCluster:
         interceptors: Sequence[grpc.ServerInterceptor] = (),
         clock: Clock | None = None,
     ) -> None:
-        self._cluster, self.workload, self._clock = cluster, workload, clock or SystemClock()
+        super().__init__(range(1, stores + 1), clock, interceptors)
+        self._cluster, self.workload = cluster, workload
         self._steps_per_s, self._resolved_s = steps_per_s, resolved_s
-        self._lock = threading.Condition()
         self._last_ts = cluster.now_ts
         self._rand = random.Random(seed)
         self._dead: frozenset[int] = cluster.dead_stores
-        self._fault: Exception | None = None
-        self.store_ids = tuple(range(1, stores + 1))
-        self._servers = {store_id: LoopbackServer(interceptors) for store_id in (_PD, *self.store_ids)}
-        self.pd_address = self._servers[_PD].address  #: host:port
         self.pd = ServedPd(
             cluster,
             cluster_id=cluster_id,
             address=self.pd_address,
-            store_addresses={store_id: self._servers[store_id].address for store_id in self.store_ids},
+            store_addresses=self._addresses,
             tso=self._tso,
             keyspaces=keyspaces,
             dice=self._rand.random,
         )
         self.reads = KvReads(cluster, api_v2=api_v2)
         self.feed = ServedFeed(cluster, cluster_id=cluster_id, rand=self._rand)
-        self.streams = FeedStreams(self._lock, self)
         self._set_faults(faults)
-        self._servers[_PD].start(pd_methods(self.pd, self._lock, without=NEWER_METHODS if old_pd else ()))
-        for store_id in self.store_ids:
-            self._servers[store_id].start(self._store_methods(store_id))
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="served", daemon=True)
-        self._thread.start()
+        self._start(self.pd, NEWER_METHODS if old_pd else ())
 
     @contextmanager
     def changing(self) -> Iterator[Cluster]:
         """The model, with exclusive access; its messages are sent before this returns."""
         with self._lock:
             yield self._cluster
-            self._say(self._clock.monotonic())
+            self._send(self._clock.monotonic())
 
     def tso(self) -> int:
         """A new timestamp."""
@@ -132,7 +115,7 @@ class ServedCluster:
             if self.workload is not None:
                 self.workload.drain()
             self._cluster.start_stores()
-            self._say(self._clock.monotonic())
+            self._send(self._clock.monotonic())
             return self._tso(1)
 
     def check(self) -> None:
@@ -140,47 +123,26 @@ class ServedCluster:
         if self._fault is not None:
             raise self._fault
 
-    def close(self) -> None:
-        """Stop the servers; streams end."""
-        self._closed.set()
-        with self._lock:
-            self.streams.cut_all()
-        LoopbackServer.stop(list(self._servers.values()))
-        self._thread.join()
+    # -- time ----------------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> ServedCluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    # -- the course of things --------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
+    def _play(self) -> None:
         began = self._clock.monotonic()
-        resolve_at = heard_at = began
+        resolve_at = refresh_at = began
         steps = 0.0
-        try:
-            while not self._clock.wait(self._closed, _TURN_S):
-                with self._lock:
-                    now = self._clock.monotonic()
-                    steps += (now - began) * self._steps_per_s
-                    steps -= self._work(int(steps))
-                    self._cut_streams(now - began)
-                    began = now
-                    self._say(now)
-                    if now >= resolve_at:
-                        resolve_at = max(resolve_at + self._resolved_s, now)
-                        self._resolve(now)
-                    if now >= heard_at:
-                        heard_at = now + self._rand.random() * self.feed.faults.pd_late_s
-                        self.pd.refresh(late=self.feed.faults.pd_late_s > 0)
-        except Exception as e:
-            log.exception("the served cluster has ended")
+        while not self._clock.wait(self._closed, _TURN_S):
             with self._lock:
-                self.failed(e)
+                now = self._clock.monotonic()
+                steps += (now - began) * self._steps_per_s
+                steps -= self._work(int(steps))
+                self._cut_streams(now - began)
+                began = now
+                self._send(now)
+                if now >= resolve_at:
+                    resolve_at = max(resolve_at + self._resolved_s, now)
+                    self._resolve(now)
+                if now >= refresh_at:
+                    refresh_at = now + self._rand.random() * self.feed.faults.pd_late_s
+                    self.pd.refresh(late=self.feed.faults.pd_late_s > 0)
 
     def _work(self, steps: int) -> int:
         """Run steps of the workload, sending messages between them; their number."""
@@ -188,7 +150,7 @@ class ServedCluster:
             return steps
         for _ in range(min(steps, _STEPS_AT_ONCE)):
             self.workload.step()
-            self._say(self._clock.monotonic())
+            self._send(self._clock.monotonic())
         return steps
 
     def _resolve(self, now: float) -> None:
@@ -200,7 +162,7 @@ class ServedCluster:
         if self._rand.random() < self.feed.faults.cut * seconds:
             self.streams.cut_store(self._rand.choice(self.store_ids), lost=True)
 
-    def _say(self, now: float) -> None:
+    def _send(self, now: float) -> None:
         """Send the clients what has happened in the model."""
         for store_id in self._cluster.dead_stores - self._dead:
             self.feed.store_died(store_id)
@@ -231,11 +193,6 @@ class ServedCluster:
     def stream_over(self, stream: int) -> None:
         self.feed.stream_over(stream)
 
-    def failed(self, fault: Exception) -> None:
-        """A defect: stop, and wake the thread in `settle`."""
-        self._fault = self._fault or fault
-        self.streams.cut_all()
-
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _tso(self, count: int) -> int:
@@ -251,13 +208,13 @@ class ServedCluster:
         def answered(read: Callable[[int, bytes], bytes]) -> grpc.RpcMethodHandler:
             return unary(partial(self._read, store_id, read))
 
-        feed = streaming(partial(self.streams.feed, store_id))
-        locks = {
+        return {
+            KV_SCAN: answered(self.reads.scan),
+            KV_GET: answered(self.reads.get),
             KV_SCAN_LOCK: answered(self.reads.scan_lock),
             KV_CHECK_TXN: answered(self.reads.check_txn),
             KV_RESOLVE_LOCK: answered(self.reads.resolve_lock),
         }
-        return {FEED: feed, KV_SCAN: answered(self.reads.scan), KV_GET: answered(self.reads.get), **locks}
 
     def _read(self, store_id: int, read: Callable[[int, bytes], bytes], request: bytes, context: Any) -> bytes:
         with self._lock:
