@@ -38,6 +38,7 @@ from sorter.state.join_snapshots import joined
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.lost_reply import Attempt, attempting, settle
 from tistream.catalog.log.committed import TaskAdvance
 from tistream.catalog.log.snapshots import NewSnapshot
 from tistream.catalog.log.snapshots import positions as read_positions
@@ -108,7 +109,6 @@ class Replay:
         self._executor, self._settings = executor, settings
         self._clock = clock
         self._tasks: dict[int, _Held] = {}
-        self._unsure = False  # the outcome of the last hand-over is not known
 
     def run(self, progress: Callable[[int, int, str], None] = lambda done, total, note: None) -> Report:
         """Do all of it. `progress` hears (files done, files, a note).
@@ -207,27 +207,23 @@ class Replay:
 
     def _commit(self, row: TaskRow, objects: Mapping[str, int], advance: TaskAdvance, snapshot: NewSnapshot) -> None:
         """Try until it is known to have happened, or that it never will."""
-        pauses, never = Backoff(first_s=0.2, max_s=5.0), threading.Event()
-        for left in reversed(range(HAND_OVER_TRIES)):
+        pauses, never, attempt = Backoff(first_s=0.2, max_s=5.0), threading.Event(), Attempt()
+        for tries_left in reversed(range(HAND_OVER_TRIES)):
             try:
-                if self._landed(row, snapshot) or hand_over(
-                    self._catalog, row.tenant, objects=objects, advance=advance, snapshot=snapshot
-                ):
+                if settle([attempt], lambda _: self._took_effect(row, snapshot), False):
                     return
+                with attempting([attempt]):
+                    if hand_over(self._catalog, row.tenant, objects=objects, advance=advance, snapshot=snapshot):
+                        return
                 raise Fenced("the task was taken away during the replay", task=row.task_id, epoch=row.epoch)
             except CatalogUnavailable as e:
-                log.warning("the catalog did not answer", task=row.task_id, tries_left=left, error=str(e))
-                if not left:
+                log.warning("the catalog did not answer", task=row.task_id, tries_left=tries_left, error=str(e))
+                if not tries_left:
                     raise
-                self._unsure = self._unsure or not e.determinate
                 self._clock.wait(never, pauses.next_s())
 
-    def _landed(self, row: TaskRow, snapshot: NewSnapshot) -> bool:
-        """After a reply was lost: whether the hand-over happened nevertheless."""
-        if not self._unsure:
-            return False
+    def _took_effect(self, row: TaskRow, snapshot: NewSnapshot) -> bool:
         found = get_task(self._catalog, row.task_id)
-        self._unsure = False
         return (found.epoch, found.snapshot_key) == (row.epoch, snapshot.key)
 
 

@@ -35,6 +35,7 @@ from schemas.history import History
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
 from tistream.catalog.log.committed import SegmentRow, find_segments
 from tistream.catalog.log.compaction import new_job
@@ -43,7 +44,7 @@ from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.tasks import served_watermark
 from tistream.clock import Clock
 from tistream.codec.segment_file import SegmentInfo
-from tistream.errors import CatalogUnavailable, SeedNeeded, TsExpired
+from tistream.errors import SeedNeeded, TsExpired
 from tistream.ids import Tenant
 
 log = structlog.get_logger(__name__)
@@ -297,15 +298,13 @@ def _add(
             for table in row.tables
         ]
     files = {file.object_key: file.object_bytes for result in results for file in result.files}
-    try:
-        return add_bases(catalog, tenant, new, files, log_start_ts=start_ts)
-    except CatalogUnavailable as e:
-        if e.determinate or not _are_there(catalog, tenant, new[0]):
-            raise
-        return True
+    return commit_or_read_back(
+        lambda: add_bases(catalog, tenant, new, files, log_start_ts=start_ts),
+        lambda: _is_visible(catalog, tenant, new[0]) or None,
+    )
 
 
-def _are_there(catalog: Catalog, tenant: Tenant, base: NewBase) -> bool:
+def _is_visible(catalog: Catalog, tenant: Tenant, base: NewBase) -> bool:
     """Whether this base is visible, with these segments; all of them are if one is."""
     row = next((b for b in list_bases(catalog, tenant, [base.table_id]) if b.ts == base.ts), None)
     found = None if row is None else base_segments_of(catalog, row)

@@ -30,10 +30,11 @@ from compactor.core.verify import verified
 from compactor.task import RangeFailed, RangeResult
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.compaction import Output, Piece, lowest_durable_ts, new_job, pieces, segments_of, swap
 from tistream.catalog.log.objects import ObjectState, object_states
 from tistream.clock import Clock
-from tistream.errors import CatalogUnavailable, TiStreamError
+from tistream.errors import TiStreamError
 from tistream.ids import Tenant
 
 log = structlog.get_logger(__name__)
@@ -115,7 +116,9 @@ def compact_tenant(
         return Report(tenant=tenant, end=JobEnd.FAILED, job=job, failed=failed, seconds=seconds)
     inputs = [piece for at in made for piece in groups[at].pieces]
     outputs = [_output(result) for result in verified([rows[at] for at in made], list(made.values()))]
-    swapped = _swap(catalog, tenant, inputs, outputs)
+    swapped = commit_or_read_back(
+        lambda: swap(catalog, tenant, inputs, outputs), lambda: _are_visible(catalog, outputs) or None
+    )
     report = Report(
         tenant=tenant,
         end=JobEnd.SWAPPED if swapped else JobEnd.LOST,
@@ -225,16 +228,7 @@ def _output(result: RangeResult) -> Output:
     )
 
 
-def _swap(catalog: Catalog, tenant: Tenant, inputs: Sequence[Piece], outputs: Sequence[Output]) -> bool:
-    try:
-        return swap(catalog, tenant, inputs, outputs)
-    except CatalogUnavailable as e:
-        if e.determinate or not _is_there(catalog, outputs):
-            raise
-        return True
-
-
-def _is_there(catalog: Catalog, outputs: Sequence[Output]) -> bool:
+def _are_visible(catalog: Catalog, outputs: Sequence[Output]) -> bool:
     """Whether the outputs became visible; all of them did if the first did."""
     found = object_states(catalog, [outputs[0].object_key])
     return found.get(outputs[0].object_key) in (ObjectState.LIVE, ObjectState.SUPERSEDED)

@@ -119,14 +119,17 @@ broken(
 )
 broken(
     "never-read-back (replies): a flush whose reply was lost counts as not done",
-    ("sorter.worker.publisher:Publisher._settle", lambda self, unsure: frozenset()),
+    ("sorter.worker.publisher:Publisher._read_back", lambda self, unsure: frozenset()),
 )
 broken(
     "own-file-deleted (replies): a committed file is deleted when the reply to its transaction was lost",
     (
         "sorter.worker.publisher:Publisher._publish",
-        "except CatalogUnavailable as e:",
-        ("except CatalogUnavailable as e:\n        for key in flush.objects: self._store.delete(key)"),
+        "    except Fenced as e:",
+        (
+            "    except CatalogUnavailable:\n"
+            "        for key in flush.objects: self._store.delete(key)\n        raise\n    except Fenced as e:"
+        ),
     ),
 )
 broken(

@@ -29,11 +29,12 @@ from sorter.state.snapshot import read_state_file
 from sorter.worker.publisher import Publisher
 from sorter.worker.runner import TaskRunner
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.snapshots import NewSnapshot
 from tistream.catalog.work.reshape import Half, merge_tasks
 from tistream.catalog.work.tasks import TaskRow
 from tistream.clock import Clock
-from tistream.errors import CatalogUnavailable, Fenced, MergeWaits, ObjectConflict, StoreUnavailable
+from tistream.errors import Fenced, MergeWaits, ObjectConflict, StoreUnavailable
 from tistream.keyrange import KeyRange
 from tistream.model.positions import Positions
 from tistream.objectstore.layout import SnapshotKey
@@ -134,13 +135,13 @@ class Merging:
             keeps=save.keeps - written.keys(),
             positions=until,
         )
-        try:
-            task_id = merge_tasks(self._catalog, _half(left), _half(right), snapshot)
-        except CatalogUnavailable as e:
-            if e.determinate:
-                raise
-            task_id = None
-        log.info("tasks merged", left=left.task_id, right=right.task_id, task=task_id, durable_ts=state.durable_ts)
+        # 0 = lost, or not known: both are dropped anyway, and what the catalog has is loaded again
+        task_id = commit_or_read_back(
+            lambda: merge_tasks(self._catalog, _half(left), _half(right), snapshot) or 0, lambda: 0
+        )
+        log.info(
+            "tasks merged", left=left.task_id, right=right.task_id, task=task_id or None, durable_ts=state.durable_ts
+        )
         return frozenset({left.task_id, right.task_id})
 
     def _rows_saved(

@@ -12,15 +12,14 @@ under a new key; earlier objects stay.
 Tenants with watermark-only progress are flushed together, in one transaction and without an object: many idle tenants
 would otherwise cost as much as busy ones.
 
-A task whose transaction is not known to have advanced it is read back:
+A task whose transaction is not known to have advanced it is read back (`tistream.catalog.database.lost_reply`):
 
 - epoch unchanged, durable_ts is one of the attempted W    done up to that W (an earlier reply may have been lost)
 - epoch unchanged, durable_ts unchanged                    not done: retry later, under new keys
 - anything else                                            fenced: another worker owns the task, drop it
 
-Until it is read back the task is `unsure` and nothing else is attempted for it. An object that did not become visible
-is never deleted here and its key is never reused, but a flush of several objects whose transaction is known to have
-failed keeps them for the next attempt.
+An object that did not become visible is never deleted here and its key is never reused, but a flush of several objects
+whose transaction is known to have failed keeps them for the next attempt.
 
 A task whose rows cannot be taken, sorted or fetched is excluded: `failed` has its error, and the other tasks of its
 tenant are written.
@@ -37,6 +36,7 @@ import structlog
 from sorter.core.task_core import TaskCore
 from sorter.rows.output import Output
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.lost_reply import attempting, settle
 from tistream.catalog.log.committed import (
     NewSegment,
     TaskAdvance,
@@ -53,6 +53,7 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
 
 _ROWS_OUT, _BYTES_OUT = metrics.ROWS.labels("sorter", "out"), metrics.BYTES.labels("sorter", "out")
+_NONE: frozenset[int] = frozenset()
 FILE_BYTES_TARGET = 32 << 20  #: uncompressed bytes of one committed file; one piece more at most
 
 log = structlog.get_logger(__name__)
@@ -116,7 +117,7 @@ class Publisher:
         next call continues.
         """
         self.failed = {}
-        fenced = self._settle([p for p in publications if p.unsure])
+        fenced = settle(publications, self._read_back, _NONE)
         flushes = self._still_owned(tenant, publications)
         busy = {id(t.publication) for flush in flushes for t in flush.tasks}
         ready = [p for p in publications if p.core.task_id not in fenced and id(p) not in busy]
@@ -142,12 +143,8 @@ class Publisher:
         for _, t in taken:
             invariant(t.rows.nbytes == 0, "an idle task has no rows", task=t.task_id)
             t.publication.attempted.add(t.w)
-        try:
+        with attempting([t.publication for _, t in taken]):
             advanced = advance_durable_timestamps(self._catalog, [(tenant, _advance(t)) for tenant, t in taken])
-        except CatalogUnavailable as e:
-            for _, t in taken:
-                t.publication.unsure = not e.determinate
-            raise
         return self._conclude([t for _, t in taken], advanced)
 
     @property
@@ -261,11 +258,8 @@ class Publisher:
             t.publication.attempted.add(t.w)
         try:
             advances = [_advance(t) for t in flush.tasks]
-            advanced = commit_flush(self._catalog, tenant=tenant, objects=flush.objects, advances=advances)
-        except CatalogUnavailable as e:
-            for t in flush.tasks:
-                t.publication.unsure = not e.determinate
-            raise
+            with attempting([t.publication for t in flush.tasks]):
+                advanced = commit_flush(self._catalog, tenant=tenant, objects=flush.objects, advances=advances)
         except Fenced as e:  # an object was collected as an orphan: its key cannot be reused
             log.warning("committed object collected before it became visible", error=str(e))
             advanced = frozenset()
@@ -278,17 +272,14 @@ class Publisher:
                 _advanced(t.publication, t.w)
             else:
                 t.publication.unsure = True
-        return self._settle([t.publication for t in tasks if t.publication.unsure])
+        return settle([t.publication for t in tasks], self._read_back, _NONE)
 
-    def _settle(self, unsure: Sequence[Publication]) -> frozenset[int]:
+    def _read_back(self, unsure: Sequence[Publication]) -> frozenset[int]:
         """Read back unsure tasks; returns the ids of fenced ones."""
-        if not unsure:
-            return frozenset()
         rows = durable_timestamps(self._catalog, [p.core.task_id for p in unsure])
         fenced = set()
         for p in unsure:
             epoch, durable_ts = rows.get(p.core.task_id, (-1, -1))
-            p.unsure = False
             if epoch == p.epoch and durable_ts in p.attempted:
                 _advanced(p, durable_ts)
             elif epoch != p.epoch or durable_ts != p.core.durable_ts:

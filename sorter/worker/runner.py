@@ -30,10 +30,10 @@ from sorter.worker.inbox import Inbox
 from sorter.worker.publisher import Publication
 from sorter.worker.reader import Read, Reader
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.snapshots import positions, switch_snapshot
 from tistream.catalog.work.tasks import TaskRow, get_task, raise_resubscribe, stop_task
 from tistream.errors import (
-    CatalogUnavailable,
     CorruptObject,
     FeedGap,
     Fenced,
@@ -303,7 +303,7 @@ class TaskRunner:
         return sys.maxsize if self.publication.upto is not None else max(0, BACKLOG_BYTES_MAX - self.backlog)
 
     def _switch(self, save: Save, consumed: Positions) -> bool:
-        try:
+        def switch() -> bool:
             return switch_snapshot(
                 self._catalog,
                 self.task_id,
@@ -315,13 +315,14 @@ class TaskRunner:
                 positions=consumed,
                 seen_n=self.durable_n,
             )
-        except CatalogUnavailable as e:
-            if e.determinate:
-                raise
+
+        def read_back() -> bool | None:
             found = _current_row(self._catalog, self.row)
-            if found is not None and found.snapshot_key != str(save.key):
-                raise
-            return found is not None
+            if found is None:
+                return False
+            return True if found.snapshot_key == str(save.key) else None
+
+        return commit_or_read_back(switch, read_back)
 
     def _absorb(self, batch: FeedBatch) -> None:
         try:
