@@ -20,10 +20,10 @@ from reading.deps import Services
 from reading.scope import Scope
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import SegmentFormat
 from tistream.catalog.log.files import FileRow, list_files
 from tistream.catalog.log.read_leases import open_lease
 from tistream.catalog.log.retention import check_floor
+from tistream.catalog.log.segments import SegmentFormat
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
 from tistream.ids import Tenant

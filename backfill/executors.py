@@ -13,9 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from backfill.core.plan import PlanRow
-from backfill.core.wire import decode_result, decode_row
 from backfill.replay import PartResult, replay_part
-from compactor.core.wire import encode
+from compactor.core.wire import decode, encode
 from compactor.spark import run_lines
 from tistream.clock import Clock
 from tistream.objectstore.factory import open_store
@@ -54,8 +53,9 @@ class SparkExecutor:
         """One Spark job for all rows. Spark's own error when one of its tasks has failed too often."""
         name = f"tistream-replay-{secrets.token_hex(4)}"
         plan, work = [encode(row) for row in rows], partial(_replay, self._store_url)
-        yield from map(decode_result, run_lines(self._session, name, plan, work, self._clock, progress))
+        lines = run_lines(self._session, name, plan, work, self._clock, progress)
+        yield from (decode(PartResult, line) for line in lines)
 
 
 def _replay(store_url: str, line: str) -> str:
-    return encode(replay_part(open_store(store_url), decode_row(line), secrets.token_hex(8)))
+    return encode(replay_part(open_store(store_url), decode(PlanRow, line), secrets.token_hex(8)))

@@ -35,7 +35,7 @@ from sorter.state.snapshot import read_state_file
 from sorter.worker.memory import Memory
 from sorter.worker.publisher import FILE_BYTES_TARGET
 from sorter.worker.spill import Spill, default_budget_bytes
-from tistream.catalog.log.committed import NewSegment, new_segment
+from tistream.catalog.log.segments import SegmentRow, segment_in
 from tistream.codec.batch_file import decode_batch_file
 from tistream.codec.committed_file import CommittedFileWriter
 from tistream.errors import CorruptObject
@@ -57,7 +57,7 @@ class PartResult:
     task_id: int
     reached: int  #: everything at or below is in `segments` or was before; below `upto` when a commit is undecided
     log_objects: dict[str, int]  #: committed files -> bytes
-    segments: tuple[NewSegment, ...]  #: in them
+    segments: tuple[SegmentRow, ...]  #: in them
     state_key: str  #: of the state
     state_objects: dict[str, int]  #: new ones with rows of it -> bytes
     keeps: tuple[str, ...]  #: objects of the snapshot before to which it refers too
@@ -137,7 +137,7 @@ class _Log:
     row: PlanRow
     attempt: str
     objects: dict[str, int] = field(default_factory=dict)
-    segments: list[NewSegment] = field(default_factory=list)
+    segments: list[SegmentRow] = field(default_factory=list)
     rows: int = 0
 
     def write(self, output: Output) -> None:
@@ -159,7 +159,7 @@ class _Log:
         data = writer.finish()
         self.store.put(key, data)
         self.objects[key] = len(data)
-        self.segments += [new_segment(info, key) for info in writer.segments[self.row.task_id]]
+        self.segments += [segment_in(key, info) for info in writer.segments[self.row.task_id]]
 
     def _next_key(self) -> CommittedKey:
         # the name says the try, so that its number is the only one

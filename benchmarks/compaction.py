@@ -30,8 +30,7 @@ from benchmarks.rows import change_rows
 from compactor.core.plan import PlanRow
 from compactor.spark import SparkExecutor, new_session
 from compactor.task import read_inputs
-from tistream.catalog.log.committed import SegmentRow
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.log.segments import SegmentRow, segment_in
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import build_committed_file
 from tistream.ids import Tenant
@@ -174,22 +173,4 @@ def _flushed(store: LocalStore, part: pa.Table, range_id: int, seq: int) -> list
     key = CommittedKey(tenant=TENANT, sorter=f"sorter-{range_id}", incarnation=1, seq=seq + 1)
     data, segments = build_committed_file(key, [(range_id, part)], "w")
     store.put(str(key), data)
-    return [
-        SegmentRow(
-            object_key=str(key),
-            task_id=range_id,
-            kind=TaskKind.DATA,
-            segment_no=s.number,
-            start_key=s.start_key,
-            end_key=s.end_key,
-            table_lo=s.table_lo,
-            table_hi=s.table_hi,
-            lo_ts=s.lo_ts,
-            hi_ts=s.hi_ts,
-            rows=s.rows,
-            offset=s.offset,
-            length=s.length,
-            crc=s.crc,
-        )
-        for s in segments[range_id]
-    ]
+    return [segment_in(str(key), s) for s in segments[range_id]]

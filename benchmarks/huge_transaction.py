@@ -32,7 +32,8 @@ import pyarrow as pa
 from sorter.worker.spill import Spill
 from sorter.worker.worker import SorterWorker
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import SegmentRow, find_segments
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import issue_incarnation
@@ -252,7 +253,7 @@ def play(shape: Shape, memory_mb: int, folder: Path, *, spill: Spill | None = No
         seconds = time.monotonic() - began
         worker.stop()
     found = find_segments(catalog, TENANT, after_ts=0, upto_ts=COMMIT_TS, limit=100_000)
-    mine = sorted((s for s in found if s.task_id == 1), key=lambda s: (s.object_key, s.segment_no))
+    mine = sorted((s for s in found if s.task_id == 1), key=lambda s: (s.object_key, s.number))
     same = _hash_of_log(store, mine) == _hash_of(shape)
     sizes = [store.size(key) for key in {s.object_key for s in mine}]
     catalog.close()
@@ -304,7 +305,7 @@ def _hash_of_log(store: LocalStore, segments: list[SegmentRow]) -> dict[str, str
     columns = _Columns()
     for s in segments:
         data = store.get_range(s.object_key, s.offset, s.length)
-        table = decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows, offset=s.offset)
+        table = decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows, offset=s.offset)
         for name in COMMITTED.names:
             column = table.column(name).chunk(0)
             if pa.types.is_binary(column.type):

@@ -169,7 +169,7 @@ def _prove(catalog: Catalog, bucket: str, given: Workload) -> None:
     store, parts = open_store(bucket), []
     for s in find_segments(catalog, TENANT, after_ts=0, upto_ts=given.last_ts, limit=1 << 20):
         data = store.get_range(s.object_key, s.offset, s.length)
-        parts.append(decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows))
+        parts.append(decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows))
     if not in_order(pa.concat_tables([COMMITTED.empty_table(), *parts])).equals(given.rows):
         raise ValueError("the process has not written the prepared rows, each once")
 

@@ -37,13 +37,13 @@ from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
-from tistream.catalog.log.committed import SegmentRow, find_segments
+from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.compaction import new_job
-from tistream.catalog.log.seeds import SeedRow, SeedSegmentRow, list_seeds, seed_segments_of
+from tistream.catalog.log.seeds import SeedRow, list_seeds, seed_segments_of
+from tistream.catalog.log.segments import SegmentRow, segment_in
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.tasks import served_watermark
 from tistream.clock import Clock
-from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import SeedNeeded, TsExpired
 from tistream.ids import Tenant
 
@@ -262,7 +262,7 @@ def _segments(catalog: Catalog, tenant: Tenant, after: int, ts: int, limit: int)
 
 
 def _table(catalog: Catalog, base: Base) -> BaseTable | None:
-    rows: Sequence[SeedSegmentRow] | None = ()
+    rows: Sequence[SegmentRow] | None = ()
     match base.source:
         case SeedRow() as seed:
             rows = seed_segments_of(catalog, seed, base.physical_id)
@@ -283,10 +283,10 @@ def _add(
 ) -> bool:
     new: list[NewBase] = []
     for row, result in zip(rows, results, strict=True):
-        of_table: dict[int, list[tuple[str, SegmentInfo]]] = {}
+        of_table: dict[int, list[SegmentRow]] = {}
         for file in result.files:
             for info in file.segments:
-                of_table.setdefault(info.table_lo, []).append((file.object_key, info))
+                of_table.setdefault(info.table_lo, []).append(segment_in(file.object_key, info))
         new += [
             NewBase(
                 table_id=table.table_id,
@@ -308,7 +308,7 @@ def _is_visible(catalog: Catalog, tenant: Tenant, base: NewBase) -> bool:
     """Whether this base is visible, with these segments; all of them are if one is."""
     row = next((b for b in list_bases(catalog, tenant, [base.table_id]) if b.ts == base.ts), None)
     found = None if row is None else base_segments_of(catalog, row)
-    return found is not None and [s.object_key for s in found] == [key for key, _ in base.segments]
+    return found is not None and [s.object_key for s in found] == [s.object_key for s in base.segments]
 
 
 def _retire(catalog: Catalog, tenant: Tenant, history: History, window_start_ts: int) -> int:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from compactor.base_task import BaseFailed, BaseResult, try_bases
 from compactor.core.base_plan import BasePlanRow
 from compactor.core.plan import PlanRow
-from compactor.core.wire import decode_base_result, decode_base_row, decode_result, decode_row, encode
+from compactor.core.wire import decode, encode
 from compactor.task import RangeFailed, RangeResult, try_range
 from tistream.clock import Clock
 from tistream.errors import ConfigError
@@ -84,14 +84,16 @@ class SparkExecutor:
         plan = [encode(row) for row in rows]
         name = f"tistream-compaction-{rows[0].job}"
         work = partial(_compact, self._store_url)
-        yield from map(decode_result, run_lines(self._session, name, plan, work, self._clock, self._progress))
+        lines = run_lines(self._session, name, plan, work, self._clock, self._progress)
+        yield from (decode(RangeResult | RangeFailed, line) for line in lines)
 
     def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult | BaseFailed]:
         """A BaseExecutor, in the same way."""
         plan = [encode(row) for row in rows]
         name = f"tistream-bases-{rows[0].job}"
         work = partial(_build, self._store_url)
-        yield from map(decode_base_result, run_lines(self._session, name, plan, work, self._clock, self._progress))
+        lines = run_lines(self._session, name, plan, work, self._clock, self._progress)
+        yield from (decode(BaseResult | BaseFailed, line) for line in lines)
 
 
 def run_lines(
@@ -149,8 +151,8 @@ def _work(plan: list[str], one: Callable[[str], str]) -> Callable[[Batches], Bat
 
 
 def _compact(store_url: str, line: str) -> str:
-    return encode(try_range(open_store(store_url), decode_row(line), secrets.token_hex(8)))
+    return encode(try_range(open_store(store_url), decode(PlanRow, line), secrets.token_hex(8)))
 
 
 def _build(store_url: str, line: str) -> str:
-    return encode(try_bases(open_store(store_url), decode_base_row(line), secrets.token_hex(8)))
+    return encode(try_bases(open_store(store_url), decode(BasePlanRow, line), secrets.token_hex(8)))

@@ -29,6 +29,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import committed
 from tistream.catalog.log.objects import ObjectState, object_states
 from tistream.catalog.log.retention import check_floor
+from tistream.catalog.log.segments import SegmentRow
 from tistream.clock import Clock, SystemClock
 from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable
 from tistream.ids import Tenant
@@ -133,7 +134,7 @@ class LogReader:
 
     def _stretch(
         self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int]
-    ) -> tuple[list[committed.SegmentRow], int]:
+    ) -> tuple[list[SegmentRow], int]:
         """(the segments with all rows of these tables in (after, end], end)."""
         limit = _SEGMENTS_PER_QUERY
         while True:
@@ -161,7 +162,7 @@ class LogReader:
                 break
             limit *= 2  # every listed segment starts at one commit_ts: list more
 
-        def fetch(segment: committed.SegmentRow) -> pa.Table:
+        def fetch(segment: SegmentRow) -> pa.Table:
             lease.renew()
             return self._segment(segment)
 
@@ -170,7 +171,7 @@ class LogReader:
 
     def _listed(
         self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int] | None, limit: int
-    ) -> list[committed.SegmentRow]:
+    ) -> list[SegmentRow]:
         """The segments. TsExpired when retention may have removed some of them."""
         segments = committed.find_segments(
             self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
@@ -186,14 +187,14 @@ class LogReader:
         """Run a request of the caller in one of the reader's threads."""
         return self._requests.submit(read, *args, **kwargs)
 
-    def _uncached(self, row: committed.SegmentRow) -> pa.Table:
+    def _uncached(self, row: SegmentRow) -> pa.Table:
         """The rows of a segment, from the cache if there, without adding to it."""
         with self._lock:
-            hit = self._cache.get((row.object_key, row.segment_no))
+            hit = self._cache.get((row.object_key, row.number))
         return self._source.rows(row) if hit is None else hit
 
-    def _segment(self, row: committed.SegmentRow) -> pa.Table:
-        key = (row.object_key, row.segment_no)
+    def _segment(self, row: SegmentRow) -> pa.Table:
+        key = (row.object_key, row.number)
         with self._lock:
             if (hit := self._cache.get(key)) is not None:
                 self._cache.move_to_end(key)

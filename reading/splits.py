@@ -18,6 +18,7 @@ from reading.position import encode_cursor, locate
 from reading.scope import Scope, table_ids
 from tistream.catalog.log import committed
 from tistream.catalog.log.retention import check_floor
+from tistream.catalog.log.segments import SegmentRow
 from tistream.limits import PULL_ROWS_MAX
 
 _SEGMENTS_MAX = 100_000  # of one plan; the next one continues
@@ -90,7 +91,7 @@ def plan(services: Services, request: SplitRequest) -> Plan:
 
 def _plan(
     scope: Scope,
-    found: list[committed.SegmentRow],
+    found: list[SegmentRow],
     after: int,
     end: int,
     resolved: int,

@@ -26,8 +26,8 @@ from reading.deps import Id, Services
 from reading.position import FORMS
 from reading.scope import Scope
 from tistream import ts as tso
-from tistream.catalog.log.committed import SegmentFormat
 from tistream.catalog.log.files import file_bytes
+from tistream.catalog.log.segments import SegmentFormat
 from tistream.errors import InvalidInput, NotFound, ObjectNotFound
 from tistream.http import problem
 from tistream.http.auth.access import needs

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tistream.catalog.log.bases import BaseRow
-from tistream.catalog.log.committed import SegmentRow
-from tistream.catalog.log.seeds import SeedSegmentRow
+from tistream.catalog.log.segments import SegmentRow
 from tistream.ids import Tenant
 
 Mask = npt.NDArray[np.bool_]
@@ -47,7 +46,7 @@ class BaseTable:
 
     table_id: int
     after_ts: int  #: of what it starts from: the log above it is wanted
-    rows: tuple[SeedSegmentRow, ...]  #: of what it starts from
+    rows: tuple[SegmentRow, ...]  #: of what it starts from
 
     @property
     def stored_bytes(self) -> int:

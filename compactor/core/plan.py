@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tistream.catalog.log.committed import SegmentRow
 from tistream.catalog.log.compaction import Piece
+from tistream.catalog.log.segments import SegmentRow
 from tistream.ids import Tenant
 from tistream.limits import COMPACTED_FILE_BYTES_TARGET, COMPACTED_RAW_BYTES_MAX, COMPACTED_ROWS_MAX
 

@@ -25,7 +25,8 @@ from reading.reader import LogReader
 from schemas.bases import Base
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.bases import BaseRow, base_segments_of
-from tistream.catalog.log.seeds import SeedRow, SeedSegmentRow, seed_segments_of
+from tistream.catalog.log.seeds import SeedRow, seed_segments_of
+from tistream.catalog.log.segments import SegmentRow
 from tistream.codec.newest import Run
 from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable, TsExpired
 from tistream.ids import Tenant
@@ -66,7 +67,7 @@ class TableSource:
             except TsExpired as e:  # retention removed the log above the bases, and the bases
                 raise BaseGone("a base was retired", ts=str(after), earliest_ts=e.facts["earliest_ts"]) from e
 
-    def _segments(self, base: Base) -> Sequence[SeedSegmentRow]:
+    def _segments(self, base: Base) -> Sequence[SegmentRow]:
         if base.source is None:
             return []
         found = _listed(self.catalog, base)
@@ -74,7 +75,7 @@ class TableSource:
             raise BaseGone("a base was retired", table_id=base.physical_id, ts=str(base.ts))
         return found
 
-    def _base(self, bases: Sequence[Base], listed: Mapping[int, Sequence[SeedSegmentRow]], lease: ReadLease) -> Run:
+    def _base(self, bases: Sequence[Base], listed: Mapping[int, Sequence[SegmentRow]], lease: ReadLease) -> Run:
         """The bases' rows in key order: one physical table after the other."""
         for base in sorted(bases, key=lambda each: each.physical_id):
             remaining = deque(listed[base.physical_id])
@@ -85,17 +86,17 @@ class TableSource:
                     fetching.append(self.reader.submit(self._segment, remaining.popleft(), base))
                 yield fetching.popleft().result()
 
-    def _segment(self, row: SeedSegmentRow, base: Base) -> pa.Table:
+    def _segment(self, row: SegmentRow, base: Base) -> pa.Table:
         try:
             return base_rows(self.store, row, base.ts)
         except ObjectNotFound as e:
-            where = {"object": row.object_key, "segment": row.segment_no, "offset": row.offset}
+            where = {"object": row.object_key, "segment": row.number, "offset": row.offset}
             if _listed(self.catalog, base) is None:
                 raise BaseGone("a base was retired while it was read", **where) from e
             raise CorruptObject(f"a segment of a base is missing: {e.message}", **where) from e
 
 
-def _listed(catalog: Catalog, base: Base) -> Sequence[SeedSegmentRow] | None:
+def _listed(catalog: Catalog, base: Base) -> Sequence[SegmentRow] | None:
     """The segments of the base in key order; None when it was retired."""
     match base.source:
         case SeedRow() as seed:

@@ -36,7 +36,8 @@ from schemas.model import Table
 from schemas.saved import read_json
 from schemas.snapshot import SchemaSnapshot, parse_pushed
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import SegmentRow, find_segments
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.tenancy.tenants import TaskKind, get_tenant
 from tistream.catalog.work.tasks import list_tasks
 from tistream.clock import Clock, SystemClock
@@ -258,7 +259,7 @@ class CommittedSteps:
     def _rows(self, segment: SegmentRow) -> pa.Table:
         data = self._store.get_range(segment.object_key, segment.offset, segment.length)
         return decode_committed_segment(
-            segment.object_key, segment.segment_no, data, crc=segment.crc, rows=segment.rows, offset=segment.offset
+            segment.object_key, segment.number, data, crc=segment.crc, rows=segment.rows, offset=segment.offset
         )
 
     def save(self, tenant: Tenant, history: History, *, changed_only: bool = False) -> None:

@@ -253,7 +253,7 @@ class Neighbours:
         got: list[Row] = []
         for s in find_segments(catalog, NEIGHBOUR, after_ts=0, upto_ts=1 << 62, limit=100_000):
             data = self.bucket.objects[s.object_key][0][s.offset : s.offset + s.length]
-            table = decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows)
+            table = decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows)
             got += [(r["commit_ts"], r["start_ts"], r["key"], r["value"]) for r in table.to_pylist()]
         want = [c for c in self.committed if any(c[2] in row.range and c[0] <= row.durable_ts for row in rows)]
         if sorted(got) == sorted(want):

@@ -37,14 +37,8 @@ from sorter.core.task_core import TaskCore
 from sorter.rows.output import Output
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import attempting, settle
-from tistream.catalog.log.committed import (
-    NewSegment,
-    TaskAdvance,
-    advance_durable_timestamps,
-    commit_flush,
-    durable_timestamps,
-    new_segment,
-)
+from tistream.catalog.log.committed import TaskAdvance, advance_durable_timestamps, commit_flush, durable_timestamps
+from tistream.catalog.log.segments import SegmentRow, segment_in
 from tistream.codec.committed_file import CommittedFileWriter
 from tistream.errors import CatalogUnavailable, Fenced, invariant
 from tistream.ids import Tenant
@@ -85,7 +79,7 @@ class _Taken:
     w: int
     rows: Output
     written: int = 0
-    segments: list[NewSegment] = field(default_factory=list)
+    segments: list[SegmentRow] = field(default_factory=list)
 
     @property
     def task_id(self) -> int:
@@ -244,7 +238,7 @@ class Publisher:
         flush.objects[key] = len(data)
         for t, written in held:
             t.written = written
-            t.segments += [new_segment(s, key) for s in writer.segments.get(t.task_id, [])]
+            t.segments += [segment_in(key, s) for s in writer.segments.get(t.task_id, [])]
         _ROWS_OUT.inc(sum(s.rows for segments in writer.segments.values() for s in segments))
         _BYTES_OUT.inc(len(data))
         return all(t.written == t.rows.piece_count for t in flush.tasks)

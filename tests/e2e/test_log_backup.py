@@ -85,7 +85,7 @@ def test_rows_that_a_lossy_modify_column_wrote_are_in_the_log_and_in_no_pull(pus
     parts = [
         decode_committed_segment(
             row.object_key,
-            row.segment_no,
+            row.number,
             store.get_range(row.object_key, row.offset, row.length),
             crc=row.crc,
             rows=row.rows,

@@ -251,7 +251,7 @@ def test_a_damaged_committed_object_fails_closed_and_is_named(tmp_path: Path, da
         for fmt in ("ndjson", "arrow"):
             found = problem(world.get("/changes", start_ts="earliest", format=fmt, limit=200_000), 500)
             assert found["facts"]["object"] == victim.object_key
-            assert int(found["facts"]["segment"]) in {s.segment_no for s in segments}
+            assert int(found["facts"]["segment"]) in {s.number for s in segments}
         first = min(s.lo_ts for s in segments if s.object_key == victim.object_key)
         below = world.ok(end_ts=first - 1, format="ndjson", limit=200_000)
         assert below.content, "what lies before the damage is served"

@@ -13,7 +13,8 @@ from reading import position
 from reading.scope import Scope
 from tests.kit.api_world import ONE_PAGE, ApiWorld, api_world, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT
-from tistream.catalog.log.committed import SegmentRow, find_segments
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.log.segments import SegmentRow
 
 ROWS_PER_OBJECT = 5
 TS_MAX = (1 << 63) - 1

@@ -27,7 +27,8 @@ from tests.kit.waiting import WAIT_S, eventually
 from tistream import ts as tso
 from tistream.admin.core import cost
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import SegmentRow, find_segments
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
 from tistream.catalog.work.tasks import list_tasks, served_watermark
 from tistream.cli.server import HttpServer

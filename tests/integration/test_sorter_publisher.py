@@ -282,7 +282,7 @@ def rows_in_order(bench: Bench) -> list[bytes]:
     found = []
     for s in find_segments(bench.catalog, TENANT, after_ts=0, upto_ts=1 << 60, limit=99):
         data = bench.store.get_range(s.object_key, s.offset, s.length)
-        found += decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows)["key"].to_pylist()
+        found += decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows)["key"].to_pylist()
     return found
 
 

@@ -12,7 +12,8 @@ from sqlalchemy import select
 
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import NewSegment, TaskAdvance, commit_flush
+from tistream.catalog.log.committed import TaskAdvance, commit_flush
+from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.log.snapshots import switch_snapshot
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
@@ -41,11 +42,12 @@ DDL = KeyRange(long_key(b"m"), long_key(b"n"))
 
 def segment(
     no: int = 0, lo: int = START + 1, hi: int = START + 10, tables: tuple[int, int] = (1, 1), key: str = ""
-) -> NewSegment:
+) -> SegmentRow:
     """A segment with the given timestamps and table ids; without a key it lies in the only object of its flush."""
-    return NewSegment(
+    return SegmentRow(
         object_key=key,
-        segment_no=no,
+        number=no,
+        kind="committed",
         start_key=long_key(b"t\x00\xff"),
         end_key=long_key(b"t\xff\x00"),
         table_lo=tables[0],

@@ -14,6 +14,7 @@ from tistream.catalog.log.committed import TaskAdvance
 from tistream.catalog.log.objects import object_states, superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_lease, open_lease
 from tistream.catalog.log.seeds import SeedRow, add_seed, list_seeds
+from tistream.catalog.log.segments import segment_in
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced, TiStreamError
 
@@ -41,7 +42,7 @@ def info(number: int, table_id: int, start: bytes = LOW.start) -> SegmentInfo:
 
 def new(table_id: int, ts: int, previous: BaseRow | SeedRow | None = None, *, key: str = "") -> NewBase:
     """A base of one segment in the file `key`; an empty one without."""
-    segments = ((key, info(table_id, table_id)),) if key else ()
+    segments = (segment_in(key, info(table_id, table_id)),) if key else ()
     return NewBase(table_id=table_id, ts=ts, previous=previous, rows=7 * len(segments), segments=segments)
 
 
@@ -61,7 +62,7 @@ class BaseSuite:
     @staticmethod
     def add(catalog: Catalog, *bases: NewBase, start_ts: int = START) -> bool:
         """Add them, with the files that they name."""
-        files: Mapping[str, int] = {key: 1000 for base in bases for key, _ in base.segments}
+        files: Mapping[str, int] = {s.object_key: 1000 for base in bases for s in base.segments}
         return add_bases(catalog, T, bases, files, log_start_ts=start_ts)
 
     def test_bases_appear_whole(self, catalog: Catalog) -> None:
@@ -71,7 +72,7 @@ class BaseSuite:
         assert five == BaseRow(tenant=T, table_id=5, ts=EDGE, seed_ts=0, rows=7, bytes=90)
         assert (six.table_id, six.rows, base_segments_of(catalog, six)) == (6, 0, [])
         (segment,) = base_segments_of(catalog, seven) or ()
-        assert (segment.object_key, segment.segment_no, segment.table_id) == ("bases/1", 7, 7)
+        assert (segment.object_key, segment.number, segment.table_lo) == ("bases/1", 7, 7)
         assert (segment.start_key, segment.end_key, segment.rows) == (LOW.start, LOW.start + b"\xff", 7)
         assert (segment.offset, segment.length, segment.crc) == (8, 90, 0xFFFF_FFFF)
         assert list_bases(catalog, T, [6, 99]) == [six]
@@ -81,7 +82,7 @@ class BaseSuite:
     def test_the_segments_of_a_base_come_in_key_order(self, catalog: Catalog) -> None:
         self.begun(catalog)
         ends = [bytes([255 - n]) for n in range(9)]
-        segments = tuple(("bases/1", info(n, 5, long_key(end))) for n, end in enumerate(ends))
+        segments = tuple(segment_in("bases/1", info(n, 5, long_key(end))) for n, end in enumerate(ends))
         assert self.add(catalog, NewBase(table_id=5, ts=EDGE, previous=None, rows=63, segments=segments))
         (row,) = list_bases(catalog, T)
         found = base_segments_of(catalog, row) or ()

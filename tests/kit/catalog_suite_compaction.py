@@ -9,11 +9,12 @@ import pytest
 from tests.kit.catalog_cases import OTHER, START, T, activate, flush, long_key, segment, together
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import SegmentFormat, SegmentRow, TaskAdvance, find_segments
+from tistream.catalog.log.committed import TaskAdvance, find_segments
 from tistream.catalog.log.compaction import Output, Piece, lowest_durable_ts, new_job, pieces, segments_of, swap
 from tistream.catalog.log.files import file_bytes, list_files
 from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_expired_leases, drop_lease, open_lease, renew_lease
+from tistream.catalog.log.segments import SegmentFormat, SegmentRow
 from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced, TiStreamError
@@ -50,7 +51,7 @@ class CompactionSuite:
     def test_segments_of_pieces_and_the_live_edge(self, catalog: Catalog) -> None:
         low, _high = fill(catalog)
         found = segments_of(catalog, T, everything(catalog))
-        assert [s.segment_no for s in found["committed/1", low]] == [0, 1]
+        assert [s.number for s in found["committed/1", low]] == [0, 1]
         assert segments_of(catalog, T, [piece("committed/9", low)]) == {}
         assert lowest_durable_ts(catalog, T) == START + 10, "where the slower data task stands, whatever DDL does"
         assert lowest_durable_ts(catalog, OTHER) == 0
@@ -280,7 +281,7 @@ def of_task(catalog: Catalog, task_id: int) -> list[Piece]:
 def listed(catalog: Catalog) -> list[SegmentRow]:
     """What a reader finds, the files of compactions first."""
     found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=1000)
-    return sorted(found, key=lambda s: (not s.object_key.startswith("compacted"), s.object_key, s.segment_no))
+    return sorted(found, key=lambda s: (not s.object_key.startswith("compacted"), s.object_key, s.number))
 
 
 def states(catalog: Catalog) -> dict[str, ObjectState]:

@@ -20,15 +20,10 @@ from tests.kit.catalog_cases import (
 )
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import (
-    NewSegment,
-    TaskAdvance,
-    advance_durable_timestamps,
-    durable_timestamps,
-    find_segments,
-)
+from tistream.catalog.log.committed import TaskAdvance, advance_durable_timestamps, durable_timestamps, find_segments
 from tistream.catalog.log.objects import object_states, stored_bytes, tombstone
 from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
+from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.log.snapshots import ALL_CONSUMED, durable_floor, positions
 from tistream.catalog.work.stores import (
     assign_store,
@@ -67,10 +62,10 @@ class CommittedLogSuite:
         assert durable_timestamps(catalog, [low, high, ddl]) == expected
         (data,) = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=10)
         (of_ddl,) = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, kind="ddl", limit=10)
-        assert (data.object_key, data.task_id, data.kind, data.segment_no) == ("committed/1", low, "data", 0)
+        assert (data.object_key, data.task_id, data.kind, data.number) == ("committed/1", low, "data", 0)
         assert (data.start_key, data.end_key) == (long_key(b"t\x00\xff"), long_key(b"t\xff\x00"))
         assert (data.rows, data.offset, data.length, data.crc) == (3, 8, 100, 0xFFFF_FFFF)
-        assert (of_ddl.task_id, of_ddl.segment_no) == (ddl, 1)
+        assert (of_ddl.task_id, of_ddl.number) == (ddl, 1)
         assert stored_bytes(catalog, T) == {("committed", "live"): (1, 1000)}
 
     def test_a_flush_without_an_object_only_moves_durable_timestamps(self, catalog: Catalog) -> None:
@@ -140,7 +135,7 @@ class CommittedLogSuite:
             high: (1, START),
             ddl: (0, START + 10),
         }
-        assert [s.segment_no for s in find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)] == [2]
+        assert [s.number for s in find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)] == [2]
 
     def test_an_object_is_inserted_only_when_a_task_with_segments_matched(self, catalog: Catalog) -> None:
         low, high, _ = activate(catalog)
@@ -165,7 +160,7 @@ class CommittedLogSuite:
         done = flush(catalog, None, advance(low, START, START + 5, *parts[:4]), advance(high, START, START + 10, other))
         assert done == {low}
         found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
-        assert [(s.object_key[-1], s.segment_no) for s in found] == [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
+        assert [(s.object_key[-1], s.number) for s in found] == [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
         assert stored_bytes(catalog, T)["committed", "live"] == (2, 2000), "the object of nobody's segments stays out"
 
     def test_an_object_key_is_used_once(self, catalog: Catalog) -> None:
@@ -213,7 +208,7 @@ class CommittedLogSuite:
         ],
     )
     def test_a_flush_that_contradicts_itself_is_refused(
-        self, catalog: Catalog, new_durable_ts: int, segments: tuple[NewSegment, ...]
+        self, catalog: Catalog, new_durable_ts: int, segments: tuple[SegmentRow, ...]
     ) -> None:
         low, *_ = activate(catalog)
         with pytest.raises(TiStreamError, match="invariant violated"):
@@ -225,7 +220,7 @@ class CommittedLogSuite:
     def test_segments_are_found_by_time(self, catalog: Catalog) -> None:
         fill(catalog)
         found = find_segments(catalog, T, after_ts=START + 10, upto_ts=START + 11, limit=10)
-        assert [(s.object_key, s.segment_no) for s in found] == [("committed/2", 0), ("committed/2", 1)]
+        assert [(s.object_key, s.number) for s in found] == [("committed/2", 0), ("committed/2", 1)]
         assert find_segments(catalog, T, after_ts=START + 30, upto_ts=TS_MAX, limit=10) == []
         assert find_segments(catalog, T, after_ts=0, upto_ts=START, limit=10) == []
         assert find_segments(catalog, OTHER, after_ts=0, upto_ts=TS_MAX, limit=10) == []
@@ -476,7 +471,7 @@ class CommittedLogSuite:
             add_schema_version(catalog, T, START, "schemas/other", 5)
 
 
-def advance(task_id: int, seen: int, new: int, *segments: NewSegment) -> TaskAdvance:
+def advance(task_id: int, seen: int, new: int, *segments: SegmentRow) -> TaskAdvance:
     """An advance by an owner of epoch 0."""
     return TaskAdvance(task_id=task_id, epoch=0, seen_durable_ts=seen, new_durable_ts=new, segments=segments)
 

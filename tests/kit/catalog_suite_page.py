@@ -39,7 +39,7 @@ class PageSuite:
             after, upto, limit = rnd.choice(edges), rnd.choice([TS_MAX, rnd.choice(edges)]), rnd.choice([1, 7, 500])
             every = sorted((lo, hi, n) for n, (lo, hi) in enumerate(spans) if hi > after and lo <= upto)
             found = find_segments(catalog, T, after_ts=after, upto_ts=upto, limit=limit)
-            assert [(s.lo_ts, s.hi_ts, s.segment_no) for s in found] == every[:limit]
+            assert [(s.lo_ts, s.hi_ts, s.number) for s in found] == every[:limit]
 
     def test_a_page_costs_the_same_in_a_log_of_any_length(self, catalog: Catalog) -> None:
         low, *_ = activate(catalog)
@@ -49,7 +49,7 @@ class PageSuite:
             durable_ts = fill(catalog, low, durable_ts, spans, first)
             middle = count // 2
             read = partial(find_segments, catalog, T, after_ts=START + 50 + 100 * middle, upto_ts=TS_MAX, limit=20)
-            assert [s.segment_no for s in read()] == list(range(middle, middle + 20))
+            assert [s.number for s in read()] == list(range(middle, middle + 20))
             costs.append(work(catalog, read))
         assert 0 < costs[1] < 3 * costs[0], costs
 

@@ -51,7 +51,7 @@ def grown(catalog: Catalog) -> list[int]:
 
 
 def left(catalog: Catalog) -> list[tuple[str, int]]:
-    return [(s.object_key, s.segment_no) for s in find_segments(catalog, T, after_ts=0, upto_ts=EDGE, limit=99)]
+    return [(s.object_key, s.number) for s in find_segments(catalog, T, after_ts=0, upto_ts=EDGE, limit=99)]
 
 
 class RetentionSuite:

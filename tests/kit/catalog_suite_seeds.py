@@ -47,7 +47,7 @@ class SeedSuite:
         assert row.manifest_key == str(manifest_key(T, START, 0))
         assert stored_bytes(catalog, T) == {("seed", "live"): (3, 1577)}
         found = seed_segments_of(catalog, row, 5) or ()
-        assert [(s.object_key, s.segment_no, s.start_key, s.end_key) for s in found] == [
+        assert [(s.object_key, s.number, s.start_key, s.end_key) for s in found] == [
             (manifest.key_of(2), 0, long_key(b"c"), long_key(b"d\xff")),
             (manifest.key_of(1), 1, long_key(b"e\x00"), long_key(b"f")),
         ]

@@ -27,8 +27,9 @@ from schemas.snapshot import parse_pushed
 from simulator.capture import Capture, captured_rows
 from tests.kit.recording import RECORDING, committed_rows, meta_rows
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import NewSegment, TaskAdvance, commit_flush, new_segment
+from tistream.catalog.log.committed import TaskAdvance, commit_flush
 from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.log.segments import SegmentRow, segment_in
 from tistream.catalog.tenancy.tenants import activate_tenant, register_tenant
 from tistream.catalog.work.tasks import TaskRow, list_tasks
 from tistream.codec.committed_file import build_committed_file
@@ -109,14 +110,14 @@ class LogBuilder:
             if task.durable_ts < upto and (task_ids is None or task.task_id in task_ids)
         ]
         objects: dict[str, int] = {}
-        segments: dict[int, list[NewSegment]] = {task.task_id: [] for task in due}
+        segments: dict[int, list[SegmentRow]] = {task.task_id: [] for task in due}
         for flushes in self._objects([(task.task_id, self._rows_of(task, upto)) for task in due]):
             key = CommittedKey(tenant=self.tenant, sorter="builder", incarnation=1, seq=next(self._file_numbers))
             data, found = build_committed_file(key, flushes, f"write-{key.seq}")
             self.store.put(str(key), data)
             objects[str(key)] = len(data)
             for task_id, infos in found.items():
-                segments[task_id] += [new_segment(info, str(key)) for info in infos]
+                segments[task_id] += [segment_in(str(key), info) for info in infos]
         advances = [
             TaskAdvance(
                 task_id=task.task_id,

@@ -118,7 +118,7 @@ class Bench:
         out = []
         for s in find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000):
             data = self.store.get_range(s.object_key, s.offset, s.length)
-            out += served(decode_committed_segment(s.object_key, s.segment_no, data, crc=s.crc, rows=s.rows))
+            out += served(decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows))
         return sorted(out)
 
     def stop(self) -> None:

@@ -6,7 +6,6 @@ start and one that comes later.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,13 +26,11 @@ from tests.kit.open_folder import OpenFolder
 from tests.kit.table_history import one_table
 from tistream import ts as tso
 from tistream.catalog.log.bases import BaseRow
-from tistream.catalog.log.committed import SegmentRow
-from tistream.catalog.log.seeds import SeedRow, SeedSegmentRow
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.log.seeds import SeedRow
+from tistream.catalog.log.segments import SegmentRow, segment_in
 from tistream.codec.committed_file import build_committed_file
 from tistream.codec.newest import STATE
 from tistream.codec.seed_file import SEED, SeedBuilder
-from tistream.codec.segment_file import SegmentInfo
 from tistream.codec.table_key import record_key
 from tistream.log.committed_log import SegmentSource
 from tistream.log.table_rows import base_rows, rows_at
@@ -51,12 +48,12 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rand, self.store, self.seed = random.Random(seed), OpenFolder(), seed
         self.segments: list[SegmentRow] = []
-        self.bases: dict[BaseRow, list[SeedSegmentRow]] = {}
+        self.bases: dict[BaseRow, list[SegmentRow]] = {}
         self.states: dict[int, State] = {START: {}}
         self.durable_ts, self.files, self.jobs = START, 0, 0
         self.history, self.table = one_table(TABLES, start_ts=START)
-        self.sown: dict[SeedRow, list[SeedSegmentRow]] = {sown_at(START): []}
-        self.not_yet: dict[SeedRow, list[SeedSegmentRow]] = {}
+        self.sown: dict[SeedRow, list[SegmentRow]] = {sown_at(START): []}
+        self.not_yet: dict[SeedRow, list[SegmentRow]] = {}
 
     def flush(self) -> None:
         """Some transactions, a file of one segment or two."""
@@ -91,13 +88,8 @@ class World:
         parts = [(n, part) for n, part in enumerate((table.slice(0, cut), table.slice(cut))) if part.num_rows]
         data, segments = build_committed_file(key, parts, f"w{self.files}")
         self.store.put(str(key), data)
-        for task_id, infos in segments.items():
-            for info in infos:
-                shared = {
-                    f.name: getattr(info, f.name) for f in dataclasses.fields(SegmentRow) if hasattr(info, f.name)
-                }
-                given = {**shared, "object_key": str(key), "task_id": task_id, "kind": TaskKind.DATA}
-                self.segments.append(SegmentRow(**given, segment_no=info.number))
+        for infos in segments.values():
+            self.segments += [segment_in(str(key), info) for info in infos]
 
     def sow(self) -> None:
         """Rows are rewritten, of which the log says nothing, and a seed that knows of it is taken, to come later."""
@@ -111,7 +103,7 @@ class World:
         found = []
         for file in [*builder.add(pa.Table.from_pylist(rows, SEED)), *builder.finish()]:
             self.store.put(str(file.key), file.data)
-            found += [segment_row(str(file.key), info) for info in file.segments]
+            found += [segment_in(str(file.key), info) for info in file.segments]
         self.not_yet[sown_at(self.durable_ts)] = found
 
     def publish(self) -> None:
@@ -140,7 +132,7 @@ class World:
                 seed_ts = source.seed_ts if isinstance(source, BaseRow) else source.ts
                 base = BaseRow(tenant=TENANT, table_id=table.table_id, ts=ts, seed_ts=seed_ts, rows=0, bytes=0)
                 self.bases[base] = [
-                    segment_row(file.object_key, info)
+                    segment_in(file.object_key, info)
                     for file in result.files
                     for info in file.segments
                     if info.table_lo == table.table_id
@@ -157,11 +149,11 @@ class World:
         sown = sorted(self.sown, key=lambda seed: -seed.ts)
         return choose(self.history, self.table, as_of, seeds=sown, bases=newest_first, log_start_ts=START)
 
-    def rows_of(self, base: Base) -> list[SeedSegmentRow]:
+    def rows_of(self, base: Base) -> list[SegmentRow]:
         if isinstance(base.source, BaseRow):
             return self.bases[base.source]
         assert base.source is not None
-        return [row for row in self.sown[base.source] if row.table_id == base.physical_id]
+        return [row for row in self.sown[base.source] if row.table_lo == base.physical_id]
 
     def read(self, as_of: int) -> State:
         """As the API server reads."""
@@ -200,20 +192,6 @@ class World:
 
 def sown_at(ts: int) -> SeedRow:
     return SeedRow(tenant=TENANT, ts=ts, table_id=0, rows=0, bytes=0, manifest_key="")
-
-
-def segment_row(object_key: str, info: SegmentInfo) -> SeedSegmentRow:
-    return SeedSegmentRow(
-        object_key=object_key,
-        segment_no=info.number,
-        table_id=info.table_lo,
-        start_key=info.start_key,
-        end_key=info.end_key,
-        rows=info.rows,
-        offset=info.offset,
-        length=info.length,
-        crc=info.crc,
-    )
 
 
 def played(seed: int) -> World:

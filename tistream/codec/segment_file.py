@@ -65,7 +65,7 @@ class SegmentInfo:
     rows: int
     offset: int  #: in the file, bytes
     length: int  #: stored bytes
-    raw_length: int  #: bytes of the Arrow stream
+    raw_length: int = 0  #: bytes of the Arrow stream; 0 = not known
     crc: int  #: crc32c of the stored bytes
     sealed: bool = False  #: encrypted with the tenant's data key
 

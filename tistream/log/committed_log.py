@@ -15,7 +15,7 @@ from collections import OrderedDict
 import pyarrow as pa
 from pyarrow.parquet import FileMetaData
 
-from tistream.catalog.log.committed import SegmentFormat, SegmentRow
+from tistream.catalog.log.segments import SegmentFormat, SegmentRow
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.codec.compacted_file import decode_row_group, read_footer
 from tistream.errors import CorruptObject, ObjectNotFound
@@ -34,7 +34,7 @@ class SegmentSource:
 
     def rows(self, segment: SegmentRow) -> pa.Table:
         """The rows of one segment. CorruptObject when its bytes do not match the catalog."""
-        name, number, at = segment.object_key, segment.segment_no, segment.offset
+        name, number, at = segment.object_key, segment.number, segment.offset
         if segment.format is SegmentFormat.SEGMENT:
             data = self._get(name, number, at, segment.length)
             return decode_committed_segment(name, number, data, crc=segment.crc, rows=segment.rows, offset=at)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from tistream.catalog.log.seeds import SeedSegmentRow
+from tistream.catalog.log.segments import SegmentRow
 from tistream.codec.newest import STATE, Run, alive, merged, newest, pieces, states
 from tistream.codec.seed_file import decode_seed_segment
 from tistream.codec.table_key import is_record
@@ -36,16 +36,14 @@ def rows_at(base: Run, changes: Iterable[pa.Table], schema: pa.Schema = STATE) -
     yield from alive(merged([base, *_runs(changes, schema)]))
 
 
-def base_rows(store: ObjectStore, row: SeedSegmentRow, ts: int, schema: pa.Schema = STATE) -> pa.Table:
+def base_rows(store: ObjectStore, row: SegmentRow, ts: int, schema: pa.Schema = STATE) -> pa.Table:
     """The rows of one segment of a seed or base of `ts`. ObjectNotFound when it was deleted."""
     try:
         data = store.get_range(row.object_key, row.offset, row.length)
     except CorruptObject as e:
-        facts = {"object": row.object_key, "segment": row.segment_no, "offset": row.offset}
+        facts = {"object": row.object_key, "segment": row.number, "offset": row.offset}
         raise CorruptObject(f"segment of a base missing: {e.message}", **facts) from e
-    table = decode_seed_segment(
-        row.object_key, row.segment_no, data, ts=ts, crc=row.crc, rows=row.rows, offset=row.offset
-    )
+    table = decode_seed_segment(row.object_key, row.number, data, ts=ts, crc=row.crc, rows=row.rows, offset=row.offset)
     return table.select(schema.names).cast(schema)
 
 

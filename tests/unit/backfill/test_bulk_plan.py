@@ -7,11 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill.core.plan import Step, cut, own_steps, plan
-from backfill.core.wire import decode_result, decode_row
+from backfill.core.plan import PlanRow, Step, cut, own_steps, plan
 from backfill.replay import PartResult
-from compactor.core.wire import encode
-from tistream.catalog.log.committed import NewSegment
+from compactor.core.wire import decode, encode
+from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.catalog.work.tasks import TaskRow
 from tistream.ids import Position, Tenant
@@ -86,13 +85,14 @@ def test_larger_tasks_get_more_parts_and_all_parts_of_a_task_have_the_same_work(
     assert [row.part for row in rows] == list(range(len(rows)))
     assert [row.task_id for row in rows] == [1, 2, 2, 2, 2, 2]
     assert {(row.upto, row.steps) for row in rows} == {(30, tuple(STEPS[1:])), (40, tuple(STEPS))}
-    assert [decode_row(encode(row)) for row in rows] == rows
+    assert [decode(PlanRow, encode(row)) for row in rows] == rows
 
 
 def test_a_result_travels_as_it_is() -> None:
-    segment = NewSegment(
+    segment = SegmentRow(
         object_key="committed/x",
-        segment_no=0,
+        number=0,
+        kind="committed",
         start_key=b"\x00\xff",
         end_key=b"\xff",
         table_lo=-1,
@@ -118,4 +118,4 @@ def test_a_result_travels_as_it_is() -> None:
         rows=3,
         seconds=0.5,
     )
-    assert decode_result(encode(result)) == result
+    assert decode(PartResult, encode(result)) == result

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from compactor.base_task import BaseFile, BaseResult
+from compactor.base_task import BaseFailed, BaseFile, BaseResult
 from compactor.core.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
-from compactor.core.wire import decode_base_result, decode_base_row, encode
+from compactor.core.wire import decode, encode
 from tests.kit.catalog_cases import T
 from tests.kit.catalog_suite_bases import info
 from tistream.catalog.log.bases import BaseRow
-from tistream.catalog.log.committed import SegmentRow
-from tistream.catalog.log.seeds import SeedSegmentRow
+from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.tenancy.tenants import TaskKind
 
 LARGE = 1 << 40
@@ -17,7 +16,7 @@ LARGE = 1 << 40
 
 def segment(name: str, tables: tuple[int, int], ts: tuple[int, int], length: int = 10) -> SegmentRow:
     return SegmentRow(
-        segment_no=0,
+        number=0,
         start_key=b"a\xff",
         end_key=b"b",
         table_lo=tables[0],
@@ -35,10 +34,12 @@ def segment(name: str, tables: tuple[int, int], ts: tuple[int, int], length: int
 
 
 def table(table_id: int, after_ts: int = 0, stored: int = 0) -> BaseTable:
-    row = SeedSegmentRow(
+    row = SegmentRow(
         object_key="s",
-        segment_no=0,
-        table_id=table_id,
+        number=0,
+        kind="seed",
+        table_lo=table_id,
+        table_hi=table_id,
         start_key=b"\x00a",
         end_key=b"\xff",
         rows=1,
@@ -108,7 +109,7 @@ def test_plan_rows_and_results_survive_as_text() -> None:
     row = BasePlanRow(
         tenant=T, job=3, range_id=1, ts=1 << 62, tables=(table(5, 7, stored=4), table(6)), segments=tuple(LOG)
     )
-    assert decode_base_row(encode(row)) == row
+    assert decode(BasePlanRow, encode(row)) == row
     file = BaseFile(object_key="k", object_bytes=9, segments=(info(0, 5, b"\xff"),))
     result = BaseResult(range_id=1, ts=1 << 62, files=(file,), rows={5: 7}, seconds=0.25)
-    assert decode_base_result(encode(result)) == result
+    assert decode(BaseResult | BaseFailed, encode(result)) == result

@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor import task
-from compactor.base_task import BaseFailed
+from compactor.base_task import BaseFailed, BaseResult
 from compactor.core.plan import PlanRow, PlanSettings
 from compactor.core.verify import verified
-from compactor.core.wire import decode_base_result, decode_result, decode_row, encode
+from compactor.core.wire import decode, encode
 from compactor.job import JobSettings, planned
-from compactor.task import RangeResult, compact_range, contents, read_inputs
+from compactor.task import RangeFailed, RangeResult, compact_range, contents, read_inputs
 from tests.kit.log_builder import TENANT, LogBuilder
 from tests.kit.open_folder import OpenFolder
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import SegmentFormat
+from tistream.catalog.log.segments import SegmentFormat
 from tistream.errors import CorruptObject, ObjectNotFound, TiStreamError
 
 
@@ -80,7 +80,7 @@ def test_a_compacted_file_is_compacted_again(rig: Rig) -> None:
             replace(
                 rig.row.segments[0],
                 object_key=first.object_key,
-                segment_no=g.number,
+                number=g.number,
                 offset=g.offset,
                 length=g.length,
                 crc=g.crc,
@@ -103,7 +103,7 @@ def test_damaged_and_missing_inputs_stop_it_and_nothing_is_written(rig: Rig) -> 
     rig.store.objects[segment.object_key] = data[: segment.offset] + b"\0" + data[segment.offset + 1 :]
     with pytest.raises(CorruptObject) as e:
         compact_range(rig.store, rig.row, "a1")
-    assert (e.value.facts["object"], e.value.facts["segment"]) == (segment.object_key, segment.segment_no)
+    assert (e.value.facts["object"], e.value.facts["segment"]) == (segment.object_key, segment.number)
     del rig.store.objects[segment.object_key]
     with pytest.raises(ObjectNotFound):
         compact_range(rig.store, rig.row, "a1")
@@ -154,7 +154,7 @@ def test_the_driver_does_not_take_what_was_not_planned(rig: Rig) -> None:
 
 def test_plan_rows_and_results_travel_as_text(rig: Rig) -> None:
     result = compact_range(rig.store, rig.row, "a1")
-    assert decode_row(encode(rig.row)) == rig.row
-    assert decode_result(encode(result)) == result
+    assert decode(PlanRow, encode(rig.row)) == rig.row
+    assert decode(RangeResult | RangeFailed, encode(result)) == result
     failed = BaseFailed(range_id=3, code="TS-1020", message="damaged (object=bases/x)", object="bases/x")
-    assert decode_base_result(encode(failed)) == failed
+    assert decode(BaseResult | BaseFailed, encode(failed)) == failed

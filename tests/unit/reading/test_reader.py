@@ -14,7 +14,8 @@ from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.open_folder import OpenFolder
 from tests.kit.recording import committed_rows, recorded_history
-from tistream.catalog.log.committed import SegmentRow, find_segments
+from tistream.catalog.log.committed import find_segments
+from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.work.tasks import list_tasks
 from tistream.errors import CorruptObject, StoreUnavailable
 from tistream.model import change
@@ -136,7 +137,7 @@ def test_a_fault_names_object_and_segment(tmp_path_factory: pytest.TempPathFacto
         made.store.objects[first.object_key] = data[: first.offset] + b"\0" + data[first.offset + 1 :]
         with pytest.raises(CorruptObject) as e:
             walk(LogReader(made.catalog, made.store), 1)
-        assert (e.value.facts["object"], e.value.facts["segment"]) == (first.object_key, first.segment_no)
+        assert (e.value.facts["object"], e.value.facts["segment"]) == (first.object_key, first.number)
         assert e.value.facts["offset"] == first.offset
         made.store.away = True
         with pytest.raises(StoreUnavailable):

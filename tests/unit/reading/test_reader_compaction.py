@@ -18,7 +18,7 @@ from tests.kit.api_world import ApiWorld, api_world, has_more, next_cursor
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.open_folder import OpenFolder
 from tistream.catalog.database import tables
-from tistream.catalog.log.committed import SegmentRow
+from tistream.catalog.log.segments import SegmentRow
 from tistream.errors import CatalogUnavailable, CorruptObject, ObjectNotFound, StoreUnavailable
 
 END = recording_end()

@@ -21,7 +21,8 @@ from schemas.registry.schema_registry import SavePolicy, SchemaRegistry, read_jo
 from schemas.snapshot import PushedSchema
 from tests.kit.manual_clock import ManualClock
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance, commit_flush, new_segment
+from tistream.catalog.log.committed import TaskAdvance, commit_flush
+from tistream.catalog.log.segments import segment_in
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.tasks import list_tasks
 from tistream.codec.committed_file import build_committed_file
@@ -134,7 +135,7 @@ class Log:
                 epoch=0,
                 seen_durable_ts=task.durable_ts,
                 new_durable_ts=durable_ts,
-                segments=tuple(new_segment(s, str(key)) for s in segments[task.task_id]),
+                segments=tuple(segment_in(str(key), s) for s in segments[task.task_id]),
             )
             for task, durable_ts in ((meta, meta_upto), (jobs, upto_ts))
         ]

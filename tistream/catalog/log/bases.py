@@ -35,9 +35,9 @@ from tistream.catalog.database.tables import (
     tenant_ids,
 )
 from tistream.catalog.log.objects import ObjectKind, insert_live, replacing_unnamed
-from tistream.catalog.log.seeds import SeedRow, SeedSegmentRow, segment_row
+from tistream.catalog.log.seeds import SeedRow
+from tistream.catalog.log.segments import SegmentRow, segment_of_table, segment_values
 from tistream.catalog.tenancy.tenants import TaskKind, lock_tenant
-from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import NotFound, TenantDeleted, invariant
 from tistream.ids import Tenant
 
@@ -83,7 +83,7 @@ class NewBase:
     ts: int
     previous: BaseRow | SeedRow | None  #: its predecessor, besides the log
     rows: int
-    segments: tuple[tuple[str, SegmentInfo], ...]  #: (object key, segment), in key order
+    segments: tuple[SegmentRow, ...]  #: in key order
 
     @property
     def seed_ts(self) -> int:
@@ -105,14 +105,14 @@ def list_bases(catalog: Catalog, tenant: Tenant, table_ids: Collection[int] | No
     return sorted(found, key=lambda base: (-base.ts, base.table_id))
 
 
-def base_segments_of(catalog: Catalog, base: BaseRow) -> Sequence[SeedSegmentRow] | None:
+def base_segments_of(catalog: Catalog, base: BaseRow) -> Sequence[SegmentRow] | None:
     """The segments of a base, in key order; None when it was retired."""
     asked = {"asked_table": base.table_id, "asked_ts": base.ts}
     with catalog.reading() as conn:
         found = conn.execute(_SEGMENTS, {**tenant_ids(base.tenant), **asked}).all()
     if not found:
         return None
-    return [segment_row(row) for row in found if row.object_key is not None]
+    return [segment_of_table(row) for row in found if row.object_key is not None]
 
 
 def add_bases(
@@ -177,7 +177,11 @@ def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mappin
     for key, size in sorted(files.items()):
         insert_live(conn, tenant, key, ObjectKind.BASE, size)
     conn.execute(bases.insert().values(created_ms=now_ms()), [_base_values(tenant, base) for base in new])
-    if rows := [_segment_values(tenant, base, key, info) for base in new for key, info in base.segments]:
+    if rows := [
+        segment_values(base_segments, tenant, s, object_key=s.object_key, table_id=base.table_id, ts=base.ts)
+        for base in new
+        for s in base.segments
+    ]:
         conn.execute(base_segments.insert(), rows)
 
 
@@ -210,22 +214,5 @@ def _base_values(tenant: Tenant, base: NewBase) -> dict[str, Any]:
         "ts": base.ts,
         "seed_ts": base.seed_ts,
         "row_count": base.rows,
-        "bytes": sum(info.length for _, info in base.segments),
-    }
-
-
-def _segment_values(tenant: Tenant, base: NewBase, object_key: str, info: SegmentInfo) -> dict[str, Any]:
-    return {
-        "object_key": object_key,
-        "segment_no": info.number,
-        "cluster_id": tenant.cluster_id,
-        "tenant_id": tenant.tenant_id,
-        "table_id": base.table_id,
-        "ts": base.ts,
-        "start_key": info.start_key,
-        "end_key": info.end_key,
-        "row_count": info.rows,
-        "byte_offset": info.offset,
-        "byte_length": info.length,
-        "crc": info.crc,
+        "bytes": sum(segment.length for segment in base.segments),
     }

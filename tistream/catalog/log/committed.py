@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -25,9 +24,8 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import INT_MAX, of_asked_tenant, segments, tasks, tenant_ids, tenant_of
 from tistream.catalog.log.objects import ObjectKind, insert_all_live
 from tistream.catalog.log.page import page_bounds, page_of_segments, span_class
+from tistream.catalog.log.segments import SegmentRow, segment_of_log, segment_values
 from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.codec.compacted_file import NO_FOOTER, Footer
-from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import invariant
 from tistream.ids import Tenant
 
@@ -45,61 +43,6 @@ _TABLE_IDS_MAX = 200  # more become one interval: databases bound the depth of a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewSegment:
-    """A segment of a file that is being committed."""
-
-    object_key: str
-    segment_no: int
-    start_key: bytes  #: smallest key
-    end_key: bytes  #: largest key, inclusive
-    table_lo: int  #: smallest table id
-    table_hi: int  #: largest table id, inclusive
-    lo_ts: int  #: smallest commit_ts
-    hi_ts: int  #: largest commit_ts, inclusive
-    rows: int
-    offset: int  #: bytes from the start of the object
-    length: int  #: bytes in the object
-    crc: int
-    raw_length: int = 0  #: bytes unpacked; 0 = not known
-
-
-def new_segment(info: SegmentInfo, object_key: str) -> NewSegment:
-    """The segment that the footer of this file describes."""
-    return NewSegment(
-        object_key=object_key,
-        segment_no=info.number,
-        start_key=info.start_key,
-        end_key=info.end_key,
-        table_lo=info.table_lo,
-        table_hi=info.table_hi,
-        lo_ts=info.lo_ts,
-        hi_ts=info.hi_ts,
-        rows=info.rows,
-        offset=info.offset,
-        length=info.length,
-        crc=info.crc,
-        raw_length=info.raw_length,
-    )
-
-
-class SegmentFormat(StrEnum):
-    """How a segment's bytes are encoded."""
-
-    SEGMENT = "segment"  #: of a segment file
-    PARQUET = "parquet"  #: a row group of a compacted file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRow(NewSegment):
-    """A visible segment."""
-
-    task_id: int
-    kind: TaskKind
-    format: SegmentFormat = SegmentFormat.SEGMENT
-    footer: Footer = NO_FOOTER
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAdvance:
     """The part of a flush for one task."""
 
@@ -107,7 +50,7 @@ class TaskAdvance:
     epoch: int  #: the flushing owner's
     seen_durable_ts: int  #: the task's durable watermark as its owner knows it
     new_durable_ts: int
-    segments: tuple[NewSegment, ...] = ()
+    segments: tuple[SegmentRow, ...] = ()
 
 
 def commit_flush(
@@ -133,7 +76,9 @@ def flush_in(
         used = {s.object_key for a in advanced for s in a.segments}
         sizes = {key: size for key, size in objects.items() if key in used}
         insert_all_live(conn, tenant, sizes, ObjectKind.COMMITTED)
-        conn.execute(_ADD_SEGMENTS, [_values(tenant, kinds, a, s) for a in advanced for s in a.segments])
+        conn.execute(
+            _ADD_SEGMENTS, [_values(tenant, kinds[a.task_id], a.task_id, s) for a in advanced for s in a.segments]
+        )
     return frozenset(a.task_id for a in advanced)
 
 
@@ -186,7 +131,7 @@ def find_segments(
     with catalog.reading() as conn:
         query = _PAGE if narrowed is None else page_of_segments(narrowed)
         found = conn.execute(query, {**tenant_ids(tenant), "asked_kind": kind, "at_most": limit, **asked})
-        return [segment_row(row) for row in found]
+        return [segment_of_log(row) for row in found]
 
 
 def _check_advances(objects: Mapping[str, int], advances: Sequence[TaskAdvance]) -> None:
@@ -205,7 +150,7 @@ def _check_advances(objects: Mapping[str, int], advances: Sequence[TaskAdvance])
                 a.seen_durable_ts < s.lo_ts <= s.hi_ts <= a.new_durable_ts,
                 "a segment lies between the old and the new durable watermark",
                 task_id=a.task_id,
-                segment=s.segment_no,
+                segment=s.number,
                 lo_ts=s.lo_ts,
                 hi_ts=s.hi_ts,
             )
@@ -253,27 +198,9 @@ def _kinds(conn: Connection, task_ids: list[int]) -> dict[int, str]:
     return {row.task_id: row.kind for row in rows}
 
 
-def _values(tenant: Tenant, kinds: dict[int, str], a: TaskAdvance, s: NewSegment) -> dict[str, Any]:
-    return {
-        "object_key": s.object_key,
-        "segment_no": s.segment_no,
-        "cluster_id": tenant.cluster_id,
-        "tenant_id": tenant.tenant_id,
-        "kind": kinds[a.task_id],
-        "task_id": a.task_id,
-        "start_key": s.start_key,
-        "end_key": s.end_key,
-        "table_lo": s.table_lo,
-        "table_hi": s.table_hi,
-        "lo_ts": s.lo_ts,
-        "hi_ts": s.hi_ts,
-        "row_count": s.rows,
-        "byte_offset": s.offset,
-        "byte_length": s.length,
-        "crc": s.crc,
-        "raw_length": s.raw_length,
-        "span_class": span_class(s.lo_ts, s.hi_ts),
-    }
+def _values(tenant: Tenant, kind: str, task_id: int, s: SegmentRow) -> dict[str, Any]:
+    others = {"object_key": s.object_key, "kind": kind, "task_id": task_id, "span_class": span_class(s.lo_ts, s.hi_ts)}
+    return segment_values(segments, tenant, s, **others)
 
 
 def touches(
@@ -285,26 +212,3 @@ def touches(
     if len(table_ids) > _TABLE_IDS_MAX:
         return and_(lo <= max(table_ids), hi >= min(table_ids))
     return or_(*(and_(lo <= table_id, hi >= table_id) for table_id in sorted(table_ids)))
-
-
-def segment_row(row: Any) -> SegmentRow:
-    """Convert a row of the table."""
-    return SegmentRow(
-        segment_no=row.segment_no,
-        start_key=row.start_key,
-        end_key=row.end_key,
-        table_lo=row.table_lo,
-        table_hi=row.table_hi,
-        lo_ts=row.lo_ts,
-        hi_ts=row.hi_ts,
-        rows=row.row_count,
-        offset=row.byte_offset,
-        length=row.byte_length,
-        crc=row.crc,
-        raw_length=row.raw_length,
-        object_key=row.object_key,
-        task_id=row.task_id,
-        kind=TaskKind(row.kind),
-        format=SegmentFormat(row.format),
-        footer=Footer(offset=row.footer_offset, length=row.footer_length, crc=row.footer_crc),
-    )

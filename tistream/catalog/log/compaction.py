@@ -34,9 +34,9 @@ from tistream.catalog.database.tables import (
     tasks,
     tenant_ids,
 )
-from tistream.catalog.log.committed import SegmentFormat, SegmentRow, segment_row
 from tistream.catalog.log.objects import ObjectKind, ObjectState, insert_live, replacing_unnamed
 from tistream.catalog.log.page import span_class
+from tistream.catalog.log.segments import SegmentFormat, SegmentRow, segment_of_log, segment_values
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
@@ -153,7 +153,7 @@ def segments_of(catalog: Catalog, tenant: Tenant, wanted: Sequence[Piece]) -> di
         )
         with catalog.reading() as conn:
             for row in conn.execute(query):
-                found.setdefault((row.object_key, row.task_id), []).append(segment_row(row))
+                found.setdefault((row.object_key, row.task_id), []).append(segment_of_log(row))
     return found
 
 
@@ -220,27 +220,16 @@ def _remove(conn: Connection, piece: Piece) -> int:
 
 
 def _values(tenant: Tenant, output: Output, group: SegmentInfo) -> dict[str, Any]:
-    return {
-        "object_key": output.object_key,
-        "segment_no": group.number,
-        "cluster_id": tenant.cluster_id,
-        "tenant_id": tenant.tenant_id,
-        "kind": TaskKind.DATA,
-        "task_id": output.task_id,
-        "start_key": group.start_key,
-        "end_key": group.end_key,
-        "table_lo": group.table_lo,
-        "table_hi": group.table_hi,
-        "lo_ts": group.lo_ts,
-        "hi_ts": group.hi_ts,
-        "row_count": group.rows,
-        "byte_offset": group.offset,
-        "byte_length": group.length,
-        "crc": group.crc,
-        "raw_length": group.raw_length,
-        "span_class": span_class(group.lo_ts, group.hi_ts),
-        "format": SegmentFormat.PARQUET,
-        "footer_offset": output.footer.offset,
-        "footer_length": output.footer.length,
-        "footer_crc": output.footer.crc,
-    }
+    return segment_values(
+        segments,
+        tenant,
+        group,
+        object_key=output.object_key,
+        kind=TaskKind.DATA,
+        task_id=output.task_id,
+        span_class=span_class(group.lo_ts, group.hi_ts),
+        format=SegmentFormat.PARQUET,
+        footer_offset=output.footer.offset,
+        footer_length=output.footer.length,
+        footer_crc=output.footer.crc,
+    )

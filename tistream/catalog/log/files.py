@@ -14,8 +14,9 @@ from sqlalchemy import bindparam, func, select
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import INT_MAX, objects, of_asked_tenant, segments, tenant_ids
-from tistream.catalog.log.committed import SegmentFormat, touches
+from tistream.catalog.log.committed import touches
 from tistream.catalog.log.objects import ObjectKind, ObjectState
+from tistream.catalog.log.segments import SegmentFormat
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.ids import Tenant
 

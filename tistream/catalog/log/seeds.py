@@ -16,6 +16,7 @@ from sqlalchemy import and_, bindparam, select
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import now_ms, of_asked_tenant, seed_segments, seeds, tenant_ids
 from tistream.catalog.log.objects import ObjectKind, insert_live
+from tistream.catalog.log.segments import SegmentRow, segment_of_table
 from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.codec.seed_file import SeedManifest, manifest_key
 from tistream.errors import Fenced
@@ -61,21 +62,6 @@ class SeedRow:
     rows: int
     bytes: int
     manifest_key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedSegmentRow:
-    """Rows of one physical table in a seed, in key order."""
-
-    object_key: str
-    segment_no: int
-    table_id: int
-    start_key: bytes
-    end_key: bytes  #: inclusive
-    rows: int
-    offset: int
-    length: int
-    crc: int
 
 
 def add_seed(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int) -> bool:
@@ -135,14 +121,14 @@ def list_seeds(catalog: Catalog, tenant: Tenant) -> list[SeedRow]:
         ]
 
 
-def seed_segments_of(catalog: Catalog, seed: SeedRow, physical_id: int) -> Sequence[SeedSegmentRow] | None:
+def seed_segments_of(catalog: Catalog, seed: SeedRow, physical_id: int) -> Sequence[SegmentRow] | None:
     """The segments of a physical table in a seed, in key order; empty without rows, None when the seed was deleted."""
     asked = {"asked_ts": seed.ts, "asked_seed": seed.table_id, "asked_table": physical_id}
     with catalog.reading() as conn:
         found = conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked}).all()
     if not found:
         return None
-    return [segment_row(row) for row in found if row.object_key is not None]
+    return [segment_of_table(row) for row in found if row.object_key is not None]
 
 
 def _segment_values(manifest: SeedManifest) -> list[dict[str, Any]]:
@@ -164,18 +150,3 @@ def _segment_values(manifest: SeedManifest) -> list[dict[str, Any]]:
         }
         for s in manifest.segments
     ]
-
-
-def segment_row(row: Any) -> SeedSegmentRow:
-    """Convert a row of `seed_segments` or `base_segments`."""
-    return SeedSegmentRow(
-        object_key=row.object_key,
-        segment_no=row.segment_no,
-        table_id=row.table_id,
-        start_key=row.start_key,
-        end_key=row.end_key,
-        rows=row.row_count,
-        offset=row.byte_offset,
-        length=row.byte_length,
-        crc=row.crc,
-    )
