@@ -152,8 +152,8 @@ broken(
     "first-object-only (pieces): of the objects of a flush only the first becomes visible",
     (
         "tistream.catalog.log.committed:flush_in",
-        "for s in a.segments])",
-        "for s in a.segments if s.object_key == min(sizes)])",
+        "for s in a.segments]\n",
+        "for s in a.segments if s.object_key == min(sizes)]\n",
     ),
 )
 broken(

@@ -76,9 +76,8 @@ def flush_in(
         used = {s.object_key for a in advanced for s in a.segments}
         sizes = {key: size for key, size in objects.items() if key in used}
         insert_all_live(conn, tenant, sizes, ObjectKind.COMMITTED)
-        conn.execute(
-            _ADD_SEGMENTS, [_values(tenant, kinds[a.task_id], a.task_id, s) for a in advanced for s in a.segments]
-        )
+        rows = [_values(tenant, kinds[a.task_id], a.task_id, s) for a in advanced for s in a.segments]
+        conn.execute(_ADD_SEGMENTS, rows)
     return frozenset(a.task_id for a in advanced)
 
 
