@@ -71,9 +71,7 @@ def build_bases(store: ObjectStore, row: BasePlanRow, attempt: str) -> BaseResul
     merged, written = _Sums(), _Sums()
     job = f"{row.job:08d}-{attempt}"
     builder = SeedBuilder(
-        row.tenant,
-        row.ts,
-        key_of=lambda n: BaseKey(tenant=row.tenant, job=job, range_id=row.range_id, ts=row.ts, n=n),
+        row.tenant, row.ts, key_of=lambda n: BaseKey(tenant=row.tenant, job=job, range_id=row.range_id, ts=row.ts, n=n)
     )
     files: list[BaseFile] = []
     for part in rows_at(_before(store, row), _since(store, row), VERSION):

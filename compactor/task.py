@@ -84,11 +84,7 @@ def compact_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult
     if before != after:
         raise TiStreamError("a compacted file differs from its inputs", job=row.job, before=before, after=after)
     key = CompactedKey(
-        tenant=row.tenant,
-        job=f"{row.job:08d}-{attempt}",
-        range_id=row.range_id,
-        lo_ts=before.lo_ts,
-        hi_ts=before.hi_ts,
+        tenant=row.tenant, job=f"{row.job:08d}-{attempt}", range_id=row.range_id, lo_ts=before.lo_ts, hi_ts=before.hi_ts
     )
     store.put(str(key), memoryview(file.data))
     return RangeResult(

@@ -244,10 +244,7 @@ def _add_stops(routes: APIRouter, sources: Sources) -> None:
         summary="What errors have stopped: tenants, stores, jobs and tasks",
     )
     def list_stops(
-        limit: _Limit = 100,
-        cursor: _Cursor = None,
-        cluster_id: _ClusterFilter = None,
-        tenant_id: _TenantFilter = None,
+        limit: _Limit = 100, cursor: _Cursor = None, cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None
     ) -> dict[str, Any]:
         return stops.stops_page(sources, limit=limit, cursor=cursor, tenant=_tenant(cluster_id, tenant_id))
 

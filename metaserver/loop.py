@@ -110,10 +110,7 @@ class MetaWorker:
         self._epoch: int | None = None
         self._was_owner = False
         self._sight = Sight()
-        self._rosters = {
-            WorkerKind.DISPATCHER: Roster(StoreItems(catalog)),
-            WorkerKind.SORTER: Roster(tasks),
-        }
+        self._rosters = {WorkerKind.DISPATCHER: Roster(StoreItems(catalog)), WorkerKind.SORTER: Roster(tasks)}
         self._reports_due_s = self._resumed_s = 0.0
         self._assigned_s: float | None = None
         self._roles = self._made_roles(

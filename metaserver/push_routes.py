@@ -29,14 +29,7 @@ from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.objectstore.keys import check_key
-from tistream.objectstore.layout import (
-    ProbeKey,
-    SchemaSnapKey,
-    foreign_probe,
-    parse,
-    probe_prefix,
-    schema_snap_prefix,
-)
+from tistream.objectstore.layout import ProbeKey, SchemaSnapKey, foreign_probe, parse, probe_prefix, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectStore
 
 _INT_MAX = (1 << 63) - 1

@@ -224,10 +224,7 @@ def aws_line(tenant: Tenant, store_url: str, kms_key_arn: str = "") -> str | Non
 
 
 def _operators_routes(
-    routes: APIRouter,
-    catalog: Catalog,
-    push_of: Callable[[TenantRow], Push],
-    aws_of: Callable[[Tenant], str | None],
+    routes: APIRouter, catalog: Catalog, push_of: Callable[[TenantRow], Push], aws_of: Callable[[Tenant], str | None]
 ) -> None:
     @routes.post(
         "/v1/tenants",

@@ -74,12 +74,7 @@ class BasePlanRow:
 
 
 def plan_bases(
-    tables: Sequence[BaseTable],
-    segments: Sequence[SegmentRow],
-    ts: int,
-    settings: BasePlanSettings,
-    *,
-    due_ts: int = 0,
+    tables: Sequence[BaseTable], segments: Sequence[SegmentRow], ts: int, settings: BasePlanSettings, *, due_ts: int = 0
 ) -> list[BaseGroup]:
     """The groups. `segments` are all that hold something of (the least `after_ts`, `ts`]."""
     log = _Log(segments, ts)

@@ -50,16 +50,7 @@ class Fleet:
     receives: Mask  #: of each worker: whether it may be given items
 
     @classmethod
-    def of(
-        cls,
-        *,
-        owner: I64,
-        bytes_per_s: F64,
-        open_rows: F64,
-        held: F64,
-        group: I64,
-        receives: Mask,
-    ) -> Fleet:
+    def of(cls, *, owner: I64, bytes_per_s: F64, open_rows: F64, held: F64, group: I64, receives: Mask) -> Fleet:
         """Weights from what was measured; zero for what nobody has reported."""
         weight = bytes_per_s + ITEM_BYTES_PER_S + OPEN_ROW_BYTES_PER_S * open_rows
         return cls(owner=owner, weight=weight, held=held, group=np.where(bytes_per_s > 0, group, -1), receives=receives)

@@ -89,11 +89,7 @@ def test_a_missing_object_and_one_of_another_size_are_faults_with_names(
 
 
 def test_objects_without_a_row_are_orphans_of_whatever_kind(catalog: Catalog, store: Folder) -> None:
-    for name in (
-        key(4),
-        str(SeedKey(tenant=T, ts=START, n=0)),
-        str(SnapshotKey(tenant=T, task_id=1, epoch=1, n=1)),
-    ):
+    for name in (key(4), str(SeedKey(tenant=T, ts=START, n=0)), str(SnapshotKey(tenant=T, task_id=1, epoch=1, n=1))):
         store.put(name, b"12345")
     found = look(catalog, store)
     assert (found.orphans, found.orphan_bytes, found.faults) == (3, 15, [])

@@ -168,12 +168,7 @@ ROLES = {
         operations=("list", "delete"),
         patched=(deletion, "finish_deletion"),
     ),
-    "audit": Role(
-        run=MetaWorker.audit,
-        prepare=_register,
-        is_done=_is_listed,
-        operations=("list",),
-    ),
+    "audit": Role(run=MetaWorker.audit, prepare=_register, is_done=_is_listed, operations=("list",)),
 }
 CASES = [
     pytest.param(name, where, error, id=f"{name}-{where}-{type(error).__name__}")

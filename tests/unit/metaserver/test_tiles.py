@@ -53,11 +53,7 @@ def test_user_tables_are_shared_out_evenly() -> None:
 
 def test_partitions_count_as_tables_and_the_partitioned_table_itself_does_not() -> None:
     _, data = tasks(3, table(100, partitions=(101, 102, 103)))
-    assert data == [
-        KeyRange(b"t", prefix(102)),
-        KeyRange(prefix(102), prefix(103)),
-        KeyRange(prefix(103), JOBS_START),
-    ]
+    assert data == [KeyRange(b"t", prefix(102)), KeyRange(prefix(102), prefix(103)), KeyRange(prefix(103), JOBS_START)]
 
 
 def test_tables_of_the_system_do_not_count() -> None:

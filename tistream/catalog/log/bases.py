@@ -50,10 +50,7 @@ _SEGMENTS = (
         bases.outerjoin(
             base_segments,
             and_(
-                _s.cluster_id == _b.cluster_id,
-                _s.tenant_id == _b.tenant_id,
-                _s.table_id == _b.table_id,
-                _s.ts == _b.ts,
+                _s.cluster_id == _b.cluster_id, _s.tenant_id == _b.tenant_id, _s.table_id == _b.table_id, _s.ts == _b.ts
             ),
         )
     )

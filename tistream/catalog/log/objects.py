@@ -79,9 +79,7 @@ _LEASED = exists().where(read_leases.c.swaps_seen < _o.replaced_by, read_leases.
 _REPLACED = (
     select(_o.object_key)
     .where(
-        of_asked_tenant(objects),
-        _o.state == ObjectState.SUPERSEDED,
-        _o.changed_ms + bindparam("grace_ms") <= now_ms(),
+        of_asked_tenant(objects), _o.state == ObjectState.SUPERSEDED, _o.changed_ms + bindparam("grace_ms") <= now_ms()
     )
     .order_by(_o.changed_ms, _o.object_key)
     .limit(bindparam("at_most"))
@@ -89,9 +87,7 @@ _REPLACED = (
 _DEAD = (
     select(_o.object_key)
     .where(
-        _o.state == ObjectState.DEAD,
-        _o.kind != ObjectKind.UNKNOWN,
-        _o.changed_ms + bindparam("older_ms") <= now_ms(),
+        _o.state == ObjectState.DEAD, _o.kind != ObjectKind.UNKNOWN, _o.changed_ms + bindparam("older_ms") <= now_ms()
     )
     .limit(bindparam("at_most"))
 )

@@ -93,12 +93,7 @@ def switch_snapshot(
     continue from a replaced state. Fenced when a new key already has a row.
     """
     wanted = NewSnapshot(
-        key=snapshot_key,
-        n=snapshot_n,
-        objects=objects,
-        keeps=frozenset(keeps),
-        positions=positions,
-        seen_n=seen_n,
+        key=snapshot_key, n=snapshot_n, objects=objects, keeps=frozenset(keeps), positions=positions, seen_n=seen_n
     )
     with suppress(_Another), catalog.transaction() as conn:
         if not switch_in(conn, task_id, epoch, wanted):

@@ -74,13 +74,7 @@ _REMOVE = changefeeds.delete().where(_ONE)
 
 
 def add_changefeed(
-    catalog: Catalog,
-    tenant: Tenant,
-    changefeed_id: str,
-    start_ts: int | None,
-    *,
-    target_ts: int = 0,
-    tables: str = "",
+    catalog: Catalog, tenant: Tenant, changefeed_id: str, start_ts: int | None, *, target_ts: int = 0, tables: str = ""
 ) -> bool:
     """Register a consumer that has everything at or below `start_ts` (None: the start of the log). False when it is
     already registered alike, InvalidInput with other settings, TsExpired when the log begins later."""

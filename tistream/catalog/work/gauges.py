@@ -110,10 +110,7 @@ class CatalogGauges:
         if row is None:
             return []
         age_s = row.heartbeat_age_ms / 1000
-        return [
-            metrics.single("tistream_owner_age_seconds", age_s),
-            metrics.single("tistream_owner_epoch", row.epoch),
-        ]
+        return [metrics.single("tistream_owner_age_seconds", age_s), metrics.single("tistream_owner_epoch", row.epoch)]
 
     def _rows(self, query: Any) -> list[Any]:
         with self._catalog.reading() as conn:

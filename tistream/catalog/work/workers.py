@@ -135,8 +135,7 @@ _BEAT = (
     workers.update()
     .where(_ME, workers.c.incarnation == bindparam("asked_incarnation"))
     .values(
-        heartbeat_ms=now_ms(),
-        state=case((workers.c.state == WorkerState.GONE, WorkerState.UP), else_=workers.c.state),
+        heartbeat_ms=now_ms(), state=case((workers.c.state == WorkerState.GONE, WorkerState.UP), else_=workers.c.state)
     )
 )
 _REPORT = _BEAT.values(report=bindparam("asked_report"))
