@@ -1,11 +1,9 @@
-"""Which batch files lie in the bucket behind the positions of a tenant's tasks.
+"""Finds the batch files behind the positions of a tenant's tasks.
 
-The newest incarnation of each store is read before its folders are listed. So an older incarnation ends at its last
-contiguous file, as it does for a dispatcher that looked once more after it had learned of a newer one, and any
-contiguous end is safe (see `dispatcher.tail`). The newest is taken up to its last contiguous file and stays open: what
-comes later is the live sorter's.
-
-LIST may find work here because nothing is missed by it: a file that is not listed is not taken, and stays.
+The newest incarnation of each store is read before its folders are listed. An older incarnation therefore ends at its
+last contiguous file, as for a dispatcher that has learned of a newer one (see `dispatcher.tail`). The newest is taken
+up to its last contiguous file and stays open: later files are left to the live sorter. A file missing from a LIST is
+not taken and stays in the bucket.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One life of a store, from the task that is furthest behind."""
+    """The files of one incarnation of a store, from the task that is furthest behind."""
 
     store_id: int
     incarnation: int
     after_seq: int
     sizes: tuple[int, ...]  #: of the files after_seq + 1, + 2, ..., bytes
-    closes: bool  #: a newer incarnation is known, nothing more comes
+    closes: bool  #: a newer incarnation exists: no more files follow
 
     def steps(self) -> list[tuple[Step, int]]:
-        """Each step, with the size of its file."""
+        """(step, size of its file)"""
         begin = Step(store_id=self.store_id, incarnation=self.incarnation, seq=self.after_seq)
         found = [(replace(begin, seq=seq), size) for seq, size in enumerate(self.sizes, self.after_seq + 1)]
         last = replace(begin, seq=self.after_seq + len(self.sizes), closes=True)
@@ -50,23 +48,23 @@ def find_backlog(
     catalog: Catalog, store: ObjectStore, tenant: Tenant, positions: Mapping[int, Positions]
 ) -> dict[int, list[Stream]]:
     """store id -> its streams, oldest first. `positions` of each task. FeedGap when files that a task has not consumed
-    were given up."""
+    were reclaimed."""
     found: dict[int, list[Stream]] = {}
     for row in list_stores(catalog, tenant):
-        given_up = reclaimed(catalog, tenant, row.store_id)
-        forgotten = min(given_up, default=1)  # those before: every task had ended them
+        reclaimed_seqs = reclaimed(catalog, tenant, row.store_id)
+        forgotten_below = min(reclaimed_seqs, default=1)  # every task had closed these incarnations
         found[row.store_id] = []
-        lives = [of_task.get(row.store_id, {}) for of_task in positions.values()]
-        for incarnation in range(min((min(of, default=1) for of in lives), default=1), row.incarnation + 1):
-            places = [position_of(of, incarnation) for of in lives]
-            left = [place.seq for place in places if not place.closed]
-            if not left:
+        consumed = [of_task.get(row.store_id, {}) for of_task in positions.values()]
+        for incarnation in range(min((min(of, default=1) for of in consumed), default=1), row.incarnation + 1):
+            at = [position_of(of, incarnation) for of in consumed]
+            open_seqs = [position.seq for position in at if not position.closed]
+            if not open_seqs:
                 continue
-            after = min(left)
-            gone = ALL_CONSUMED if incarnation < forgotten else given_up.get(incarnation, 0)
+            after = min(open_seqs)
+            gone = ALL_CONSUMED if incarnation < forgotten_below else reclaimed_seqs.get(incarnation, 0)
             if after < gone:
                 raise FeedGap(
-                    "a task has not consumed files that were given up; it has lost its snapshot",
+                    "a task has not consumed files that were reclaimed: its snapshot is lost",
                     store=row.store_id,
                     incarnation=incarnation,
                     seq=after + 1,
@@ -83,7 +81,7 @@ def find_backlog(
 
 
 def _contiguous(store: ObjectStore, tenant: Tenant, store_id: int, incarnation: int, after: int) -> list[int]:
-    """The sizes of the files behind `after`, up to the first that is not there."""
+    """The sizes of the files behind `after`, up to the first missing one."""
     sizes: list[int] = []
     first = BatchKey(tenant=tenant, store_id=store_id, incarnation=incarnation, seq=after)
     for info in store.list(incarnation_prefix(tenant, store_id, incarnation), after=str(first)):

@@ -1,20 +1,19 @@
-"""One replay of one tenant, from its backlog to the hand-over.
+"""Replays the backlog of one tenant, and hands the result over to the live sorters.
 
-    take the tasks -> snapshots, positions -> backlog -> survey          nothing but the epochs has changed
-    leg by leg:  plan -> executor: a log and a state for each part       nothing is visible
-                 join the states of a task -> one transaction per task   durable watermark, log, snapshot, positions
-    let the tasks go
+    take the tasks -> snapshots, positions -> backlog -> survey            only the epochs have changed
+    per batch:  plan -> executor: a log and a state of each partition     nothing is visible
+                join the states of a task -> one transaction per task     durable watermark, log, snapshot, positions
+    release the tasks
 
-A leg is a stretch of the backlog with a bounded number of bytes: what was handed over stays if the driver dies, its
-objects are not yet orphans to a collector when they are named, and there is something to say about progress. A task
-is handed over by itself; readers see the least `durable_ts` of all, as always. A driver that dies leaves orphan
-objects, and tasks that a sorter takes over when the lease expires; a repeat takes the tasks again and continues.
+A batch is a stretch of the backlog of limited size: what was handed over stays when the driver dies, and its objects
+are named before a collector takes them for orphans. Each task is handed over separately; readers see the lowest
+`durable_ts` of all. A driver that dies leaves orphan objects, and tasks that sorters take over when its lease expires;
+a repeat takes the tasks again and continues.
 
-A part that stays below the leg's end is held by a commit that nobody can decide. Then the parts of that task are done
-again, up to where the lowest of them came: the same files give the same rows, so all of them reach it.
+A commit that cannot be decided may hold a partition below the end of the batch. Then the partitions of that task run
+again, up to where the lowest ended: the same files give the same rows, so all of them reach it.
 
-When the reply to a hand-over is lost, the task is read back: my epoch and my snapshot mean done, my epoch and the
-snapshot before mean not done, and the same transaction is tried again; anything else is Fenced.
+A lost reply to a hand-over is read back: my epoch and my snapshot mean that it took effect (`lost_reply`).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from backfill.backlog import find_backlog
 from backfill.core.plan import PlanRow, plan
 from backfill.executors import Executor
 from backfill.ownership import Ownership
-from backfill.replay import PartResult
-from backfill.survey import Leg, Survey
+from backfill.replay import PartitionResult
+from backfill.survey import Batch, Survey
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.state.join_snapshots import joined
 from sorter.state.saving import Save
@@ -61,23 +60,23 @@ HAND_OVER_TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """What a replay takes."""
+    """Limits of a replay."""
 
     until: int | None = None  #: hand over at this timestamp at the latest
-    parts: int = 2  #: that work at once, about
-    leg_bytes: int = 1 << 30  #: of batch files that are handed over together
-    memory_bytes: int = 0  #: of rows that one part holds; 0 = a share of the machine's
+    partitions: int = 2  #: about how many work at once
+    batch_bytes: int = 1 << 30  #: batch files that are handed over together
+    memory_bytes: int = 0  #: rows that one partition holds; 0 = a share of the machine's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a replay did."""
+    """Result of a replay."""
 
     tenant: Tenant
     tasks: int
-    legs: int = 0
+    batches: int = 0
     files: int = 0  #: batch files, each once
-    bytes: int = 0  #: of them
+    bytes: int = 0  #: of these files
     rows: int = 0  #: of the log
     log_files: int = 0
     log_bytes: int = 0
@@ -87,7 +86,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Held:
-    """A task in the hands of this replay."""
+    """A task that this replay owns."""
 
     row: TaskRow
     positions: Positions
@@ -111,17 +110,19 @@ class Replay:
         self._tasks: dict[int, _Held] = {}
 
     def run(self, progress: Callable[[int, int, str], None] = lambda done, total, note: None) -> Report:
-        """Do all of it. `progress` hears (files done, files, a note).
+        """Run the replay. `progress` is called with (files done, files, note).
 
         Errors of the executor end it; what was handed over stays. InvalidInput when the tenant has no tasks; Fenced
-        when the tasks were taken away."""
+        when they were reassigned."""
         clock, begun = self._clock, self._clock.monotonic()
         if get_tenant(self._catalog, self._tenant).state is TenantState.AWAITING_SNAPSHOT:
             raise InvalidInput(
-                "the tenant has no tasks yet: let a meta server see its schema snapshot", tenant=self._tenant
+                "the tenant has no tasks yet: start a meta server to read its schema snapshot", tenant=self._tenant
             )
-        with Ownership(self._catalog, self._tenant, clock) as mine, ThreadPoolExecutor(SURVEY_THREADS) as pool:
-            self._tasks = {row.task_id: _Held(row, read_positions(self._catalog, row.task_id)) for row in mine.take()}
+        with Ownership(self._catalog, self._tenant, clock) as ownership, ThreadPoolExecutor(SURVEY_THREADS) as pool:
+            self._tasks = {
+                row.task_id: _Held(row, read_positions(self._catalog, row.task_id)) for row in ownership.take()
+            }
             report = Report(tenant=self._tenant, tasks=len(self._tasks))
             held = {task_id: task.positions for task_id, task in self._tasks.items()}
             backlog = find_backlog(self._catalog, self._store, self._tenant, held)
@@ -130,54 +131,56 @@ class Replay:
                 survey.add(task_id, self._watermarks(task.row), task.positions)
             total = sum(len(stream.sizes) for streams in backlog.values() for stream in streams)
             progress(0, total, "")
-            while (leg := survey.take(self._settings.leg_bytes, self._settings.until)) is not None:
-                told = _Told(progress, report, leg, total, begun, clock)
-                results = self._do(leg, told.in_leg)
-                mine.check()
+            while (batch := survey.take(self._settings.batch_bytes, self._settings.until)) is not None:
+                shown = _Progress(progress, report, batch, total, begun, clock)
+                results = self._run_batch(batch, shown.in_batch)
+                ownership.check()
                 for task_id, of_task in results.items():
                     self._hand_over(self._tasks[task_id], of_task)
-                report = _more(report, leg, results)
+                report = _plus(report, batch, results)
                 progress(report.files, total, _note(report.files, total, report.bytes, clock.monotonic() - begun))
         resolved_ts = min((task.row.durable_ts for task in self._tasks.values()), default=0)
         report = replace(report, resolved_ts=resolved_ts, seconds=clock.monotonic() - begun)
-        log.info("replay", tenant=str(self._tenant), files=report.files, rows=report.rows, resolved_ts=resolved_ts)
+        log.info("replay done", tenant=str(self._tenant), files=report.files, rows=report.rows, resolved_ts=resolved_ts)
         return report
 
     def _watermarks(self, row: TaskRow) -> RangeWatermarkMap:
-        """W of a task as its snapshot left it."""
+        """The watermark map of a task's snapshot."""
         watermarks = RangeWatermarkMap(row.range, row.start_ts, durable_ts=row.durable_ts)
         if row.snapshot_key is not None:
             state = read_state_file(row.snapshot_key, self._store.get(row.snapshot_key), self._store.get_range).state
             watermarks.restore(state.slices, state.waiting)
         return watermarks
 
-    def _do(self, leg: Leg, progress: Callable[[int, int], None]) -> dict[int, list[tuple[PlanRow, PartResult]]]:
-        """task -> its parts and what they wrote, all up to the same timestamp."""
+    def _run_batch(
+        self, batch: Batch, progress: Callable[[int, int], None]
+    ) -> dict[int, list[tuple[PlanRow, PartitionResult]]]:
+        """task -> its partitions with their results, all up to the same timestamp."""
         rows = plan(
             [task.row for task in self._tasks.values()],
             {task_id: task.positions for task_id, task in self._tasks.items()},
-            leg.steps,
-            {task_id: max(w, self._tasks[task_id].row.durable_ts) for task_id, w in leg.upto.items()},
-            leg.weights,
-            parts=self._settings.parts,
+            batch.steps,
+            {task_id: max(w, self._tasks[task_id].row.durable_ts) for task_id, w in batch.upto.items()},
+            batch.weights,
+            partitions=self._settings.partitions,
             memory_bytes=self._settings.memory_bytes,
         )
-        done: dict[int, PartResult] = {}
-        todo = rows
-        while todo:
-            done |= {result.part: result for result in self._executor(todo, progress)}
-            invariant(all(row.part in done for row in todo), "each part has a result")
+        done: dict[int, PartitionResult] = {}
+        remaining = rows
+        while remaining:
+            done |= {result.partition: result for result in self._executor(remaining, progress)}
+            invariant(all(row.partition in done for row in remaining), "each partition has a result")
             rows = _lowered(rows, done)
-            todo = [row for row in rows if done[row.part].reached != row.upto]
-        found: dict[int, list[tuple[PlanRow, PartResult]]] = {}
+            remaining = [row for row in rows if done[row.partition].reached != row.upto]
+        found: dict[int, list[tuple[PlanRow, PartitionResult]]] = {}
         for row in rows:
-            found.setdefault(row.task_id, []).append((row, done[row.part]))
+            found.setdefault(row.task_id, []).append((row, done[row.partition]))
         return found
 
-    def _hand_over(self, task: _Held, parts: Sequence[tuple[PlanRow, PartResult]]) -> None:
-        """One transaction for what the parts of a task have done."""
-        row, results = task.row, [result for _, result in parts]
-        reached = parts[0][0].upto
+    def _hand_over(self, task: _Held, partitions: Sequence[tuple[PlanRow, PartitionResult]]) -> None:
+        """Commit the results of a task's partitions in one transaction."""
+        row, results = task.row, [result for _, result in partitions]
+        reached = partitions[0][0].upto
         states = [read_state_file(r.state_key, self._store.get(r.state_key), self._store.get_range) for r in results]
         state = joined(row.range, [loaded.state for loaded in states], self._store.get_range)
         key = SnapshotKey(tenant=row.tenant, task_id=row.task_id, epoch=row.epoch, n=row.snapshot_n + 1)
@@ -206,7 +209,7 @@ class Replay:
         task.positions = state.positions
 
     def _commit(self, row: TaskRow, objects: Mapping[str, int], advance: TaskAdvance, snapshot: NewSnapshot) -> None:
-        """Try until it is known to have happened, or that it never will."""
+        """Retry until the outcome is known."""
         pauses, never, attempt = Backoff(first_s=0.2, max_s=5.0), threading.Event(), Attempt()
         for tries_left in reversed(range(HAND_OVER_TRIES)):
             try:
@@ -215,9 +218,9 @@ class Replay:
                 with attempting([attempt]):
                     if hand_over(self._catalog, row.tenant, objects=objects, advance=advance, snapshot=snapshot):
                         return
-                raise Fenced("the task was taken away during the replay", task=row.task_id, epoch=row.epoch)
+                raise Fenced("the task was reassigned during the replay", task=row.task_id, epoch=row.epoch)
             except CatalogUnavailable as e:
-                log.warning("the catalog did not answer", task=row.task_id, tries_left=tries_left, error=str(e))
+                log.warning("hand-over failed, retrying", task=row.task_id, tries_left=tries_left, error=str(e))
                 if not tries_left:
                     raise
                 self._clock.wait(never, pauses.next_s())
@@ -227,11 +230,11 @@ class Replay:
         return (found.epoch, found.snapshot_key) == (row.epoch, snapshot.key)
 
 
-def _lowered(rows: Sequence[PlanRow], done: Mapping[int, PartResult]) -> list[PlanRow]:
-    """The same plan, each task up to where all of its parts came."""
+def _lowered(rows: Sequence[PlanRow], done: Mapping[int, PartitionResult]) -> list[PlanRow]:
+    """The same plan, each task up to the timestamp that all of its partitions reached."""
     reached: dict[int, int] = {}
     for row in rows:
-        reached[row.task_id] = min(done[row.part].reached, reached.get(row.task_id, row.upto))
+        reached[row.task_id] = min(done[row.partition].reached, reached.get(row.task_id, row.upto))
     return [replace(row, upto=reached[row.task_id]) for row in rows]
 
 
@@ -240,13 +243,13 @@ def _one_after_another(first: SnapshotKey) -> Callable[[], SnapshotKey]:
     return lambda: replace(first, n=next(numbers))
 
 
-def _more(report: Report, leg: Leg, results: Mapping[int, Sequence[tuple[PlanRow, PartResult]]]) -> Report:
+def _plus(report: Report, batch: Batch, results: Mapping[int, Sequence[tuple[PlanRow, PartitionResult]]]) -> Report:
     done = [result for of_task in results.values() for _, result in of_task]
     return replace(
         report,
-        legs=report.legs + 1,
-        files=report.files + leg.files,
-        bytes=report.bytes + leg.nbytes,
+        batches=report.batches + 1,
+        files=report.files + batch.files,
+        bytes=report.bytes + batch.nbytes,
         rows=report.rows + sum(result.rows for result in done),
         log_files=report.log_files + sum(len(result.log_objects) for result in done),
         log_bytes=report.log_bytes + sum(sum(result.log_objects.values()) for result in done),
@@ -254,25 +257,24 @@ def _more(report: Report, leg: Leg, results: Mapping[int, Sequence[tuple[PlanRow
 
 
 def _note(done: int, total: int, nbytes: int, seconds: float) -> str:
-    """What to say besides the numbers of files; nothing before the first are done."""
+    """Rate and remaining time; empty before the first file is done."""
     if not done:
         return ""
     return f"{nbytes / 1e6 / max(seconds, 1e-9):.1f} MB/s, about {seconds * (total - done) / done:.0f} s left"
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What is said during a leg: a part that is done stands for its share of the leg's files."""
+class _Progress:
+    """Progress during a batch: a finished partition counts as its share of the batch's files."""
 
     progress: Callable[[int, int, str], None]
     before: Report
-    leg: Leg
+    batch: Batch
     total: int
     begun: float
     clock: Clock
 
-    def in_leg(self, done: int, parts: int) -> None:
-        """So many parts are done."""
-        files = self.before.files + self.leg.files * done // max(parts, 1)
-        nbytes = self.before.bytes + self.leg.nbytes * done // max(parts, 1)
+    def in_batch(self, done: int, partitions: int) -> None:
+        files = self.before.files + self.batch.files * done // max(partitions, 1)
+        nbytes = self.before.bytes + self.batch.nbytes * done // max(partitions, 1)
         self.progress(files, self.total, _note(files, self.total, nbytes, self.clock.monotonic() - self.begun))

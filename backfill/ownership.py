@@ -1,10 +1,10 @@
-"""A replay's hold on the tasks of a tenant: a worker with a life and a lease, as a sorter is.
+"""Holds a tenant's tasks during a replay, as a worker with an incarnation and a lease.
 
-    register a life -> heartbeats -> take the tasks (new epochs) ... retire
+    register an incarnation -> heartbeats -> take the tasks (new epochs) ... retire
 
-While it lives the meta server leaves the tasks with it; a sorter that had them drops them, and what it still tries is
-refused. When it retires, or dies and its lease runs out, they are given to sorters as those of any worker. Of two
-replays of one tenant the later one wins: it registers under the same name, so the earlier one is fenced.
+While it is alive the meta server leaves its tasks alone; the sorters that had them drop them, and their later writes
+are refused. When it retires, or its lease expires, the tasks are assigned to sorters. Of two replays of one tenant the
+later one wins: it registers under the same name, which fences the earlier one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class Ownership:
-    """A context: inside of it the tasks are held."""
+    """Context manager: registered on entry, retired on exit."""
 
     def __init__(self, catalog: Catalog, tenant: Tenant, clock: Clock) -> None:
         self.worker_id = f"replay-{tenant.cluster_id}-{tenant.tenant_id}"
@@ -44,20 +44,20 @@ class Ownership:
         return self
 
     def take(self) -> list[TaskRow]:
-        """The tasks of the tenant that are not stopped, under new epochs."""
+        """Take the tenant's tasks that are not stopped, under new epochs."""
         return take_tasks(self._catalog, self._tenant, self.worker_id, self._incarnation)
 
     def check(self) -> None:
-        """Fenced when another replay has begun. That nothing is handed over then does not rest on this."""
+        """Fenced when another replay has started. Only saves work: epochs guard the hand-over."""
         if self._heartbeat.crashed:
-            raise Fenced("another replay of this tenant has begun", worker_id=self.worker_id)
+            raise Fenced("another replay of this tenant has started", worker_id=self.worker_id)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._heartbeat.stop()
         try:
             retire_worker(self._catalog, self.worker_id, self._incarnation)
         except CatalogUnavailable as e:
-            log.warning("could not say that this replay is over; its lease will run out", error=str(e))
+            log.warning("replay not retired, its lease will expire", error=str(e))
 
     def _beat(self) -> None:
         heartbeat(self._catalog, self.worker_id, self._incarnation)

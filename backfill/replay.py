@@ -1,17 +1,15 @@
-"""What a worker does with one plan row: a sorter's core, fed with files, that writes its log and its state.
+"""Replays one partition of a task: a sorter's core that reads batch files and writes its log and state.
 
-    snapshot of the task, cut to the part --> TaskCore <-- files in the order of the plan, cut to the part
-                                                 |--> committed files up to `upto`
-                                                 |--> a state, as every sorter saves it
+    snapshot of the task, cut to the partition --> TaskCore <-- files in plan order, cut to the partition
+                                                      |--> committed files up to `upto`
+                                                      |--> a state, as a sorter saves it
 
-`replay_part` depends on its plan row and the store only, so whoever runs it may run it twice, at once or again: every
-try writes under keys of its own (`attempt`; snapshot objects under a random number), and nothing is visible until the
-driver's transaction names it. What loses is an orphan and goes to the collector. The core and its kernels, the order of
-a flush, the format of files and of states are the sorter's.
+`replay_partition` depends on its plan row and the store only, so it may run twice: each attempt writes under its own
+keys (`attempt`; snapshot objects under a random number), and nothing is visible until the driver's transaction names
+it. The other objects are orphans, and are collected. Core, kernels, flush order and formats are the sorter's.
 
-What it does not do: say when a task may be written up to where (the plan does), or ask for new subscriptions. An
-undecided commit holds the part below `upto`; the result says where, and the live sorter resubscribes after the
-hand-over.
+The plan says up to where to write. An undecided commit holds the partition below `upto`; the result says where, and the
+live sorter resubscribes after the hand-over.
 """
 
 from __future__ import annotations
@@ -50,28 +48,28 @@ _NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartResult:
-    """What a worker has written. Nothing of it is visible yet."""
+class PartitionResult:
+    """What a worker has written; not visible yet."""
 
-    part: int
+    partition: int
     task_id: int
-    reached: int  #: everything at or below is in `segments` or was before; below `upto` when a commit is undecided
+    reached: int  #: the log is complete up to here; below `upto` when a commit is undecided
     log_objects: dict[str, int]  #: committed files -> bytes
     segments: tuple[SegmentRow, ...]  #: in them
-    state_key: str  #: of the state
-    state_objects: dict[str, int]  #: new ones with rows of it -> bytes
-    keeps: tuple[str, ...]  #: objects of the snapshot before to which it refers too
+    state_key: str
+    state_objects: dict[str, int]  #: new objects that hold its rows -> bytes
+    keeps: tuple[str, ...]  #: objects of the previous snapshot that it also refers to
     files: int  #: batch files taken
-    bytes: int  #: of their rows that lie in the part, in memory
+    bytes: int  #: of their rows inside the partition, in memory
     rows: int  #: written
     seconds: float
 
 
-def replay_part(store: ObjectStore, row: PlanRow, attempt: str) -> PartResult:
-    """Do one plan row. `attempt` is a name that no other try uses.
+def replay_partition(store: ObjectStore, row: PlanRow, attempt: str) -> PartitionResult:
+    """Run one plan row. `attempt` is a unique name.
 
     Raises CorruptObject for a damaged file or snapshot, ObjectNotFound for a missing one, UpstreamContractViolated
-    as the sorter does, and StoreUnavailable. Nothing has changed then."""
+    as the sorter does, and StoreUnavailable; nothing is visible then."""
     begun = time.monotonic()
     core = _restored(store, row)
     log = _Log(store, row, attempt)
@@ -93,8 +91,8 @@ def replay_part(store: ObjectStore, row: PlanRow, attempt: str) -> PartResult:
     save = Save(core.snapshot(), _keys(row), secrets.token_hex(16))
     for key, data in save.objects():
         store.put(key, data)
-    return PartResult(
-        part=row.part,
+    return PartitionResult(
+        partition=row.partition,
         task_id=row.task_id,
         reached=core.durable_ts,
         log_objects=log.objects,
@@ -114,24 +112,26 @@ def _restored(store: ObjectStore, row: PlanRow) -> TaskCore:
     if row.snapshot_key is not None:
         loaded = read_state_file(row.snapshot_key, store.get(row.snapshot_key), store.get_range)
         if loaded.state.start_ts != row.start_ts or loaded.state.durable_ts > row.durable_ts:
-            raise CorruptObject("the snapshot is not of this task's past", object=row.snapshot_key, task=row.task_id)
+            raise CorruptObject(
+                "the snapshot belongs to another history of the task", object=row.snapshot_key, task=row.task_id
+            )
         core.restore(loaded.state, row.positions)
     return core
 
 
 def _flush(core: TaskCore, log: _Log, upto: int, *, at_once: bool) -> None:
-    """Write what can be written up to `upto`: all of it, or as long as there is enough for a file."""
+    """Write the rows up to `upto`: all (`at_once`), or only whole files."""
     while core.durable_ts < upto and (w := core.pending()) is not None:
         w = min(w, upto)
         log.write(core.take(w))
-        core.flushed(w)  # to the core; nobody sees it before the hand-over
+        core.flushed(w)  # visible to the core only, until the hand-over
         if not at_once and core.flushable_bytes() < FILE_BYTES_TARGET:
             return
 
 
 @dataclass(slots=True)
 class _Log:
-    """The committed files of a try."""
+    """The committed files of an attempt."""
 
     store: ObjectStore
     row: PlanRow
@@ -162,19 +162,18 @@ class _Log:
         self.segments += [segment_in(key, info) for info in writer.segments[self.row.task_id]]
 
     def _next_key(self) -> CommittedKey:
-        # the name says the try, so that its number is the only one
         name = f"replay-{self.row.task_id}-{self.row.epoch}-{self.attempt}"
         return CommittedKey(tenant=self.row.tenant, sorter=name, incarnation=1, seq=len(self.objects) + 1)
 
 
 def _keys(row: PlanRow) -> Callable[[], SnapshotKey]:
-    """Keys of snapshot objects that nobody else uses: other tries of this epoch begin at other random numbers."""
+    """Unique keys of snapshot objects: other attempts of this epoch start at other random numbers."""
     numbers = count(secrets.randbits(48) + (1 << 48))
     return lambda: SnapshotKey(tenant=row.tenant, task_id=row.task_id, epoch=row.epoch, n=next(numbers))
 
 
 def _batches(store: ObjectStore, row: PlanRow) -> Iterator[FeedBatch]:
-    """The steps of the plan, in its order; files are read ahead."""
+    """The steps of the plan in order; files are read ahead."""
 
     def read(step: Step) -> FeedBatch:
         return _closing(step) if step.closes else _read(store, row, step)

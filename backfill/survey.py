@@ -1,14 +1,13 @@
-"""Reads ahead of the workers what the files promise, and nothing else: their ends, a few kilobytes each.
+"""Surveys a backlog: reads the watermark rows at the end of each file, a few kilobytes each, ahead of the workers.
 
-    watermark rows in the order of cut_ts --> W of each task, by the sorter's own map --> how far a leg will reach
+    watermark rows in order of cut_ts --> W of each task, by the sorter's own map --> the timestamp that a batch reaches
 
-Every part of a task is complete where its watermark rows say so, and W of a task is that of its lowest slice, however
-the range is cut. So the timestamp up to which all parts of a task can write is known before any row has been read:
-none of them has to wait for the others, or to keep rows because another part is behind. Only a commit that nobody can
-decide may hold a part below it; that is seen when it has happened.
+W of a task is that of its lowest slice, however its range is cut. So the timestamp up to which all partitions of a task
+can write is known before any row is read: none waits for the others, or keeps rows because another one is behind. Only
+a commit that cannot be decided may hold a partition below it, which its result shows.
 
-A *leg* is a stretch of the backlog: files of all stores in the order of cut_ts (so that no store runs ahead of the
-others and little has to be held), at most so many bytes. Each is handed over by itself.
+A *batch* is a stretch of the backlog: files of all stores in order of cut_ts (so that no store runs ahead of the others
+and little must be held), limited in bytes. Each is handed over separately.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from tistream.model.positions import Positions
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.protocol import ObjectStore
 
-END_BYTES = 64 << 10  #: of a file that are read first
-AHEAD = 16  #: ends that are read ahead, for each store
+END_BYTES = 64 << 10  #: read first, from the end of a file
+AHEAD = 16  #: files whose ends are read ahead, per store
 
 
 @dataclass(slots=True)
-class Leg:
+class Batch:
     """A stretch of the backlog."""
 
     steps: list[Step] = field(default_factory=list)
     files: int = 0
     nbytes: int = 0  #: of the files
-    upto: dict[int, int] = field(default_factory=dict)  #: task -> how far it can be written then
+    upto: dict[int, int] = field(default_factory=dict)  #: task -> timestamp up to which it can be written
     weights: dict[int, list[tuple[bytes, int]]] = field(default_factory=dict)  #: task -> rows by region, see `plan`
 
 
@@ -59,7 +58,7 @@ class _Seen:
 
 
 class Survey:
-    """The backlog of one tenant, leg by leg."""
+    """Splits the backlog of one tenant into batches."""
 
     def __init__(
         self, store: ObjectStore, tenant: Tenant, backlog: Mapping[int, Sequence[Stream]], pool: Executor
@@ -71,30 +70,30 @@ class Survey:
         self._positions: dict[int, Positions] = {}
 
     def add(self, task_id: int, watermarks: RangeWatermarkMap, positions: Positions) -> None:
-        """A task as its snapshot left it."""
+        """Add a task, in the state of its snapshot."""
         self._maps[task_id], self._positions[task_id] = watermarks, positions
 
-    def take(self, bytes_max: int, until: int | None) -> Leg | None:
-        """The next leg, None at the end. It also ends where all tasks have reached `until`."""
-        leg = Leg()
+    def take(self, bytes_max: int, until: int | None) -> Batch | None:
+        """The next batch; None at the end, or when all tasks have reached `until`."""
+        batch = Batch()
         regions: list[pa.RecordBatch] = []
-        while leg.nbytes < bytes_max and not self._all_reached(until):
+        while batch.nbytes < bytes_max and not self._all_reached(until):
             seen = next(self._files, None)
             if seen is None:
                 break
-            leg.steps.append(seen.step)
+            batch.steps.append(seen.step)
             if not seen.step.closes:
-                leg.files += 1
-                leg.nbytes += seen.size
+                batch.files += 1
+                batch.nbytes += seen.size
                 regions.append(seen.regions)
                 self._apply(seen)
-        if not leg.steps:
+        if not batch.steps:
             return None
         for task_id, watermarks in self._maps.items():
             w = watermarks.watermark() or 0
-            leg.upto[task_id] = w if until is None else min(w, until)
-            leg.weights[task_id] = _weights(regions, watermarks.range)
-        return leg
+            batch.upto[task_id] = w if until is None else min(w, until)
+            batch.weights[task_id] = _weights(regions, watermarks.range)
+        return batch
 
     def _all_reached(self, until: int | None) -> bool:
         return until is not None and all((m.watermark() or 0) >= until for m in self._maps.values())
@@ -138,7 +137,7 @@ _NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)
 
 
 def _weights(regions: Sequence[pa.RecordBatch], range_: KeyRange) -> list[tuple[bytes, int]]:
-    """Where the regions that touch the range begin, and how many rows came with them, by key."""
+    """(start key, rows) of the regions that overlap the range, by key."""
     names = ["start_key", "end_key", "row_count"]
     table = pa.Table.from_batches(
         [batch.select(names) for batch in regions], pa.schema([REGIONS.field(n) for n in names])

@@ -3,8 +3,8 @@
 The backlog is what three stores with 300 regions push: 24 batch files, 600,000 rows of the recording's 142 bytes, and
 nothing consumed. The live side is a dispatcher and a sorter in this process, as `tistream up` has them, over one
 task: from the moment that the sorter owns the task until its `durable_ts` has reached the end. The bulk side is a
-whole replay on `local[2]` in two parts, from taking the task to the hand-over. Both write to local folders, through
-the same formats. What is visible afterwards must be the prepared rows, each once, on both sides.
+whole replay on `local[2]` in two partitions, from taking the task to the hand-over. Both write to local folders,
+through the same formats. What is visible afterwards must be the prepared rows, each once, on both sides.
 
 A session is there before the clock starts, workers are warm. Needs the extra `spark` and Java.
 """
@@ -103,7 +103,7 @@ def _bulk(folder: Path, session: SparkSession) -> Path:
     catalog = Catalog(f"sqlite:///{folder}/catalog.db")
     executor = SparkExecutor(session, f"file://{folder}/bucket", SystemClock())
     store = LocalStore(folder / "bucket")
-    Replay(catalog, store, SystemClock(), TENANT, executor, ReplaySettings(parts=PARTS)).run()
+    Replay(catalog, store, SystemClock(), TENANT, executor, ReplaySettings(partitions=PARTS)).run()
     catalog.close()
     return folder
 

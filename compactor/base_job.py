@@ -1,22 +1,19 @@
-"""One round of bases of one tenant, from plan to transaction.
+"""Builds the table snapshots (bases) of one tenant, from plan to transaction.
 
-    served watermark, less the lag -> the bases' timestamp B
-    tables at B, what each starts from -> segments up to B -> plan        reads of the catalog
+    served watermark - lag -> timestamp B of the bases
+    tables at B, with their predecessors -> segments up to B -> plan      reads of the catalog
     executor: files of rows for each group                                nothing is visible
     verify -> add_bases                                                   one transaction, all or nothing
-    outlived bases -> retire_bases                                        one transaction
+    obsolete bases -> retire_bases                                        one transaction
 
-Nothing below the watermark changes, so the reads need not agree with each other; what a base starts from is looked at
-again in the transaction. Two rounds at once may choose the same tables: the second one's work is lost, or gives bases
-of its own at another timestamp, which are right as well. A table without a seed that is older than the log has no rows
-to start from and gets no base.
+Nothing below the watermark changes, so the reads need not agree; the transaction checks the predecessors again. Two
+concurrent rounds may choose the same tables: the second one's work is lost, or gives correct bases at another
+timestamp. A table older than the log without a seed has no rows to start from, and gets no base.
 
-A table whose base cannot be built, because an object that it needs is missing or damaged or the code fails, is left
-out and named; the others get theirs. Its group is tried again table by table to find it. An error that may pass (store
-or catalog away) ends the round.
+A table whose base cannot be built, because an object is missing or damaged or the code fails, is excluded and reported.
+Its group is run again table by table to find it. A retryable error (store or catalog unavailable) ends the round.
 
-A job that dies leaves files without a row, which are collected, or bases that are not retired yet, which the next round
-sees to.
+A job that dies leaves files without a row, which are collected, or bases that the next round retires.
 """
 
 from __future__ import annotations
@@ -26,10 +23,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from compactor.base_task import BaseFailed, BaseResult
+from compactor.base_task import BaseResult
 from compactor.core.base_plan import BaseGroup, BasePlanRow, BasePlanSettings, BaseTable, apart, outlived, plan_bases
 from compactor.core.verify import verified_bases
 from compactor.job import JobEnd, collected
+from compactor.stops import Excluded
+from compactor.task import Failed
 from schemas.bases import Base, choose, is_overtaken
 from schemas.history import History
 from schemas.registry.schema_registry import SchemaRegistry
@@ -49,34 +48,31 @@ from tistream.ids import Tenant
 
 log = structlog.get_logger(__name__)
 
-BaseExecutor = Callable[[Sequence[BasePlanRow]], Iterable[BaseResult | BaseFailed]]
+BaseExecutor = Callable[[Sequence[BasePlanRow]], Iterable[BaseResult | Failed]]
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseSettings:
-    """What a round takes."""
+    """Limits of a round."""
 
-    lag_ms: int = 60_000  #: bases lie so far below the served watermark
-    window_ms: int = 7 * 24 * 3_600_000  #: below the watermark, in which moments keep the base that they have at hand
-    due_ms: int = 0  #: below the watermark: a table whose base is older gets a new one in any case; 0 = none does
-    segments_max: int = 100_000  #: that one round looks at; with more it goes up to a lower timestamp
+    lag_ms: int = 60_000  #: distance of the bases from the served watermark
+    window_ms: int = 7 * 24 * 3_600_000  #: bases within this time of the watermark are kept
+    due_ms: int = 0  #: a table whose base is older gets a new one in any case; 0 = never
+    segments_max: int = 100_000  #: read in one round; with more, it builds at a lower timestamp
     plan: BasePlanSettings = field(default_factory=BasePlanSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A table that cannot have a base now."""
+class ExcludedTable(Excluded):
+    """A table without a new base."""
 
     table_id: int
-    code: str
-    message: str
-    object: str  #: that the error names; empty when it names none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseReport:
-    """What a round did."""
+    """Result of a round."""
 
     end: JobEnd
     ts: int = 0
@@ -86,7 +82,7 @@ class BaseReport:
     bytes_written: int = 0
     retired: int = 0
     seconds: float = 0.0
-    failed: tuple[LeftOut, ...] = ()  #: the tables that were left out
+    failed: tuple[ExcludedTable, ...] = ()  #: the excluded tables
 
 
 def build_tenant_bases(
@@ -98,11 +94,10 @@ def build_tenant_bases(
     clock: Clock,
     progress: Progress = lambda done, total: None,
 ) -> BaseReport:
-    """Run one round. `progress` hears (groups done, groups planned).
+    """Run one round. `progress` is called with (groups done, groups planned).
 
-    Tables that cannot have a base are in the report's `failed`. Other errors of the executor and of verification end
-    it, and nothing has changed. CatalogUnavailable, not determinate, when it is unknown whether the bases were
-    added.
+    Excluded tables are in the report's `failed`. Other errors of the executor and of verification end it without
+    effect. CatalogUnavailable, not determinate, when it is unknown whether the bases were added.
     """
     begun = clock.monotonic()
     row = get_tenant(catalog, tenant)
@@ -111,17 +106,17 @@ def build_tenant_bases(
     watermark = served_watermark(catalog, tenant)
     history = registry.history(tenant)
     edge = min(watermark, history.resolved_ts)
-    failed: list[LeftOut] = []
+    failed: list[ExcludedTable] = []
     while True:
         ts, rows, sources = planned_bases(
             catalog, tenant, history, row.earliest_ts, edge, settings, without={f.table_id for f in failed}
         )
-        made, left_out = _made(executor, rows, progress)
-        failed += left_out
-        if made or not left_out:
-            break  # else the tables that failed took all there was to do: see to the others
+        made, excluded = _made(executor, rows, progress)
+        failed += excluded
+        if made or not excluded:
+            break  # else only failing tables were planned: plan the others
     for each in failed:
-        log.error("a table is left out of the bases", tenant=str(tenant), table=each.table_id, error=each.message)
+        log.error("table excluded from bases", tenant=str(tenant), table=each.table_id, error=each.message)
     rows, results = [row for row, _ in made], [result for _, result in made]
     added = not made or _add(catalog, tenant, rows, results, sources, row.earliest_ts)
     retired = _retire(catalog, tenant, history, tso.earlier(edge, settings.window_ms))
@@ -137,7 +132,7 @@ def build_tenant_bases(
         seconds=clock.monotonic() - begun,
         failed=tuple(failed),
     )
-    log.info("bases", tenant=str(tenant), end=report.end, tables=report.tables, ts=ts, retired=retired)
+    log.info("bases built", tenant=str(tenant), end=report.end, tables=report.tables, ts=ts, retired=retired)
     return report
 
 
@@ -149,36 +144,35 @@ def _end(made: bool, added: bool, failed: bool) -> JobEnd:
 
 def _made(
     executor: BaseExecutor, rows: Sequence[BasePlanRow], progress: Progress
-) -> tuple[list[tuple[BasePlanRow, BaseResult]], list[LeftOut]]:
-    """(the rows that have bases, with their results, the tables that cannot have one). A group that fails is tried
-    table by table."""
+) -> tuple[list[tuple[BasePlanRow, BaseResult]], list[ExcludedTable]]:
+    """(rows with their results, excluded tables). A group that fails is run again table by table."""
     if not rows:
         return [], []
-    made, failed = _sorted_out(rows, collected(executor(rows), len(rows), progress))
+    made, failed = _separated(rows, collected(executor(rows), len(rows), progress))
     alone: list[BasePlanRow] = []
     for row, _ in failed:
         if len(row.tables) > 1:
             alone += apart(row, len(rows) + len(alone))
     if alone:
         failed = [(row, error) for row, error in failed if len(row.tables) == 1]
-        more, still = _sorted_out(alone, collected(executor(alone), len(alone), progress))
+        more, still = _separated(alone, collected(executor(alone), len(alone), progress))
         made, failed = made + more, failed + still
     return made, [
-        LeftOut(table_id=row.tables[0].table_id, code=error.code, message=error.message, object=error.object)
+        ExcludedTable(table_id=row.tables[0].table_id, code=error.code, message=error.message, object=error.object)
         for row, error in failed
     ]
 
 
-def _sorted_out(
-    rows: Sequence[BasePlanRow], results: Sequence[BaseResult | BaseFailed]
-) -> tuple[list[tuple[BasePlanRow, BaseResult]], list[tuple[BasePlanRow, BaseFailed]]]:
+def _separated(
+    rows: Sequence[BasePlanRow], results: Sequence[BaseResult | Failed]
+) -> tuple[list[tuple[BasePlanRow, BaseResult]], list[tuple[BasePlanRow, Failed]]]:
     """(the rows with a result, the rows that failed). TiStreamError when a row has neither."""
-    of_row = {r.range_id: r for r in results if isinstance(r, BaseFailed)}
+    of_row = {r.range_id: r for r in results if isinstance(r, Failed)}
     built = [r for r in results if isinstance(r, BaseResult)]
-    whole = {r.range_id for r in built}
-    good = [row for row in rows if row.range_id in whole or row.range_id not in of_row]
+    done = {r.range_id for r in built}
+    good = [row for row in rows if row.range_id in done or row.range_id not in of_row]
     made = list(zip(good, verified_bases(good, built), strict=True))
-    return made, [(row, of_row[row.range_id]) for row in rows if row.range_id not in whole and row.range_id in of_row]
+    return made, [(row, of_row[row.range_id]) for row in rows if row.range_id not in done and row.range_id in of_row]
 
 
 def planned_bases(
@@ -191,7 +185,7 @@ def planned_bases(
     *,
     without: Collection[int] = (),
 ) -> tuple[int, list[BasePlanRow], dict[int, Base]]:
-    """(B, the plan, what each planned table starts from). `edge` is what is served; the tables of `without` get no
+    """(B, the plan, predecessor of each planned table). `edge` is the served watermark; the tables in `without` get no
     base."""
     ts = tso.earlier(edge, settings.lag_ms)
     if ts <= max(start_ts, history.start_ts):
@@ -202,7 +196,7 @@ def planned_bases(
         return ts, [], {}
     after = min(base.ts for base in sources.values())
     wanted, limit = ts, settings.segments_max
-    while True:  # a table that gets no new base holds `after` back for ever: then more is looked at, until one gets one
+    while True:  # tables that need no new base hold `after` back: read more segments until one does
         ts, segments = _segments(catalog, tenant, after, wanted, limit)
         groups = _worthy(catalog, tenant, sources, segments, ts, edge, settings)
         if groups:
@@ -235,7 +229,7 @@ def _worthy(
 
 
 def _sources(catalog: Catalog, tenant: Tenant, history: History, start_ts: int, ts: int) -> Iterator[Base]:
-    """What each table starts from that exists at `ts` and has something to start from."""
+    """The predecessors of the tables that exist at `ts` and have one."""
     seeds, bases = list_seeds(catalog, tenant), list_bases(catalog, tenant)
     of_table: dict[int, list[BaseRow]] = {}
     for base in bases:
@@ -252,13 +246,13 @@ def _sources(catalog: Catalog, tenant: Tenant, history: History, start_ts: int, 
 
 
 def _segments(catalog: Catalog, tenant: Tenant, after: int, ts: int, limit: int) -> tuple[int, list[SegmentRow]]:
-    """(B, all segments that may hold something of (after, B]); B is `ts`, or lower when there are too many."""
+    """(B, all segments that may hold changes in (after, B]); B is `ts`, or lower when there are too many."""
     while True:
         found = find_segments(catalog, tenant, after_ts=after, upto_ts=ts, limit=limit)
         end = ts if len(found) < limit else min(ts, found[-1].lo_ts - 1)
         if end > after or not found:
             return end, [segment for segment in found if segment.lo_ts <= end]
-        limit *= 2  # all of them begin at one commit_ts: see more of them
+        limit *= 2  # all begin at one commit_ts: read more
 
 
 def _table(catalog: Catalog, base: Base) -> BaseTable | None:
@@ -268,7 +262,7 @@ def _table(catalog: Catalog, base: Base) -> BaseTable | None:
             rows = seed_segments_of(catalog, seed, base.physical_id)
         case BaseRow() as built:
             rows = base_segments_of(catalog, built)
-    if rows is None:  # retired since it was listed: another time
+    if rows is None:  # retired since it was listed
         return None
     return BaseTable(table_id=base.physical_id, after_ts=base.ts, rows=tuple(rows))
 
@@ -305,7 +299,7 @@ def _add(
 
 
 def _is_visible(catalog: Catalog, tenant: Tenant, base: NewBase) -> bool:
-    """Whether this base is visible, with these segments; all of them are if one is."""
+    """Whether this base is visible with these segments: all become visible together."""
     row = next((b for b in list_bases(catalog, tenant, [base.table_id]) if b.ts == base.ts), None)
     found = None if row is None else base_segments_of(catalog, row)
     return found is not None and [s.object_key for s in found] == [s.object_key for s in base.segments]

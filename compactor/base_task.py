@@ -1,10 +1,9 @@
-"""What a worker does with a group of tables: what they had, and the log since, become their next bases.
+"""Builds the next bases of a group of tables: their predecessors and the log since, merged.
 
-Like `compact_range` it depends on its plan row and the store only, each try writes under a key of its own, and nothing
-is visible until the driver's transaction names it. Rows are read and merged as a read as of the timestamp does it
-(`tistream.log.table_rows`), and written in the format of a seed.
-
-What was written is decoded again and must have, for each table, the rows and the fingerprint of what was merged.
+Like `compact_range` it depends on its plan row and the store only, each attempt writes under its own keys, and nothing
+is visible until the driver's transaction names it. Rows are read and merged as by a read as of the timestamp
+(`tistream.log.table_rows`), and written in the format of a seed. The written files are decoded again and must have the
+rows and the fingerprint of the merge, per table.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import polars as pl
 import pyarrow as pa
 
 from compactor.core.base_plan import BasePlanRow
-from compactor.task import may_pass, told
 from tistream.codec.newest import VERSION, Run
 from tistream.codec.seed_file import SEED, SeedBuilder, SeedFile
 from tistream.codec.segment_file import SegmentFile, SegmentInfo
@@ -34,7 +32,7 @@ _SEED = 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseFile:
-    """A file of rows that lies in the store; each segment is of one table."""
+    """A stored file of rows; each segment is of one table."""
 
     object_key: str
     object_bytes: int
@@ -48,24 +46,14 @@ class BaseResult:
     range_id: int
     ts: int
     files: tuple[BaseFile, ...]
-    rows: dict[int, int]  #: table id -> rows, of those that have some
+    rows: dict[int, int]  #: table id -> rows, without empty tables
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaseFailed:
-    """A group whose bases cannot be built."""
-
-    range_id: int
-    code: str
-    message: str
-    object: str = ""  #: that the error names; empty when it names none
-
-
 def build_bases(store: ObjectStore, row: BasePlanRow, attempt: str) -> BaseResult:
-    """Write the bases of one plan row. `attempt` is a name that no other try uses.
+    """Write the bases of one plan row. `attempt` is a unique name.
 
-    CorruptObject and ObjectNotFound as in `compact_range`; TiStreamError when what was written is not what was merged.
+    CorruptObject and ObjectNotFound as in `compact_range`; TiStreamError when the files differ from the merge.
     """
     begun = time.monotonic()
     merged, written = _Sums(), _Sums()
@@ -79,21 +67,10 @@ def build_bases(store: ObjectStore, row: BasePlanRow, attempt: str) -> BaseResul
         files += [_put(store, file, written) for file in builder.add(part.cast(SEED))]
     files += [_put(store, file, written) for file in builder.finish()]
     if merged != written or not merged.rows.keys() <= {table.table_id for table in row.tables}:
-        raise TiStreamError("a base differs from what it was made of", job=row.job, range=row.range_id)
+        raise TiStreamError("a base differs from its inputs", job=row.job, range=row.range_id)
     return BaseResult(
         range_id=row.range_id, ts=row.ts, files=tuple(files), rows=written.rows, seconds=time.monotonic() - begun
     )
-
-
-def try_bases(store: ObjectStore, row: BasePlanRow, attempt: str) -> BaseResult | BaseFailed:
-    """As `build_bases`; an error that another try cannot help is a result, so that the other groups go on."""
-    try:
-        return build_bases(store, row, attempt)
-    except Exception as e:
-        if may_pass(e):
-            raise
-        code, message, about = told(e)
-        return BaseFailed(range_id=row.range_id, code=code, message=message, object=about)
 
 
 class _Sums:
@@ -117,14 +94,14 @@ class _Sums:
 
 
 def _before(store: ObjectStore, row: BasePlanRow) -> Run:
-    """What the tables start from, one after the other: so the keys rise."""
+    """The predecessors in order of table id, hence of key."""
     for table in sorted(row.tables, key=lambda t: t.table_id):
         for segment in table.rows:
             yield base_rows(store, segment, table.after_ts, VERSION)
 
 
 def _since(store: ObjectStore, row: BasePlanRow) -> Iterator[pa.Table]:
-    """The tables' rows in the log above what they start from, up to the bases' timestamp."""
+    """The tables' rows in the log above their predecessors, up to the bases' timestamp."""
     tables = sorted(row.tables, key=lambda t: t.table_id)
     ids = np.array([table.table_id for table in tables], np.int64)
     after = np.array([table.after_ts for table in tables], np.uint64)

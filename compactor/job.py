@@ -1,18 +1,17 @@
-"""One compaction of one tenant, from plan to swap.
+"""Runs one compaction of one tenant, from plan to commit.
 
-    lowest durable watermark -> pieces behind the edge -> plan -> segments      three reads of the catalog, each one
-    statement executor: one file for each row of the plan                     nothing is visible verify -> swap
-    one transaction, all or nothing
+    lowest durable watermark -> pieces behind it -> plan -> segments     three reads of the catalog, a statement each
+    executor: one file per plan row                                      nothing is visible
+    verify -> swap                                                       one transaction, all or nothing
 
-The reads need not agree with each other: `durable_ts` only rises, so the edge is on the safe side; a piece that changes
-after it was planned is no longer what the swap expects, and then nothing is swapped. For the same reason any number of
-compactions may run at once: of two that want the same piece one loses its work.
+The reads need not agree: `durable_ts` only rises, and the swap refuses a piece that has changed since it was planned.
+For the same reason any number of compactions may run at once: of two that want the same piece, one loses its work.
 
-A group that cannot be merged, because an input is damaged or the code fails, is left out and named; the others
-are swapped. An error that may pass (store or catalog away) ends the job.
+A group that cannot be merged, because an input is damaged or the code fails, is excluded and reported; the others are
+committed. A retryable error (store or catalog unavailable) ends the job.
 
-When the reply to the swap is lost, the outputs' rows say what became of it. If they are not there, the job does not
-know: the transaction may still land, or never, and both are right. What never becomes visible is collected.
+After a lost reply the outputs' rows tell whether the swap took effect. If they do not exist, its outcome is unknown;
+both outcomes are right, and objects that never become visible are collected.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from compactor.core.plan import Group, PlanRow, PlanSettings, plan, unfinished
 from compactor.core.verify import verified
-from compactor.task import RangeFailed, RangeResult
+from compactor.stops import Excluded
+from compactor.task import Failed, HasRange, RangeResult
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
@@ -39,7 +39,7 @@ from tistream.ids import Tenant
 
 log = structlog.get_logger(__name__)
 
-Executor = Callable[[Sequence[PlanRow]], Iterable[RangeResult | RangeFailed]]
+Executor = Callable[[Sequence[PlanRow]], Iterable[RangeResult | Failed]]
 
 
 class JobEnd(StrEnum):
@@ -47,34 +47,31 @@ class JobEnd(StrEnum):
 
     NOTHING_TO_DO = "nothing to do"
     SWAPPED = "swapped"
-    FAILED = "failed"  #: of no group a file could be made
-    LOST = "lost"  #: an input was replaced meanwhile: another compaction was faster
+    FAILED = "failed"  #: no group could be merged
+    LOST = "lost"  #: another compaction replaced an input first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """What a job takes."""
+    """Limits of a job."""
 
-    lag_ms: int = 60_000  #: pieces younger than this, before the least `durable_ts`, are left alone
-    pieces_max: int = 100_000  #: that a job looks at together; it goes on until some of them are worth it
+    lag_ms: int = 60_000  #: pieces within this time of the lowest `durable_ts` are left alone
+    pieces_max: int = 100_000  #: read at once; the job reads on until some are worth merging
     plan: PlanSettings = field(default_factory=PlanSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A group that cannot be merged now."""
+class ExcludedGroup(Excluded):
+    """Neighbouring pieces that were not merged."""
 
     task_id: int
     first: str  #: object key of its first piece
     last: str
-    code: str
-    message: str
-    object: str  #: that the error names; empty when it names none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a job did."""
+    """Result of a job."""
 
     tenant: Tenant
     end: JobEnd
@@ -87,7 +84,7 @@ class Report:
     bytes_after: int = 0
     rows: int = 0
     seconds: float = 0.0
-    failed: tuple[LeftOut, ...] = ()  #: the groups that were left out
+    failed: tuple[ExcludedGroup, ...] = ()  #: the excluded groups
 
 
 def compact_tenant(
@@ -98,19 +95,19 @@ def compact_tenant(
     clock: Clock,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """Run one job. `progress` hears (ranges done, ranges planned).
+    """Run one job. `progress` is called with (ranges done, ranges planned).
 
-    Groups that fail are in the report's `failed`. Errors of the executor and of verification end the job, and nothing
-    has changed. CatalogUnavailable, not determinate, when the outcome of the swap is unknown.
+    Groups that fail are in the report's `failed`. Errors of the executor and of verification end the job without
+    effect. CatalogUnavailable, not determinate, when the outcome of the swap is unknown.
     """
     begun = clock.monotonic()
     groups, rows = planned(catalog, tenant, settings)
     if not rows:
         return Report(tenant=tenant, end=JobEnd.NOTHING_TO_DO)
     job = rows[0].job
-    made, failed = _sorted_out(rows, groups, collected(executor(rows), len(rows), progress))
+    made, failed = _separated(rows, groups, collected(executor(rows), len(rows), progress))
     for each in failed:
-        log.error("a group is left out of a compaction", tenant=str(tenant), job=job, **dataclasses.asdict(each))
+        log.error("group excluded from compaction", tenant=str(tenant), job=job, **dataclasses.asdict(each))
     if not made:
         seconds = clock.monotonic() - begun
         return Report(tenant=tenant, end=JobEnd.FAILED, job=job, failed=failed, seconds=seconds)
@@ -133,12 +130,12 @@ def compact_tenant(
         rows=sum(p.rows for p in inputs),
         seconds=clock.monotonic() - begun,
     )
-    log.info("compaction", tenant=str(tenant), job=report.job, end=report.end, files=report.files_before)
+    log.info("compaction done", tenant=str(tenant), job=report.job, end=report.end, files=report.files_before)
     return report
 
 
 def planned(catalog: Catalog, tenant: Tenant, settings: JobSettings) -> tuple[list[Group], list[PlanRow]]:
-    """What there is to do: the groups, and the plan row of each. Groups that changed while we looked are left out."""
+    """The groups to merge, and the plan row of each, without groups that changed meanwhile."""
     edge = lowest_durable_ts(catalog, tenant)
     upto = tso.earlier(edge, settings.lag_ms)
     found = _worthwhile(catalog, tenant, upto, settings)
@@ -159,7 +156,7 @@ def planned(catalog: Catalog, tenant: Tenant, settings: JobSettings) -> tuple[li
 
 
 def _worthwhile(catalog: Catalog, tenant: Tenant, upto_ts: int, settings: JobSettings) -> list[Group]:
-    """The oldest groups that are worth it, however many pieces lie before them that are not."""
+    """The oldest groups worth merging, however many pieces lie before them."""
     carried: list[Piece] = []
     after: Piece | None = None
     while True:
@@ -170,48 +167,38 @@ def _worthwhile(catalog: Catalog, tenant: Tenant, upto_ts: int, settings: JobSet
         carried, after = unfinished([*carried, *some], settings.plan), some[-1]
 
 
-def _sorted_out(
-    rows: Sequence[PlanRow], groups: Sequence[Group], results: Sequence[RangeResult | RangeFailed]
-) -> tuple[dict[int, RangeResult], tuple[LeftOut, ...]]:
-    """(the file of each range that has one, the groups that failed). Of several files of one
-    range, which are the same work done twice, the first by key. TiStreamError when a range has no result at all."""
+def _separated(
+    rows: Sequence[PlanRow], groups: Sequence[Group], results: Sequence[RangeResult | Failed]
+) -> tuple[dict[int, RangeResult], tuple[ExcludedGroup, ...]]:
+    """(range -> its file, the groups that failed). Of several files of one range, from repeated work, the first by key.
+    TiStreamError when a range has no result."""
     made: dict[int, RangeResult] = {}
-    failed: dict[int, RangeFailed] = {}
+    failed: dict[int, Failed] = {}
     for result in results:
-        if isinstance(result, RangeFailed):
+        if isinstance(result, Failed):
             failed[result.range_id] = result
         elif result.range_id not in made or result.object_key < made[result.range_id].object_key:
             made[result.range_id] = result
     for row in rows:
         if row.range_id not in made and row.range_id not in failed:
-            raise TiStreamError("a part of a compaction has no result", job=row.job, range=row.range_id)
-    left_out = [_left_out(groups[at], failed[at]) for at in sorted(failed) if at not in made]
-    return {at: made[at] for at in sorted(made)}, tuple(left_out)
+            raise TiStreamError("a compaction range has no result", job=row.job, range=row.range_id)
+    excluded = [_excluded(groups[at], failed[at]) for at in sorted(failed) if at not in made]
+    return {at: made[at] for at in sorted(made)}, tuple(excluded)
 
 
-def _left_out(group: Group, failed: RangeFailed) -> LeftOut:
-    return LeftOut(
-        task_id=group.task_id,
-        first=group.pieces[0].object_key,
-        last=group.pieces[-1].object_key,
-        code=failed.code,
-        message=failed.message,
-        object=failed.object,
-    )
+def _excluded(group: Group, failed: Failed) -> ExcludedGroup:
+    first, last = group.pieces[0].object_key, group.pieces[-1].object_key
+    error = {"code": failed.code, "message": failed.message, "object": failed.object}
+    return ExcludedGroup(task_id=group.task_id, first=first, last=last, **error)
 
 
-class _OfRange(Protocol):
-    @property
-    def range_id(self) -> int: ...
+RangeT = TypeVar("RangeT", bound=HasRange)
 
 
-ResultT = TypeVar("ResultT", bound=_OfRange)
-
-
-def collected(results: Iterable[ResultT], planned: int, progress: Callable[[int, int], None]) -> list[ResultT]:
-    """All results of an executor; `progress` hears how many of the planned ranges have one."""
+def collected(results: Iterable[RangeT], planned: int, progress: Callable[[int, int], None]) -> list[RangeT]:
+    """All results of an executor; `progress` is called with (ranges with a result, planned)."""
     progress(0, planned)
-    found: list[ResultT] = []
+    found: list[RangeT] = []
     for result in results:
         found.append(result)
         progress(len({r.range_id for r in found}), planned)
@@ -229,6 +216,6 @@ def _output(result: RangeResult) -> Output:
 
 
 def _are_visible(catalog: Catalog, outputs: Sequence[Output]) -> bool:
-    """Whether the outputs became visible; all of them did if the first did."""
+    """Whether the outputs became visible: all do together."""
     found = object_states(catalog, [outputs[0].object_key])
     return found.get(outputs[0].object_key) in (ObjectState.LIVE, ObjectState.SUPERSEDED)

@@ -1,19 +1,18 @@
-"""Runs plan rows on Spark, as nothing but an executor: `try_range` or `try_bases` does the work, on Arrow.
+"""Executor of plan rows on Spark: `compact_range` or `build_bases` does the work, on Arrow.
 
-    driver    WAVES partitions per core, each with its share of the plan rows; their text travels with the function
+    driver    WAVES partitions per core, each with its share of the plan rows as text
     worker    row by row: decode it, compact_range over its own store client  -> one line: the result's text
     driver    collects the lines
 
-Only plan rows and results cross the JVM, never a row of the log; there is no shuffle, for the inputs are cut by range
-already. Spark may run a task twice, at once (speculation) or again (a lost executor): every try has a name of its own,
-so the files do not meet, and the driver takes one result for each plan row. Not a task for each row: a Spark task costs
-about as much processor time as a row of the usual size (0.18 s in JVMs and worker, measured).
+Only plan rows and results cross the JVM, never a row of the log. There is no shuffle: the inputs are already cut by
+range. Spark may run a task twice (speculation, a lost executor): every attempt has a unique name, so files do not
+collide, and the driver takes one result per plan row. A partition holds several rows, because a Spark task costs about
+as much processor time as a row of usual size (0.18 s in JVMs and worker, measured).
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +22,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from compactor.base_task import BaseFailed, BaseResult, try_bases
+from compactor.base_task import BaseResult, build_bases
 from compactor.core.base_plan import BasePlanRow
 from compactor.core.plan import PlanRow
 from compactor.core.wire import decode, encode
-from compactor.task import RangeFailed, RangeResult, try_range
+from compactor.task import Failed, RangeResult, attempt, compact_range
 from tistream.clock import Clock
 from tistream.errors import ConfigError
 from tistream.objectstore.factory import open_store
@@ -38,16 +37,16 @@ if TYPE_CHECKING:
 
 Batches = Iterator[pa.RecordBatch]
 
-WAVES = 4  #: tasks that a core gets one after the other: a core that is late or lost holds up a quarter of its share
+WAVES = 4  #: tasks per core: a slow or lost core delays a quarter of its share
 
 _LOOK_EVERY_S = 0.5
 _RESULT = pa.schema([("result", pa.string())])
 
 
 def new_session(master: str | None, options: Mapping[str, str]) -> SparkSession:
-    """A session, or the one that `spark-submit` has made. `master` as Spark writes it; None leaves it to Spark.
+    """A session, or the one that `spark-submit` has made. `master` in Spark's notation; None leaves it to Spark.
 
-    The workers use this very Python. ConfigError when Spark is not installed.
+    The workers use this Python interpreter. ConfigError when Spark is not installed.
     """
     try:
         from pyspark.sql import SparkSession
@@ -58,7 +57,7 @@ def new_session(master: str | None, options: Mapping[str, str]) -> SparkSession:
     if master is not None and master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName("tistream compaction").config("spark.ui.showConsoleProgress", "false")
-    builder = builder.config("spark.executorEnv.POLARS_MAX_THREADS", "1")  # there is a worker for each core
+    builder = builder.config("spark.executorEnv.POLARS_MAX_THREADS", "1")  # there is a worker per core
     if master is not None:
         builder = builder.master(master)
     for name, value in options.items():
@@ -67,8 +66,8 @@ def new_session(master: str | None, options: Mapping[str, str]) -> SparkSession:
 
 
 class SparkExecutor:
-    """An Executor over a session. `store_url` must lead every worker to the same bucket; `progress` hears (tasks done,
-    tasks) while Spark is at work."""
+    """An Executor over a session. `store_url` must be the same bucket for every worker; `progress` is called with
+    (tasks done, tasks)."""
 
     def __init__(
         self,
@@ -79,21 +78,18 @@ class SparkExecutor:
     ) -> None:
         self._session, self._store_url, self._clock, self._progress = session, store_url, clock, progress
 
-    def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult | RangeFailed]:
-        """One Spark job for all rows. Spark's own error when one of its tasks has failed too often."""
-        plan = [encode(row) for row in rows]
-        name = f"tistream-compaction-{rows[0].job}"
-        work = partial(_compact, self._store_url)
-        lines = run_lines(self._session, name, plan, work, self._clock, self._progress)
-        yield from (decode(RangeResult | RangeFailed, line) for line in lines)
+    def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult | Failed]:
+        """One Spark job for all rows. Spark's own error when a Spark task has failed too often."""
+        name, work = f"tistream-compaction-{rows[0].job}", partial(_compact, self._store_url)
+        yield from (decode(RangeResult | Failed, line) for line in self._lines(name, rows, work))
 
-    def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult | BaseFailed]:
-        """A BaseExecutor, in the same way."""
-        plan = [encode(row) for row in rows]
-        name = f"tistream-bases-{rows[0].job}"
-        work = partial(_build, self._store_url)
-        lines = run_lines(self._session, name, plan, work, self._clock, self._progress)
-        yield from (decode(BaseResult | BaseFailed, line) for line in lines)
+    def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult | Failed]:
+        """A BaseExecutor."""
+        name, work = f"tistream-bases-{rows[0].job}", partial(_build, self._store_url)
+        yield from (decode(BaseResult | Failed, line) for line in self._lines(name, rows, work))
+
+    def _lines(self, name: str, rows: Sequence[object], work: Callable[[str], str]) -> list[str]:
+        return run_lines(self._session, name, [encode(row) for row in rows], work, self._clock, self._progress)
 
 
 def run_lines(
@@ -104,8 +100,8 @@ def run_lines(
     clock: Clock,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
-    """One Spark job `name`: for each line of the plan a worker makes another one, in the plan's order. `work` travels:
-    it is a function that workers can import, and plain values."""
+    """One Spark job `name` that maps each line of the plan to a result, in plan order. `work` is pickled: a function
+    that workers can import, and plain values."""
     context = session.sparkContext
     partitions = _partitions(context, len(plan))
     numbers = session.range(0, len(plan), 1, partitions)
@@ -125,8 +121,7 @@ def run_lines(
 
 
 def _partitions(context: SparkContext, rows: int) -> int:
-    """How many tasks share the rows. Where executors come and go with the work, nobody knows how many cores there will
-    be: a row each."""
+    """The number of Spark tasks. With dynamic allocation the number of cores is unknown: one per row."""
     is_elastic = context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
     return rows if is_elastic else min(rows, WAVES * context.defaultParallelism)
 
@@ -139,7 +134,7 @@ def _tasks_done(context: SparkContext, group: str) -> int:
 
 
 def _work(plan: list[str], one: Callable[[str], str]) -> Callable[[Batches], Batches]:
-    """What a worker runs. A closure of plain values, so that nothing of the driver travels."""
+    """The function that workers run: a closure of plain values, so that no driver state is pickled."""
 
     def work(batches: Batches) -> Batches:
         pa.set_cpu_count(1)
@@ -151,8 +146,8 @@ def _work(plan: list[str], one: Callable[[str], str]) -> Callable[[Batches], Bat
 
 
 def _compact(store_url: str, line: str) -> str:
-    return encode(try_range(open_store(store_url), decode(PlanRow, line), secrets.token_hex(8)))
+    return encode(attempt(compact_range, open_store(store_url), decode(PlanRow, line)))
 
 
 def _build(store_url: str, line: str) -> str:
-    return encode(try_bases(open_store(store_url), decode(BasePlanRow, line), secrets.token_hex(8)))
+    return encode(attempt(build_bases, open_store(store_url), decode(BasePlanRow, line)))

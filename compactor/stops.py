@@ -1,14 +1,14 @@
-"""Records what compaction leaves out as stops in the catalog, so that the console and `tistream status` name it.
+"""Records what compaction excludes as stops in the catalog, which the console and `tistream status` show.
 
-A tenant has at most one stop for the merging of files and one for bases: the first error, and how many there are. It
-goes away with the first job that leaves nothing out.
+A tenant has at most one stop for compaction and one for bases: the first error, and the number of excluded items. The
+next job that excludes nothing clears it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.stops import Scope, Stopped, clear_stop, record_stop, stops_of_role
@@ -22,26 +22,22 @@ class Role(StrEnum):
     BASES = "bases"
 
 
-class LeftOut(Protocol):
-    """A group of files or a table that a job left out."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excluded:
+    """Input of a job that it could not process: a group of files or a table."""
 
-    @property
-    def code(self) -> str: ...
-
-    @property
-    def message(self) -> str: ...
-
-    @property
-    def object(self) -> str: ...
+    code: str
+    message: str
+    object: str  #: that the error names; empty when it names none
 
 
-def record_left_out(catalog: Catalog, tenant: Tenant, role: Role, left_out: Sequence[LeftOut]) -> None:
-    """Record what a job left out; when that is nothing, the tenant's stop of this role goes away."""
+def record_excluded(catalog: Catalog, tenant: Tenant, role: Role, excluded: Sequence[Excluded]) -> None:
+    """Record what a job excluded; clears the tenant's stop of this role when nothing was."""
     item = str(tenant)
-    if not left_out:
+    if not excluded:
         clear_stop(catalog, role, item)
         return
-    first, more = left_out[0], len(left_out) - 1
+    first, more = excluded[0], len(excluded) - 1
     tries = next((row.stopped.tries for row in stops_of_role(catalog, role) if row.stopped.item == item), 0)
     stopped = Stopped(
         role=role,
@@ -49,7 +45,7 @@ def record_left_out(catalog: Catalog, tenant: Tenant, role: Role, left_out: Sequ
         scope=Scope.TENANT,
         tenant=tenant,
         code=first.code,
-        message=f"{first.message} ({more} more are left out)" if more else first.message,
+        message=f"{first.message} ({more} more are excluded)" if more else first.message,
         object=first.object,
         tries=tries + 1,
     )

@@ -1,19 +1,21 @@
-"""What a worker does with one row of the plan: read, merge, sort, write, look whether it is the same.
+"""Compacts one plan row: reads, merges, sorts and writes its segments, and verifies the file.
 
-`compact_range` depends on nothing but its plan row and the store, so whoever runs it (Spark, threads, a test) may run
-it twice, at once or again after a crash: each try writes under a key that contains its own `attempt`, and none is
-visible until the driver's swap names it. What loses is an orphan and goes to the collector.
+`compact_range` depends on its plan row and the store only, so it may run twice, at once or after a crash: each attempt
+writes under a key that contains its `attempt`, and none is visible until the driver's swap names it. The others are
+orphans, and are collected.
 
-The file is checked before it is stored: it is decoded again, row group by row group, and must have the rows, the
-commit_ts range and the fingerprint of the inputs. The fingerprint is the sum of a 64-bit hash of each row: it does not
-depend on the order, and a row that is missing, doubled or changed changes it.
+Before it is stored, the file is decoded again, row group by row group, and must have the rows, the commit_ts range and
+the fingerprint of the inputs. The fingerprint is the sum of a 64-bit hash of each row: independent of the order, and
+changed by every missing, repeated or modified row.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 import polars as pl
@@ -36,7 +38,7 @@ _IN_ORDER = [(name, "ascending") for name in ("table_id", "commit_ts", "start_ts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What must be the same before and after."""
+    """Figures that inputs and output share."""
 
     rows: int
     lo_ts: int
@@ -46,7 +48,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeResult:
-    """A file that lies in the store and is not visible yet."""
+    """A stored file that is not visible yet."""
 
     range_id: int
     task_id: int
@@ -54,27 +56,35 @@ class RangeResult:
     object_bytes: int
     groups: tuple[SegmentInfo, ...]
     footer: Footer
-    before: Contents  #: of the inputs, as they were read
-    after: Contents  #: of the file, as it was decoded again
+    before: Contents  #: of the inputs
+    after: Contents  #: of the file, decoded again
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RangeFailed:
-    """A plan row that cannot be merged into a file."""
+class Failed:
+    """A plan row that a retry cannot help."""
 
     range_id: int
-    task_id: int
     code: str
     message: str
     object: str = ""  #: that the error names; empty when it names none
 
 
-def compact_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult:
-    """Write the file of one plan row. `attempt` is a name that no other try uses.
+class HasRange(Protocol):
+    @property
+    def range_id(self) -> int: ...
 
-    CorruptObject for an input that is not what the catalog says; ObjectNotFound for one that was collected since it was
-    planned; TiStreamError when the file would not be the same rows, and then nothing is written.
+
+RowT = TypeVar("RowT", bound=HasRange)
+ResultT = TypeVar("ResultT")
+
+
+def compact_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult:
+    """Write the file of one plan row. `attempt` is a unique name.
+
+    CorruptObject for an input that does not match the catalog; ObjectNotFound for one collected since it was planned;
+    TiStreamError when the file would not hold the same rows: then nothing is written.
     """
     begun = time.monotonic()
     tables = read_inputs(store, row)
@@ -100,28 +110,18 @@ def compact_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult
     )
 
 
-def try_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult | RangeFailed:
-    """As `compact_range`; what another try cannot help is a result, so that the other rows of the plan go on."""
+def attempt(build: Callable[[ObjectStore, RowT, str], ResultT], store: ObjectStore, row: RowT) -> ResultT | Failed:
+    """`compact_range` or `build_bases` under a new name. An error that a retry cannot help becomes a result, so that
+    the other rows continue."""
     try:
-        return compact_range(store, row, attempt)
-    except Exception as e:
-        if may_pass(e):
+        return build(store, row, secrets.token_hex(8))
+    except TiStreamError as e:
+        if e.kind is ErrorKind.RETRY:
             raise
-        code, message, about = told(e)
-        return RangeFailed(range_id=row.range_id, task_id=row.task_id, code=code, message=message, object=about)
-
-
-def may_pass(error: Exception) -> bool:
-    """Whether the same work may succeed later as it is."""
-    return isinstance(error, TiStreamError) and error.kind is ErrorKind.RETRY
-
-
-def told(error: Exception) -> tuple[str, str, str]:
-    """(code, message, object) of an error; the object is empty when it names none."""
-    if not isinstance(error, TiStreamError):
-        return TiStreamError.code, repr(error)[:_MESSAGE_MAX], ""
-    about = error.facts.get("object", error.facts.get("key", ""))
-    return error.code, str(error)[:_MESSAGE_MAX], str(about)
+        about = e.facts.get("object", e.facts.get("key", ""))
+        return Failed(range_id=row.range_id, code=e.code, message=str(e)[:_MESSAGE_MAX], object=str(about))
+    except Exception as e:  # noqa: BLE001 - a defect concerns this row
+        return Failed(range_id=row.range_id, code=TiStreamError.code, message=repr(e)[:_MESSAGE_MAX])
 
 
 def read_inputs(store: ObjectStore, row: PlanRow) -> list[pa.Table]:
@@ -140,7 +140,7 @@ def merge(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def contents(tables: Iterable[pa.Table]) -> Contents:
-    """The figures of all these rows, whatever their order."""
+    """The figures of these rows, independent of their order."""
     rows, lo_ts, hi_ts, total = 0, (1 << 64) - 1, 0, np.uint64(0)
     for table in tables:
         if not table.num_rows:

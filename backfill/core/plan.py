@@ -1,18 +1,16 @@
-"""What a replay gives to its workers: which part of a task, which files in which order, up to which timestamp.
+"""Plans a batch of a replay: partitions of tasks, each with its files in order and the timestamp to reach (pure).
 
-    steps of a leg, tasks, rows by region --> parts of each task's range, one plan row for each
+    steps of a batch, tasks, rows by region --> partitions of each task's range, one plan row each
 
-Keys never meet: rows are matched by key, and W(key) is lifted slice by slice. So a task's range may be cut anywhere,
-and each part is a run of the same core over the same files. Parts are cut where regions begin, so that each has about
-as many rows, and the larger tasks get more of them.
+Rows are matched by key, and W(key) rises slice by slice, so a task's range may be cut anywhere: each partition is a run
+of the same core over the same files. Cuts are made where regions begin, with about equally many rows per partition;
+larger tasks get more partitions.
 
 Relations:
 
-- the parts of a task tile its range, and have the same steps, positions and end;
+- the partitions of a task tile its range, and have the same steps, positions and end;
 - the steps of one (store, incarnation) are dense: they follow its position without a gap;
-- `upto` is a timestamp that every part reaches by its watermark rows, so what is written can be handed over together.
-
-Pure.
+- every partition reaches `upto` by its watermark rows, so the results can be handed over together.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from tistream.model.positions import Positions, position_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A file to take, or the end of an incarnation behind it."""
+    """A file to read, or the end of an incarnation behind it."""
 
     store_id: int
     incarnation: int
@@ -42,7 +40,7 @@ class PlanRow:
     """The work of one worker."""
 
     tenant: Tenant
-    part: int  #: number in this leg
+    partition: int  #: number within the batch
     task_id: int
     epoch: int  #: of the replay
     range: KeyRange
@@ -52,7 +50,7 @@ class PlanRow:
     snapshot_key: str | None  #: of the whole task's state
     positions: Positions  #: of that state
     steps: tuple[Step, ...]
-    memory_bytes: int  #: what its rows may take; 0 = a share of the machine's
+    memory_bytes: int  #: limit of its rows; 0 = a share of the machine's
 
 
 def plan(
@@ -62,12 +60,12 @@ def plan(
     upto: Mapping[int, int],
     weights: Mapping[int, Sequence[tuple[bytes, int]]],
     *,
-    parts: int,
+    partitions: int,
     memory_bytes: int = 0,
 ) -> list[PlanRow]:
-    """A plan row for each part. `weights`: of each task, where regions begin and how many rows they have, by key;
-    `parts`: about how many there shall be, not fewer than tasks."""
-    shares = _shares({task.task_id: sum(n for _, n in weights[task.task_id]) for task in tasks}, parts)
+    """A plan row per partition. `weights`: task -> (start key, rows) of its regions, by key; `partitions`: about how
+    many to make, at least one per task."""
+    shares = _shares({task.task_id: sum(n for _, n in weights[task.task_id]) for task in tasks}, partitions)
     rows: list[PlanRow] = []
     for task in tasks:
         own = own_steps(steps, positions[task.task_id])
@@ -75,7 +73,7 @@ def plan(
             rows.append(
                 PlanRow(
                     tenant=task.tenant,
-                    part=len(rows),
+                    partition=len(rows),
                     task_id=task.task_id,
                     epoch=task.epoch,
                     range=range_,
@@ -92,7 +90,7 @@ def plan(
 
 
 def own_steps(steps: Iterable[Step], positions: Positions) -> tuple[Step, ...]:
-    """The steps that a task with these positions has not done yet."""
+    """The steps that lie behind these positions."""
 
     def is_new(step: Step) -> bool:
         at = position_of(positions.get(step.store_id, {}), step.incarnation)
@@ -101,21 +99,21 @@ def own_steps(steps: Iterable[Step], positions: Positions) -> tuple[Step, ...]:
     return tuple(step for step in steps if is_new(step))
 
 
-def cut(range_: KeyRange, weights: Sequence[tuple[bytes, int]], parts: int) -> list[KeyRange]:
-    """At most so many ranges that tile `range_`, of about the same weight, cut where regions begin. `weights` as in
+def cut(range_: KeyRange, weights: Sequence[tuple[bytes, int]], partitions: int) -> list[KeyRange]:
+    """At most `partitions` ranges that tile `range_`, of about equal weight, cut where regions begin. `weights` as in
     `plan`."""
     total = sum(rows for _, rows in weights)
     cuts: list[bytes] = []
     before = 0
     for start, rows in weights:
-        if start > range_.start and len(cuts) < parts - 1 and before * parts >= total * (len(cuts) + 1):
+        if start > range_.start and len(cuts) < partitions - 1 and before * partitions >= total * (len(cuts) + 1):
             cuts.append(start)
         before += rows
     edges = [range_.start, *cuts, range_.end]
     return [KeyRange(start, end) for start, end in pairwise(edges)]
 
 
-def _shares(rows: Mapping[int, int], parts: int) -> dict[int, int]:
-    """How many parts each task gets: one, and more for the larger ones."""
+def _shares(rows: Mapping[int, int], partitions: int) -> dict[int, int]:
+    """The number of partitions of each task: at least one, more for larger tasks."""
     total = max(1, sum(rows.values()))
-    return {task_id: max(1, round(parts * of_task / total)) for task_id, of_task in rows.items()}
+    return {task_id: max(1, round(partitions * of_task / total)) for task_id, of_task in rows.items()}

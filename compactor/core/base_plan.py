@@ -1,18 +1,18 @@
-"""Which tables get a new base, and which bases go (pure).
+"""Plans which tables get a new base, and which bases are retired (pure).
 
-A read as of a timestamp costs the base and its tail: the segments above the base that may hold the table. A new base
-costs as much again, once. So it is worth it when the tail has grown to `tail_ratio` of the base: then what is written
-is at most so many times what the log grew by, and what a read fetches at most so many times the table. Small tails are
-left alone, and a quiet table whose tail is its neighbours' segments counts like any other, for it is read like them.
+A read as of a timestamp fetches the base and its tail: the segments above the base that may hold rows of the table. A
+new base is worth its cost when the tail has grown to `tail_ratio` of the base: then the bytes written are bounded by
+the growth of the log, and the bytes read by the size of the table. Small tails are left alone. A tail counts all
+segments that a read fetches, including those of an idle table that hold its neighbours' rows.
 
-What starts below `due_ts` gets a new base whatever its tail is: else retention could not give up the log above the old
-one.
+A table whose base is older than `due_ts` gets a new one whatever its tail: otherwise retention could not delete the log
+above the old one.
 
-Tables whose tails share segments are done together, so that these are read once. Biggest tails first, as far as
-`budget_bytes` of stored input go; at least one group.
+Tables whose tails share segments are grouped, so that these are read once. Largest tails first, up to `budget_bytes` of
+stored input; at least one group.
 
-Bases within the window stay, and of each table the newest at or below its start: so every moment of the window has one
-at hand. Older ones go, and those that a newer seed has overtaken. The newest of a table never goes.
+Bases within the window are kept, and of each table the newest at or below its start, so every timestamp of the window
+has one. Older ones are retired, and those that a newer seed supersedes. The newest base of a table is always kept.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BasePlanSettings:
-    """When a base is worth it."""
+    """When a base is worth its cost."""
 
-    tail_ratio: float = 1.0  #: of the tail to the base, in stored bytes
+    tail_ratio: float = 1.0  #: tail / base, in stored bytes
     tail_bytes_min: int = 4 << 20  #: smaller tails are left alone
-    group_bytes: int = 64 << 20  #: stored input that one worker takes, unless one table has more
+    group_bytes: int = 64 << 20  #: stored input of one worker, unless one table has more
     budget_bytes: int = 8 << 30  #: stored input of one job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseTable:
-    """A physical table and what its next base starts from."""
+    """A physical table and the predecessor of its next base."""
 
     table_id: int
-    after_ts: int  #: of what it starts from: the log above it is wanted
-    rows: tuple[SegmentRow, ...]  #: of what it starts from
+    after_ts: int  #: of the predecessor: the log above it is merged
+    rows: tuple[SegmentRow, ...]  #: of the predecessor
 
     @property
     def stored_bytes(self) -> int:
@@ -55,7 +55,7 @@ class BaseTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseGroup:
-    """Tables whose bases one worker makes, and the segments that it reads for them."""
+    """Tables whose bases one worker builds, and the segments that it reads."""
 
     tables: tuple[BaseTable, ...]
     segments: tuple[SegmentRow, ...]
@@ -63,7 +63,7 @@ class BaseGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BasePlanRow:
-    """What one worker does. All that it needs to know."""
+    """The complete input of one worker."""
 
     tenant: Tenant
     job: int
@@ -76,7 +76,7 @@ class BasePlanRow:
 def plan_bases(
     tables: Sequence[BaseTable], segments: Sequence[SegmentRow], ts: int, settings: BasePlanSettings, *, due_ts: int = 0
 ) -> list[BaseGroup]:
-    """The groups. `segments` are all that hold something of (the least `after_ts`, `ts`]."""
+    """The groups. `segments` are all that may hold changes in (lowest `after_ts`, `ts`]."""
     log = _Log(segments, ts)
     tails = {table.table_id: log.tail(table) for table in tables if table.after_ts < ts}
     worthy = [
@@ -94,8 +94,7 @@ def plan_bases(
 
 
 def apart(row: BasePlanRow, first_id: int) -> list[BasePlanRow]:
-    """Each table of a plan row in a row of its own, with the segments that may hold it; their range ids begin at
-    `first_id`."""
+    """A plan row per table, with the segments that may hold it; range ids start at `first_id`."""
     log = _Log(row.segments, row.ts)
     return [
         BasePlanRow(
@@ -126,7 +125,7 @@ def outlived(bases: Sequence[BaseRow], overtaken: Collection[BaseRow], window_st
 
 
 class _Log:
-    """The segments as columns, to ask about many tables."""
+    """The segments as columns."""
 
     def __init__(self, segments: Sequence[SegmentRow], ts: int) -> None:
         def column(name: str) -> npt.NDArray[np.int64]:
@@ -137,7 +136,7 @@ class _Log:
         self._bytes = column("length")
 
     def tail(self, table: BaseTable) -> Mask:
-        """Which segments a read of the table at the plan's timestamp fetches."""
+        """The segments that a read of the table at the plan's timestamp fetches."""
         mine = (self._lo <= table.table_id) & (table.table_id <= self._hi)
         found: Mask = self._held & mine & (self._last > table.after_ts)
         return found

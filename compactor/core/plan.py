@@ -1,17 +1,17 @@
-"""What a compaction merges (pure): which pieces of the log become one file.
+"""Plans which pieces of the log become one file (pure).
 
-A piece is what one task has in one object. Pieces of one task follow each other in commit_ts, so merging neighbours
-keeps a file's stretch of time as short as its bytes allow, and a reader in commit order holds little at a time.
+A piece is all segments of one task in one object. Pieces of one task are ordered by commit_ts; merging neighbours keeps
+the time span of a file as short as its bytes allow, so that readers hold little at a time.
 
 - A run of neighbours ends before it would exceed `target_bytes` stored, `raw_bytes_max` unpacked or `rows_max` rows: a
-  log that packs well is large in the memory of a worker. Pieces of at least half of one of these are *full*: they are
-  left as they are, and nothing is merged across one.
-- A run is worth it when it has `inputs_min` pieces and none of them holds more than half of its bytes. So whatever is
-  written again lies in at least twice as many bytes afterwards: a byte is rewritten at most
-  log2(target / its first piece) times. A run with one large piece is tried again to the left and right of it.
-- Oldest first, as far as `budget_bytes` of stored input go; at least one run.
+  log that compresses well is large in memory. Pieces of at least half of a limit are *full*: they are left alone, and
+  nothing is merged across them.
+- A run is merged when it has `inputs_min` pieces and none of them holds more than half of its bytes. So every rewritten
+  byte ends in a file at least twice as large: a byte is rewritten at most log2(target / its first piece) times. A run
+  with one large piece is tried again to the left and right of it.
+- Oldest first, up to `budget_bytes` of stored input; at least one run.
 
-The same pieces give the same plan. A plan is a wish: only the swap decides, and it takes no piece that has changed.
+The same pieces give the same plan. The swap decides: it refuses pieces that have changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tistream.limits import COMPACTED_FILE_BYTES_TARGET, COMPACTED_RAW_BYTES_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """How much is merged."""
+    """Limits of a plan."""
 
     target_bytes: int = COMPACTED_FILE_BYTES_TARGET  #: stored bytes of the inputs of one output
     raw_bytes_max: int = COMPACTED_RAW_BYTES_MAX  #: of the inputs of one output, unpacked
@@ -50,7 +50,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """What one worker does: read these segments, write one file. All that it needs to know."""
+    """The complete input of one worker: segments that become one file."""
 
     tenant: Tenant
     job: int
@@ -60,7 +60,7 @@ class PlanRow:
 
 
 def plan(pieces: Iterable[Piece], settings: PlanSettings) -> list[Group]:
-    """The groups, oldest first. `pieces` may come in any order."""
+    """The groups, oldest first. `pieces` in any order."""
     groups = [
         Group(task_id=task_id, pieces=tuple(worthy))
         for task_id, mine in _by_task(pieces).items()
@@ -76,7 +76,7 @@ def _place(piece: Piece) -> tuple[int, int, str, int]:
 
 
 def unfinished(pieces: Iterable[Piece], settings: PlanSettings) -> list[Piece]:
-    """The last run of each task: with the pieces that follow it may become a group."""
+    """The last run of each task, which may become a group with later pieces."""
     return [piece for mine in _by_task(pieces).values() for piece in list(_runs(mine, settings))[-1]]
 
 
@@ -89,7 +89,7 @@ def _by_task(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a run holds."""
+    """Size of a run."""
 
     stored: int = 0
     raw: int = 0

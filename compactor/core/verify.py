@@ -1,8 +1,8 @@
-"""What the driver asks of the results before it swaps (pure).
+"""Verifies the results before the commit (pure).
 
-A worker compares its file with what it read; here the results are compared with the plan, that is with the catalog:
-each row of the plan is answered once, and its file has as many rows as the catalog says of its segments, within the
-commit_ts that the catalog says. Of bases: nothing but the planned tables, nothing above the planned timestamp.
+A worker compares its file with its inputs; here results are compared with the plan, hence with the catalog: each plan
+row has a result, and its file has the rows and the commit_ts range of its segments. Bases: only planned tables, and
+nothing above the planned timestamp.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tistream.errors import TiStreamError
 
 
 def verified(rows: Sequence[PlanRow], results: Sequence[RangeResult]) -> list[RangeResult]:
-    """One result for each plan row, in that order; of several for one row, which are the same work done twice, the
-    first by key. TiStreamError when a result is missing or is not what was planned."""
+    """One result per plan row, in that order; of several for one row, from repeated work, the first by key.
+    TiStreamError when a result is missing or does not match the plan."""
     found: dict[int, RangeResult] = {}
     for result in sorted(results, key=lambda r: r.object_key):
         found.setdefault(result.range_id, result)
@@ -28,7 +28,7 @@ def verified(rows: Sequence[PlanRow], results: Sequence[RangeResult]) -> list[Ra
 def _checked(row: PlanRow, result: RangeResult | None) -> RangeResult:
     facts = {"job": row.job, "range": row.range_id, "task": row.task_id}
     if result is None:
-        raise TiStreamError("a part of a compaction has no result", **facts)
+        raise TiStreamError("a compaction range has no result", **facts)
     planned = (
         sum(s.rows for s in row.segments),
         min(s.lo_ts for s in row.segments),
@@ -36,7 +36,7 @@ def _checked(row: PlanRow, result: RangeResult | None) -> RangeResult:
     )
     for contents in (result.before, result.after):
         if (contents.rows, contents.lo_ts, contents.hi_ts) != planned:
-            raise TiStreamError("a compacted file is not what was planned", planned=planned, found=contents, **facts)
+            raise TiStreamError("a compacted file does not match its plan", planned=planned, found=contents, **facts)
     in_groups = sum(group.rows for group in result.groups)
     if result.before.fingerprint != result.after.fingerprint or in_groups != planned[0]:
         raise TiStreamError("a compacted file differs from its inputs", object=result.object_key, **facts)
@@ -44,7 +44,7 @@ def _checked(row: PlanRow, result: RangeResult | None) -> RangeResult:
 
 
 def verified_bases(rows: Sequence[BasePlanRow], results: Sequence[BaseResult]) -> list[BaseResult]:
-    """As `verified`, for bases."""
+    """`verified`, for bases."""
     found: dict[int, BaseResult] = {}
     for result in sorted(results, key=lambda r: [file.object_key for file in r.files]):
         found.setdefault(result.range_id, result)
@@ -54,13 +54,13 @@ def verified_bases(rows: Sequence[BasePlanRow], results: Sequence[BaseResult]) -
 def _checked_base(row: BasePlanRow, result: BaseResult | None) -> BaseResult:
     facts = {"job": row.job, "range": row.range_id, "ts": row.ts}
     if result is None:
-        raise TiStreamError("a part of a job has no result", **facts)
+        raise TiStreamError("a range of bases has no result", **facts)
     in_files: dict[int, int] = {}
     for file in result.files:
         for info in file.segments:
             in_files[info.table_lo] = in_files.get(info.table_lo, 0) + info.rows
             if info.table_lo != info.table_hi or info.hi_ts > row.ts:
-                raise TiStreamError("a base is not what was planned", object=file.object_key, **facts)
+                raise TiStreamError("a base does not match its plan", object=file.object_key, **facts)
     if result.ts != row.ts or in_files != result.rows or not in_files.keys() <= {t.table_id for t in row.tables}:
-        raise TiStreamError("a base is not what was planned", rows=result.rows, found=in_files, **facts)
+        raise TiStreamError("a base does not match its plan", rows=result.rows, found=in_files, **facts)
     return result

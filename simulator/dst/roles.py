@@ -16,7 +16,7 @@ import pyarrow as pa
 from compactor.core.plan import PlanRow, PlanSettings
 from compactor.job import JobSettings, compact_tenant
 from compactor.local import LocalExecutor
-from compactor.task import RangeFailed, RangeResult
+from compactor.task import Failed, RangeResult
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from metaserver.loop import MetaWorker
@@ -250,9 +250,9 @@ def _compact(
     dropped; the next one plans again."""
     once = LocalExecutor(store)
 
-    def executor(rows: Sequence[PlanRow]) -> Iterator[RangeResult | RangeFailed]:
+    def executor(rows: Sequence[PlanRow]) -> Iterator[RangeResult | Failed]:
         for result in once([*rows, *(row for row in rows if rand.random() < 0.2)]):
-            if isinstance(result, RangeFailed) and result.code == TiStreamError.code:  # a defect, no fault of the world
+            if isinstance(result, Failed) and result.code == TiStreamError.code:  # a defect, no fault of the world
                 raise TiStreamError(result.message)
             yield result
 

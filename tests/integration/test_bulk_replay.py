@@ -23,8 +23,8 @@ from apiserver.app import create_app
 from backfill.core.plan import PlanRow
 from backfill.executors import Executor, Progress, SparkExecutor, ThreadsExecutor
 from backfill.job import Replay, ReplaySettings, Report
-from backfill.replay import PartResult
-from backfill.survey import Leg, Survey
+from backfill.replay import PartitionResult
+from backfill.survey import Batch, Survey
 from metaserver.collect import Collector
 from reading.deps import Services
 from tests.kit.backlog_world import CAPTURE, LAST, TENANT, BacklogWorld, backlog_world, truth
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PART = CAPTURE.meta.ticks // 5
-LEG = 300_000  #: bytes of batch files
+BATCH = 300_000  #: bytes of batch files
 EXPECTED = Path(__file__).parents[1] / "expected"
 
 
@@ -99,11 +99,11 @@ def is_right(world: BacklogWorld) -> None:
     assert {version for version in truth() if version[1] <= upto} <= log.keys()
 
 
-def test_a_backlog_is_replayed_in_parts_and_legs(world: BacklogWorld) -> None:
+def test_a_backlog_is_replayed_in_partitions_and_batches(world: BacklogWorld) -> None:
     told: list[tuple[int, int]] = []
-    report = run(world, lambda done, total, _: told.append((done, total)), parts=6, leg_bytes=LEG)
+    report = run(world, lambda done, total, _: told.append((done, total)), partitions=6, batch_bytes=BATCH)
     assert (report.files, report.tasks) == (world.batch_files(), 4)
-    assert report.legs > 1
+    assert report.batches > 1
     assert CAPTURE.meta.start_ts < report.resolved_ts < LAST
     assert told == sorted(told)
     assert told[-1] == (report.files, report.files)
@@ -115,7 +115,7 @@ def test_a_backlog_is_replayed_in_parts_and_legs(world: BacklogWorld) -> None:
 def test_a_live_service_loses_its_tasks_gets_them_again_and_is_pulled_as_ticdc_said_it(world: BacklogWorld) -> None:
     with world.live():
         world.wait_for(CAPTURE.meta.start_ts + 1)
-        run(world, parts=3, leg_bytes=LEG)
+        run(world, partitions=3, batch_bytes=BATCH)
         is_right(world)
         world.push()
         world.wait_for(LAST)
@@ -134,7 +134,7 @@ def test_a_live_service_loses_its_tasks_gets_them_again_and_is_pulled_as_ticdc_s
 
 def test_it_ends_where_it_was_told_to(world: BacklogWorld) -> None:
     middle = CAPTURE.meta.start_ts + (LAST - CAPTURE.meta.start_ts) // 8
-    assert run(world, until=middle, parts=4, leg_bytes=LEG // 2).resolved_ts == middle
+    assert run(world, until=middle, partitions=4, batch_bytes=BATCH // 2).resolved_ts == middle
     assert world.log() == truth(middle)
     assert run(world, until=middle).files == 0
     assert run(world).resolved_ts > middle
@@ -142,17 +142,17 @@ def test_it_ends_where_it_was_told_to(world: BacklogWorld) -> None:
 
 
 def test_a_part_that_stays_behind_holds_its_task(world: BacklogWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an undecided commit does: the parts do not reach what the survey expects, and each another timestamp."""
+    """As an undecided commit does: the partitions do not reach what the survey expects, and each another timestamp."""
     taken = Survey.take
 
-    def too_far(survey: Survey, bytes_max: int, until: int | None) -> Leg | None:
-        leg = taken(survey, bytes_max, until)
-        if leg is not None:
-            leg.upto = dict.fromkeys(leg.upto, LAST)
-        return leg
+    def too_far(survey: Survey, bytes_max: int, until: int | None) -> Batch | None:
+        batch = taken(survey, bytes_max, until)
+        if batch is not None:
+            batch.upto = dict.fromkeys(batch.upto, LAST)
+        return batch
 
     monkeypatch.setattr(Survey, "take", too_far)
-    run(world, parts=8)
+    run(world, partitions=8)
     is_right(world)
     assert min(world.durable_timestamps()) > CAPTURE.meta.start_ts
 
@@ -160,10 +160,10 @@ def test_a_part_that_stays_behind_holds_its_task(world: BacklogWorld, monkeypatc
 def test_without_lowering_the_parts_are_not_at_the_same_place(
     world: BacklogWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutant of the test before: a task handed over above the watermark of one of its parts."""
+    """The mutant of the test before: a task handed over above the watermark of one of its partitions."""
 
-    def not_lowered(rows: Sequence[PlanRow], done: Mapping[int, PartResult]) -> list[PlanRow]:
-        return [replace(row, upto=done[row.part].reached) for row in rows]
+    def not_lowered(rows: Sequence[PlanRow], done: Mapping[int, PartitionResult]) -> list[PlanRow]:
+        return [replace(row, upto=done[row.partition].reached) for row in rows]
 
     monkeypatch.setattr("backfill.job._lowered", not_lowered)
     with pytest.raises(TiStreamError, match="not at the same position"):
@@ -171,12 +171,12 @@ def test_without_lowering_the_parts_are_not_at_the_same_place(
 
 
 class Interrupted:
-    """An Executor in whose course something happens once: after so many parts."""
+    """An Executor in whose course something happens once: after so many partitions."""
 
     def __init__(self, inner: Executor, after: int, event: Callable[[], object]) -> None:
         self.inner, self.left, self.event = inner, after, event
 
-    def __call__(self, rows: Sequence[PlanRow], progress: Progress) -> Iterable[PartResult]:
+    def __call__(self, rows: Sequence[PlanRow], progress: Progress) -> Iterable[PartitionResult]:
         for result in self.inner(rows, progress):
             yield result
             self.left -= 1
@@ -218,7 +218,7 @@ def test_without_its_epochs_it_would_be_handed_over(world: BacklogWorld, monkeyp
 
 def test_the_later_one_of_two_replays_wins(world: BacklogWorld) -> None:
     with pytest.raises(Fenced):
-        run(world, executor=Interrupted(ThreadsExecutor(world.store), 2, lambda: run(world, parts=4)))
+        run(world, executor=Interrupted(ThreadsExecutor(world.store), 2, lambda: run(world, partitions=4)))
     assert world.log()
     is_right(world)
     assert [w.state for w in list_workers(world.catalog, WorkerKind.REPLAY)] == ["gone"]
@@ -229,10 +229,10 @@ def test_an_error_of_a_worker_leaves_what_was_handed_over(world: BacklogWorld) -
         raise TiStreamError("a worker is lost")
 
     with pytest.raises(TiStreamError, match="a worker is lost"):
-        run(world, executor=Interrupted(ThreadsExecutor(world.store), 6, fail), parts=4, leg_bytes=LEG)
+        run(world, executor=Interrupted(ThreadsExecutor(world.store), 6, fail), partitions=4, batch_bytes=BATCH)
     handed_over = min(world.durable_timestamps())
     assert handed_over > CAPTURE.meta.start_ts
-    assert run(world, parts=4).resolved_ts > handed_over
+    assert run(world, partitions=4).resolved_ts > handed_over
     is_right(world)
     leave_nothing_behind(world)
 
@@ -280,9 +280,9 @@ def test_lost_replies_are_read_back(world: BacklogWorld, monkeypatch: pytest.Mon
         ManualClock(),
         TENANT,
         ThreadsExecutor(world.store),
-        ReplaySettings(leg_bytes=2 * LEG),
+        ReplaySettings(batch_bytes=2 * BATCH),
     )
-    assert replay.run().legs > 1
+    assert replay.run().batches > 1
     unreliable.close()
     assert unreliable.lost > 3
     is_right(world)
@@ -330,7 +330,7 @@ def session() -> Iterator[SparkSession]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_backlog_is_replayed_on_spark(session: SparkSession, world: BacklogWorld) -> None:
-    report = run(world, executor=SparkExecutor(session, world.store_url, SystemClock()), parts=5)
+    report = run(world, executor=SparkExecutor(session, world.store_url, SystemClock()), partitions=5)
     assert report.files == world.batch_files()
     assert report.rows == len(world.log()) > 0
     is_right(world)

@@ -64,7 +64,7 @@ def compact(
     from compactor.core.base_plan import BasePlanSettings
     from compactor.core.plan import PlanSettings
     from compactor.job import JobSettings, compact_tenant
-    from compactor.stops import Role, record_left_out
+    from compactor.stops import Role, record_excluded
     from schemas.registry.schema_registry import SchemaRegistry
     from tistream.catalog.tenancy.tenants import get_tenant, kept_s
     from tistream.cli.assembly import load_settings, open_parts
@@ -95,13 +95,13 @@ def compact(
         if merge:
             report = compact_tenant(parts.catalog, who, executor, wanted, parts.clock, progress=shown.update)
             done = _shown(report)
-            record_left_out(parts.catalog, who, Role.COMPACTION, report.failed)
+            record_excluded(parts.catalog, who, Role.COMPACTION, report.failed)
         if bases:
             registry = SchemaRegistry(parts.catalog, parts.store, clock=parts.clock)
             built = build_tenant_bases(
                 parts.catalog, registry, who, executor.bases, wanted_bases, parts.clock, progress=shown.update
             )
-            record_left_out(parts.catalog, who, Role.BASES, built.failed)
+            record_excluded(parts.catalog, who, Role.BASES, built.failed)
             done["bases"] = _shown_bases(built)
     _report(done)
 

@@ -53,7 +53,7 @@ def replay(
         stack.callback(opened.catalog.close)
         shown = stack.enter_context(Progress("replay", sys.stderr))
         executor, width = _executor(opened, engine, master, pairs(spark_conf or []), parts, stack)
-        wanted = ReplaySettings(until=at, parts=width, leg_bytes=leg_mb * _MIB, memory_bytes=memory_mb * _MIB)
+        wanted = ReplaySettings(until=at, partitions=width, batch_bytes=leg_mb * _MIB, memory_bytes=memory_mb * _MIB)
         run = Replay(opened.catalog, opened.store, opened.clock, TenantId(cluster, tenant), executor, wanted)
         report = run.run(shown.update)
     print(json.dumps({**dataclasses.asdict(report), "tenant": str(report.tenant)}, indent=2))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backfill.core.plan import PlanRow, Step, cut, own_steps, plan
-from backfill.replay import PartResult
+from backfill.replay import PartitionResult
 from compactor.core.wire import decode, encode
 from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.tenancy.tenants import TaskKind
@@ -21,10 +21,10 @@ weights = st.dictionaries(keys, st.integers(0, 1000), max_size=30).map(lambda fo
 
 
 @given(weights, st.integers(1, 8))
-def test_parts_tile_the_range_and_are_no_more_than_asked_for(weights: list[tuple[bytes, int]], parts: int) -> None:
+def test_parts_tile_the_range_and_are_no_more_than_asked_for(weights: list[tuple[bytes, int]], partitions: int) -> None:
     whole = KeyRange(weights[0][0] if weights else b"", b"")
-    found = cut(whole, weights, parts)
-    assert len(found) <= parts
+    found = cut(whole, weights, partitions)
+    assert len(found) <= partitions
     assert (found[0].start, found[-1].end) == (whole.start, whole.end)
     assert all(a.end == b.start for a, b in pairwise(found))
     assert {part.start for part in found[1:]} <= {start for start, _ in weights}
@@ -81,8 +81,8 @@ def test_larger_tasks_get_more_parts_and_all_parts_of_a_task_have_the_same_work(
     tasks = [task(1, b"", b"m"), task(2, b"m", b"")]
     heavy = [(bytes([ord("m") + n]), 100) for n in range(10)]
     positions = {1: {1: {1: Position(seq=4)}}, 2: {}}
-    rows = plan(tasks, positions, STEPS, {1: 30, 2: 40}, {1: [(b"", 10)], 2: heavy}, parts=5)
-    assert [row.part for row in rows] == list(range(len(rows)))
+    rows = plan(tasks, positions, STEPS, {1: 30, 2: 40}, {1: [(b"", 10)], 2: heavy}, partitions=5)
+    assert [row.partition for row in rows] == list(range(len(rows)))
     assert [row.task_id for row in rows] == [1, 2, 2, 2, 2, 2]
     assert {(row.upto, row.steps) for row in rows} == {(30, tuple(STEPS[1:])), (40, tuple(STEPS))}
     assert [decode(PlanRow, encode(row)) for row in rows] == rows
@@ -104,8 +104,8 @@ def test_a_result_travels_as_it_is() -> None:
         length=9,
         crc=1 << 31,
     )
-    result = PartResult(
-        part=0,
+    result = PartitionResult(
+        partition=0,
         task_id=1,
         reached=30,
         log_objects={"committed/x": 7},
@@ -118,4 +118,4 @@ def test_a_result_travels_as_it_is() -> None:
         rows=3,
         seconds=0.5,
     )
-    assert decode(PartResult, encode(result)) == result
+    assert decode(PartitionResult, encode(result)) == result

@@ -1,4 +1,4 @@
-"""What lies behind the positions, and how far a leg of it will reach."""
+"""What lies behind the positions, and how far a batch of it will reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from backfill.backlog import find_backlog
 from backfill.core.plan import Positions
-from backfill.survey import Leg, Survey
+from backfill.survey import Batch, Survey
 from sorter.core.watermark import RangeWatermarkMap
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import register_tenant
@@ -63,7 +63,7 @@ class Bucket:
             for store_id, streams in found.items()
         }
 
-    def legs(self, bytes_max: int = 1 << 30, until: int | None = None, **tasks: KeyRange) -> list[Leg]:
+    def batches(self, bytes_max: int = 1 << 30, until: int | None = None, **tasks: KeyRange) -> list[Batch]:
         """Of tasks that have done nothing yet; their ids are the ends of their names."""
         ranges = {int(name[1:]): range_ for name, range_ in (tasks or {"t1": KeyRange()}).items()}
         backlog = find_backlog(self.catalog, self.store, T, {task_id: {} for task_id in ranges})
@@ -81,8 +81,8 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
     made.catalog.close()
 
 
-def steps(leg: Leg) -> list[tuple[int, int, int, bool]]:
-    return [(s.store_id, s.incarnation, s.seq, s.closes) for s in leg.steps]
+def steps(batch: Batch) -> list[tuple[int, int, int, bool]]:
+    return [(s.store_id, s.incarnation, s.seq, s.closes) for s in batch.steps]
 
 
 def test_files_count_up_to_the_first_that_is_missing(bucket: Bucket) -> None:
@@ -114,7 +114,7 @@ def test_files_that_were_given_up_before_a_task_had_them_are_an_error(bucket: Bu
     mine = assign_store(bucket.catalog, T, 1, worker_id="d", seen_epoch=0, leader_epoch=epoch)
     assert mine is not None
     assert set_reclaimed(bucket.catalog, T, 1, 1, 5, dispatcher_epoch=mine)
-    with pytest.raises(FeedGap, match="given up"):
+    with pytest.raises(FeedGap, match="reclaimed"):
         bucket.backlog({1: {1: Position(seq=4)}})
     assert bucket.backlog({1: {1: Position(seq=5)}})[1] == [(1, 5, 0, False)]
 
@@ -125,35 +125,35 @@ def test_the_stores_are_taken_in_the_order_of_time(bucket: Bucket) -> None:
     bucket.put(2, 1, cut_ts=30)
     bucket.put(1, 1, cut_ts=40, incarnation=2)
     bucket.put(2, 2, cut_ts=50)
-    (leg,) = bucket.legs()
-    assert steps(leg) == [(1, 1, 1, False), (1, 1, 1, True), (2, 1, 1, False), (1, 2, 1, False), (2, 1, 2, False)]
-    assert (leg.files, leg.upto) == (4, {1: 40})
+    (batch,) = bucket.batches()
+    assert steps(batch) == [(1, 1, 1, False), (1, 1, 1, True), (2, 1, 1, False), (1, 2, 1, False), (2, 1, 2, False)]
+    assert (batch.files, batch.upto) == (4, {1: 40})
 
 
 def test_a_leg_reaches_what_its_lowest_slice_does_for_each_task(bucket: Bucket) -> None:
     bucket.put(1, 1, cut_ts=20, rows=3)
     bucket.put(2, 1, cut_ts=30, rows=5)
     low, high = KeyRange(b"", b"c"), KeyRange(b"c", b"")
-    (leg,) = bucket.legs(t1=low, t2=high, t3=KeyRange(b"x", b""))
-    assert leg.upto == {1: 20, 2: 20, 3: 30}
-    assert leg.weights == {1: [(b"", 3)], 2: [(b"c", 3), (b"m", 5)], 3: [(b"x", 5)]}
+    (batch,) = bucket.batches(t1=low, t2=high, t3=KeyRange(b"x", b""))
+    assert batch.upto == {1: 20, 2: 20, 3: 30}
+    assert batch.weights == {1: [(b"", 3)], 2: [(b"c", 3), (b"m", 5)], 3: [(b"x", 5)]}
 
 
 def test_legs_end_at_their_bytes_and_all_files_come_once(bucket: Bucket) -> None:
     for seq in range(1, 6):
         bucket.put(1, seq, cut_ts=20 + seq)
         bucket.put(2, seq, cut_ts=20 + seq)
-    legs = bucket.legs(bytes_max=1)
-    assert [leg.files for leg in legs] == [1] * 10
-    assert [leg.upto[1] for leg in legs] == [0, 21, 21, 22, 22, 23, 23, 24, 24, 25]
+    batches = bucket.batches(bytes_max=1)
+    assert [batch.files for batch in batches] == [1] * 10
+    assert [batch.upto[1] for batch in batches] == [0, 21, 21, 22, 22, 23, 23, 24, 24, 25]
 
 
 def test_legs_end_where_all_tasks_have_reached_the_end(bucket: Bucket) -> None:
     for seq in range(1, 6):
         bucket.put(1, seq, cut_ts=20 + 10 * seq)
         bucket.put(2, seq, cut_ts=20 + 10 * seq)
-    (leg,) = bucket.legs(until=45)
-    assert (leg.files, leg.upto) == (6, {1: 45})
+    (batch,) = bucket.batches(until=45)
+    assert (batch.files, batch.upto) == (6, {1: 45})
 
 
 def test_promises_of_a_file_whose_end_is_long_are_read_from_the_whole(
@@ -162,5 +162,5 @@ def test_promises_of_a_file_whose_end_is_long_are_read_from_the_whole(
     monkeypatch.setattr("backfill.survey.END_BYTES", 100)
     bucket.put(1, 1, cut_ts=20)
     bucket.put(2, 1, cut_ts=30)
-    (leg,) = bucket.legs()
-    assert leg.upto == {1: 20}
+    (batch,) = bucket.batches()
+    assert batch.upto == {1: 20}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from compactor.base_task import BaseFailed, BaseFile, BaseResult
+from compactor.base_task import BaseFile, BaseResult
 from compactor.core.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
 from compactor.core.wire import decode, encode
+from compactor.task import Failed
 from tests.kit.catalog_cases import T
 from tests.kit.catalog_suite_bases import info
 from tistream.catalog.log.bases import BaseRow
@@ -112,4 +113,4 @@ def test_plan_rows_and_results_survive_as_text() -> None:
     assert decode(BasePlanRow, encode(row)) == row
     file = BaseFile(object_key="k", object_bytes=9, segments=(info(0, 5, b"\xff"),))
     result = BaseResult(range_id=1, ts=1 << 62, files=(file,), rows={5: 7}, seconds=0.25)
-    assert decode(BaseResult | BaseFailed, encode(result)) == result
+    assert decode(BaseResult | Failed, encode(result)) == result

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor import task
-from compactor.base_task import BaseFailed, BaseResult
+from compactor.base_task import BaseResult
 from compactor.core.plan import PlanRow, PlanSettings
 from compactor.core.verify import verified
 from compactor.core.wire import decode, encode
 from compactor.job import JobSettings, planned
-from compactor.task import RangeFailed, RangeResult, compact_range, contents, read_inputs
+from compactor.task import Failed, RangeResult, compact_range, contents, read_inputs
 from tests.kit.log_builder import TENANT, LogBuilder
 from tests.kit.open_folder import OpenFolder
 from tistream.catalog.database.engine import Catalog
@@ -143,7 +143,7 @@ def test_the_fingerprint_does_not_depend_on_order_and_counts_doubles(rig: Rig) -
 def test_the_driver_does_not_take_what_was_not_planned(rig: Rig) -> None:
     result = compact_range(rig.store, rig.row, "a1")
     fewer = replace(rig.row, segments=rig.row.segments[1:])
-    with pytest.raises(TiStreamError, match="not what was planned"):
+    with pytest.raises(TiStreamError, match="does not match its plan"):
         verified([fewer], [result])
     with pytest.raises(TiStreamError, match="no result"):
         verified([rig.row, replace(rig.row, range_id=9)], [result])
@@ -155,6 +155,6 @@ def test_the_driver_does_not_take_what_was_not_planned(rig: Rig) -> None:
 def test_plan_rows_and_results_travel_as_text(rig: Rig) -> None:
     result = compact_range(rig.store, rig.row, "a1")
     assert decode(PlanRow, encode(rig.row)) == rig.row
-    assert decode(RangeResult | RangeFailed, encode(result)) == result
-    failed = BaseFailed(range_id=3, code="TS-1020", message="damaged (object=bases/x)", object="bases/x")
-    assert decode(BaseResult | BaseFailed, encode(failed)) == failed
+    assert decode(RangeResult | Failed, encode(result)) == result
+    failed = Failed(range_id=3, code="TS-1020", message="damaged (object=bases/x)", object="bases/x")
+    assert decode(BaseResult | Failed, encode(failed)) == failed
