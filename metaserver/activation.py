@@ -1,10 +1,9 @@
-"""Turns a waiting tenant into an active one when its first usable schema snapshot is there.
+"""Activates a waiting tenant when its first usable schema snapshot is in the bucket.
 
-The folder of pushed snapshots is listed for waiting tenants only, with growing pauses. The first snapshot (by ts)
-that can be used decides: its timestamp becomes `start_ts` and the `durable_ts` of every task, in one transaction,
-once. One that cannot be used stops this tenant's activation with a problem that names the object, and no other
-tenant's; a snapshot that is pushed under another ts takes its place within seconds. Nothing is ever guessed from a
-damaged one.
+The folder of pushed snapshots is listed for waiting tenants only, with growing pauses. The first usable snapshot (by
+ts) decides: its timestamp becomes `start_ts` and the `durable_ts` of every task, in one transaction, once. An unusable
+snapshot stops the activation of its tenant alone, with a problem that names the object; a snapshot pushed under another
+ts replaces it within seconds. Nothing is ever guessed from a damaged snapshot.
 """
 
 from __future__ import annotations
@@ -33,23 +32,22 @@ log = structlog.get_logger(__name__)
 ROLE = "activation"
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
-_REREAD_S = 600.0  #: between two readings of a snapshot that was refused: a newer version may understand it
+_REREAD_S = 600.0  #: between two reads of a refused snapshot: a newer version may understand it
 
 
 @dataclass(slots=True)
 class _Waiting:
     backoff: Backoff
-    look_at: float = 0.0
-    refused: dict[str, tuple[TiStreamError, float]] = field(
-        default_factory=dict
-    )  #: by object key, and when it was read
+    due_s: float = 0.0
+    #: object key -> (error, time of the read)
+    refused: dict[str, tuple[TiStreamError, float]] = field(default_factory=dict)
 
 
 class Activation:
-    """Looks after the tenants that await their schema snapshot. Used from one thread."""
+    """Activates the tenants that await their schema snapshot. Used from one thread."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, data_tasks: int, name: str = "") -> None:
-        """`name` of the process, in problems."""
+        """`name` of the process, for problems."""
         self._catalog, self._store, self._clock, self._data_tasks = catalog, store, clock, data_tasks
         self.tenants = Contained(
             catalog, clock, name, ROLE, stopped_first_s=_FIRST_PAUSE_S, stopped_max_s=_LONGEST_PAUSE_S
@@ -58,7 +56,7 @@ class Activation:
         self._waiting: dict[Tenant, _Waiting] = {}
 
     def step(self) -> None:
-        """Look once at every tenant whose turn it is."""
+        """Check every due tenant once."""
         self.tenants.load()
         rows = list_tenants(self._catalog, TenantState.AWAITING_SNAPSHOT)
         fresh = {
@@ -70,19 +68,19 @@ class Activation:
         self._waiting = {t: w for t, w in (self._waiting | fresh).items() if t in known}
         self.tenants.keep_only(known)
         for tenant, waiting in self._waiting.items():
-            if self._clock.monotonic() >= waiting.look_at and self.tenants.is_due(tenant):
-                self.tenants.run(tenant, lambda t=tenant, w=waiting: self._look(t, w))  # type: ignore[misc]
-                waiting.look_at = self._clock.monotonic() + waiting.backoff.next_s()
+            if self._clock.monotonic() >= waiting.due_s and self.tenants.is_due(tenant):
+                self.tenants.run(tenant, lambda t=tenant, w=waiting: self._activate(t, w))  # type: ignore[misc]
+                waiting.due_s = self._clock.monotonic() + waiting.backoff.next_s()
         self.tenants.sync()
 
     def resume(self) -> None:
-        """An operator wants the stopped ones tried now: refused snapshots are read again."""
+        """Retry stopped tenants now, as an operator asked: read refused snapshots again."""
         for waiting in list(self._waiting.values()):
-            waiting.look_at = 0.0
+            waiting.due_s = 0.0
             waiting.refused = {}
 
     def problems(self) -> list[Problem]:
-        """Every pushed snapshot that cannot be used, and whatever else keeps a tenant from being activated."""
+        """Every unusable snapshot, and other errors of activation."""
         waiting = dict(self._waiting)
         refused = [
             Problem.of(f"{self._source}/{tenant}", error, fatal=True, contained=True)
@@ -93,8 +91,8 @@ class Activation:
         rest = [p for p in self.tenants.problems() if (p.source, p.message, str(p.facts.get("object"))) not in named]
         return refused + rest
 
-    def _look(self, tenant: Tenant, waiting: _Waiting) -> None:
-        """Activate the tenant by the first snapshot that can be used. Without one, the error of a refused one."""
+    def _activate(self, tenant: Tenant, waiting: _Waiting) -> None:
+        """Activate the tenant by the first usable snapshot; without one, raise the error of a refused one."""
         for info in self._store.list(schema_snap_prefix(tenant)):
             key = parse(info.key)
             if not isinstance(key, SchemaSnapKey):
@@ -111,7 +109,7 @@ class Activation:
             raise list(waiting.refused.values())[-1][0]
 
     def _usable(self, key: SchemaSnapKey, info: ObjectInfo, waiting: _Waiting) -> PushedSchema | None:
-        """The snapshot, or None when it is refused (again, without reading it)."""
+        """The snapshot, or None when it is refused; a known one is not read again."""
         now_s = self._clock.monotonic()
         known = waiting.refused.get(info.key)
         if known is not None and now_s - known[1] < _REREAD_S:
@@ -121,7 +119,7 @@ class Activation:
             pushed = read_snapshot(key, self._store.get(info.key))
         except (CorruptObject, TooLarge) as e:
             if known is None:
-                log.warning("schema snapshot cannot be used; the tenant keeps waiting", error=str(e))
+                log.warning("schema snapshot refused, the tenant keeps waiting", error=str(e))
             waiting.refused[info.key] = e, now_s
             return None
         waiting.refused.pop(info.key, None)
@@ -129,14 +127,13 @@ class Activation:
 
 
 def is_refused(catalog: Catalog, tenant: Tenant) -> bool:
-    """Whether no schema snapshot that a waiting tenant pushed can be used."""
+    """Whether every schema snapshot that a waiting tenant pushed is unusable."""
     of_role = (row.stopped for row in list_stops(catalog, tenant) if row.stopped.role == ROLE)
-    return any(isinstance(parse(told.object), SchemaSnapKey) for told in of_role if told.object)
+    return any(isinstance(parse(stopped.object), SchemaSnapKey) for stopped in of_role if stopped.object)
 
 
 def read_snapshot(key: SchemaSnapKey, data: bytes) -> PushedSchema:
-    """A pushed schema snapshot. CorruptObject naming the object and the place when it is not one, or not the one its
-    key names."""
+    """A pushed schema snapshot. CorruptObject with object and position when it is damaged or does not match its key."""
     try:
         pushed = parse_pushed(read_json(data))
     except CorruptObject as e:

@@ -1,6 +1,6 @@
-"""What operators see and ask for, over HTTP.
+"""Routes for operators: views and actions.
 
-    GET  /v1/tasks  /v1/tasks/{id}  /v1/ranges  /v1/workers  /v1/workers/{id}  /v1/owner  /v1/holes  /v1/events
+    GET  /v1/tasks  /v1/tasks/{id}  /v1/ranges  /v1/workers  /v1/workers/{id}  /v1/owner  /v1/gaps  /v1/events
          /v1/stops
     POST /v1/workers/{id}:drain  :undrain
     POST /v1/tasks/{id}:move  :split  :merge  :retry
@@ -8,9 +8,9 @@
     POST /v1/clusters/{c}/tenants/{t}:pause  :resume
     DELETE /v1/clusters/{c}/tenants/{t}
 
-All of it is answered from the catalog, so any process may serve it, elected or not. Lists go by pages. Each verb takes
-`dry_run=true` and then answers what it would do. The ETag of a task is its epoch; `If-Match` on `:move` refuses with
-412 what was given to somebody else since.
+Any process, leader or not, answers them from the catalog. Lists are paged. Each action takes `dry_run=true` to return
+its effect without doing it. The ETag of a task is its epoch; with `If-Match`, `:move` returns 412 when the task was
+reassigned since.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tistream.ids import Tenant
 
 _INT_MAX = (1 << 63) - 1
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
-_Limit = Annotated[int, Query(ge=1, le=1000, description="at most so many items")]
-_Cursor = Annotated[str | None, Query(max_length=20_000, description="next_cursor of the page before")]
+_Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of items")]
+_Cursor = Annotated[str | None, Query(max_length=20_000, description="next_cursor of the previous page")]
 _ClusterFilter = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="of this cluster; needs tenant_id")]
 _TenantFilter = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="of this tenant; needs cluster_id")]
-_DryRun = Annotated[bool, Query(description="say what would happen, and do nothing")]
+_DryRun = Annotated[bool, Query(description="return the effect, and do nothing")]
 _Kind = Annotated[
     str | None, Query(max_length=32, description="a kind as task.moved, or all of task, worker, tenant ...")
 ]
 
 
 def actor_of(request: Request) -> str:
-    """Who asks, as events name them."""
+    """The caller's name for events."""
     who = access_of(request).principal
     return who.key_id if who is not None and who.key_id else "API"
 
@@ -60,7 +60,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         "/v1/tasks",
         dependencies=[needs(Right.LOOK)],
         operation_id="list_tasks",
-        summary="Tasks by id, with owners and load",
+        summary="List tasks by id, with owners and load",
     )
     def list_tasks(
         limit: _Limit = 100,
@@ -68,7 +68,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         cluster_id: _ClusterFilter = None,
         tenant_id: _TenantFilter = None,
         owner: Annotated[str | None, Query(max_length=128, description="of this worker")] = None,
-        stopped: Annotated[bool, Query(description="only those that have stopped")] = False,
+        stopped: Annotated[bool, Query(description="only stopped ones")] = False,
     ) -> dict[str, Any]:
         tenant = _tenant(cluster_id, tenant_id)
         return views.tasks_page(sources, limit=limit, cursor=cursor, tenant=tenant, owner=owner, stopped=stopped)
@@ -77,7 +77,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         "/v1/ranges",
         dependencies=[needs(Right.LOOK)],
         operation_id="list_ranges",
-        summary="The key space of a tenant in order: who owns what",
+        summary="List the key ranges of a tenant in order, with owners",
     )
     def list_ranges(
         cluster_id: Annotated[int, Query(ge=0, le=_INT_MAX)],
@@ -91,7 +91,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         "/v1/owner",
         dependencies=[needs(Right.LOOK)],
         operation_id="get_owner",
-        summary="Which meta server runs assignment",
+        summary="Get the leader of the meta servers",
     )
     def get_owner() -> dict[str, Any]:
         return views.owner(sources)
@@ -100,7 +100,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         "/v1/gaps",
         dependencies=[needs(Right.LOOK)],
         operation_id="list_watermark_gaps",
-        summary="Stalled ranges, each in one sentence",
+        summary="List stalled ranges",
     )
     def list_watermark_gaps(cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None) -> dict[str, Any]:
         return views.watermark_gaps(sources, _tenant(cluster_id, tenant_id))
@@ -109,7 +109,7 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         "/v1/events",
         dependencies=[needs(Right.LOOK)],
         operation_id="list_events",
-        summary="What happened, the newest first",
+        summary="List events, newest first",
     )
     def list_events(
         limit: _Limit = 100,
@@ -131,7 +131,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
         "/v1/workers",
         dependencies=[needs(Right.LOOK)],
         operation_id="list_workers",
-        summary="Processes with state and load",
+        summary="List processes with state and load",
     )
     def list_workers(
         kind: Annotated[str | None, Query(max_length=32, description="sorter, dispatcher, api, meta or replay")] = None,
@@ -142,7 +142,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
         "/v1/workers/{worker_id}",
         dependencies=[needs(Right.LOOK)],
         operation_id="get_worker",
-        summary="One process with what it reports",
+        summary="Get one process with its report",
     )
     def get_worker(worker_id: str) -> dict[str, Any]:
         return views.worker(sources, worker_id)
@@ -151,7 +151,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
         "/v1/workers/{worker_id}:drain",
         dependencies=[needs(Right.OPERATE)],
         operation_id="drain_worker",
-        summary="Hand over what a worker owns",
+        summary="Move all work away from a worker",
     )
     def drain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
         return actions.drain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
@@ -160,7 +160,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
         "/v1/workers/{worker_id}:undrain",
         dependencies=[needs(Right.OPERATE)],
         operation_id="undrain_worker",
-        summary="Give a worker work again",
+        summary="Assign work to a worker again",
     )
     def undrain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
         return actions.undrain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
@@ -171,7 +171,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         "/v1/tasks/{task_id}",
         dependencies=[needs(Right.LOOK)],
         operation_id="get_task",
-        summary="One task, and what of it does not go on",
+        summary="Get one task with its stalled ranges",
     )
     def get_task(task_id: _Id, response: Response) -> dict[str, Any]:
         found = views.task(sources, task_id)
@@ -182,16 +182,16 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         "/v1/tasks/{task_id}:move",
         dependencies=[needs(Right.OPERATE)],
         operation_id="move_task",
-        summary="Give a task to another sorter",
+        summary="Move a task to another sorter",
     )
     def move(
         request: Request,
         task_id: _Id,
         to: Annotated[
-            str | None, Query(max_length=128, description="a sorter; without it the one with least load")
+            str | None, Query(max_length=128, description="a sorter; default: the one with least load")
         ] = None,
         dry_run: _DryRun = False,
-        if_match: Annotated[str | None, Header(max_length=40, description="ETag of the task as you saw it")] = None,
+        if_match: Annotated[str | None, Header(max_length=40, description="ETag of the task")] = None,
     ) -> dict[str, Any]:
         seen = _epoch(if_match)
         return actions.move(sources, task_id, to, dry_run=dry_run, actor=actor_of(request), if_epoch=seen)
@@ -200,13 +200,14 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         "/v1/tasks/{task_id}:split",
         dependencies=[needs(Right.OPERATE)],
         operation_id="split_task",
-        summary="Cut a task in two",
+        summary="Split a task in two",
     )
     def split(
         request: Request,
         task_id: _Id,
         key: Annotated[
-            str | None, Query(max_length=20_000, description="hexadecimal; else where its sorter says")
+            str | None,
+            Query(max_length=20_000, description="hexadecimal; default: the split key that its sorter reports"),
         ] = None,
         dry_run: _DryRun = False,
     ) -> dict[str, Any]:
@@ -216,7 +217,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         "/v1/tasks/{task_id}:merge",
         dependencies=[needs(Right.OPERATE)],
         operation_id="merge_tasks",
-        summary="Have two neighbours merged",
+        summary="Merge two neighbouring tasks",
     )
     def merge(
         request: Request,
@@ -230,7 +231,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         "/v1/tasks/{task_id}:retry",
         dependencies=[needs(Right.OPERATE)],
         operation_id="retry_stopped_task",
-        summary="Let a stopped task try again",
+        summary="Retry a stopped task",
     )
     def retry(request: Request, task_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
         return actions.retry(sources, task_id, dry_run=dry_run, actor=actor_of(request))
@@ -241,7 +242,7 @@ def _add_stops(routes: APIRouter, sources: Sources) -> None:
         "/v1/stops",
         dependencies=[needs(Right.LOOK)],
         operation_id="list_stops",
-        summary="What errors have stopped: tenants, stores, jobs and tasks",
+        summary="List what errors have stopped: tenants, stores, jobs and tasks",
     )
     def list_stops(
         limit: _Limit = 100, cursor: _Cursor = None, cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None
@@ -252,7 +253,7 @@ def _add_stops(routes: APIRouter, sources: Sources) -> None:
         "/v1/stops/{stop_id}:resume",
         dependencies=[needs(Right.OPERATE)],
         operation_id="resume_stop",
-        summary="Let what has stopped be tried now",
+        summary="Retry a stopped item now",
     )
     def resume(request: Request, stop_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
         return stops.resume(sources, stop_id, dry_run=dry_run, actor=actor_of(request))
@@ -262,13 +263,13 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.post(
-        f"{base}:pause", dependencies=[needs(Right.TENANT)], operation_id="pause_tenant", summary="Set a tenant aside"
+        f"{base}:pause", dependencies=[needs(Right.TENANT)], operation_id="pause_tenant", summary="Pause a tenant"
     )
     def pause(
         request: Request,
         cluster_id: _Id,
         tenant_id: _Id,
-        reason: Annotated[str, Query(max_length=500, description="told to whoever looks at the tenant")] = "",
+        reason: Annotated[str, Query(max_length=500, description="shown with the tenant")] = "",
         dry_run: _DryRun = False,
     ) -> dict[str, Any]:
         tenant = Tenant(cluster_id, tenant_id)
@@ -278,7 +279,7 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
         f"{base}:resume",
         dependencies=[needs(Right.TENANT)],
         operation_id="resume_tenant",
-        summary="Let a paused tenant go on",
+        summary="Resume a paused tenant",
     )
     def resume(request: Request, cluster_id: _Id, tenant_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
         return actions.resume(sources, Tenant(cluster_id, tenant_id), dry_run=dry_run, actor=actor_of(request))
@@ -287,13 +288,13 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
         base,
         dependencies=[needs(Right.OPERATE)],
         operation_id="delete_tenant",
-        summary="Give a tenant up, for good; safe to repeat",
+        summary="Delete a tenant for ever; idempotent",
     )
     def delete(
         request: Request,
         cluster_id: _Id,
         tenant_id: _Id,
-        reason: Annotated[str, Query(max_length=500, description="told to whoever looks at the tenant")] = "",
+        reason: Annotated[str, Query(max_length=500, description="shown with the tenant")] = "",
         dry_run: _DryRun = False,
     ) -> dict[str, Any]:
         tenant = Tenant(cluster_id, tenant_id)
@@ -304,7 +305,7 @@ def _tenant(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:
     if cluster_id is None and tenant_id is None:
         return None
     if cluster_id is None or tenant_id is None:
-        raise InvalidInput("cluster_id and tenant_id name a tenant together.")
+        raise InvalidInput("cluster_id and tenant_id must be given together")
     return Tenant(cluster_id, tenant_id)
 
 
@@ -313,5 +314,5 @@ def _epoch(if_match: str | None) -> int | None:
         return None
     text = if_match.strip().strip('"')
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:
-        raise InvalidInput("If-Match is the ETag of a task.", if_match=if_match)
+        raise InvalidInput("If-Match must be the ETag of a task", if_match=if_match)
     return int(text)

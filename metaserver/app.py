@@ -1,4 +1,4 @@
-"""The meta server's HTTP port when it runs as a process of its own: the control routes and the probes."""
+"""HTTP app of a meta server in its own process: the control routes and the probes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def create_app(
     more_checks: Mapping[str, Check] = MappingProxyType({}),
     collect: Sequence[Collect] = (),
 ) -> FastAPI:
-    """The app. `problems` tells what is wrong with the process; one that ends it makes it not ready, and so does one
-    of `more_checks`. Seeds can be added, and operators be answered, where there is a `store` to look into. Without a
-    `guard` no keys are asked for; without an `issuer` pushers bring credentials of their own for the bucket."""
+    """The app. A fatal problem of `problems`, or a failing check of `more_checks`, makes the process not ready. Routes
+    for seeds, pushers and operators need a `store`. Without a `guard` no API keys are required; without an `issuer`
+    pushers use their own credentials for the bucket."""
     app = FastAPI(title="TiStream meta server", version=__version__, docs_url=None, redoc_url=None)
     install(app)
     app.include_router(control_router(catalog, store_url, issuer))

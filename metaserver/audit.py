@@ -1,16 +1,15 @@
-"""Compares catalog and bucket: every live row has its object with its size, and which objects have no row.
+"""Compares catalog and bucket: lost objects, and objects without a row.
 
-    rows that are live, in order of key ──┐
-                                          ├─> what does not match is looked at again before it counts
-    LIST of the tenant's folders ─────────┘
+    live rows, in order of key ──────┐
+                                     ├─> mismatches are checked again before they count
+    LIST of the tenant's folders ────┘
 
-It reads only, and runs while everything else does. Objects are put before their rows and buried before they go, so a
-row that is live *before* its object is looked for and *after* it was not found names an object that is lost: nothing
-makes that true for a moment. An object without a row is no fault: a writer died, or has not come to its row yet; when
-it is older than the grace period it is an orphan, which the collector takes (of seeds and schema histories it does
-not).
+The audit only reads, and runs beside all other work. Objects are stored before their rows and tombstoned before they
+are deleted, so a row that is live *before* its object is looked up and *after* it was not found names a lost object. An
+object without a row is no fault: its writer died, or has not committed yet. After the grace period it is an orphan,
+which the collector deletes (except seeds and schema histories).
 
-What it does not do: batch files and pushed schema snapshots, which have no rows, and the bytes inside of objects.
+Batch files and pushed schema snapshots, which have no rows, and the contents of objects are not checked.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ FOLDERS = (committed_prefix, compacted_prefix, bases_prefix, snapshots_prefix, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A live row that its object does not match."""
+    """A live row whose object does not match."""
 
     object_key: str
-    bytes: int  #: as the catalog says
-    found_bytes: int | None  #: None: there is no such object
+    bytes: int  #: in the catalog
+    found_bytes: int | None  #: in the bucket; None = missing
 
 
 @dataclass(slots=True, kw_only=True)
 class Audit:
-    """What was found in a tenant's folders."""
+    """Result of one tenant."""
 
     tenant: Tenant
     objects: int = 0  #: live rows
@@ -94,39 +93,39 @@ def audit_tenant(catalog: Catalog, store: ObjectStore, tenant: Tenant, *, newest
 
 
 class Auditor:
-    """The audits of a service, round by round, and what the last of them found. Used from one thread."""
+    """Audits all tenants, and keeps the latest results. Used from one thread."""
 
     def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, *, name: str = "") -> None:
-        """`name` of the process, in problems."""
+        """`name` of the process, for problems."""
         self._catalog, self._store, self._clock = catalog, store, clock
         self.tenants = Contained(catalog, clock, name, ROLE)
         self._found: dict[Tenant, Audit] = {}
 
     def step(self) -> int:
-        """One round; how many faults. A tenant that cannot be looked at keeps no other from it."""
+        """One round; the number of faults. An error of one tenant does not affect the others."""
         self.tenants.load()
         tenants = [row.tenant for row in list_tenants(self._catalog)]
         self.tenants.keep_only(tenants)
         self._found = {tenant: found for tenant, found in self._found.items() if tenant in set(tenants)}
         newest_ms = self._clock.unix_ms() - GRACE_MS
         for tenant in tenants:
-            self.tenants.run(tenant, lambda t=tenant: self._look(t, newest_ms))  # type: ignore[misc]
+            self.tenants.run(tenant, lambda t=tenant: self._audit(t, newest_ms))  # type: ignore[misc]
         self.tenants.sync()
         return sum(len(result.faults) for result in self._found.values())
 
     def problems(self) -> list[Problem]:
-        """A problem for each tenant whose objects are not as the catalog says, or could not be looked at."""
+        """A problem for each tenant with faults, or that could not be audited."""
         found = [problem_of(result) for result in list(self._found.values()) if result.faults]
         return found + self.tenants.problems()
 
-    def _look(self, tenant: Tenant, newest_ms: int) -> None:
+    def _audit(self, tenant: Tenant, newest_ms: int) -> None:
         self._found[tenant] = audit_tenant(self._catalog, self._store, tenant, newest_ms=newest_ms)
 
 
 def problem_of(found: Audit) -> Problem:
-    """What an operator is to see."""
+    """The faults as a problem."""
     named = ", ".join(fault.object_key for fault in found.faults[:_NAMED_MAX])
-    error = BucketDiffers(f"{len(found.faults)} objects are not as the catalog says.", objects=named)
+    error = BucketDiffers(f"{len(found.faults)} objects do not match the catalog.", objects=named)
     return Problem.of(f"audit/{found.tenant}", error)
 
 
@@ -138,7 +137,7 @@ def _confirmed(catalog: Catalog, store: ObjectStore, suspects: dict[str, int]) -
                 sizes[key] = store.size(key)
             except ObjectNotFound:
                 sizes[key] = None
-        states = object_states(catalog, keys)  # afterwards: what was collected meanwhile is live no more
+        states = object_states(catalog, keys)  # read afterwards: objects collected meanwhile are no longer live
         for key in keys:
             if states.get(key) is ObjectState.LIVE and sizes[key] != suspects[key]:
                 yield Fault(object_key=key, bytes=suspects[key], found_bytes=sizes[key])

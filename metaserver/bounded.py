@@ -1,4 +1,4 @@
-"""Objects that a pusher put, read within bounds: one of another size than its kind ever has is refused unread."""
+"""Reads of objects that pushers wrote, with a size limit: larger objects are refused unread."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _PART_BYTES = 8 << 20
 
 
 def small_object(store: ObjectStore, key: str, limit: int) -> bytes:
-    """The object, when it has at most `limit` bytes. TooLarge names it; ObjectNotFound."""
+    """The object. TooLarge above `limit` bytes; ObjectNotFound."""
     check_size(key, store.size(key), limit)
     return store.get(key)
 
 
 def check_size(key: str, size: int, limit: int) -> None:
-    """TooLarge when an object of this size is not to be read."""
+    """Raise TooLarge above the limit."""
     if size > limit:
         raise TooLarge(f"The object {key} has {size} bytes; {limit} are allowed.", object=key, bytes=size, limit=limit)
 
 
 def sha256_of(store: ObjectStore, key: str, size: int) -> str:
-    """The SHA-256 of an object of this size, read in parts: however large it is, memory holds one of them."""
+    """The SHA-256 of an object of this size, read in parts of bounded size."""
     digest = hashlib.sha256()
     for at in range(0, size, _PART_BYTES):
         digest.update(store.get_range(key, at, min(_PART_BYTES, size - at)))

@@ -1,22 +1,22 @@
-"""Deletes objects that nobody can need any more: those that were replaced, and orphans that never became visible.
+"""Deletes objects that nobody can need any more: replaced objects, and orphans that never became visible.
 
     LIST a folder -> per key: no row, or a row that is not live -> tombstone row -> DELETE
 
 Relations:
 
-- the tombstone comes first. Whoever wanted to publish the key meets it and is fenced, so an object is deleted only
-  when it can never become visible any more. No clock is part of this argument;
-- every key is judged by its own row. That ids rise says nothing about the order in which they are published;
-- a key whose row says dead is deleted again whenever it is seen: its PUT may arrive after its DELETE, and a collector
-  may die between tombstone and DELETE;
-- the grace period is for economy only: what was put a moment ago will mostly be published in a moment;
-- what a compaction or retention replaced stays while a read lease may need it (`tistream.catalog.log.read_leases`).
-  Files of compactions that came to nothing are orphans like any other;
-- an object that cannot be deleted keeps no other from being deleted: the rest of its tenant goes first, then the
-  tenant's collection is stopped with a problem that names it. Other tenants go on.
+- The tombstone comes first. A late writer of the key violates it and is fenced, so an object is deleted only when it
+  can never become visible. No clock is part of this argument.
+- Every key is judged by its own row: rising ids say nothing about the order of publication.
+- A key whose row is dead is deleted again whenever it is listed: its PUT may arrive after its DELETE, and a collector
+  may die between tombstone and DELETE.
+- The grace period only saves work: a recent object will mostly be published soon.
+- An object replaced by compaction or retention stays while a read lease may need it
+  (`tistream.catalog.log.read_leases`). Files of failed compactions are orphans.
+- When an object cannot be deleted, the rest of its tenant is deleted first; then the tenant's collection stops with a
+  problem that names it. Other tenants continue.
 
-What it does not do: batch files (their dispatcher reclaims them), schema snapshots and histories, and finding rows
-without an object. What a deleted tenant leaves is looked after by `deletion`.
+Batch files (their dispatcher reclaims them), schema snapshots and histories are not collected here; the objects of
+deleted tenants are deleted by `deletion`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 ROLE = "collection"
 GRACE_MS = 3_600_000
 _KEYS_AT_ONCE = 200
-_FAILURES_IN_A_ROW = 10  #: the store is away rather than one object held; what it refuses does not count
+_FAILURES_IN_A_ROW = 10  #: then the store counts as unavailable; refusals do not count
 _READ_LEASES = "expired read leases"
 
 Folder = Callable[[Tenant], str]  #: the prefix of one kind of a tenant's objects
@@ -51,20 +51,20 @@ FOLDERS: tuple[Folder, ...] = (committed_prefix, compacted_prefix, bases_prefix,
 
 
 class Collector:
-    """Looks after the committed files, compacted files, bases and task snapshots of all tenants. Used from one thread;
-    several processes may run one each."""
+    """Collects committed files, compacted files, bases and task snapshots of all tenants. Used from one thread; several
+    processes may run one each."""
 
     def __init__(
         self, catalog: Catalog, store: ObjectStore, clock: Clock, *, grace_ms: int = GRACE_MS, name: str = ""
     ) -> None:
         """`grace_ms`: younger objects are left alone, by the clocks of the store and of this machine. `name` of the
-        process, in problems."""
+        process, for problems."""
         self._catalog, self._store, self._clock, self._grace_ms = catalog, store, clock, grace_ms
         self.tenants = Contained(catalog, clock, name, ROLE)
 
     def step(self, tenants: Sequence[TenantRow] | None = None) -> int:
-        """One round over all tenants (as they were just read); how many objects were deleted. What fails is found again
-        by the next round."""
+        """One round over all tenants (or `tenants`, just read); the number of deleted objects. The next round retries
+        failures."""
         self.tenants.load()
         wanted = [row for row in (every_tenant(self._catalog) if tenants is None else tenants) if _is_collected(row)]
         self.tenants.keep_only(row.tenant for row in wanted)
@@ -78,11 +78,11 @@ class Collector:
         return count.deleted
 
     def problems(self) -> list[Problem]:
-        """The tenants that cannot be collected."""
+        """The tenants whose collection fails."""
         return self.tenants.problems()
 
     def clean(self, tenant: Tenant, folders: Iterable[Folder], count: Count) -> None:
-        """One round over a tenant and these folders of it. Raises when an object could not be deleted, in the end."""
+        """One round over these folders of a tenant. Raises at the end when an object could not be deleted."""
         deletes = Deletes(self._store, count)
         self._replaced(tenant, deletes)
         self._orphans(tenant, folders, deletes)
@@ -93,7 +93,7 @@ class Collector:
             drop_expired_leases(self._catalog)
 
     def _replaced(self, tenant: Tenant, deletes: Deletes) -> None:
-        while True:  # a buried key does not come again, so this ends
+        while True:  # a tombstoned key is not listed again, so this ends
             keys = superseded_objects(self._catalog, tenant, grace_ms=self._grace_ms, limit=_KEYS_AT_ONCE)
             for key in keys:
                 self._bury(tenant, key, deletes)
@@ -111,11 +111,11 @@ class Collector:
                         self._bury(tenant, key, deletes)
 
     def _bury(self, tenant: Tenant, key: str, deletes: Deletes) -> None:
-        if tombstone(self._catalog, tenant, key):  # else it became visible since we looked
+        if tombstone(self._catalog, tenant, key):  # else it became visible since it was listed
             deletes.delete(key)
 
     def _old_keys(self, tenant: Tenant, folders: Iterable[Folder]) -> Iterator[list[str]]:
-        """The keys of objects older than the grace period, some at a time."""
+        """Keys of objects older than the grace period, in lists of at most _KEYS_AT_ONCE."""
         newest_ms = self._clock.unix_ms() - self._grace_ms
         for prefix_of in folders:
             keys: list[str] = []
@@ -132,13 +132,13 @@ class Collector:
 
 @dataclass(slots=True)
 class Count:
-    """How many objects a round deleted, tenants that failed in the end included."""
+    """Objects deleted in a round, including those of tenants that failed."""
 
     deleted: int = 0
 
 
 class Deletes:
-    """The DELETE requests of one tenant in one round: one that fails keeps no other from its turn."""
+    """DELETE requests of one tenant in one round: after a failure the others are still sent."""
 
     def __init__(self, store: ObjectStore, count: Count) -> None:
         self._store, self._count = store, count
@@ -146,7 +146,7 @@ class Deletes:
         self._in_a_row = 0
 
     def delete(self, key: str) -> None:
-        """Delete an object. Raises when so many failed one after the other that the store seems to be away."""
+        """Delete an object. Raises after _FAILURES_IN_A_ROW failures in a row: the store seems unavailable."""
         try:
             self._store.delete(key)
         except StoreError as e:
@@ -159,12 +159,12 @@ class Deletes:
         self._count.deleted += 1
 
     def settle(self) -> None:
-        """Raise when something failed: what the store refuses is for an operator, all else is tried again soon."""
+        """Raise when a request failed: BucketDiffers (for an operator) after a refusal, else the retryable error."""
         refused = [(key, e) for key, e in self._failed if isinstance(e, StoreRefused)]
         if refused:
             key, error = refused[0]
             raise BucketDiffers(
-                f"{len(refused)} objects that nobody needs cannot be deleted, the first is {key}: {error.message}",
+                f"{len(refused)} objects cannot be deleted, the first is {key}: {error.message}",
                 object=key,
             ) from error
         if self._failed:

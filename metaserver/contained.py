@@ -1,11 +1,11 @@
-"""One role of the meta server over many tenants: an error stops one tenant in this role, and the catalog remembers it.
+"""Error containment in one role of the meta server: an error stops one tenant, and the catalog records it.
 
-    tenants.load()                          at the beginning of a round: what had stopped before this process
-    tenants.keep_only(of the round)
+    tenants.load()                          start of a round: stops recorded before this process started
+    tenants.keep_only(tenants of the round)
     for each: tenants.run(tenant, step)     see `tistream.runtime.containment`
-    tenants.sync()                          at the end: the catalog's stops say the same
+    tenants.sync()                          end of a round: record the stops in the catalog
 
-A job that is of no tenant ("prune events") is an item too, named by a text.
+A job without a tenant ("prune events") is an item too, named by a text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from tistream.ids import Tenant
 from tistream.runtime.containment import STOPPED_FIRST_S, STOPPED_MAX_S, Containment
 from tistream.runtime.service import Problem
 
-Item = Tenant | str  #: a tenant, or a job of no tenant
+Item = Tenant | str  #: a tenant, or a job without one
 
 
 class Contained:
-    """The items of one role. `run` and what is around it are for one thread; `problems`, `stopped` and `take_resumed`
-    for any."""
+    """The items of one role. `problems`, `stopped` and `take_resumed` are thread-safe; the rest is for one thread."""
 
     def __init__(
         self,
@@ -52,19 +51,19 @@ class Contained:
         self.problems, self.failed, self.is_due = self._items.problems, self._items.failed, self._items.is_due
 
     def run(self, item: Item, step: Callable[[], object]) -> bool:
-        """Run one step of an item, unless it waits; whether it ran and succeeded. What fences it is an error like any
-        other: the meta server owns no tenant."""
+        """Run one step of an item, unless it waits; whether it ran and succeeded. Fenced is an error like any other:
+        the meta server owns no tenant."""
         return self._items.run(item, step)
 
     def keep_only(self, tenants: Iterable[Tenant]) -> None:
-        """Forget the tenants that are not among these; jobs stay."""
+        """Forget other tenants; jobs stay."""
         kept = set(tenants)
         for item in self._items.waiting():
             if isinstance(item, Tenant) and item not in kept:
                 self._items.forget(item)
 
     def stopped(self) -> dict[Item, Problem]:
-        """What an error has stopped."""
+        """The items that an error has stopped."""
         return self._items.stopped()
 
 

@@ -1,15 +1,14 @@
-"""Takes away what a tenant leaves that was given up, and says when nothing is left.
+"""Deletes the objects of deleted tenants, and marks a tenant DELETED when none is left.
 
-    DELETING    objects out of sight -> deleted after the grace period, when no read lease needs them -> DELETED
-    DELETED     now and then the same again, for what came late
+    DELETING    hide objects -> delete them after the grace period, when no read lease needs them -> DELETED
+    DELETED     the same again each SWEEP_S, for late objects
 
-The tombstone in the catalog came first (`tistream.catalog.work.deletion`): nothing that is seen here can become
-visible any more, and no state leads back. Objects that were visible are superseded and buried as any others. Batch
-files and pushed schema snapshots have no rows: they are deleted as they lie there, once they are older than the grace
-period. A pusher that does not know yet goes on writing them; what it writes is read by nobody, and goes in a later
-round.
+The tombstone in the catalog came first (`tistream.catalog.work.deletion`): nothing can become visible any more, and the
+state never changes back. Objects with rows are superseded and collected like others. Batch files and pushed schema
+snapshots have no rows; they are deleted once they are older than the grace period. A pusher that does not know of the
+deletion continues to write them; nobody reads them, and a later round deletes them.
 
-DELETED says that no object is left in the folders of the service, and in the buffer none that was old enough.
+DELETED means: no object is left in the folders of the service, and no old one in the buffer.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from tistream.runtime.service import Problem
 log = structlog.get_logger(__name__)
 
 ROLE = "deletion"
-SWEEP_S = 3600.0  #: between two looks at a tenant that is DELETED: each costs some LIST requests
+SWEEP_S = 3600.0  #: between two sweeps of a DELETED tenant: each costs some LIST requests
 _OURS: tuple[Folder, ...] = (*FOLDERS, seeds_prefix, schemas_prefix)
 
 
 class Deletion:
-    """Looks after the tenants that were given up. Used from one thread; several processes may run one each."""
+    """Empties deleted tenants. Used from one thread; several processes may run one each."""
 
     def __init__(
         self,
@@ -49,46 +48,45 @@ class Deletion:
         grace_ms: int = GRACE_MS,
         name: str = "",
     ) -> None:
-        """`grace_ms`: younger batch files are left alone, as the collector leaves younger objects alone. `name` of the
-        process, in problems."""
+        """`grace_ms`: younger batch files are left alone. `name` of the process, for problems."""
         self._catalog, self._store, self._clock, self._collector = catalog, store, clock, collector
         self._grace_ms = grace_ms
         self.tenants = Contained(catalog, clock, name, ROLE)
-        self._due_s: dict[Tenant, float] = {}  # DELETED ones, and when they are looked at again
+        self._due_s: dict[Tenant, float] = {}  # DELETED tenants: time of the next sweep
 
     def step(self, tenants: Sequence[TenantRow] | None = None) -> int:
-        """One round over all tenants (as they were just read); how many objects were deleted. What fails is found again
-        by the next round."""
+        """One round over all tenants (or `tenants`, just read); the number of deleted objects. The next round retries
+        failures."""
         self.tenants.load()
         wanted = [row for row in (every_tenant(self._catalog) if tenants is None else tenants) if row.state in GIVEN_UP]
         self.tenants.keep_only(row.tenant for row in wanted)
         count = Count()
         for row in wanted:
-            self.tenants.run(row.tenant, lambda r=row: self._look(r, count))  # type: ignore[misc]
+            self.tenants.run(row.tenant, lambda r=row: self._empty(r, count))  # type: ignore[misc]
         self.tenants.sync()
         return count.deleted
 
     def problems(self) -> list[Problem]:
-        """The tenants of which something cannot be taken away."""
+        """The tenants whose deletion fails."""
         return self.tenants.problems()
 
-    def _look(self, row: TenantRow, count: Count) -> None:
+    def _empty(self, row: TenantRow, count: Count) -> None:
         now_s = self._clock.monotonic()
         if row.state is TenantState.DELETING:
-            self._take_away(row.tenant, count)
+            self._delete_objects(row.tenant, count)
             if self._is_empty(row.tenant) and finish_deletion(self._catalog, row.tenant):
-                log.info("nothing is left of a deleted tenant", tenant=str(row.tenant))
+                log.info("tenant deleted, no object left", tenant=str(row.tenant))
         elif now_s >= self._due_s.get(row.tenant, now_s):
-            self._take_away(row.tenant, count)
+            self._delete_objects(row.tenant, count)
             self._due_s[row.tenant] = now_s + SWEEP_S
 
-    def _take_away(self, tenant: Tenant, count: Count) -> None:
+    def _delete_objects(self, tenant: Tenant, count: Count) -> None:
         while retire_objects(self._catalog, tenant) == OBJECTS_AT_ONCE:
             pass
-        self._take_batch_files(tenant, count)
+        self._delete_batch_files(tenant, count)
         self._collector.clean(tenant, _OURS, count)
 
-    def _take_batch_files(self, tenant: Tenant, count: Count) -> None:
+    def _delete_batch_files(self, tenant: Tenant, count: Count) -> None:
         deletes = Deletes(self._store, count)
         newest_ms = self._clock.unix_ms() - self._grace_ms
         for info in self._store.list(buffer_prefix(tenant)):

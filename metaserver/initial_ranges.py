@@ -1,11 +1,11 @@
-"""How a new tenant's keys are laid out in tasks, from its first schema snapshot.
+"""Initial tasks of a tenant, from its first schema snapshot (pure).
 
     [m, n)                                    ddl    the meta range
-    records of mysql.tidb_ddl_job             ddl    where DDL jobs appear
-    [t ................. those records)       data   cut in tiles where user tables begin
+    records of mysql.tidb_ddl_job             ddl    the DDL jobs
+    [t ................. those records)       data   cut where user tables begin
 
-Tiles touch, and together they hold every key between `t` and the job table's records, so tables that are made later
-have a task too. The tables that TiDB keeps for itself do not count as user tables but lie in a tile all the same. Pure.
+The data ranges are contiguous and cover every key between `t` and the job table's records, so tables created later have
+a task too. TiDB's system tables lie in these ranges without counting as user tables.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _DATA_START = b"t"
 
 
 def lay_out(pushed: PushedSchema, data_tasks: int) -> list[NewTask]:
-    """The tasks of a tenant that starts with this snapshot: two for DDL, at most `data_tasks` (>= 1) for data, which
-    hold equally many of the user tables' physical ids."""
+    """The tasks of a tenant that starts with this snapshot: two for DDL, at most `data_tasks` (>= 1) for data with
+    equally many physical ids of user tables."""
     jobs = record_range(pushed.job_table.id)
     ids = _user_ids(pushed)
     cuts = sorted({table_prefix(ids[len(ids) * i // data_tasks]) for i in range(1, data_tasks)} if ids else ())
     edges = [_DATA_START, *(cut for cut in cuts if cut < jobs.start), jobs.start]
-    tiles = [KeyRange(start, end) for start, end in pairwise(edges)]
+    ranges = [KeyRange(start, end) for start, end in pairwise(edges)]
     return [
         NewTask(kind=TaskKind.DDL, range=META_RANGE),
         NewTask(kind=TaskKind.DDL, range=jobs),
-        *(NewTask(kind=TaskKind.DATA, range=tile) for tile in tiles),
+        *(NewTask(kind=TaskKind.DATA, range=range_) for range_ in ranges),
     ]
 
 
 def _user_ids(pushed: PushedSchema) -> list[int]:
-    """Physical ids, rising: a partitioned table's rows lie under the ids of its partitions."""
+    """Physical ids in order; rows of a partitioned table lie under the ids of its partitions."""
     tables = pushed.snapshot.tables.values()
     return sorted({i for table in tables if table.kind == "table" for i in table.physical_ids if i < SYSTEM_IDS_FROM})

@@ -1,20 +1,19 @@
-"""The meta server's background work: be elected, activate tenants, give out stores and tasks.
+"""Background work of a meta server: election, assignment, activation, collection, retention and audit.
 
-    assignment thread    every 0.3 s: acquire or renew ownership, give out stores and tasks
-    activation thread    every 0.3 s, while owner: look for schema snapshots of waiting tenants
-    collection thread    every ten minutes, while owner: delete what was replaced or never visible, what deleted tenants
-                         left, and old events
-    retention thread     every ten minutes, while owner: raise floors, retire what lies below
-    audit thread         once a day, while owner: compare catalog and bucket
+    assignment thread    every 0.3 s: acquire or renew leadership, assign stores and tasks activation thread    every
+    0.3 s, while leader: activate waiting tenants by their schema snapshots collection thread    every ten minutes,
+    while leader: delete replaced and orphaned objects, those of deleted tenants, and old events retention thread
+    every ten minutes, while leader: raise floors, retire the log below audit thread         once a day, while leader:
+    compare catalog and bucket
 
-They are apart because the others read the object store, and a takeover must not wait for that. Only the leader
-acts, and every assignment carries the owner's epoch and the item's epoch that it saw: an owner that was replaced
-while it paused changes nothing. A worker lives until it says that it is gone, or until this process has seen it
-silent for long enough (`metaserver.core.failure_detector`); what moves then, and what moves for other reasons, is
-decided by `metaserver.core.balance`. With no owner elected nothing moves and data keeps flowing.
+The threads are separate because the others read the object store, and a takeover must not wait for that. Only the
+leader acts, and every assignment carries the leader's epoch and the item's epoch that it saw: a leader that was
+replaced while it paused changes nothing. A worker counts as live until it retires or is suspected
+(`metaserver.core.failure_detector`); `metaserver.core.balance` decides what moves. Without a leader nothing moves, and
+data keeps flowing.
 
-An error stops one tenant in one of these roles, or one job (`metaserver.contained`), and nothing else: no error ends a
-thread. What has stopped is kept in the catalog's stops, and tried again at once when an operator resumes it.
+An error stops one tenant, or one job, in one role (`metaserver.contained`); no error ends a thread. Stops are recorded
+in the catalog, and retried at once when an operator resumes them.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from metaserver.activation import Activation
 from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
 from metaserver.contained import Contained
-from metaserver.core.failure_detector import Sight
+from metaserver.core.failure_detector import FailureDetector
 from metaserver.deletion import Deletion
-from metaserver.inventory import Crew, Roster, StoreItems, TaskItems
+from metaserver.inventory import Inventory, StoreItems, TaskItems, Workers
 from metaserver.reshape import ReshapeSettings
 from metaserver.reshaping import Reshaping
 from metaserver.retention import Retention
@@ -54,23 +53,23 @@ INTERVAL_S = 0.3
 COLLECT_INTERVAL_S = 600.0
 RETENTION_INTERVAL_S = 600.0
 AUDIT_INTERVAL_S = 86_400.0
-RESUMED_S = 1.0  #: between two looks at what operators resumed, while something is stopped
-JOB_FIRST_S, JOB_MAX_S = 0.5, 5.0  #: pauses of a job of assignment that an error stopped: a takeover waits for it
-REPORTS_S = 2.0  #: between two looks at what workers report ...
-REPORTS_PAUSES = 20  #: ... and so many times as long as one takes, where very many items are reported
+RESUMED_S = 1.0  #: between two checks for resumed stops, while something is stopped
+JOB_FIRST_S, JOB_MAX_S = 0.5, 5.0  #: retry pauses of assignment jobs, short because a takeover waits for them
+REPORTS_S = 2.0  #: between two reads of the workers' reports ...
+REPORTS_PAUSES = 20  #: ... or this many times the duration of a read, with very many items
 
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """A thread, what it may have stopped, and what is to be done before a try that an operator asked for."""
+    """A thread, the items that errors may stop in it, and an action before a requested retry."""
 
     thread: Repeating
     stopped: tuple[Contained, ...]
-    before_try: Callable[[], None] = lambda: None
+    before_retry: Callable[[], None] = lambda: None
 
 
 class MetaWorker:
-    """A Service. Several may run; one of them is the owner."""
+    """A Service. Several may run; one of them is the leader."""
 
     def __init__(
         self,
@@ -88,10 +87,9 @@ class MetaWorker:
         retention_interval_s: float = RETENTION_INTERVAL_S,
         audit_interval_s: float = AUDIT_INTERVAL_S,
     ) -> None:
-        """`name` should differ between the processes that run at the same time: one that starts under the name of the
-        owner takes its place.
-        Without `reshape` tasks stay as they are. `retention_hours` is what is kept of a tenant without a retention of
-        its own, 0 = all; None = this process retires and audits nothing."""
+        """`name` must be unique: a process that starts under the leader's name replaces it. Without `reshape` tasks are
+        not split or merged. `retention_hours`: of the log of a tenant without its own retention, 0 = all; None = this
+        process runs no retention and no audit."""
         self.name = name
         self._catalog, self._clock = catalog, clock
         self._activation = Activation(catalog, store, clock, data_tasks, name)
@@ -108,9 +106,9 @@ class MetaWorker:
         self._auditor = Auditor(catalog, store, clock, name=name)
         self._audit_interval_s, self._audited = audit_interval_s, clock.monotonic()
         self._epoch: int | None = None
-        self._was_owner = False
-        self._sight = Sight()
-        self._rosters = {WorkerKind.DISPATCHER: Roster(StoreItems(catalog)), WorkerKind.SORTER: Roster(tasks)}
+        self._has_led = False
+        self._detector = FailureDetector()
+        self._inventories = {WorkerKind.DISPATCHER: Inventory(StoreItems(catalog)), WorkerKind.SORTER: Inventory(tasks)}
         self._reports_due_s = self._resumed_s = 0.0
         self._assigned_s: float | None = None
         self._roles = self._made_roles(
@@ -157,11 +155,11 @@ class MetaWorker:
 
     @property
     def leader_epoch(self) -> int | None:
-        """My epoch while I am the owner."""
+        """The epoch while this process is leader."""
         return self._epoch
 
     def lease_age_s(self) -> float | None:
-        """Seconds since a round of election and assignment went well; None before the first."""
+        """Seconds since the last successful round of election and assignment; None before the first."""
         at = self._assigned_s
         return None if at is None else self._clock.monotonic() - at
 
@@ -169,34 +167,35 @@ class MetaWorker:
         """One round of election and assignment."""
         self._elect()
         now_s = self._clock.monotonic()
-        living = self._watch(now_s)
-        if self._epoch is None or self._assign(living, self._epoch, now_s):
+        live = self._watch(now_s)
+        if self._epoch is None or self._assign(live, self._epoch, now_s):
             self._assigned_s = self._clock.monotonic()
         if self._epoch is not None:
             self._resume(now_s)
 
-    def _assign(self, living: list[Pulse], epoch: int, now_s: float) -> bool:
-        """Each job by itself: one that fails keeps none from its turn. Whether stores and tasks were given out."""
+    def _assign(self, live: list[Pulse], epoch: int, now_s: float) -> bool:
+        """Run each job separately: one that fails does not affect the others. Whether stores and tasks were
+        assigned."""
         jobs = self._assigning
         jobs.load()
         jobs.run("reports", lambda: self._learn(now_s))
-        gave = [
-            jobs.run(f"{kind} items", lambda k=kind, r=roster: r.assign(_crew(living, k), epoch, now_s))  # type: ignore[misc]
-            for kind, roster in self._rosters.items()
+        assigned = [
+            jobs.run(f"{kind} items", lambda k=kind, r=inventory: r.assign(_workers_of(live, k), epoch, now_s))  # type: ignore[misc]
+            for kind, inventory in self._inventories.items()
         ]
         reshaping = self._reshaping
         if reshaping is not None:
             jobs.run("reshaping", lambda: reshaping.step(epoch))
         jobs.sync()
-        return all(gave)
+        return all(assigned)
 
     def activate(self) -> None:
-        """One round of activation. Activating is guarded by itself; being the owner only saves the listing."""
+        """One round of activation. Its transaction is guarded; leadership only saves listings."""
         if self._epoch is not None:
             self._activation.step()
 
     def collect(self) -> None:
-        """One round of collection. Each deletion is guarded by itself; being the owner only saves the listing."""
+        """One round of collection. Each deletion is guarded; leadership only saves listings."""
         if self._epoch is not None:
             tenants = every_tenant(self._catalog)
             self._collector.step(tenants)
@@ -207,12 +206,12 @@ class MetaWorker:
             self._pruning.sync()
 
     def retain(self) -> None:
-        """One round of retention. Each step is guarded by itself; being the owner only saves the work."""
+        """One round of retention. Each step is guarded; leadership only saves work."""
         if self._epoch is not None:
             self._retention.step()
 
     def audit(self) -> None:
-        """Compare catalog and bucket, when the last time was long ago. It reads only."""
+        """Compare catalog and bucket, when it is due. Reads only."""
         now = self._clock.monotonic()
         if self._epoch is not None and now - self._audited >= self._audit_interval_s:
             self._auditor.step()
@@ -222,14 +221,14 @@ class MetaWorker:
         self._audited = self._clock.monotonic() - self._audit_interval_s
 
     def _resume(self, now_s: float) -> None:
-        """Try at once what operators resumed."""
+        """Retry at once what operators resumed."""
         if now_s < self._resumed_s:
             return
         self._resumed_s = now_s + RESUMED_S
         for role in self._roles:
             resumed = [stopped.take_resumed() for stopped in role.stopped]
             if any(resumed):
-                role.before_try()
+                role.before_retry()
                 role.thread.wake()
 
     def _elect(self) -> None:
@@ -238,46 +237,45 @@ class MetaWorker:
                 renew_leadership(self._catalog, self.name, self._epoch)
                 return
             except Fenced:
-                log.warning("another meta server is the owner now", me=self.name, epoch=self._epoch)
+                log.warning("leadership lost", me=self.name, epoch=self._epoch)
                 self._epoch = None
                 for role in self._roles:
                     for stopped in role.stopped:
                         stopped.forget()
-        self._epoch = acquire_leadership(self._catalog, self.name, starts=not self._was_owner)
+        self._epoch = acquire_leadership(self._catalog, self.name, starts=not self._has_led)
         if self._epoch is not None:
-            self._was_owner = True
-            for roster in self._rosters.values():
-                roster.forget()
-            log.info("this meta server is the owner", me=self.name, epoch=self._epoch)
+            self._has_led = True
+            for inventory in self._inventories.values():
+                inventory.forget()
+            log.info("elected leader", me=self.name, epoch=self._epoch)
 
     def _watch(self, now_s: float) -> list[Pulse]:
-        """The workers that live: not gone, and not silent as far as was seen from here."""
+        """The live workers: not gone, and not suspected."""
         found = pulses(self._catalog)
-        self._sight.look({p.worker_id: (p.incarnation, p.heartbeat_ms) for p in found}, now_s)
-        return [p for p in found if p.state != WorkerState.GONE and not self._sight.is_silent(p.worker_id)]
+        self._detector.observe({p.worker_id: (p.incarnation, p.heartbeat_ms) for p in found}, now_s)
+        return [p for p in found if p.state != WorkerState.GONE and not self._detector.is_suspected(p.worker_id)]
 
     def _learn(self, now_s: float) -> None:
-        """Read what the workers report, now and then: it is long."""
+        """Read the workers' reports, when due: they are large."""
         if now_s < self._reports_due_s:
             return
         self._reports_due_s = now_s + REPORTS_S
-        reports: dict[WorkerKind, list[tuple[str, WorkerReport]]] = {kind: [] for kind in self._rosters}
+        reports: dict[WorkerKind, list[tuple[str, WorkerReport]]] = {kind: [] for kind in self._inventories}
         for worker in list_workers(self._catalog):
             if worker.kind in reports:
                 reports[worker.kind].append((worker.worker_id, worker.report))
-        for kind, roster in self._rosters.items():
-            roster.learn(reports[kind], now_s)
+        for kind, inventory in self._inventories.items():
+            inventory.learn(reports[kind], now_s)
         took_s = self._clock.monotonic() - now_s
         self._reports_due_s = now_s + max(REPORTS_S, REPORTS_PAUSES * took_s)
 
 
-def _crew(living: list[Pulse], kind: WorkerKind) -> Crew:
-    """The workers of a kind, and those whose items are left alone: a replay keeps what it holds while it lives. Who is
-    given something must have beaten lately by the database's clock as well: a meta server that has just begun cannot
-    know yet who has been dead for long."""
+def _workers_of(live: list[Pulse], kind: WorkerKind) -> Workers:
+    """The workers of a kind, and replays, whose items are left alone while they are live. A receiving worker must also
+    have a recent heartbeat by the database's clock: a new meta server does not know yet who is dead."""
     keeps = WorkerKind.REPLAY if kind is WorkerKind.SORTER else None
-    there = sorted((p for p in living if p.kind in (kind, keeps)), key=lambda p: p.worker_id)
-    return Crew(
+    there = sorted((p for p in live if p.kind in (kind, keeps)), key=lambda p: p.worker_id)
+    return Workers(
         names=tuple(p.worker_id for p in there),
         receives=tuple(p.kind is kind and p.state is WorkerState.UP and p.heartbeat_age_ms <= LEASE_MS for p in there),
         leaving=tuple(p.kind is kind and p.state is WorkerState.DRAINING for p in there),

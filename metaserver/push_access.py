@@ -1,6 +1,6 @@
-"""Issues session credentials of the deployment's one pusher role, for one tenant at a time, by STS.
+"""Issues session credentials of the deployment's pusher role by STS, each for one tenant.
 
-The service keeps none of what it issues and logs no secret of it. It does not repeat a request: whoever asked does.
+Credentials are neither stored nor logged. Requests are not retried here: the caller retries.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tistream.ids import Tenant
 
 log = structlog.get_logger(__name__)
 
-_CONNECT_S, _READ_S = 2, 2.5  # together less than a pusher waits for an answer
-_REGION = "us-east-1"  # where a bucket's address names none, and where those of other servers lie
+_CONNECT_S, _READ_S = 2, 2.5  # together below the pusher's timeout
+_REGION = "us-east-1"  # when the bucket's address names none, and for other S3 servers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """Session credentials. Its text shows no secret."""
+    """Session credentials. `repr` shows no secret."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -33,19 +33,19 @@ class Issued:
 
 
 class CredentialIssuer:
-    """STS for one deployment. Thread-safe; the service's own credentials are those of its environment."""
+    """STS client of one deployment, with the credentials of the environment. Thread-safe."""
 
     def __init__(
         self, terms: PushTerms, *, duration_s: int, endpoint: str | None = None, region: str | None = None
     ) -> None:
-        """`endpoint`: of STS; None = AWS in the region."""
+        """`endpoint` of STS; None = AWS in the region."""
         self.terms, self.duration_s = terms, duration_s
         self._endpoint, self._region = endpoint, region or _REGION
         self._lock = threading.Lock()
         self._sts: Any = None
 
     def issue(self, tenant: Tenant) -> Issued:
-        """Credentials for the tenant's folders alone. CredentialsUnavailable when STS issues none."""
+        """Credentials for the tenant's folders only. CredentialsUnavailable when STS issues none."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -70,8 +70,8 @@ class CredentialIssuer:
         )
 
     def _refused(self, tenant: Tenant, code: str, cause: Exception) -> CredentialsUnavailable:
-        """What pushers are told: no name of the deployment's role or account."""
-        log.warning("no session credentials", tenant=str(tenant), role=self.terms.role_arn, error=str(cause))
+        """The error for pushers, without the deployment's role and account."""
+        log.warning("session credentials refused", tenant=str(tenant), role=self.terms.role_arn, error=str(cause))
         return CredentialsUnavailable(
             f"session credentials for tenant {tenant} could not be issued: STS answered {code}",
             tenant=str(tenant),

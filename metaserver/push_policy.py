@@ -1,10 +1,10 @@
-"""What a tenant's pushers may do in the bucket, as the session policy that STS is given. Pure.
+"""The session policy of a tenant's pushers for STS (pure).
 
     s3:PutObject             data_change_buffer/cluster-{c}/tenant-{t}/*  and  seeds/cluster-{c}/tenant-{t}/*
-    kms:GenerateDataKey      of the one key, when there is one; and each put must name it
+    kms:GenerateDataKey      of the one key, if any; then each put must name it
 
-Nothing else: no read, no list, no delete, no multipart upload. A session may do what the role's own policy and this one
-both allow. The prefixes end with a slash, so tenant 1 is no beginning of tenant 10; keys of ours hold no wildcard.
+Nothing else is allowed: no read, list, delete or multipart upload. A session may do what both the role's policy and
+this one allow. The prefixes end with a slash, so tenant 1 does not match tenant 10; our keys contain no wildcard.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ID_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushTerms:
-    """Of a deployment. ConfigError when no policy can be written for every tenant."""
+    """Push settings of a deployment. ConfigError when the policy of some tenant would be too long."""
 
     bucket: str
-    prefix: str  #: the deployment's folder, without slashes at its ends; empty = the whole bucket
+    prefix: str  #: the deployment's folder, without outer slashes; empty = the whole bucket
     role_arn: str
     kms_key_arn: str = ""  #: empty = puts name no key
 
@@ -44,12 +44,12 @@ class PushTerms:
 
 
 def push_prefixes(tenant: Tenant) -> tuple[str, ...]:
-    """The folders that a tenant's pushers write to, of keys as `tistream.objectstore.layout` makes them."""
+    """The folders to which a tenant's pushers write, relative to the deployment's folder."""
     return (buffer_prefix(tenant), seeds_prefix(tenant))
 
 
 def session_policy(terms: PushTerms, tenant: Tenant) -> str:
-    """The policy, without spaces: there are servers that cannot read them."""
+    """The policy as JSON without spaces, which some servers cannot parse."""
     folder = f"{terms.prefix}/" if terms.prefix else ""
     partition = terms.role_arn.split(":")[1]
     root = f"arn:{partition}:s3:::{terms.bucket}/{folder}"

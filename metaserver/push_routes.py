@@ -1,14 +1,13 @@
-"""The bucket for pushers that may not look into it: their credentials, and what they must know of it.
+"""Routes for pushers without read access to the bucket: credentials, and what they need to know of its contents.
 
     POST /v1/clusters/{c}/tenants/{t}/push-credentials         session credentials for the tenant's folders
-    POST /v1/clusters/{c}/tenants/{t}/push-objects:compare     whether these bytes are under this key
-    GET  /v1/clusters/{c}/tenants/{t}/push-schemas             the schema snapshots that were pushed
-    GET  /v1/clusters/{c}/tenants/{t}/push-schemas/{ts}        one of them as it lies there
-    DELETE /v1/clusters/{c}/tenants/{t}/push-probes/{name}     what was put to see whether it may be put
+    POST /v1/clusters/{c}/tenants/{t}/push-objects:compare     whether an object has these bytes
+    GET  /v1/clusters/{c}/tenants/{t}/push-schemas             the pushed schema snapshots
+    GET  /v1/clusters/{c}/tenants/{t}/push-schemas/{ts}        one of them
+    DELETE /v1/clusters/{c}/tenants/{t}/push-probes/{name}     the object that a check of pushing has written
 
-Credentials are in their answer and nowhere else: no log has them, and no answer that is kept for a repeated request.
-Comparing tells who has the bytes that they are there, and whoever has not, nothing. Only folders that the tenant's
-pushers may write to are looked into.
+Credentials appear in the response only: never in a log or a stored answer. A comparison confirms bytes that the caller
+has, and reveals nothing else. Only folders to which the tenant's pushers may write are read.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tistream.objectstore.protocol import ObjectStore
 _INT_MAX = (1 << 63) - 1
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
 _ProbeName = Annotated[str, Path(pattern="^[a-z0-9-]{1,64}$")]
-_FORGOTTEN_MS = 3_600_000  # a probe that is older is one whose check died
+_FORGOTTEN_MS = 3_600_000  # an older probe belongs to a check that died
 _BASE = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
 
@@ -46,13 +45,13 @@ class Credentials(BaseModel):
     secret_access_key: str
     session_token: str
     expires_at: str = Field(description="RFC 3339, by the clock of STS")
-    valid_s: int = Field(description="seconds from the request on")
-    prefixes: list[str] = Field(description="objects below these may be put, and nothing else may be done")
-    kms_key_arn: str = Field(description="each put must ask for this KMS key; empty = none is asked for")
+    valid_s: int = Field(description="seconds from the request")
+    prefixes: list[str] = Field(description="folders to which objects may be written; nothing else is allowed")
+    kms_key_arn: str = Field(description="KMS key that each put must name; empty = none")
 
 
 class Written(BaseModel):
-    """What a pusher put, or believes to have put."""
+    """An object that a pusher has written, or may have written."""
 
     key: str = Field(description="of the object, without the deployment's folder")
     bytes: int = Field(ge=0)
@@ -60,7 +59,7 @@ class Written(BaseModel):
 
 
 class Compared(BaseModel):
-    """What is there."""
+    """The result of a comparison."""
 
     there: Literal["same", "other", "nothing"]
 
@@ -73,13 +72,13 @@ class PushedSchema(BaseModel):
 
 
 class PushedSchemas(BaseModel):
-    """All that were pushed, by time."""
+    """All pushed schema snapshots, by time."""
 
     items: list[PushedSchema]
 
 
 def push_router(catalog: Catalog, store: ObjectStore, issuer: CredentialIssuer | None) -> APIRouter:
-    """The routes over this catalog and bucket. Without an `issuer` there are no credentials to be had."""
+    """The routes over this catalog and bucket. Without an `issuer` no credentials are issued."""
     routes = APIRouter(tags=["control"], dependencies=[needs(Right.PUSH)])
 
     @routes.post(
@@ -96,18 +95,16 @@ def push_router(catalog: Catalog, store: ObjectStore, issuer: CredentialIssuer |
     @routes.post(
         f"{_BASE}/push-objects:compare",
         operation_id="compare_pushed_object",
-        summary="Whether an object that was put arrived",
+        summary="Whether an object has these bytes",
     )
     def compare(cluster_id: _Id, tenant_id: _Id, written: Written) -> Compared:
         tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
         check_key(written.key)
         if not written.key.startswith(push_prefixes(tenant)):
-            raise InvalidInput("Pushers of this tenant do not write there.", key=written.key)
+            raise InvalidInput("key lies outside the folders of this tenant's pushers", key=written.key)
         return Compared(there=_there(store, written))
 
-    @routes.get(
-        f"{_BASE}/push-schemas", operation_id="list_pushed_schemas", summary="Schema snapshots that were pushed"
-    )
+    @routes.get(f"{_BASE}/push-schemas", operation_id="list_pushed_schemas", summary="List pushed schema snapshots")
     def schemas(cluster_id: _Id, tenant_id: _Id) -> PushedSchemas:
         tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
         found = [(parse(info.key), info.size) for info in store.list(schema_snap_prefix(tenant))]
@@ -117,7 +114,7 @@ def push_router(catalog: Catalog, store: ObjectStore, issuer: CredentialIssuer |
     @routes.get(
         f"{_BASE}/push-schemas/{{ts}}",
         operation_id="get_pushed_schema",
-        summary="A schema snapshot as it was pushed",
+        summary="Get a pushed schema snapshot",
         response_class=Response,
         responses={200: {"content": {"application/zstd": {"schema": {"type": "string", "format": "binary"}}}}},
     )
@@ -126,15 +123,15 @@ def push_router(catalog: Catalog, store: ObjectStore, issuer: CredentialIssuer |
         try:
             data = small_object(store, str(SchemaSnapKey(tenant=tenant, ts=ts)), SNAPSHOT_BYTES_MAX)
         except ObjectNotFound as e:
-            raise NotFound(f"tenant {tenant} pushed no schema snapshot of {ts}", ts=ts) from e
+            raise NotFound(f"tenant {tenant} has no schema snapshot at {ts}", ts=ts) from e
         return Response(data, media_type="application/zstd")
 
     @routes.delete(
         f"{_BASE}/push-probes/{{name}}",
         status_code=204,
         operation_id="delete_push_probe",
-        summary="Remove what a check of pushing put into the bucket",
-        description="Pushers cannot delete. Fine when there is none; forgotten ones of this tenant go, too.",
+        summary="Delete the probe object of a push check",
+        description="Pushers cannot delete objects. Idempotent; also deletes old probes of this tenant.",
     )
     def delete_probe(cluster_id: _Id, tenant_id: _Id, name: _ProbeName) -> None:
         drop_probes(store, get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant, name, SystemClock().unix_ms())
@@ -143,11 +140,11 @@ def push_router(catalog: Catalog, store: ObjectStore, issuer: CredentialIssuer |
 
 
 def issue(catalog: Catalog, issuer: CredentialIssuer | None, tenant: Tenant) -> Credentials:
-    """Credentials for a tenant that is there and stays. TenantDeleted; StateForbids: here there are none."""
+    """Credentials for a tenant. TenantDeleted; StateForbids when this service issues none."""
     get_tenant(catalog, tenant)
     if issuer is None:
-        none = StateForbids("This service issues no credentials for its bucket: pushers bring their own.")
-        none.hint = "The setting push.role_arn makes it issue them."
+        none = StateForbids("this service issues no bucket credentials: pushers use their own")
+        none.hint = "Set push.role_arn to issue them."
         raise none
     issued = issuer.issue(tenant)
     return Credentials(
@@ -162,7 +159,7 @@ def issue(catalog: Catalog, issuer: CredentialIssuer | None, tenant: Tenant) -> 
 
 
 def drop_probes(store: ObjectStore, tenant: Tenant, name: str, now_ms: int) -> None:
-    """Remove the probe of this name, the one that was to be refused, and all of the tenant that were forgotten."""
+    """Delete the probe of this name, its counterpart outside the tenant's folder, and old probes of the tenant."""
     for key in (ProbeKey(tenant=tenant, name=name), foreign_probe(tenant, name)):
         store.delete(str(key))
     for info in [*store.list(probe_prefix(tenant))]:

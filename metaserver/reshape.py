@@ -1,16 +1,16 @@
-"""Which tasks are split and which are merged: the decision alone.
+"""Decides which tasks are split and which are merged (pure).
 
-    split    a data task that has had at least split_bytes_per_s for split_after_s, where its report says that half of
-             the traffic lies on either side, while its tenant has fewer than tasks_max
-    merge    two neighbours that together have had at most merge_bytes_per_s for merge_after_s, while their tenant has
-             more than tasks_min; and again, when their owners differ by now
-    cancel   a merge wished here that is not done yet, when the two are cold no more
+    split    a data task with at least split_bytes_per_s for split_after_s, at the key that halves its reported traffic,
+             while its tenant has fewer than tasks_max
+    merge    two neighbours that together have at most merge_bytes_per_s for merge_after_s, while their tenant has more
+             than tasks_min; repeated when their owners differ
+    cancel   a merge requested here and not done yet, when the two are no longer cold
 
-At most one of them for a tenant at a time. A task that has just come has no past, so it is left alone for as long as
-any other must have been hot or cold; between the two bounds nothing happens. A task of which its present owner says
-nothing is neither. DDL tasks, stopped ones and what has no owner stay as they are.
+At most one change per tenant at a time. A new task has no history and is left alone until it has been hot or cold for
+as long as any other; between the two bounds nothing happens. A task without a report of its owner is neither hot nor
+cold. DDL tasks, stopped tasks and tasks without an owner stay as they are.
 
-What a report says is a claim: at worst the wrong task is split.
+Reports are not trusted: at worst the wrong task is split.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class ReshapeSettings:
     split_after_s: float = 30.0
     merge_bytes_per_s: float = 0.0
     merge_after_s: float = 600.0
-    tasks_min: int = 1  #: data tasks of a tenant that are not merged further
-    tasks_max: int = 64  #: that are not split further
+    tasks_min: int = 1  #: data tasks of a tenant below which none are merged
+    tasks_max: int = 64  #: data tasks of a tenant above which none are split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Cut the task there."""
+    """Split the task at `key`."""
 
     task: TaskRow
     key: bytes
@@ -47,7 +47,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """Ask for one task in the place of these."""
+    """Request the merge of two neighbours."""
 
     left: TaskRow
     right: TaskRow
@@ -55,12 +55,12 @@ class Merge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Leave the task and its neighbour as they are after all."""
+    """Withdraw the merge of the task with its neighbour."""
 
     task: TaskRow
 
 
-Wish = Split | Merge | Cancel
+Change = Split | Merge | Cancel
 
 
 class Reshaper:
@@ -70,14 +70,14 @@ class Reshaper:
         self._settings = settings
         self._hot: dict[int, float] = {}  # task -> since
         self._cold: dict[tuple[int, int], float] = {}  # neighbours -> since
-        self._wished: set[tuple[int, int]] = set()  # merges; those that people ask for are not cancelled
+        self._requested: set[tuple[int, int]] = set()  # merges; those of operators are not cancelled
 
-    def wishes(self, rows: Sequence[TaskRow], reports: Mapping[int, TaskReport], now_s: float) -> list[Wish]:
-        """What is to be done. `reports` are those of the present owners, at their present epochs."""
+    def changes(self, rows: Sequence[TaskRow], reports: Mapping[int, TaskReport], now_s: float) -> list[Change]:
+        """The changes to request. `reports`: of the current owners, at their current epochs."""
         data = sorted((row for row in rows if row.kind is TaskKind.DATA), key=lambda row: (row.tenant, row.range))
         hot: dict[int, float] = {}
         cold: dict[tuple[int, int], float] = {}
-        found: list[Wish] = []
+        found: list[Change] = []
         for _, group in groupby(data, key=lambda row: row.tenant):
             mine = list(group)
             hot |= {row.task_id: self._hot.get(row.task_id, now_s) for row in mine if self._is_hot(row, reports)}
@@ -86,11 +86,11 @@ class Reshaper:
                 for pair in pairwise(mine)
                 if self._is_cold(*pair, reports)
             }
-            wish = next(self._of_tenant(mine, reports, hot, cold, now_s), None)
-            found += [] if wish is None else [wish]
+            change = next(self._of_tenant(mine, reports, hot, cold, now_s), None)
+            found += [] if change is None else [change]
         there = {row.task_id for row in data}
-        self._wished = {pair for pair in self._wished if there.issuperset(pair)}
-        self._wished |= {(wish.left.task_id, wish.right.task_id) for wish in found if _is_fresh(wish)}
+        self._requested = {pair for pair in self._requested if there.issuperset(pair)}
+        self._requested |= {(change.left.task_id, change.right.task_id) for change in found if _is_fresh(change)}
         self._hot, self._cold = hot, cold
         return found
 
@@ -101,12 +101,12 @@ class Reshaper:
         hot: Mapping[int, float],
         cold: Mapping[tuple[int, int], float],
         now_s: float,
-    ) -> Iterator[Wish]:
+    ) -> Iterator[Change]:
         settings = self._settings
         under_way = [pair for pair in pairwise(rows) if pair[0].merge_with == pair[1].task_id]
         for left, right in under_way:
             pair = left.task_id, right.task_id
-            if pair in self._wished and pair not in cold and reports.keys() >= set(pair):
+            if pair in self._requested and pair not in cold and reports.keys() >= set(pair):
                 yield Cancel(task=left)
             elif left.owner != right.owner and left.error is None and right.error is None:
                 yield Merge(left=left, right=right)
@@ -132,9 +132,9 @@ class Reshaper:
         return sum(_rate(row, reports, otherwise=unknown) for row in (left, right)) <= bound
 
 
-def _is_fresh(wish: Wish) -> TypeGuard[Merge]:
-    """Whether it is a merge that nobody has asked for before."""
-    return isinstance(wish, Merge) and wish.left.merge_with != wish.right.task_id
+def _is_fresh(change: Change) -> TypeGuard[Merge]:
+    """Whether it is a merge that was not requested before."""
+    return isinstance(change, Merge) and change.left.merge_with != change.right.task_id
 
 
 def _rate(row: TaskRow, reports: Mapping[int, TaskReport], *, otherwise: float) -> float:

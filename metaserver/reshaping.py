@@ -1,10 +1,9 @@
-"""Has tasks split and merged as `reshape` decides, from what their sorters report with their heartbeats.
+"""Requests splits and merges as `reshape` decides, from the sorters' reports.
 
-Each wish is one guarded transaction under the owner's epoch (tistream.catalog.work.reshape); a merge is then done by
-the sorter that owns both tasks. A wish that comes too late changes nothing and is thought over again the next time.
+Each change is one guarded transaction under the leader's epoch (tistream.catalog.work.reshape); the sorter that owns
+both tasks then does a merge. A late change has no effect and is decided again in the next round.
 
-Read are only the tasks of tenants of which something may change: see `candidates`. An error of one wish stops the
-reshaping of its tenant and of no other.
+Only tasks of the tenants in `candidates` are read. An error stops the reshaping of its tenant only.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import structlog
 from metaserver.candidates import candidates
 from metaserver.contained import Contained
 from metaserver.inventory import Columns
-from metaserver.reshape import Cancel, Merge, Reshaper, ReshapeSettings, Split, Wish
+from metaserver.reshape import Cancel, Change, Merge, Reshaper, ReshapeSettings, Split
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.reports import TaskReport
 from tistream.catalog.work.reshape import cancel_merge, merging_tenants, request_merge, split_task
@@ -28,7 +27,7 @@ from tistream.ids import Tenant
 from tistream.limits import LEASE_MS
 
 ROLE = "reshaping"
-LOOK_EVERY_S = 2.0
+INTERVAL_S = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -44,41 +43,41 @@ class Reshaping:
         known: Callable[[], Columns | None],
         name: str = "",
     ) -> None:
-        """`known`: all tasks with their owners, as this process knows them; None when it has not read them yet. `name`
-        of the process, in problems."""
+        """`known`: all tasks with their owners, as this process knows them; None before it has read them. `name` of the
+        process, for problems."""
         self.tenants = Contained(catalog, clock, name, ROLE)
         self._catalog, self._clock, self._settings, self._known = catalog, clock, settings, known
         self._reshaper = Reshaper(settings)
         self._due_s = clock.monotonic()
 
     def step(self, leader_epoch: int) -> None:
-        """Look at the tasks, if it is time. Errors of looking pass through."""
+        """Decide and request changes, when due. Raises errors of reading."""
         now = self._clock.monotonic()
         if now < self._due_s:
             return
-        self._due_s = now + LOOK_EVERY_S
+        self._due_s = now + INTERVAL_S
         columns = self._known()
         if columns is None:
             return
-        said = self._said()
+        reported = self._reported()
         rows = tasks_of_tenants(
-            self._catalog, candidates(columns, said, self._settings) | merging_tenants(self._catalog)
+            self._catalog, candidates(columns, reported, self._settings) | merging_tenants(self._catalog)
         )
         self.tenants.load()
-        for wish in self._reshaper.wishes(rows, _of_owners(rows, said), now):
-            self.tenants.run(_tenant_of(wish), lambda w=wish: self._do(w, leader_epoch))  # type: ignore[misc]
+        for change in self._reshaper.changes(rows, _of_owners(rows, reported), now):
+            self.tenants.run(_tenant_of(change), lambda w=change: self._do(w, leader_epoch))  # type: ignore[misc]
         self.tenants.sync()
 
-    def _do(self, wish: Wish, leader_epoch: int) -> None:
+    def _do(self, change: Change, leader_epoch: int) -> None:
         try:
-            done = self._act(wish, leader_epoch)
-        except (NotFound, InvalidInput) as e:  # the tasks are others by now
-            log.info("tasks stay as they are", cause=str(e))
+            done = self._act(change, leader_epoch)
+        except (NotFound, InvalidInput) as e:  # the tasks have changed
+            log.info("reshape not possible", cause=str(e))
             return
-        log.info("tasks change" if done else "tasks have changed meanwhile", wish=_told(wish))
+        log.info("reshape requested" if done else "reshape lost to another change", change=_text(change))
 
-    def _said(self) -> list[tuple[str, TaskReport]]:
-        """What living sorters say of tasks now."""
+    def _reported(self) -> list[tuple[str, TaskReport]]:
+        """(worker id, task report) of live sorters."""
         return [
             (worker.worker_id, report)
             for worker in list_workers(self._catalog, WorkerKind.SORTER)
@@ -86,8 +85,8 @@ class Reshaping:
             for report in worker.report.tasks
         ]
 
-    def _act(self, wish: Wish, leader_epoch: int) -> bool:
-        match wish:
+    def _act(self, change: Change, leader_epoch: int) -> bool:
+        match change:
             case Split(task=row, key=key):
                 parts = split_task(self._catalog, row.task_id, key, seen_epoch=row.epoch, leader_epoch=leader_epoch)
                 return parts is not None
@@ -100,23 +99,23 @@ class Reshaping:
                 return cancel_merge(self._catalog, row.task_id, seen_epoch=row.epoch, leader_epoch=leader_epoch)
 
 
-def _of_owners(rows: list[TaskRow], said: list[tuple[str, TaskReport]]) -> dict[int, TaskReport]:
-    """What the owner of each of these tasks says of it."""
+def _of_owners(rows: list[TaskRow], reported: list[tuple[str, TaskReport]]) -> dict[int, TaskReport]:
+    """Task id -> the report of its owner."""
     owners = {row.task_id: (row.owner, row.epoch) for row in rows}
-    return {r.task_id: r for worker, r in said if owners.get(r.task_id) == (worker, r.epoch)}
+    return {r.task_id: r for worker, r in reported if owners.get(r.task_id) == (worker, r.epoch)}
 
 
-def _tenant_of(wish: Wish) -> Tenant:
-    match wish:
+def _tenant_of(change: Change) -> Tenant:
+    match change:
         case Split(task=row) | Merge(left=row) | Cancel(task=row):
             return row.tenant
 
 
-def _told(wish: Wish) -> str:
-    match wish:
+def _text(change: Change) -> str:
+    match change:
         case Split(task=row, key=key):
             return f"split task {row.task_id} at {key.hex()}"
         case Merge(left=left, right=right):
             return f"merge tasks {left.task_id} and {right.task_id}"
         case Cancel(task=row):
-            return f"do not merge task {row.task_id}"
+            return f"cancel merge of task {row.task_id}"

@@ -1,20 +1,19 @@
-"""Lets tenants' logs begin later: works out the floor, raises it, and takes away what lies below.
+"""Retention: computes each tenant's floor, raises it, and retires the log below.
 
     policy            min(the database's time, served watermark) - retention
-    changefeeds, safe points                  the lowest that counts
+    changefeeds, safe points                  the lowest one
     reads as of a timestamp                   what each table needs (see `schemas.registry.retention`)
-        -> floor -> raise_floor               one transaction that looks at the holds again
-        -> retire_below_floor                 as often as there is something, also after a crash in between
+        -> floor -> raise_floor               one transaction that checks the holds again
+        -> retire_below_floor                 repeatedly, also after a crash in between
 
-Retention counts back from what is served, and by the database's clock at most: a tenant whose upstream stands still
-keeps its last hours for ever, and a clock of the upstream that runs ahead takes away nothing. What holds the floor back
-is a problem that names it, once it holds back more than an hour.
+Retention counts back from the served watermark, and at most from the database's clock: a tenant whose upstream stalls
+keeps its last hours for ever, and a fast upstream clock deletes nothing. A hold that delays the floor by more than an
+hour is a problem that names it.
 
-A day after it died the row of an object that was visible once is forgotten: its writer published it and is done with
-it, so nobody can meet the row any more, and were its PUT to arrive once more it would be an orphan like others. The
-tombstone of an orphan stays, for its writer may still be on the way, and no clock says that it is not.
+A day after it died, the row of an object that was once visible is deleted: its writer has published it and is done, and
+a late PUT would be an orphan like others. Tombstones of orphans stay, because their writers may still be running.
 
-What it does not do: deleting objects. They are superseded, and the collector takes them when no read lease needs them.
+Objects are only superseded here; the collector deletes them when no read lease needs them.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ log = structlog.get_logger(__name__)
 ROLE = "retention"
 _FORGETTING = "forgetting rows of deleted objects"
 FORGET_MS = 24 * 3_600_000
-_WORTH_SAYING_MS = 3_600_000
+_REPORTED_FROM_MS = 3_600_000
 _ROWS_AT_ONCE = 1000
 
 
 class Retention:
-    """Looks after the floors of all tenants. Used from one thread; several processes may run one each."""
+    """Raises the floors of all tenants. Used from one thread; several processes may run one each."""
 
     def __init__(
         self,
@@ -62,17 +61,16 @@ class Retention:
         clock: Clock | None = None,
         name: str = "",
     ) -> None:
-        """`default_hours`: what is kept of a tenant that has no retention of its own; 0 = all. `name` of the process,
-        in problems."""
+        """`default_hours`: retention of tenants without their own; 0 = all. `name` of the process, for problems."""
         self._catalog, self._registry, self._default_hours = catalog, registry, default_hours
         self.tenants = Contained(catalog, clock or SystemClock(), name, ROLE)
         self._held: dict[Tenant, Problem] = {}
-        self._looked_at = 0
+        self._processed = 0
 
     def step(self) -> int:
-        """One round over all tenants; how many objects were looked at. A tenant that fails keeps its log, and no other
-        from losing what it does not keep."""
-        self._looked_at = 0
+        """One round over all tenants; the number of objects processed. An error of one tenant does not affect the
+        others."""
+        self._processed = 0
         self.tenants.load()
         tenants = list_tenants(self._catalog)
         known = {row.tenant for row in tenants}
@@ -82,14 +80,14 @@ class Retention:
             self.tenants.run(row.tenant, lambda r=row: self._keep(r))  # type: ignore[misc]
         self.tenants.run(_FORGETTING, self._forget)
         self.tenants.sync()
-        return self._looked_at
+        return self._processed
 
     def problems(self) -> list[Problem]:
-        """What holds floors back, and the tenants that fail."""
+        """Holds that delay floors, and tenants that fail."""
         return list(self._held.values()) + self.tenants.problems()
 
     def _keep(self, row: TenantRow) -> None:
-        """Take away what lies below the floor, also where a new floor cannot be worked out."""
+        """Raise the floor, and retire the log below it even when that fails."""
         try:
             self._raise(row)
         finally:
@@ -100,7 +98,7 @@ class Retention:
             pass
 
     def wanted(self, row: TenantRow) -> int | None:
-        """What the policy alone makes of the tenant's floor; None when it keeps everything."""
+        """The floor by the policy alone; None when everything is kept."""
         kept_ms = kept_s(row, self._default_hours) * 1000
         served = served_watermark(self._catalog, row.tenant) if row.start_ts and kept_ms else 0
         if not served:
@@ -118,7 +116,7 @@ class Retention:
         if floor.ts > row.earliest_ts and raise_floor(
             self._catalog, row.tenant, seen_floor=row.floor_ts, to_ts=floor.ts
         ):
-            log.info("the log begins later", tenant=str(row.tenant), was=row.earliest_ts, earliest_ts=floor.ts)
+            log.info("floor raised", tenant=str(row.tenant), was=row.earliest_ts, earliest_ts=floor.ts)
 
     def _floor(self, row: TenantRow, wanted: int) -> Floor:
         holds = holds_of(self._catalog, row.tenant)
@@ -138,11 +136,11 @@ class Retention:
     def _note(self, tenant: Tenant, floor: Floor, wanted: int) -> None:
         held = floor.held_by
         late_ms = tso.physical_ms(wanted) - tso.physical_ms(floor.ts)
-        if held is None or late_ms < _WORTH_SAYING_MS:
+        if held is None or late_ms < _REPORTED_FROM_MS:
             self._held.pop(tenant, None)
             return
         error = LogHeld(
-            f"{held.who} holds the log {late_ms / _WORTH_SAYING_MS:.1f} h longer than its retention.",
+            f"{held.who} holds the log {late_ms / _REPORTED_FROM_MS:.1f} h longer than its retention.",
             held_by=held.who,
             held_at_ts=str(held.ts),
             wanted_ts=str(wanted),
@@ -152,13 +150,13 @@ class Retention:
     def _retire(self, tenant: Tenant) -> None:
         while True:
             found = retire_below_floor(self._catalog, tenant)
-            self._looked_at += found.objects
+            self._processed += found.objects
             if found.objects < OBJECTS_AT_ONCE:
                 return
 
 
 def holds_of(catalog: Catalog, tenant: Tenant) -> list[Hold]:
-    """The changefeeds and safe points that count."""
+    """The changefeeds and safe points that hold the log."""
     feeds: Sequence[Hold] = [
         Hold(ts=feed.checkpoint_ts, who=f"changefeed {feed.changefeed_id} ({feed.state})")
         for feed in list_changefeeds(catalog, tenant)

@@ -1,16 +1,14 @@
-"""Routes about what is kept, and for whom.
+"""Routes of retention, safe points and changefeeds.
 
     PATCH  /v1/clusters/{c}/tenants/{t}                             {"retention_hours": 24}; 0 = all, null = the default
-    GET    /v1/clusters/{c}/tenants/{t}/retention                   where the log begins, and who holds it
-    GET    /v1/clusters/{c}/tenants/{t}/safe-point                  what the upstream must keep
-    PUT    /v1/clusters/{c}/tenants/{t}/safe-point/{service}        hold everything above a timestamp for a while
-    DELETE /v1/clusters/{c}/tenants/{t}/safe-point/{service}
-    GET    /v1/clusters/{c}/tenants/{t}/changefeeds                 registered consumers
-    POST   /v1/clusters/{c}/tenants/{t}/changefeeds
-    GET, PATCH, DELETE /v1/clusters/{c}/tenants/{t}/changefeeds/{id}
-    POST   /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:pause, :resume
+    GET    /v1/clusters/{c}/tenants/{t}/retention                   start of the log, and its holds GET
+    /v1/clusters/{c}/tenants/{t}/safe-point                  the timestamp above which the upstream must keep data PUT
+    /v1/clusters/{c}/tenants/{t}/safe-point/{service}        hold the log above a timestamp for some time DELETE
+    /v1/clusters/{c}/tenants/{t}/safe-point/{service} GET    /v1/clusters/{c}/tenants/{t}/changefeeds
+    registered consumers POST   /v1/clusters/{c}/tenants/{t}/changefeeds GET, PATCH, DELETE
+    /v1/clusters/{c}/tenants/{t}/changefeeds/{id} POST   /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:pause, :resume
 
-Answered from the catalog by any process; conventions as in `metaserver.routes`.
+Any process answers them from the catalog; conventions as in `metaserver.routes`.
 """
 
 from __future__ import annotations
@@ -50,35 +48,35 @@ _TSO = r"^\d{1,19}$"
 
 
 class TenantChange(BaseModel):
-    """What is to change of a tenant."""
+    """Changes to a tenant."""
 
     retention_hours: float | None = Field(
-        ge=0, le=1_000_000, description="hours of the log that are kept; 0 = all of it, null = as the setting says"
+        ge=0, le=1_000_000, description="hours of the log to keep; 0 = all, null = the setting"
     )
 
 
 class NewSafePoint(BaseModel):
-    """A hold."""
+    """A safe point to set."""
 
-    safe_ts: str = Field(pattern=_TSO, description="everything above it is held")
-    ttl_s: int = Field(default=_DAY_S, ge=0, le=365 * _DAY_S, description="for so long; 0 ends the hold")
+    safe_ts: str = Field(pattern=_TSO, description="the log above it is kept")
+    ttl_s: int = Field(default=_DAY_S, ge=0, le=365 * _DAY_S, description="seconds; 0 removes the safe point")
 
 
 class NewChangefeed(BaseModel):
-    """A consumer that registers."""
+    """A consumer to register."""
 
     changefeed_id: str = Field(pattern=_NAME)
     start_ts: str = Field(
         default="latest", pattern=r"^(\d{1,19}|earliest|latest)$", description="a TSO, `earliest` or `latest`"
     )
-    target_ts: str = Field(default="0", pattern=_TSO, description="where it ends; 0 = nowhere")
-    tables: str = Field(default="", max_length=4096, description="which tables it reads, in its own words")
+    target_ts: str = Field(default="0", pattern=_TSO, description="end; 0 = none")
+    tables: str = Field(default="", max_length=4096, description="free text: the tables it reads")
 
 
 class Checkpoint(BaseModel):
-    """How far a consumer has come."""
+    """A consumer's checkpoint."""
 
-    checkpoint_ts: str = Field(pattern=_TSO, description="it has everything at or below; never falls")
+    checkpoint_ts: str = Field(pattern=_TSO, description="it has everything at or below it; never falls")
 
 
 class Changefeed(BaseModel):
@@ -104,7 +102,7 @@ def retention_router(catalog: Catalog) -> APIRouter:
         base,
         dependencies=[needs(Right.TENANT)],
         operation_id="change_tenant",
-        summary="Set how much of the log is kept",
+        summary="Set the retention of a tenant",
     )
     def change(cluster_id: _Id, tenant_id: _Id, wanted: TenantChange) -> dict[str, Any]:
         tenant = _known(catalog, cluster_id, tenant_id)
@@ -116,7 +114,7 @@ def retention_router(catalog: Catalog) -> APIRouter:
         f"{base}/retention",
         dependencies=[needs(Right.LOOK)],
         operation_id="get_retention",
-        summary="Where the log begins, and who holds it",
+        summary="Start of the log, and its holds",
     )
     def retention(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
         return retention_of(catalog, _known(catalog, cluster_id, tenant_id))
@@ -131,7 +129,7 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         base,
         dependencies=[needs(Right.PUSH)],
         operation_id="get_safe_point",
-        summary="What the upstream must not collect",
+        summary="Timestamp above which the upstream must keep data",
     )
     def safe_point(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
         return safe_point_of(catalog, _known(catalog, cluster_id, tenant_id))
@@ -140,7 +138,7 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         f"{base}/{{service_id}}",
         dependencies=[needs(Right.TENANT)],
         operation_id="set_safe_point",
-        summary="Hold everything above a timestamp",
+        summary="Hold the log above a timestamp",
     )
     def hold(cluster_id: _Id, tenant_id: _Id, service_id: _Name, new: NewSafePoint) -> dict[str, Any]:
         tenant = _known(catalog, cluster_id, tenant_id)
@@ -155,7 +153,7 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         status_code=204,
         dependencies=[needs(Right.TENANT)],
         operation_id="remove_safe_point",
-        summary="End a service's hold",
+        summary="Remove a safe point",
     )
     def release(cluster_id: _Id, tenant_id: _Id, service_id: _Name) -> Response:
         remove_safe_point(catalog, _known(catalog, cluster_id, tenant_id), service_id)
@@ -165,7 +163,9 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
 def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
     one = f"{base}/{{changefeed_id}}"
 
-    @routes.get(base, dependencies=[needs(Right.LOOK)], operation_id="list_changefeeds", summary="Registered consumers")
+    @routes.get(
+        base, dependencies=[needs(Right.LOOK)], operation_id="list_changefeeds", summary="List registered consumers"
+    )
     def changefeeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Changefeed]]:
         return {"items": [_shown(row) for row in list_changefeeds(catalog, _known(catalog, cluster_id, tenant_id))]}
 
@@ -180,24 +180,24 @@ def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         tenant = _known(catalog, cluster_id, tenant_id)
         served = served_watermark(catalog, tenant)
         if not served:
-            raise InvalidInput("The tenant awaits its schema snapshot: its log has not begun.")
+            raise InvalidInput("the tenant awaits its schema snapshot: its log has not started")
         word = new.start_ts
         start = None if word == "earliest" else served if word == "latest" else _ts(word)
         known = {row.changefeed_id: row for row in list_changefeeds(catalog, tenant)}.get(new.changefeed_id)
         if known is not None and word == "latest":
-            start = known.start_ts  # the same request once more: its reply was lost
+            start = known.start_ts  # a repeat after a lost reply
         made = add_changefeed(
             catalog, tenant, new.changefeed_id, start, target_ts=_ts(new.target_ts), tables=new.tables
         )
         response.status_code = 201 if made else 200
         return _shown(get_changefeed(catalog, tenant, new.changefeed_id))
 
-    @routes.get(one, dependencies=[needs(Right.LOOK)], operation_id="get_changefeed", summary="One consumer")
+    @routes.get(one, dependencies=[needs(Right.LOOK)], operation_id="get_changefeed", summary="Get a consumer")
     def read(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         return _shown(get_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id))
 
     @routes.patch(
-        one, dependencies=[needs(Right.READ)], operation_id="move_checkpoint", summary="Say how far a consumer has come"
+        one, dependencies=[needs(Right.READ)], operation_id="move_checkpoint", summary="Advance a consumer's checkpoint"
     )
     def checkpoint(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name, new: Checkpoint) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
@@ -212,7 +212,7 @@ def _changefeed_states(catalog: Catalog, routes: APIRouter, one: str) -> None:
         status_code=204,
         dependencies=[needs(Right.TENANT)],
         operation_id="remove_changefeed",
-        summary="Forget a consumer",
+        summary="Remove a consumer",
     )
     def remove(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Response:
         remove_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id)
@@ -222,7 +222,7 @@ def _changefeed_states(catalog: Catalog, routes: APIRouter, one: str) -> None:
         f"{one}:pause",
         dependencies=[needs(Right.TENANT)],
         operation_id="pause_changefeed",
-        summary="A consumer stands still",
+        summary="Pause a consumer",
     )
     def pause(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
@@ -232,7 +232,7 @@ def _changefeed_states(catalog: Catalog, routes: APIRouter, one: str) -> None:
         f"{one}:resume",
         dependencies=[needs(Right.TENANT)],
         operation_id="resume_changefeed",
-        summary="A consumer goes on",
+        summary="Resume a consumer",
     )
     def resume(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
@@ -240,7 +240,7 @@ def _changefeed_states(catalog: Catalog, routes: APIRouter, one: str) -> None:
 
 
 def retention_of(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
-    """Where a tenant's log begins, and who holds it."""
+    """Start of a tenant's log, and its holds."""
     row = get_tenant(catalog, tenant)
     return {
         "retention_hours": None if row.retention_s is None else row.retention_s / 3600,
@@ -253,7 +253,7 @@ def retention_of(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
 
 
 def safe_point_of(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
-    """What the upstream must keep: everything above `safe_ts`; null while nothing is needed."""
+    """The upstream must keep everything above `safe_ts`; null = nothing."""
     frontier = served_watermark(catalog, tenant)
     points = list_safe_points(catalog, tenant)
     needed = [point.safe_ts for point in points] + ([frontier] if frontier else [])

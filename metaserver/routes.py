@@ -1,14 +1,14 @@
-"""The control routes: what pushers and operators ask of the meta server.
+"""Control routes for pushers and operators.
 
-    POST /v1/tenants                                                     register (safe to repeat)
-    GET  /v1/clusters/{c}/tenants/{t}/push                               where to write, and what the tenant waits for
+    POST /v1/tenants                                                     register (idempotent)
+    GET  /v1/clusters/{c}/tenants/{t}/push                               where to push, and the tenant's state
     GET  /v1/clusters/{c}/tenants/{t}/frontier                           where new subscriptions may start
-    POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            a new life of a pusher
-    GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            which life of a pusher is the newest
-    POST /v1/clusters/{c}/tenants/{t}/tasks/{id}:retry                   let a stopped task try again
+    POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            issue an incarnation to a pusher
+    GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            the newest incarnation of a store
+    POST /v1/clusters/{c}/tenants/{t}/tasks/{id}:retry                   retry a stopped task
 
-All of it is answered from the catalog, so any process may serve it, elected or not. 64-bit numbers travel as text,
-keys as hexadecimal. Errors are TiStreamError; the app that includes the router turns them into problem documents.
+Any process, leader or not, answers them from the catalog. 64-bit numbers are text, keys are hexadecimal. Errors are
+TiStreamError; the app that includes the router turns them into problem documents.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
 
 
 class NewTenant(BaseModel):
-    """Who is to be registered."""
+    """A tenant to register."""
 
     cluster_id: int = Field(ge=0, le=_INT_MAX)
     tenant_id: int = Field(ge=0, le=_INT_MAX)
 
 
 class BucketAccess(BaseModel):
-    """With whose credentials a pusher writes."""
+    """The credentials with which a pusher writes."""
 
     by: Literal["service", "pusher"] = Field(
-        description="service: the service issues session credentials; pusher: it brings its own"
+        description="service: the service issues session credentials; pusher: it uses its own"
     )
-    url: str | None = Field(description="where they are issued, and renewed, by POST; null where the service has none")
-    words: str = Field(description="the same for people")
+    url: str | None = Field(description="POST here to issue or renew them; null when the service issues none")
+    words: str = Field(description="explanation for people")
 
 
 class Push(BaseModel):
@@ -64,66 +64,66 @@ class Push(BaseModel):
     object_store: str = Field(description="URL of the bucket")
     prefix: str = Field(description="folder of the tenant's schema snapshots and batch files")
     state: TenantState
-    start_ts: str = Field(description="of the schema snapshot with which the tenant began; 0 while it awaits one")
-    snapshot_refused: bool = Field(description="no schema snapshot that was pushed can be used: another one is awaited")
+    start_ts: str = Field(description="of the first schema snapshot; 0 while the tenant awaits it")
+    snapshot_refused: bool = Field(description="every pushed schema snapshot is unusable: push another one")
     credentials: BucketAccess
 
 
 class PushBundle(Push):
-    """Where a pusher writes, and what it shows."""
+    """Where a pusher writes, and its key."""
 
     key: str | None = Field(
-        description="API key of role pusher, shown once: with the first registration; null also where no keys are asked"
+        description="API key of role pusher, shown at the first registration only; null also without authentication"
     )
     env: dict[str, str] = Field(description="environment of the pusher")
-    check: str = Field(description="command that looks, in this environment, whether pushing would work")
+    check: str = Field(description="command that checks pushing in this environment")
     aws: str | None = Field(
-        description="aws-cli: one put as a pusher's, with credentials in its environment; null where there is no bucket"
+        description="aws-cli command: one put as a pusher does it; null when the store is no bucket"
     )
 
 
 class RegisteredTenant(BaseModel):
-    """A tenant, and what its pushers need."""
+    """A tenant, with the settings of its pushers."""
 
     cluster_id: int
     tenant_id: int
     state: TenantState
-    start_ts: str = Field(description="the log is complete above this; 0 while the schema snapshot is awaited")
+    start_ts: str = Field(description="the log is complete above this; 0 while the tenant awaits its schema snapshot")
     push: PushBundle
 
 
 class FrontierEntry(BaseModel):
-    """How far one key range is."""
+    """Progress of one key range."""
 
     start_key: str = Field(description="hexadecimal")
     end_key: str = Field(description="hexadecimal; empty = plus infinity")
     durable_ts: str = Field(description="everything at or below it is in the committed log")
-    resubscribe_id: int = Field(description="a new one asks for new subscriptions in the range")
+    resubscribe_id: int = Field(description="a new value asks pushers to resubscribe the range")
 
 
 class NewIncarnation(BaseModel):
-    """A life of a pusher."""
+    """An incarnation of a pusher."""
 
     incarnation: int
-    max_cut_ts: str = Field(description="the largest cut_ts known of the store; no new file may have a lower one")
+    max_cut_ts: str = Field(description="largest cut_ts of the store; no new file may have a lower one")
 
 
 class NewestIncarnation(BaseModel):
-    """The one life of a store's pusher whose files will be read on and on."""
+    """The newest incarnation of a store's pusher."""
 
     incarnation: int = Field(description="0 when none was issued")
 
 
 class RetriedTask(BaseModel):
-    """A task that tries again."""
+    """A retried task."""
 
     task_id: int
     resubscribe_id: int
 
 
 def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | None = None) -> APIRouter:
-    """The routes over this catalog. `store_url` is the bucket's address as pushers reach it; `issuer` issues
-    credentials for it, if anybody does."""
+    """The routes over this catalog. `store_url`: the bucket's address for pushers; `issuer` of credentials for it, if
+    any."""
     routes = APIRouter(tags=["control"])
     base = _TENANT
 
@@ -167,7 +167,7 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
         f"{base}/stores/{{store_id}}/incarnations",
         status_code=201,
         operation_id="issue_incarnation",
-        summary="Begin a new life of a store's pusher",
+        summary="Issue an incarnation to a store's pusher",
         dependencies=[needs(Right.PUSH)],
     )
     def new_incarnation(cluster_id: _Id, tenant_id: _Id, store_id: _Id) -> NewIncarnation:
@@ -178,9 +178,9 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
     @routes.get(
         f"{base}/stores/{{store_id}}/incarnations",
         operation_id="get_incarnation",
-        summary="The newest life of a store's pusher",
+        summary="Newest incarnation of a store's pusher",
         dependencies=[needs(Right.PUSH)],
-        description="A pusher that is told another number than its own has been replaced, and ends.",
+        description="A pusher that reads another number than its own has been replaced, and must stop.",
     )
     def read_incarnation(cluster_id: _Id, tenant_id: _Id, store_id: _Id) -> NewestIncarnation:
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
@@ -190,27 +190,26 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
 
 
 def bucket_access(tenant: Tenant, store_url: str, issuer: CredentialIssuer | None) -> BucketAccess:
-    """With whose credentials the tenant's pushers write."""
+    """The credentials with which the tenant's pushers write."""
     if issuer is None:
-        words = "Pushers open the bucket with credentials of their own (AWS_*, or the machine's role): push.role_arn is"
-        words += " not set, so nothing but these keeps them to their tenant's folder."
+        words = "Pushers open the bucket with their own credentials (AWS_*, or the machine's role): without"
+        words += " push.role_arn only these restrict them to their tenant's folder."
         if not store_url.startswith("s3://"):
-            words = "Pushers open the store by themselves: it is no S3 bucket, and knows no credentials."
+            words = "Pushers open the store directly: it is no S3 bucket and has no credentials."
         return BucketAccess(by="pusher", url=None, words=words)
     url = f"/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}/push-credentials"
     folders = " and ".join(push_prefixes(tenant))
-    words = f"The service issues credentials that count for {issuer.duration_s // 60} minutes and may put objects below"
-    return BucketAccess(by="service", url=url, words=f"{words} {folders}, and nothing else. tistream push renews them.")
+    words = f"The service issues credentials for {issuer.duration_s // 60} minutes. They may only write objects below"
+    return BucketAccess(by="service", url=url, words=f"{words} {folders}. tistream push renews them.")
 
 
 def check_line(tenant: Tenant) -> str:
-    """The command that looks whether pushing would work."""
+    """The command that checks pushing."""
     return f"tistream push --check --cluster {tenant.cluster_id} --tenant {tenant.tenant_id}"
 
 
 def aws_line(tenant: Tenant, store_url: str, kms_key_arn: str = "") -> str | None:
-    """One put of the aws command line below the tenant's folder, of an empty object that nobody reads; None when the
-    store is no bucket."""
+    """An aws-cli command that puts an empty object into the tenant's folder; None when the store is no bucket."""
     place = s3_place(store_url)
     if place is None:
         return None
@@ -250,7 +249,7 @@ def _operators_routes(
     @routes.post(
         f"{_TENANT}/tasks/{{task_id}}:retry",
         operation_id="retry_task",
-        summary="Let a stopped task try again",
+        summary="Retry a stopped task",
         dependencies=[needs(Right.TENANT)],
     )
     def retry(cluster_id: _Id, tenant_id: _Id, task_id: _Id) -> RetriedTask:
@@ -259,12 +258,12 @@ def _operators_routes(
         if task is None:
             raise NotFound(f"tenant {cluster_id}/{tenant_id} has no task {task_id}", task_id=task_id)
         if not retry_task(catalog, task_id, epoch=task.epoch, actor="API"):
-            raise Fenced("the task was given to another sorter meanwhile; ask again", task_id=task_id)
+            raise Fenced("the task was reassigned meanwhile; ask again", task_id=task_id)
         return RetriedTask(task_id=task_id, resubscribe_id=get_task(catalog, task_id).resubscribe_id)
 
 
 def _push_key(catalog: Catalog, tenant: Tenant, who: Principal) -> str | None:
-    """A first key for the tenant's pushers; None when they have one, or where no keys are asked for."""
+    """A first key for the tenant's pushers; None when they have one, or keys are not required."""
     if not who.key_id or any(row.role == Role.PUSHER and row.state == "living" for row in list_keys(catalog, tenant)):
         return None
     return issue_key(catalog, name=f"pushers of {tenant}", role=Role.PUSHER, tenant=tenant, made_by=who.key_id).text

@@ -1,10 +1,10 @@
-"""Seeds over HTTP: a pusher says that one is complete, readers see which there are.
+"""Routes of seeds: pushers publish complete seeds, readers list them.
 
-    POST /v1/clusters/{c}/tenants/{t}/seeds     its manifest and files are in the bucket: make it visible, once
-    GET  /v1/clusters/{c}/tenants/{t}/seeds     what is visible
+    POST /v1/clusters/{c}/tenants/{t}/seeds     publish a seed whose manifest and files are in the bucket
+    GET  /v1/clusters/{c}/tenants/{t}/seeds     list visible seeds
 
-Nothing is believed: the manifest is read from the bucket, and every file that it names must be there with its size. A
-seed of a time that has not come is refused: no read could use it.
+The manifest is read from the bucket, and every file in it must exist with its size. A seed with a future timestamp is
+refused: no read could use it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
 
 _INT_MAX = (1 << 63) - 1
-_SKEW_MS = 3_600_000  # that the clocks of upstream and catalog may differ by
+_SKEW_MS = 3_600_000  # allowed between the clocks of upstream and catalog
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
 
 
 class NewSeed(BaseModel):
-    """The seed that is complete in the bucket."""
+    """A seed to publish, complete in the bucket."""
 
-    ts: str = Field(description="the timestamp that its rows are of", pattern=r"^\d{1,19}$")
+    ts: str = Field(description="timestamp of its rows", pattern=r"^\d{1,19}$")
     table_id: int = Field(default=0, ge=0, le=_INT_MAX, description="id of the table; 0 = the whole tenant")
 
 
@@ -61,7 +61,7 @@ def seed_router(catalog: Catalog, store: ObjectStore) -> APIRouter:
         found = list_seeds(catalog, tenant)
         return next(_shown(row) for row in found if (row.ts, row.table_id) == (int(new.ts), new.table_id))
 
-    @routes.get(base, operation_id="list_seeds", summary="Seeds of a tenant, the newest first")
+    @routes.get(base, operation_id="list_seeds", summary="List seeds of a tenant, newest first")
     def seeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Seed]]:
         tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
         return {"items": [_shown(row) for row in list_seeds(catalog, tenant)]}
@@ -70,7 +70,8 @@ def seed_router(catalog: Catalog, store: ObjectStore) -> APIRouter:
 
 
 def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table_id: int) -> bool:
-    """Check what is in the bucket and make it visible; False when it was. InvalidInput when something is missing."""
+    """Check the objects in the bucket and publish the seed; False when it is visible already. InvalidInput when
+    something is missing."""
     _check_ts(catalog, ts)
     key = str(manifest_key(tenant, ts, table_id))
     try:
@@ -78,18 +79,18 @@ def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table
         manifest = read_manifest(key, data, tenant, ts, table_id)
         sizes = {n: store.size(manifest.key_of(n)) for n in manifest.file_bytes}
     except ObjectNotFound as e:
-        raise InvalidInput("The seed is not complete: an object is missing.", ts=ts, cause=str(e)) from e
+        raise InvalidInput("the seed is incomplete: an object is missing", ts=ts, cause=str(e)) from e
     if sizes != manifest.file_bytes:
-        raise InvalidInput("The seed is not complete: a file has not the size that its manifest says.", ts=ts)
+        raise InvalidInput("the seed is incomplete: a file does not have the size in its manifest", ts=ts)
     return add_seed(catalog, manifest, len(data))
 
 
 def _check_ts(catalog: Catalog, ts: int) -> None:
     if not 0 < ts <= _INT_MAX:
-        raise InvalidInput("The ts of a seed lies between 1 and 2**63-1.", ts=ts)
+        raise InvalidInput("ts of a seed must lie in 1..2**63-1", ts=ts)
     ahead_ms = tso.physical_ms(ts) - database_time_ms(catalog)
     if ahead_ms > _SKEW_MS:
-        raise InvalidInput(f"The seed is of a time that comes in {ahead_ms / 1000:.0f} s.", ts=ts)
+        raise InvalidInput(f"ts of the seed lies {ahead_ms / 1000:.0f} s in the future", ts=ts)
 
 
 def _shown(row: SeedRow) -> Seed:

@@ -1,21 +1,20 @@
-"""Who should own what: the decisions alone, over columns of numbers.
+"""Decides the placement of items (tasks or stores) on workers, over columns of numbers.
 
-Items (tasks or stores) lie on workers. An item's *weight* is its measured bytes/s, ITEM_BYTES_PER_S for being there at
-all, and OPEN_ROW_BYTES_PER_S for each row that waits in it. What is made small is
+The *weight* of an item is its measured bytes/s, plus ITEM_BYTES_PER_S, plus OPEN_ROW_BYTES_PER_S per row that waits in
+it. The decisions minimise
 
     potential = sum over workers of load^2 + APART * sum over workers and groups of (the group's load there)^2
 
-where a worker's load is the weight of its items. The first term evens out the loads; the second keeps the warm items of
-one group (a tenant's data tasks) apart. Moving an item costs a replay of what it holds, so a move must lower the
-potential, per unit of weight, by more than `SLACK` of the mean load and the item's held bytes spread over REPLAY_S.
+where a worker's load is the weight of its items. The first term evens out the loads; the second keeps the active items
+of one group (a tenant's data tasks) apart. A moved item is replayed, so a move must lower the potential, per unit of
+weight, by more than `SLACK` of the mean load plus the item's held bytes spread over REPLAY_S.
 
-- `place`: items that must go somewhere, the heaviest first, each to where the potential rises least.
-- `improve`: items that may stay where they are. Each move is the one that gains most, and gains strictly, so under a
-  constant load a sequence of calls ends, and after its end nothing moves again. Items of less than half of the average
-  weight stay: moving them changes nothing that anybody notices.
+- `place`: assigns items, heaviest first, each to where the potential rises least.
+- `improve`: moves items between workers. Each move gains most, and strictly, so under a constant load a sequence of
+  calls ends and nothing moves again. Items below half of the average weight stay: moving them has no noticeable effect.
 
-Ties go to the smaller index, so the same input gives the same moves. Nothing here knows of time: when and how often
-something may move is decided by `metaserver.core.balance`.
+Ties go to the smaller index, so the same input gives the same moves. Time plays no role here: `metaserver.core.balance`
+decides when and how often items may move.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ OPEN_ROW_BYTES_PER_S = 1.0
 APART = 0.5
 SLACK = 0.2
 REPLAY_S = 300.0
-NOBODY = -1  #: the owner of an item that has none, or a dead one
+NOBODY = -1  #: the owner of an item without a live one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +44,13 @@ class Fleet:
 
     owner: I64  #: worker of each item, or NOBODY
     weight: F64  #: bytes/s, see above; above 0
-    held: F64  #: bytes that a new owner would have to replay
-    group: I64  #: items of one group are kept apart; -1: of none
-    receives: Mask  #: of each worker: whether it may be given items
+    held: F64  #: bytes that a new owner must replay
+    group: I64  #: items of one group are kept apart; -1 = none
+    receives: Mask  #: per worker: whether it may be given items
 
     @classmethod
     def of(cls, *, owner: I64, bytes_per_s: F64, open_rows: F64, held: F64, group: I64, receives: Mask) -> Fleet:
-        """Weights from what was measured; zero for what nobody has reported."""
+        """Computes weights from measurements; zero for unreported items."""
         weight = bytes_per_s + ITEM_BYTES_PER_S + OPEN_ROW_BYTES_PER_S * open_rows
         return cls(owner=owner, weight=weight, held=held, group=np.where(bytes_per_s > 0, group, -1), receives=receives)
 
@@ -66,7 +65,7 @@ class Move:
 
 @dataclass(slots=True)
 class _Loads:
-    """Loads, and of the groups with several items where they lie."""
+    """Loads of workers, and of groups with several items per worker."""
 
     fleet: Fleet
     owner: I64 = field(init=False)
@@ -103,7 +102,7 @@ class _Loads:
 
 
 def place(fleet: Fleet, items: I64) -> list[Move]:
-    """A worker that receives for each of these items, whoever has it now. None when nobody receives."""
+    """A receiving worker for each of these items, whoever owns it now. Empty when no worker receives."""
     workers = np.flatnonzero(fleet.receives)
     if not len(workers) or not len(items):
         return []
@@ -124,7 +123,7 @@ def place(fleet: Fleet, items: I64) -> list[Move]:
 
 
 def _lightest(heap: list[tuple[float, int]], loads: _Loads) -> int:
-    """The worker with the least load. The heap has outdated entries; each worker has a newer one behind them."""
+    """The worker with the least load. Outdated heap entries are dropped; each worker has a current one."""
     while heap[0][0] != loads.worker[heap[0][1]]:
         heapq.heappop(heap)
     return heap[0][1]
@@ -135,8 +134,8 @@ def _apart(loads: _Loads, row: int, workers: I64) -> int:
 
 
 def improve(fleet: Fleet, may_move: Mask, per_worker: int) -> list[Move]:
-    """Moves between workers that receive, each a strict gain after those before it. No worker gives or takes more than
-    `per_worker` items. Items of workers that do not receive stay."""
+    """Moves between receiving workers, each a strict gain after those before it; at most `per_worker` items leave or
+    reach a worker. Items of other workers stay."""
     workers = np.flatnonzero(fleet.receives)
     at = fleet.owner >= 0
     if len(workers) < 2 or not at.any():
@@ -149,7 +148,7 @@ def improve(fleet: Fleet, may_move: Mask, per_worker: int) -> list[Move]:
     by_owner = movable[np.argsort(loads.owner[movable], kind="stable")]
     ends = np.searchsorted(loads.owner[by_owner], np.arange(len(fleet.receives) + 1))
     on = {int(w): by_owner[ends[w] : ends[w + 1]] for w in workers}
-    left = dict.fromkeys(on, per_worker)  # that each may still give or take
+    left = dict.fromkeys(on, per_worker)  # moves still allowed per worker
     return list(_improving(loads, on, left, margin))
 
 
@@ -162,14 +161,14 @@ def _improving(loads: _Loads, on: dict[int, I64], left: dict[int, int], margin: 
             return
         giver = int(loads.owner[found.item])
         loads.move(found.item, found.to)
-        on[giver] = on[giver][on[giver] != found.item]  # it moves once in a call
+        on[giver] = on[giver][on[giver] != found.item]  # an item moves once in a call
         left[giver] -= 1
         left[found.to] -= 1
         yield found
 
 
 def _best(loads: _Loads, giver: int, items: I64, takers: I64, margin: float) -> Move | None:
-    """The move away from one worker that lowers the potential most, if one does by more than it costs."""
+    """The move away from one worker that lowers the potential most; None when no gain exceeds its cost."""
     takers = takers[takers != giver]
     if not len(takers):
         return None

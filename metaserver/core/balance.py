@@ -1,13 +1,12 @@
-"""When items move: at once what has no living owner, a few at a time what leaves, seldom what is merely uneven.
+"""Decides when items move: unowned items at once, those of draining workers in waves, uneven load slowly.
 
-    nobody has it      all of them, in the round in which it is seen, PLACED_MAX a round
-    its owner drains   a wave each WAVE_S: the others take up some tasks before the next ones come
-    the load is uneven only when it has been for SETTLE_S on end, in waves, and no item twice within COOLDOWN_S
+    no owner           all, in the round that finds them, at most PLACED_MAX per round
+    owner drains       a wave each WAVE_S, so that tasks are taken over before the next ones move
+    uneven load        after it was uneven for SETTLE_S, in waves, and no item twice within COOLDOWN_S
 
-A wave takes at most a twentieth of a fair share from a worker, and gives no more to one, two items at least: a worker
-that joins is filled within about 20 waves, without all others starting at once. What is moved, and that it ends, is
-decided by `metaserver.core.assign`. Pure: the caller says what time it is. The memory is small and may be lost: a new
-owner waits SETTLE_S before it evens out anything.
+A wave moves at most a twentieth of a fair share (at least two items) from or to a worker: a new worker is filled within
+about 20 waves, without starting everything at once. `metaserver.core.assign` decides what moves. Pure: the caller
+passes the time. The state may be lost: a new leader waits SETTLE_S before it evens out load.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ PLACED_MAX = 5_000
 
 
 class Balancer:
-    """The decisions of one owner about one kind of item, over time."""
+    """The decisions of one leader about one kind of item, over time."""
 
     def __init__(self, *, settle_s: float = SETTLE_S, wave_s: float = WAVE_S, cooldown_s: float = COOLDOWN_S) -> None:
         self._settle_s, self._wave_s, self._cooldown_s = settle_s, wave_s, cooldown_s
@@ -37,8 +36,8 @@ class Balancer:
         self._moved: dict[Hashable, float] = {}
 
     def decide(self, keys: Sequence[Hashable], fleet: Fleet, leaving: Mask, now_s: float) -> list[Move]:
-        """What moves now. `keys` name the items over time; `leaving` are the workers that drain. An item of a worker
-        that neither receives nor leaves stays."""
+        """The moves of this round. `keys` identify items between calls; `leaving`: draining workers. Items of workers
+        that neither receive nor leave stay."""
         made = place(fleet, _heaviest(fleet, np.flatnonzero(fleet.owner == NOBODY)))
         if not made and now_s >= self._next_wave_s:
             made = self._leave(fleet, leaving) or self._even_out(keys, fleet, now_s)
@@ -46,7 +45,7 @@ class Balancer:
         return made
 
     def _leave(self, fleet: Fleet, leaving: Mask) -> list[Move]:
-        """The next few items of each worker that drains."""
+        """The next items of each draining worker."""
         going = [np.flatnonzero(fleet.owner == worker)[: _wave(fleet)] for worker in np.flatnonzero(leaving)]
         return place(fleet, np.concatenate(going)) if going else []
 
@@ -68,11 +67,11 @@ class Balancer:
 
 
 def _heaviest(fleet: Fleet, items: I64) -> I64:
-    """So many of them as are placed in a round."""
+    """The items to place in this round."""
     return items[np.argsort(-fleet.weight[items], kind="stable")[:PLACED_MAX]] if len(items) > PLACED_MAX else items
 
 
 def _wave(fleet: Fleet) -> int:
-    """How many items a worker gives or takes at once."""
+    """Items that a worker gives or takes in a wave."""
     share = len(fleet.owner) / max(1, int(fleet.receives.sum()))
     return max(WAVE_MIN, math.ceil(share / WAVES))

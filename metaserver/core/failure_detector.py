@@ -1,14 +1,15 @@
-"""Which workers are silent, as the leader sees it.
+"""Failure detector: which workers are suspected to be dead, as this process sees it.
 
-A worker beats by writing the database's time into its row. It counts as silent when its row has named the same beat
-for SILENT of LEASE_MS by *this* process's monotonic clock, while this process saw the database all the time. So
+A worker's heartbeat writes the database's time into its row. A worker is suspected when its row has shown the same
+heartbeat for SUSPECTED of LEASE_MS by *this* process's monotonic clock, while this process reached the database all the
+time. So
 
-- a database that was away or hung for a while makes nobody silent: nobody could beat, and the count begins anew when it
-  is back. Workers beat within HEARTBEAT_MS of that, or after their pause between tries, which is shorter than SILENT;
-- a step of the database's clock makes nobody silent and keeps no dead worker alive;
-- a process that was itself stopped for a while begins anew, too.
+- an outage of the database makes nobody suspected: nobody could send a heartbeat, and the count starts anew when it is
+  back. Workers send one within HEARTBEAT_MS of that, or after their retry pause, which is shorter than SUSPECTED;
+- a step of the database's clock makes nobody suspected and keeps no dead worker alive;
+- a process that was itself paused starts anew, too.
 
-Every meta server watches, elected or not, so that one that takes over knows who is silent.
+Every meta server observes, elected or not, so that a new leader knows who is suspected.
 """
 
 from __future__ import annotations
@@ -17,31 +18,35 @@ from collections.abc import Mapping
 
 from tistream.limits import LEASE_MS
 
-SILENT = 0.85  #: of LEASE_MS: so that another worker has taken over within LEASE_MS of the last beat
-GAP = 1 / 3  #: of LEASE_MS: looks further apart than this have seen nothing in between
+SUSPECTED = 0.85  #: of LEASE_MS: another worker takes over within LEASE_MS of the last heartbeat
+GAP = 1 / 3  #: of LEASE_MS: a longer gap between observations resets the count
 
-Beat = tuple[int, int]  #: incarnation, the database's time of its newest beat
+Beat = tuple[int, int]  #: (incarnation, the database's time of its newest heartbeat)
 
 
-class Sight:
-    """What was seen of each worker, and since when."""
+class FailureDetector:
+    """The latest heartbeat of each worker, and since when it is known."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[Beat, float]] = {}
-        self._looked_s: float | None = None
+        self._observed_s: float | None = None
 
-    def look(self, beats: Mapping[str, Beat], now_s: float) -> None:
-        """These are the beats that the catalog has now; `now_s` is a monotonic time, before they were read."""
-        if self._looked_s is None or now_s - self._looked_s > GAP * LEASE_MS / 1000:
+    def observe(self, beats: Mapping[str, Beat], now_s: float) -> None:
+        """The heartbeats in the catalog; `now_s`: monotonic time before they were read."""
+        if self._observed_s is None or now_s - self._observed_s > GAP * LEASE_MS / 1000:
             self._since = {}
         known = self._since
-        self._looked_s = now_s
+        self._observed_s = now_s
         self._since = {
             worker: known[worker] if worker in known and known[worker][0] == beat else (beat, now_s)
             for worker, beat in beats.items()
         }
 
-    def is_silent(self, worker: str) -> bool:
-        """Whether it has not beaten for so long, at the newest look."""
+    def is_suspected(self, worker: str) -> bool:
+        """Whether it was suspected at the latest observation."""
         seen = self._since.get(worker)
-        return seen is not None and self._looked_s is not None and self._looked_s - seen[1] >= SILENT * LEASE_MS / 1000
+        return (
+            seen is not None
+            and self._observed_s is not None
+            and self._observed_s - seen[1] >= SUSPECTED * LEASE_MS / 1000
+        )

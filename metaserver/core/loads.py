@@ -1,8 +1,8 @@
-"""What the leader believes about the load of each item, from the workers' reports.
+"""Known load of each item, from the workers' reports.
 
-A report is believed when it comes from the worker that has the item. For SETTLING_S after a move the belief from before
-stays: a new owner first reports nothing, then the replay, and neither says what the item weighs. What nobody has
-reported for FORGET_S weighs nothing: reports leave out what is idle.
+Only the report of an item's owner counts. For SETTLING_S after a move the load from before is kept: a new owner first
+reports nothing, then the replay, and neither is the load of the item. An item not reported for FORGET_S counts as idle:
+reports omit idle items.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FORGET_S = 30.0
 
 
 class Load(NamedTuple):
-    """Of one item."""
+    """Load of one item."""
 
     bytes_per_s: float
     open_rows: float
@@ -34,10 +34,10 @@ class Loads:
         self._known: dict[Hashable, tuple[Load, float]] = {}
         self._moved: dict[Hashable, float] = {}
 
-    def learn(self, said: Iterable[tuple[Hashable, Load]], now_s: float) -> None:
-        """The newest reports of all workers, each item from the worker that has it."""
+    def learn(self, reported: Iterable[tuple[Hashable, Load]], now_s: float) -> None:
+        """Take the newest reports: (item, load), each from its owner."""
         self._moved = {key: at for key, at in self._moved.items() if now_s - at < SETTLING_S}
-        for key, load in said:
+        for key, load in reported:
             if key not in self._moved:
                 self._known[key] = load, now_s
         self._known = {
@@ -45,27 +45,27 @@ class Loads:
         }
 
     def note_move(self, key: Hashable, now_s: float) -> None:
-        """The item goes to another worker."""
+        """Note that the item moves to another worker."""
         self._moved[key] = now_s
 
     def items(self) -> Iterable[tuple[Hashable, Load]]:
-        """What is known to weigh something."""
+        """The items with a known load."""
         return ((key, load) for key, (load, _) in self._known.items())
 
 
 def task_loads(
     worker: str, report: WorkerReport, owner_of: Callable[[Hashable], str | None]
 ) -> Iterable[tuple[Hashable, Load]]:
-    """What a sorter says of the tasks that it has."""
+    """The loads that a sorter reports of its own tasks."""
     return ((task.task_id, _of_task(task)) for task in report.tasks if owner_of(task.task_id) == worker)
 
 
 def store_loads(
     worker: str, report: WorkerReport, owner_of: Callable[[Hashable], str | None]
 ) -> Iterable[tuple[Hashable, Load]]:
-    """What a dispatcher says of the stores that it has."""
-    said = (((store.tenant, store.store_id), _of_store(store)) for store in report.stores)
-    return ((key, load) for key, load in said if owner_of(key) == worker)
+    """The loads that a dispatcher reports of its own stores."""
+    reported = (((store.tenant, store.store_id), _of_store(store)) for store in report.stores)
+    return ((key, load) for key, load in reported if owner_of(key) == worker)
 
 
 def _of_task(task: TaskReport) -> Load:

@@ -56,7 +56,7 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "dispatcher.reclaim": {"_DELETES_AT_ONCE": (1, 2)},
     "dispatcher.gather": {"_RUN_ROWS_MIN": (1, 1000)},
     "metaserver.collect": {"_KEYS_AT_ONCE": (1, 3)},
-    "metaserver.inventory": {"MANY": (1, 2), "CHUNK": (1, 2), "TOLD_MAX": (1,)},
+    "metaserver.inventory": {"MANY": (1, 2), "CHUNK": (1, 2), "LOGGED_MAX": (1,)},
     "metaserver.core.balance": {"PLACED_MAX": (1, 3)},
     "tistream.limits": {
         "SEGMENT_OWN_BYTES_MIN": (60, 300),

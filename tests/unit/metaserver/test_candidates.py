@@ -12,7 +12,7 @@ import pytest
 
 from metaserver.candidates import candidates
 from metaserver.inventory import Columns
-from metaserver.reshape import Cancel, Merge, Reshaper, ReshapeSettings, Split, Wish
+from metaserver.reshape import Cancel, Change, Merge, Reshaper, ReshapeSettings, Split
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.catalog.work.reports import TaskReport
 from tistream.catalog.work.tasks import TaskPlace, TaskRow
@@ -112,17 +112,17 @@ def test_what_is_wished_is_the_same_as_if_all_tasks_were_read() -> None:
             told = {report.task_id: report for _, report in reports}
             merging = {row.tenant for row in rows if row.merge_with is not None}
             few = candidates(columns_of(rows), reports, SETTINGS) | merging
-            mine = part.wishes([row for row in rows if row.tenant in few], told, now_s)
-            assert mine == whole.wishes(rows, told, now_s), seed
+            mine = part.changes([row for row in rows if row.tenant in few], told, now_s)
+            assert mine == whole.changes(rows, told, now_s), seed
             kinds.update(map(type, mine))
             rows = after(rows, mine)
     assert min(kinds[kind] for kind in (Split, Merge, Cancel)) > 0, kinds
 
 
-def after(rows: list[TaskRow], wishes: list[Wish]) -> list[TaskRow]:
+def after(rows: list[TaskRow], changes: list[Change]) -> list[TaskRow]:
     """The tasks as they are when merges have been asked for."""
-    partner = {wish.left.task_id: wish.right.task_id for wish in wishes if isinstance(wish, Merge)}
-    undone = {wish.task.task_id for wish in wishes if isinstance(wish, Cancel)}
+    partner = {change.left.task_id: change.right.task_id for change in changes if isinstance(change, Merge)}
+    undone = {change.task.task_id for change in changes if isinstance(change, Cancel)}
     return [
         replace(row, merge_with=None if row.task_id in undone else partner.get(row.task_id, row.merge_with))
         for row in rows

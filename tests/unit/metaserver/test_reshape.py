@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from metaserver.reshape import Cancel, Merge, Reshaper, ReshapeSettings, Split, Wish
+from metaserver.reshape import Cancel, Change, Merge, Reshaper, ReshapeSettings, Split
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.catalog.work.reports import TaskReport
 from tistream.catalog.work.tasks import TaskRow
@@ -46,9 +46,9 @@ def told(rates: dict[int, float], key: bytes | None = None) -> dict[int, TaskRep
 
 def played(
     rows: list[TaskRow], steps: list[tuple[float, dict[int, TaskReport]]], settings: ReshapeSettings = SETTINGS
-) -> list[list[Wish]]:
+) -> list[list[Change]]:
     reshaper = Reshaper(settings)
-    return [reshaper.wishes(rows, reports, now_s) for now_s, reports in steps]
+    return [reshaper.changes(rows, reports, now_s) for now_s, reports in steps]
 
 
 def test_a_task_that_stays_hot_is_split_where_its_traffic_is() -> None:
@@ -115,14 +115,14 @@ def test_between_the_bounds_nothing_happens() -> None:
 def test_a_merge_is_asked_for_again_when_its_tasks_have_two_owners_and_cancelled_when_they_are_cold_no_more() -> None:
     rows, cold = [task(1), task(2)], told({1: 1, 2: 1})
     reshaper = Reshaper(SETTINGS)
-    assert reshaper.wishes(rows, cold, 0) == []
-    assert reshaper.wishes(rows, cold, 60) == [Merge(left=rows[0], right=rows[1])]
+    assert reshaper.changes(rows, cold, 0) == []
+    assert reshaper.changes(rows, cold, 60) == [Merge(left=rows[0], right=rows[1])]
     asked = [replace(rows[0], merge_with=2), replace(rows[1], merge_with=1)]
-    assert reshaper.wishes(asked, cold, 62) == []
+    assert reshaper.changes(asked, cold, 62) == []
     apart = [asked[0], replace(asked[1], owner="s2")]
-    assert reshaper.wishes(apart, cold, 64) == [Merge(left=apart[0], right=apart[1])]
-    assert reshaper.wishes(asked, told({1: 1, 2: 50}), 66) == [Cancel(task=asked[0])]
-    assert reshaper.wishes(asked, {}, 68) == [], "nothing is known of them"
+    assert reshaper.changes(apart, cold, 64) == [Merge(left=apart[0], right=apart[1])]
+    assert reshaper.changes(asked, told({1: 1, 2: 50}), 66) == [Cancel(task=asked[0])]
+    assert reshaper.changes(asked, {}, 68) == [], "nothing is known of them"
 
 
 def test_what_people_ask_for_is_not_cancelled() -> None:
