@@ -54,7 +54,7 @@ def read_entries(entries: bytes) -> tuple[pa.RecordBatch, bool]:
     sizes = places[:, 1]
     absent = {_VALUE: (op != np.uint64(Op.PUT)) | (commit & (sizes[_VALUE] == 0)), _OLD_VALUE: sizes[_OLD_VALUE] == 0}
     columns = {name: _narrow(numbers[i], ROWS.field(name).type) for i, name in enumerate(_NUMBERS)}
-    columns |= {name: _gathered(data, places[i, 0], sizes[i], absent.get(i)) for i, name in enumerate(_BINARY)}
+    columns |= {name: gathered(data, places[i, 0], sizes[i], absent.get(i)) for i, name in enumerate(_BINARY)}
     columns["flags"] = pa.array(np.zeros(len(changes), np.uint8))
     return pa.record_batch([columns[name] for name in ROWS.names], schema=ROWS), initialized
 
@@ -81,14 +81,14 @@ def _narrow(numbers: U64, kind: pa.DataType) -> pa.Array:
     return pa.array(numbers.astype(kind.to_pandas_dtype()), kind)
 
 
-def _gathered(data: Octets, starts: I64, sizes: I64, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """Slices of the message as a binary column; null where `absent`."""
+def gathered(data: Octets, starts: I64, sizes: I64, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
+    """Slices of the data as a binary column; null where `absent`."""
     if absent is not None:
         sizes = np.where(absent, 0, sizes)
     offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     out = np.empty(int(offsets[-1]), np.uint8)
-    _copy(data, starts, offsets, out)
+    _copy(data, np.ascontiguousarray(starts), offsets, out)
     valid = None if absent is None else pa.py_buffer(np.packbits(~absent, bitorder="little"))
     return pa.Array.from_buffers(pa.binary(), len(sizes), [valid, pa.py_buffer(offsets), pa.py_buffer(out)])
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import zstandard
 
-from pusher.core.cdcpb_rows import wire_uvarint
+from pusher.core.cdcpb_rows import gathered, wire_uvarint
 from pusher.logbackup.core.metadata import Compression, LogSlice
 from tistream.codec.compiled import kernel
 from tistream.errors import CorruptObject
@@ -96,7 +96,7 @@ def read_versions(piece: LogSlice, entries: bytes, after_ts: int, upto_ts: int) 
         "start_ts": pa.array(numbers[_START_TS, at]),
         "commit_ts": pa.array(ts[at]),
         "op": pa.array(np.where(put, np.uint8(Op.PUT), np.uint8(Op.DELETE)), pa.uint8()),
-        "value": _gathered(data, short[0, at], short[1, at], ~(put & has_short)),
+        "value": gathered(data, short[0, at], short[1, at], ~(put & has_short)),
         "needs_value": pa.array(put & ~has_short),
         "txn_source": pa.array(numbers[_TXN_SOURCE, at]),
     }
@@ -106,7 +106,7 @@ def read_versions(piece: LogSlice, entries: bytes, after_ts: int, upto_ts: int) 
 def read_values(piece: LogSlice, entries: bytes) -> pa.RecordBatch:
     """The rows of a slice of the default column family."""
     data, places, keys, ts = _entries(piece, entries)
-    values = _gathered(data, places[_VALUE], places[_VALUE_SIZE], None)
+    values = gathered(data, places[_VALUE], places[_VALUE_SIZE], None)
     return pa.record_batch([keys, pa.array(ts), values], schema=VALUES)
 
 
@@ -136,25 +136,6 @@ def _damage(piece: LogSlice, offset: int, cause: str) -> CorruptObject:
         offset=offset,
         cause=cause,
     )
-
-
-def _gathered(data: Octets, starts: I64, sizes: I64, absent: npt.NDArray[np.bool_] | None) -> pa.BinaryArray:
-    """Slices of the data as a binary column; null where `absent`."""
-    if absent is not None:
-        sizes = np.where(absent, 0, sizes)
-    offsets = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(sizes, out=offsets[1:])
-    out = np.empty(int(offsets[-1]), np.uint8)
-    _copy(data, np.ascontiguousarray(starts), offsets, out)
-    valid = None if absent is None else pa.py_buffer(np.packbits(~absent, bitorder="little"))
-    return pa.Array.from_buffers(pa.binary(), len(sizes), [valid, pa.py_buffer(offsets), pa.py_buffer(out)])
-
-
-@kernel
-def _copy(data: Octets, starts: I64, offsets: I32, out: Octets) -> None:
-    for i in range(len(starts)):
-        size = offsets[i + 1] - offsets[i]
-        out[offsets[i] : offsets[i + 1]] = data[starts[i] : starts[i] + size]
 
 
 @kernel

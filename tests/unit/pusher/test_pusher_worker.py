@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,11 +129,21 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.store.gate.set()
-    made.worker.close()
+def make_rig() -> Iterator[Callable[..., Rig]]:
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Rig:
+            rig = Rig(**options)
+            stack.callback(rig.worker.close)
+            stack.callback(rig.store.gate.set)
+            return rig
+
+        yield make
+
+
+@pytest.fixture
+def rig(make_rig: Callable[..., Rig]) -> Rig:
+    return make_rig()
 
 
 def test_one_file_per_tick_and_nothing_is_missing(rig: Rig) -> None:
@@ -186,91 +198,75 @@ def test_uploads_start_in_order_and_at_most_four_at_once(rig: Rig) -> None:
     assert all(abs(at - seq) < 4 for at, seq in enumerate(started, 1))
 
 
-def test_a_full_queue_drops_the_stream_and_resumes_as_a_new_incarnation() -> None:
-    rig = Rig(queue_bytes_max=1)
-    try:
+def test_a_full_queue_drops_the_stream_and_resumes_as_a_new_incarnation(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(queue_bytes_max=1)
+    rig.tick()
+    rig.durable()
+    rig.control.entries = [FrontierEntry(range=KeyRange(), durable_ts=rig.oracle().durable_ts, resubscribe_id=0)]
+    rig.store.gate.clear()
+    for _ in range(12):
         rig.tick()
-        rig.durable()
-        rig.control.entries = [FrontierEntry(range=KeyRange(), durable_ts=rig.oracle().durable_ts, resubscribe_id=0)]
-        rig.store.gate.clear()
-        for _ in range(12):
-            rig.tick()
-        assert (rig.worker.stalled, rig.worker.overflows, rig.worker.incarnation) == (True, 1, 1)
-        rig.store.gate.set()
-        while rig.worker.stalled:
-            rig.worker.step(0.05)
-        assert rig.worker.incarnation == 2
-        rig.tick()
-        rig.durable()
-        lives = batch_files(rig.store)
-        assert set(lives) == {(1, 1), (1, 2)}
-        assert set(lives[1, 2][0].regions.column("checkpoint_ts").to_pylist()) == {S + 5}
-        rig.check()
-    finally:
-        rig.store.gate.set()
-        rig.worker.close()
+    assert (rig.worker.stalled, rig.worker.overflows, rig.worker.incarnation) == (True, 1, 1)
+    rig.store.gate.set()
+    while rig.worker.stalled:
+        rig.worker.step(0.05)
+    assert rig.worker.incarnation == 2
+    rig.tick()
+    rig.durable()
+    lives = batch_files(rig.store)
+    assert set(lives) == {(1, 1), (1, 2)}
+    assert set(lives[1, 2][0].regions.column("checkpoint_ts").to_pylist()) == {S + 5}
+    rig.check()
 
 
-def test_a_full_queue_spills_and_the_stream_continues(tmp_path: Path) -> None:
-    rig = Rig(queue_bytes_max=1, spill=UploadSpill(tmp_path / "s", 1 << 20))
-    try:
-        rig.store.gate.clear()
-        for _ in range(12):
-            rig.tick()
-        assert len(list((tmp_path / "s").iterdir())) > 5
-        assert (rig.worker.stalled, rig.worker.overflows, rig.worker.incarnation) == (False, 0, 1)
-        rig.store.gate.set()
-        rig.durable()
-        rig.check()
-    finally:
-        rig.store.gate.set()
-        rig.worker.close()
+def test_a_full_queue_spills_and_the_stream_continues(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
+    rig = make_rig(queue_bytes_max=1, spill=UploadSpill(tmp_path / "s", 1 << 20))
+    rig.store.gate.clear()
+    for _ in range(12):
+        rig.tick()
+    assert len(list((tmp_path / "s").iterdir())) > 5
+    assert (rig.worker.stalled, rig.worker.overflows, rig.worker.incarnation) == (False, 0, 1)
+    rig.store.gate.set()
+    rig.durable()
+    rig.check()
 
 
-def test_no_opening_scan_begins_while_half_of_the_queue_waits() -> None:
-    rig = Rig(queue_bytes_max=40_000)
-    try:
+def test_no_opening_scan_begins_while_half_of_the_queue_waits(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(queue_bytes_max=40_000)
+    rig.tick()
+    rig.durable()
+    rig.store.gate.clear()
+    while rig.worker.wait_until_queued_at_most(20_000, 0.0):
         rig.tick()
-        rig.durable()
-        rig.store.gate.clear()
-        while rig.worker.wait_until_queued_at_most(20_000, 0.0):
-            rig.tick()
-        moved = rig.cluster.split(2, [b"y"], [3])
-        for _ in range(3):
-            rig.tick()
-        assert not rig.worker.stalled
-        assert not any(rig.cluster.subscribed(region.region_id) for region in moved)
-        rig.store.gate.set()
-        rig.durable()
+    moved = rig.cluster.split(2, [b"y"], [3])
+    for _ in range(3):
         rig.tick()
-        rig.tick()
-        assert all(rig.cluster.subscribed(region.region_id) for region in moved)
-        rig.durable()
-        rig.check()
-    finally:
-        rig.store.gate.set()
-        rig.worker.close()
+    assert not rig.worker.stalled
+    assert not any(rig.cluster.subscribed(region.region_id) for region in moved)
+    rig.store.gate.set()
+    rig.durable()
+    rig.tick()
+    rig.tick()
+    assert all(rig.cluster.subscribed(region.region_id) for region in moved)
+    rig.durable()
+    rig.check()
 
 
-def test_resuming_waits_for_the_control_plane() -> None:
-    rig = Rig(queue_bytes_max=1)
-    try:
-        rig.store.gate.clear()
-        for _ in range(12):
-            rig.tick()
-        rig.store.gate.set()
-        rig.durable()
-        rig.control.away = True
-        rig.worker.step()
-        assert rig.worker.stalled
-        rig.control.away = False
+def test_resuming_waits_for_the_control_plane(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(queue_bytes_max=1)
+    rig.store.gate.clear()
+    for _ in range(12):
         rig.tick()
-        assert rig.worker.stalled is False
-        rig.durable()
-        rig.check()
-    finally:
-        rig.store.gate.set()
-        rig.worker.close()
+    rig.store.gate.set()
+    rig.durable()
+    rig.control.away = True
+    rig.worker.step()
+    assert rig.worker.stalled
+    rig.control.away = False
+    rig.tick()
+    assert rig.worker.stalled is False
+    rig.durable()
+    rig.check()
 
 
 def test_a_pusher_ends_when_a_newer_one_has_begun(rig: Rig) -> None:
@@ -292,26 +288,22 @@ def test_a_pusher_of_another_store_ends_nothing(rig: Rig) -> None:
     rig.check()
 
 
-def test_resuming_is_not_being_replaced() -> None:
-    rig = Rig(queue_bytes_max=1)
-    try:
-        rig.store.gate.clear()
-        for _ in range(12):
-            rig.tick()
-        assert rig.worker.stalled
-        rig.clock.advance(60)  # a check is due, but nothing is written meanwhile
-        rig.worker.step()
-        rig.store.gate.set()
-        while rig.worker.stalled:
-            rig.worker.step(0.05)
-        assert rig.worker.incarnation == 2
-        rig.clock.advance(60)
+def test_resuming_is_not_being_replaced(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(queue_bytes_max=1)
+    rig.store.gate.clear()
+    for _ in range(12):
         rig.tick()
-        rig.durable()
-        rig.check()
-    finally:
-        rig.store.gate.set()
-        rig.worker.close()
+    assert rig.worker.stalled
+    rig.clock.advance(60)  # a check is due, but nothing is written meanwhile
+    rig.worker.step()
+    rig.store.gate.set()
+    while rig.worker.stalled:
+        rig.worker.step(0.05)
+    assert rig.worker.incarnation == 2
+    rig.clock.advance(60)
+    rig.tick()
+    rig.durable()
+    rig.check()
 
 
 def test_start_outlives_an_outage_of_the_control_plane() -> None:
