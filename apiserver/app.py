@@ -24,6 +24,7 @@ from tistream.errors import ObjectNotFound, TiStreamError
 from tistream.http import problem
 from tistream.http.auth import install as auth
 from tistream.http.auth.authenticator import Authenticator
+from tistream.http.probes import probe_router
 
 log = structlog.get_logger(__name__)
 
@@ -53,8 +54,10 @@ def create_app(
     app.state.followers = followers = Followers(services, follow)
     for following in (changes, streams, rows):
         app.include_router(following.router(followers))
-    for module in (splits, files, schemas, tenants, lag, keys, health):
+    for module in (splits, files, schemas, tenants, lag, keys):
         app.include_router(module.router(services))
+    app.state.probes = health.probes_of(services)
+    app.include_router(probe_router(app.state.probes))
     for extra in extra_routers:
         app.include_router(extra)
     app.include_router(docs.router())

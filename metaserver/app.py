@@ -56,6 +56,7 @@ def create_app(
     if store is not None:
         checks["object store"] = store_answers(store)
     shown = lambda: [problem.shown() for problem in problems()]  # noqa: E731
-    app.include_router(probe_router(Probes(checks={**checks, **more_checks}, problems=shown, collect=collect)))
+    app.state.probes = Probes(checks={**checks, **more_checks}, problems=shown, collect=collect)
+    app.include_router(probe_router(app.state.probes))
     auth.install(app, catalog, authenticator)
     return app

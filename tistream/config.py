@@ -127,8 +127,8 @@ class PushSettings(_Section):
 
 
 class MetricsSettings(_Section):
-    """The port for probes and metrics of a dispatcher or sorter; the meta server and the API server serve them on
-    their HTTP port. It has no authentication: keep it on a private network."""
+    """The port for probes and metrics of a service. It asks for no key: keep it on a private network. A meta server and
+    an API server also serve them on their HTTP port, where `/metrics` asks for a key."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(-1, ge=-1, le=65535, description="port to listen on; 0 = any free one, -1 = none")

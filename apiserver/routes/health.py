@@ -1,14 +1,12 @@
-"""Is the process alive, is it ready, what is wrong, what does it measure: `tistream.http.probes` of this server."""
+"""Probes of the API server: alive, ready, what is wrong, metrics."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from reading.deps import Services
-from tistream.http.probes import Probes, probe_router, store_answers
+from tistream.http.probes import Probes, store_answers
 
 
-def router(services: Services) -> APIRouter:
-    """Unauthenticated probes."""
+def probes_of(services: Services) -> Probes:
+    """Readiness needs the catalog, the object store and every service in this process."""
     checks = {"catalog": services.catalog.ping, "object store": store_answers(services.store), **services.checks}
-    return probe_router(Probes(checks=checks, problems=services.problems, collect=services.collect))
+    return Probes(checks=checks, problems=services.problems, collect=services.collect)

@@ -82,6 +82,7 @@ class Running:
         if app is not None:
             self.http = HttpServer(_logged(app, parts), server.host, server.port, closing)
         self.probes = None
+        probes = probes or (app.state.probes if app is not None else None)
         if probes is not None and beside.port >= 0:
             self.probes = HttpServer(_logged(probe_app(probes), parts), beside.host, beside.port)
 

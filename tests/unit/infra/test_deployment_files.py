@@ -98,8 +98,7 @@ def test_what_compose_mounts_is_there_and_ports_stay_on_the_machine() -> None:
 def test_prometheus_looks_at_every_process_of_the_compose_file() -> None:
     scraped = yaml.safe_load((INFRA / "prometheus/prometheus.yml").read_text("utf-8"))["scrape_configs"]
     targets = {target for job in scraped for static in job["static_configs"] for target in static["targets"]}
-    http = {"meta", "serve"}
-    assert targets == {f"{name}:{8711 if s['command'][0] in http else 9464}" for name, s in ours()}
+    assert targets == {f"{name}:9464" for name, _ in ours()}  # the HTTP port asks for a key
     assert {job["job_name"] for job in scraped} == {"tistream"}  # what the rules ask for
 
 
@@ -176,12 +175,14 @@ def test_the_chart_starts_every_role() -> None:
 
 def test_the_chart_lets_only_its_own_sorters_ask_for_rows() -> None:
     """A pod of another chart may carry the same instance label."""
-    text = (CHART / "templates" / "networkpolicy.yaml").read_text()
-    selected, ingress = text.split("policyTypes:")
+    workers, http = (CHART / "templates" / "networkpolicy.yaml").read_text().split("\n---\n")
+    selected, ingress = workers.split("policyTypes:")
     assert "key: app.kubernetes.io/name, operator: In, values: [tistream]" in selected
     flight = ingress.split("port: 8712")[0]
     for label in ("name: tistream", "instance: {{ .Release.Name }}", "component: sorter"):
         assert f"app.kubernetes.io/{label}" in flight
+    for policy in (workers, http):  # only Prometheus reaches the ports that ask for no key
+        assert "app.kubernetes.io/name: prometheus" in policy.split("port: 9464")[0].rpartition("- from:")[2]
 
 
 def test_the_chart_ships_the_rules_that_are_tested() -> None:
