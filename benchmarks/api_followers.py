@@ -1,12 +1,11 @@
-"""Many readers that follow: how soon they have the news, and what an idle stream costs.
+"""Many readers that follow the log: how soon they get a change, and what an idle stream costs.
 
     python -m benchmarks.api_followers [--waits 200] [--streams 50] [--seconds 15] [--every 1]
 
-Three processes: one publishes the recording piece by piece, as a sorter does; one is the API server; the readers are
-sockets of this one. Shown, of waits and of streams: from a flush's commit to the reader's first byte of it, once
-for each reader (a stream repeats its watermark each second); how many readers saw each flush by itself (a busy server
-lets some see two at once); the server's CPU while only idle streams are open, as a share of one core for each,
-and while everybody gets news, as a share of one core.
+Three processes: a publisher of the recording in steps, the API server, and this one with the readers. Reported for
+waits and streams: the time from a flush's commit to each reader's first byte of it; the share of flushes seen
+separately (a busy server merges two); the server's CPU as a share of one core, per idle stream and while all readers
+get changes.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def main() -> None:
 
 
 def publish(parent: Connection, folder: str) -> None:
-    """Half of the log is there; each "flush" publishes a little more and tells when and up to where."""
+    """Half of the log exists; each "flush" publishes a little more and reports its time and timestamp."""
     catalog, store = _parts(folder)
     catalog.migrate()
     log = LogBuilder(catalog, store).register()
@@ -95,7 +94,7 @@ def _parts(folder: str) -> tuple[Catalog, ObjectStore]:
 
 
 async def measure(publisher: Connection, pid: int, port: int, asked: argparse.Namespace) -> None:
-    """Idle streams first, then everybody while the log grows."""
+    """Idle streams first, then all readers while the log grows."""
     seen: Seen = {}
     tasks = [asyncio.create_task(stream(port, seen.setdefault(("streams", n), {}))) for n in range(asked.streams)]
     await until(lambda: all(seen.values()))

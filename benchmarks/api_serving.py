@@ -1,15 +1,15 @@
-"""What the API adds to the bytes that it serves, over a real port, with a key that is checked.
+"""The cost of the API over the bytes that it serves, over a real port, with a checked key.
 
-The other side is the plainest way to give the same bytes: an address of the same server, before all of its middleware,
-that streams them from a file with Starlette's `FileResponse`. The server is a process of its own; the client is a
-socket that reads as fast as it can. Bytes are proved equal, and before that the rows of each pull to those of the log.
+The baseline serves the same bytes in the plainest way: an address of the same server, before all of its middleware,
+that streams them from a file with Starlette's `FileResponse`. The server is a separate process; the client is a socket
+that reads as fast as it can. The bytes must be equal, and the rows of each pull those of the log.
 
     table    undecoded rows of one table as Arrow, cut at both ends: its segments follow one another in commit order
-    tenant   as that, of four tables in three tasks: rows are put into commit order across segments
-    file     a committed file as it lies in the bucket
+    tenant   the same for four tables in three tasks: rows are put into commit order across segments
+    file     a committed file as it is in the bucket
 
-`cold` fetches and unpacks each segment for each answer, as for one who goes through a log once; `warm` has them in the
-reader's memory, as when several readers follow one another.
+`cold` fetches and unpacks each segment for each answer, as for a single reader; `warm` has them in the reader's memory,
+as when several readers follow one another.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _get(connection: http.client.HTTPConnection, path: str, key: str = "") -> by
 
 
 def serve(parent: Connection, folder: str) -> None:
-    """Build the log and serve it, and the files that the parent leaves in the folder, until told to stop."""
+    """Build the log and serve it, and the files that the parent leaves in the folder, until stopped."""
     with ExitStack() as stack:
         inside = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (inside / "bucket").mkdir()

@@ -1,8 +1,8 @@
 """A table as of a timestamp: newest version of each key over a base, against a replay of the same rows into a dict.
 
 A base of 100,000 rows in key order, and 200,000 changes in commit order to its keys and to new ones, a tenth of them
-deletes. Both sides begin with the Arrow tables that seed and log segments are unpacked to, and end with the keys and
-values that live, in key order. Decoding columns is left out: it is the same for both, see `row-decode`.
+deletes. Both sides begin with unpacked Arrow tables of seed and log segments, and end with the live keys and values in
+key order. Decoding columns is excluded: it is the same for both, see `row-decode`.
 """
 
 from __future__ import annotations

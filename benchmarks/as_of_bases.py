@@ -1,8 +1,8 @@
-"""Reads as of a timestamp over a base: the time goes with the tail, not with the log.
+"""Reads as of a timestamp over a base: the time follows the tail, not the log.
 
 Two logs of one table with 4,000 keys, of 40,000 changes and of eight times as many, each with a base below its last
-2,000 changes. The whole read is timed, HTTP left out: catalog, bucket on disk, merge, columns, NDJSON. Beforehand each
-read over the base must give the bytes of the read without it. For comparison the same ratio without bases.
+2,000 changes. The whole read is timed, without HTTP: catalog, bucket on disk, merge, columns, NDJSON. Each read over
+the base must give the bytes of the read without it. The same ratio without bases is reported for comparison.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run() -> Iterator[Result]:
 
 
 def _world(folder: Path, times: int, stack: ExitStack) -> ApiWorld:
-    """A log in which the table's keys are written so many times over, then `TAIL` of them once more."""
+    """A log in which the table's keys are written `times` times, then `TAIL` of them once more."""
     place = folder / str(times)
     place.mkdir()
     history = recorded_history()

@@ -1,12 +1,11 @@
 """A backlog matched in bulk by two Spark workers, against one live core that reads the same files.
 
-The backlog is what three stores with 300 regions push: 24 batch files, 600,000 rows of the recording's 142 bytes, and
-nothing consumed. The live side is a dispatcher and a sorter in this process, as `tistream up` has them, over one
-task: from the moment that the sorter owns the task until its `durable_ts` has reached the end. The bulk side is a
-whole replay on `local[2]` in two partitions, from taking the task to the hand-over. Both write to local folders,
-through the same formats. What is visible afterwards must be the prepared rows, each once, on both sides.
+The backlog is what three stores with 300 regions push: 24 batch files, 600,000 rows of 142 bytes, nothing consumed. The
+live side is a dispatcher and a sorter in this process over one task, from taking the task until its `durable_ts` has
+reached the end. The bulk side is a whole replay on `local[2]` in two partitions, from taking the task to the hand-over.
+Both write to local folders in the same formats, and both must make exactly the prepared rows visible.
 
-A session is there before the clock starts, workers are warm. Needs the extra `spark` and Java.
+The session exists before the clock starts; workers are warm. Needs the extra `spark` and Java.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def run() -> Iterator[Result]:
 
 
 def _write(folder: Path, given: Workload) -> None:
-    """The catalog and the bucket before anybody has sorted."""
+    """The catalog and the bucket before sorting."""
     store = LocalStore(folder / "bucket")
     catalog = Catalog(f"sqlite:///{folder}/catalog.db")
     catalog.migrate()

@@ -1,12 +1,10 @@
 """Compaction on Spark with two cores: against Spark's own sort, and against pyarrow on two threads without Spark.
 
-The input is what sorters leave: for each of eight ranges 24 committed files, 480,000 rows in all, about 210 MB. Our
-side reads them through the object store, merges, sorts, writes Parquet, decodes it again and compares fingerprints.
-Spark's own side reads the same rows from as many Parquet files (it cannot read ours), cuts them by range, sorts and
-writes Parquet with the same compression. The pyarrow side reads our files, sorts and writes, and verifies nothing. All
-three must leave the same rows in the same order within each range.
-
-Needs the extra `spark` and Java.
+The input is sorter output: for each of eight ranges 24 committed files, 480,000 rows in all, about 210 MB. Our side
+reads them through the object store, merges, sorts, writes Parquet, decodes it again and compares fingerprints. Spark
+reads the same rows from as many Parquet files (it cannot read ours), cuts them by range, sorts and writes Parquet with
+the same compression. pyarrow reads our files, sorts and writes, without verification. All three must leave the same
+rows in the same order within each range. Needs the extra `spark` and Java.
 """
 
 from __future__ import annotations
@@ -144,8 +142,8 @@ _SIGNED = pa.schema([pa.field(f.name, pa.int64() if pa.types.is_integer(f.type) 
 
 
 def written(folder: Path, part: int = 0) -> Input:
-    """The committed files with their plan, and the same rows as Parquet for Spark's own reader. Parts are of one size;
-    each has rows and ranges of its own."""
+    """The committed files with their plan, and the same rows as Parquet for Spark's own reader. Each part has its own
+    rows and ranges; all have one size."""
     store = LocalStore(folder / "bucket")
     (folder / "parquet").mkdir(exist_ok=True)
     changes = change_rows(ROWS, 1 + part)

@@ -1,11 +1,11 @@
-"""Twenty SIGKILLs of `tistream compact` on two executors, at random moments, with readers pulling. By hand:
+"""Twenty SIGKILLs of `tistream compact` on two executors, at random times, with readers pulling. By hand:
 
     python -m benchmarks.compaction_kills --kills 20 --master 'local-cluster[2,1,1200]'
 
-Every round publishes more of the recorded log and starts a job (merge and bases). A moment later either the driver with
-all that belongs to it, or one executor, is killed; a job that lost an executor goes on to its end. All the while a
-thread pulls the log and reads tables as of timestamps, and compares each answer with that of the same log without
-compaction. At the end one job runs to its end and the collector makes one round. Prints what was found as JSON.
+Every round publishes more of the recorded log and starts a job (merge and bases). Then either the driver with its
+executors, or one executor, is killed; a job that lost an executor continues. A thread pulls the log and reads tables as
+of timestamps, and compares each answer with that of the same log without compaction. At the end one job runs to its end
+and the collector makes one round. Prints the counts as JSON.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _lines(body: bytes, upto: int) -> list[bytes]:
 
 
 def _end(world: ApiWorld, found: Counter[str]) -> None:
-    """A job in threads to its end, then the collector; what differs between catalog and bucket."""
+    """A complete job in threads, then the collector; the differences between catalog and bucket."""
     executor, clock = LocalExecutor(world.store), SystemClock()
     merging = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
     compact_tenant(world.catalog, TENANT, executor, merging, clock)

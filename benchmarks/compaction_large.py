@@ -2,9 +2,9 @@
 
     python -m benchmarks.compaction_large --parts 10 --runs 3 --master 'local-cluster[2,1,1200]'
 
-Too long for `python -m benchmarks`. The input is that of `benchmarks/compaction.py`, so many times (a part is 210 MB of
+Too long for `python -m benchmarks`. The input is several times that of `benchmarks/compaction.py` (a part is 210 MB of
 committed files). Each run times the three one after the other; the outputs of the first must hold the same rows in the
-same order. While ours is at work the resident memory of the executors and of their Python workers is looked at.
+same order. During ours the resident memory of the executors and of their Python workers is sampled.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """A flush of 1,000 tables, and reading one of them back.
 
-Writing: the committed file as the sorter builds it against one Parquet row group per table with the same compression.
-The sizes are those at which a sorter writes: 8 MiB, a file before its time; 16 MiB, as in a flood; 24 MiB, of one that
-catches up. What a row group costs by itself is the same in each; what a row costs is mostly zstd(1) on both sides (70 %
-of our time with 24 MiB), so that the larger the flush, the less can be gained.
+Writing: the committed file as the sorter builds it against one Parquet row group per table with the same compression,
+at the sizes that a sorter writes: 8 MiB, a file before its time; 16 MiB, as in a flood; 24 MiB, when catching up. The
+cost of a row group is the same in each; the cost of a row is mostly zstd(1) on both sides (70 % of our time with 24
+MiB), so the larger the flush, the smaller the gain. For the ratios "uncompressed" a null compressor replaces that of
+the segment writer, to measure everything else, against Parquet without compression and against memcpy of the rows.
 
-The product always compresses; for the ratios "uncompressed" the compressor of the segment writer is replaced by one
-that hands its input through, so they measure everything else that a file costs, against Parquet without compression and
-against memcpy of the rows.
-
-Reading: what the catalog says of the one segment that holds the table, one range GET, checks and cut to the table,
-against opening the Parquet file and reading its row group from memory. The requests are counted.
+Reading: one range GET of the segment that the catalog names, checks and cut to the table, against opening the Parquet
+file and reading its row group from memory. Requests are counted.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ _File = tuple[bytes, list[SegmentInfo]]
 
 
 class CountingStore(MemoryStore):
-    """Counts what is asked of it."""
+    """Counts requests."""
 
     requests = 0
 
@@ -90,7 +87,7 @@ def run() -> Iterator[Result]:
 
 
 class _Flush:
-    """What is compared, of these rows."""
+    """The sides of the comparison, for these rows."""
 
     def __init__(self, rows: pa.Table) -> None:
         self.rows = rows

@@ -30,7 +30,7 @@ SECONDS_PER_SIDE_MIN = 0.05  # a side that takes less is repeated within a run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One ratio. `better` says in which direction the target is met."""
+    """One ratio. `better`: the direction in which the target is met."""
 
     name: str
     ratio: float  #: median over the runs
@@ -87,7 +87,7 @@ def compare(
 
 
 def in_turn(run: int, candidate: Callable[[], A], baseline: Callable[[], B]) -> tuple[A, B]:
-    """What the two sides give in this run; which of them is first changes from run to run."""
+    """The results of the two sides in this run; their order alternates."""
     if run % 2:
         return candidate(), baseline()
     theirs = baseline()

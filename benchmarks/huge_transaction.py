@@ -4,12 +4,10 @@
     python -m benchmarks.huge_transaction --rows 20000000 --value-bytes 73
     python -m benchmarks.huge_transaction --rows 64000 --memory-mb 16     seconds
 
-One task gets every prewrite of the transaction, in an order that has nothing to do with the keys, then every commit
-in another such order, then the watermark. A second task of the same process gets a small transaction ten times a
-second: the time for which its `durable_ts` is stalled is how long other tasks wait. At the end the log is read
-back and hashed column by column, and so is the transaction itself in the order in which it has to be there.
-
-Snapshots are left out, and whoever feeds the batches is in this process, too: they are made when they are asked for.
+One task gets every prewrite of the transaction in an order unrelated to the keys, then every commit in another such
+order, then the watermark. A second task of the same process gets a small transaction ten times a second: the time for
+which its `durable_ts` is stalled is how long other tasks wait. At the end the log is read back and hashed column by
+column, and so is the transaction in its final order. Snapshots are off; the batches are made in this process on demand.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ _BLOCK = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A transaction: so many rows of one table, each with such a value."""
+    """A transaction: the number of its rows, all of one table, and the size of each value."""
 
     rows: int
     value_bytes: int
@@ -172,7 +170,7 @@ class _Stream:
 
 
 class _Feed:
-    """Store 1 speaks to task 1, store 2 to task 2."""
+    """Store 1 feeds task 1, store 2 feeds task 2."""
 
     def __init__(self, shape: Shape) -> None:
         self.stop = threading.Event()
@@ -198,23 +196,23 @@ class _Watched(SorterWorker):
 
 @dataclass(slots=True)
 class Watch:
-    """What was seen each tenth of a second."""
+    """Samples, ten a second."""
 
     seconds: list[float] = field(default_factory=list)
     rss: list[int] = field(default_factory=list)  #: bytes; all
     anonymous: list[int] = field(default_factory=list)  #: bytes; without mapped files
-    longest_wait_s: float = 0.0  #: that the other task's durable watermark stood still
+    longest_wait_s: float = 0.0  #: during which the other task's durable watermark was stalled
 
 
 def _memory() -> tuple[int, int]:
-    """(resident bytes, those that no file stands behind) of this process."""
+    """(resident bytes, resident bytes without mapped files) of this process."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return tuple(int(lines[name].split()[0]) << 10 for name in ("VmRSS", "RssAnon"))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a run came to."""
+    """The result of a run."""
 
     same: bool  #: whether the log holds the transaction, in order
     rows: int

@@ -2,14 +2,14 @@
 
     python -m benchmarks.lag [--seconds 60] [--pushers 2] [--rows-per-s 5000] [--sqlite] [--folder]
 
-Real processes: MariaDB and an S3 server of the tests, a meta server, a dispatcher, two sorters, an API server, and a
-process with a real pusher for each store, whose feed is modelled (`benchmarks.load.feed`): transactions of five rows
-with commit timestamps of now, open for 5 to 50 ms, each region resolved five times a second, a batch file each second.
-One reader follows the tenant in NDJSON. What it gets is counted: all rows that were committed, in order, each once.
+Real processes: MariaDB and an S3 server, a meta server, a dispatcher, two sorters, an API server, and a process with a
+real pusher for each store, whose feed is modelled (`benchmarks.load.feed`): transactions of five rows with current
+commit timestamps, open for 5 to 50 ms, each region resolved five times a second, a batch file each second. One reader
+follows the tenant in NDJSON and must get every committed row once and in order.
 
-The bars add up to the mean age of a row. Each stage is the difference of two ages: what the pushers and the metrics of
-the processes say of files (`tistream_stage_seconds`, `tistream_file_age_seconds`), what the catalog shows to somebody
-who looks fifty times a second, and what the reader has.
+The bars add up to the mean age of a row. Each stage is the difference of two ages: from the pushers and the processes'
+metrics (`tistream_stage_seconds`, `tistream_file_age_seconds`), from the catalog, polled fifty times a second, and from
+the reader.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _complete(d: Deployment) -> bool:
 
 
 def _snapshot(d: Deployment) -> Sums:
-    """(sum, count) of what matters, of all processes."""
+    """(sum, count) of the metrics of all processes."""
     found: Sums = {}
     for name in d.processes:
         for (family, labels), value in d.metrics(name).items():
@@ -140,7 +140,7 @@ def _stages(
 
 
 class Eye:
-    """Looks at the catalog: when everything up to where is visible."""
+    """Polls the catalog for the durable watermark."""
 
     def __init__(self, d: Deployment) -> None:
         self._d, self._stop = d, threading.Event()

@@ -92,7 +92,7 @@ def batch_of(rows: pa.RecordBatch, seq: int, resolved_ts: int, cut_ts: int, *, s
 
 
 def held(kind: RowKind, count: int, seed: int) -> pa.RecordBatch:
-    """Rows that stay: old prewrites that nobody commits, or commits far ahead."""
+    """Rows that stay: old prewrites without a commit, or commits far ahead."""
     data = change_rows(count, seed=seed)
     start = np.uint64(BASE_TS - 3600 * SECOND) + np.arange(count, dtype=np.uint64) // np.uint64(5)
     start += np.uint64(seed) << np.uint64(20)
@@ -233,7 +233,7 @@ def _stalled(ticks: Ticks) -> Result:
 
 
 def _memory() -> Result:
-    """Each side in a process of its own, so that nothing else counts."""
+    """Each side in a separate process, so that nothing else counts."""
     ratios = []
     for _ in range(2):
         sizes = [
@@ -291,7 +291,7 @@ def _grown(kind: str) -> float:
 
 
 def _resident() -> int:
-    """Bytes in memory, without what the allocators keep of the input that has been made and thrown away."""
+    """Bytes in memory, without what the allocators keep of the discarded input."""
     gc.collect()
     pa.default_memory_pool().release_unused()
     ctypes.CDLL(None).malloc_trim(0)

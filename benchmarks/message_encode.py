@@ -1,6 +1,6 @@
 """Encoding messages: one table of 8 columns with NULLs and text to escape, one change in ten a delete, two updates.
 
-The other side is what a plain program does: a dict a row, written by orjson. Both are single-threaded.
+The baseline is a plain program: a dict a row, written by orjson. Both are single-threaded.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _SOURCE = Path(__file__).parent / "pebble"
 _BUILD_S = 600.0
 _RUN_S = 600.0
 _CHUNK_ROWS = 100_000
-_COMPACTED_MIN = 1.0  # what it needs for a row rises until then
+_COMPACTED_MIN = 1.0  # its cost per row rises until then
 _RECORD = struct.Struct("<IIIqQQB")
 _NONE = 0xFFFFFFFF
 _COLUMNS = ("key", "value", "old_value", "table_id", "start_ts", "commit_ts", "op")
@@ -29,7 +29,7 @@ _COLUMNS = ("key", "value", "old_value", "table_id", "start_ts", "commit_ts", "o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRun:
-    """What the peer needed, in processor seconds of all its threads."""
+    """The peer's processor seconds, of all its threads."""
 
     rows: int
     write_s: float

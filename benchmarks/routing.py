@@ -1,9 +1,8 @@
 """Routing one batch file to every task: directory, slices, watermark rows and IPC output, against memcpy of the rows.
 
-The file holds 1000 regions, the key space is shared out to 8 tasks whose ends lie inside regions, so that both the
-whole slices and the row by row cut are in it. With regions in key order each task's rows touch; with shuffled regions
-(subscriptions in the order in which they were opened) every region is a piece of its own. Both sides write into
-memory that is there already: a socket takes what is sent without asking for new memory each time.
+The file holds 1000 regions, and 8 tasks share the key space, with ends inside regions, so that both whole slices and
+the row-by-row cut are measured. With regions in key order each task's rows touch; with shuffled regions (subscriptions
+in the order in which they were opened) every region is a separate piece. Both sides write into existing memory.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _cuts(parts: int) -> list[int]:
 def _file(
     rows: pa.RecordBatch, edges: list[bytes], order: npt.NDArray[np.int64]
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """The rows and regions of a file whose subscriptions stand in this order."""
+    """The rows and regions of a file with the subscriptions in this order."""
     bounds = np.array([0, *_cuts(REGION_COUNT), ROWS])
     taken = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in order])
     counts = (bounds[1:] - bounds[:-1])[order]

@@ -101,7 +101,7 @@ def _used(d: Deployment, push: PushProcess) -> dict[str, Usage]:
 
 
 def _behind(d: Deployment, seconds: float) -> int:
-    """Tasks that are not complete up to so long ago; -1 before there are any."""
+    """The number of incomplete tasks up to that age; -1 before there are any."""
     tasks = list_tasks(d.catalog)
     limit = int((time.time() - seconds) * 1000) << 18
     return sum(row.durable_ts < limit or row.durable_ts == row.start_ts for row in tasks) if tasks else -1

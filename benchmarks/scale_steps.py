@@ -51,7 +51,7 @@ def stores(d: Deployment) -> Held:
 
 
 class Steps:
-    """What happens, and what it does to the reader's lag."""
+    """A change of scale, and its effect on the reader's lag."""
 
     def __init__(self, d: Deployment, reader: Reader) -> None:
         self._d, self._reader = d, reader
@@ -102,7 +102,7 @@ class Steps:
             if not done_s and over():
                 done_s = now_s - began
             if now_s - began > 180:
-                raise TimeoutError(f"{name} does not come to rest")
+                raise TimeoutError(f"{name} does not settle")
         went, must = moved(was, seen), needed(was, seen)
         found = {"step": name, "done_s": done_s, "largest_lag_s": largest, "lag_back_s": late_at - began}
         found |= {"of": len(seen), "moved": len(went), "moves": sum(went.values()), "needed": len(must)}

@@ -1,10 +1,10 @@
 """Opening a saved schema history of 100,000 tables, one lookup and one DDL: lazily, against parsing all of it.
 
 Both sides read the same tables of ten columns from memory. The lazy side opens the base, finds one table, and applies
-one DDL to a copy, as its job and the meta range tell it; the other parses every table into a history and does the same.
-Also yielded: what a copy costs for each catch-up against copying an index of all tables.
+one DDL (job and meta range) to a copy; the other parses every table into a history and does the same. Also yielded: the
+cost of a copy for each catch-up against copying an index of all tables.
 
-python -m benchmarks.schema_history     milliseconds and memory of one opening each, in processes of their own
+    python -m benchmarks.schema_history     milliseconds and memory of one opening each, in separate processes
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORDS = ("id", "name", "email", "amount", "score", "created_at", "count", "note
 
 
 def table(n: int) -> Table:
-    """A table of ten columns and two indexes; every second one has names of its own."""
+    """A table of ten columns and two indexes; every second one has unique names."""
     columns = tuple(
         Column(
             id=i + 1,
@@ -118,7 +118,7 @@ def whole(document: bytes) -> History:
 
 
 def used(history: History) -> tuple[Table, set[int]]:
-    """One lookup and one DDL: the table that was found, the ids of another after it was dropped."""
+    """One lookup and one DDL: the table found, and the ids of another after it was dropped."""
     found = history.find("tenant_40", "orders_79000", START)
     grown = history.copy()
     grown.take(drop(5))

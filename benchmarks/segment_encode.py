@@ -1,9 +1,8 @@
 """Encoding a segment: the Arrow stream against memcpy of the same bytes, and the whole file against zstd(1) alone.
 
-memcpy is a warm copy into memory that is there already; the stream is written into fresh memory each time, as in use.
-The file is everything that it costs: stream, zstd(1), checksums, footer and joining. zstd(1) itself packs about 0.44 GB
-a second on one core, the stream is written at ten and more: no file that is packed can come near the stream's speed (it
-is 0.03 of it, of which zstd alone makes 0.035), so what is measured is what the file costs beyond zstd.
+memcpy is a warm copy into existing memory; the stream is written into fresh memory each time, as in use. The file is
+the total: stream, zstd(1), checksums, footer and joining. zstd(1) packs about 0.44 GB a second on one core, the stream
+is written at ten and more, so the file is compared with zstd, to measure the cost beyond it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the simulated service costs, in units of the scheduler that it runs on.
+"""The cost of the simulated service, in units of the scheduler that it runs on.
 
 Runs of the usual scenario are compared with as many steps of the bare scheduler: threads that sleep, take locks and set
-events, and no product code. Both sides are timed in CPU seconds of this process: the libraries' own threads count, and
-what else the machine does counts less.
+events, and no product code. Both sides are timed in CPU seconds of this process, including the libraries' threads.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _runs() -> list[Outcome]:
 
 
 def _bare(steps: int) -> int:
-    """So many steps and at most a few more; how many."""
+    """At least this many steps; returns how many."""
     scheduler = Scheduler("bare")
     threads.use(scheduler)
     lock, event = threads.Lock(), threads.Event()

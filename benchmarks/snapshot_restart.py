@@ -1,10 +1,10 @@
-"""Saving a task's state and starting from it, with rows held that nobody asks for.
+"""Saving a task's state and restarting from it, with many held rows.
 
     snapshot-restart/save       time of a save with 10,000 new rows when a million are held, to that with 10,000 held
     snapshot-restart/restart    time from the beginning of a restart to the first flush, likewise
     snapshot-restart/read       bytes that such a restart reads, to those of the objects that the state refers to
 
-In seconds, with so many open rows (ten million, unless told otherwise), on a local folder:
+In seconds, with that many open rows (ten million by default), on a local folder:
 
     python -m benchmarks.snapshot_restart [ROWS]
 """
@@ -49,7 +49,7 @@ class Saved:
         self.seq = self._n = 0
 
     def hold(self, rows: int) -> None:
-        """So many open prewrites come, which nobody decides."""
+        """Take open prewrites that are never decided."""
         for at in range(0, rows, PART):
             self.seq += 1
             some = held(RowKind.PREWRITE, min(PART, rows - at), self.seq)
@@ -58,7 +58,7 @@ class Saved:
                 self.save()
 
     def tick(self, ticks: Ticks, n: int) -> int:
-        """A second's rows come, and what is due is written out; how many rows that were."""
+        """Take a second's rows and write out what is due; returns the number of rows."""
         self.seq += 1
         return self.sorter.tick(_at(ticks.batch(n), self.seq)).num_rows
 

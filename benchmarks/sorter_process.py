@@ -1,10 +1,10 @@
-"""A sorter process as the command line runs it, that says on demand where its processor time went.
+"""A sorter process as the command line runs it, which reports on demand where its processor time went.
 
     python -m benchmarks.sorter_process CATALOG_URL BUCKET_URL
 
 A line "start" on its input begins the count and is answered by an empty line, "stop" ends it and is answered by a line
-of JSON: processor seconds of the process and of each stage, without the stages inside it. Stages are the product's own
-functions, each with a clock around it that reads the thread's processor time; that costs about a microsecond a call.
+of JSON: processor seconds of the process and of each stage, without nested stages. Stages are the product's functions,
+each wrapped in a clock of the thread's processor time, which costs about a microsecond a call.
 """
 
 from __future__ import annotations

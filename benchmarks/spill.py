@@ -1,8 +1,8 @@
-"""Moving a task's rows to the disk, with all that belongs to them, against writing as many bytes.
+"""Moving a task's rows to the disk, with their indexes, against writing as many bytes.
 
-A core holds prewrites that nobody commits; all of them leave the memory, then their numbers and indexes. The yardstick
-writes as many bytes as then lie on the disk, from memory, into unnamed files of the same size in the same folder.
-Neither waits for the disk itself. What the core holds afterwards is read back and compared with what came.
+A core holds prewrites without commits; all of them leave the memory, then their numbers and indexes. The baseline
+writes as many bytes from memory into unnamed files of the same size in the same folder. Neither waits for the disk
+itself. The rows that the core holds afterwards are read back and compared with the input.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run() -> Iterator[Result]:
 
 
 def _raw_s(size: int, folder: str) -> float:
-    """Seconds to write so many bytes."""
+    """Seconds to write `nbytes` bytes."""
     source = np.random.default_rng(1).bytes(FILE_BYTES)
     with ExitStack() as files:
         began = time.perf_counter()

@@ -1,13 +1,13 @@
-"""What a few stores send while ordinary transactions run on them, as feed batches, and the rows that must come of it.
+"""Feed batches of a few stores under ordinary transactions, and the committed rows expected from them.
 
-Rows are those of the recording's table `shop_arch.bulk5k` (10 columns; key and value together 142 bytes in the mean)
-under new handles, with so many bytes of each value replaced that zstd(1) makes them as small as the recording's own.
-Larger rows are two values put together. Every tenth row updates an older one, the others insert.
+Rows are those of the recording's table `shop_arch.bulk5k` (10 columns; key and value together 142 bytes on average)
+under new handles, with as many bytes of each value replaced as make zstd(1) compress them like the recording's. Larger
+rows are two values put together. Every tenth row updates an older one, the others insert.
 
 A transaction has five rows in any regions of any stores. Each row is prewritten up to 20 ms after the start of its
-transaction, the commit follows within 300 ms and reaches the store up to 50 ms later. A store's file holds what came
-during its tick, clustered by region in the order of arrival; every region is resolved up to the oldest open lock of its
-store. The stores cut their files at different moments. Everything is drawn from a seed.
+transaction, the commit follows within 300 ms and reaches the store up to 50 ms later. A store's file holds the rows of
+its tick, clustered by region in the order of arrival; every region is resolved up to the oldest open lock of its store.
+The stores cut their files at different times. Everything is drawn from a seed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ STORES = 3
 REGION_COUNT = 300
 TABLES = 10
 TXN_ROWS = 5
-UPDATES = 10  #: one row in so many has an old value
+UPDATES = 10  #: one of this many rows has an old value
 NOISE = 0.06  #: of the bytes of a value
-POOL = 50_000  #: values that are told apart
+POOL = 50_000  #: distinct values
 MS = 1 << 18
 
 _Stamps = npt.NDArray[np.uint64]

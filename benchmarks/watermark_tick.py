@@ -1,11 +1,11 @@
 """One second of watermarks: 100,000 regions on three stores, each store's file naming all of its regions.
 
 The slots are compared with the form one would write first: a dict from region id to version, checkpoint_ts and W, with
-the same steps for each row (is it ready, may it lift, the maximum) and the lowest of all at the end. The dict looks at
-no key, since it takes (id, version) for the range; the slots compare every key with those of the file before, which
-lie in other memory. Each call is a new second: every region moves.
+the same steps for each row (is it ready, may it raise W, the maximum) and the lowest of all at the end. The dict
+compares no keys, because it takes (id, version) for the range; the slots compare every key with those of the previous
+file. Each call is a new second in which every region advances.
 
-The two shares are of a second: what one tick of all stores costs, and what it costs when 1,000 regions have split.
+The two shares are of a second: the cost of one tick of all stores, and the same when 1,000 regions have split.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Regions:
         self.leaders = self._random.integers(0, STORES, count)
 
     def split(self, count: int) -> None:
-        """So many regions split; both halves stay on their store."""
+        """Some regions split; both halves stay on their store."""
         at = np.sort(self._random.choice(len(self.ids), count, replace=False))
         for i in reversed(at.tolist()):
             self.starts.insert(i + 1, self.starts[i] + bytes([255 - self._splits]))
@@ -57,7 +57,7 @@ class Regions:
         self.leaders = np.insert(self.leaders, at, self.leaders[at])
 
     def lists(self) -> list[_Columns]:
-        """What each store says of its regions, in memory of its own."""
+        """Each store's region list, in separate memory."""
         return [self._list(np.flatnonzero(self.leaders == store)) for store in range(STORES)]
 
     def _list(self, at: npt.NDArray[np.int64]) -> _Columns:
@@ -165,7 +165,7 @@ def _agree(slots: RangeWatermarkMap, plain: DictMap, regions: Regions) -> bool:
 
 
 def _prove_equal() -> None:
-    """Steady seconds, splits and steady seconds again: the slots, and the map that looks at every row, agree."""
+    """Steady seconds, splits and steady seconds again: the slots agree with the map that checks every row."""
     regions = Regions(2000)
     slots, plain = RangeWatermarkMap(KeyRange(), START_TS), PlainWatermarkMap(KeyRange(), START_TS)
     for _ in range(3):

@@ -1,14 +1,13 @@
 """A whole sorter process on the recording's rows: batches over Arrow Flight in, committed objects and catalog rows out.
 
 The process is the one that the command line runs (SQLite catalog, local folder, default settings); this one serves it
-prepared batches (see `store_batches`) of three stores over Arrow Flight, all of them there at once. What it has written
-is read back through the catalog and must be the prepared rows, each once.
+prepared batches (see `store_batches`) of three stores over Arrow Flight, all available at once. The committed rows are
+read back through the catalog and must be the prepared ones, each once.
 
-Rows are counted for each second of processor time of the whole process, user and system, all threads: so many a core
-can commit. The yardstick (`pebble_peer`, needs Go) is Pebble with the options of TiCDC's event store, which writes,
-flushes and scans the same rows in turn with the sorter. It neither receives nor matches nor publishes rows. A row costs
-it the more the longer it runs, until it compacts as much as it will for ever; a run is so long that it does, and one in
-which it has compacted less than it has flushed is refused.
+The result is rows per second of processor time of the whole process, user and system, all threads. The yardstick
+(`pebble_peer`, needs Go) is Pebble with the options of TiCDC's event store, which writes, flushes and scans the same
+rows in turn with the sorter. It neither receives nor matches nor publishes rows. Its cost per row rises until its
+compactions keep up with its flushes; a run that is too short for that is refused.
 
     python -m benchmarks.whole_sorter [row bytes]      one run, and where the time went
 """
@@ -58,7 +57,7 @@ BAR = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one run cost."""
+    """The cost of one run."""
 
     rows: int
     bytes: float  #: of keys and values
@@ -83,12 +82,12 @@ def run() -> Iterator[Result]:
 
 
 def prepared(row_bytes: int) -> Workload:
-    """What one run gets, in rows of that size."""
+    """The input of one run, in rows of that size."""
     return workload(row_bytes, ticks=RUN_BYTES // (row_bytes * ROWS_PER_TICK * STORES), rows_per_tick=ROWS_PER_TICK)
 
 
 def measure(given: Workload) -> Run:
-    """One run in a folder of its own. ValueError when the process has not written exactly the prepared rows."""
+    """One run in a separate folder. ValueError when the process has not written exactly the prepared rows."""
     with tempfile.TemporaryDirectory() as folder:
         return _measure(given, Path(folder))
 
@@ -152,7 +151,7 @@ def _wait(until: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + WAIT_S
     while not until():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited in vain for {what}")
+            raise TimeoutError(f"{what} did not happen in time")
         time.sleep(0.02)
 
 

@@ -1,7 +1,7 @@
-"""Whole deployments of real processes under a load whose commits carry the timestamps of now.
+"""Whole deployments of real processes under a load with current commit timestamps.
 
-feed        what one modelled store sends: columns, no object for each row
+feed        the events of one modelled store: columns, no object for each row
 push        a process of pushers, of one tenant or of very many
-deployment  MariaDB, an S3 server or a folder, and the services; what each of them uses
-reader      follows a tenant and says how old everything is that comes
+deployment  MariaDB, an S3 server or a folder, and the services; the resources that each uses
+reader      follows a tenant and records the age of everything it gets
 """

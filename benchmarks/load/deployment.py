@@ -33,7 +33,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What runs."""
+    """The processes to run."""
 
     dispatchers: int = 1
     sorters: int = 2
@@ -99,7 +99,7 @@ class Deployment:
             self.processes[name].start()
 
     def wait_until_ready(self) -> None:
-        """Wait until every process says that it is."""
+        """Wait until every process is ready."""
         for name, process in self.processes.items():
             wait_until_ready(process, f"http://127.0.0.1:{self._ports[name]}")
 
@@ -174,7 +174,7 @@ class Deployment:
 
 
 def usage_of(pid: int) -> Usage:
-    """What a process has used so far; nothing when it is gone."""
+    """The resources a process has used so far; zeros when it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
@@ -206,7 +206,7 @@ def wait_for(what: str, is_so: Callable[[], bool], seconds: float = 600.0, *, pa
     began = time.monotonic()
     while not is_so():
         if time.monotonic() - began > seconds:
-            raise TimeoutError(f"{what} is not so after {seconds:.0f} s")
+            raise TimeoutError(f"{what} did not happen within {seconds:.0f} s")
         time.sleep(pause_s)
     return time.monotonic() - began
 

@@ -1,8 +1,8 @@
-"""What one modelled TiKV store sends, made column by column: a Source for the real pusher.
+"""The events of one modelled TiKV store, made column by column: a Source for the real pusher.
 
-Transactions of TXN_ROWS rows insert into the store's active tables, `rows_per_s` rows in all. A prewrite comes when its
-transaction starts, the commit 5 to 50 ms later; commit timestamps are those of the wall clock. Every region is resolved
-each RESOLVED_S up to the oldest open lock, as TiKV does by default. Ticks follow the pusher's `FlushSchedule`.
+Transactions of TXN_ROWS rows insert into the store's active tables, `rows_per_s` rows in all. A prewrite is sent when
+its transaction starts, the commit 5 to 50 ms later; commit timestamps are those of the wall clock. Every region is
+resolved each RESOLVED_S up to the oldest open lock, as TiKV does by default. Ticks follow the pusher's `FlushSchedule`.
 Regions never change.
 """
 
@@ -42,7 +42,7 @@ FIRST_TABLE_ID = 1_000
 DB_ID = 900
 TXN_ROWS = 5
 RESOLVED_S = 0.2
-POLL_S = 0.02  #: rows are made up for so long at once
+POLL_S = 0.02  #: interval for which rows are made at once
 VALUE_BYTES = 120
 _POOL = 4096
 _OPEN_MS = (5, 50)
@@ -54,7 +54,7 @@ _Times = npt.NDArray[np.float64]
 
 class LoadStore:
     """The feed of one store. `tables`: the ids of all tables whose regions it leads; the first `active` of them are
-    written to. `first` and `last`: whether it also leads what lies before and behind all tables."""
+    written to."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class _Txns:
 
 
 def _stamps(ms: _Times, store_id: int) -> _Stamps:
-    """TSOs of these times; what is left of a millisecond, and the store, tell them apart."""
+    """TSOs of these times; the fraction of a millisecond, and the store, distinguish them."""
     whole = np.floor(ms)
     logical = ((ms - whole) * (1 << 16)).astype(np.uint64) * np.uint64(2) + np.uint64(store_id % 2)
     stamps: _Stamps = (whole.astype(np.uint64) << np.uint64(18)) + logical
@@ -315,7 +315,7 @@ def regions(tables: Sequence[int], stores: int, *, per_table: bool = True) -> di
 
 
 def schema(ts: int, tables: Sequence[int], *, columns: int = 2) -> bytes:
-    """A schema snapshot with these tables, each of an integer key and so many columns in all."""
+    """A schema snapshot with these tables, each of an integer key and `columns` columns in all."""
     known: dict[str, Any] = orjson.loads(empty_snapshot(ts))
     known["dbs"].append(
         {"id": DB_ID, "db_name": _name("load"), "charset": "utf8mb4", "collate": "utf8mb4_bin", "state": 5}

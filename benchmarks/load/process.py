@@ -32,7 +32,7 @@ class PushProcess:
         return float(self._answer()["ready_s"])
 
     def tell(self, word: str) -> dict[str, Any]:
-        """`start`, `stop` or `report`; how it stands."""
+        """Send `start`, `stop` or `report`; returns the report."""
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()

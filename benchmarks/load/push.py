@@ -1,10 +1,10 @@
-"""A process of pushers: the real ones, of any number of tenants, each store with a modelled feed.
+"""A process of real pushers, of any number of tenants, each store with a modelled feed.
 
     python -m benchmarks.load.push 'JSON of a Load'
 
-Lines on its input: `start` (transactions begin), `stop` (no more of them), `report` (a line of JSON), the end of input
-ends it. One thread steps the pushers that write and IDLE_THREADS the others: a step asks the meta server, and pushers
-of different clusters do not wait for each other. Uploads have threads of their own, as in any pusher.
+Lines on its input: `start` (transactions begin), `stop` (no more of them), `report` (a line of JSON); it ends with its
+input. One thread steps the pushers that write and IDLE_THREADS the others, because a step may wait for the meta server,
+and pushers of different clusters do not wait for each other. Uploads have separate threads, as in any pusher.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STEP_S = 15.0  #: a pusher is stepped at least this often: it asks whether it wa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is pushed. Tenants are 1/`first_tenant` and the following."""
+    """The load. Tenants are 1/`first_tenant` and the following."""
 
     url: str
     tenants: int = 1
@@ -130,14 +130,14 @@ class Pushers:
     def _control(self, tenant_id: int) -> HttpControl:
         control = HttpControl(self._load.url, Tenant(1, tenant_id))
         control._http.close()
-        control._http = self._http  # a connection for each of a thousand tenants is not what is measured
+        control._http = self._http  # a connection for each of a thousand tenants would distort the measurement
         return control
 
     def _again(self, ask: Callable[[], object]) -> object:
         return retrying(ask, stop=self._stop, clock=self._clock, rand=self._rand)
 
     def run(self) -> None:
-        """Step whoever is due until told to end."""
+        """Step the pushers that are due until closed."""
         writes = [n for n, (_, source) in enumerate(self.workers) if source.writes]
         idle = [n for n, (_, source) in enumerate(self.workers) if not source.writes]
         parts = [writes, *(idle[i::IDLE_THREADS] for i in range(IDLE_THREADS))]

@@ -18,7 +18,7 @@ _COMMIT_TS = re.compile(rb'"commit_ts":"(\d+)"')
 
 
 class Reader:
-    """One cursor, in a thread of its own. Rows in NDJSON, by pulls that wait."""
+    """One cursor, in its own thread. Rows in NDJSON, by pulls that wait."""
 
     def __init__(self, url: str, tenant_id: int, *, wait_s: float = 5.0) -> None:
         self._url, self.tenant_id, self._wait_s = url, tenant_id, wait_s
@@ -40,7 +40,7 @@ class Reader:
         self._thread.join()
 
     def forget(self) -> None:
-        """What is measured begins here."""
+        """Restart the measurement."""
         self.ages_ms, self._at_ms, self.marks = [], [], []
 
     @property
