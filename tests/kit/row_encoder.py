@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tistream.codec.memcomparable import encode_uvarint
 from tistream.codec.row.encode import (
     EXACT,
     INTEGER_TYPES,
@@ -19,10 +20,8 @@ from tistream.codec.row.encode import (
     cell,
     key_datum,
     least_int,
-    leb128,
     ordered_float,
     pack_time,
-    zigzag,
 )
 from tistream.codec.row.layout import ColumnSpec
 
@@ -38,13 +37,17 @@ __all__ = [
     "encode_v2",
     "key_datum",
     "least_int",
-    "leb128",
     "old_datum",
     "ordered_float",
     "pack_time",
     "record_key",
     "zigzag",
 ]
+
+
+def zigzag(value: int) -> int:
+    """0, -1, 1, -2 ... as 0, 1, 2, 3 ..."""
+    return 2 * value if value >= 0 else -2 * value - 1
 
 
 def encode_v2(
@@ -86,19 +89,21 @@ def old_datum(column: ColumnSpec, value: Any) -> bytes:
         return b"\0"
     if tp in STRING_TYPES:
         raw = value if isinstance(value, bytes) else value.encode()
-        return b"\2" + leb128(zigzag(len(raw))) + raw
+        return b"\2" + encode_uvarint(zigzag(len(raw))) + raw
     if tp in (4, 5):
         return b"\5" + ordered_float(value)
     if tp in (246, 245, 225):
         return {246: b"\6", 245: b"\x0a", 225: b"\x14"}[tp] + cell(column, value)
     if tp in TIME_TYPES or tp in (16, 247, 248) or (tp in INTEGER_TYPES and column.unsigned):
-        return b"\x09" + leb128(value)
-    return b"\x08" + leb128(zigzag(value))
+        return b"\x09" + encode_uvarint(value)
+    return b"\x08" + encode_uvarint(zigzag(value))
 
 
 def encode_v1(columns: Sequence[ColumnSpec], values: Sequence[Any]) -> bytes:
     """A v1 row with the columns in the given order."""
-    pairs = (b"\x08" + leb128(zigzag(c.id)) + old_datum(c, value) for c, value in zip(columns, values, strict=True))
+    pairs = (
+        b"\x08" + encode_uvarint(zigzag(c.id)) + old_datum(c, value) for c, value in zip(columns, values, strict=True)
+    )
     return b"".join(pairs) or b"\0"
 
 

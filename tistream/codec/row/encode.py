@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
 from typing import Any
 
+from tistream.codec.memcomparable import encode_bytes, encode_uvarint
 from tistream.codec.row.layout import ColumnSpec
 
 EXACT = Context(prec=200)
@@ -68,20 +69,6 @@ def binary_decimal(value: Decimal, digits: int, fraction: int) -> bytes:
     return bytes([digits, fraction]) + body.to_bytes(size, "big")
 
 
-def leb128(value: int) -> bytes:
-    """An unsigned variable-length integer."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes(out) + bytes([value])
-
-
-def zigzag(value: int) -> int:
-    """0, -1, 1, -2 ... as 0, 1, 2, 3 ..."""
-    return 2 * value if value >= 0 else -2 * value - 1
-
-
 def binary_json(value: object) -> bytes:
     """Type byte and body. Tuples stand for opaque values: (type number, bytes)."""
     kind, body = _json_parts(value)
@@ -100,9 +87,9 @@ def _json_parts(value: object) -> tuple[int, bytes]:
             return 11, struct.pack("<d", value)
         case str():
             raw = value.encode("utf-8", "surrogateescape")
-            return 12, leb128(len(raw)) + raw
+            return 12, encode_uvarint(len(raw)) + raw
         case (int(tp), bytes(raw)):
-            return 13, bytes([tp]) + leb128(len(raw)) + raw
+            return 13, bytes([tp]) + encode_uvarint(len(raw)) + raw
         case list():
             return 3, _json_container([], value)
         case dict():
@@ -166,8 +153,7 @@ def key_datum(column: ColumnSpec, value: Any) -> bytes:
     tp = column.tp
     if tp in STRING_TYPES:
         raw = value if isinstance(value, bytes) else value.encode()
-        groups = [raw[at : at + 8] for at in range(0, len(raw) + 1, 8)]
-        return b"\1" + b"".join(group.ljust(8, b"\0") + bytes([0xFF - 8 + len(group)]) for group in groups)
+        return b"\1" + encode_bytes(raw)
     if tp in (4, 5):
         return b"\5" + ordered_float(value)
     if tp == 246:
