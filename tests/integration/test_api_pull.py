@@ -68,7 +68,7 @@ def test_commit_timestamps_never_fall_and_no_transaction_is_cut(world: ApiWorld)
     assert all(a[-1] < b[0] for a, b in pairwise(filled))
 
 
-def test_ddl_stands_behind_rows_of_its_time_and_before_later_ones(world: ApiWorld) -> None:
+def test_ddl_follows_rows_of_its_time_and_precedes_later_ones(world: ApiWorld) -> None:
     events = world.events(limit=700)
     kinds = [e["type"] for e in events]
     assert kinds.count("ddl") >= sum(m["kind"] == "ddl" for m in recording.expected("ticdc-canal-json"))

@@ -62,7 +62,7 @@ def test_what_goes_in_comes_out() -> None:
     assert encode(pa.Table.from_batches([data]), marks) == encode(data, marks) == smuggle(data, marks)
 
 
-def test_an_idle_store_still_says_something() -> None:
+def test_an_idle_store_still_writes_watermarks() -> None:
     file = decode_batch_file(KEY, encode(rows(), regions({}, {"resolved_ts": 9})))
     assert (file.rows.num_rows, file.regions.num_rows) == (0, 2)
     assert decode_batch_file(KEY, encode(rows(), regions())).regions.num_rows == 0
@@ -145,7 +145,7 @@ def test_broken_rules_are_refused_on_both_sides(data: pa.RecordBatch, marks: pa.
     assert (e.value.facts["segment"], e.value.facts["offset"]) == (broken.number, broken.offset)
 
 
-def test_slices_may_stand_in_any_order() -> None:
+def test_slices_may_be_in_any_order() -> None:
     marks = slices((2, 1), (3, 0), (0, 2), (0, 0))
     assert decode_batch_file(KEY, encode(rows({}, {}, {}), marks)).regions.equals(marks)
 

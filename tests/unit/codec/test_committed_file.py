@@ -46,7 +46,7 @@ def big(table_id: int, commit: int, count: int = 3) -> list[dict[str, Any]]:
     return [row(table_id, commit + i, value=b"x" * (100 << 10)) for i in range(count)]
 
 
-def test_large_tables_stand_alone_and_small_ones_together() -> None:
+def test_large_tables_have_own_segments_and_small_ones_share() -> None:
     rows = [row(0, 50), row(1, 9, key=b"z"), *big(2, 30), row(3, 5), row(3, 7, key=b"a"), *big(4, 1), row(5, 70)]
     data, segments = build_committed_file(KEY, [(11, table(*rows))], "w")
     assert [(s.table_lo, s.table_hi, s.rows) for s in segments[11]] == [(2, 2, 3), (4, 4, 3), (0, 5, 5)]

@@ -68,7 +68,7 @@ def test_any_parquet_reader_reads_it() -> None:
     assert found.cast(change.COMMITTED).equals(given)
 
 
-def test_row_groups_follow_the_tables_and_say_what_they_hold() -> None:
+def test_row_groups_follow_the_tables_and_describe_their_rows() -> None:
     file = build_compacted_file(rows(*MANY), task_id=4)
     assert [(g.table_lo, g.table_hi) for g in file.groups] == [(-1, 1), (7, 7), (8, 9)]
     given = rows(*MANY)
@@ -89,7 +89,7 @@ def test_a_large_table_is_cut() -> None:
     assert decoded(file).equals(given)
 
 
-def test_every_flipped_byte_of_what_is_read_is_noticed() -> None:
+def test_every_flipped_byte_that_is_read_is_noticed() -> None:
     file = build_compacted_file(rows((1, 50, 20), (2, 50, 20)))
     data = file.data.to_pybytes()
     filters = file.groups[-1].offset + file.groups[-1].length

@@ -32,7 +32,7 @@ def replayed(rows: list[Version]) -> list[Version]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_merged_runs_are_what_a_dict_makes_of_them(seed: int) -> None:
+def test_merged_runs_equal_a_dict(seed: int) -> None:
     rand = random.Random(seed)
     count = rand.randint(1, 40)
     keys = [rand.randbytes(rand.randint(0, 3)) for _ in range(count)]

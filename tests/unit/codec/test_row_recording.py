@@ -117,7 +117,7 @@ def canal_rows() -> dict[tuple[int, str], list[dict[str, Any]]]:
     return found
 
 
-def test_text_is_what_canal_json_shows() -> None:
+def test_text_equals_that_of_canal_json() -> None:
     compared = 0
     for layout, rows in images().items():
         shown = {}

@@ -122,7 +122,7 @@ def test_labels() -> None:
         set_labels(spec(248, elems=("a",)), pa.array([2], pa.uint64()))
 
 
-def test_labels_do_not_look_at_what_stands_under_a_null() -> None:
+def test_labels_ignore_values_under_a_null() -> None:
     dirty = pa.Array.from_buffers(pa.uint64(), 2, [pa.py_buffer(b"\1"), pa.py_buffer(struct.pack("<QQ", 1, 2**64 - 1))])
     assert enum_labels(spec(247, elems=("a",)), dirty).to_pylist() == ["a", None]
     assert set_labels(spec(248, elems=("a",)), dirty).to_pylist() == ["a", None]

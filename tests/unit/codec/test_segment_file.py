@@ -141,7 +141,7 @@ def test_the_bytes_depend_on_the_rows_only() -> None:
     assert file_of(ROWS) == file_of(chunks) == file_of(longer)
 
 
-def test_what_the_format_page_says_holds() -> None:
+def test_bytes_match_the_format_page() -> None:
     """An independent reading of the outer frame."""
     data = file_of(ROWS)
     assert data[:8] == data[-8:] == MAGIC
@@ -266,7 +266,7 @@ def test_a_wrong_head_is_refused(head: object) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 100_000, b"\xff"])
-def test_a_head_that_is_no_json_is_refused(text: bytes) -> None:
+def test_a_head_that_is_not_json_is_refused(text: bytes) -> None:
     schema = FOOTER.with_metadata({b"head": text})
     empty = pa.RecordBatch.from_pylist([], schema=schema)
     refused(craft(RAW, footer=stream(empty, schema=schema)), "footer is malformed", "footer")
@@ -298,7 +298,7 @@ WORDS = pa.record_batch({"n": pa.array(["a"]).dictionary_encode()})
         stream(WORDS, schema=WORDS.schema),
     ],
 )
-def test_what_is_not_one_batch_of_the_schema_is_refused(raw: bytes) -> None:
+def test_anything_but_one_batch_of_the_schema_is_refused(raw: bytes) -> None:
     refused(craft(raw), "a segment is malformed")
 
 

@@ -92,7 +92,7 @@ def test_ranges() -> None:
         ("748000000000000001" + "5f73" + "8000000000000001", 9),
     ],
 )
-def test_what_is_no_table_key_is_refused(key: str, offset: int) -> None:
+def test_invalid_table_keys_are_refused(key: str, offset: int) -> None:
     with pytest.raises(DecodeError) as e:
         parse_key(bytes.fromhex(key))
     assert e.value.facts["offset"] == offset

@@ -118,10 +118,10 @@ def test_from_the_opening_scan_to_resolved() -> None:
     assert rig.tick() == [Tick(cut_ts=rig.ts)]
     rig.say(wire.event(7, 1, wire.prewrite(b"tb", 120), wire.INITIALIZED), wire.resolved(1, [7], 600))
     assert rig.keys(1) == [b"ta", b"ta", b"tb"]
-    ready, told, tick = rig.tick()
+    ready, resolved, tick = rig.tick()
     assert ready == SubscriptionReady(subscription=1, ready_ts=rig.ts)
-    assert isinstance(told, Resolved)
-    assert (told.subscriptions.tolist(), told.resolved_ts.tolist()) == ([1], [600])
+    assert isinstance(resolved, Resolved)
+    assert (resolved.subscriptions.tolist(), resolved.resolved_ts.tolist()) == ([1], [600])
     assert tick == Tick(cut_ts=rig.ts)
     rig.say(wire.event(7, 1, wire.commit(b"tb", 120, 700)))
     assert rig.tick() == [Tick(cut_ts=rig.ts)]  # nothing new was resolved

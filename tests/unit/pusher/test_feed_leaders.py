@@ -36,10 +36,10 @@ def test_an_error_ends_the_registration_and_pd_is_asked_after_a_pause(error: byt
     rig.say(wire.event(7, 1, error=error))
     rig.say(wire.event(7, 1, wire.committed(b"ta", 400, 410)), wire.resolved(1, [7], 500))
     rig.answer(region(7, b"t", b"u"))
-    assert len(rig.sent(Register)) == 1, "not before the pause, whoever asked PD"
-    told, closed, _ = rig.tick()
-    assert isinstance(told, Resolved)
-    assert told.resolved_ts.tolist() == [300], "the last word of a subscription is kept, what came later is not"
+    assert len(rig.sent(Register)) == 1, "not before the pause"
+    resolved, closed, _ = rig.tick()
+    assert isinstance(resolved, Resolved)
+    assert resolved.resolved_ts.tolist() == [300], "the last one of the subscription, nothing later"
     assert closed == SubscriptionClosed(subscription=1)
     assert rig.keys(1) == []
     assert rig.later(pause_s * 0.99) == []
@@ -62,7 +62,7 @@ def test_pd_is_asked_for_the_part_that_failed() -> None:
     assert len(rig.sent(AskRegions)) == 2, "PD did not answer"
     rig.answer(region(8, b"tm", b"", leader=0), asked=KeyRange(b"tm", b"u"))
     rig.later(1)
-    assert len(rig.sent(AskRegions)) == 3, "nobody led it"
+    assert len(rig.sent(AskRegions)) == 3, "it had no leader"
     rig.answer(region(9, b"tp", b"", leader=OTHER), asked=KeyRange(b"tm", b"u"))
     rig.later(1)
     assert rig.sent(AskRegions)[3:] == [AskRegions(range=KeyRange(b"tm", b"tp"))], "the rest is another store's"

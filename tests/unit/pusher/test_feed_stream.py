@@ -85,7 +85,7 @@ def test_dropped_and_resumed() -> None:
     rig.collect()
     assert rig.effects[-1] == CloseStream()
     rig.say(wire.event(7, 1, wire.prewrite(b"tb", 300)), b"\xff")
-    assert rig.feed.take_damage() is None, "nobody listens"
+    assert rig.feed.take_damage() is None, "no stream is open"
     assert rig.got(Rows) == []
     assert rig.tick() == [Tick(cut_ts=rig.ts)]
     assert rig.later(100) == []

@@ -13,7 +13,7 @@ _UNIX_MS = 1_700_000_000_000  # a whole second, and a whole half minute but for 
 
 
 def ticks(schedule: FlushSchedule, clock: ManualClock, seconds: float) -> list[float]:
-    """When somebody who looks 50 times a second would tick, in milliseconds from the beginning."""
+    """The ticks of a source that polls 50 times a second, in milliseconds from the start."""
     found, ticked_at = [], clock.monotonic()
     for _ in range(round(seconds * 50)):
         clock.advance(0.02)

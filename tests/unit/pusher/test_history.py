@@ -66,7 +66,7 @@ def hold(pd: Pd, clock: ManualClock) -> Hold:
     return Hold(pd, "me", clock=clock)
 
 
-def test_a_hold_ends_when_what_it_holds_reaches_the_cap(pd: Pd, hold: Hold) -> None:
+def test_a_hold_ends_when_its_history_reaches_the_cap(pd: Pd, hold: Hold) -> None:
     hold.renew(T0 - 5 * HOUR)
     assert pd.holds == {"me": (T0 - 5 * HOUR, 19 * 3600)}
     assert hold.held_ts == T0 - 5 * HOUR
@@ -105,13 +105,13 @@ def test_collected_history_is_an_error_with_a_hint(pd: Pd, hold: Hold) -> None:
     assert not hold.covers(T0)
 
 
-def test_without_pd_the_old_hold_stands_until_its_end(pd: Pd, hold: Hold, clock: ManualClock) -> None:
+def test_without_pd_the_old_hold_is_valid_until_its_end(pd: Pd, hold: Hold, clock: ManualClock) -> None:
     hold.renew(T0)
     pd.away = True
     with pytest.raises(StoreUnavailable):
         hold.renew(T0 + HOUR)
     assert hold.held_ts == T0
-    hold.release()  # PD cannot be told, which is no error: it ends by itself
+    hold.release()  # PD is unavailable, which is no error: the barrier expires
     assert hold.held_ts == 0
 
 
@@ -122,7 +122,7 @@ def test_a_frontier_that_is_not_held_is_hidden(pd: Pd, hold: Hold, clock: Manual
     assert frontier.lowest == T0 - HOUR
     hold.renew(T0 - HOUR)
     assert [e.durable_ts for e in frontier.read()] == [T0 - HOUR]
-    hold.renew(T0)  # too high: somebody still saw the old frontier
+    hold.renew(T0)  # too high: a pusher still uses the old frontier
     assert frontier.read() == ()
     control.durable_ts = T0
     clock.advance(1.0)
@@ -130,7 +130,7 @@ def test_a_frontier_that_is_not_held_is_hidden(pd: Pd, hold: Hold, clock: Manual
 
 
 def test_a_machine_that_was_suspended_does_not_trust_its_own_clock(pd: Pd, hold: Hold) -> None:
-    """While it sleeps its monotonic clock stands still, and PD's does not."""
+    """While it sleeps its monotonic clock stops, and PD's does not."""
     frontier = HeldFrontier(Control(T0 - 5000), ManualClock(), hold)
     hold.renew(T0 - 5000)
     assert frontier.read()

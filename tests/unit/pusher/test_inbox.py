@@ -17,7 +17,7 @@ def test_messages_in_order_then_the_end() -> None:
     assert inbox.take(1) == ([b"aaa"], None)
     assert inbox.take(99) == ([b"bb"], Ended(stream=1, reason="EOF"))
     assert inbox.take(99) == ([], None)
-    assert not inbox.put(1, b"later"), "nobody wants more of it"
+    assert not inbox.put(1, b"later"), "the stream has ended"
 
 
 def test_messages_of_another_stream_are_ignored() -> None:
@@ -46,7 +46,7 @@ def test_overflow_ends_the_stream_and_frees_the_memory() -> None:
     assert inbox.put(2, b"x" * 10), "what was taken is not counted any more"
 
 
-def test_a_wait_ends_when_there_is_something() -> None:
+def test_a_wait_ends_with_a_message() -> None:
     inbox = Inbox(10)
     inbox.begin(1)
     inbox.put(1, b"x")

@@ -93,7 +93,7 @@ def test_the_window_is_open_below_and_closed_above() -> None:
     assert versions(entries, 10, 20)["commit_ts"].to_pylist() == [11, 20]
 
 
-def test_tags_end_at_one_that_is_not_known() -> None:
+def test_tags_end_at_an_unknown_one() -> None:
     rows = versions([put(A, 1, 10, b"x", b"Zv\x01y"), put(B, 1, 10, b"", b"l" + bytes(8) + b"\x05")])
     assert rows["value"].to_pylist() == [b"x", b""]
 
@@ -164,7 +164,7 @@ def test_timestamps_stay_within_the_bounds_of_the_metadata() -> None:
             read_versions(piece(data, 2, **bounds), data, 0, TS_MAX)
 
 
-def test_a_slice_is_what_its_lengths_and_checksum_say() -> None:
+def test_a_slice_must_match_its_lengths_and_checksum() -> None:
     data = entry_bytes([put(A, 1, 10, b"x" * 200)])
     packed = zstandard.compress(data)
     good = piece(packed, 1, compression=Compression.ZSTD, entry_bytes=len(data), sha256=hashlib.sha256(data).digest())
@@ -186,7 +186,7 @@ RECORD = bytes.fromhex("7480000000000000055f728000000000000001")
 INDEX = bytes.fromhex("7480000000000000055f698000000000000001")
 
 
-def test_each_version_comes_once_with_the_row_it_wants() -> None:
+def test_each_version_is_delivered_once_with_its_row() -> None:
     long, other = b"r" * 300, b"s" * 300
     first = versions([put(RECORD, 1, 10, None), put(RECORD, 11, 20, b"short"), delete(RECORD, 21, 30)])
     again = versions([put(RECORD, 11, 20, b"short"), put(RECORD, 1, 10, None, b"RF" + bytes(8))])

@@ -54,13 +54,13 @@ class Bench:
             lambda _: self.bucket,
             schema_snapshot=snapshot,
             until_caught_up=until_caught_up,
-            progress=self.heard,
+            progress=self.note,
             stop=self.stop,
             clock=self.clock,
             rand=random.Random(1),
         )
 
-    def heard(self, p: LogPushProgress) -> None:
+    def note(self, p: LogPushProgress) -> None:
         self.said.append(p)
         if p.phase == "pushing":
             self.steps += 1
@@ -97,7 +97,7 @@ def test_it_follows_until_it_is_stopped() -> None:
     bench.log.checkpoint(at(5))
     moved: list[int] = []
 
-    def heard(p: LogPushProgress) -> None:
+    def note(p: LogPushProgress) -> None:
         if p.promised_ts == at(5) and not moved:
             bench.write(6)
             bench.log.checkpoint(at(9))
@@ -105,7 +105,7 @@ def test_it_follows_until_it_is_stopped() -> None:
         if p.promised_ts == at(9):
             bench.stop.set()
 
-    bench.heard = heard  # type: ignore[method-assign]
+    bench.note = note  # type: ignore[method-assign]
     done = bench.push(until_caught_up=False)
     assert (done.phase, done.promised_ts, done.rows, moved) == ("stopped", at(9), 2, [1])
 

@@ -170,7 +170,7 @@ def test_a_damaged_object_is_retried_and_then_an_error(part: str) -> None:
     assert bad in str(e.value)
 
 
-def test_a_store_that_is_away_is_waited_for() -> None:
+def test_an_unavailable_store_is_retried() -> None:
     store = _Halved()
     log = Log(store)
     log.flush([writes(put(record(1), at(1), at(20), b"x"))], flush_ts=at(30))
@@ -183,7 +183,7 @@ def test_a_store_that_is_away_is_waited_for() -> None:
     assert len(reader.until_caught_up()) == 1
 
 
-def test_a_store_that_goes_away_between_two_pieces_is_waited_for() -> None:
+def test_a_store_that_fails_between_two_pieces_is_retried() -> None:
     store = _Halved()
     log = Log(store)
     for n in range(3):
@@ -248,7 +248,7 @@ def test_a_log_that_is_truncated_while_it_is_followed_promises_nothing_beyond() 
 
 
 @pytest.mark.parametrize("dated", [True, False])
-def test_metadata_that_is_done_with_is_forgotten_and_found_again_when_it_is_needed(dated: bool) -> None:
+def test_used_metadata_is_dropped_and_read_again_when_needed(dated: bool) -> None:
     """TiKV before 8.5.3 gives names that say nothing of the time."""
     log = Log()
     log.checkpoint(at(1))
@@ -289,7 +289,7 @@ class _Shuffled(MemoryStore):
 def history(rand: random.Random) -> tuple[list[tuple[int, int, list[Entry], list[Entry]]], set[Change]]:
     """Flushes (store, flush ms, writes, values) of a random history, with copies; and its changes."""
     flushes, changes = [], set()
-    told: list[tuple[Entry, Entry | None]] = []
+    written: list[tuple[Entry, Entry | None]] = []
     for ms in range(10, 400, 10):
         new: list[tuple[Entry, Entry | None]] = []
         for n in rand.sample(range(9), rand.randint(0, 4)):
@@ -300,8 +300,8 @@ def history(rand: random.Random) -> tuple[list[tuple[int, int, list[Entry], list
             write = delete(record(n), start, commit) if gone else put(record(n), start, commit, None if long else row)
             new.append((write, (record(n), start, row) if long else None))
             changes.add((record(n), start, commit, None if gone else row))
-        told += new
-        flushes.append((rand.randint(1, 3), ms + 1, new + rand.sample(told, min(len(told), 3))))
+        written += new
+        flushes.append((rand.randint(1, 3), ms + 1, new + rand.sample(written, min(len(written), 3))))
     return [
         (store, ms, [w for w, _ in parts], [v for _, v in parts if v]) for store, ms, parts in flushes if parts
     ], changes
@@ -309,7 +309,7 @@ def history(rand: random.Random) -> tuple[list[tuple[int, int, list[Entry], list
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_lateness_and_copies_give_the_same_changes(seed: int) -> None:
-    """Flushes show up late and in any order, as long as everything below the checkpoint is there."""
+    """Flushes appear late and in any order, but everything below the checkpoint has been flushed."""
     rand = random.Random(seed)
     flushes, changes = history(rand)
     log = Log(_Shuffled(rand))

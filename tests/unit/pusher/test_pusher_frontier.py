@@ -25,7 +25,7 @@ FRONTIER = (entry(b"b", b"f", 30), entry(b"f", b"m", 20), entry(b"p", b"r", 50))
         (b"a", b"g", 20),  # over a gap and two tasks: the lower one
         (b"", b"", 20),  # over everything
         (b"f", b"m", 20),  # ends are open
-        (b"m", b"p", 50),  # nobody's: the largest known
+        (b"m", b"p", 50),  # of no task: the largest known
         (b"", b"b", 50),
         (b"r", b"", 50),
     ],
@@ -51,7 +51,7 @@ AB = (entry(b"a", b"m", 5, 5), entry(b"m", b"z", 5, 1))
         ((entry(b"a", b"f", 5, 5), entry(b"f", b"m", 5, 5), AB[1]), KeyRange(), False),  # a task was split
         ((entry(b"a", b"z", 5, 5),), KeyRange(), False),  # tasks were merged
         ((entry(b"a", b"z", 5, 6),), KeyRange(), True),
-        ((*AB, entry(b"z", b"", 3)), KeyRange(b"y"), True),  # a task where nobody listened
+        ((*AB, entry(b"z", b"", 3)), KeyRange(b"y"), True),  # a new task
         ((*AB, entry(b"z", b"", 3)), KeyRange(b"b", b"c"), False),
         (AB[:1], KeyRange(), False),  # a task went away
     ],

@@ -177,7 +177,7 @@ def test_a_lost_answer_is_settled_by_trying_again(rig: Rig) -> None:
 
 
 def test_foreign_bytes_under_our_key_stop_the_pusher(rig: Rig) -> None:
-    rig.store.put(str(BatchKey(tenant=TENANT, store_id=1, incarnation=1, seq=2)), b"somebody else's")
+    rig.store.put(str(BatchKey(tenant=TENANT, store_id=1, incarnation=1, seq=2)), b"foreign")
     rig.tick()
     rig.tick()
     with pytest.raises(ObjectConflict) as caught:

@@ -28,7 +28,7 @@ PAGES = 60
 
 
 class Pd:
-    """Fails each third time, and says that history is gone when it is told to."""
+    """Fails each third time, and reports collected history on request."""
 
     newest_tso = S + 1
 

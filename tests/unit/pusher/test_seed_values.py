@@ -131,7 +131,7 @@ def test_lines_may_be_flat_or_those_of_a_snapshot_and_rows_come_by_key(tmp_path:
     assert read_decoded(as_parquet(tmp_path, Id=[2, -1], name=["b", None]), 9, shape()).equals(rows)
 
 
-def test_the_key_comes_from_the_file_where_columns_do_not_tell_it(tmp_path: Path) -> None:
+def test_the_key_is_in_the_file_where_columns_do_not_determine_it(tmp_path: Path) -> None:
     nameless = shape(int_handle=None)
     path = as_ndjson(tmp_path, {"id": 1, "name": "a"})
     with pytest.raises(InvalidInput, match="_tidb_rowid"):
@@ -184,7 +184,7 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
         is_raw(tmp_path / "a.ndjson")
 
 
-def test_rows_as_tikv_has_them_are_told_from_decoded_ones(tmp_path: Path) -> None:
+def test_undecoded_rows_are_recognised(tmp_path: Path) -> None:
     assert is_raw(as_ndjson(tmp_path, {"key": "", "value": "", "commit_ts": 1}))
     assert not is_raw(as_ndjson(tmp_path, {"key": "", "value": "", "id": 1}))
     assert is_raw(as_parquet(tmp_path, key=[b""], value=[b""]))

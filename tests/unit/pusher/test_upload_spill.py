@@ -38,7 +38,7 @@ def files_in(folder: Path) -> int:
     return len(list(folder.iterdir()))
 
 
-def test_what_is_parked_is_given_back_once(tmp_path: Path) -> None:
+def test_a_spilled_file_is_returned_once(tmp_path: Path) -> None:
     spill = UploadSpill(tmp_path / "s", 10)
     first = spill.park(b"12345", 0)
     assert first is not None

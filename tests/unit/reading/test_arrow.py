@@ -155,7 +155,7 @@ def test_a_row_that_cannot_be_decoded_is_listed_and_the_others_are_there() -> No
     assert fact["cause"]
 
 
-def test_a_table_that_is_not_there_has_our_columns_only() -> None:
+def test_a_missing_table_has_our_columns_only() -> None:
     history = recorded_history()
     found = arrow.empty(history, Scope(tenant=TENANT, database="shop", table="nothing"), history.resolved_ts)
     assert found.column_names == ["_op", "_commit_ts", "_start_ts", "_key", "_table_id", "_old"]

@@ -85,7 +85,7 @@ def test_lines_of_several_tables_come_in_the_order_of_the_page() -> None:
     assert words(got) == ["r1.0", "r4.1", "r5.2", "r5.3"]
 
 
-def test_ddl_stands_behind_rows_of_its_time_and_before_later_ones() -> None:
+def test_ddl_follows_rows_of_its_time_and_precedes_later_ones() -> None:
     got = body.render(Words(), [changes([(0, 3), (1, 5), (2, 5), (3, 6)])], [ddl(5), ddl(2), ddl(9)], watermark=9)
     assert words(got) == ["d2.0", "r3.0", "r5.1", "r5.2", "d5.0", "r6.3", "d9.0", "w9"]
 
@@ -102,7 +102,7 @@ def test_placement_for_any_timestamps(rows: list[int], events: list[int]) -> Non
     assert [w for w in got if w[0] == "r"] == [f"r{ts}.{n}" for n, ts in enumerate(rows)]
 
 
-def test_a_separator_stands_between_lines_only() -> None:
+def test_a_separator_is_between_lines_only() -> None:
     got = body.render(Words(), [changes([(0, 1), (1, 2)])], [ddl(2)], separator=b",")
     assert got.to_pybytes() == b"r1.0,r2.1,d2.0"
 

@@ -72,7 +72,7 @@ def test_a_small_read_stays_whole() -> None:
     assert cut_points([], after=T, upto=T + 10, parts=8, part_bytes=1) == []
 
 
-def test_no_rows_are_guessed_only_where_there_is_none() -> None:
+def test_estimates_are_zero_only_without_rows() -> None:
     assert estimated_rows([Seg(T + 1, T + 100_000, 1, 1)], after=T + 5, upto=T + 6) == 1
     assert estimated_rows([Seg(T + 10, T + 20, 7, 1)], after=T, upto=T + 9) == 0
     assert estimated_rows([Seg(T + 10, T + 20, 7, 1)], after=T + 20, upto=T + 30) == 0

@@ -88,15 +88,15 @@ def _rows(changes: object) -> list[tuple[pa.Scalar, int]]:
     return list(zip(changes.key, changes.commit_ts.tolist(), strict=True))  # type: ignore[attr-defined]
 
 
-def test_without_old_values_every_delete_comes_and_shows_what_its_key_says() -> None:
+def test_without_old_values_deletes_have_the_columns_of_the_key() -> None:
     """The recording again, as a log backup would tell it: what a delete shows is what the old value would show."""
     rows = committed_rows()
     whole = decode_rows(recorded_history(), rows, ALL)
-    told = [change.COMMITTED.get_field_index(n) for n in ("old_value", "flags")]
+    places = [change.COMMITTED.get_field_index(n) for n in ("old_value", "flags")]
     nothing = pa.nulls(rows.num_rows, pa.binary())
     unknown = pa.array(np.full(rows.num_rows, change.FLAG_OLD_VALUE_UNKNOWN, np.uint8))
-    bare = rows.set_column(told[0], change.COMMITTED.field("old_value"), nothing)
-    bare = bare.set_column(told[1], change.COMMITTED.field("flags"), unknown)
+    bare = rows.set_column(places[0], change.COMMITTED.field("old_value"), nothing)
+    bare = bare.set_column(places[1], change.COMMITTED.field("flags"), unknown)
     found = decode_rows(recorded_history(), bare, ALL)
     assert not found.quarantined
     shown, hidden = 0, 0

@@ -1,4 +1,4 @@
-"""Records that belong to no table: each is counted under a reason, and what nobody can explain is a problem."""
+"""Records that belong to no table: each is counted by reason, and one without an explanation is a problem."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_record_is_of_a_table_or_counted() -> None:
     assert set(reasons) == {IdStatus.SYSTEM, IdStatus.COPY}, reasons
 
 
-def test_pages_count_as_the_whole_does() -> None:
+def test_pages_have_the_counts_of_the_full_read() -> None:
     rows, history = committed_rows(), recorded_history()
     whole, parts = Counter[tuple[int, IdStatus]](), Counter[tuple[int, IdStatus]]()
     for part in excluded_rows(history, rows):
@@ -66,7 +66,7 @@ def test_rows_that_no_definition_names_are_a_problem() -> None:
 
 
 @pytest.mark.parametrize("status", [IdStatus.RETIRED, IdStatus.COPY, IdStatus.SYSTEM, IdStatus.OLDER])
-def test_what_can_be_explained_is_no_problem(status: IdStatus) -> None:
+def test_rows_with_a_known_reason_are_no_problem(status: IdStatus) -> None:
     kept = ExcludedRows()
     (part,) = excluded_rows(recorded_history(), of_stranger(1))
     kept.add(TENANT, [type(part)(physical_id=7, status=status, rows=1, first_commit_ts=9)])

@@ -8,7 +8,7 @@ from reading.formats import FORMAT_NAMES, FormatOptions, create_format, parse_op
 from tistream.errors import InvalidInput
 
 
-def test_the_words_are_those_of_a_sink_uri() -> None:
+def test_options_have_the_names_of_a_sink_uri() -> None:
     options = parse_options(
         {
             "enable-tidb-extension": "true",
@@ -44,7 +44,7 @@ def test_nothing_asked_is_the_default() -> None:
         ({"terminator": ""}, "terminator"),
     ],
 )
-def test_what_cannot_be_is_refused(query: dict[str, str], text: str) -> None:
+def test_impossible_options_are_refused(query: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
         parse_options(query)
 
@@ -60,6 +60,6 @@ def test_every_name_makes_the_format_of_that_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "near"), [("canaljson", "canal-json"), ("Debezium", "debezium"), ("x", "ndjson")])
-def test_a_name_that_is_none_names_the_nearest(name: str, near: str) -> None:
+def test_an_unknown_name_suggests_the_nearest(name: str, near: str) -> None:
     with pytest.raises(InvalidInput, match=near):
         create_format(name)

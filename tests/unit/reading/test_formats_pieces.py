@@ -194,7 +194,7 @@ def mapped(text: str, style: pieces.ByteMap | None) -> bytes:
 
 @ANY_TIME
 @given(SLOTS, st.permutations(range(6)), st.sampled_from([b"", b"\r\n"]))
-def test_lines_of_several_blocks_stand_where_they_belong(
+def test_lines_of_several_blocks_are_in_order(
     slots: list[tuple[list[str | None], list[bool], pieces.ByteMap | None, tuple[bytes, ...]]],
     order: list[int],
     end: bytes,

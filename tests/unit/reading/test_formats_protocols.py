@@ -207,13 +207,13 @@ def test_defaults_that_cannot_be_said_are_left_out(tp: int, more: dict[str, Any]
     assert "default" not in column_schema(column("c", 0, tp, **more), FormatOptions())
 
 
-def test_the_type_of_tidb_comes_with_the_extension() -> None:
+def test_the_type_of_tidb_is_part_of_the_extension() -> None:
     options = FormatOptions(enable_tidb_extension=True)
     assert column_schema(column("c", 0, 3, flag=32), options)["tidb_type"] == "int unsigned"
     assert column_schema(column("c", 0, 246, flag=32), options)["tidb_type"] == "decimal"
 
 
-def test_comments_are_told_of_columns_that_the_statement_does_not_define() -> None:
+def test_comments_include_columns_that_the_statement_does_not_define() -> None:
     of = table((column("id", 0, 3, flag=3, comment="one"), column("s", 1, 248, elems=("x",), comment="two")))
 
     def comments(query: str) -> list[str | None]:

@@ -104,7 +104,7 @@ def wanted_line(kind: str, entry: dict[str, Any]) -> str:
     return message.removesuffix("\r\n") if kind.startswith("csv") else message
 
 
-def test_a_default_never_stands_for_null(produced: Lines) -> None:
+def test_a_default_never_replaces_null(produced: Lines) -> None:
     """TiCDC's debezium does that; its canal-json tells where the nulls are."""
     nulls = [
         json.loads(text_of(e["msg"]))["data"][0]

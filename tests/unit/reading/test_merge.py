@@ -102,7 +102,7 @@ class Long:
     length: int = 1
 
 
-def test_a_plan_counts_what_lies_below_its_end_not_what_segments_hold() -> None:
+def test_a_plan_counts_rows_below_its_end_only() -> None:
     segments = [Long(1, 1000, 1000), Long(11, 1000, 1000), Long(101, 1000, 900)]
     assert merge.plan(segments, after=0, upto=2000, rows=100, stored_bytes=99, truncated=False) == (2, 100)
     assert merge.plan(segments, after=0, upto=2000, rows=10, stored_bytes=99, truncated=False) == (1, 10)
@@ -120,7 +120,7 @@ def test_a_flush_of_which_hardly_a_row_would_be_in_the_page_is_left_to_the_next(
     plan = partial(merge.plan, segments, after=0, upto=5000, rows=1 << 20, truncated=False)
     for stored_bytes in (75, 80, 81, 90, 91, 110):
         assert plan(stored_bytes=stored_bytes) == (8, 2000)
-    assert plan(stored_bytes=111) == (12, 5000), "nothing is left out of what has no end before its last segment"
+    assert plan(stored_bytes=111) == (12, 5000), "an open end excludes no segment"
     last = merge.plan(segments[8:], after=2000, upto=5000, rows=1 << 20, stored_bytes=15, truncated=False)
     assert last == (2, 2002), "a flush that is larger than a page is read as far as it goes"
 
@@ -132,7 +132,7 @@ def test_a_page_gives_up_neither_many_rows_nor_little_reading() -> None:
     assert merge.plan(small, after=0, upto=5000, rows=1 << 20, stored_bytes=104, truncated=False) == (3, 1002)
 
 
-def test_a_page_that_is_cut_by_its_rows_reads_what_was_asked_for() -> None:
+def test_a_page_cut_by_rows_reads_the_requested_rows() -> None:
     segments = [*flush(1), *flush(1001), *flush(2001)]
     assert merge.plan(segments, after=0, upto=5000, rows=4001, stored_bytes=1 << 20, truncated=False)[0] == 6
 

@@ -93,7 +93,7 @@ def test_nothing_is_an_empty_page() -> None:
     assert in_order([select(nothing, 0, 9, {1}), nothing]).num_rows == 0
 
 
-def test_rows_that_do_not_stand_together_are_picked() -> None:
+def test_scattered_rows_are_selected() -> None:
     part = table([row(1, n, n, b"k") for n in range(1, 6)])
     keep = np.array([True, False, True, False, False])
     assert only(part, keep)["commit_ts"].to_pylist() == [1, 3]

@@ -1,4 +1,4 @@
-"""Which DDL a scope hears of."""
+"""The DDL of a scope."""
 
 from __future__ import annotations
 

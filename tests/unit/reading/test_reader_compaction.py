@@ -95,7 +95,7 @@ def test_pages_of_any_size_make_the_same_rows(world: ApiWorld) -> None:
         assert len(parts) <= 3 * before.num_rows // rows + 3, "pages are about as large as they may be"
 
 
-def test_a_cursor_goes_on_behind_a_swap(world: ApiWorld) -> None:
+def test_a_cursor_continues_after_a_compaction_commit(world: ApiWorld) -> None:
     first = world.ok(format="ndjson", limit=4000)
     assert has_more(first)
     rest = world.ok(format="ndjson", limit=200_000, cursor=next_cursor(first)).content
@@ -103,7 +103,7 @@ def test_a_cursor_goes_on_behind_a_swap(world: ApiWorld) -> None:
     assert world.ok(format="ndjson", limit=200_000, cursor=next_cursor(first)).content == rest
 
 
-def test_what_a_page_has_listed_stays_until_it_was_read(world: ApiWorld) -> None:
+def test_files_listed_for_a_page_stay_until_it_is_read(world: ApiWorld) -> None:
     want = all_rows(LogReader(world.catalog, world.store, world.clock), world)
     end_leases(world)
     assert isinstance(world.store, Watched)
@@ -122,7 +122,7 @@ def test_what_a_page_has_listed_stays_until_it_was_read(world: ApiWorld) -> None
     assert collect(world), "the lease of the first page is gone, that of the second is younger than the swap"
 
 
-def test_who_slept_through_its_lease_lists_again(world: ApiWorld) -> None:
+def test_a_reader_whose_lease_expired_lists_again(world: ApiWorld) -> None:
     want = all_rows(LogReader(world.catalog, world.store, world.clock), world)
     assert isinstance(world.store, Watched)
 
@@ -185,7 +185,7 @@ def test_a_catalog_that_takes_no_writes_is_read_without_a_lease(
     assert leased(world) == []
 
 
-def test_who_always_comes_too_late_gives_up(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_is_always_too_late_fails(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LogReader(world.catalog, world.store, world.clock)
     listings: list[int] = []
 

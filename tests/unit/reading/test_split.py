@@ -93,7 +93,7 @@ def in_order(parts: list[TableChanges]) -> list[tuple[int, int, str, bytes]]:
     return [message for _, message in sorted(found)]
 
 
-def test_classify_drops_what_changes_nothing() -> None:
+def test_classify_drops_jobs_without_effect() -> None:
     op = np.array([Op.PUT, Op.PUT, Op.DELETE, Op.PUT, Op.DELETE, Op.PUT, Op.NONE], np.uint8)
     no_value = np.array([False, False, True, True, True, True, True])
     no_old = np.array([True, False, False, True, True, False, False])

@@ -152,7 +152,7 @@ def test_dropping_a_database_drops_its_tables_and_flashback_brings_them_back(his
     assert names_at(history, 115) == {}
     assert [db.name for db in history.databases(115)] == ["Store"]
     back = {"DBInfo": {"id": 1, "db_name": name("Shop"), "state": 5}}
-    assert history.apply(job(63, 120, binlog=back)) == []  # nobody is told: TiCDC has no event for it
+    assert history.apply(job(63, 120, binlog=back)) == []  # no event, as in TiCDC
     assert names_at(history, 130) == {10: "Shop.Orders", 20: "Shop.Parts"}
     assert [history.status_at(22, ts) for ts in (109, 110, 120)] == [IdStatus.LIVE, IdStatus.RETIRED, IdStatus.LIVE]
 
@@ -190,7 +190,7 @@ def test_an_unknown_action_is_adopted_without_an_event(history: History) -> None
     assert history.find("shop", "orders", 110).comment == "new"
 
 
-def test_a_replaced_view_goes(history: History) -> None:
+def test_a_replaced_view_is_dropped(history: History) -> None:
     for commit_ts, table_id in ((110, 50), (112, 51)):
         view = info(table_id, "V", view={"view_select": "SELECT 1"})
         (event,) = history.apply(job(21, commit_ts, table_id=table_id, binlog={"TableInfo": view}))
@@ -200,7 +200,7 @@ def test_a_replaced_view_goes(history: History) -> None:
     assert history.physical_ids("shop", "v", START, 115) == set()  # views have no rows
 
 
-def test_sequences_exist_but_nobody_is_told(history: History) -> None:
+def test_sequences_exist_but_have_no_events(history: History) -> None:
     sequence = info(60, "Seq", sequence={"sequence_start": 1})
     assert history.apply(job(34, 110, table_id=60, binlog={"TableInfo": sequence})) == []
     history.advance(112)
@@ -307,6 +307,6 @@ def test_jobs_that_make_no_sense_are_refused(history: History, broken: Job) -> N
 
 
 @pytest.mark.parametrize("data", [{}, {"id": "x", "type": 1}, {"id": 1, "type": 3, "binlog": [1]}])
-def test_what_is_not_a_job_is_refused(data: dict[str, Any]) -> None:
+def test_an_invalid_job_is_refused(data: dict[str, Any]) -> None:
     with pytest.raises(DecodeError):
         ddl.parse_job(data, start_ts=1, commit_ts=2)

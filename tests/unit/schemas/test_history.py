@@ -99,7 +99,7 @@ def test_order_and_repetition_of_delivery_do_not_matter(
     assert again.dump() == history_of_jobs.dump()
 
 
-def test_nothing_is_said_outside_of_what_is_known(history: History) -> None:
+def test_queries_outside_the_known_range_are_refused(history: History) -> None:
     history.table_at(1, history.resolved_ts)
     for ask in (history.snapshot, history.databases, lambda ts: history.table_at(118, ts)):
         with pytest.raises(TsOutOfRange) as late:

@@ -46,7 +46,7 @@ def sizes(store: MemoryStore) -> list[int]:
     return [info.size for info in store.list("schemas/")]
 
 
-def test_a_chain_grows_by_what_changed_and_opens_whole(
+def test_a_chain_grows_by_changes_and_opens_completely(
     catalog: Catalog, pushed: PushedSchema, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "_INCREMENTS_SHARE_MAX", 1e9)

@@ -63,7 +63,7 @@ def test_added_and_dropped_columns_are_no_kin() -> None:
     assert shown(start, both) == {}
 
 
-def test_what_may_be_a_change_among_other_parts_is_not_known() -> None:
+def test_a_possible_change_among_other_parts_is_unknown() -> None:
     start = version(10, 3, "", A, B)
     parts = version(20, 61, "alter table t CHANGE a c text, add column d int", B, column(3, "c"), column(4, "d"))
     assert shown(start, parts) == {3: [(None, 20)], 4: [(None, 20)]}

@@ -185,7 +185,7 @@ def test_a_job_without_a_definition_anywhere_is_refused(history: History) -> Non
 
 
 @pytest.mark.parametrize("kind", [250, 30, 62])
-def test_what_a_newer_or_ignored_job_did_is_taken_from_the_meta_range(history: History, kind: int) -> None:
+def test_effects_of_newer_or_ignored_jobs_come_from_the_meta_range(history: History, kind: int) -> None:
     made = (wrote(110, 10, info(10, "Orders", columns=3)), wrote(110, 20, None), wrote(110, 30, info(30, "New")))
     assert history.take(step(110, job(kind, 110, table_id=10), *made)) == []
     assert shape(history) == {"Shop.Orders": ((10,), 3), "Shop.New": ((30,), 1)}
@@ -200,7 +200,7 @@ def test_another_table_that_a_job_changes_in_passing_is_taken_from_the_meta_rang
     assert shape(history) == {"Shop.Orders": ((10,), 2), "Shop.Parts": ((21, 22), 2)}
 
 
-def test_what_no_job_wrote_is_adopted_when_it_is_committed(history: History) -> None:
+def test_definitions_without_a_job_are_adopted_at_their_commit(history: History) -> None:
     for ts, table_id, found in ((110, 10, info(10, "Orders", columns=2)), (120, 20, None), (130, 30, info(30, "New"))):
         assert history.take(step(ts, wrote(ts, table_id, found))) == []
     history.take(step(140, wrote(140, 0, db_info(3, "Third"), db_id=3), wrote(140, 50, info(50, "X"), db_id=3)))
@@ -217,7 +217,7 @@ def test_a_definition_below_the_watermark_is_a_broken_promise(history: History) 
         history.take(step(150, wrote(150, 10, info(10, "Orders", columns=2))))
 
 
-def test_what_was_committed_before_the_start_does_not_count(history: History) -> None:
+def test_commits_before_the_start_are_ignored(history: History) -> None:
     assert history.take(step(START, wrote(START, 10, None))) == []
     assert shape(history) == ORDERS | PARTS
 
@@ -270,7 +270,7 @@ def test_a_definition_that_is_not_public_is_not_a_table(history: History) -> Non
 
 
 @pytest.mark.parametrize("state", [ROLLED_BACK, CANCELLED])
-def test_a_job_that_was_not_done_leaves_what_the_meta_range_holds(history: History, state: int) -> None:
+def test_an_unfinished_job_leaves_the_definitions_of_the_meta_range(history: History, state: int) -> None:
     half = {**info(10, "Orders"), "cols": [column(1), column(2, 1)]}
     history.take(step(105, job(5, 105, state=RUNNING, table_id=10), wrote(105, 10, half)))
     assert history.take(step(110, job(5, 110, state=state, table_id=10), wrote(110, 10, info(10, "Orders")))) == []

@@ -61,7 +61,7 @@ def test_definitions_are_found_and_everything_else_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("key", [JOB_LIST_0, JOB_HISTORY_120])
-def test_jobs_of_the_meta_range_are_read_and_their_removal_says_nothing(key: str) -> None:
+def test_jobs_of_the_meta_range_are_read_and_their_removal_is_ignored(key: str) -> None:
     meta = json.dumps({"id": 120, "type": 3, "state": 6, "start_ts": 9, "binlog": {"SchemaVersion": 4}}).encode()
     (job,) = read((key, meta))
     assert isinstance(job, Job)
@@ -91,7 +91,7 @@ def test_only_what_was_committed_in_the_interval_and_is_a_change() -> None:
         (DB_1[:-2] + "00", b"{}"),  # a broken encoding
     ],
 )
-def test_what_cannot_be_read_is_refused(key: str, value: bytes) -> None:
+def test_unreadable_definitions_are_refused(key: str, value: bytes) -> None:
     with pytest.raises(DecodeError):
         read((key, value))
 
@@ -109,7 +109,7 @@ def job(job_id: int, state: int, commit_ts: int, *, schema_version: int = 0, sta
     return parse_job(data, start_ts=start_ts, commit_ts=commit_ts)
 
 
-def test_a_step_is_a_transaction_and_knows_whose_it_is() -> None:
+def test_a_step_is_a_transaction_with_its_job() -> None:
     mine = Definition(start_ts=1, commit_ts=20, db_id=1, table_id=2, info=b"{}")
     other = Definition(start_ts=2, commit_ts=20, db_id=1, table_id=3, info=None)
     queued, running, later = job(7, 8, 20), job(8, 1, 20), job(8, 4, 30, schema_version=5)

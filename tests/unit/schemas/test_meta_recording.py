@@ -52,7 +52,7 @@ def text_of(key: bytes, at: int) -> tuple[bytes, int]:
             return text[: len(text) + marker - 255], at
 
 
-def test_every_table_is_in_the_meta_range_what_jobs_made_of_it(
+def test_every_table_is_the_same_in_jobs_and_meta_range(
     history: History,
     pushed: PushedSchema,
     steps: tuple[Step, ...],
@@ -230,7 +230,7 @@ def test_a_job_whose_last_row_is_missing_is_noticed(pushed: PushedSchema, steps:
         return replace(step, jobs=tuple(j for j in step.jobs if j.state != DONE))
 
     for job, error in broken(pushed, steps, without):
-        if job.type in (34, 39):  # nobody is told of these: what they wrote is adopted
+        if job.type in (34, 39):  # no events: their definitions are adopted
             assert error == ()
         else:
             assert isinstance(error, DecodeError), job

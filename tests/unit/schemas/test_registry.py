@@ -183,7 +183,7 @@ def test_the_history_follows_the_committed_log(
 def test_the_end_of_a_ddl_that_has_taken_effect_is_waited_for(
     log: Log, job_puts: list[tuple[int, int, bytes]], history: History
 ) -> None:
-    """So that every answer shows its final definition, whoever asks and whenever."""
+    """So every answer shows its final definition."""
     log.activate()
     registry = SchemaRegistry(log.catalog, log.store)
     events = history.events(history.start_ts, history.resolved_ts)

@@ -52,7 +52,7 @@ def test_generated_columns_become_what_can_be_restored() -> None:
     assert "KEY `ksv` (`sv`)" in made.create_table
 
 
-def test_mariadb_gets_only_what_it_has() -> None:
+def test_mariadb_gets_only_supported_features() -> None:
     history = recorded_history()
     made = {
         name: define(
@@ -73,7 +73,7 @@ def test_a_literal_is_read_back_as_it_was() -> None:
     assert literal("a'b\\c\0\n") == r"'a''b\\c\0\n'"
 
 
-# ---- what a definition says of itself must not become a statement
+# ---- texts in a definition must not become a statement
 
 _TEXTS = ("\\", "c\\", "new\\line", "it's", "\\'", "\x1a", "`", "-- x", "; DROP DATABASE d", "a\nb", '"')
 _HOSTILE = (*_TEXTS, ")); CREATE DATABASE pwned; -- ", "\\')); CREATE DATABASE pwned; -- ")

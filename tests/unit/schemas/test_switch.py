@@ -103,7 +103,7 @@ def ids_at(found: History, ts: int) -> tuple[int, ...]:
     return found.find("shop", "parts", ts).physical_ids
 
 
-def test_a_truncate_stands_where_sessions_begin_to_use_the_new_partition() -> None:
+def test_a_truncate_is_placed_where_sessions_begin_to_use_the_new_partition() -> None:
     found = history()
     (event,) = found.follow(truncating(), 9_000)
     assert (event.commit_ts, event.start_ts, event.finished_ts) == (3_000, 2_999, 5_000)
@@ -187,7 +187,7 @@ def test_copies_of_a_ddl_that_was_rolled_back_stay_copies() -> None:
     assert {h.status_at(50, 9_000) for h in (found, again, History.load(again.dump()))} == {IdStatus.COPY}
 
 
-def test_who_begins_after_the_switch_is_not_told_of_it() -> None:
+def test_a_history_begun_after_the_switch_has_no_event_for_it() -> None:
     """The table of the snapshot has the new partition already, and rows in it that a TRUNCATE would take away."""
     steps = truncating()
     middle = orjson.loads(steps[2].definitions[0].info or b"")
@@ -223,7 +223,7 @@ def test_a_job_that_took_effect_and_whose_last_row_never_came_is_noticed() -> No
     [b"{}", b"[]", b"7", b"nothing", b'{"id":20,"partition":{"definitions":[null]}}', b'{"id":20,"partition":7}'],
 )
 def test_a_definition_that_cannot_be_read_is_an_error_that_names_it(text: bytes) -> None:
-    """Unless it is of one of TiDB's own tables, which nobody decodes."""
+    """Unless it is of one of TiDB's own tables, which are not decoded."""
     good = truncating()[0]
     (definition,) = good.definitions
     broken = replace(good, definitions=(replace(definition, info=text),))
@@ -242,17 +242,17 @@ def beside(each: Step, ms: int) -> Step:
     texts = {d.table_id: None if d.info is None else orjson.loads(d.info) for d in each.definitions}
     moved = {i + 1_000: text and _raised(text) for i, text in texts.items()}
     (job,) = each.jobs
-    told = replace(
+    altered = replace(
         job, id=8, table_id=TABLE + 1_000, commit_ts=job.commit_ts + later, start_ts=job.start_ts + later,
         finished_ts=job.finished_ts and job.finished_ts + later, table_info=job.table_info and _raised(job.table_info),
     )  # fmt: skip
     return Step(
         start_ts=each.start_ts + later,
         commit_ts=each.commit_ts + later,
-        jobs=(told,),
+        jobs=(altered,),
         definitions=tuple(
             Definition(
-                start_ts=told.start_ts, commit_ts=told.commit_ts, db_id=2, table_id=i, info=t and orjson.dumps(t)
+                start_ts=altered.start_ts, commit_ts=altered.commit_ts, db_id=2, table_id=i, info=t and orjson.dumps(t)
             )
             for i, t in moved.items()
         ),

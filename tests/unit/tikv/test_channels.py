@@ -35,7 +35,7 @@ def test_rewritten_files_are_reloaded(paths: tuple[Path, Path, Path]) -> None:
     assert tls.current().certificate == b"new"
 
 
-def test_a_file_that_is_not_there_at_the_beginning_is_an_error(tmp_path: Path) -> None:
+def test_a_file_missing_at_the_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"ca\.pem"):
         TlsFiles(ca=tmp_path / "ca.pem", certificate=None, key=None)
 

@@ -91,7 +91,7 @@ def test_a_key_is_in_a_region_inside_exactly_when_it_is_outside(key: bytes, boun
 
 
 @given(start=keys, end=keys)
-def test_what_is_asked_for_is_what_comes_back(start: bytes, end: bytes) -> None:
+def test_boundaries_get_the_prefix_on_the_wire(start: bytes, end: bytes) -> None:
     asked = [ONE.outer_boundary(region_form(start), is_end=False), ONE.outer_boundary(region_form(end), is_end=True)]
     assert plain_key(asked[0]) == PREFIX + start
     assert plain_key(asked[1]) == (PREFIX + end if end else bytes.fromhex("78001093"))

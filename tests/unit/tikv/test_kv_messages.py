@@ -47,7 +47,7 @@ def test_a_recorded_page() -> None:
     assert found == Page(keys=[b"plaintxn"], values=[b"v"], commit_ts=[0])
 
 
-def test_a_recorded_refusal_is_told_once() -> None:
+def test_a_recorded_refusal_is_reported_once() -> None:
     text = "Error(ApiVersionNotMatched { cmd: scan, storage_api_version: V1, req_api_version: V2 })"
     body = message(3, text.encode())
     with pytest.raises(KvRefused) as e:

@@ -29,7 +29,7 @@ CONTEXT = "0a0e081c12040805100d1a04081d1001"  #: as a recorded KvScan has it
 ALL = KeyRange(b"a", b"z")
 
 
-def test_requests_say_the_fields_of_kvrpcpb() -> None:
+def test_requests_have_the_fields_of_kvrpcpb() -> None:
     """ScanLock 2 max_version, 3 start_key, 4 limit, 5 end_key; CheckTxnStatus 2 primary_key, 3 lock_ts, 5 current_ts, 6
     rollback_if_not_exist; ResolveLock 2 start_version, 3 commit_version, 5 keys."""
     assert scan_lock_request(REGION, ALL, 5, 7, ApiVersion.V1, None).hex() == CONTEXT + "10051a016120072a017a"
@@ -39,7 +39,7 @@ def test_requests_say_the_fields_of_kvrpcpb() -> None:
     assert resolve_lock_request(REGION, 3, 0, keys, ApiVersion.V1, None).hex() == CONTEXT + "10032a016b2a016c"
 
 
-def test_what_a_lock_says() -> None:
+def test_fields_of_a_lock() -> None:
     body = octets(1, b"p") + uint(2, 99) + octets(3, b"k") + uint(4, 3000) + uint(6, 1) + uint(8, 1)
     (found,) = read_scan_lock(message(3, body), ALL)  # type: ignore[misc]
     assert found == HeldLock(key=b"k", primary=b"p", start_ts=99, ttl_ms=3000, kind=1, is_async=True)

@@ -17,7 +17,7 @@ REGIONS = [
 
 
 class LeavesOut:
-    """A PD of a keyspace: region 500 has no plain key and is left out of its page."""
+    """A PD of a keyspace: region 500 has no plain key and is not in its page."""
 
     cluster_id = 1
 
