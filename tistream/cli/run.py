@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from tistream.cli.options import Bucket, Catalog, Config, Host, MetricsPort, Port
+from tistream.errors import ConfigError
 
 if TYPE_CHECKING:
     from tistream.cli.assembly import Running
@@ -39,8 +41,30 @@ def up(
     from tistream.cli import assembly
 
     settings = settings_of(config, host, port, auth, catalog, object_store)
-    running = assembly.embedded(settings, data)
-    _run(running)
+    with claimed(data):
+        _run(assembly.embedded(settings, data))
+
+
+@contextmanager
+def claimed(data: Path) -> Iterator[None]:
+    """Keep a folder for this process. ConfigError when another one has it. The kernel frees it when a process dies."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        file = (data / "lock").open("a+", encoding="ascii")
+    except OSError as e:
+        raise ConfigError(f"Cannot keep data in {data.resolve()}: {e.strerror}.") from e
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            file.seek(0)
+            raise ConfigError(
+                f"Process {file.read() or 'unknown'} already runs on {data.resolve()}. Stop it, or choose another folder."
+            ) from e
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def meta(

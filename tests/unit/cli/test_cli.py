@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tistream.cli import main as cli
+from tistream.cli import run
 from tistream.cli.files import split_url
 from tistream.cli.pull import _Asked, parse_names, parse_query, parse_url
 from tistream.cli.push import parse_speed
@@ -230,3 +232,21 @@ def test_an_objects_address_is_split_before_its_query() -> None:
     for url in ("s3://bucket", "s3://bucket/", "s3:///b.seg"):
         with pytest.raises(InvalidInput):
             split_url(url)
+
+
+def test_a_folder_that_another_process_uses_is_refused_until_that_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with run.claimed(tmp_path):
+        status, _, err = invoke(monkeypatch, capfd, "up", "--data", str(tmp_path), "--port", "0", "--auth", "none")
+        assert status == 2
+        assert f"Process {os.getpid()} already runs on {tmp_path}" in " ".join(err.split())
+    program = (
+        "import os, pathlib, signal, sys\n"
+        "from tistream.cli.run import claimed\n"
+        "with claimed(pathlib.Path(sys.argv[1])):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, tmp_path]).returncode == -signal.SIGKILL
+    with run.claimed(tmp_path):
+        assert (tmp_path / "lock").read_text() == str(os.getpid())
