@@ -58,9 +58,8 @@ def claimed(data: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
             file.seek(0)
-            raise ConfigError(
-                f"Process {file.read() or 'unknown'} already runs on {data.resolve()}. Stop it, or choose another folder."
-            ) from e
+            pid = file.read() or "unknown"
+            raise ConfigError(f"Process {pid} already runs on {data.resolve()}. Stop it or use another folder.") from e
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
