@@ -20,6 +20,7 @@ from tistream.catalog.work.gauges import CatalogGauges
 from tistream.cli import allocator, warm
 from tistream.cli.first_key import first_words
 from tistream.cli.server import HttpServer
+from tistream.cli.startup import answers
 from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.errors import ConfigError
@@ -148,9 +149,13 @@ def open_parts(settings: Settings) -> Parts:
         raise ConfigError(
             "Say where catalog and bucket are: --catalog and --object-store, or [catalog] and [object_store]."
         )
-    catalog = Catalog(settings.catalog.url)
+    catalog, store = Catalog(settings.catalog.url), open_metered(settings.object_store.url)
+    answers(catalog.ping, f"The catalog {settings.catalog.url}", "catalog.url")
+    answers(
+        store_answers(store), f"The object store {settings.object_store.url}", "object_store.url and AWS_* variables"
+    )
     catalog.migrate()
-    return Parts(settings=settings, catalog=catalog, store=open_metered(settings.object_store.url), clock=SystemClock())
+    return Parts(settings=settings, catalog=catalog, store=store, clock=SystemClock())
 
 
 def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running:

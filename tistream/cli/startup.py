@@ -1,0 +1,35 @@
+"""Checks at the start: the catalog and the bucket answer within seconds, or the command ends and names the setting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tistream.cli.redact import clean_text
+from tistream.errors import ConfigError, TiStreamError
+
+ANSWER_S = 5.0
+
+
+def answers(check: Callable[[], None], what: str, setting: str) -> None:
+    """Run a check of `what` ("The catalog mysql+pymysql://db:3306/ts") in a thread: some drivers wait for a minute.
+
+    Raises ConfigError with the cause and the setting when the check fails or has not ended after ANSWER_S. Passwords
+    in addresses are left out.
+    """
+    outcome: list[TiStreamError | None] = []
+
+    def run() -> None:
+        try:
+            check()
+        except TiStreamError as e:
+            outcome.append(e)
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=run, name="startup-check", daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    cause = outcome[0] if outcome else f"no answer within {ANSWER_S:g} s"
+    if cause is not None:
+        raise ConfigError(clean_text(f"{what} cannot be used: {cause}. Check {setting}."))
