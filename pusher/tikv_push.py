@@ -50,7 +50,6 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.service import Repeating
 from tistream.tikv.core.keyspaces import WHOLE
 from tistream.tikv.core.pd_messages import StoreState
-from tistream.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
 from tistream.tikv.kv_scan import KvReader
 from tistream.tikv.pd import PdClient
 from tistream.tikv.region_cache import RegionCache
@@ -109,7 +108,7 @@ class _TikvPush(PushRun):
             control.tenant, clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s
         )
         self._pd = PdClient(endpoints, tls=options.tls, clock=clock, patience_s=_PD_PATIENCE_S)
-        self._keys, self._view = WHOLE, KeyspacedPd(self._pd, WHOLE)  # of the keyspace, once it is known
+        self._keys = WHOLE  # of the keyspace, once it is known
         self._region_cache: RegionCache | None = None
         self._locks: LockResolver | None = None
         self._lock_checks: Repeating | None = None
@@ -152,10 +151,10 @@ class _TikvPush(PushRun):
         """False when stopped."""
         name = self._options.keyspace
         if name is not None:
-            keys = self._retry(lambda: find_keyspace(self._pd, name))
+            keys = self._retry(lambda: self._pd.enter_keyspace(name))
             if keys is None:
                 return False
-            self._keys, self._view = keys, KeyspacedPd(self._pd, keys)
+            self._keys = keys
         return True
 
     def _new_hold(self, bucket: str, purpose: str = "") -> Hold:
@@ -165,7 +164,7 @@ class _TikvPush(PushRun):
         name = f"tistream-{at}-{tenant.cluster_id}-{tenant.tenant_id}{purpose}"
         if self._options.store_ids:
             name += "-store-" + "-".join(map(str, sorted(self._options.store_ids)))
-        return Hold(self._view, name, clock=self._clock, cap_s=self._options.cap_s)
+        return Hold(self._pd, name, clock=self._clock, cap_s=self._options.cap_s)
 
     # -- starting a tenant -----------------------------------------------------------------------------------------
 
@@ -212,7 +211,7 @@ class _TikvPush(PushRun):
         self, stop: threading.Event, patience_s: float = float("inf"), notice: Callable[[str], object] = lambda _: None
     ) -> KvReader:
         return KvReader(
-            self._view,
+            self._pd,
             keyspace=self._keys,
             clock=self._clock,
             stop=stop,
@@ -269,10 +268,10 @@ class _TikvPush(PushRun):
     # -- following -------------------------------------------------------------------------------------------------
 
     def _follow(self, store: ObjectStore, hold: Hold, table_filter: TableFilter) -> None:
-        region_cache = self._region_cache = RegionCache(self._view, table_filter.wanted, clock=self._clock)
+        region_cache = self._region_cache = RegionCache(self._pd, table_filter.wanted, clock=self._clock)
         region_cache.start()
         self._locks = LockResolver(
-            self._view, keyspace=self._keys, tls=self._options.tls, resolve=self._options.resolve_locks
+            self._pd, keyspace=self._keys, tls=self._options.tls, resolve=self._options.resolve_locks
         )
         self._lock_checks = Repeating("locks", self._check_locks, interval_s=_LOCK_CHECK_S, clock=self._clock)
         self._lock_checks.start()
@@ -325,7 +324,7 @@ class _TikvPush(PushRun):
             numbers = count(1)
             source = TikvSource(
                 store_id,
-                pd=self._view,
+                pd=self._pd,
                 keyspace=self._keys,
                 region_cache=region_cache,
                 wanted=table_filter.wanted,

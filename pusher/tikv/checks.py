@@ -26,7 +26,6 @@ from tistream.tikv.core.kv_messages import ApiVersion, KvRefused
 from tistream.tikv.core.lock_messages import HeldLock
 from tistream.tikv.core.pd_messages import PdRefused, Region, Store, StoreState
 from tistream.tikv.core.regions import plain_range, regions_of
-from tistream.tikv.keyspaced_pd import KeyspacedPd, find_keyspace
 from tistream.tikv.kv_scan import KvReader
 from tistream.tikv.pd import PdClient
 
@@ -51,24 +50,23 @@ def check_cluster(
     if keyspace is not None and not found.check("keyspace", lambda: _keyspace(pd, keyspace, spaces)):
         return found.findings
     keys = spaces[0] if spaces else WHOLE
-    view = KeyspacedPd(pd, keys)
     found.check("clock", lambda: _clock(pd, clock))
     stores: list[Store] = []
     found.check("stores", lambda: _stores(pd, stores))
     for store in stores:
         found.check(f"store {store.id}", partial(_store, store, tls))
     regions: list[Region] = []
-    found.check("regions", lambda: _regions(view, wanted, stores, regions))
+    found.check("regions", lambda: _regions(pd, wanted, stores, regions))
     found.check("history", lambda: _history(pd))
     stop = threading.Event()
-    reader = KvReader(view, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
+    reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
     try:
         found.check("read", lambda: _read(pd, reader))
         if keys is WHOLE:
             found.check("api version", lambda: _api_version(pd, reader))
     finally:
         reader.close()
-    found.check("locks", lambda: _locks(view, regions, keys, tls, clock))
+    found.check("locks", lambda: _locks(pd, regions, keys, tls, clock))
     found.check("estimate", lambda: _estimate(pd, stores, regions))
     return found.findings
 
@@ -122,11 +120,11 @@ def _store(store: Store, tls: Tls | None) -> Finding:
 
 
 def _keyspace(pd: PdClient, name: str, into: list[KeyspaceKeys]) -> Finding:
-    into.append(find_keyspace(pd, name))
+    into.append(pd.enter_keyspace(name))
     return ok(f"{name} has the key prefix {into[0].prefix.hex()}", id=into[0].id)
 
 
-def _regions(pd: KeyspacedPd, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> Finding:
+def _regions(pd: PdClient, wanted: Sequence[KeyRange], stores: Sequence[Store], into: list[Region]) -> Finding:
     into += {region.id: region for part in wanted for region in regions_of(pd, part)}.values()
     leads = {store.id: sum(r.leader_store_id == store.id for r in into) for store in stores}
     without_leader = sum(not r.leader_store_id for r in into)
@@ -155,11 +153,11 @@ def _read(pd: PdClient, reader: KvReader) -> Finding:
     return ok("snapshot reads work")
 
 
-def _locks(view: KeyspacedPd, regions: Sequence[Region], keys: KeyspaceKeys, tls: Tls | None, clock: Clock) -> Finding:
+def _locks(pd: PdClient, regions: Sequence[Region], keys: KeyspaceKeys, tls: Tls | None, clock: Clock) -> Finding:
     """Old locks, each of which holds a watermark back. Regions that do not fit the time limit are counted."""
-    now_ts = view.tso()
+    now_ts = pd.tso()
     limit_ts = now_ts - (int(BEHIND_S * 1000) << tso.LOGICAL_BITS)
-    resolver = LockResolver(view, keyspace=keys, tls=tls, resolve=False)
+    resolver = LockResolver(pd, keyspace=keys, tls=tls, resolve=False)
     checked, old = 0, list[tuple[int, HeldLock]]()
     ends_at = clock.monotonic() + _LOCKS_S
     try:

@@ -8,6 +8,9 @@ answers and invalid ones. Both are transient.
 
 History is protected from garbage collection by a GC barrier, or by a service safe point, the older form. Both expire
 after their ttl. `hold_history` uses what the server supports, and raises TsExpired when the history was collected.
+
+`enter_keyspace` makes regions those of one keyspace of TiDB, in its own keys. A barrier then names the keyspace. Where
+garbage is collected for all keyspaces together PD applies it to all; older PD servers have only such barriers.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from tistream.errors import CorruptObject, InvalidInput, NotFound, TsExpired
 from tistream.tikv.channels import Tls
 from tistream.tikv.core import pd_messages as m
 from tistream.tikv.core import wire
+from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
 from tistream.tikv.core.pd_messages import HeaderError, PdRefused, Region, Store, StoreStats
 from tistream.tikv.pd_channel import PdChannel
 from tistream.tikv.pd_tso import TsoClient
@@ -48,6 +52,7 @@ class PdClient:
         self._channel = PdChannel(endpoints, clock=clock or SystemClock(), tls=tls, patience_s=patience_s, rand=rand)
         self._tso = TsoClient(self._channel)
         self._unknown: set[str] = set()  # methods that the server does not have
+        self._keys = WHOLE
 
     @property
     def cluster_id(self) -> int:
@@ -65,12 +70,19 @@ class PdClient:
 
     def get_region(self, key: bytes) -> Region | None:
         """The region of a key in region form; None when PD knows none."""
-        return self._call("GetRegion", lambda c: m.get_region(c, key), m.read_region)
+        outer = self._keys.outer_boundary(key, is_end=False)
+        region = self._call("GetRegion", lambda c: m.get_region(c, outer), m.read_region)
+        return None if region is None else self._keys.inner_region(region)
 
     def scan_regions(self, start: bytes, end: bytes, limit: int) -> list[Region]:
         """The regions that touch [start, end), in key order, at most `limit` (> 0). May have gaps."""
         if limit <= 0:
             raise InvalidInput("the limit must be positive", limit=limit)
+        start, end = self._keys.outer_boundary(start, is_end=False), self._keys.outer_boundary(end, is_end=True)
+        found = [self._keys.inner_region(region) for region in self._scan(start, end, limit)]
+        return [region for region in found if region is not None]
+
+    def _scan(self, start: bytes, end: bytes, limit: int) -> list[Region]:
         answer = self._if_known("BatchScanRegions", lambda c: m.batch_scan_regions(c, start, end, limit))
         if answer is not None:
             try:
@@ -99,14 +111,23 @@ class PdClient:
                 raise
             raise NotFound("the keyspace does not exist", keyspace=name, cause=e.message) from e
 
+    def enter_keyspace(self, name: str) -> KeyspaceKeys:
+        """Use the keys of this keyspace from now on. NotFound when it does not exist, InvalidInput when it is not
+        enabled."""
+        found = self.keyspace(name)
+        if found.state:
+            raise InvalidInput("the keyspace is not enabled", keyspace=name, id=found.id, state=found.state)
+        self._keys = KeyspaceKeys(found.id)
+        return self._keys
+
     # -- history ---------------------------------------------------------------------------------------------------
 
-    def hold_history(self, name: str, ts: int, ttl_s: int, *, keyspace_id: int | None = None) -> None:
+    def hold_history(self, name: str, ts: int, ttl_s: int) -> None:
         """Keep everything above `ts` for `ttl_s` (> 0) seconds. TsExpired when some of it was collected."""
         if ttl_s <= 0:
             raise InvalidInput("the time to live must be positive", ttl_s=ttl_s)
         try:
-            answer = self._if_known("SetGCBarrier", lambda c: m.gc_request(c, keyspace_id, name, ts, ttl_s))
+            answer = self._if_known("SetGCBarrier", lambda c: m.gc_request(c, self._keys.id, name, ts, ttl_s))
             if answer is not None:
                 self._read(m.read_barrier, answer)
                 return
@@ -118,9 +139,9 @@ class PdClient:
         if kept_from > ts:
             raise TsExpired("PD has collected history above the timestamp", ts=ts, kept_from=kept_from)
 
-    def release_history(self, name: str, *, keyspace_id: int | None = None) -> None:
+    def release_history(self, name: str) -> None:
         """Release a barrier; it need not exist."""
-        answer = self._if_known("DeleteGCBarrier", lambda c: m.gc_request(c, keyspace_id, name))
+        answer = self._if_known("DeleteGCBarrier", lambda c: m.gc_request(c, self._keys.id, name))
         if answer is not None:
             self._read(m.read_barrier, answer)
         else:
@@ -135,9 +156,9 @@ class PdClient:
             m.read_service_safe_point,
         )
 
-    def gc_state(self, *, keyspace_id: int | None = None) -> wire.GcState:
+    def gc_state(self) -> wire.GcState:
         """The state of garbage collection. PdRefused by older servers."""
-        return self._call("GetGCState", lambda c: m.gc_request(c, keyspace_id), m.read_gc_state)
+        return self._call("GetGCState", lambda c: m.gc_request(c, self._keys.id), m.read_gc_state)
 
     def gc_safe_point(self) -> int:
         """History at or below it may be collected; 0 = GC has never run."""
