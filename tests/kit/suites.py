@@ -58,7 +58,7 @@ class _Spent:
     wall_s: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps plugins in sets
 class Suites:
     """The plugin: order of tests, and what they took."""
 
