@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from backfill.core.plan import PlanRow
 from backfill.replay import PartitionResult, replay_partition
-from compactor.core.wire import decode, encode
 from compactor.spark import run_lines
 from tistream.clock import Clock
+from tistream.codec.wire import decode, encode
 from tistream.objectstore.factory import open_store
 from tistream.objectstore.protocol import ObjectStore
 

@@ -25,9 +25,9 @@ import pyarrow as pa
 from compactor.base_task import BaseResult, build_bases
 from compactor.core.base_plan import BasePlanRow
 from compactor.core.plan import PlanRow
-from compactor.core.wire import decode, encode
 from compactor.task import Failed, RangeResult, attempt, compact_range
 from tistream.clock import Clock
+from tistream.codec.wire import decode, encode
 from tistream.errors import ConfigError
 from tistream.objectstore.factory import open_store
 

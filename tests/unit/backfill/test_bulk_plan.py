@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from backfill.core.plan import PlanRow, Step, cut, own_steps, plan
 from backfill.replay import PartitionResult
-from compactor.core.wire import decode, encode
 from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.catalog.work.tasks import TaskRow
+from tistream.codec.wire import decode, encode
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 

@@ -70,7 +70,7 @@ def objects(tree: Any) -> Iterator[dict[str, Any]]:
 def test_fields_of_a_newer_neighbour_are_ignored_wherever_they_stand() -> None:
     tree = orjson.loads(encode_report(FULL))
     found = list(objects(tree))
-    assert len(found) == 4, "worker, task, stuck, store"
+    assert len(found) == 5, "worker, task, stuck, store, tenant"
     for value in ("x", 1, None, {"a": [1]}):
         for each in found:
             each["added_by_a_newer_version"] = value
@@ -80,7 +80,7 @@ def test_fields_of_a_newer_neighbour_are_ignored_wherever_they_stand() -> None:
 def test_a_field_that_a_newer_neighbour_no_longer_sends_has_its_default() -> None:
     tree = orjson.loads(encode_report(FULL))
     for each in objects(tree):
-        for name in [name for name in each if name not in NAMES | {"tasks", "stores", "stuck"}]:
+        for name in [name for name in each if name not in NAMES | {"tasks", "stores", "stuck", "tenant"}]:
             del each[name]
     read = decode_report(orjson.dumps(tree).decode())
     assert read.tasks == (
@@ -92,7 +92,7 @@ def test_a_field_that_a_newer_neighbour_no_longer_sends_has_its_default() -> Non
 @pytest.mark.parametrize("nonsense", ["x", True, [1], {"a": 1}, 2**63, -1, -0.5, None])
 def test_every_field_that_holds_something_else_is_refused_or_harmless(nonsense: object) -> None:
     """What is read can be computed with: no later step fails because of a value."""
-    for at in range(4):
+    for at in range(5):
         names = list(list(objects(orjson.loads(encode_report(FULL))))[at])
         for name in names:
             tree = orjson.loads(encode_report(FULL))

@@ -14,13 +14,13 @@ from compactor import task
 from compactor.base_task import BaseResult
 from compactor.core.plan import PlanRow, PlanSettings
 from compactor.core.verify import verified
-from compactor.core.wire import decode, encode
 from compactor.job import JobSettings, planned
 from compactor.task import Failed, RangeResult, compact_range, contents, read_inputs
 from tests.kit.log_builder import TENANT, LogBuilder
 from tests.kit.open_folder import OpenFolder
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.segments import SegmentFormat
+from tistream.codec.wire import decode, encode
 from tistream.errors import CorruptObject, ObjectNotFound, TiStreamError
 
 

@@ -1,4 +1,4 @@
-"""Plan rows and results as JSON, the form in which they travel between driver and workers. Bytes are in hex."""
+"""Dataclasses as JSON, as they travel between processes. Bytes are in hex; unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ def encode(value: object) -> str:
 
 
 def decode(types: Any, text: str) -> Any:
-    """What `encode` made of a value of this type, or of one of a union. ValidationError when it is not one."""
+    """What `encode` made of a value of this type, or of one of a union. ValidationError (a ValueError) when it is
+    not one."""
     return _adapter(types).validate_json(f"[{text}]")[0]
 
 
 @cache
 def _adapter(types: Any) -> TypeAdapter[list[Any]]:
-    return TypeAdapter(list[types], config=ConfigDict(val_json_bytes="hex"))  # a dataclass alone takes no config
+    # a list, because a dataclass alone takes no config
+    return TypeAdapter(list[types], config=ConfigDict(strict=True, val_json_bytes="hex"))
