@@ -34,22 +34,15 @@ broken(
 @register("torn-snapshot (reclaim): positions are switched in a transaction before the snapshot pointer")
 def _torn_snapshot() -> Iterator[None]:
     from sorter.worker import runner
-    from tistream.catalog.database.tables import positions as table
     from tistream.catalog.log import snapshots
 
     whole = snapshots.switch_snapshot
 
-    def apart(catalog: Any, task_id: int, *, positions: Any, **rest: Any) -> bool:
-        rows = [
-            {"task_id": task_id, "store_id": store, "incarnation": i, "seq": p.seq, "closed": p.closed}
-            for store, lives in positions.items()
-            for i, p in lives.items()
-        ]
+    def apart(catalog: Any, task_id: int, epoch: int, new: Any) -> bool:
         with catalog.transaction() as conn:
-            conn.execute(table.delete().where(table.c.task_id == task_id))
-            if rows:
-                conn.execute(table.insert(), rows)
-        return whole(catalog, task_id, positions=positions, **rest)
+            snapshots.drop_positions(conn, task_id)
+            snapshots.add_positions(conn, task_id, new.positions)
+        return whole(catalog, task_id, epoch, new)
 
     with replaced(runner, "switch_snapshot", apart):
         yield

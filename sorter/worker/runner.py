@@ -31,7 +31,7 @@ from sorter.worker.publisher import Publication
 from sorter.worker.reader import Read, Reader
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
-from tistream.catalog.log.snapshots import positions, switch_snapshot
+from tistream.catalog.log.snapshots import NewSnapshot, positions, switch_snapshot
 from tistream.catalog.work.tasks import TaskRow, get_task, raise_resubscribe, stop_task
 from tistream.errors import (
     CorruptObject,
@@ -303,18 +303,14 @@ class TaskRunner:
         return sys.maxsize if self.publication.upto is not None else max(0, BACKLOG_BYTES_MAX - self.backlog)
 
     def _switch(self, save: Save, consumed: Positions) -> bool:
-        def switch() -> bool:
-            return switch_snapshot(
-                self._catalog,
-                self.task_id,
-                epoch=self.row.epoch,
-                snapshot_key=str(save.key),
-                snapshot_n=save.key.n,
-                objects=save.new,
-                keeps=save.keeps,
-                positions=consumed,
-                seen_n=self.durable_n,
-            )
+        new = NewSnapshot(
+            key=str(save.key),
+            n=save.key.n,
+            objects=save.new,
+            keeps=save.keeps,
+            positions=consumed,
+            seen_n=self.durable_n,
+        )
 
         def read_back() -> bool | None:
             found = _current_row(self._catalog, self.row)
@@ -322,7 +318,7 @@ class TaskRunner:
                 return False
             return True if found.snapshot_key == str(save.key) else None
 
-        return commit_or_read_back(switch, read_back)
+        return commit_or_read_back(lambda: switch_snapshot(self._catalog, self.task_id, self.row.epoch, new), read_back)
 
     def _absorb(self, batch: FeedBatch) -> None:
         try:

@@ -14,7 +14,7 @@ from tests.kit.batch_files import batch_bytes
 from tests.kit.open_folder import OpenFolder
 from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.snapshots import switch_snapshot
+from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
 from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
 from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import (
@@ -88,15 +88,9 @@ class World:
     def consumed(self, task: int, positions: Positions) -> None:
         """The task's sorter makes a snapshot durable."""
         self.snapshots += 1
-        assert switch_snapshot(
-            self.catalog,
-            self.tasks[task],
-            epoch=1,
-            snapshot_key=f"snapshot-{self.snapshots}",
-            snapshot_n=self.snapshots,
-            objects={f"snapshot-{self.snapshots}": 1},
-            positions={7: positions},
-        )
+        key, n = f"snapshot-{self.snapshots}", self.snapshots
+        new = NewSnapshot(key=key, n=n, objects={key: 1}, positions={7: positions})
+        assert switch_snapshot(self.catalog, self.tasks[task], 1, new)
 
     def request(self, task: int = 0, positions: Positions | None = None) -> FeedRequest:
         span = (KeyRange(b"a", b"m"), KeyRange(b"m", b"z"))[task]

@@ -14,7 +14,7 @@ from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, commit_flush
 from tistream.catalog.log.segments import SegmentRow
-from tistream.catalog.log.snapshots import switch_snapshot
+from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
 from tistream.catalog.work.tasks import list_tasks
@@ -104,10 +104,9 @@ def snapshot(
 ) -> bool:
     """Switch to snapshot `n`, whose rows lie in `more` new objects and in those that it keeps."""
     key = f"snapshots/{task_id}/{epoch}-{n}"
-    new = dict.fromkeys([key, *more], 10)
-    return switch_snapshot(
-        catalog, task_id, epoch=epoch, snapshot_key=key, snapshot_n=n, objects=new, keeps=keeps, positions=at
-    )
+    objects = dict.fromkeys([key, *more], 10)
+    new = NewSnapshot(key=key, n=n, objects=objects, keeps=frozenset(keeps), positions=at)
+    return switch_snapshot(catalog, task_id, epoch, new)
 
 
 def referred(catalog: Catalog, task_id: int) -> set[str]:

@@ -22,7 +22,7 @@ from tistream.catalog.log.committed import TaskAdvance, find_segments
 from tistream.catalog.log.compaction import pieces, swap
 from tistream.catalog.log.objects import ObjectKind, ObjectState, insert_live, object_states, superseded_objects
 from tistream.catalog.log.read_leases import drop_lease, expired_leases, open_lease
-from tistream.catalog.log.snapshots import switch_snapshot
+from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
 from tistream.errors import CatalogUnavailable, Fenced, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey, CommittedKey, CompactedKey, SchemasKey, SchemaSnapKey, SnapshotKey
@@ -141,9 +141,8 @@ def switch(rig: Rig, n: int) -> str:
     """Task 1 has a new durable snapshot; its key."""
     key = snapshot_key(n, rig.tasks[0])
     rig.put(key)
-    assert switch_snapshot(
-        rig.catalog, rig.tasks[0], epoch=0, snapshot_key=key, snapshot_n=n, objects={key: 9}, positions={}
-    )
+    new = NewSnapshot(key=key, n=n, objects={key: 9}, positions={})
+    assert switch_snapshot(rig.catalog, rig.tasks[0], 0, new)
     return key
 
 

@@ -15,7 +15,7 @@ from tests.kit.routed import routed
 from tests.kit.sorter_bench import Bench, change
 from tests.kit.sorter_oracle import Mark
 from tests.kit.sorter_world import File, feed_batch
-from tistream.catalog.log.snapshots import switch_snapshot
+from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
 from tistream.errors import CatalogUnavailable, Fenced, StoreUnavailable
 from tistream.ids import Position
 
@@ -50,10 +50,10 @@ def save(task: TaskRunner) -> None:
 def test_who_was_loaded_from_the_older_state_is_fenced(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, further: bool
 ) -> None:
-    under_way: list[dict[str, Any]] = []
+    under_way: list[tuple[int, int, NewSnapshot]] = []
 
-    def no_answer(_: Any, task_id: int, **told: Any) -> bool:
-        under_way.append({"task_id": task_id, **told})
+    def no_answer(_: Any, task_id: int, epoch: int, new: NewSnapshot) -> bool:
+        under_way.append((task_id, epoch, new))
         raise CatalogUnavailable("no answer", determinate=False)
 
     first = TaskRunner.load(bench.row(1), bench.catalog, bench.store)
@@ -64,7 +64,7 @@ def test_who_was_loaded_from_the_older_state_is_fenced(
             first.save()
     second = TaskRunner.load(bench.row(1), bench.catalog, bench.store)
     take(second, *range(1, 6 if further else 2))
-    assert switch_snapshot(bench.catalog, **under_way[0]), "it lands late"
+    assert switch_snapshot(bench.catalog, *under_way[0]), "it lands late"
     with pytest.raises(Fenced):
         save(second)
     third = TaskRunner.load(bench.row(1), bench.catalog, bench.store)

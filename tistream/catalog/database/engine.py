@@ -117,6 +117,10 @@ class Catalog:
             engine.dispose()  # closing the connection releases the lock
 
 
+class GuardFailed(Exception):
+    """Rolls a transaction back: a row is not as the caller knows it. Never leaves the catalog."""
+
+
 def now_ms(conn: Connection) -> int:
     """Unix milliseconds by the database's clock."""
     return int(conn.execute(select(_now_ms())).scalar_one())

@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, func, select
 
-from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.engine import Catalog, GuardFailed
 from tistream.catalog.database.tables import (
     base_segments,
     bases,
@@ -123,7 +123,7 @@ def add_bases(
     try:
         with catalog.transaction() as conn:
             _add(conn, tenant, new, files, log_start_ts)
-    except _Changed:
+    except GuardFailed:
         return False
     return True
 
@@ -152,25 +152,21 @@ def retire_bases(catalog: Catalog, tenant: Tenant, gone: Iterable[BaseRow]) -> i
     return count
 
 
-class _Changed(Exception):
-    """A predecessor has changed: the transaction is rolled back."""
-
-
 def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mapping[str, int], log_start_ts: int) -> None:
     try:
         if max(lock_tenant(conn, tenant)) != log_start_ts:
-            raise _Changed
+            raise GuardFailed
     except (NotFound, TenantDeleted) as e:
-        raise _Changed from e
+        raise GuardFailed from e
     durable_ts = select(func.min(tasks.c.durable_ts)).where(of_tenant(tasks, tenant), tasks.c.kind == TaskKind.DATA)
     edge, newest = int(conn.execute(durable_ts).scalar() or 0), max(base.ts for base in new)
     invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, durable_ts=edge)
     for base in sorted(new, key=lambda b: b.table_id):
         if not _lock_previous(conn, tenant, base.previous):
-            raise _Changed
+            raise GuardFailed
         there = select(_b.ts).where(of_tenant(bases, tenant), _b.table_id == base.table_id, _b.ts == base.ts)
         if conn.execute(there).first() is not None:
-            raise _Changed
+            raise GuardFailed
     for key, size in sorted(files.items()):
         insert_live(conn, tenant, key, ObjectKind.BASE, size)
     conn.execute(bases.insert().values(created_ms=now_ms()), [_base_values(tenant, base) for base in new])

@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Connection, and_, bindparam, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.engine import Catalog, GuardFailed
 from tistream.catalog.database.tables import (
     INT_MAX,
     next_numbers,
@@ -171,22 +171,18 @@ def swap(catalog: Catalog, tenant: Tenant, inputs: Sequence[Piece], outputs: Seq
     try:
         with catalog.transaction() as conn:
             _exchange(conn, tenant, inputs, outputs)
-    except _Replaced:
+    except GuardFailed:
         return False
     return True
-
-
-class _Replaced(Exception):
-    """An input has changed: the transaction is rolled back."""
 
 
 def _exchange(conn: Connection, tenant: Tenant, inputs: Sequence[Piece], outputs: Sequence[Output]) -> None:
     keys = sorted({piece.object_key for piece in inputs})
     if not _all_live(conn, keys):
-        raise _Replaced
+        raise GuardFailed
     for piece in inputs:
         if _remove(conn, piece) != piece.segments:
-            raise _Replaced
+            raise GuardFailed
     for output in outputs:
         insert_live(conn, tenant, output.object_key, ObjectKind.COMPACTED, output.object_bytes)
         conn.execute(_ADD, [_values(tenant, output, group) for group in output.groups])

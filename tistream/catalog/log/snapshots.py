@@ -12,7 +12,7 @@ keep objects of the previous snapshot only: a released object may be gone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Update, and_, bindparam, case, func, or_, select
 
-from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.engine import Catalog, GuardFailed
 from tistream.catalog.database.tables import (
     INT_MAX,
     incarnations,
@@ -44,7 +44,7 @@ class NewSnapshot:
     key: str
     n: int
     objects: Mapping[str, int]  #: new ones -> bytes, including `key`
-    keeps: frozenset[str]  #: objects of the previous snapshot that it also refers to
+    keeps: frozenset[str] = frozenset()  #: objects of the previous snapshot that it also refers to
     positions: Positions  #: all positions of the task
     seen_n: int | None = None  #: number of the previous one, as the caller knows it; None: any lower one
 
@@ -68,36 +68,19 @@ _TENANT = select(tasks.c.cluster_id, tasks.c.tenant_id).where(tasks.c.task_id ==
 def positions(catalog: Catalog, task_id: int) -> dict[int, dict[int, Position]]:
     """store id -> incarnation -> position of the task's durable snapshot."""
     with catalog.reading() as conn:
-        return _positions(conn, task_id)
+        return positions_in(conn, task_id)
 
 
-def switch_snapshot(
-    catalog: Catalog,
-    task_id: int,
-    *,
-    epoch: int,
-    snapshot_key: str,
-    snapshot_n: int,
-    objects: Mapping[str, int],
-    keeps: Collection[str] = (),
-    positions: Positions,
-    seen_n: int | None = None,
-) -> bool:
-    """Make a new snapshot the task's state.
+def switch_snapshot(catalog: Catalog, task_id: int, epoch: int, new: NewSnapshot) -> bool:
+    """Make a new snapshot the task's state. Objects of the previous snapshot that it does not keep are released.
 
-    `objects` are the new ones with their sizes in bytes, including the key's; `keeps` are objects of the previous
-    snapshot that this one also refers to, all others are released. `positions` are all of the task's.
-
-    False when the epoch is stale, or the current snapshot has a number at or above `snapshot_n`, is not number
-    `seen_n`, or does not refer to all of `keeps`. Without `seen_n` a reloaded task that misses a late switch would
-    continue from a replaced state. Fenced when a new key already has a row.
+    False when the epoch is stale, or the current snapshot has a number at or above `new.n`, is not number `new.seen_n`,
+    or does not refer to all of `new.keeps`. Without `seen_n` a reloaded task that misses a late switch would continue
+    from a replaced state. Fenced when a new key already has a row.
     """
-    wanted = NewSnapshot(
-        key=snapshot_key, n=snapshot_n, objects=objects, keeps=frozenset(keeps), positions=positions, seen_n=seen_n
-    )
-    with suppress(_Another), catalog.transaction() as conn:
-        if not switch_in(conn, task_id, epoch, wanted):
-            raise _Another
+    with suppress(GuardFailed), catalog.transaction() as conn:
+        if not switch_in(conn, task_id, epoch, new):
+            raise GuardFailed
         return True
     return False
 
@@ -114,25 +97,15 @@ def switch_in(conn: Connection, task_id: int, epoch: int, new: NewSnapshot) -> b
     referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # under the lock of the update
     if not referred.issuperset(new.keeps):
         return False
-    _check_positions(task_id, _positions(conn, task_id), new.positions)
-    conn.execute(_DROP_POSITIONS, mine)
-    rows = [
-        {"task_id": task_id, "store_id": store_id, "incarnation": incarnation, "seq": p.seq, "closed": p.closed}
-        for store_id, of_store in new.positions.items()
-        for incarnation, p in of_store.items()
-    ]
-    if rows:
-        conn.execute(_ADD_POSITIONS, rows)
+    _check_positions(task_id, positions_in(conn, task_id), new.positions)
+    drop_positions(conn, task_id)
+    add_positions(conn, task_id, new.positions)
     tenant = tenant_of(conn.execute(_TENANT, mine).one())
     for key, size in new.objects.items():
         insert_live(conn, tenant, key, ObjectKind.SNAPSHOT, size)
     conn.execute(_ADD_OBJECTS, [{"task_id": task_id, "object_key": key} for key in new.objects])
     release(conn, task_id, referred.difference(new.keeps))
     return True
-
-
-class _Another(Exception):
-    """The current snapshot is not the one that the caller knows: the transaction is rolled back."""
 
 
 @cache
@@ -187,10 +160,27 @@ def _floors() -> Select[Any]:
     )
 
 
-def _positions(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]:
+def add_positions(conn: Connection, task_id: int, positions: Positions) -> None:
+    """Insert the positions of a task that has none."""
+    rows = [
+        {"task_id": task_id, "store_id": store_id, "incarnation": incarnation, "seq": p.seq, "closed": p.closed}
+        for store_id, of_store in positions.items()
+        for incarnation, p in of_store.items()
+    ]
+    if rows:
+        conn.execute(_ADD_POSITIONS, rows)
+
+
+def drop_positions(conn: Connection, task_id: int) -> None:
+    """Delete the positions of a task."""
+    conn.execute(_DROP_POSITIONS, {"asked_task": task_id})
+
+
+def positions_in(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]:
+    """`positions` within a transaction."""
     found: dict[int, dict[int, Position]] = {}
     for store_id, incarnation, seq, closed in conn.execute(_POSITIONS, {"asked_task": task_id}):
-        found.setdefault(store_id, {})[incarnation] = Position(seq=seq, closed=closed)
+        found.setdefault(store_id, {})[incarnation] = Position(seq=seq, closed=bool(closed))
     return found
 
 

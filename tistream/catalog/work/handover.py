@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from sqlalchemy import select
 
-from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.engine import Catalog, GuardFailed
 from tistream.catalog.database.tables import of_tenant, tasks, workers
 from tistream.catalog.log.committed import TaskAdvance, flush_in
 from tistream.catalog.log.snapshots import NewSnapshot, switch_in
@@ -51,14 +51,10 @@ def hand_over(
     With `new_durable_ts == seen_durable_ts` only the state is switched. False, without effect, when a guard does not
     match. Fenced when an object was collected as an orphan meanwhile.
     """
-    with suppress(_Refused), catalog.transaction() as conn:
+    with suppress(GuardFailed), catalog.transaction() as conn:
         if advance.new_durable_ts != advance.seen_durable_ts and not flush_in(conn, tenant, objects, [advance]):
-            raise _Refused
+            raise GuardFailed
         if not switch_in(conn, advance.task_id, advance.epoch, snapshot):
-            raise _Refused
+            raise GuardFailed
         return True
     return False
-
-
-class _Refused(Exception):
-    """Another worker owns the task: the transaction is rolled back."""

@@ -24,17 +24,16 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
-from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.engine import Catalog, GuardFailed
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import next_numbers, snapshot_objects, tasks, tenant_of, workers
-from tistream.catalog.database.tables import positions as positions_table
 from tistream.catalog.log.objects import ObjectKind, insert_all_live, release
-from tistream.catalog.log.snapshots import NewSnapshot
+from tistream.catalog.log.snapshots import NewSnapshot, add_positions, drop_positions, positions_in
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.catalog.work.tasks import TaskRow, holds_leadership, task_row
 from tistream.catalog.work.workers import WorkerKind
 from tistream.errors import InvalidInput, NotFound, invariant
-from tistream.ids import Position, Tenant
+from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.positions import Positions, is_behind
 
@@ -49,16 +48,14 @@ class Half:
     snapshot_n: int  #: of the newest snapshot that the owner has switched to or loaded
 
 
-_p, _r, _t = positions_table.c, snapshot_objects.c, tasks.c
+_r, _t = snapshot_objects.c, tasks.c
 _LOCK = tasks.update().where(_t.task_id == bindparam("asked_task")).values(epoch=_t.epoch)
 _ROW = select(tasks).where(_t.task_id == bindparam("asked_task"))
 _REPLAYS = select(workers.c.worker_id).where(
     workers.c.worker_id.in_(bindparam("asked_workers", expanding=True)), workers.c.kind == WorkerKind.REPLAY
 )
-_POSITIONS = select(_p.store_id, _p.incarnation, _p.seq, _p.closed).where(_p.task_id == bindparam("asked_task"))
 _REFERS = select(_r.object_key).where(_r.task_id == bindparam("asked_task")).order_by(_r.object_key)
 _DROP_TASK = tasks.delete().where(_t.task_id == bindparam("asked_task"))
-_DROP_POSITIONS = positions_table.delete().where(_p.task_id == bindparam("asked_task"))
 _WITHDRAW = (
     tasks.update()
     .where(_t.task_id == bindparam("asked_task"), _t.merge_with == bindparam("asked_other"))
@@ -77,7 +74,7 @@ def split_task(
     the leader's (None: an operator's request, no election). NotFound when the task does not exist; InvalidInput when
     the key is not inside its range, or is its start, or it is a DDL task.
     """
-    with suppress(_Lost), catalog.transaction() as conn:
+    with suppress(GuardFailed), catalog.transaction() as conn:
         _check_election(conn, leader_epoch)
         (row,) = _locked(conn, task_id)
         if key not in row.range or key == row.range.start:
@@ -89,13 +86,13 @@ def split_task(
             )
         _check_kind(row)
         if row.epoch != seen_epoch:
-            raise _Lost
+            raise GuardFailed
         _check_replays(conn, row)
         parts = KeyRange(row.range.start, key), KeyRange(key, row.range.end)
         low, high = next_numbers(conn, "task", 2)
         _add_task(conn, low, row, range_=parts[0], epoch=row.epoch + 1)
         _add_task(conn, high, row, range_=parts[1], epoch=row.epoch + 1)
-        positions, refers = _positions(conn, task_id), _refers(conn, task_id)
+        positions, refers = positions_in(conn, task_id), _refers(conn, task_id)
         for part in (low, high):
             _add_state(conn, part, positions, refers)
         _withdraw(conn, row)
@@ -124,12 +121,12 @@ def request_merge(
     False when the caller lost: see `split_task`. NotFound; InvalidInput unless both are running data tasks of one
     tenant that adjoin and have one `start_ts`.
     """
-    with suppress(_Lost), catalog.transaction() as conn:
+    with suppress(GuardFailed), catalog.transaction() as conn:
         _check_election(conn, leader_epoch)
         left, right = _locked(conn, left_id, right_id)
         _check_neighbours(left, right)
         if (left.epoch, right.epoch) != seen_epochs:
-            raise _Lost
+            raise GuardFailed
         _check_replays(conn, left, right)
         owner = left.owner or right.owner
         for row, other in ((left, right_id), (right, left_id)):
@@ -147,11 +144,11 @@ def request_merge(
 def cancel_merge(catalog: Catalog, task_id: int, *, seen_epoch: int, leader_epoch: int | None = None) -> bool:
     """Withdraw a merge request from both rows. False when the caller lost: see `split_task`. NotFound when the task
     does not exist."""
-    with suppress(_Lost), catalog.transaction() as conn:
+    with suppress(GuardFailed), catalog.transaction() as conn:
         _check_election(conn, leader_epoch)
         (row,) = _locked(conn, task_id)
         if row.epoch != seen_epoch:
-            raise _Lost
+            raise GuardFailed
         _withdraw(conn, row)
         conn.execute(_GIVE, {"asked_task": task_id, "merge_with": None})
         return True
@@ -172,18 +169,18 @@ def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot
     new key already has a row.
     """
     invariant(left.durable_ts == right.durable_ts, "halves of one durable watermark are merged", left=left, right=right)
-    with suppress(_Lost, NotFound), catalog.transaction() as conn:
+    with suppress(GuardFailed, NotFound), catalog.transaction() as conn:
         rows = _locked(conn, left.task_id, right.task_id)
         for row, half, other in zip(rows, (left, right), (right, left), strict=True):
             seen = (half.epoch, half.durable_ts, half.snapshot_n, other.task_id)
             if (row.epoch, row.durable_ts, row.snapshot_n, row.merge_with) != seen:
-                raise _Lost
+                raise GuardFailed
         _check_neighbours(*rows)
         refers = [_refers(conn, row.task_id) for row in rows]
         if not snapshot.keeps <= refers[0].union(refers[1]):
-            raise _Lost
+            raise GuardFailed
         for row in rows:
-            _check_positions(row.task_id, _positions(conn, row.task_id), snapshot.positions)
+            _check_positions(row.task_id, positions_in(conn, row.task_id), snapshot.positions)
         (task_id,) = next_numbers(conn, "task", 1)
         _add_task(
             conn,
@@ -205,13 +202,9 @@ def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot
     return None
 
 
-class _Lost(Exception):
-    """The tasks are not as the caller knows them: the transaction is rolled back."""
-
-
 def _check_election(conn: Connection, leader_epoch: int | None) -> None:
     if leader_epoch is not None and not holds_leadership(conn, leader_epoch):
-        raise _Lost
+        raise GuardFailed
 
 
 def _locked(conn: Connection, *task_ids: int) -> list[TaskRow]:
@@ -249,7 +242,7 @@ def _check_neighbours(left: TaskRow, right: TaskRow) -> None:
 def _check_replays(conn: Connection, *rows: TaskRow) -> None:
     owners = sorted({row.owner for row in rows if row.owner is not None})
     if owners and conn.execute(_REPLAYS, {"asked_workers": owners}).first() is not None:
-        raise _Lost
+        raise GuardFailed
 
 
 def _check_positions(task_id: int, old: Positions, new: Positions) -> None:
@@ -282,13 +275,7 @@ def _add_task(conn: Connection, task_id: int, like: TaskRow, *, range_: KeyRange
 
 
 def _add_state(conn: Connection, task_id: int, positions: Positions, refers: frozenset[str]) -> None:
-    rows = [
-        {"task_id": task_id, "store_id": store_id, "incarnation": incarnation, "seq": p.seq, "closed": p.closed}
-        for store_id, incarnations in positions.items()
-        for incarnation, p in incarnations.items()
-    ]
-    if rows:
-        conn.execute(positions_table.insert(), rows)
+    add_positions(conn, task_id, positions)
     if refers:
         conn.execute(snapshot_objects.insert(), [{"task_id": task_id, "object_key": key} for key in sorted(refers)])
 
@@ -296,7 +283,7 @@ def _add_state(conn: Connection, task_id: int, positions: Positions, refers: fro
 def _drop(conn: Connection, task_id: int, refers: frozenset[str]) -> None:
     """Delete the task, and supersede objects without a reference."""
     asked = {"asked_task": task_id}
-    conn.execute(_DROP_POSITIONS, asked)
+    drop_positions(conn, task_id)
     release(conn, task_id, refers)
     conn.execute(_DROP_TASK, asked)
 
@@ -305,13 +292,6 @@ def _withdraw(conn: Connection, row: TaskRow) -> None:
     """Withdraw the merge request from the neighbour's row."""
     if row.merge_with is not None:
         conn.execute(_WITHDRAW, {"asked_task": row.merge_with, "asked_other": row.task_id})
-
-
-def _positions(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]:
-    found: dict[int, dict[int, Position]] = {}
-    for store_id, incarnation, seq, closed in conn.execute(_POSITIONS, {"asked_task": task_id}):
-        found.setdefault(store_id, {})[incarnation] = Position(seq=seq, closed=bool(closed))
-    return found
 
 
 def _refers(conn: Connection, task_id: int) -> frozenset[str]:
