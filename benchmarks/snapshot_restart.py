@@ -22,9 +22,9 @@ from pathlib import Path
 from benchmarks.harness import Result, in_turn
 from benchmarks.match_sort import FAR, RunSorter, Ticks, _at, batch_of, held
 from benchmarks.rows import BASE_TS
-from sorter.core.task_core import TaskCore
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
+from sorter.worker.stored_core import StoredCore, load
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind
@@ -67,6 +67,7 @@ class Saved:
         gc.collect()
         start = time.perf_counter()
         save = Save(self.sorter.core.snapshot(), self._next_key, "w")
+        load(save.needs, self._range)
         for key, data in save.objects():
             self.store.put(key, data)
         save.done()
@@ -86,8 +87,8 @@ class Saved:
         start = time.perf_counter()
         data = self.store.get(self.key)
         self.read += len(data)
-        state = read_state_file(self.key, data, self._range).state
-        self.sorter.core = TaskCore(1, KeyRange(), BASE_TS, self.sorter.core.durable_ts)
+        state = read_state_file(self.key, data).state
+        self.sorter.core = StoredCore(1, KeyRange(), BASE_TS, self.sorter.core.durable_ts, self._range)
         self.sorter.core.restore(state, state.positions)
         batch = ticks.batch(n)
         made = time.perf_counter()

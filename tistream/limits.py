@@ -1,4 +1,4 @@
-"""All limits, with their unit in the name."""
+"""Limits that several services or packages share, with their unit in the name. A limit of one module stands there."""
 
 from __future__ import annotations
 

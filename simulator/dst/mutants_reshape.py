@@ -95,9 +95,9 @@ def _merged_at_two_durable_timestamps() -> Iterator[None]:
 
     joined = join_snapshots.joined
 
-    def anyhow(range_: Any, states: Any, read: Any) -> Any:
+    def anyhow(range_: Any, states: Any) -> Any:
         durable_ts = max(state.durable_ts for state in states)
-        return joined(range_, [replace(state, durable_ts=durable_ts) for state in states], read)
+        return joined(range_, [replace(state, durable_ts=durable_ts) for state in states])
 
     larger = "durable_ts=max(row.durable_ts for row in rows), epoch=max("
     with (

@@ -21,15 +21,15 @@ broken(
     "dead-by-start-ts (reclaim): a prewrite is dead once W has passed its start_ts, instead of its file's cut_ts",
     (
         "sorter.core.prewrite_buffer:PrewriteBuffer._drop_dead",
-        "not may_reach(run, lowest, watermarks) or not run.live",
+        "not may_reach(run, run.least_cut(), watermarks) or not run.live",
         "not run.live",
-        'Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])',
-        'Thresholds(run.ts("start_ts"), 0)',
+        "_past_cut(run, watermarks)",
+        'reached(run, Thresholds(run.ts("start_ts"), 0), watermarks, strictly=True)',
     ),
 )
 broken(
     "dead-at-cut-ts (coarse): a prewrite is dead when W equals its file's cut_ts",
-    ("sorter.core.prewrite_buffer:PrewriteBuffer._drop_dead", "strictly=True", "strictly=False"),
+    ("sorter.core.prewrite_buffer:_past_cut", "strictly=True", "strictly=False"),
 )
 broken(
     "dead-while-commit-waits (spread): a prewrite is dead by cut_ts although its commit waits",
@@ -41,16 +41,16 @@ broken(
 )
 broken(
     "rollback-beats-commit (spread): a rollback of a transaction deletes a prewrite whose commit waits",
-    ("sorter.core.prewrite_buffer:PrewriteBuffer._without_ended", "rollbacks[~committing]", "rollbacks"),
+    ("sorter.core.admission:without_ended", "rollbacks[~committing]", "rollbacks"),
 )
 broken(
     "overlapped-commit-deleted (spread): a rollback deletes the waiting commit whose commit_ts it overlaps",
     (
-        "sorter.core.prewrite_buffer:PrewriteBuffer.take_in",
-        "self._add_complete(rows, outcomes, ready)",
+        "sorter.core.prewrite_buffer:take_in",
+        "clash = add_complete(",
         (
-            'self.commits.kill(rows.needles(rows.of_kind(RowKind.ROLLBACK), "start_ts"), "commit_ts"); '
-            "self._add_complete(rows, outcomes, ready)"
+            'buffers.commits.kill(rows.needles(rows.of_kind(RowKind.ROLLBACK), "start_ts"), "commit_ts"); '
+            "clash = add_complete("
         ),
     ),
 )
@@ -58,26 +58,26 @@ broken(
 
 @register("promise-before-duplicates (upstream): a repeated row is taken for an upstream contract violation")
 def _promise_before_duplicates() -> Iterator[None]:
-    from sorter.core.prewrite_buffer import PrewriteBuffer
+    from sorter.core import prewrite_buffer
 
-    early = "self._raise_violation(violations(rows, *late_rows(rows, rows.of_kind(RowKind.COMMITTED), watermarks)))"
-    old = "outcomes = self._classify(rows, at, ready)"
-    with reworded(PrewriteBuffer, "take_in", (old, f"{early}; {old}")):
+    early = "raise_violation(violations(rows, *late_rows(rows, rows.of_kind(RowKind.COMMITTED), watermarks)))"
+    old = "outcomes = classify(rows, buffers, at)"
+    with reworded(prewrite_buffer, "take_in", (old, f"{early}; {old}")):
         yield
 
 
 broken(
     "fake-wins (overflow): a PUT without its value replaces the full prewrite before it",
-    ("sorter.core.prewrite_buffer:merged", 'pl.col("full") == pl.col("full").max().over(TXN)', "pl.lit(value=True)"),
+    ("sorter.core.admission:merged", 'pl.col("full") == pl.col("full").max().over(TXN)', "pl.lit(value=True)"),
 )
 
 
 @register("lower-generation-wins (overflow): of two flushes of a pipelined transaction the lower counts")
 def _lower_generation_wins() -> Iterator[None]:
-    from sorter.core import conflict_rule, conflicts, prewrite_buffer
+    from sorter.core import admission, conflict_rule, conflicts
 
     with (
-        reworded(prewrite_buffer, "merged", ('pl.col("generation").max()', 'pl.col("generation").min()')),
+        reworded(admission, "merged", ('pl.col("generation").max()', 'pl.col("generation").min()')),
         reworded(conflict_rule, "choose", ("max((c.generation", "min((c.generation")),
         replaced(conflicts, "choose", conflict_rule.choose),
     ):
@@ -86,16 +86,16 @@ def _lower_generation_wins() -> Iterator[None]:
 
 broken(
     "earlier-row-wins (overflow): of two prewrites of one subscription the earlier counts",
-    ("sorter.core.prewrite_buffer:merged", 'keep="last"', 'keep="first"'),
+    ("sorter.core.admission:merged", 'keep="last"', 'keep="first"'),
 )
 broken(
     "early-commits-forgotten (reclaim): a commit whose prewrite has not come is dropped",
     (
-        "sorter.core.prewrite_buffer:PrewriteBuffer._classify",
+        "sorter.core.admission:classify",
         "decided = _NONE if",
         (
             'mine = rows.needles(commits, "start_ts"); said = rows.of_kind(RowKind.PREWRITE); '
-            'met = self.open.known(mine, "start_ts"); '
+            'met = buffers.open.known(mine, "start_ts"); '
             'at, by = mine.pairs(rows.needles(said, "start_ts")); '
             "met[at[said[by] < commits[at]]] = True; commits = commits[met]\n    decided = _NONE if"
         ),
@@ -130,7 +130,7 @@ broken(
 )
 broken(
     "written-rows-come-again (upstream): a duplicate at or below `durable_ts` counts as new",
-    ("sorter.core.prewrite_buffer:PrewriteBuffer._classify", "fresh = outcome[above]", "fresh = outcome"),
+    ("sorter.core.admission:classify", "fresh = outcome[above]", "fresh = outcome"),
 )
 
 

@@ -1,21 +1,218 @@
-"""Validates and de-duplicates the rows of one file before the buffers take them in.
+"""Takes the rows of one file into the buffers, before its watermark rows.
 
-Removals are recorded, so that a refused file changes nothing.
+`take_in` is the algorithm, its steps in order; the functions below it are the steps. Until the last check rows are only
+removed, which `Removed` can undo, so a refused file changes nothing.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from sorter.core.conflicts import COMMITS, OPEN, frame_of, merged, runs_of
+from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, Arrivals
 from sorter.rows.kernels import I64, U64, Flags
-from sorter.rows.run import Needles, Run, RunSet
+from sorter.rows.run import Need, Needles, Run, RunSet
 from tistream.errors import UpstreamContractViolated
-from tistream.model.change import Op
+from tistream.model.change import Op, RowKind
+
+_OPEN_NUMBERS = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
+_COMMIT_NUMBERS = ("start_ts", "commit_ts", "op", "flags", "origin")
+_READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
+_NONE: I64 = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The timestamps that separate old rows from new ones."""
+
+    durable_ts: int  #: everything at or below is in the committed log
+    attempted_ts: int  #: everything at or below may be; durable_ts <= attempted_ts
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    open: RunSet  #: prewrites without their commit
+    commits: RunSet  #: commits that wait to be decided
+    ready: SortBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What became of the rows of a file."""
+
+    forgotten: int  #: rollbacks without a prewrite
+    duplicates: int  #: repeated commits
+    written: int  #: commits at or below `durable_ts`
+    clash: bool  #: a commit waits although the ready row of another transaction has its (key, commit_ts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcomes:
+    """The COMMIT and COMMITTED rows of a file, classified (row numbers)."""
+
+    complete: I64  #: new COMMITTED rows
+    new: I64  #: new COMMIT rows
+    known: tuple[tuple[Run, I64, I64], ...]  #: (run, its row, COMMIT row with a value for it)
+    decided: I64  #: rows whose transaction this file or an earlier one decided
+    duplicates: int
+    written: int  #: number of rows at or below `durable_ts`
+
+
+def take_in(rows: Arrivals, buffers: Buffers, watermarks: RangeWatermarkMap, at: Limits) -> Admitted:
+    """Take the rows of one file. UpstreamContractViolated changes nothing."""
+    removed = Removed()
+    try:
+        outcomes = classify(rows, buffers, at)
+        refuse_late_complete(rows, outcomes.complete, buffers.commits, watermarks)
+        fresh, forgotten = without_ended(rows, outcomes, buffers, removed)
+        prewrites = merge_with_older(rows, fresh, buffers.open, removed)
+        refuse_late_commits(rows, outcomes.new, [*buffers.open, *prewrites], watermarks, at)
+    except UpstreamContractViolated:
+        removed.undo()
+        raise
+    for run in prewrites:
+        buffers.open.add(run)
+    add_commits(rows, outcomes, buffers.commits)
+    clash = add_complete(rows, outcomes.complete, buffers)
+    return Admitted(forgotten, outcomes.duplicates, outcomes.written, clash)
+
+
+def needs_of(rows: Arrivals, buffers: Buffers, at: Limits) -> list[Need]:
+    """What `take_in` reads of saved runs and is not loaded. Ask again until it is empty: which rows match is known only
+    when the keys of the runs that may have them are loaded."""
+    outcome, prewrites = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED), rows.of_kind(RowKind.PREWRITE)
+    above = outcome[rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)]
+    ends = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED, RowKind.ROLLBACK)
+    needs = [
+        *buffers.open.needs(rows.needles(np.arange(len(rows)), "start_ts"), "start_ts"),
+        *buffers.commits.needs(rows.needles(above, "commit_ts"), "commit_ts"),
+        *buffers.commits.needs(rows.needles(ends, "start_ts"), "start_ts"),
+        *buffers.ready.runs.needs(rows.needles(above, "commit_ts"), "commit_ts"),
+    ]
+    return needs or [
+        *buffers.open.needs_of_matches(rows.needles(prewrites, "start_ts"), "start_ts"),
+        *buffers.commits.needs_of_matches(rows.needles(above, "commit_ts"), "commit_ts"),
+    ]
+
+
+def classify(rows: Arrivals, buffers: Buffers, at: Limits) -> _Outcomes:
+    """Separate new outcomes from duplicates."""
+    outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
+    above = rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)
+    fresh = outcome[above]
+    fresh = fresh[~buffers.ready.known(rows.needles(fresh, "commit_ts"))]
+    is_complete = rows.kind[fresh] == RowKind.COMMITTED
+    complete, commits = fresh[is_complete], fresh[~is_complete]
+    if len(complete):
+        complete = complete[rows.needles(complete, "commit_ts").first_equals() == np.arange(len(complete))]
+        commits = commits[~rows.needles(commits, "commit_ts").within(rows.needles(complete, "commit_ts"))]
+    decided = _NONE if len(commits) == len(outcome) else _without(outcome, commits)
+    commits = _one_of_each(rows, commits)
+    waits = np.zeros(len(commits), np.bool_)
+    known: list[tuple[Run, I64, I64]] = []
+    for run, found, there in buffers.commits.find(rows.needles(commits, "commit_ts"), "commit_ts"):
+        waits[found] = True
+        brought = _has_value(rows, commits[found])
+        known.append((run, there[brought], commits[found[brought]]))
+    new = commits[~waits]
+    duplicates = len(outcome) - len(complete) - len(new)
+    return _Outcomes(complete, new, tuple(known), decided, duplicates, len(outcome) - int(above.sum()))
+
+
+def refuse_late_complete(rows: Arrivals, complete: I64, commits: RunSet, watermarks: RangeWatermarkMap) -> None:
+    """A COMMITTED row at or below W(key) must answer a commit that waits."""
+    late, w = late_rows(rows, complete, watermarks)
+    raise_violation(violations(rows, late[~commits.known(rows.needles(late, "commit_ts"), "commit_ts")], w))
+
+
+def without_ended(rows: Arrivals, outcomes: _Outcomes, buffers: Buffers, removed: Removed) -> tuple[I64, int]:
+    """The prewrites of the file that no outcome or rollback has ended, and the number of rollbacks without a match.
+    Older prewrites that are ended leave."""
+    fresh = rows.of_kind(RowKind.PREWRITE)
+    if len(outcomes.decided):
+        decided = rows.needles(outcomes.decided, "start_ts")
+        fresh = fresh[~rows.needles(fresh, "start_ts").within(decided)]
+        removed.kill(buffers.open, decided)
+    rollbacks = rows.of_kind(RowKind.ROLLBACK)
+    if not len(rollbacks):
+        return fresh, 0
+    needles = rows.needles(rollbacks, "start_ts")
+    committing = buffers.commits.known(needles, "start_ts")
+    committing |= needles.within(rows.needles(outcomes.new, "start_ts"))
+    ends = rollbacks[~committing]
+    before = rows.needles(ends, "start_ts")
+    here, by = rows.needles(fresh, "start_ts").pairs(before)
+    here = here[fresh[here] < ends[by]]
+    ended = needles.within(rows.needles(fresh[here], "start_ts"))
+    ended |= needles.within(before) & buffers.open.known(needles, "start_ts")
+    removed.kill(buffers.open, before)
+    return np.delete(fresh, here), int((~ended).sum())
+
+
+def merge_with_older(rows: Arrivals, fresh: I64, open_: RunSet, removed: Removed) -> list[Run]:
+    """Runs with these prewrites and the older ones of the same (key, start_ts), which leave."""
+    if not len(fresh):
+        return []
+    is_fake = (rows.numbers["op"][fresh] == Op.PUT) & ~_has_value(rows, fresh)
+    run = rows.run(fresh, _OPEN_NUMBERS, fake=np.asarray(is_fake))
+    first = run.first_equals("start_ts")
+    again = first != np.arange(len(run))
+    doubtful = again.copy()
+    doubtful[first[again]] = True
+    group = []
+    for old, found, there in open_.find(run.needles(np.arange(len(run)), "start_ts"), "start_ts"):
+        doubtful[found] = True
+        there = removed.rows(old, there)
+        group.append(frame_of(old, there, OPEN))
+    if not doubtful.any():
+        return [run]
+    doubtful |= doubtful[first]
+    at = np.flatnonzero(doubtful)
+    group.append(frame_of(run, at, OPEN))
+    run.kill(at)
+    return [run, *runs_of(merged(pl.concat(group)), OPEN)]
+
+
+def refuse_late_commits(
+    rows: Arrivals, new: I64, prewrites: list[Run], watermarks: RangeWatermarkMap, at: Limits
+) -> None:
+    """A new COMMIT row at or below W(key) must lie above `attempted_ts` and have a prewrite."""
+    late, w = late_rows(rows, new, watermarks)
+    raise_violation(violations(rows, late[rows.ts("commit_ts")[late] <= np.uint64(at.attempted_ts)], w))
+    has_prewrite = RunSet((), prewrites).known(rows.needles(late, "start_ts"), "start_ts")
+    raise_violation(violations(rows, late[~has_prewrite], w))
+
+
+def add_commits(rows: Arrivals, outcomes: _Outcomes, commits: RunSet) -> None:
+    """Add new commits and the values of second copies; drop the decided ones."""
+    new = outcomes.new
+    added = rows.run(new, _COMMIT_NUMBERS, asked=np.zeros(len(new), np.bool_))
+    added.origins = pl.DataFrame([rows.origins[name] for name in (*SOURCE, "region_id")])
+    commits.add(added)
+    for run, there, here in outcomes.known:
+        if not len(here):
+            continue
+        brought = rows.place.take(here).series("value")
+        kept = frame_of(run, there, COMMITS).with_columns(pl.coalesce(pl.col("value"), brought).alias("value"))
+        run.kill(there)
+        for with_value in runs_of(kept, COMMITS):
+            commits.add(with_value)
+    if len(outcomes.decided):
+        commits.kill(rows.needles(outcomes.decided, "start_ts"), "start_ts")
+
+
+def add_complete(rows: Arrivals, complete: I64, buffers: Buffers) -> bool:
+    """Add new COMMITTED rows; whether a commit with the (key, commit_ts) of one of them still waits."""
+    if not len(complete):
+        return False
+    numbers = {name: rows.numbers[name][complete] for name in _READY_NUMBERS}
+    buffers.ready.add_rows(rows.place.take(complete), numbers, rows.hashes[complete], young=rows.segment)
+    return bool(buffers.commits.known(rows.needles(complete, "commit_ts"), "commit_ts").any())
 
 
 class Removed:
@@ -42,33 +239,6 @@ class Removed:
             run.live += len(there)
 
 
-def without(rows: I64, others: I64) -> I64:
-    kept = np.ones(int(rows[-1]) + 1, np.bool_)
-    kept[others] = False
-    return rows[kept[rows]]
-
-
-def one_of_each(rows: Arrivals, live: I64) -> I64:
-    """COMMIT rows with one row per (key, commit_ts), preferably one with a value."""
-    if not len(live):
-        return live
-    first = rows.needles(live, "commit_ts").first_equals()
-    if (first == np.arange(len(live))).all():
-        return live
-    live = live[np.argsort(~has_value(rows, live), kind="stable")]
-    first = rows.needles(live, "commit_ts").first_equals()
-    return np.sort(live[first == np.arange(len(live))])
-
-
-def has_value(rows: Arrivals, at: I64) -> Flags:
-    sizes = np.diff(rows.place.take(at).layout("value")[0])
-    return np.asarray(sizes > 0)
-
-
-def is_fake(rows: Arrivals, at: I64) -> Flags:
-    return np.asarray((rows.numbers["op"][at] == Op.PUT) & ~has_value(rows, at))
-
-
 def late_rows(rows: Arrivals, at: I64, watermarks: RangeWatermarkMap) -> tuple[I64, U64]:
     """(those of the rows at or below W(key), W of every row of the file or 0 where it was not looked up)."""
     w = np.zeros(len(rows), np.uint64)
@@ -87,17 +257,32 @@ def violations(rows: Arrivals, at: I64, w: U64) -> pl.DataFrame | None:
     return frame.hstack(rows.origins.select(*SOURCE, *SUBSCRIPTION)[rows.numbers["origin"][at]])
 
 
-def fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
-    """Whether a commit's only prewrite certainly is the committed one."""
-    commit_op = commits.numbers["op"][at]
-    sure = (commit_op == Op.NONE) | (commit_op == prewrites.numbers["op"][there])
-    fake = np.flatnonzero(prewrites.numbers["fake"][there])
-    if len(fake):
-        sure[fake] &= np.diff(commits.place.take(at[fake]).layout("value")[0]) == 0
-    return np.asarray(sure)
+def raise_violation(rows: pl.DataFrame | None) -> None:
+    """Raise UpstreamContractViolated with the first of the violations, if any."""
+    if rows is not None:
+        first = rows.sort("commit_ts").row(0, named=True)
+        names = ("key", "start_ts", "commit_ts", "region_id", "store_id", "incarnation", "seq", "w")
+        raise UpstreamContractViolated(**{name: first[name] for name in names}, rows=rows.height)
 
 
-def raise_violation(rows: pl.DataFrame) -> NoReturn:
-    first = rows.sort("commit_ts").row(0, named=True)
-    names = ("key", "start_ts", "commit_ts", "region_id", "store_id", "incarnation", "seq", "w")
-    raise UpstreamContractViolated(**{name: first[name] for name in names}, rows=rows.height)
+def _without(rows: I64, others: I64) -> I64:
+    kept = np.ones(int(rows[-1]) + 1, np.bool_)
+    kept[others] = False
+    return rows[kept[rows]]
+
+
+def _one_of_each(rows: Arrivals, live: I64) -> I64:
+    """COMMIT rows with one row per (key, commit_ts), preferably one with a value."""
+    if not len(live):
+        return live
+    first = rows.needles(live, "commit_ts").first_equals()
+    if (first == np.arange(len(live))).all():
+        return live
+    live = live[np.argsort(~_has_value(rows, live), kind="stable")]
+    first = rows.needles(live, "commit_ts").first_equals()
+    return np.sort(live[first == np.arange(len(live))])
+
+
+def _has_value(rows: Arrivals, at: I64) -> Flags:
+    sizes = np.diff(rows.place.take(at).layout("value")[0])
+    return np.asarray(sizes > 0)

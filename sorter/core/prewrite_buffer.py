@@ -30,47 +30,23 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from sorter.core.admission import (
-    Removed,
-    fits,
-    has_value,
-    is_fake,
-    late_rows,
-    one_of_each,
-    raise_violation,
-    violations,
-    without,
-)
-from sorter.core.conflicts import (
-    COMMITS,
-    OPEN,
-    SUBSCRIPTION_ID,
-    TXN,
-    VERSION,
-    frame_of,
-    frame_of_all,
-    matched,
-    merged,
-    runs_of,
-)
+from sorter.core.admission import Buffers, Limits, needs_of, raise_violation, take_in
+from sorter.core.conflicts import COMMITS, OPEN, SUBSCRIPTION_ID, TXN, VERSION, frame_of, frame_of_all, matched, runs_of
 from sorter.core.decision_queue import DecisionQueue
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.core.watermark_index import Thresholds, may_reach, reached
-from sorter.rows.batch_rows import SOURCE, Arrivals, empty, from_arrow
+from sorter.rows.batch_rows import Arrivals, empty, from_arrow
 from sorter.rows.kernels import I64, Flags
 from sorter.rows.payload import Place, stacked, used_segments
-from sorter.rows.run import Needles, Run, RunSet, compact
+from sorter.rows.run import PROBED, Need, Run, RunSet, compact
 from sorter.rows.saved import NO_LATE_READY, RunState, cut, has_undecided, states_of, with_late_ready
-from tistream.errors import UpstreamContractViolated, invariant
+from tistream.errors import invariant
 from tistream.keyrange import KeyRange
-from tistream.model.change import RowKind
+from tistream.model.change import Op
 
-_OPEN_NUMBERS = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
-_COMMIT_NUMBERS = ("start_ts", "commit_ts", "op", "flags", "origin")
 _READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
 _UNDECIDED = ("key", "start_ts", "commit_ts", "region_id", "store_id")
-_NONE: I64 = np.empty(0, np.int64)
 
 COPY_BYTES_MAX = 16 << 20  #: of rows that one slice copies so that they do not pin larger segments
 
@@ -84,26 +60,6 @@ class Undecided:
     commit_ts: int
     region_id: int
     store_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The timestamps that separate old rows from new ones."""
-
-    durable_ts: int  #: everything at or below is in the committed log
-    attempted_ts: int  #: everything at or below may be; durable_ts <= attempted_ts
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcomes:
-    """The COMMIT and COMMITTED rows of a file, classified (row numbers)."""
-
-    complete: I64  #: new COMMITTED rows
-    new: I64  #: new COMMIT rows
-    known: tuple[tuple[Run, I64, I64], ...]  #: (run, its row, COMMIT row with a value for it)
-    decided: I64  #: rows whose transaction this file or an earlier one decided
-    duplicates: int
-    written: I64  #: at or below `durable_ts`
 
 
 class PrewriteBuffer:
@@ -137,27 +93,19 @@ class PrewriteBuffer:
 
     def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
         """Take the rows of one file, before its watermark rows. UpstreamContractViolated changes nothing."""
-        removed = Removed()
-        try:
-            outcomes = self._classify(rows, at, ready)
-            self._raise_violation(self._late_complete(rows, outcomes.complete, watermarks))
-            fresh, forgotten = self._without_ended(rows, outcomes, removed)
-            added = self._merge(rows, fresh, removed)
-            late, w = late_rows(rows, outcomes.new, watermarks)
-            self._raise_violation(violations(rows, late[rows.ts("commit_ts")[late] <= np.uint64(at.attempted_ts)], w))
-            self._raise_violation(violations(rows, late[~self._has_prewrite(rows.needles(late, "start_ts"), added)], w))
-        except UpstreamContractViolated:
-            removed.undo()
-            raise
-        for run in added:
-            self.open.add(run)
-        self._add_commits(rows, outcomes)
-        self._add_complete(rows, outcomes, ready)
-        self.forgotten += forgotten
-        self.duplicates += outcomes.duplicates
-        if len(outcomes.written):
+        admitted = take_in(rows, self._buffers(ready), watermarks, at)
+        self.forgotten += admitted.forgotten
+        self.duplicates += admitted.duplicates
+        self._clash |= admitted.clash
+        if admitted.written:
             store = int(rows.origins["store_id"][0])
-            self.dropped[store] = self.dropped.get(store, 0) + len(outcomes.written)
+            self.dropped[store] = self.dropped.get(store, 0) + admitted.written
+
+    def needs_of(self, rows: Arrivals | None, at: Limits, ready: SortBuffer) -> list[Need]:
+        """What `take_in` of these rows and `note_ready` read of saved runs and is not loaded."""
+        runs = [run for run in self.open if run.live and run.facts.get("unready")]
+        needs = [need for run in runs for need in run.missing(("origins",))]
+        return needs + (needs_of(rows, self._buffers(ready), at) if rows is not None else [])
 
     def note_ready(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Record subscriptions whose opening scan has finished after their prewrites arrived."""
@@ -186,10 +134,12 @@ class PrewriteBuffer:
                 )
 
     def settle(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
-        """Begin to decide the commits that W(key) has reached; call `decide_next` while `settling`. Returns newly
-        undecided commits. Raises UpstreamContractViolated when such a commit has no prewrite."""
+        """Begin to decide the commits that W(key) has reached; call `decide_next` while `settling`, each time with
+        nothing left of `needs`. Returns newly undecided commits. Raises UpstreamContractViolated when such a commit has
+        no prewrite."""
         self.look(watermarks)
-        return self.decide_next(watermarks, ready)
+        self.settling = True
+        return [] if self.needs(watermarks, ready) else self.decide_next(watermarks, ready)
 
     def look(self, watermarks: RangeWatermarkMap) -> None:
         """Queue the commits that W(key) has reached: from now on they hold the watermark."""
@@ -197,18 +147,53 @@ class PrewriteBuffer:
         self.settling = bool(self._decisions)
 
     def decide_next(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
-        """Decide the next slice; after the last one drop dead prewrites. Errors as in `settle`."""
+        """Decide the next slice; after the last one drop dead prewrites and compact. Errors as in `settle`."""
         due = list(self._decisions.slice(watermarks))
         undecided = self._decide(due, ready) if due else []
-        if self._decisions:
+        if self._decisions or self._needs_to_finish(watermarks):
             return undecided
         self._decisions.done()
         self._drop_dead(watermarks)
         self.open.tidy()
         self.commits.tidy()
         ready.tidy(watermarks.watermark())
-        self.settling = False
+        self.settling = bool(self._to_compact(ready))
         return undecided
+
+    def needs(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Need]:
+        """What the next `decide_next` reads of saved runs and is not loaded. Ask again until it is empty."""
+        if not any(run.missing() for run in (*self.open, *self.commits, *ready.runs)):
+            return []
+        if not self._decisions:
+            compacted = [need for run in self._to_compact(ready) for need in run.missing()]
+            return compacted or self._needs_to_finish(watermarks)
+        found = self._decisions.next(watermarks)
+        needs = self._decisions.needs() + [need for run, _ in found for need in run.missing()]
+        if needs:
+            return needs
+        starts = [run.needles(at, "start_ts") for run, at in found]
+        versions = [run.needles(at, "commit_ts") for run, at in found]
+        needs = [need for needles in starts for need in self.open.needs(needles, "start_ts")]
+        for runs in (self.commits, ready.runs):
+            needs += [need for needles in versions for need in runs.needs(needles, "commit_ts")]
+        return needs or [need for needles in starts for need in self.open.needs_of_matches(needles, "start_ts")]
+
+    def _needs_to_finish(self, watermarks: RangeWatermarkMap) -> list[Need]:
+        """What `_drop_dead` reads of saved runs and is not loaded."""
+        if not any(run.missing() for run in (*self.open, *self.commits)):
+            return []
+        runs = [run for run in self.open if run.live and may_reach(run, run.least_cut(), watermarks)]
+        needs = [need for run in runs for need in run.missing((*PROBED, "origins"))]
+        if needs:
+            return needs
+        dead = [run.needles(_past_cut(run, watermarks), "start_ts") for run in runs]
+        return [need for needles in dead for need in self.commits.needs(needles, "start_ts")]
+
+    def _to_compact(self, ready: SortBuffer) -> list[Run]:
+        return [*self.open.wanted, *self.commits.wanted, *ready.runs.wanted]
+
+    def needs_of_oldest_open(self) -> list[Need]:
+        return self.open.needs_of_lowest("start_ts")
 
     def undecided(self, range_: KeyRange) -> list[tuple[Undecided, int, int, int]]:
         """The undecided commits of the range, lowest commit_ts first: per subscription the lowest one, the incarnation
@@ -280,113 +265,6 @@ class PrewriteBuffer:
         for run in (*self.open, *self.commits, *ready.runs):
             invariant(run.live == int(run.alive.sum()), "a run has lost count of its rows")
 
-    # -- intake
-
-    def _classify(self, rows: Arrivals, at: Limits, ready: SortBuffer) -> _Outcomes:
-        outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
-        above = rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)
-        fresh = outcome[above]
-        fresh = fresh[~ready.known(rows.needles(fresh, "commit_ts"))]
-        is_complete = rows.kind[fresh] == RowKind.COMMITTED
-        complete, commits = fresh[is_complete], fresh[~is_complete]
-        if len(complete):
-            complete = complete[rows.needles(complete, "commit_ts").first_equals() == np.arange(len(complete))]
-            commits = commits[~rows.needles(commits, "commit_ts").within(rows.needles(complete, "commit_ts"))]
-        decided = _NONE if len(commits) == len(outcome) else without(outcome, commits)
-        commits = one_of_each(rows, commits)
-        waits = np.zeros(len(commits), np.bool_)
-        known: list[tuple[Run, I64, I64]] = []
-        for run, found, there in self.commits.find(rows.needles(commits, "commit_ts"), "commit_ts"):
-            waits[found] = True
-            brought = has_value(rows, commits[found])
-            known.append((run, there[brought], commits[found[brought]]))
-        new = commits[~waits]
-        duplicates = len(outcome) - len(complete) - len(new)
-        return _Outcomes(complete, new, tuple(known), decided, duplicates, outcome[~above])
-
-    def _late_complete(self, rows: Arrivals, complete: I64, watermarks: RangeWatermarkMap) -> pl.DataFrame | None:
-        late, w = late_rows(rows, complete, watermarks)
-        return violations(rows, late[~self.commits.known(rows.needles(late, "commit_ts"), "commit_ts")], w)
-
-    def _without_ended(self, rows: Arrivals, outcomes: _Outcomes, removed: Removed) -> tuple[I64, int]:
-        """The prewrites of the file that no outcome or rollback has ended, and the number of rollbacks without a match.
-        Older prewrites that are ended leave."""
-        fresh = rows.of_kind(RowKind.PREWRITE)
-        if len(outcomes.decided):
-            decided = rows.needles(outcomes.decided, "start_ts")
-            fresh = fresh[~rows.needles(fresh, "start_ts").within(decided)]
-            removed.kill(self.open, decided)
-        rollbacks = rows.of_kind(RowKind.ROLLBACK)
-        if not len(rollbacks):
-            return fresh, 0
-        needles = rows.needles(rollbacks, "start_ts")
-        committing = self.commits.known(needles, "start_ts")
-        committing |= needles.within(rows.needles(outcomes.new, "start_ts"))
-        ends = rollbacks[~committing]
-        before = rows.needles(ends, "start_ts")
-        here, by = rows.needles(fresh, "start_ts").pairs(before)
-        here = here[fresh[here] < ends[by]]
-        ended = needles.within(rows.needles(fresh[here], "start_ts"))
-        ended |= needles.within(before) & self.open.known(needles, "start_ts")
-        removed.kill(self.open, before)
-        return np.delete(fresh, here), int((~ended).sum())
-
-    def _merge(self, rows: Arrivals, fresh: I64, removed: Removed) -> list[Run]:
-        """Runs with these prewrites and the older ones of the same (key, start_ts), which leave."""
-        if not len(fresh):
-            return []
-        run = rows.run(fresh, _OPEN_NUMBERS, fake=is_fake(rows, fresh))
-        first = run.first_equals("start_ts")
-        again = first != np.arange(len(run))
-        doubtful = again.copy()
-        doubtful[first[again]] = True
-        group = []
-        for old, found, there in self.open.find(run.needles(np.arange(len(run)), "start_ts"), "start_ts"):
-            doubtful[found] = True
-            there = removed.rows(old, there)
-            group.append(frame_of(old, there, OPEN))
-        if not doubtful.any():
-            return [run]
-        doubtful |= doubtful[first]
-        at = np.flatnonzero(doubtful)
-        group.append(frame_of(run, at, OPEN))
-        run.kill(at)
-        return [run, *runs_of(merged(pl.concat(group)), OPEN)]
-
-    def _has_prewrite(self, needles: Needles, added: list[Run]) -> Flags:
-        found = self.open.known(needles, "start_ts")
-        for run in added:
-            found[run.find(needles, "start_ts")[0]] = True
-        return found
-
-    def _add_commits(self, rows: Arrivals, outcomes: _Outcomes) -> None:
-        new = outcomes.new
-        added = rows.run(new, _COMMIT_NUMBERS, asked=np.zeros(len(new), np.bool_))
-        added.origins = pl.DataFrame([rows.origins[name] for name in (*SOURCE, "region_id")])
-        self.commits.add(added)
-        for run, there, here in outcomes.known:
-            if len(here):
-                self._bring_values(run, there, rows, here)
-        if len(outcomes.decided):
-            self.commits.kill(rows.needles(outcomes.decided, "start_ts"), "start_ts")
-
-    def _bring_values(self, run: Run, there: I64, rows: Arrivals, here: I64) -> None:
-        """Add the values of second copies to waiting commits that have none."""
-        known = frame_of(run, there, COMMITS)
-        brought = rows.place.take(here).series("value")
-        kept = known.with_columns(pl.coalesce(pl.col("value"), brought).alias("value"))
-        run.kill(there)
-        for learned_run in runs_of(kept, COMMITS):
-            self.commits.add(learned_run)
-
-    def _add_complete(self, rows: Arrivals, outcomes: _Outcomes, ready: SortBuffer) -> None:
-        complete = outcomes.complete
-        if not len(complete):
-            return
-        numbers = {name: rows.numbers[name][complete] for name in _READY_NUMBERS}
-        ready.add_rows(rows.place.take(complete), numbers, rows.hashes[complete], young=rows.segment)
-        self._clash |= bool(self.commits.known(rows.needles(complete, "commit_ts"), "commit_ts").any())
-
     def _undecided_runs(self) -> list[Run]:
         """The runs that hold, or held, undecided commits."""
         return [run for run in self.commits if run.live and has_undecided(run)]
@@ -406,14 +284,14 @@ class PrewriteBuffer:
                 missing.append(frame_of(run, at[count == 0], COMMITS))
             sure = count == 1
             for old, here, there in hits:
-                sure[here] &= fits(run, at[here], old, there)
+                sure[here] &= _fits(run, at[here], old, there)
             plain.append((run, at, hits, sure))
             if not sure.all():
                 doubtful.append(frame_of(run, at[~sure], COMMITS))
                 for old, here, there in hits:
                     unsure.setdefault(old, []).append(there[~sure[here]])
         if missing:
-            self._raise_violation(pl.concat(missing).with_columns(w=pl.col("commit_ts")))
+            raise_violation(pl.concat(missing).with_columns(w=pl.col("commit_ts")))
         self._ready(plain, ready)
         if not doubtful:
             return []
@@ -469,19 +347,22 @@ class PrewriteBuffer:
     def _drop_dead(self, watermarks: RangeWatermarkMap) -> None:
         """Drop prewrites whose cut_ts W(key) has passed, unless their commit waits."""
         for run in self.open:
-            lowest = run.least_cut()
-            if not may_reach(run, lowest, watermarks) or not run.live:
+            if not may_reach(run, run.least_cut(), watermarks) or not run.live:
                 continue
-            assert run.origins is not None
-            thresholds = Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])
-            gone = reached(run, thresholds, watermarks, strictly=True)
+            gone = _past_cut(run, watermarks)
             if len(gone):
                 gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]
                 self.dead += run.kill(gone)
 
-    def _raise_violation(self, rows: pl.DataFrame | None) -> None:
-        if rows is not None:
-            raise_violation(rows)
+    def _buffers(self, ready: SortBuffer) -> Buffers:
+        return Buffers(self.open, self.commits, ready)
+
+
+def _past_cut(run: Run, watermarks: RangeWatermarkMap) -> I64:
+    """The living prewrites whose cut_ts W(key) has passed."""
+    assert run.origins is not None
+    thresholds = Thresholds(run.origins["cut_ts"].to_numpy(), run.least_cut(), run.numbers["origin"])
+    return reached(run, thresholds, watermarks, strictly=True)
 
 
 def _undecided(commits: pl.DataFrame) -> list[Undecided]:
@@ -492,3 +373,13 @@ def _is_much(place: Place) -> bool:
     """Whether rows stay where they are: a few must not pin large segments, many cost too much to copy."""
     size = int(place.sizes(np.ones(len(place), np.bool_)).sum())
     return size > COPY_BYTES_MAX or 4 * size > sum(s.nbytes for s in place.segments)
+
+
+def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
+    """Whether a commit's only prewrite certainly is the committed one."""
+    commit_op = commits.numbers["op"][at]
+    sure = (commit_op == Op.NONE) | (commit_op == prewrites.numbers["op"][there])
+    fake = np.flatnonzero(prewrites.numbers["fake"][there])
+    if len(fake):
+        sure[fake] &= np.diff(commits.place.take(at[fake]).layout("value")[0]) == 0
+    return np.asarray(sure)

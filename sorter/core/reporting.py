@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from sorter.core.stall_detector import explained
 from sorter.core.task_core import TaskCore
 from sorter.core.traffic import Traffic
 from sorter.core.watermark import Stuck
@@ -69,7 +68,7 @@ class Reporter:
         oldest = sorted(stalled, key=lambda task_id: self._explained.get(task_id, ((), never))[1])
         for task_id in oldest[:EXPLAINED_AT_ONCE]:
             if now_s - self._explained.get(task_id, ((), never))[1] >= EXPLAIN_EVERY_S:
-                stuck = explained(stalled[task_id].core)
+                stuck = stalled[task_id].core.explain()
                 shown = [*stuck[: STUCK_MAX - 1], *stuck[STUCK_MAX - 1 :][-1:]]  # the last one is the open transaction
                 self._explained[task_id] = tuple(map(_stuck, shown)), now_s
 

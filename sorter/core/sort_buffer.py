@@ -21,7 +21,7 @@ from sorter.core.conflicts import READY, VERSION, frame_of_all, run_sized
 from sorter.rows.kernels import I64, U64, Flags
 from sorter.rows.output import NUMBERS, Output
 from sorter.rows.payload import Place, Segment, segment_of
-from sorter.rows.run import SEGMENT_BYTES, Needles, Numbers, Run, RunSet
+from sorter.rows.run import SEGMENT_BYTES, Need, Needles, Numbers, Run, RunSet
 from sorter.rows.saved import RunState, cut, states_of
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
@@ -80,6 +80,10 @@ class SortBuffer:
         place = Place.whole(segment_of(rows.select("key")))
         known = self.known(Needles(place, place.hashes(), np.ascontiguousarray(rows["commit_ts"].to_numpy())))
         return rows.filter(pl.Series(~known))
+
+    def needs(self, w: int) -> list[Need]:
+        """What `bytes_due` and `reach` read of saved runs and is not loaded."""
+        return [need for run in self.runs if run.span("commit_ts")[0] <= w for need in run.missing(("numbers",))]
 
     def bytes_due(self, w: int) -> int:
         """Bytes of keys and values of the rows at or below w."""

@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sorter.core.task_core import TaskCore
-from sorter.core.watermark import Stuck
-from sorter.rows.saved import RowsOutOfReach, StateUnreadable
 from tistream.errors import WatermarkStalled
-from tistream.keyrange import KeyRange
 from tistream.runtime.service import Problem
 
 STALLED_AFTER_S = 30.0
@@ -46,16 +43,8 @@ class StallDetector:
         self._since, self._batches, self.problems = since, batches, problems
 
 
-def explained(core: TaskCore, range_: KeyRange | None = None) -> list[Stuck]:
-    """`TaskCore.explain`, or one entry with the error when the rows it needs cannot be fetched."""
-    try:
-        return core.explain(range_)
-    except (RowsOutOfReach, StateUnreadable) as e:
-        return [Stuck(range=core.range if range_ is None else range_, w=None, reason=f"unknown: {e}")]
-
-
 def _error(core: TaskCore, w: int | None) -> WatermarkStalled:
-    stuck = explained(core)
+    stuck = core.explain()
     first = stuck[0] if stuck else None
     facts = {"region": first.region_id, "store": first.store_id, "file": first.file} if first else {}
     reasons = "; ".join(str(s) for s in stuck[:REASONS_MAX])

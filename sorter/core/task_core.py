@@ -1,9 +1,17 @@
 """State machine of one task, without I/O.
 
     FeedBatch --handle--> effects            rows first, then the watermark rows of the file
-    settle()  -> effects  while `settling`: W(key) has reached more commits than one step decides
+    settle()  -> effects  while `settling`: more commits to decide than one step may, or rows to load first
     pending() -> W        the highest watermark that can be written now, or None if it has not moved
     take(W)   -> rows     to write; they stay buffered until `flushed(W)` confirms them
+
+After a restore, rows lie in snapshot objects. Before a step, its `needs` name the parts that it reads and that are not
+loaded; the worker fetches and loads them and asks again, until there are none. Then the step runs without I/O. A step
+that has not begun because rows cannot be fetched changes nothing.
+
+    needs(batch)    before `handle`              needs_of_flush()    before `pending` and `flushable_bytes`
+    needs()         before `settle`              needs_of_explain()  before `explain`
+    Output.needs()  before the rows are read     needs_of_restore()  before `restore`
 
 Relations:
 
@@ -34,8 +42,8 @@ from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap, Stuck
 from sorter.rows.batch_rows import Arrivals
 from sorter.rows.output import Output
-from sorter.rows.run import Run
-from sorter.rows.saved import RunState
+from sorter.rows.run import Need, Run
+from sorter.rows.saved import RunState, needs_of_restore
 from tistream.errors import FeedGap, UpstreamContractViolated, invariant
 from tistream.feed.protocol import FeedBatch
 from tistream.ids import Position
@@ -146,8 +154,33 @@ class TaskCore:
 
     @property
     def settling(self) -> bool:
-        """Whether W(key) has reached commits that are not decided yet. They hold the watermark."""
+        """Whether `settle` has work: commits that W(key) has reached (they hold the watermark), or dead prewrites and
+        sparse runs that were not loaded."""
         return self._prewrites.settling
+
+    def needs(self, batch: FeedBatch | None = None) -> list[Need]:
+        """What `handle` of this batch, or without one the next `settle`, reads and is not loaded. `handle` decides
+        commits only if their rows are loaded, and leaves them to `settle` otherwise. FeedGap and CorruptObject as
+        `handle`."""
+        if batch is None or self.settling:
+            return self._prewrites.needs(self._watermarks, self._ready)
+        if not any(run.missing() for run in self._runs()) or not self._is_next(batch) or batch.closes:
+            return []
+        rows = Arrivals(batch, self.range, self._next_row_no) if batch.rows.num_rows else None
+        return self._prewrites.needs_of(rows, self._limits(), self._ready)
+
+    def needs_of_flush(self) -> list[Need]:
+        """What `pending` and `flushable_bytes` read and is not loaded."""
+        w = self.watermark()
+        return self._ready.needs(w) if w is not None and w > self._durable_ts else []
+
+    def needs_of_explain(self) -> list[Need]:
+        """What `explain` reads and is not loaded."""
+        return self._prewrites.needs_of_oldest_open()
+
+    def needs_of_restore(self, snapshot: CoreSnapshot) -> list[Need]:
+        """What `restore` of this snapshot reads and is not loaded."""
+        return needs_of_restore(snapshot.open, snapshot.commits, snapshot.ready, self.range, self._durable_ts)
 
     def settle(self) -> list[Effect]:
         """Decide a bounded number of reached commits. Raises UpstreamContractViolated."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sorter.rows.kernels import I64, U32, U64, fix_ties, lower_bounds, radix_order
 from sorter.rows.payload import Place, stacked
-from sorter.rows.run import Run
+from sorter.rows.run import Need, Run
 from tistream.model.change import COMMITTED, Op
 
 PIECE_ROWS = 1 << 18  #: of one piece, about
@@ -41,6 +41,10 @@ class Output:
         self._cuts: I64 | None = None  # per run the start of each piece, and the end of the last one
         self.rows = sum(len(at) for at in self._rows)
         self.nbytes = sum(int(run.numbers["size"][at].sum()) for run, at in due)
+
+    def needs(self) -> list[Need]:
+        """What `prepare` and `pieces` read of saved runs and is not loaded."""
+        return [need for run in self._runs for need in run.missing(("keys", "values", "numbers"))]
 
     @property
     def prepared(self) -> bool:

@@ -36,6 +36,9 @@ ARRAY_BYTES_MIN = 4 << 10  #: a smaller array stays in memory
 FAN_IN = 8  #: small runs merged into one; of larger runs, whose rows mostly leave soon, twice as many
 SMALL_ROWS = 4096
 
+PARTS = ("keys", "values", "numbers", "origins")  #: of a saved run, see `saved`
+PROBED = ("keys", "numbers")  #: the parts that `find` reads
+
 Index = tuple[U32, U32, U32, U64, U64]
 Numbers = Mapping[str, npt.NDArray[Any]]
 
@@ -75,6 +78,14 @@ class Needles:
         if not len(self) or not len(others):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         return _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.place, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A part of a saved run that the next step of the core reads and that is not loaded."""
+
+    run: Run
+    part: str
 
 
 class Reached(Protocol):
@@ -128,9 +139,6 @@ class Run:
     def __len__(self) -> int:
         return len(self.place)
 
-    def number(self, name: str) -> npt.NDArray[Any]:
-        return self.numbers[name]
-
     def ts(self, name: str) -> U64:
         found: U64 = self.numbers[name]
         return found
@@ -172,8 +180,13 @@ class Run:
             self._frozen[1].flags.writeable = False
         return self._frozen[1]
 
-    def keep_all(self) -> None:
-        """Load everything, so that the snapshot objects it lies in may be deleted."""
+    def missing(self, parts: Iterable[str] = PARTS) -> list[Need]:
+        """Those of the parts that are in a snapshot object and not loaded."""
+        return []
+
+    def may_have(self, needles: Needles, ts: str) -> bool:
+        """Whether it may have a row that is equal in (key, ts); reads no rows of a saved run."""
+        return True
 
     def again(self, alive: Flags, origins: pl.DataFrame | None) -> Run:
         """The same rows as another run, with these alive flags."""
@@ -274,6 +287,7 @@ class RunSet:
 
     names: Sequence[str]
     runs: list[Run] = field(default_factory=list)
+    wanted: list[Run] = field(default_factory=list)  #: that `tidy` could not copy because they are not loaded
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.runs)
@@ -301,12 +315,37 @@ class RunSet:
                     out.append((run, found, rows))
         return out
 
+    def needs(self, needles: Needles, ts: str) -> list[Need]:
+        """What `find` of these needles reads and is not loaded."""
+        unloaded = [run for run in self.runs if run.live and run.missing(PROBED)] if len(needles) else []
+        return [need for run in unloaded if run.may_have(needles, ts) for need in run.missing(PROBED)]
+
+    def needs_of_matches(self, needles: Needles, ts: str) -> list[Need]:
+        """What is not loaded of the runs in which `find` finds rows."""
+        unloaded = RunSet(self.names, [run for run in self.runs if run.missing()])
+        return [need for run, *_ in unloaded.find(needles, ts) for need in run.missing()]
+
+    def needs_of_lowest(self, ts: str) -> list[Need]:
+        """What `lowest` reads and is not loaded."""
+        lowest = None
+        for low, run in self._by_lowest(ts):
+            if lowest is not None and low > lowest:
+                break
+            if needs := run.missing(PROBED):
+                return needs
+            mine = int(run.ts(ts)[run.alive].min())
+            lowest = mine if lowest is None else min(lowest, mine)
+        return []
+
+    def _by_lowest(self, ts: str) -> list[tuple[int, Run]]:
+        return sorted(((run.span(ts)[0], run) for run in self.runs if run.live), key=itemgetter(0))
+
     def lowest(self, ts: str) -> tuple[int, int, bytes] | None:
         """The lowest timestamp of a living row, how many rows have it, and the key of one; None if empty."""
         lowest, count, key = None, 0, b""
-        for low, run in sorted(((run.span(ts)[0], run) for run in self.runs if run.live), key=itemgetter(0)):
+        for low, run in self._by_lowest(ts):
             if lowest is not None and low > lowest:
-                break  # the rows of later runs need not be fetched
+                break
             found = run.ts(ts)[run.alive]
             mine = int(found.min())
             if lowest is None or mine < lowest:
@@ -328,10 +367,14 @@ class RunSet:
 
     def tidy(self, is_leaving: Callable[[Run], bool] = lambda run: False) -> None:
         """Drop empty runs and compact sparse ones: for each rule at most RUN_ROWS rows. Runs of SMALL_ROWS or more that
-        leave soon are not merged."""
+        leave soon are not merged. Runs that are not loaded become `wanted`; load them and call it again."""
         self.runs = [run for run in self.runs if run.live]
+        self.wanted = []
         for choose in (self._too_old, self._half_empty, lambda: self._of_one_size(is_leaving)):
             chosen = choose()
+            if any(run.missing() for run in chosen):
+                self.wanted += chosen
+                continue
             if not chosen:
                 continue
             gone = {id(run) for run in chosen}

@@ -1,4 +1,4 @@
-"""Runs that lie in snapshot objects: known facts, and parts that are fetched on demand.
+"""Runs that lie in snapshot objects: known facts, and parts that are loaded when a step needs them.
 
 A `Group` is rows that were written together, in four parts of one object:
 
@@ -7,9 +7,10 @@ A `Group` is rows that were written together, in four parts of one object:
     numbers    timestamps, flags, and the origin of each row; a constant column is a fact instead
     origins    the subscriptions and files of the rows
 
-A `SavedRun` is a group as a run: it knows the alive flags and the facts of its group (ranges of timestamps and keys,
-the lowest cut_ts), and fetches a part on first use. Hashes and indexes are rebuilt from the keys, which is faster than
-fetching them.
+A `SavedRun` is a group as a run. It begins with the alive flags and the facts of its group (ranges of timestamps and
+keys, the lowest cut_ts). The core states which parts its next step reads (`Need`), the worker fetches them, `load`
+adds them; reading a part that is not loaded is a bug. Hashes and indexes are rebuilt from the keys, which is faster
+than fetching them.
 
 Alive flags are not part of a group: a `RunState` holds them for one point in time. After a save, the rows of a run that
 arrived here lie in one or more groups; each `Piece` names some of them.
@@ -20,9 +21,8 @@ state. `saving` decides what is saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,36 +33,16 @@ import pyarrow as pa
 from sorter.rows.batch_rows import from_arrow, rows_inside
 from sorter.rows.kernels import I64, U64, Flags
 from sorter.rows.payload import Place, Segment, columns_of
-from sorter.rows.run import Needles, Run
-from tistream.codec.segment_file import decode_segment
-from tistream.errors import CorruptObject, ObjectNotFound, StoreError, StoreUnavailable, TiStreamError
+from sorter.rows.run import PARTS, PROBED, Need, Needles, Run, RunSet
+from tistream.errors import invariant
 from tistream.keyrange import KeyRange
 
-PARTS = ("keys", "values", "numbers", "origins")
 SUBSCRIPTION_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
 #: subscriptions whose tenure_ready_ts became known after their rows were saved
 LATE_READY = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*SUBSCRIPTION_ID, "told")])
 NO_LATE_READY = pl.DataFrame(schema=dict.fromkeys(LATE_READY.names, pl.UInt64))
 
 Rows = npt.NDArray[np.uint32]
-Fetch = Callable[[str], pa.Table]  #: a part of one group, by its name
-Read = Callable[[str, int, int], bytes]  #: (object key, offset, length) -> bytes
-
-
-class RowsOutOfReach(StoreUnavailable):
-    """Rows in a snapshot object could not be fetched; the operation that needed them is half done."""
-
-    code = "TS-1035"
-    hint = "The task restarts from its snapshot automatically once the object store answers."
-
-
-class StateUnreadable(CorruptObject):
-    """An object of a task's saved state is missing or damaged. The task stops; its log and its batch files stay."""
-
-    code = "TS-1065"
-    hint = (
-        "Restore the object that the error names, from a version or a copy of the bucket; then: tistream tasks retry."
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +109,40 @@ def states_of(runs: Iterable[Run]) -> tuple[RunState, ...]:
     return tuple(RunState(run, run.frozen(), run.live, _own_origins(run), run.saved) for run in runs if run.live)
 
 
-def cut(run: Run, range_: KeyRange) -> None:
+def needs_of_restore(
+    open_: Sequence[RunState], commits: Sequence[RunState], ready: Sequence[RunState], range_: KeyRange, durable_ts: int
+) -> list[Need]:
+    """What a restore reads and is not loaded: the keys of runs that are cut to the range, rows that were written since,
+    and undecided commits."""
+    begun = [s for s in commits if s.run.span("commit_ts")[0] <= durable_ts]
+    partly = [s for s in ready if (span := s.run.span("commit_ts"))[0] <= durable_ts < span[1]]
+    needs = [n for s in (*open_, *commits, *ready) if _is_cut(s.run, range_) for n in s.run.missing(("keys",))]
+    needs += [need for s in begun for need in s.run.missing(PROBED)]
+    needs += [need for s in partly for need in s.run.missing(("numbers",))]
+    needs += [need for s in commits if s.run.facts.get("asked", True) for need in s.run.missing()]
+    if needs:
+        return needs
+    starts = [_written(s.run, s.alive, durable_ts) for s in begun]
+    unloaded = RunSet((), [s.run for s in open_])
+    return [need for needles in starts for need in unloaded.needs(needles, "start_ts")]
+
+
+def _written(run: Run, alive: Flags, durable_ts: int) -> Needles:
+    """The prewrites of commits that were written."""
+    return run.needles(np.flatnonzero(alive & (run.ts("commit_ts") <= np.uint64(durable_ts))), "start_ts")
+
+
+def _is_cut(run: Run, range_: KeyRange) -> bool:
+    """Whether some of its rows may lie outside of the range."""
     keys = run.facts.get("keys")
     if keys is not None and keys[0] >= range_.start and (not range_.end or keys[1] < range_.end):
-        return
-    if not range_.start and not range_.end:
+        return False
+    return bool(range_.start or range_.end)
+
+
+def cut(run: Run, range_: KeyRange) -> None:
+    """Remove the rows outside of the range."""
+    if not _is_cut(run, range_):
         return
     at = run.living()
     inside = rows_inside(run.place.take(at).column("key"), range_)
@@ -156,21 +165,20 @@ def with_late_ready(origins: pl.DataFrame, late_ready: pl.DataFrame) -> pl.DataF
 
 
 class SavedRun(Run):
-    """A group as a run. Anything that fetches raises the errors of `fetch`."""
+    """A group as a run."""
 
-    __slots__ = ("_fetch", "_group", "_late_ready", "_numbers", "_origins", "_place", "_segment")
+    __slots__ = ("_late_ready", "_numbers", "_origins", "_place", "_segment", "group")
 
-    def __init__(self, group: Group, alive: Flags, read: Read, late_ready: pl.DataFrame) -> None:
+    def __init__(self, group: Group, alive: Flags, late_ready: pl.DataFrame) -> None:
         """`late_ready`: LATE_READY of the snapshot that names the group."""
-        self._group, self._late_ready = group, late_ready
-        self._fetch: Fetch = partial(fetch, group, read)
-        self._segment: Segment = SavedSegment(group, self._fetch)
+        self.group, self._late_ready = group, late_ready
+        self._segment = SavedSegment(group)
         self._place: Place | None = None
         self._numbers: dict[str, npt.NDArray[Any]] | None = None
         self._origins: pl.DataFrame | None = None
         self.hashes, self.young, self.reach = None, None, None
         self.saved = (Piece(group, 0, None),)
-        self.facts = {**group.spans, "keys": group.keys, "cut": group.cut}
+        self.facts = {**group.spans, "keys": group.keys, "cut": group.cut, "unready": group.unready}
         if group.same.get("asked", ("", 1))[1] == 0:
             self.facts["asked"] = False
         self._indexes = {}
@@ -178,7 +186,7 @@ class SavedRun(Run):
         self.set_alive(alive)
 
     def __len__(self) -> int:
-        return self._group.rows
+        return self.group.rows
 
     @property
     def place(self) -> Place:
@@ -188,19 +196,44 @@ class SavedRun(Run):
 
     @place.setter
     def place(self, place: Place) -> None:
-        self._place, self._segment = place, place.segments[0]
+        (segment,) = place.segments
+        assert isinstance(segment, SavedSegment)
+        self._place, self._segment = place, segment
+
+    def missing(self, parts: Iterable[str] = PARTS) -> list[Need]:
+        return [Need(self, part) for part in parts if part in self.group.parts and not self._has(part)]
+
+    def load(self, part: str, rows: pa.Table) -> None:
+        """Add a part as it was fetched. Repeats are ignored."""
+        if self._has(part):
+            return
+        if part == "numbers":
+            self._set_numbers({name: _array(rows.column(name)) for name in rows.column_names})
+        elif part == "origins":
+            origins = from_arrow(rows)
+            late = self.group.unready and self._late_ready.height
+            self._origins = with_late_ready(origins, self._late_ready) if late else origins
+        else:
+            self._segment.load(part, rows)
+
+    def _has(self, part: str) -> bool:
+        if part == "numbers":
+            return self._numbers is not None
+        if part == "origins":
+            return self._origins is not None
+        return self._segment.has(part)
 
     @property
     def numbers(self) -> dict[str, npt.NDArray[Any]]:
         if self._numbers is None:
-            found: dict[str, npt.NDArray[Any]] = {}
-            if "numbers" in self._group.parts:
-                table = self._fetch("numbers")
-                found = {name: _array(table.column(name)) for name in table.column_names}
-            for name, (type_, value) in self._group.same.items():
-                found[name] = np.broadcast_to(np.array([value]).astype(type_), len(self))
-            self._numbers = found
+            invariant("numbers" not in self.group.parts, "rows are read before they are loaded", part="numbers")
+            self._set_numbers({})
+        assert self._numbers is not None
         return self._numbers
+
+    def _set_numbers(self, found: dict[str, npt.NDArray[Any]]) -> None:
+        same = {n: np.broadcast_to(np.array([v]).astype(type_), len(self)) for n, (type_, v) in self.group.same.items()}
+        self._numbers = {**found, **same}
 
     @numbers.setter
     def numbers(self, numbers: dict[str, npt.NDArray[Any]]) -> None:
@@ -208,11 +241,7 @@ class SavedRun(Run):
 
     @property
     def origins(self) -> pl.DataFrame | None:
-        if self._origins is None and "origins" in self._group.parts:
-            found = from_arrow(self._fetch("origins"))
-            self._origins = (
-                with_late_ready(found, self._late_ready) if self._group.unready and self._late_ready.height else found
-            )
+        invariant(self._has("origins") or "origins" not in self.group.parts, "rows are read before they are loaded")
         return self._origins
 
     @origins.setter
@@ -224,42 +253,23 @@ class SavedRun(Run):
         return self._origins
 
     def unready(self) -> bool:
-        return self._group.unready and super().unready()
-
-    def keep_all(self) -> None:
-        """Fetch what is not loaded yet. Raises RowsOutOfReach."""
-        for name in ("key", "value"):
-            self._segment.columns.get(name)
-        self.numbers = self.numbers
-        self.origins = self.origins
+        return self.group.unready and super().unready()
 
     def again(self, alive: Flags, origins: pl.DataFrame | None) -> Run:
         new = object.__new__(SavedRun)
-        for name in (
-            "_fetch",
-            "_group",
-            "_numbers",
-            "_place",
-            "_segment",
-            "_late_ready",
-            "_indexes",
-            "hashes",
-            "young",
-        ):
+        for name in ("group", "_numbers", "_place", "_segment", "_late_ready", "_indexes", "hashes", "young"):
             setattr(new, name, getattr(self, name))
-        new._origins, new.reach, new._frozen, new.facts = origins, None, None, dict(self.facts)
+        new._origins = self._origins if origins is None else origins
+        new.reach, new._frozen, new.facts = None, None, dict(self.facts)
         new.saved = ()
         new.set_alive(alive)
         return new
 
     def find(self, needles: Needles, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
-        if self._numbers is not None:
-            return super().find(needles, ts, wanted)
-        near = self._near(needles, ts)
-        if not len(near):
-            return near, near
-        found, rows = super().find(needles.take(near), ts, None if wanted is None else wanted[near])
-        return near[found], rows
+        if self.missing(PROBED):
+            invariant(not self.may_have(needles, ts), "rows are read before they are loaded")
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return super().find(needles, ts, wanted)
 
     def segments(self) -> tuple[Segment, ...]:
         return (self._segment,) if self._place is None else self._place.segments
@@ -272,26 +282,26 @@ class SavedRun(Run):
 
     def exchange(self, moved: Mapping[int, Segment]) -> None:
         if self._place is None:
-            self._segment = moved.get(id(self._segment), self._segment)
+            segment = moved.get(id(self._segment), self._segment)
+            assert isinstance(segment, SavedSegment)
+            self._segment = segment
         super().exchange(moved)
 
-    def _near(self, needles: Needles, ts: str) -> I64:
+    def may_have(self, needles: Needles, ts: str) -> bool:
         low, high = self.span(ts)
         near = np.flatnonzero((needles.ts >= np.uint64(low)) & (needles.ts <= np.uint64(high)))
-        keys = needles.place.take(near).series("key")
-        first, last = (pl.lit(key, pl.Binary) for key in self._group.keys)
-        inside = pl.DataFrame({"key": keys}).select((pl.col("key") >= first) & (pl.col("key") <= last)).to_series()
-        found: I64 = near[inside.to_numpy()]
-        return found
+        first, last = (pl.lit(key, pl.Binary) for key in self.group.keys)
+        keys = pl.DataFrame({"key": needles.place.take(near).series("key")})
+        return bool(keys.select(pl.col("key").is_between(first, last).any()).item())
 
 
 class SavedSegment(Segment):
-    """The bytes of a group. Keys and values are fetched on first use."""
+    """The bytes of a group: keys and values, once they are loaded."""
 
-    __slots__ = ("_disk", "_fetch", "_group", "_memory")
+    __slots__ = ("_disk", "_group", "_memory")
 
-    def __init__(self, group: Group, fetch: Fetch) -> None:
-        self._group, self._fetch = group, fetch
+    def __init__(self, group: Group) -> None:
+        self._group = group
         self.rows, self.nbytes, self.on_disk = group.rows, group.raw_bytes, False
         self._memory: dict[str, int] = {}  # part -> bytes
         self._disk: dict[str, int] = {}
@@ -305,11 +315,18 @@ class SavedSegment(Segment):
     def disk_bytes(self) -> int:
         return sum(self._disk.values())
 
-    def load(self, part: str) -> None:
-        if part not in self._memory and part not in self._disk and part in self._group.parts:
-            batch = self._fetch(part).combine_chunks().to_batches()[0]
-            self.columns.update(columns_of(batch))
-            self._memory[part] = int(batch.nbytes)
+    def has(self, part: str) -> bool:
+        return part in self._memory or part in self._disk
+
+    def lacks(self, column: str) -> bool:
+        """Whether the column's part is not loaded."""
+        part = "keys" if column == "key" else "values"
+        return part in self._group.parts and not self.has(part)
+
+    def load(self, part: str, rows: pa.Table) -> None:
+        batch = rows.combine_chunks().to_batches()[0]
+        self.columns.update(columns_of(batch))
+        self._memory[part] = int(batch.nbytes)
 
     def in_memory(self) -> list[pa.RecordBatch]:
         return [
@@ -320,7 +337,7 @@ class SavedSegment(Segment):
         ]
 
     def spilled(self, written: Sequence[pa.RecordBatch]) -> Segment:
-        new = SavedSegment(self._group, self._fetch)
+        new = SavedSegment(self._group)
         new.columns.update(self.columns)
         new._disk = {**self._disk, **self._memory}
         for batch in written:
@@ -332,49 +349,15 @@ _OF_PART = {"keys": ("key",), "values": ("value", "old_value")}
 
 
 class _Columns(dict[str, Any]):
-    """The loaded columns of a saved segment; asking for another one fetches its part."""
+    """The loaded columns of a saved segment."""
 
     def __init__(self, segment: SavedSegment) -> None:
         super().__init__()
-        self._load = segment.load
+        self._lacks = segment.lacks
 
     def get(self, name: str, default: Any = None) -> Any:
-        if name not in self:
-            self._load("keys" if name == "key" else "values")
+        invariant(name in self or not self._lacks(name), "rows are read before they are loaded", part=name)
         return super().get(name, default)
-
-
-def fetch(group: Group, read: Read, name: str) -> pa.Table:
-    """A part of a group. RowsOutOfReach when it cannot be fetched, StateUnreadable when it is missing or damaged."""
-    try:
-        return _fetched(group, read, name)
-    except CorruptObject:
-        pass  # possibly damaged in transit: read again
-    except StoreError as e:
-        raise _fetch_error(group, name, e) from e
-    try:
-        return _fetched(group, read, name)
-    except (StoreError, CorruptObject) as e:
-        raise _fetch_error(group, name, e) from e
-
-
-def _fetched(group: Group, read: Read, name: str) -> pa.Table:
-    part = group.parts[name]
-    return decode_segment(
-        group.object_key,
-        part.number,
-        read(group.object_key, part.offset, part.length),
-        crc=part.crc,
-        rows=None if name == "origins" else group.rows,
-        raw_length=part.raw_length,
-        offset=part.offset,
-    )
-
-
-def _fetch_error(group: Group, name: str, error: StoreError | CorruptObject) -> TiStreamError:
-    permanent = isinstance(error, (ObjectNotFound, CorruptObject))
-    kind = StateUnreadable if permanent else RowsOutOfReach
-    return kind(object=group.object_key, part=name, cause=str(error))
 
 
 def _own_origins(run: Run) -> pl.DataFrame | None:

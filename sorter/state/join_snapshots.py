@@ -7,7 +7,7 @@ state is what one core over the whole range would have, provided that all states
 written out up to the same timestamp. Rows stay in their groups; a group that several states share becomes one again,
 with the rows of all.
 
-Pure: `read` is passed on to fetch rows later; nothing is fetched here.
+Pure; no rows are read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pyarrow as pa
 from sorter.core.task_core import CoreSnapshot
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.kernels import Flags
-from sorter.rows.saved import SUBSCRIPTION_ID, Group, Read, RunState, SavedRun, states_of
+from sorter.rows.saved import SUBSCRIPTION_ID, Group, RunState, SavedRun, states_of
 from sorter.state.snapshot import ROW_KINDS
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
 
 
-def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> CoreSnapshot:
+def joined(range_: KeyRange, states: Sequence[CoreSnapshot]) -> CoreSnapshot:
     """The state of `range_` from those of its parts, in key order, as they were read from their files."""
     first = states[0]
     for other in states[1:]:
@@ -51,7 +51,7 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot], read: Read) -> Core
     slices, waiting = watermarks.snapshot()
     runs = {
         kind: states_of(
-            SavedRun(group, alive, read, late_ready)
+            SavedRun(group, alive, late_ready)
             for group, alive in _groups(run for state in states for run in getattr(state, kind))
         )
         for kind in ROW_KINDS

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from sorter.core.task_core import CoreSnapshot
 from sorter.rows.kernels import Flags
-from sorter.rows.run import RUN_ROWS, Run, merge
+from sorter.rows.run import RUN_ROWS, Need, Run, merge
 from sorter.rows.saved import Group, Part, Piece, Rows, RunState, spans_of
 from sorter.state.snapshot import ROW_KINDS, build_state_file, named
 from tistream.codec.segment_file import SegmentFileWriter, SegmentInfo
@@ -77,6 +77,8 @@ class Save:
         self._state, self._next_key, self._write_id = state, next_key, write_id
         self._key: SnapshotKey | None = None
         self._pieces: dict[Run, list[Piece]] = {}
+        self._held = _held(state)
+        self._released = _released(self._held)
         self.new: dict[str, int] = {}  #: key of each new object -> its size, bytes
         self.keeps: frozenset[str] = frozenset()  #: keys of older objects that the state refers to
 
@@ -85,11 +87,15 @@ class Save:
         assert self._key is not None, "write the objects first"
         return self._key
 
+    def needs(self) -> list[Need]:
+        """What `objects` reads of saved runs and is not loaded: the rows of objects to release."""
+        states = [state for kind in ROW_KINDS for state in getattr(self._state, kind)]
+        gone = [s for s in states if any(piece.group.object_key in self._released for piece in s.saved)]
+        return [need for state in gone for need in state.run.missing()]
+
     def objects(self) -> Iterator[tuple[str, bytes]]:
-        """(key, bytes) of each object to PUT, in this order, the state last. RowsOutOfReach when rows that must be
-        rewritten cannot be fetched."""
-        held = self._held()
-        released = _released(held)
+        """(key, bytes) of each object to PUT, in this order, the state last. Load what it `needs` before."""
+        held, released = self._held, self._released
         kept = {group: flags for group, flags in held.items() if group.object_key not in released and flags.any()}
         self.keeps = frozenset(group.object_key for group in kept)
         writer: _ObjectWriter | None = None
@@ -113,19 +119,6 @@ class Save:
         for run, pieces in self._pieces.items():
             run.saved = tuple(pieces)
 
-    def _held(self) -> dict[Group, Flags]:
-        held: dict[Group, Flags] = {}
-        for kind in ROW_KINDS:
-            for state in getattr(self._state, kind):
-                for piece in state.saved:
-                    alive = state.alive if piece.rows is None else state.alive[piece.rows]
-                    if len(alive) == piece.group.rows:
-                        held[piece.group] = alive
-                        continue
-                    flags = held.setdefault(piece.group, np.zeros(piece.group.rows, np.bool_))
-                    flags[piece.first : piece.first + len(alive)] = alive
-        return held
-
     def _sources(
         self, kind: str, kept: dict[Group, Flags], released: frozenset[str]
     ) -> Iterator[tuple[RunState, Rows]]:
@@ -136,7 +129,6 @@ class Save:
                 yield state, np.flatnonzero(state.alive).astype(np.uint32)
             for piece in state.saved:
                 if piece.group.object_key in released:
-                    state.run.keep_all()
                     rows = np.arange(len(state.alive), dtype=np.uint32) if piece.rows is None else piece.rows
                     yield state, rows[state.alive[rows]]
 
@@ -196,6 +188,20 @@ def _column_of(run: Run, name: str) -> pa.ChunkedArray:
     """A column of all rows. Segments are in row order, as `merge` makes them."""
     found = [(s.columns.get(name), s.rows) for s in run.place.segments]
     return pa.chunked_array([pa.nulls(rows, pa.binary()) if c is None else c.array for c, rows in found], pa.binary())
+
+
+def _held(state: CoreSnapshot) -> dict[Group, Flags]:
+    held: dict[Group, Flags] = {}
+    for kind in ROW_KINDS:
+        for run in getattr(state, kind):
+            for piece in run.saved:
+                alive = run.alive if piece.rows is None else run.alive[piece.rows]
+                if len(alive) == piece.group.rows:
+                    held[piece.group] = alive
+                    continue
+                flags = held.setdefault(piece.group, np.zeros(piece.group.rows, np.bool_))
+                flags[piece.first : piece.first + len(alive)] = alive
+    return held
 
 
 def _released(held: dict[Group, Flags]) -> frozenset[str]:

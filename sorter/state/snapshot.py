@@ -7,7 +7,7 @@
     slices      the watermark map                                                        (watermark.SLICES)
     waiting     waiting watermark rows                                                   (watermark.WAITING)
 
-Reading it fetches no rows: they become `saved.SavedRun`. A kind has as many segments as it needs, in order, or none.
+Reading it loads no rows: they become `saved.SavedRun`. A kind has as many segments as it needs, in order, or none.
 The positions in the head are for people and for a check: the catalog's, switched together with the pointer to this
 object, are authoritative.
 """
@@ -25,7 +25,8 @@ from sorter.core.task_core import CoreSnapshot
 from sorter.core.watermark import SLICES, WAITING
 from sorter.rows.batch_rows import from_arrow
 from sorter.rows.kernels import Flags
-from sorter.rows.saved import LATE_READY, PARTS, Group, Part, Read, SavedRun, bits_of, flags_of, states_of
+from sorter.rows.run import PARTS
+from sorter.rows.saved import LATE_READY, Group, Part, SavedRun, bits_of, flags_of, states_of
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject
 from tistream.ids import Position
@@ -100,8 +101,8 @@ def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Grou
     return writer.finish()
 
 
-def read_state_file(name: str, data: bytes | memoryview, read: Read) -> LoadedSnapshot:
-    """The state in a file. CorruptObject when it is damaged or not a snapshot. `read` fetches its rows on demand."""
+def read_state_file(name: str, data: bytes | memoryview) -> LoadedSnapshot:
+    """The state in a file. CorruptObject when it is damaged or not a snapshot."""
     file = _opened(name, data)
     unknown = {s.kind for s in file.segments} - set(_KINDS)
     if unknown:
@@ -112,7 +113,7 @@ def read_state_file(name: str, data: bytes | memoryview, read: Read) -> LoadedSn
     try:
         for row in tables["runs"].to_pylist():
             group = _group(row)
-            runs[group.kind].append(SavedRun(group, flags_of(row["alive"], group.rows), read, late_ready))
+            runs[group.kind].append(SavedRun(group, flags_of(row["alive"], group.rows), late_ready))
     except (KeyError, TypeError, ValueError) as e:
         raise CorruptObject("malformed runs in a snapshot", object=name, cause=repr(e)) from e
     try:

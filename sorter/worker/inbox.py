@@ -50,5 +50,12 @@ class Inbox:
             self._room.notify_all()
             return batch
 
+    def put_back(self, batch: FeedBatch) -> None:
+        """Return the batch that was taken last."""
+        with self._room:
+            self._stores.setdefault(batch.store_id, deque()).appendleft(batch)
+            self.count += 1
+            self.bytes += batch.nbytes
+
     def _has_room(self, store_id: int) -> bool:
         return store_id not in self._stores or (self.count < self._batches_max and self.bytes < self._bytes_max)

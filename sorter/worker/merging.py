@@ -28,6 +28,7 @@ from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
 from sorter.worker.publisher import Publisher
 from sorter.worker.runner import TaskRunner
+from sorter.worker.stored_core import load
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.snapshots import NewSnapshot
@@ -124,8 +125,9 @@ class Merging:
         states = [self._rows_saved(runner.core.snapshot(), left.next_key, written) for runner in both]
         both_ranges = KeyRange(left.row.range.start, right.row.range.end)
         halves = [at_barrier(state, runner.row.range, until) for state, runner in zip(states, both, strict=True)]
-        state = joined(both_ranges, halves, self._store.get_range)
+        state = joined(both_ranges, halves)
         save = Save(state, left.next_key, secrets.token_hex(16))
+        load(save.needs, self._store.get_range)
         for key, data in save.objects():
             self._store.put(key, data)
         snapshot = NewSnapshot(
@@ -149,13 +151,14 @@ class Merging:
     ) -> CoreSnapshot:
         """The same state with all of its rows in objects; adds the new objects to `written`."""
         save = Save(state, next_key, secrets.token_hex(16))
+        load(save.needs, self._store.get_range)
         last = "", b""
         for key, data in save.objects():
             if last[0]:
                 self._store.put(*last)
                 written[last[0]] = len(last[1])
             last = key, data
-        return read_state_file(*last, self._store.get_range).state  # the state is only needed here
+        return read_state_file(*last).state  # the state is only needed here
 
 
 def _place(now: _Attempt, left: TaskRunner, right: TaskRunner, publisher: Publisher) -> Positions | None:

@@ -2,12 +2,13 @@
 
     load      read snapshot and positions as of one moment, or refuse so that the worker retries. Rows stay in their
               objects until needed
-    absorb    take the batches of the readers
+    absorb    take the batches of the readers; one whose rows cannot be matched, because those of the snapshot cannot be
+              fetched, goes back and is taken later
     save      PUT new rows and the state, then switch the pointer, the set of objects and the positions together,
               guarded by the epoch
 
 A runner never decides that a task is lost: it raises Fenced, and the worker drops it. When a step of the core fails
-half-way, the core is unusable (`core_error`): the worker drops it and loads it again. An error that no other sorter
+unexpectedly, the core is unusable (`core_error`): the worker drops it and loads it again. An error that no other sorter
 could handle better (an upstream contract violation, an unreadable state) is `broken`: the task stops in the catalog.
 """
 
@@ -20,15 +21,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from sorter.core.task_core import CoreSnapshot, Effect, TaskCore
+from sorter.core.task_core import CoreSnapshot, Effect
 from sorter.core.traffic import Traffic
-from sorter.rows.saved import RowsOutOfReach, StateUnreadable
 from sorter.state.merge_barrier import is_beyond
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
 from sorter.worker.inbox import Inbox
 from sorter.worker.publisher import Publication
 from sorter.worker.reader import Read, Reader
+from sorter.worker.stored_core import RowsOutOfReach, StateUnreadable, StoredCore, load
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.snapshots import NewSnapshot, positions, switch_snapshot
@@ -64,12 +65,13 @@ class Absorbed:
     rows: int
     nbytes: int
     more: bool  #: more can be done at once
+    error: RowsOutOfReach | None = None  #: why it stopped early; repeat it later
 
 
 class TaskRunner:
     """A task that this worker owns, at one epoch."""
 
-    def __init__(self, row: TaskRow, core: TaskCore, catalog: Catalog, store: ObjectStore) -> None:
+    def __init__(self, row: TaskRow, core: StoredCore, catalog: Catalog, store: ObjectStore) -> None:
         self.row = row
         self.core = core
         self.publication = Publication(core=core, epoch=row.epoch)
@@ -98,7 +100,7 @@ class TaskRunner:
     def load(cls, row: TaskRow, catalog: Catalog, store: ObjectStore) -> TaskRunner:
         """The task as of its last snapshot. StateUnreadable when that is missing, damaged or of another task, Fenced
         when the task changed hands meanwhile; other store and catalog errors pass through."""
-        core = TaskCore(row.task_id, row.range, row.start_ts, row.durable_ts)
+        core = StoredCore(row.task_id, row.range, row.start_ts, row.durable_ts, store.get_range)
         if row.snapshot_key is not None:
             consumed = positions(catalog, row.task_id)
             try:
@@ -150,29 +152,32 @@ class TaskRunner:
         step decides: those go first, one step per call. With `bytes_max` 0 nothing is taken. An upstream contract
         violation halts the task."""
         settled = not self.halted and self.core.settling
-        if settled:
-            self._step(self.core.settle)
-        bytes_max = min(bytes_max, self._allowance())
         batches = rows = size = 0
-        late = False
-        while batches < batches_max and size < bytes_max and not self.halted and not self.core.settling:
-            batch = self.inbox.take()
-            if batch is None:
-                break
-            batches += 1
-            if self._until is not None and is_beyond(batch, self._until):
-                self._skipped = True
-                continue
-            rows += batch.rows.num_rows
-            size += batch.nbytes
-            self._absorb(batch)
-            if late := is_late():
-                break
+        late, error = False, None
+        try:
+            if settled:
+                self._step(self.core.settle)
+            bytes_max = min(bytes_max, self._allowance())
+            while batches < batches_max and size < bytes_max and not self.halted and not self.core.settling:
+                batch = self.inbox.take()
+                if batch is None:
+                    break
+                if self._until is not None and is_beyond(batch, self._until):
+                    self._skipped = True
+                else:
+                    self._absorb(batch)
+                    rows += batch.rows.num_rows
+                    size += batch.nbytes
+                batches += 1
+                if late := is_late():
+                    break
+        except RowsOutOfReach as e:
+            error = e
         more = not self.halted and (late or batches == batches_max or 0 < bytes_max <= size or self.core.settling)
         self.more = more
         if settled or batches:
             self._counted = None
-        return Absorbed(batches=batches, rows=rows, nbytes=size, more=more)
+        return Absorbed(batches=batches, rows=rows, nbytes=size, more=more, error=error)
 
     @property
     def backlog(self) -> int:
@@ -192,7 +197,7 @@ class TaskRunner:
         return self.core.bytes_held() + self.inbox.bytes
 
     def check_watermark(self) -> None:
-        """Raise the error that prevents reading the watermark: rows of undecided commits may have to be fetched."""
+        """Raise whatever prevents reading the watermark, so that it concerns this task alone."""
         self.core.watermark()
 
     def report(self) -> TaskState:
@@ -245,6 +250,7 @@ class TaskRunner:
             return
         state = self.core.snapshot()
         save = Save(state, self.next_key, secrets.token_hex(16))
+        load(save.needs, self._store.get_range)
         try:
             for key, data in save.objects():
                 self._store.put(key, data)
@@ -323,6 +329,9 @@ class TaskRunner:
     def _absorb(self, batch: FeedBatch) -> None:
         try:
             self._step(lambda: self.core.handle(batch))
+        except RowsOutOfReach:
+            self.inbox.put_back(batch)
+            raise
         except (FeedGap, CorruptObject) as e:
             self._resubscribe_store(batch.store_id, e)
         else:
@@ -340,9 +349,9 @@ class TaskRunner:
             effects = step()
         except (UpstreamContractViolated, StateUnreadable) as e:
             self.stop_for(e)
-        except (FeedGap, CorruptObject):
+        except (RowsOutOfReach, FeedGap, CorruptObject):
             raise  # the core is unchanged
-        except Exception as e:  # noqa: BLE001 - the core is half-way and is loaded again
+        except Exception as e:  # noqa: BLE001 - the core may be half-way and is loaded again
             log.warning("core step failed, reloading the task", task=self.task_id, error=str(e))
             self.core_error = e
         else:
@@ -367,9 +376,9 @@ class TaskRunner:
 
 def _state(store: ObjectStore, row: TaskRow, key: str) -> CoreSnapshot:
     try:
-        state = read_state_file(key, store.get(key), store.get_range).state
+        state = read_state_file(key, store.get(key)).state
     except CorruptObject:  # possibly damaged in transit: read again
-        state = read_state_file(key, store.get(key), store.get_range).state
+        state = read_state_file(key, store.get(key)).state
     if state.start_ts != row.start_ts or state.durable_ts > row.durable_ts:
         raise CorruptObject("the snapshot belongs to another history of the task", object=key, task=row.task_id)
     return state

@@ -23,10 +23,9 @@ from functools import partial
 import structlog
 
 from sorter.core.reporting import Reporter
-from sorter.core.stall_detector import StallDetector, explained
+from sorter.core.stall_detector import StallDetector
 from sorter.core.task_core import CoreStats
 from sorter.core.watermark import Stuck
-from sorter.rows.saved import StateUnreadable
 from sorter.worker import measures
 from sorter.worker.fair_schedule import FairSchedule
 from sorter.worker.flushing import Flushing
@@ -40,6 +39,7 @@ from sorter.worker.pump import Pump
 from sorter.worker.reader import FeedReader, Reader
 from sorter.worker.runner import TaskRunner
 from sorter.worker.spill import Spill
+from sorter.worker.stored_core import StateUnreadable
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.stores import stores_of_tenants
@@ -216,7 +216,7 @@ class SorterWorker:
         """What the watermark of a task, or of a part of its range, waits for; empty when the task is not here."""
         with self._state:
             runner = self._runners.get(task_id)
-            return [] if runner is None else explained(runner.core, range_)
+            return [] if runner is None else runner.core.explain(range_)
 
     def _beat(self) -> None:
         if self._loop.crashed:
@@ -368,8 +368,9 @@ class SorterWorker:
             )
         if self._memory is not None:
             self._memory.took(absorbed.nbytes, settling=runner.core.settling)
-        if runner.core_error is not None:
-            raise runner.core_error
+        error = runner.core_error or absorbed.error
+        if error is not None:
+            raise error
 
     def _evict(self) -> None:
         assert self._memory is not None

@@ -199,10 +199,10 @@ MUTANTS = [
         PrewriteBuffer,
         "_drop_dead",
         [
-            ("not may_reach(run, lowest, watermarks) or not run.live", "not run.live"),
+            ("not may_reach(run, run.least_cut(), watermarks) or not run.live", "not run.live"),
             (
-                'Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])',
-                'Thresholds(run.ts("start_ts"), 0)',
+                "_past_cut(run, watermarks)",
+                'reached(run, Thresholds(run.ts("start_ts"), 0), watermarks, strictly=True)',
             ),
         ],
     ),

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dispatcher.core.router import Directory, directory, route
-from sorter.core.task_core import NeedResubscribe, TaskCore
+from sorter.core.task_core import NeedResubscribe
 from tests.kit.sorter_states import SnapshotFiles
 from tistream.codec.batch_file import BatchFile
 from tistream.feed.protocol import FeedBatch
@@ -62,7 +62,7 @@ class TaskRun:
         self._rand, self._trouble = rand, trouble
         self.durable_ts = start_ts  #: the catalog's
         self._files = SnapshotFiles(task_id)
-        self.core = TaskCore(task_id, range_, start_ts, start_ts)
+        self.core = self._files.bucket.core(task_id, range_, start_ts, start_ts)
         self.written: list[pa.Table] = []  #: change.COMMITTED, one for each flush
         self.restarts = 0
         self.resubscribes: list[NeedResubscribe] = []
@@ -153,7 +153,7 @@ class TaskRun:
 
     def _restart(self) -> None:
         self.restarts += 1
-        self.core = TaskCore(self.task_id, self.range, self.start_ts, self.durable_ts)
+        self.core = self._files.bucket.core(self.task_id, self.range, self.start_ts, self.durable_ts)
         state = self._files.load()
         if state is not None:
             self.core.restore(state, state.positions)

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import random
 
-from sorter.core.task_core import CoreSnapshot, TaskCore
+from sorter.core.task_core import TaskCore
 from sorter.state.join_snapshots import joined
 from sorter.state.merge_barrier import at_barrier, furthest, has_reached, is_beyond
-from sorter.state.saving import Save
-from sorter.state.snapshot import objects_named_by, read_state_file
 from tests.kit.sorter_run import KEYS, Durable
 from tests.kit.sorter_world import feed_batch
 from tests.kit.task_shapes import TaskShapes
-from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.objectstore.layout import SnapshotKey
 
 
 class MeetingRun(TaskShapes):
@@ -28,7 +24,6 @@ class MeetingRun(TaskShapes):
         super().__init__()
         self.read_on = 0  #: files that a half had to read before it met the other
         self.held = 0  #: rows that were there when two tasks became one
-        self._n = 1 << 40
 
     def random_step(self, rand: random.Random) -> None:
         """As before, and now and then tasks are merged while they hold several prewrites of each lock."""
@@ -81,9 +76,9 @@ class MeetingRun(TaskShapes):
                     self.deliver(task, store)
                     self.read_on += 1
             assert has_reached(self.cores[task].positions(), until)
-        halves = [at_barrier(self._saved(task), self.ranges[task], until) for task in (left, right)]
+        halves = [at_barrier(self._saved(task, self.cores[task]), self.ranges[task], until) for task in (left, right)]
         whole = KeyRange(a.start, b.end)
-        state = joined(whole, halves, self.bucket.read)
+        state = joined(whole, halves)
         watermarks = [self.cores[task].watermark() for task in (left, right)]
         refers = self._forget(left) | self._forget(right)
         merged = self._add(whole, Durable(goal, state), refers)
@@ -98,16 +93,3 @@ class MeetingRun(TaskShapes):
         assert core.watermark() == (min(known) if len(known) == len(watermarks) else None)
         stats = core.stats()
         self.held += stats.open_prewrites + stats.waiting_commits + stats.ready_rows
-
-    def _saved(self, task: int) -> CoreSnapshot:
-        """The task's state as it is read back."""
-        save = Save(self.cores[task].snapshot(), self._next_key, "w")
-        self.bucket.objects |= dict(save.objects())
-        key = str(save.key)
-        named = objects_named_by(key, self.bucket.objects[key])
-        self.bucket.refers[task] = self.bucket.refers.get(task, frozenset()) | named
-        return read_state_file(key, self.bucket.objects.pop(key), self.bucket.read).state
-
-    def _next_key(self) -> SnapshotKey:
-        self._n += 1
-        return SnapshotKey(tenant=Tenant(1, 1), task_id=1, epoch=1, n=self._n)

@@ -17,15 +17,12 @@ import pyarrow as pa
 
 from sorter.core.task_core import CoreSnapshot, TaskCore
 from sorter.state.join_snapshots import joined
-from sorter.state.saving import Save
-from sorter.state.snapshot import objects_named_by, read_state_file
+from sorter.worker.stored_core import Read
 from tests.kit.routed import routed
 from tests.kit.sorter_run import EDGES, KEYS, START_TS, SorterRun
 from tests.kit.sorter_states import tables_of
 from tests.kit.sorter_world import feed_batch, served
-from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.objectstore.layout import SnapshotKey
 
 
 class PartedRun(SorterRun):
@@ -38,7 +35,6 @@ class PartedRun(SorterRun):
         self.shared = 0  #: objects with rows of several parts
         self._late = False  # locks of two subscriptions are decided when the parts have been joined
         self.waited = 0  #: times that watermark rows waited in a part
-        self._n = 1 << 40
 
     def restart(self, task: int) -> None:
         self._something_for_each_part(task)
@@ -55,12 +51,12 @@ class PartedRun(SorterRun):
         keys = [{s.saved[0].group.object_key for s in (*state.open, *state.commits, *state.ready)} for state in states]
         self.shared += sum(map(len, keys)) - len(set[str]().union(*keys))
         self.waited += sum(state.waiting.num_rows > 0 for state in states)
-        state = joined(self.ranges[task], states, self.bucket.read)
-        mine, whole = _told(state), _told(solo.snapshot())
+        state = joined(self.ranges[task], states)
+        mine, whole = (_told(found, self.bucket.read) for found in (state, solo.snapshot()))
         assert mine == whole, f"joined {mine}, one core has {whole}"
-        numbers = tables_of(state)["open"]["row_no"].to_pylist()
+        numbers = tables_of(state, self.bucket.read)["open"]["row_no"].to_pylist()
         assert state.next_row_no > max(numbers, default=-1), "a number would be given twice"
-        self.cores[task] = TaskCore(task, self.ranges[task], START_TS, solo.durable_ts)
+        self.cores[task] = self.bucket.core(task, self.ranges[task], START_TS, solo.durable_ts)
         self.cores[task].restore(state, state.positions)
         self.cores[task].check()
         self.snapshot(task)
@@ -115,7 +111,7 @@ class PartedRun(SorterRun):
                 self.flush(task)
 
     def _core(self, task: int, range_: KeyRange) -> TaskCore:
-        core = TaskCore(task, range_, START_TS, self.durable[task].durable_ts)
+        core = self.bucket.core(task, range_, START_TS, self.durable[task].durable_ts)
         state = self.durable[task].snapshot
         if state is not None:
             core.restore(state, state.positions)
@@ -149,24 +145,11 @@ class PartedRun(SorterRun):
         for core in (solo, *parts):
             core.flushed(w)
 
-    def _saved(self, task: int, part: TaskCore) -> CoreSnapshot:
-        """The part's state as it is read back. What it refers to counts as the task's until the next snapshot."""
-        save = Save(part.snapshot(), self._next_key, "w")
-        self.bucket.objects |= dict(save.objects())
-        key = str(save.key)
-        named = objects_named_by(key, self.bucket.objects[key])
-        self.bucket.refers[task] = self.bucket.refers.get(task, frozenset()) | named
-        return read_state_file(key, self.bucket.objects.pop(key), self.bucket.read).state
 
-    def _next_key(self) -> SnapshotKey:
-        self._n += 1
-        return SnapshotKey(tenant=Tenant(1, 1), task_id=1, epoch=1, n=self._n)
-
-
-def _told(state: CoreSnapshot) -> dict[str, list[dict[str, Any]]]:
+def _told(state: CoreSnapshot, read: Read) -> dict[str, list[dict[str, Any]]]:
     """All that a state holds, without what depends on who else's rows were in the files: of the numbers of arrival only
     the order that they give the rows of one key counts."""
-    found = {kind: table.to_pylist() for kind, table in tables_of(state).items()}
+    found = {kind: table.to_pylist() for kind, table in tables_of(state, read).items()}
     found["open"].sort(key=lambda row: (row["key"], row["row_no"]))
     for row in found["open"]:
         del row["row_no"]

@@ -82,7 +82,7 @@ class _Run:
         match words[0]:
             case "task":
                 range_, start_ts = _range(words[1]), options["start_ts"]
-                self.core = TaskCore(1, range_, int(start_ts), int(start_ts))
+                self.core = self.files.bucket.core(1, range_, int(start_ts), int(start_ts))
                 self.oracle = OracleSorter(range_.start, range_.end, int(start_ts))
             case "file":
                 yield from self._hand_over(self._file(options, body))
@@ -182,7 +182,7 @@ class _Run:
     def _restart(self, snapshot: CoreSnapshot | None) -> None:
         assert snapshot is not None, "there is no snapshot yet"
         old = self._core
-        self.core = TaskCore(1, old.range, old.start_ts, old.durable_ts)
+        self.core = self.files.bucket.core(1, old.range, old.start_ts, old.durable_ts)
         self.core.restore(snapshot, snapshot.positions)
         self.core.check()
         self.oracle = None
@@ -191,7 +191,7 @@ class _Run:
 
     def _state(self) -> Iterator[str]:
         core = self._core
-        tables = tables_of(core.snapshot())
+        tables = tables_of(core.snapshot(), self.files.bucket.read)
         watermark_gaps = [s for s in tables["slices"].to_pylist() if not s["covered"]]
         shown = ", ".join(f"gap {_shown(KeyRange(s['start_key'], s['end_key']))}" for s in watermark_gaps)
         w = core.watermark()

@@ -17,13 +17,18 @@ from dataclasses import dataclass, replace
 
 from sorter.core.prewrite_buffer import Undecided
 from sorter.core.task_core import CoreSnapshot, NeedResubscribe, TaskCore
+from sorter.state.saving import Save
+from sorter.state.snapshot import objects_named_by, read_state_file
+from sorter.worker.stored_core import load
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import PUT, OracleSorter, P, Row
 from tests.kit.sorter_states import Bucket, SnapshotFiles
 from tests.kit.sorter_world import File, World, feed_batch, served
 from tistream.feed.protocol import FeedBatch
+from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.positions import position_of
+from tistream.objectstore.layout import SnapshotKey
 
 KEYS = [b"a", b"b", b"m", b"x"]
 EDGES = [b"b", b"c", b"m", b"n", b"x"]
@@ -54,6 +59,7 @@ class SorterRun:
         self.rows = 0  #: written out so far
         self.resubscribed = 0
         self.slices = 0  #: of decisions that took several
+        self._n = 1 << 40  # of the last snapshot that is not the task's
         self.lost: dict[tuple[int, int], int] = {}  # (store, ended life) -> its first file that is unreadable by now
 
     # -- the upstream
@@ -249,10 +255,24 @@ class SorterRun:
 
     def _new_core(self, task: int) -> TaskCore:
         durable = self.durable[task]
-        core = TaskCore(task, self.ranges[task], START_TS, durable.durable_ts)
+        core = self.bucket.core(task, self.ranges[task], START_TS, durable.durable_ts)
         if durable.snapshot is not None:
             core.restore(durable.snapshot, durable.snapshot.positions)
         return core
+
+    def _saved(self, task: int, core: TaskCore) -> CoreSnapshot:
+        """The core's state as it is read back. What it refers to counts as the task's until the next snapshot."""
+        save = Save(core.snapshot(), self._next_key, "w")
+        load(save.needs, self.bucket.read)
+        self.bucket.objects |= dict(save.objects())
+        key = str(save.key)
+        named = objects_named_by(key, self.bucket.objects[key])
+        self.bucket.refers[task] = self.bucket.refers.get(task, frozenset()) | named
+        return read_state_file(key, self.bucket.objects.pop(key)).state
+
+    def _next_key(self) -> SnapshotKey:
+        self._n += 1
+        return SnapshotKey(tenant=Tenant(1, 1), task_id=1, epoch=1, n=self._n)
 
     def _cut(self, task: int, file: File) -> FeedBatch:
         """What a dispatcher sends the task of a file."""

@@ -8,6 +8,7 @@ at once every object that no task refers to any more, so that one which is let g
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import polars as pl
 import pyarrow as pa
@@ -17,27 +18,66 @@ from sorter.core.sort_buffer import SortBuffer
 from sorter.core.task_core import CoreSnapshot, TaskCore
 from sorter.rows.batch_rows import to_arrow
 from sorter.rows.run import Run
-from sorter.rows.saved import RunState, states_of
+from sorter.rows.saved import RunState, SavedRun, states_of
 from sorter.state.saving import Save
 from sorter.state.snapshot import objects_named_by, read_state_file
+from sorter.worker.stored_core import Effect, Read, StoredCore, load
 from tistream.errors import ObjectNotFound, invariant
+from tistream.feed.protocol import FeedBatch
 from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import SnapshotKey
 
 SCHEMAS = {"open": OPEN, "commits": COMMITS, "ready": READY}
 _ORDER = {"open": ["row_no"], "commits": VERSION, "ready": VERSION}
 
 
-def tables_of(state: CoreSnapshot) -> dict[str, pa.Table]:
-    """All that a state holds: open, commits and ready by their schemas, slices and waiting."""
-    found = {kind: table_of(getattr(state, kind), kind) for kind in SCHEMAS}
+def unread(_key: str, _offset: int, _length: int) -> bytes:
+    raise AssertionError("nothing may be fetched")
+
+
+class LoadingCore(StoredCore):
+    """As the runner uses a core: what a file makes due is decided in slices, after its rows are loaded."""
+
+    def handle(self, batch: FeedBatch) -> list[Effect]:
+        effects = super().handle(batch)
+        while self.needs():
+            effects += self.settle()
+        return effects
+
+    def check(self) -> None:
+        load(lambda: [need for run in self._runs() for need in run.missing()], self._read)
+        super().check()
+
+
+def tables_of(state: CoreSnapshot, read: Read = unread) -> dict[str, pa.Table]:
+    """All that a state holds: open, commits and ready by their schemas, slices and waiting. Loads nothing into it."""
+    found = {kind: table_of(getattr(state, kind), kind, read) for kind in SCHEMAS}
     return {**found, "slices": state.slices, "waiting": state.waiting}
 
 
-def table_of(states: tuple[RunState, ...], kind: str) -> pa.Table:
+def table_of(states: tuple[RunState, ...], kind: str, read: Read = unread) -> pa.Table:
     """The living rows of runs of one kind."""
-    frame = frame_of_all([state.revive() for state in states], SCHEMAS[kind])
+    frame = frame_of_all([loaded(state, read) for state in states], SCHEMAS[kind])
     return to_arrow(frame.sort(_ORDER[kind]), SCHEMAS[kind])
+
+
+def loaded(state: RunState, read: Read) -> Run:
+    """A run with all of its rows."""
+    run = state.run
+    if not run.missing():
+        return state.revive()
+    assert isinstance(run, SavedRun)
+    again = SavedRun(run.group, state.alive, run._late_ready)
+    load(again.missing, read)
+    if state.origins is not None:
+        again.origins = state.origins
+    return again
+
+
+def whole(state: CoreSnapshot, read: Read) -> CoreSnapshot:
+    """The same state with all of its rows in memory."""
+    return replace(state, **{kind: states_of(loaded(s, read) for s in getattr(state, kind)) for kind in SCHEMAS})
 
 
 def runs_from(frame: pl.DataFrame, kind: str) -> tuple[RunState, ...]:
@@ -67,6 +107,10 @@ class Bucket:
             raise ObjectNotFound(key=key)
         return self.objects[key][offset : offset + length]
 
+    def core(self, task_id: int, range_: KeyRange, start_ts: int, durable_ts: int) -> LoadingCore:
+        """A core whose rows may lie here."""
+        return LoadingCore(task_id, range_, start_ts, durable_ts, self.read)
+
     def forget(self) -> None:
         """Delete what nobody refers to."""
         needed = frozenset[str]().union(*self.refers.values())
@@ -86,6 +130,7 @@ class SnapshotFiles:
         """Save the core's state; the new objects and their sizes. Unless it lands, nobody switches to it."""
         self.saves += 1
         save = Save(core.snapshot(), self._next_key, f"w{self._n}")
+        load(save.needs, self.bucket.read)
         for key, data in save.objects():
             invariant(key not in self.bucket.objects, "a key is used twice", key=key)
             self.bucket.objects[key] = data
@@ -107,7 +152,7 @@ class SnapshotFiles:
         """The state that counts, as a new owner reads it."""
         if self.key is None:
             return None
-        return read_state_file(self.key, self.bucket.objects[self.key], self.bucket.read).state
+        return read_state_file(self.key, self.bucket.objects[self.key]).state
 
     def _next_key(self) -> SnapshotKey:
         self._n += 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sorter.core import conflict_rule, conflicts, prewrite_buffer, slots, sort_buffer, task_core, watermark
+from sorter.core import admission, conflict_rule, conflicts, prewrite_buffer, slots, sort_buffer, task_core, watermark
 from sorter.core.prewrite_buffer import PrewriteBuffer
 from sorter.core.slots import Promises, Slots
 from sorter.core.sort_buffer import SortBuffer
@@ -77,15 +77,15 @@ MUTANTS = [
         module=prewrite_buffer,
         owner=PrewriteBuffer,
         function="_drop_dead",
-        old='Thresholds(run.origins["cut_ts"].to_numpy(), lowest, run.numbers["origin"])',
-        new='Thresholds(run.ts("start_ts"), 0)',
-        also=("not may_reach(run, lowest, watermarks) or not run.live", "not run.live"),
+        old="_past_cut(run, watermarks)",
+        new='reached(run, Thresholds(run.ts("start_ts"), 0), watermarks, strictly=True)',
+        also=("not may_reach(run, run.least_cut(), watermarks) or not run.live", "not run.live"),
     ),
     Mutant(
         name="dead at cut_ts == W",
         module=prewrite_buffer,
-        owner=PrewriteBuffer,
-        function="_drop_dead",
+        owner=prewrite_buffer,
+        function="_past_cut",
         old="strictly=True",
         new="strictly=False",
     ),
@@ -99,48 +99,48 @@ MUTANTS = [
     ),
     Mutant(
         name="a missing prewrite is passed over",
-        module=prewrite_buffer,
-        owner=PrewriteBuffer,
-        function="_raise_violation",
+        module=admission,
+        owner=admission,
+        function="raise_violation",
         old="if rows is not None:",
         new="if False:",
     ),
     Mutant(
         name="promise tested before duplicates",
-        module=prewrite_buffer,
-        owner=PrewriteBuffer,
-        function="_classify",
-        old='fresh[~ready.known(rows.needles(fresh, "commit_ts"))]',
+        module=admission,
+        owner=admission,
+        function="classify",
+        old='fresh[~buffers.ready.known(rows.needles(fresh, "commit_ts"))]',
         new="fresh",
     ),
     Mutant(
         name="what was written is not dropped",
-        module=prewrite_buffer,
-        owner=PrewriteBuffer,
-        function="_classify",
+        module=admission,
+        owner=admission,
+        function="classify",
         old="fresh = outcome[above]",
         new="fresh = outcome",
     ),
     Mutant(
         name="a rollback deletes a committed prewrite",
-        module=prewrite_buffer,
-        owner=PrewriteBuffer,
-        function="_without_ended",
+        module=admission,
+        owner=admission,
+        function="without_ended",
         old="rollbacks[~committing]",
         new="rollbacks",
     ),
     Mutant(
         name="rollbacks do nothing",
-        module=prewrite_buffer,
-        owner=PrewriteBuffer,
-        function="_without_ended",
+        module=admission,
+        owner=admission,
+        function="without_ended",
         old="if not len(rollbacks):",
         new="if True:",
     ),
     Mutant(
         name="a fake prewrite replaces a full one",
         module=conflicts,
-        owner=prewrite_buffer,
+        owner=admission,
         function="merged",
         old='pl.col("full") == pl.col("full").max().over(TXN)',
         new="True",
@@ -148,7 +148,7 @@ MUTANTS = [
     Mutant(
         name="generations do not matter",
         module=conflicts,
-        owner=prewrite_buffer,
+        owner=admission,
         function="merged",
         old='pl.col("generation") == pl.col("generation").max().over(TXN)',
         new="True",
@@ -156,7 +156,7 @@ MUTANTS = [
     Mutant(
         name="the first row of a subscription wins",
         module=conflicts,
-        owner=prewrite_buffer,
+        owner=admission,
         function="merged",
         old='keep="last"',
         new='keep="first"',

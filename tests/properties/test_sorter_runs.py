@@ -23,12 +23,13 @@ from sorter.core.task_core import CoreSnapshot, NeedResubscribe, Positions, Task
 from sorter.rows import output, payload, run
 from sorter.rows.output import Output
 from sorter.worker.spill import Spill
-from tests.kit import sorter_run
+from sorter.worker.stored_core import Read
+from tests.kit import sorter_run, sorter_states
 from tests.kit.plain_sorter import PlainTaskCore
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
 from tests.kit.sorter_run import SorterRun
-from tests.kit.sorter_states import Bucket, SnapshotFiles, tables_of
+from tests.kit.sorter_states import Bucket, LoadingCore, SnapshotFiles, tables_of, whole
 from tests.kit.sorter_world import File, feed_batch
 from tistream.errors import UpstreamContractViolated
 from tistream.feed.protocol import FeedBatch
@@ -130,7 +131,7 @@ class Pair:
     def __init__(self, range_: KeyRange, files: SnapshotFiles) -> None:
         self.range, self.files = range_, files
         self.durable_ts = 10
-        self.cores: list[TaskCore] = [TaskCore(1, range_, 10, 10), PlainTaskCore(1, range_, 10, 10)]
+        self.cores: list[TaskCore] = [files.bucket.core(1, range_, 10, 10), PlainTaskCore(1, range_, 10, 10)]
         self.goes_on = True
 
     def both(self, call: Any) -> Any:
@@ -170,7 +171,7 @@ class Pair:
     def copy(self, core: TaskCore) -> TaskCore:
         """The task as it would start again from a snapshot that is taken now."""
         state = core.snapshot()
-        made = TaskCore(1, self.range, 10, core.durable_ts)
+        made = self.files.bucket.core(1, self.range, 10, core.durable_ts)
         made.restore(state, state.positions)
         assert made.watermark() == core.watermark() or made.settling
         return made
@@ -180,7 +181,7 @@ class Pair:
         it until they are dead."""
         while core.settling:
             core.settle()
-        new, plain = (tables_of(c.snapshot()) for c in (core, self.cores[1]))
+        new, plain = (tables_of(c.snapshot(), self.files.bucket.read) for c in (core, self.cores[1]))
         assert [table(new, name) for name in ("commits", "ready")] == [table(plain, n) for n in ("commits", "ready")]
         assert core.watermark() == self.cores[1].watermark()
 
@@ -202,15 +203,17 @@ class Pair:
         states = [self.files.load(), self.cores[1].snapshot()]
         new = Pair(range_, files)
         new.durable_ts = self.durable_ts
-        new.cores = [kind(1, range_, 10, self.durable_ts) for kind in (TaskCore, PlainTaskCore)]
+        new.cores = [kind(1, range_, 10, self.durable_ts) for kind in (files.bucket.core, PlainTaskCore)]
         for core, state in zip(new.cores, states[::-1] if crosswise else states, strict=True):
             assert state is not None
+            if isinstance(core, PlainTaskCore):
+                state = whole(state, files.bucket.read)
             core.restore(state, state.positions)
         return new
 
     def compare(self) -> None:
         self.cores[0].evict(SPILL, 4000)
-        new, plain = (tables_of(core.snapshot()) for core in self.cores)
+        new, plain = (tables_of(core.snapshot(), self.files.bucket.read) for core in self.cores)
         for name in TABLES:
             assert table(new, name) == table(plain, name), name
         a, b = (replace(core.stats(), bytes_held=0, bytes_on_disk=0) for core in self.cores)
@@ -300,11 +303,11 @@ def test_runs_and_plain_frames_agree(small: None, history: list[File | str]) -> 
             break
 
 
-class Twins(TaskCore):
+class Twins(LoadingCore):
     """A core that has its plain twin beside it."""
 
-    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, durable_ts: int) -> None:
-        super().__init__(task_id, range_, start_ts, durable_ts)
+    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, durable_ts: int, read: Read) -> None:
+        super().__init__(task_id, range_, start_ts, durable_ts, read)
         self.plain = PlainTaskCore(task_id, range_, start_ts, durable_ts)
 
     def handle(self, batch: FeedBatch) -> list[NeedResubscribe]:
@@ -313,7 +316,7 @@ class Twins(TaskCore):
             effects += self.settle()
         assert sorted(self.plain.handle(batch), key=repr) == sorted(effects, key=repr)
         assert replace(self.stats(), bytes_held=0) == replace(self.plain.stats(), bytes_held=0)
-        ours, plain = tables_of(self.snapshot()), tables_of(self.plain.snapshot())
+        ours, plain = (tables_of(core.snapshot(), self._read) for core in (self, self.plain))
         for name in TABLES:
             assert table(ours, name) == table(plain, name), name
         return effects
@@ -329,14 +332,14 @@ class Twins(TaskCore):
 
     def restore(self, snapshot: CoreSnapshot, positions: Positions) -> None:
         super().restore(snapshot, positions)
-        self.plain.restore(snapshot, positions)
+        self.plain.restore(whole(snapshot, self._read), positions)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_runs_and_plain_frames_agree_on_what_a_cluster_does(
     small: None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorter_run, "TaskCore", Twins)
+    monkeypatch.setattr(sorter_states, "LoadingCore", Twins)
     rand, history = random.Random(seed), SorterRun()
     for _ in range(60):
         history.random_step(rand)

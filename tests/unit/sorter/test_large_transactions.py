@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from simulator.dst.bounds import lowered
-from sorter.core.task_core import TaskCore
 from sorter.rows import payload
 from sorter.rows.payload import Place, Segment
 from sorter.worker.spill import Spill
@@ -47,7 +46,8 @@ class Task:
     """A core that is saved and starts again whenever it is told to."""
 
     def __init__(self) -> None:
-        self.core, self.files, self.seq, self.asked = TaskCore(1, KeyRange(), 10, 10), SnapshotFiles(1), 0, 0
+        self.files, self.seq, self.asked = SnapshotFiles(1), 0, 0
+        self.core = self.files.bucket.core(1, KeyRange(), 10, 10)
 
     def take(self, *rows: Row, mark: Mark = MARK, cut: int = 1000) -> None:
         self.seq += 1
@@ -64,7 +64,7 @@ class Task:
         self.files.save(self.core)
         state = self.files.load()
         assert state is not None
-        self.core = TaskCore(1, range_, 10, self.core.durable_ts)
+        self.core = self.files.bucket.core(1, range_, 10, self.core.durable_ts)
         self.core.restore(state, state.positions)
 
     def written(self) -> list[tuple[bytes, bytes]]:

@@ -64,8 +64,8 @@ def put_together(files: Sequence[FeedBatch]) -> TaskCore:
         state = saved.load()
         assert state is not None
         states.append(at_barrier(state, core.range, until))
-    whole = TaskCore(3, KeyRange(), 10, 10)
-    state = joined(KeyRange(), states, bucket.read)
+    whole = bucket.core(3, KeyRange(), 10, 10)
+    state = joined(KeyRange(), states)
     whole.restore(state, state.positions)
     whole.check()
     return whole

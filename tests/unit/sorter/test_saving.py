@@ -1,21 +1,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sorter.core import eviction, sort_buffer
 from sorter.core.task_core import TaskCore
-from sorter.rows import run, saved
-from sorter.rows.saved import RowsOutOfReach, SavedRun, StateUnreadable, bits_of, flags_of
+from sorter.rows import run
+from sorter.rows.saved import SavedRun, bits_of, flags_of
 from sorter.state import saving
 from sorter.worker.spill import Spill
+from sorter.worker.stored_core import RowsOutOfReach, StateUnreadable, fetch, load
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
 from tests.kit.sorter_states import SnapshotFiles, tables_of
 from tests.kit.sorter_world import File, feed_batch, served
-from tistream.errors import StoreUnavailable
+from tistream.errors import StoreUnavailable, TiStreamError
+from tistream.feed.protocol import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
 
@@ -26,24 +29,31 @@ class Task:
     """A core with files of one store, and its snapshots."""
 
     def __init__(self) -> None:
-        self.core, self.files, self.seq = TaskCore(1, ALL, 10, 10), SnapshotFiles(1), 0
+        self.files, self.seq = SnapshotFiles(1), 0
+        self.core = self.files.bucket.core(1, ALL, 10, 10)
 
     def take(self, *rows: Row, upto: int = 10, cut: int = 1000, ready_ts: int = 2, check: bool = True) -> None:
         self.seq += 1
         mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=upto, ready_ts=ready_ts)
-        file = File(store_id=1, incarnation=1, seq=self.seq, cut_ts=cut, rows=rows, marks=(mark,))
-        self.core.handle(routed(feed_batch(file), self.core.range))
+        self.core.handle(routed(self.batch(self.seq, *rows, mark=mark, cut=cut), self.core.range))
         if check:  # which looks at everything
             self.core.check()
+
+    def batch(self, seq: int, *rows: Row, mark: Mark, cut: int = 1000) -> FeedBatch:
+        return feed_batch(File(store_id=1, incarnation=1, seq=seq, cut_ts=cut, rows=rows, marks=(mark,)))
 
     def restart(self, range_: KeyRange = ALL) -> None:
         state = self.files.load()
         assert state is not None
-        self.core = TaskCore(1, range_, 10, self.core.durable_ts)
+        self.core = self.files.bucket.core(1, range_, 10, self.core.durable_ts)
         self.core.restore(state, state.positions)
 
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = tables_of(self.core.snapshot(), self.files.bucket.read)[kind].to_pylist()
+        return found
+
     def open(self) -> list[bytes]:
-        return [row["key"] for row in tables_of(self.core.snapshot())["open"].to_pylist()]
+        return [row["key"] for row in self.rows("open")]
 
 
 def prewrites(first: int, count: int, start_ts: int = 20) -> list[Row]:
@@ -189,7 +199,7 @@ def test_a_subscription_that_became_ready_after_the_save_is_known_after_a_restar
     task.take(ready_ts=13)
     assert len(task.files.save(task.core)) == 1, "the rows are not written again"
     task.restart()
-    assert {row["tenure_ready_ts"] for row in tables_of(task.core.snapshot())["open"].to_pylist()} == {13}
+    assert {row["tenure_ready_ts"] for row in task.rows("open")} == {13}
 
 
 def test_what_was_written_out_since_leaves_at_a_restart_with_its_prewrites() -> None:
@@ -221,10 +231,50 @@ def test_rows_that_cannot_be_fetched_are_distinguished_from_a_bad_batch(monkeypa
     def away(key: str, _offset: int, _length: int) -> bytes:
         raise StoreUnavailable(key=key)
 
+    read, commit = task.files.bucket.read, Row(kind=C, key=b"000001", start_ts=20, commit_ts=30)
     monkeypatch.setattr(task.files.bucket, "read", away)
     task.restart()
+    before = task.core.stats(), task.core.positions()
     with pytest.raises(RowsOutOfReach):
-        task.take(Row(kind=C, key=b"000001", start_ts=20, commit_ts=30), upto=40)
+        task.take(commit, upto=40, check=False)
+    assert (task.core.stats(), task.core.positions()) == before
+    monkeypatch.setattr(task.core, "_read", read)
+    task.seq -= 1
+    task.take(commit, upto=40)
+    assert task.core.pending() == 40
+
+
+def test_a_core_names_the_parts_that_its_next_step_reads_and_runs_without_any_other() -> None:
+    task = Task()
+    task.take(*prewrites(0, 5))
+    task.files.save(task.core)
+    state = task.files.load()
+    assert state is not None
+    core = TaskCore(1, ALL, 10, 10)  # which cannot fetch
+    core.restore(state, state.positions)
+    mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=40)
+    far = Row(kind=C, key=b"000009", start_ts=20, commit_ts=50)
+    assert core.needs(task.batch(1, far, mark=mark)) == [], "the batch was taken before"
+    assert core.needs(task.batch(2, far, mark=mark)) == [], "no saved key is near"
+    commit = task.batch(2, Row(kind=C, key=b"000001", start_ts=20, commit_ts=30), mark=mark)
+    core.handle(commit)
+    with pytest.raises(TiStreamError, match="before they are loaded"):
+        core.settle()
+    core = TaskCore(1, ALL, 10, 10)
+    core.restore(state, state.positions)
+    asked = []
+    for step in (lambda: core.needs(commit), core.needs):
+        while needs := step():
+            asked += [need.part for need in needs]
+            for need in needs:
+                assert isinstance(need.run, SavedRun)
+                need.run.load(need.part, fetch(need.run.group, task.files.bucket.read, need.part))
+        if core.batches == 0:
+            core.handle(commit)
+    while core.settling:
+        core.settle()
+    assert sorted(asked) == ["keys", "numbers", "origins", "values"]
+    assert (core.needs_of_flush(), core.pending()) == ([], 40)
 
 
 def test_damaged_rows_stop_the_task() -> None:
@@ -274,11 +324,12 @@ def test_columns_of_one_value_are_facts() -> None:
     assert state is not None
     found = state.open[0].run
     assert isinstance(found, SavedRun)
+    load(found.missing, task.files.bucket.read)
     group = found.saved[0].group
     assert group.same["start_ts"] == ("uint64", 20)
     assert group.spans == {"start_ts": (20, 20)}
     assert group.keys == (b"000000", b"000004")
-    assert set(group.parts) <= set(saved.PARTS)
+    assert set(group.parts) <= set(run.PARTS)
     assert found.numbers["start_ts"].tolist() == [20] * 5
 
 

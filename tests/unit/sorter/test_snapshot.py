@@ -39,28 +39,25 @@ def filled() -> TaskCore:
     return core
 
 
-def unread(_key: str, _offset: int, _length: int) -> bytes:
-    raise AssertionError("nothing may be fetched")
-
-
 def test_a_state_comes_back_as_it_was() -> None:
     core, files = filled(), SnapshotFiles(3)
     files.save(core)
     before, state = tables_of(core.snapshot()), files.load()
     assert state is not None
     assert all(table.num_rows for table in before.values())
-    assert tables_of(state) == before
+    assert tables_of(state, files.bucket.read) == before
     assert (state.start_ts, state.durable_ts, state.next_row_no) == (10, 10, 4)
     assert state.positions == {1: {2: Position(seq=1)}, 9: {1: Position(seq=0, closed=True)}}
 
 
-def test_reading_a_state_fetches_no_rows() -> None:
+def test_a_restore_needs_no_rows() -> None:
     files = SnapshotFiles(3)
     files.save(filled())
     assert files.key is not None
-    loaded = read_state_file(files.key, files.bucket.objects[files.key], unread)
+    loaded = read_state_file(files.key, files.bucket.objects[files.key])
     assert (loaded.task_id, loaded.epoch) == (3, 1)
     restored = TaskCore(3, KeyRange(), 10, 10)
+    assert restored.needs_of_restore(loaded.state) == []
     restored.restore(loaded.state, loaded.state.positions)
     stats = restored.stats()
     assert (stats.open_prewrites, stats.waiting_commits, stats.ready_rows, stats.bytes_held < 100) == (2, 1, 1, True)
@@ -68,7 +65,7 @@ def test_reading_a_state_fetches_no_rows() -> None:
 
 def test_an_empty_state_comes_back() -> None:
     before = TaskCore(3, KeyRange(b"a", b"b"), 10, 12).snapshot()
-    loaded = read_state_file("k", build_state_file(KEY, before, {}, "w"), unread).state
+    loaded = read_state_file("k", build_state_file(KEY, before, {}, "w")).state
     assert (loaded.durable_ts, loaded.open, loaded.slices.num_rows) == (12, (), 1)
 
 
@@ -84,7 +81,7 @@ def test_rows_of_a_save_share_an_object_until_it_is_full(monkeypatch: pytest.Mon
     assert len(files.save(again)) == 4, "an object for each kind of rows, and the state"
     state = files.load()
     assert state is not None
-    assert tables_of(state) == tables_of(core.snapshot())
+    assert tables_of(state, files.bucket.read) == tables_of(core.snapshot())
 
 
 def test_the_objects_are_segment_files_and_the_state_names_them() -> None:
@@ -111,14 +108,14 @@ def test_the_objects_are_segment_files_and_the_state_names_them() -> None:
 def test_a_file_that_is_no_snapshot_is_refused(change: dict[str, Any], message: str) -> None:
     head = {**HEAD, "positions": {}}
     with pytest.raises(CorruptObject, match=message):
-        read_state_file("k", SegmentFileWriter({**head, **change}).finish(), unread)
-    assert read_state_file("k", SegmentFileWriter(head).finish(), unread).state.positions == {}
+        read_state_file("k", SegmentFileWriter({**head, **change}).finish())
+    assert read_state_file("k", SegmentFileWriter(head).finish()).state.positions == {}
 
 
 def test_a_snapshot_of_the_first_layout_is_refused_by_name() -> None:
     old = {name: value for name, value in HEAD.items() if name != "layout"}
     with pytest.raises(CorruptObject, match="unsupported snapshot layout") as e:
-        read_state_file("k", SegmentFileWriter({**old, "positions": {}}).finish(), unread)
+        read_state_file("k", SegmentFileWriter({**old, "positions": {}}).finish())
     assert (e.value.facts["object"], e.value.facts["layout"]) == ("k", 1)
 
 
@@ -145,20 +142,20 @@ def test_a_malformed_run_is_refused(change: dict[str, Any]) -> None:
         writer.add("runs", pa.Table.from_pylist([row], schema=RUNS))
         return writer.finish()
 
-    assert read_state_file("k", file(row), unread).state.open[0].live == 3
+    assert read_state_file("k", file(row)).state.open[0].live == 3
     with pytest.raises(CorruptObject, match="malformed runs"):
-        read_state_file("k", file(row | change), unread)
+        read_state_file("k", file(row | change))
 
 
 def test_an_unknown_kind_of_segment_is_refused() -> None:
     writer = SegmentFileWriter({**HEAD, "positions": {}})
     writer.add("mystery", filled().snapshot().slices)
     with pytest.raises(CorruptObject, match="unknown kind"):
-        read_state_file("k", writer.finish(), unread)
+        read_state_file("k", writer.finish())
 
 
 def test_a_damaged_file_is_refused() -> None:
     data = bytearray(build_state_file(KEY, filled().snapshot(), {}, "w"))
     data[40] ^= 1
     with pytest.raises(CorruptObject):
-        read_state_file("k", bytes(data), unread)
+        read_state_file("k", bytes(data))
