@@ -83,7 +83,12 @@ class SortBuffer:
 
     def needs(self, w: int) -> list[Need]:
         """What `bytes_due` and `reach` read of saved runs and is not loaded."""
-        return [need for run in self.runs if run.span("commit_ts")[0] <= w for need in run.missing(("numbers",))]
+        return [
+            need
+            for run in self.runs
+            if run.live and run.span("commit_ts")[0] <= w
+            for need in run.missing(("numbers",))
+        ]
 
     def bytes_due(self, w: int) -> int:
         """Bytes of keys and values of the rows at or below w."""

@@ -10,8 +10,9 @@ loaded; the worker fetches and loads them and asks again, until there are none. 
 that has not begun because rows cannot be fetched changes nothing.
 
     needs(batch)    before `handle`              needs_of_flush()    before `pending` and `flushable_bytes`
-    needs()         before `settle`              needs_of_explain()  before `explain`
-    Output.needs()  before the rows are read     needs_of_restore()  before `restore`
+    needs()         before `settle`              needs_of_flush(w)   before `take`
+    Output.needs()  before its rows are read     needs_of_explain()  before `explain`
+                                                 needs_of_restore()  before `restore`
 
 Relations:
 
@@ -169,9 +170,9 @@ class TaskCore:
         rows = Arrivals(batch, self.range, self._next_row_no) if batch.rows.num_rows else None
         return self._prewrites.needs_of(rows, self._limits(), self._ready)
 
-    def needs_of_flush(self) -> list[Need]:
-        """What `pending` and `flushable_bytes` read and is not loaded."""
-        w = self.watermark()
+    def needs_of_flush(self, w: int | None = None) -> list[Need]:
+        """What `take(w)`, or without w `pending` and `flushable_bytes`, reads and is not loaded."""
+        w = self.watermark() if w is None else w
         return self._ready.needs(w) if w is not None and w > self._durable_ts else []
 
     def needs_of_explain(self) -> list[Need]:

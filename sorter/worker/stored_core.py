@@ -67,6 +67,7 @@ class StoredCore(TaskCore):
         return super().flushable_bytes()
 
     def take(self, w: int) -> Output:
+        load(partial(self.needs_of_flush, w), self._read)
         output = super().take(w)
         load(output.needs, self._read)
         return output

@@ -6,12 +6,10 @@ from __future__ import annotations
 import functools
 import inspect
 import random
-import textwrap
-from typing import Any
 
 import pytest
 
-from sorter.core import prewrite_buffer
+from simulator.dst.mutants import reworded
 from sorter.core.prewrite_buffer import PrewriteBuffer
 from sorter.state import merge_barrier
 from sorter.state.merge_barrier import furthest, has_reached, is_beyond
@@ -82,15 +80,10 @@ def test_what_lies_behind_the_place_is_left_out() -> None:
         assert [is_beyond(b, place) for b in inside + beyond] == [False] * 3 + [True] * 4
 
 
-def test_prewrites_told_apart_by_a_number_of_the_half_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prewrites_told_apart_by_a_number_of_the_half_are_noticed() -> None:
     """Halves number the rows that are cut for them, each from the same number on: a `row_no` names no prewrite."""
-    source = textwrap.dedent(inspect.getsource(PrewriteBuffer._resolve))
-    by_place = "matched(due, open_)"
-    assert source.count(by_place) == 1
-    space: dict[str, Any] = {}
-    exec(source.replace(by_place, 'matched(due, open_.unique("row_no"))'), vars(prewrite_buffer), space)
-    monkeypatch.setattr(PrewriteBuffer, "_resolve", space["_resolve"])
-    with pytest.raises((AssertionError, TiStreamError)):
+    change = ("matched(due, open_)", 'matched(due, open_.unique("row_no"))')
+    with reworded(PrewriteBuffer, "_resolve", change), pytest.raises((AssertionError, TiStreamError)):
         play_all()
 
 
