@@ -36,6 +36,7 @@ from sorter.core.watermark import RangeWatermarkMap
 from sorter.state.join_snapshots import joined
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
+from sorter.worker.stored_core import load
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import Attempt, attempting, settle
 from tistream.catalog.log.committed import TaskAdvance
@@ -148,7 +149,7 @@ class Replay:
         """The watermark map of a task's snapshot."""
         watermarks = RangeWatermarkMap(row.range, row.start_ts, durable_ts=row.durable_ts)
         if row.snapshot_key is not None:
-            state = read_state_file(row.snapshot_key, self._store.get(row.snapshot_key), self._store.get_range).state
+            state = read_state_file(row.snapshot_key, self._store.get(row.snapshot_key)).state
             watermarks.restore(state.slices, state.waiting)
         return watermarks
 
@@ -181,10 +182,11 @@ class Replay:
         """Commit the results of a task's partitions in one transaction."""
         row, results = task.row, [result for _, result in partitions]
         reached = partitions[0][0].upto
-        states = [read_state_file(r.state_key, self._store.get(r.state_key), self._store.get_range) for r in results]
-        state = joined(row.range, [loaded.state for loaded in states], self._store.get_range)
+        states = [read_state_file(r.state_key, self._store.get(r.state_key)) for r in results]
+        state = joined(row.range, [loaded.state for loaded in states])
         key = SnapshotKey(tenant=row.tenant, task_id=row.task_id, epoch=row.epoch, n=row.snapshot_n + 1)
         save = Save(state, _one_after_another(key), secrets.token_hex(16))
+        load(save.needs, self._store.get_range)
         for name, data in save.objects():
             self._store.put(name, data)
         written = {name: size for r in results for name, size in r.state_objects.items()}

@@ -33,6 +33,7 @@ from sorter.state.snapshot import read_state_file
 from sorter.worker.memory import Memory
 from sorter.worker.publisher import FILE_BYTES_TARGET
 from sorter.worker.spill import Spill, default_budget_bytes
+from sorter.worker.stored_core import StoredCore, load
 from tistream.catalog.log.segments import SegmentRow, segment_in
 from tistream.codec.batch_file import decode_batch_file
 from tistream.codec.committed_file import CommittedFileWriter
@@ -89,6 +90,7 @@ def replay_partition(store: ObjectStore, row: PlanRow, attempt: str) -> Partitio
         memory.release()
     _flush(core, log, row.upto, at_once=True)
     save = Save(core.snapshot(), _keys(row), secrets.token_hex(16))
+    load(save.needs, store.get_range)
     for key, data in save.objects():
         store.put(key, data)
     return PartitionResult(
@@ -108,9 +110,9 @@ def replay_partition(store: ObjectStore, row: PlanRow, attempt: str) -> Partitio
 
 
 def _restored(store: ObjectStore, row: PlanRow) -> TaskCore:
-    core = TaskCore(row.task_id, row.range, row.start_ts, row.durable_ts)
+    core = StoredCore(row.task_id, row.range, row.start_ts, row.durable_ts, store.get_range)
     if row.snapshot_key is not None:
-        loaded = read_state_file(row.snapshot_key, store.get(row.snapshot_key), store.get_range)
+        loaded = read_state_file(row.snapshot_key, store.get(row.snapshot_key))
         if loaded.state.start_ts != row.start_ts or loaded.state.durable_ts > row.durable_ts:
             raise CorruptObject(
                 "the snapshot belongs to another history of the task", object=row.snapshot_key, task=row.task_id

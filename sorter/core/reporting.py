@@ -27,8 +27,10 @@ class Reported(Protocol):
     """A task as its runner has it."""
 
     row: TaskRow
-    core: TaskCore
     traffic: Traffic
+
+    @property
+    def core(self) -> TaskCore: ...
 
     def held_bytes(self) -> int: ...
 

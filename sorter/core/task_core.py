@@ -37,8 +37,9 @@ from dataclasses import dataclass, replace
 import polars as pl
 import pyarrow as pa
 
+from sorter.core.admission import Limits
 from sorter.core.eviction import Disk, evict, held_bytes
-from sorter.core.prewrite_buffer import Limits, PrewriteBuffer, Undecided
+from sorter.core.prewrite_buffer import PrewriteBuffer, Undecided
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap, Stuck
 from sorter.rows.batch_rows import Arrivals

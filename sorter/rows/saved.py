@@ -231,13 +231,13 @@ class SavedRun(Run):
         assert self._numbers is not None
         return self._numbers
 
-    def _set_numbers(self, found: dict[str, npt.NDArray[Any]]) -> None:
-        same = {n: np.broadcast_to(np.array([v]).astype(type_), len(self)) for n, (type_, v) in self.group.same.items()}
-        self._numbers = {**found, **same}
-
     @numbers.setter
     def numbers(self, numbers: dict[str, npt.NDArray[Any]]) -> None:
         self._numbers = numbers
+
+    def _set_numbers(self, found: dict[str, npt.NDArray[Any]]) -> None:
+        same = {n: np.broadcast_to(np.array([v]).astype(type_), len(self)) for n, (type_, v) in self.group.same.items()}
+        self._numbers = {**found, **same}
 
     @property
     def origins(self) -> pl.DataFrame | None:

@@ -15,9 +15,10 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.core import sort_buffer
+from sorter.core.admission import Limits
 from sorter.core.conflict_rule import Candidate, choose
 from sorter.core.conflicts import COMMITS, OPEN, READY, SUBSCRIPTION_ID, TXN, VERSION
-from sorter.core.prewrite_buffer import Limits, Undecided
+from sorter.core.prewrite_buffer import Undecided
 from sorter.core.task_core import TaskCore
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, empty, from_arrow, to_arrow

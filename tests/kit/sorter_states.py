@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from sorter.core.conflicts import COMMITS, OPEN, READY, VERSION, frame_of_all, run_of, run_sized
 from sorter.core.sort_buffer import SortBuffer
-from sorter.core.task_core import CoreSnapshot, TaskCore
+from sorter.core.task_core import CoreSnapshot, Effect, TaskCore
 from sorter.rows.batch_rows import to_arrow
 from sorter.rows.run import Run
 from sorter.rows.saved import RunState, SavedRun, states_of
 from sorter.state.saving import Save
 from sorter.state.snapshot import objects_named_by, read_state_file
-from sorter.worker.stored_core import Effect, Read, StoredCore, load
+from sorter.worker.stored_core import Read, StoredCore, load
 from tistream.errors import ObjectNotFound, invariant
 from tistream.feed.protocol import FeedBatch
 from tistream.ids import Tenant
@@ -77,7 +77,10 @@ def loaded(state: RunState, read: Read) -> Run:
 
 def whole(state: CoreSnapshot, read: Read) -> CoreSnapshot:
     """The same state with all of its rows in memory."""
-    return replace(state, **{kind: states_of(loaded(s, read) for s in getattr(state, kind)) for kind in SCHEMAS})
+    open_, commits, ready = (
+        states_of(loaded(s, read) for s in states) for states in (state.open, state.commits, state.ready)
+    )
+    return replace(state, open=open_, commits=commits, ready=ready)
 
 
 def runs_from(frame: pl.DataFrame, kind: str) -> tuple[RunState, ...]:

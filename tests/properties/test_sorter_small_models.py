@@ -13,7 +13,8 @@ import pyarrow as pa
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sorter.core.prewrite_buffer import Limits, PrewriteBuffer
+from sorter.core.admission import Limits
+from sorter.core.prewrite_buffer import PrewriteBuffer
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import Arrivals
