@@ -16,6 +16,7 @@ The sorter checks whether timestamps keep the upstream contract.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,8 @@ from tistream.model.change import Op, RowKind
 from tistream.objectstore.layout import BatchKey
 
 _TSO_END = 1 << 63  #: TSOs are signed 64-bit numbers in TiDB and in the catalog
+
+_REGION_TIMESTAMPS = ("tenure_open_ts", "tenure_ready_ts", "checkpoint_ts", "resolved_ts")
 
 ROWS_SEGMENT = 0
 REGIONS_SEGMENT = 1
@@ -141,7 +144,7 @@ def _rows_fault(rows: pa.RecordBatch) -> str:
     decided = (kind == RowKind.COMMIT) | (kind == RowKind.COMMITTED)
     if (bad := decided != (commit_ts > 0)).any():
         return f"row {_first(bad)} has a commit_ts that does not fit its kind"
-    return ""
+    return _timestamp_fault(rows, "row", ("start_ts", "commit_ts"))
 
 
 def _regions_fault(regions: pa.RecordBatch, rows: int) -> str:
@@ -153,7 +156,17 @@ def _regions_fault(regions: pa.RecordBatch, rows: int) -> str:
     bounded = pc.not_equal(end, pa.scalar(b"", pa.binary()))
     if pc.any(pc.and_(bounded, pc.less_equal(end, regions.column("start_key")))).as_py():
         return "a region row has an empty key range"
+    if fault := _timestamp_fault(regions, "region row", _REGION_TIMESTAMPS):
+        return fault
     return _tiling_fault(_numbers(regions, "row_offset"), _numbers(regions, "row_count"), rows)
+
+
+def _timestamp_fault(data: pa.RecordBatch, what: str, columns: Sequence[str]) -> str:
+    """The first number that is no TSO. It would end the catalog's arithmetic for every tenant."""
+    for name in columns:
+        if (bad := _numbers(data, name) >= _TSO_END).any():
+            return f"{what} {_first(bad)} has a {name} of 2**63 or more"
+    return ""
 
 
 def _tiling_fault(offset: npt.NDArray[Any], count: npt.NDArray[Any], rows: int) -> str:

@@ -52,7 +52,7 @@ def test_what_goes_in_comes_out() -> None:
         {},
         {"kind": 2, "commit_ts": 12, "value": None},
         {"kind": 3, "op": 0, "value": None},
-        {"kind": 4, "op": 2, "commit_ts": 2**64 - 1, "value": None, "old_value": b"", "flags": 1},
+        {"kind": 4, "op": 2, "commit_ts": 2**63 - 1, "value": None, "old_value": b"", "flags": 1},
     )
     marks = slices((0, 3), (3, 1))
     file = decode_batch_file(KEY, encode(data, marks))
@@ -113,6 +113,14 @@ BROKEN = [
     (rows({"kind": 2}), slices((0, 1)), "commit_ts"),
     (rows({"kind": 4}), slices((0, 1)), "commit_ts"),
     (rows({"kind": 3, "commit_ts": 5}), slices((0, 1)), "commit_ts"),
+    (rows({}, {"start_ts": 1 << 63}), slices((0, 2)), r"row 1 has a start_ts of 2\*\*63 or more"),
+    (rows({"kind": 2, "commit_ts": 1 << 63}), slices((0, 1)), r"row 0 has a commit_ts of 2\*\*63 or more"),
+    *(
+        (rows(), regions({}, {name: 2**64 - 1, "tenure_ready_ts": 2**64 - 1}), f"region row 1 has a {name} of 2")
+        for name in ("tenure_ready_ts", "tenure_open_ts")
+    ),
+    (rows(), regions({"checkpoint_ts": 1 << 63}), "region row 0 has a checkpoint_ts of 2"),
+    (rows(), regions({"resolved_ts": 2**64 - 1}), "region row 0 has a resolved_ts of 2"),
     (rows(), regions({"end_key": b"a"}), "empty key range"),
     (rows(), regions({"start_key": b"b", "end_key": b"a"}), "empty key range"),
     (rows(), regions({"tenure_ready_ts": 4}), "ready before"),
@@ -130,7 +138,9 @@ BROKEN = [
 ]
 
 
-OF_ROWS = {"unknown kind", "row 1 has an unknown kind", "unknown op", "commit_ts"}
+OF_ROWS = {"unknown kind", "row 1 has an unknown kind", "unknown op", "commit_ts"} | {
+    cause for _, _, cause in BROKEN if cause.startswith("row ")
+}
 
 
 @pytest.mark.parametrize(("data", "marks", "cause"), BROKEN)
