@@ -193,11 +193,7 @@ def main() -> int:
     shape = Shape(mariadb=not given.sqlite, s3=not given.folder)
     with tempfile.TemporaryDirectory(prefix="tistream-lag-") as folder:
         found = measure(
-            shape,
-            seconds=given.seconds,
-            pushers=given.pushers,
-            rows_per_s=given.rows_per_s,
-            folder=Path(folder) / "d",
+            shape, seconds=given.seconds, pushers=given.pushers, rows_per_s=given.rows_per_s, folder=Path(folder) / "d"
         )
     print(json.dumps(found, indent=2)) if given.json else show(found)
     whole = found["read"] == found["committed"] and not found["disorder"]

@@ -185,10 +185,7 @@ class PartitionJobs:
             query="ALTER TABLE {} ADD PARTITION (...)",
             steps=(
                 _step(
-                    entry,
-                    SchemaState.REPLICA_ONLY,
-                    ddl_action=int(Action.ADD_PARTITION),
-                    adding_definitions=[added],
+                    entry, SchemaState.REPLICA_ONLY, ddl_action=int(Action.ADD_PARTITION), adding_definitions=[added]
                 ),
                 _step(entry, SchemaState.PUBLIC, DONE, definitions=[*mine, added]),
             ),

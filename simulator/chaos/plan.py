@@ -79,10 +79,7 @@ BUCKET = (
     Choice(harm=Harm.HANG, weight=1, lasts_s=(1.0, 8.0)),
 )
 #: faults between pushers and control plane
-CONTROL = (
-    Choice(harm=Harm.CUT, weight=1, lasts_s=(0.0, 0.0)),
-    Choice(harm=Harm.REFUSE, weight=1, lasts_s=(1.0, 15.0)),
-)
+CONTROL = (Choice(harm=Harm.CUT, weight=1, lasts_s=(0.0, 0.0)), Choice(harm=Harm.REFUSE, weight=1, lasts_s=(1.0, 15.0)))
 
 
 def schedule(

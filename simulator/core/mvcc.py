@@ -85,15 +85,7 @@ class RowColumns:
         self._say(None, None)
 
     def _add(
-        self,
-        kind: RowKind,
-        op: Op,
-        key: bytes,
-        start_ts: int,
-        commit_ts: int,
-        txn_source: int,
-        *,
-        scan: bool = False,
+        self, kind: RowKind, op: Op, key: bytes, start_ts: int, commit_ts: int, txn_source: int, *, scan: bool = False
     ) -> None:
         self.kind.append(int(kind))
         self.op.append(int(op))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
@@ -128,16 +128,22 @@ def small(rand: random.Random) -> dict[str, int]:
 @contextmanager
 def lowered(bounds: Mapping[str, int]) -> Iterator[None]:
     """Put these values in place of the bounds, in every loaded module of ours that has them."""
-    changed: list[tuple[ModuleType, str, Any]] = []
-    for full, value in bounds.items():
-        for module, name in _places_of(full):
-            changed.append((module, name, vars(module)[name]))
-            setattr(module, name, value)
+    with patched((module, name, value) for full, value in bounds.items() for module, name in _places_of(full)):
+        yield
+
+
+@contextmanager
+def patched(values: Iterable[tuple[ModuleType, str, Any]]) -> Iterator[None]:
+    """Modules have these values under these names."""
+    before: list[tuple[ModuleType, str, Any]] = []
     try:
+        for module, name, value in values:
+            before.append((module, name, vars(module)[name]))
+            setattr(module, name, value)
         yield
     finally:
-        for module, name, before in reversed(changed):
-            setattr(module, name, before)
+        for module, name, value in reversed(before):
+            setattr(module, name, value)
 
 
 def _places_of(full: str) -> list[tuple[ModuleType, str]]:

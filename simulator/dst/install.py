@@ -1,4 +1,4 @@
-"""Puts the simulated threads, chance and leases into the rooms' modules for the time of a run, and takes them out."""
+"""Installs simulated threads, randomness and leases in the services' modules for the time of a run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from dispatcher.core.router import directory
 from simulator.dst import threads
+from simulator.dst.bounds import patched
 from tistream.codec.batch_file import decode_batch_file
 
 ROOMS = (
@@ -42,15 +43,7 @@ _THREADING = SimpleNamespace(
     current_thread=threads.current_thread,
 )
 #: replaced wherever a module of the services has it
-_REPLACED = (
-    threading,
-    queue,
-    concurrent.futures.ThreadPoolExecutor,
-    random,
-    secrets,
-    decode_batch_file,
-    directory,
-)
+_REPLACED = (threading, queue, concurrent.futures.ThreadPoolExecutor, random, secrets, decode_batch_file, directory)
 _CONSTANTS = ("LEASE_MS", "LEADER_LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "READ_LEASE_TTL_MS")
 #: bounds of the sorter that a scenario may lower
 LIMITS = (
@@ -90,16 +83,9 @@ def installed(
             strict=True,
         )
     )
-    changed: list[tuple[ModuleType, str, Any]] = []
-    for module, name in _places(len(sys.modules)):
-        value = vars(module)[name]
-        changed.append((module, name, value))
-        setattr(module, name, constants[name] if name in constants else instead.get(id(value), value))
-    try:
+    values = ((module, name, vars(module)[name]) for module, name in _places(len(sys.modules)))
+    with patched((m, name, constants[name] if name in constants else instead.get(id(v), v)) for m, name, v in values):
         yield
-    finally:
-        for module, name, value in changed:
-            setattr(module, name, value)
 
 
 def _remembering(function: Callable[..., Any], key_of: Callable[..., Any]) -> Callable[..., Any]:

@@ -214,10 +214,7 @@ _SKIP = (
     "                if isinstance(after, Found): return self._batch(after.file)\n"
     "                if not final:",
 )
-broken(
-    "gap-skipped (order): the dispatcher passes over a file that is missing and takes a later one",
-    _SKIP,
-)
+broken("gap-skipped (order): the dispatcher passes over a file that is missing and takes a later one", _SKIP)
 broken(
     "gap-accepted (order): dispatcher, stream and sorter all pass over a file that is missing",
     _SKIP,

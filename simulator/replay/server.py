@@ -38,12 +38,7 @@ class ReplayCluster(LoopbackCluster):
     `speed`: None = as fast as its clients read, N = N times the recorded speed. `only`: see Stage."""
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        speed: float | None = None,
-        only: KeyRange | None = None,
-        clock: Clock | None = None,
+        self, directory: Path, *, speed: float | None = None, only: KeyRange | None = None, clock: Clock | None = None
     ) -> None:
         if speed is not None and speed <= 0:
             raise InvalidInput("the speed must be positive", speed=speed)

@@ -129,13 +129,7 @@ def wait_until_ready(process: TiStreamProcess, url: str | None = None) -> None:
 
 
 def pull_all(
-    url: str,
-    until_ts: int,
-    *,
-    format: str,
-    timeout_s: float = 180,
-    limit: int = 5000,
-    **options: str,
+    url: str, until_ts: int, *, format: str, timeout_s: float = 180, limit: int = 5000, **options: str
 ) -> bytes:
     """The bodies of a tenant's pulls from the beginning until everything at or below `until_ts` was served."""
     deadline = time.monotonic() + timeout_s
