@@ -1,7 +1,7 @@
-"""The HTTP application: routes over one set of services, every error a problem document.
+"""The HTTP application: API, console and problem documents.
 
-Routers of other rooms (the control plane in a one-process deployment) are handed in by the composition root; services
-never import each other.
+The composition root passes in routers of other services (the control plane in a one-process deployment), because
+services never import each other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def create_app(
     follow: FollowLimits | None = None,
     rates: RateLimits | None = None,
 ) -> FastAPI:
-    """The API and the console on one port. Without a guard no keys are asked for. `app.state.followers.close()` ends
-    streams and waits."""
+    """The API and the console on one port. Without an authenticator no keys are required.
+    `app.state.followers.close()` ends streams and waiting pulls."""
     app = FastAPI(
         title="TiStream",
         version=__version__,
@@ -74,7 +74,7 @@ async def _not_acceptable(_: Request, error: Exception) -> Response:
 
 
 async def _object_missing(request: Request, error: Exception) -> Response:
-    """The catalog names an object that is gone: a fault of ours, not a wrong address."""
+    """An object in the catalog is missing: an internal error, not a wrong path."""
     assert isinstance(error, TiStreamError)
-    log.error("an object is missing", path=request.url.path, exc_info=error)
+    log.error("object missing", path=request.url.path, exc_info=error)
     return problem.problem_response(error, 500)

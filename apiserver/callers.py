@@ -1,4 +1,4 @@
-"""Who asks: the authenticated principal, or the address where there is no authentication."""
+"""Names the caller of a request: the authenticated principal, or else the client address."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from starlette.requests import HTTPConnection
 
 
 def caller_of(request: HTTPConnection) -> str:
-    """A name for counting and limiting. `request.state.principal` wins, which authentication sets."""
+    """The caller's name for counts and limits. Authentication sets `request.state.principal`."""
     principal = getattr(request.state, "principal", None)
     if principal is not None:
         return f"principal {principal}"
-    return f"address {request.client.host}" if request.client is not None else "somebody"
+    return f"address {request.client.host}" if request.client is not None else "unknown"

@@ -1,7 +1,7 @@
-"""Which content coding an answer takes, and the bytes of it: zstd or gzip, as Accept-Encoding weighs them.
+"""Content codings of answers: zstd or gzip, negotiated by Accept-Encoding.
 
-Text answers are coded, whole pages at once and streams piece by piece, flushed where a piece ends. Arrow answers never
-are: they have compressed buffers of their own, if asked for.
+Text answers are compressed: pages at once, streams piece by piece with a flush after each. Arrow answers are not: their
+buffers are compressed on request.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import zstandard
 
 from apiserver.negotiate import NotAcceptable, weights
 
-CODINGS = ("zstd", "gzip")  # the first of equals wins
+CODINGS = ("zstd", "gzip")  # ties go to the first
 _ZSTD_LEVEL = 1
 _GZIP_LEVEL = 1
-_GZIP = 31  # zlib's word for a gzip frame
+_GZIP = 31  # zlib's window bits for the gzip format
 _WORTH_BYTES = 1024
-_STREAM_WINDOW_LOG = 17  # a follower's compressor is kept for as long as it follows: 128 KiB
+_STREAM_WINDOW_LOG = 17  # 128 KiB, held by each stream
 
 
 def choose_coding(accept_encoding: str | None, offers: Sequence[str] = CODINGS) -> str | None:
-    """The coding with the highest weight; None is no coding. NotAcceptable when even that is refused."""
+    """The coding with the highest weight; None for identity. NotAcceptable when that is refused, too."""
     if accept_encoding is None:
         return None
     asked = weights(accept_encoding)
@@ -36,27 +36,27 @@ def choose_coding(accept_encoding: str | None, offers: Sequence[str] = CODINGS) 
     if plain > 0:
         return None
     raise NotAcceptable(
-        f"Accept-Encoding '{accept_encoding[:80]}' leaves nothing that is offered.", offers=", ".join(offers)
+        f"Accept-Encoding '{accept_encoding[:80]}' accepts no offered coding.", offers=", ".join(offers)
     )
 
 
 def is_worth_it(size: int) -> bool:
-    """Whether a body of so many bytes is coded at all."""
+    """Whether a body of this size is compressed."""
     return size >= _WORTH_BYTES
 
 
 def compress(content: bytes | memoryview, coding: str) -> bytes:
-    """A whole body."""
+    """Compress a whole body."""
     if coding == "zstd":
         return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(content)
     return zlib.compress(content, _GZIP_LEVEL, _GZIP)
 
 
 class Coder(Protocol):
-    """Codes a body that comes in pieces."""
+    """Compresses a body piece by piece."""
 
     def push(self, piece: bytes | memoryview) -> bytes | memoryview:
-        """Bytes from which a reader gets everything up to the end of the piece."""
+        """The compressed piece, flushed: readers can decode all of it."""
 
     def finish(self) -> bytes:
         """The end of the body."""

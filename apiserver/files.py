@@ -1,11 +1,11 @@
-"""The log as files for tools that read Parquet by themselves: what a listing says, and how long it holds.
+"""Listings of the log's files, for tools that read Parquet themselves.
 
-A listing is one state of the log: each row lies in one of its files, once. It opens a read lease, so that its files can
-be fetched for FILE_URL_MS, whatever compactions and collectors do meanwhile; listings that follow one another closely
-share one. A read lease that cannot be opened fails the listing: an address that may be gone at once is worth nothing.
+A listing is one state of the log: each row is in exactly one of its files. It opens a read lease, so its files can be
+fetched for FILE_URL_MS despite compaction and collection; listings close in time share a lease. A listing fails when
+its lease cannot be opened.
 
-`parquet_upto_ts` joins the files to a pull: every change at or below it lies in a Parquet file, so a reader takes the
-Parquet files up to there and pulls what comes after.
+`parquet_upto_ts` joins files and pull: every change at or below it is in a Parquet file, so a reader takes the Parquet
+files up to there and pulls the rest.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from tistream.ids import Tenant
 from tistream.limits import FILE_URL_MS, FILES_LISTED_MAX
 from tistream.objectstore.layout import committed_prefix, compacted_prefix
 
-_SHARED_MS = 60_000  # a read lease is given to the listings of so long
+_SHARED_MS = 60_000  # listings of this period share a read lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """The files that may hold changes in (start_ts, end_ts]."""
 
-    files: tuple[FileRow, ...]  #: of the formats that were asked for
+    files: tuple[FileRow, ...]  #: of the requested formats
     start_ts: int
     end_ts: int
     resolved_ts: int
-    parquet_upto_ts: int  #: what lies in (start_ts, this] lies in Parquet files
+    parquet_upto_ts: int  #: changes in (start_ts, this] are in Parquet files
     table_ids: tuple[int, ...] | None  #: physical ids of the scope; None for all of the tenant
     good_until_ms: int  #: Unix milliseconds by this process's clock
 
 
 class ListingLeases:
-    """The read leases of listings. They are never dropped, they expire. Safe to use from several threads."""
+    """The read leases of listings; they end by expiry. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
         self._catalog, self._clock = catalog, clock
@@ -55,7 +55,7 @@ class ListingLeases:
         self._opened: float | None = None
 
     def hold(self) -> None:
-        """What is listed from now on stays for FILE_URL_MS. CatalogUnavailable when that cannot be promised."""
+        """Keep files listed from now on for FILE_URL_MS. CatalogUnavailable when that fails."""
         with self._lock:
             now = self._clock.monotonic()
             if self._opened is None or (now - self._opened) * 1000 >= _SHARED_MS:
@@ -72,7 +72,7 @@ def listing(
     end_ts: str,
     formats: Collection[SegmentFormat],
 ) -> Listing:
-    """List as of now. Timestamps as a pull takes them."""
+    """List the current files. Timestamps have the forms of a pull."""
     served, now_ms = services.served(scope.tenant), services.clock.unix_ms()
     resolved = served.resolved
     after, upto = served.parse_ts(start_ts, now_ms), min(served.parse_ts(end_ts, now_ms), resolved)
@@ -83,7 +83,7 @@ def listing(
         ids = served.known_history.physical_ids(scope.database, scope.table, min(after, resolved), resolved)
         table_ids = tuple(sorted(ids))
         if not table_ids:
-            raise NotFound(f"There was no {scope} at any time of the interval.", scope=str(scope))
+            raise NotFound(f"{scope} did not exist at any time of the interval.", scope=str(scope))
     leases.hold()
     found = list_files(
         services.catalog,
@@ -96,7 +96,7 @@ def listing(
     check_floor(services.catalog, scope.tenant, after)
     if len(found) > FILES_LISTED_MAX:
         raise InvalidInput(
-            f"There are more than {FILES_LISTED_MAX} files: ask for a shorter time, or let a compaction run."
+            f"There are more than {FILES_LISTED_MAX} files: list a shorter interval, or run a compaction."
         )
     not_parquet = min((f.lo_ts for f in found if f.format is not SegmentFormat.PARQUET), default=upto + 1)
     return Listing(
@@ -111,7 +111,7 @@ def listing(
 
 
 def file_name(tenant: Tenant, object_key: str) -> str:
-    """What follows `files/` in the address of a file."""
+    """The part of a file's path after `files/`."""
     for folder, prefix in _folders(tenant):
         if object_key.startswith(prefix):
             return folder + object_key[len(prefix) :]
@@ -119,7 +119,7 @@ def file_name(tenant: Tenant, object_key: str) -> str:
 
 
 def object_key_of(tenant: Tenant, name: str) -> str | None:
-    """The object of a file name, or None when no file is called so."""
+    """The object of a file name; None for an invalid name."""
     for folder, prefix in _folders(tenant):
         if name.startswith(folder):
             return prefix + name[len(folder) :]
@@ -127,12 +127,12 @@ def object_key_of(tenant: Tenant, name: str) -> str | None:
 
 
 def etag_of(object_key: str) -> str:
-    """A file never changes, and no other gets its key."""
+    """The ETag of a file: files are immutable and keys are not reused."""
     return f'"{hashlib.blake2b(object_key.encode(), digest_size=12).hexdigest()}"'
 
 
 def described(tenant: Tenant, file: FileRow, base_url: str) -> dict[str, object]:
-    """A file for people and programs; timestamps are text, keys hexadecimal."""
+    """A file as JSON; timestamps are text, keys hexadecimal."""
     name = file_name(tenant, file.object_key)
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""Which form an answer takes: `?format=` wins, else the Accept header, else JSON."""
+"""Content negotiation: `?format=` wins, else the Accept header, else JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 CSV = "text/csv"
 
-#: format word -> media type of the answer
+#: format -> media type
 FORMATS = {
     "json": JSON,
     "ndjson": NDJSON,
@@ -44,24 +44,24 @@ class NotAcceptable(InvalidInput):
     code = "TS-1006"
 
 
-def choose(word: str | None, accept: str | None) -> str:
-    """The format word of the answer. InvalidInput for an unknown word, NotAcceptable for an Accept that offers none."""
-    if word is not None:
-        if word not in FORMATS:
-            near = difflib.get_close_matches(word, FORMATS, n=1)
+def choose(name: str | None, accept: str | None) -> str:
+    """The format of the answer. InvalidInput for an unknown name, NotAcceptable when Accept names none."""
+    if name is not None:
+        if name not in FORMATS:
+            near = difflib.get_close_matches(name, FORMATS, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise InvalidInput(f"There is no format '{word[:40]}'.{hint}", offers=", ".join(FORMATS))
-        return word
+            raise InvalidInput(f"Unknown format '{name[:40]}'.{hint}", offers=", ".join(FORMATS))
+        return name
     if not accept:
         return "json"
     found = offered(accept, _ACCEPTED)
     if found is not None:
         return found
-    raise NotAcceptable(f"Accept '{accept[:80]}' names nothing that is offered.", offers=", ".join(_ACCEPTED))
+    raise NotAcceptable(f"Accept '{accept[:80]}' names no offered media type.", offers=", ".join(_ACCEPTED))
 
 
 def offered(accept: str, offers: Mapping[str, str]) -> str | None:
-    """The word of the media type that an Accept header prefers. `offers`: media type -> word, the usual one first."""
+    """The format that an Accept header prefers. `offers`: media type -> format, the default first."""
     asked = weights(accept)
     refused = {media for media, weight in asked.items() if not weight}
     for media in sorted(asked, key=lambda m: -asked[m]):
@@ -72,8 +72,8 @@ def offered(accept: str, offers: Mapping[str, str]) -> str | None:
 
 
 def weights(header: str) -> dict[str, float]:
-    """The words of an Accept or Accept-Encoding header, in their order, with their weights; 0 is a refusal, and what is
-    no weight counts as one."""
+    """The values of an Accept or Accept-Encoding header with their weights, in order. 0 is a refusal; so is an invalid
+    weight."""
     found: dict[str, float] = {}
     for part in header.split(","):
         word, *params = (p.strip().lower() for p in part.split(";"))
@@ -85,7 +85,7 @@ def weights(header: str) -> dict[str, float]:
 
 
 def _within(media: str, refused: set[str], offers: Mapping[str, str]) -> str | None:
-    """The word of a media type or of a range of them; a refused one is not in any range."""
+    """The format of a media type or range; ranges exclude refused media types."""
     if not media.endswith("/*"):
         return offers.get(media)
     within = "" if media == "*/*" else media[:-1]

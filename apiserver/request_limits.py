@@ -1,11 +1,10 @@
-"""What stands before every route: bounds on how often and how much is asked for, and on what a request may carry.
+"""Limit middleware: rates of requests and bytes per caller and per tenant, and the size of a request body.
 
     server.caller_requests_per_s   server.caller_mib_per_s   server.tenant_requests_per_s   server.tenant_mib_per_s
 
-A caller is who authentication says, or an address; a tenant is that of the path. Each has a bucket of requests and one
-of bytes, in this process; 0 is no bound. The answer to what is too much names the bucket and says when to ask again;
-every other answer says what is left. Probes and the console's own files are never refused, nor is its stream: the parts
-that it tells are counted as the requests that they are.
+A caller is a principal or an address; the tenant is that of the path. Each has a bucket of requests and one of bytes in
+this process; 0 is unlimited. A refusal names the bucket and the time to wait; other answers carry what is left. Probes
+and static files are never refused. The console's `/live` stream is exempt, but its parts count as requests.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ BODY_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimits:
-    """Tokens a second, and for how many seconds' worth a bucket is; 0 is no bound."""
+    """Tokens per second, and the bucket size in seconds; 0 is unlimited."""
 
     caller_requests_per_s: float = 0
     caller_mib_per_s: float = 0
@@ -44,7 +43,7 @@ class RateLimits:
     burst_s: float = 10
 
     def policies(self) -> dict[str, list[Policy]]:
-        """The bounds there are, of callers and of tenants."""
+        """The policies of callers and of tenants."""
         found: dict[str, list[Policy]] = {}
         for of in ("caller", "tenant"):
             requests, mib = getattr(self, f"{of}_requests_per_s"), getattr(self, f"{of}_mib_per_s")
@@ -72,7 +71,7 @@ class RequestLimits:
         refused = _too_large(scope) or self._refused(mine)
         if refused is not None:
             answer = problem.problem_response(refused)
-            answer.headers.update(self._said(mine))
+            answer.headers.update(self._headers(mine))
             return await answer(scope, receive, send)
         now_s = self._clock.monotonic()
         for buckets, who in mine:
@@ -82,7 +81,7 @@ class RequestLimits:
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start" and mine:
-                MutableHeaders(scope=message).update(self._said(mine))
+                MutableHeaders(scope=message).update(self._headers(mine))
             if message["type"] == "http.response.body":
                 for buckets, who in counted:
                     buckets.take(who, len(message.get("body", b"")), self._clock.monotonic())
@@ -91,7 +90,7 @@ class RequestLimits:
         await self._app(scope, _bounded(receive), sent if mine else send)
 
     def _of(self, scope: Scope) -> list[tuple[Buckets, str]]:
-        """The buckets of a request, each with whose it is."""
+        """The buckets of a request with their keys."""
         caller = caller_of(HTTPConnection(scope))
         found = [(buckets, caller) for buckets in self._buckets["caller"]]
         if self._buckets["tenant"] and (m := _TENANT.match(scope["path"])):
@@ -109,7 +108,7 @@ class RequestLimits:
         seconds = max(1, math.ceil(wait_s))
         return RateLimited(f"The bucket {name} is empty for {seconds} s.", bucket=name, retry_after_s=seconds)
 
-    def _said(self, mine: list[tuple[Buckets, str]]) -> Mapping[str, str]:
+    def _headers(self, mine: list[tuple[Buckets, str]]) -> Mapping[str, str]:
         if not mine:
             return {}
         now_s = self._clock.monotonic()
@@ -120,8 +119,7 @@ class RequestLimits:
 
 
 def _sees(scope: Scope, tenant: Tenant) -> bool:
-    """Whether the caller's key may know of this tenant. One that may not is answered with 404: it neither uses up the
-    tenant's budget nor learns what is left of it."""
+    """Whether the caller sees this tenant. Other callers get a 404 and neither use nor learn the tenant's budget."""
     access: Access | None = scope.get(ACCESS)
     return access is None or (access.principal is not None and access.principal.sees(tenant))
 
@@ -134,7 +132,7 @@ def _shown(policy: Policy) -> str:
 def _too_large(scope: Scope) -> TooLarge | None:
     length = dict(scope["headers"]).get(b"content-length", b"0")
     if length.isdigit() and int(length) > BODY_BYTES_MAX:
-        return TooLarge(f"A request carries at most {BODY_BYTES_MAX} bytes.", bytes=length.decode()[:40])
+        return TooLarge(f"A request body has at most {BODY_BYTES_MAX} bytes.", bytes=length.decode()[:40])
     return None
 
 
@@ -146,7 +144,7 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         got += len(message.get("body", b""))
         if got > BODY_BYTES_MAX:
-            raise TooLarge(f"A request carries at most {BODY_BYTES_MAX} bytes.")
+            raise TooLarge(f"A request body has at most {BODY_BYTES_MAX} bytes.")
         return message
 
     return bounded

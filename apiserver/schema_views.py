@@ -1,7 +1,4 @@
-"""A tenant's schema through time, as plain dictionaries: its DDL in commit order, and what changed between two times.
-
-Read from the history that decoding rests on. Lists of DDL go by pages, the newest first.
-"""
+"""A tenant's schema history as dictionaries: DDL in commit order, and differences between two timestamps."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from tistream.ids import Tenant
 
 
 def history_of(services: Services, tenant: Tenant) -> tuple[History, int]:
-    """The tenant's history and the timestamp up to which it is served. NotFound while it has none."""
+    """The schema history and the served watermark. NotFound before the first schema snapshot."""
     served = services.served(tenant)
     return served.known_history, max(served.resolved, served.known_history.start_ts)
 
 
 def moment(services: Services, history: History, resolved: int, text: str | None, missing: int) -> int:
-    """The timestamp that a person names, kept between the beginning of the history and what is served."""
+    """The TSO of `text`, clamped to the served part of the history; `missing` without text."""
     if text is None:
         return missing
     ts = parse_ts(text, earliest=history.start_ts, latest=resolved, now_ms=services.clock.unix_ms())
@@ -33,11 +30,11 @@ def moment(services: Services, history: History, resolved: int, text: str | None
 
 
 def ddl_page(services: Services, tenant: Tenant, *, limit: int, cursor: str | None = None) -> dict[str, Any]:
-    """DDL events, the newest first. `cursor` is how many newer ones there are, so it is good for a short while."""
+    """A page of DDL events, the newest first. `cursor` counts newer events, so it shifts when DDL is added."""
     history, resolved = history_of(services, tenant)
     found = history.events(history.start_ts, resolved)[::-1]
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 12):
-        raise CursorInvalid("This is not a cursor of this list.", cursor=cursor[:40])
+        raise CursorInvalid("The cursor is invalid.", cursor=cursor[:40])
     first = int(cursor or 0)
     more = len(found) > first + limit
     return {
@@ -50,7 +47,7 @@ def ddl_page(services: Services, tenant: Tenant, *, limit: int, cursor: str | No
 
 
 def schema_diff(services: Services, tenant: Tenant, from_ts: str | None, to_ts: str | None) -> dict[str, Any]:
-    """What changed between two timestamps: by default from the beginning of the history to now."""
+    """Changes between two timestamps, by default of the whole history."""
     history, resolved = history_of(services, tenant)
     start = moment(services, history, resolved, from_ts, history.start_ts)
     end = moment(services, history, resolved, to_ts, resolved)
@@ -65,7 +62,7 @@ def schema_diff(services: Services, tenant: Tenant, from_ts: str | None, to_ts: 
 
 
 def event_view(event: DdlEvent) -> dict[str, Any]:
-    """A DDL event for people and programs."""
+    """A DDL event as JSON."""
     return {
         "commit_ts": str(event.commit_ts),
         "commit_time": tso.to_text(event.commit_ts),

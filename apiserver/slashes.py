@@ -1,7 +1,7 @@
-"""Names with a slash in addresses: `/databases/shop/tables/a%2Fb/changes` is about the table `a/b`.
+"""Names with a slash in paths: `/databases/shop/tables/a%2Fb/changes` addresses the table `a/b`.
 
-A server decodes a path before it is routed, and then nothing tells a slash of a name from one between two parts. So the
-slashes of names are put aside in a character that no name has, and put back when a route takes its parameters.
+Servers decode paths before routing, so an encoded slash of a name would look like a separator. This middleware replaces
+it by a character that no name contains, and the `name` convertor of routes restores it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ register_url_convertor("name", _NameConvertor())
 
 
 class NameSlashes:
-    """The middleware that puts slashes of names aside."""
+    """The middleware."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

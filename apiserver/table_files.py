@@ -1,12 +1,12 @@
-"""A table as it was, as one Parquet file that can be read by ranges.
+"""A table as of a timestamp, as one Parquet file that can be read by ranges.
 
-    rows as of ts (an Arrow stream) ─> row groups ─> a temporary file without a name ─> ranges of it
+    rows as of ts (an Arrow stream) ─> row groups ─> an unnamed temporary file ─> ranges of it
 
-The bytes depend on the rows and the software alone: row groups are cut by what the rows hold, not by how the log is
-laid out. So every server makes the same file, a compaction changes nothing, and a reader whose ranges come from several
-servers, or from a file that was made anew, reads one file. The ETag is the hash of the bytes.
+The bytes depend only on the rows and the software version: row groups are cut by their content, not by the layout of
+the log. So all servers make the same file, also after a compaction, and a reader may fetch ranges from several servers
+or from a file that was made again. The ETag is the hash of the bytes.
 
-A file is made at the first request and kept for KEPT_MS after the last one, in all at most ROWS_FILES_BYTES_MAX.
+A file is made at the first request and kept until KEPT_MS after the last one, in all at most ROWS_FILES_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GROUP_BYTES = 16 << 20  # of texts and bytes, after which a row group ends
 
 
 class TableFile:
-    """A file that is complete. Safe to use from several threads; it goes when nobody refers to it."""
+    """A complete file, deleted with its last reference. Safe to use from several threads."""
 
     def __init__(self, file: IO[bytes], size: int, etag: str) -> None:
         self._file, self.size, self.etag = file, size, etag
@@ -50,12 +50,12 @@ class TableFile:
         """`length` bytes from `offset`."""
         data = os.pread(self._file.fileno(), length, offset)
         if len(data) != length:
-            raise StoreUnavailable("a temporary file is shorter than it was", offset=str(offset), length=str(length))
+            raise StoreUnavailable("a temporary file was truncated", offset=str(offset), length=str(length))
         return data
 
 
 class TableFiles:
-    """The files of one process. Safe to use from several threads: who wants one that is being made waits for it."""
+    """The files of one process. Safe to use from several threads; concurrent requests for a file share its making."""
 
     def __init__(self, services: Services, *, bytes_max: int = ROWS_FILES_BYTES_MAX) -> None:
         self._services, self._clock, self._bytes_max = services, services.clock, bytes_max
@@ -64,7 +64,7 @@ class TableFiles:
         self._growing = 0  # bytes of the files that are being made
 
     def get(self, request: RowsRequest) -> TableFile:
-        """The file of a read whose `as_of` is a TSO. Errors as of `read_rows`; a file that failed is made anew."""
+        """The file of a read whose `as_of` is a TSO. Errors of `read_rows`; the next request retries."""
         with self._lock:
             self._forget(self._clock)
             known = self._made.pop(request, None)
@@ -82,7 +82,7 @@ class TableFiles:
         return future.result()
 
     def _forget(self, clock: Clock) -> None:
-        """Those that nobody asked for in a while, and the oldest when there are too many bytes."""
+        """Drop expired files, and the least recently used ones above the size limit."""
         now = clock.monotonic()
         held = self._growing + sum(future.result().size for _, future in self._made.values() if _complete(future))
         for request, (used, future) in list(self._made.items()):
@@ -91,17 +91,17 @@ class TableFiles:
                 del self._made[request]
 
     def _grow(self, size: int, count: int) -> None:
-        """A file that has `size` bytes gets `count` more. Older files make room. InvalidInput when it is too large by
-        itself, StoreUnavailable when other files that are being made take the room."""
+        """Account for `count` more bytes of a file of `size` bytes; older files are dropped. InvalidInput when the file
+        alone is too large, StoreUnavailable when unfinished files take the space."""
         if size + count > self._bytes_max:
             raise InvalidInput(
-                "The table is too large for a file that is read by ranges: read its rows as a stream.",
+                "The table is too large for a file: read its rows as a stream.",
                 bytes_max=str(self._bytes_max),
             )
         with self._lock:
             if self._growing + count > self._bytes_max:
                 raise StoreUnavailable(
-                    "Files of other tables that are being made take all the room there is. Ask again later.",
+                    "Files of other tables take all the space. Try again later.",
                     bytes_max=str(self._bytes_max),
                 )
             self._growing += count
@@ -132,8 +132,7 @@ def _complete(future: Future[TableFile]) -> bool:
 
 
 def _groups(stream: pa.RecordBatchReader) -> Iterator[pa.Table]:
-    """Row groups: they end behind _GROUP_ROWS rows, or behind the row with which they reach _GROUP_BYTES. How the rows
-    come in batches leaves no trace."""
+    """Row groups of _GROUP_ROWS rows, or fewer when they reach _GROUP_BYTES, however rows are batched."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in stream:
@@ -156,7 +155,7 @@ def _group(held: list[pa.RecordBatch]) -> pa.Table:
 
 
 def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Of texts and bytes in each row; other columns have a bounded size."""
+    """Bytes of strings and binaries per row; other columns have a bounded size."""
     found = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
@@ -171,7 +170,7 @@ def _without_durations(schema: pa.Schema) -> pa.Schema:
 
 
 class _Body(io.RawIOBase):
-    """The parts of a body as a file that is read once."""
+    """A body as a file object."""
 
     def __init__(self, parts: Iterator[bytes]) -> None:
         self._parts, self._left = parts, memoryview(b"")
@@ -192,7 +191,7 @@ class _Body(io.RawIOBase):
 
 
 class _Hashed(io.RawIOBase):
-    """Writes through, and knows the hash of what was written. `grow` is asked before: (bytes so far, bytes to come)."""
+    """A file object that hashes what it writes. `grow(size, count)` is called before each write."""
 
     def __init__(self, file: IO[bytes], grow: Callable[[int, int], None]) -> None:
         self._file, self._grow, self._hash, self.size = file, grow, hashlib.blake2b(digest_size=16), 0

@@ -1,13 +1,10 @@
-"""Who waits for a tenant's watermark is woken when it moves: one poll of the catalog for all who wait.
+"""Wakes readers when the watermark of their tenant moves, with one poll of the catalog for all of them.
 
     with waker.watching(tenant) as watch:
         await watch.moved(seen, seconds)
 
-A thread asks for the watermarks of all tenants that somebody waits for, in one statement, a few times a second, and
-ends when nobody waits any more. Waiting itself costs no thread: it is an event of the waiter's own loop. While the
-catalog does not answer nobody is woken, and the poll goes on more slowly.
-
-`close` wakes everybody for good: the process is about to stop.
+A thread polls the watermarks of all watched tenants in one statement, a few times a second, and ends when nobody waits.
+Waiting costs no thread: it is an event of the waiter's loop. While the catalog is unavailable the poll slows down.
 """
 
 from __future__ import annotations
@@ -26,12 +23,12 @@ log = structlog.get_logger(__name__)
 
 _INTERVAL_S = 0.1
 _AFTER_ERROR_S = 1.0
-_NOT_LOOKED = -2
+_NOT_POLLED = -2
 _NO_TASKS = -1
 
 
 class Watch:
-    """One waiter's view of a tenant. Of one event loop."""
+    """A waiter on one event loop."""
 
     def __init__(self, waker: Waker, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -40,8 +37,7 @@ class Watch:
         self._waker = waker
 
     async def moved(self, seen: int, seconds: float) -> int | None:
-        """The watermark, once it is above `seen` or the tenant is gone (then -1); None when the time is up or the
-        process stops."""
+        """The watermark once it is above `seen`, or -1 when the tenant is gone; None on timeout or shutdown."""
         deadline = self.loop.time() + seconds
         while not self._waker.closing:
             self.event.clear()
@@ -65,7 +61,7 @@ class Waker:
     def __init__(
         self, look: Callable[[Collection[Tenant]], Mapping[Tenant, int]], *, interval_s: float = _INTERVAL_S
     ) -> None:
-        """`look` asks the catalog for the watermarks of tenants; those without tasks are left out."""
+        """`look` reads the watermarks of tenants from the catalog, without tenants that have no tasks."""
         self._look = look
         self._interval_s = interval_s
         self._lock = threading.Lock()
@@ -95,17 +91,17 @@ class Waker:
                     self._known.pop(tenant, None)
 
     def known(self, tenant: Tenant) -> int:
-        """The watermark of a watched tenant as of the last look; -1 when it has no tasks, -2 before the first look."""
-        return self._known.get(tenant, _NOT_LOOKED)
+        """The watermark of a watched tenant at the last poll; -1 without tasks, -2 before the first poll."""
+        return self._known.get(tenant, _NOT_POLLED)
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiters."""
         with self._lock:
             return sum(map(len, self._watches.values()))
 
     def close(self) -> None:
-        """Wake everybody; nobody waits from here on."""
+        """Wake all waiters for good: the process is about to stop."""
         with self._lock:
             self.closing = True
             self._woken_early.set()
@@ -123,20 +119,20 @@ class Waker:
                 tenants = list(self._watches)
             pause_s = self._interval_s
             try:
-                self._tell(tenants, self._look(tenants))
+                self._notify(tenants, self._look(tenants))
             except TiStreamError as e:
-                log.warning("the watermarks that readers wait for could not be read", cause=str(e))
+                log.warning("polling watermarks failed, retrying", cause=str(e))
                 pause_s = max(pause_s, _AFTER_ERROR_S)
             self._woken_early.wait(pause_s)
 
-    def _tell(self, tenants: Collection[Tenant], found: Mapping[Tenant, int]) -> None:
+    def _notify(self, tenants: Collection[Tenant], found: Mapping[Tenant, int]) -> None:
         with self._lock:
             moved = [t for t in tenants if t in self._watches and self._known.get(t) != found.get(t, _NO_TASKS)]
             self._known.update((t, found.get(t, _NO_TASKS)) for t in moved)
             self._wake([watch for tenant in moved for watch in self._watches[tenant]])
 
     def _wake(self, watches: Collection[Watch]) -> None:
-        """Set their events, with one call for each loop."""
+        """Set their events, with one call per loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Watch]] = {}
         for watch in watches:
             by_loop.setdefault(watch.loop, []).append(watch)
@@ -144,7 +140,7 @@ class Waker:
             try:
                 loop.call_soon_threadsafe(_set_all, of_one)
             except RuntimeError:
-                log.debug("a loop ended while somebody waited in it")
+                log.debug("event loop of a waiter has ended")
 
 
 def _set_all(watches: Collection[Watch]) -> None:

@@ -1,11 +1,10 @@
-"""Where the lag of a tenant goes: the age of what is served, cut into the stages of the way. Pure.
+"""Splits the lag of a tenant into pipeline stages. Pure.
 
-    now ≥ durable ≥ fetched ≥ heard ≥ watermark ≥ durable watermark ≥ served
+    now ≥ durable ≥ fetched ≥ taken in ≥ watermark ≥ durable watermark ≥ served
 
-Each is a point in the upstream's time, the lowest of its kind in the tenant; the time between two of them is what the
-stage between them holds back now. A point that is not known makes one stage of the two beside it: nothing is guessed.
-Points are told by several processes at slightly different moments, so one may seem to have overtaken another; the later
-ones of the way are then believed. All stages together are the whole lag.
+Each is a timestamp of the upstream, the lowest of its kind in the tenant; the time between two is what the stage
+between them holds back. An unknown timestamp joins the two stages beside it. Timestamps come from several processes, so
+one may seem to overtake another; then the later stages are trusted. The stages add up to the lag.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ MEANS = {
     "upstream_flush": "not in the bucket yet: the upstream, the pusher's flush interval, the upload",
     "fetch": "in the bucket, not read by a dispatcher yet",
     "match": "read, not taken in by a sorter yet",
-    "watermark_gap_wait": "taken in, held by a region that is silent or a transaction that is open",
-    "flush": "complete, not in the committed log yet",
+    "watermark_gap_wait": "taken in, held by an idle region or an open transaction",
+    "flush": "below the watermark, not in the committed log yet",
     "serve": "in the committed log, waiting for the schema history",
 }
 
@@ -30,31 +29,31 @@ class Points:
     """Timestamps (TSO), each the lowest of the tenant; None = not known."""
 
     durable: int | None  #: cut of the newest batch file in the bucket
-    fetched: int | None  #: cut of the newest batch file that the dispatcher has read
-    heard: int | None  #: cut of the newest batch file that the core of a task took
+    fetched: int | None  #: cut of the newest batch file read by the dispatcher
+    taken_in: int | None  #: cut of the newest batch file taken in by a task's core
     watermark: int | None  #: of a task
     durable_ts: int  #: of a task, in the catalog
-    served: int  #: what a pull reaches
+    served: int  #: served watermark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """A part of the lag."""
 
-    stages: tuple[str, ...]  #: of STAGES; several where what lies between them is not known
+    stages: tuple[str, ...]  #: of STAGES; several when the timestamps between them are unknown
     ms: int
 
     @property
     def means(self) -> str:
-        """In words."""
+        """Description."""
         return "; or ".join(MEANS[stage] for stage in self.stages)
 
 
 def waterfall(points: Points, now_ms: int) -> list[Stage]:
-    """The stages in the order of the way; their sum is the lag."""
+    """The stages in pipeline order; their sum is the lag."""
     later, joined = ts.physical_ms(points.served), []
     known: list[tuple[tuple[str, ...], int]] = []
-    ends = (points.durable, points.fetched, points.heard, points.watermark, points.durable_ts, points.served)
+    ends = (points.durable, points.fetched, points.taken_in, points.watermark, points.durable_ts, points.served)
     at: list[tuple[str, int | None]] = [
         (stage, None if end is None else ts.physical_ms(end)) for stage, end in zip(STAGES, ends, strict=True)
     ]

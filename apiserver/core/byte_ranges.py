@@ -1,7 +1,7 @@
-"""Which bytes of a file a request is for, by RFC 9110: one range, or all (pure).
+"""Byte ranges of a request by RFC 9110 (pure).
 
-A reader that asks for several ranges at once, or in a way that is not understood, gets the whole file, as the standard
-allows. A range of a file that is not the one the reader has seen (If-Range) is the whole file, too.
+Several ranges, or a malformed header, mean the whole file, as the standard allows. So does a range with an If-Range of
+another version.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class ByteRange:
     length: int
 
     def content_range(self, size: int) -> str:
-        """The header of an answer that holds it."""
+        """The Content-Range header."""
         return f"bytes {self.offset}-{self.offset + self.length - 1}/{size}"
 
 
 class NoSuchBytes(Exception):
-    """The range begins behind the end of the file (416)."""
+    """The range starts after the end of the file (416)."""
 
 
 def asked_range(header: str | None, if_range: str | None, *, etag: str, size: int) -> ByteRange | None:
-    """The range that the headers ask for; None for the whole file. NoSuchBytes when it holds none of its bytes."""
+    """The requested range; None for the whole file. NoSuchBytes when it has no byte of the file."""
     if header is None or (if_range is not None and if_range.strip() != etag):
         return None
     found = _RANGE.fullmatch(header.strip())
@@ -50,7 +50,7 @@ def asked_range(header: str | None, if_range: str | None, *, etag: str, size: in
 
 
 def names(header: str | None, etag: str) -> bool:
-    """Whether an If-None-Match names this version."""
+    """Whether an If-None-Match header matches this version."""
     if header is None:
         return False
     tags = [tag.strip().removeprefix("W/") for tag in header.split(",")]

@@ -1,8 +1,8 @@
-"""Token buckets: how much a caller or a tenant may ask for (pure).
+"""Token buckets per caller or tenant (pure).
 
-A bucket holds at most `burst` tokens and gets `rate` of them a second. Requests cost one and are refused when there is
-none. Bytes are known only when they have been sent, so a bucket of bytes may fall below zero: the next request waits
-until it is above again. Buckets that are full say nothing and are forgotten.
+A bucket holds at most `burst` tokens and refills at `rate` per second. A request costs one token and is refused when
+there is none. Bytes are known only after sending, so a bucket of bytes may go negative: the next request waits until it
+is positive again. Full buckets are dropped.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _BUCKETS_MAX = 10_000
 class Policy:
     """One kind of bucket."""
 
-    name: str  #: as the answers call it, such as `caller-requests`
+    name: str  #: in response headers, such as `caller-requests`
     rate: float  #: tokens a second
     burst: float  #: tokens at most
     of_bytes: bool = False
 
     @property
     def window_s(self) -> int:
-        """In how many seconds an empty bucket is full."""
+        """Seconds in which an empty bucket fills up."""
         return max(1, math.ceil(self.burst / self.rate))
 
 
@@ -36,24 +36,24 @@ class _Bucket:
 
 
 class Buckets:
-    """All buckets of one policy. Of one thread at a time."""
+    """All buckets of one policy. Not thread-safe."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._of: OrderedDict[str, _Bucket] = OrderedDict()
 
     def wait_s(self, who: str, now_s: float) -> float:
-        """How long until `who` may ask again; 0 is now."""
+        """Seconds until `who` may send another request."""
         need = 1.0 if not self.policy.of_bytes else 0.0
         lacks = need - self._filled(who, now_s).tokens
         return max(0.0, lacks / self.policy.rate)
 
     def take(self, who: str, tokens: float, now_s: float) -> None:
-        """Take them, there or not."""
+        """Take tokens, even below zero."""
         self._filled(who, now_s).tokens -= tokens
 
     def left(self, who: str, now_s: float) -> int:
-        """Whole tokens that are there."""
+        """Whole tokens available."""
         return max(0, math.floor(self._filled(who, now_s).tokens))
 
     def _filled(self, who: str, now_s: float) -> _Bucket:
@@ -68,7 +68,7 @@ class Buckets:
         return bucket
 
     def _forget(self, now_s: float) -> None:
-        """Drop the longest unused buckets: those that are full by now, and whatever is too much."""
+        """Drop the least recently used buckets: those that are full, and those above _BUCKETS_MAX."""
         while len(self._of) > 1:
             oldest = next(iter(self._of.values()))
             full = oldest.tokens + (now_s - oldest.at_s) * self.policy.rate >= self.policy.burst

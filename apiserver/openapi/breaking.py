@@ -1,7 +1,7 @@
-"""What a new description takes away from those who rely on the old one (pure).
+"""Finds breaking changes between two OpenAPI descriptions (pure).
 
-Adding is fine: a route, an optional parameter, a field, a media type, a status. Taking away or narrowing is not: a
-route, a parameter, an answer, a field, a type, a word of an enumeration, or a parameter that is required from now on.
+Additions are compatible: routes, optional parameters, fields, media types, statuses. Removing or narrowing a route, a
+parameter, an answer, a field, a type or an enumeration is not, nor is a newly required parameter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _Node = Mapping[str, Any]
 
 
 def broken(old: _Node, new: _Node) -> list[str]:
-    """One sentence for each thing that breaks somebody; empty when nothing does."""
+    """One sentence per breaking change."""
     return list(_paths(old, new))
 
 
@@ -26,7 +26,7 @@ def _paths(old: _Node, new: _Node) -> Iterator[str]:
                 yield f"{where} is gone"
                 continue
             if was.get("operationId") != now.get("operationId"):
-                yield f"{where}: its operationId is another one"
+                yield f"{where}: its operationId has changed"
             yield from _parameters(where, was, now, old, new)
             yield from _answers(where, was, now, old, new)
 
@@ -69,7 +69,7 @@ def _answers(where: str, was: _Node, now: _Node, old: _Node, new: _Node) -> Iter
 
 
 def _given(where: str, was: _Node, now: _Node, old: _Node, new: _Node) -> Iterator[str]:
-    """What readers of an answer lose."""
+    """Breaking changes for readers of an answer."""
     was, now = _of(was, old), _of(now, new)
     if "type" in was and now.get("type") != was["type"]:
         yield f"{where}: it is {now.get('type', 'anything')} now, not {was['type']}"
@@ -84,7 +84,7 @@ def _given(where: str, was: _Node, now: _Node, old: _Node, new: _Node) -> Iterat
 
 
 def _taken(where: str, was: _Node, now: _Node, old: _Node, new: _Node) -> Iterator[str]:
-    """What askers may not say any more."""
+    """Breaking changes for senders of a request."""
     was, now = _of(was, old), _of(now, new)
     lost = _types(was) - _types(now)
     if lost and _types(now):

@@ -1,8 +1,7 @@
-"""Completes the description that FastAPI makes: shapes and examples of answers, problems by status.
+"""Completes FastAPI's OpenAPI description with example answers, their shapes, and problems by status.
 
-Examples are recorded from the service itself (`examples.json`, see `tests.kit.api_examples`), and where a route
-says no more than "an object" the shape is that of its example. Problems come from the error classes: which a route may
-answer with follows from what it takes.
+Examples are recorded from the service (`examples.json`, see `tests.kit.api_examples`). A route declared as "an object"
+gets the shape of its example. The problems of a route follow from its parameters, see `route_errors`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PROBLEM = {
 
 
 def install(app: FastAPI) -> None:
-    """Let the app describe itself so."""
+    """Complete the description of the app."""
     described = app.openapi
 
     def completed() -> dict[str, Any]:
@@ -68,7 +67,7 @@ def complete(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]
 
 
 def shape_of(example: Any) -> dict[str, Any]:
-    """The JSON schema of values like this one. An example does not tell what may be missing: anything may be null."""
+    """The JSON schema of values like this one. Anything may be null."""
     match example:
         case None:
             return {}
@@ -89,20 +88,20 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "type": [schema["type"], "null"]}
 
 
-def made_up(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
-    """A value of a schema, for a route that was not recorded."""
+def example_of(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
+    """An example value of a schema, for a route without a recorded one."""
     if "$ref" in schema:
-        return made_up(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+        return example_of(schemas[schema["$ref"].rpartition("/")[2]], schemas)
     if "enum" in schema:
         return schema["enum"][0]
     if "anyOf" in schema:
-        return made_up(schema["anyOf"][0], schemas)
+        return example_of(schema["anyOf"][0], schemas)
     kind = schema.get("type")
     match kind[0] if isinstance(kind, list) else kind:
         case "object":
-            return {name: made_up(of, schemas) for name, of in schema.get("properties", {}).items()}
+            return {name: example_of(of, schemas) for name, of in schema.get("properties", {}).items()}
         case "array":
-            return [made_up(schema.get("items", {}), schemas)]
+            return [example_of(schema.get("items", {}), schemas)]
         case "integer" | "number":
             return schema.get("minimum", 1)
         case "boolean":
@@ -122,12 +121,12 @@ def _complete(
         responses[status]["content"] = {m: _content(m, example, typed) for m, example in examples.items()}
     else:
         for content in found.values():
-            content["example"] = made_up(content.get("schema", {}), schemas)
+            content["example"] = example_of(content.get("schema", {}), schemas)
     problems: dict[str, list[type[TiStreamError]]] = {}
     for error, of_it in problems_of(path, method, operation):
         problems.setdefault(str(of_it), []).append(error)
     for code, errors in sorted(problems.items()):
-        answer = responses.setdefault(code, {"description": _words(errors)})
+        answer = responses.setdefault(code, {"description": _summary(errors)})
         answer.setdefault("content", {})[problem.MEDIA_TYPE] = {
             "schema": {"$ref": "#/components/schemas/Problem"},
             "examples": {e.code: {"summary": e.__name__, "value": _example(e, int(code))} for e in errors},
@@ -143,7 +142,7 @@ def _content(media: str, example: Any, typed: Mapping[str, Any]) -> dict[str, An
     return {"schema": shape if says_nothing else typed, "example": example}
 
 
-def _words(errors: list[type[TiStreamError]]) -> str:
+def _summary(errors: list[type[TiStreamError]]) -> str:
     return " Or: ".join(dict.fromkeys((e.__doc__ or "").split("\n")[0] for e in errors))
 
 

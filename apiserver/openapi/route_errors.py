@@ -1,4 +1,4 @@
-"""Which problems a route may answer with: it follows from its path, its parameters and its body (pure)."""
+"""Which errors a route may answer with, from its path, parameters and body (pure)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PROBES = ("/livez", "/readyz", "/healthz", "/version", "/metrics")
 
 
 def problems_of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[tuple[type[TiStreamError], int]]:
-    """(error, status) of what may go wrong, by status and then by code."""
+    """(error, status), by status and code."""
     found = {error: status_of(error()) for error in _of(path, method, operation)}
     if NotAcceptable in found:
         found[NotAcceptable] = 406

@@ -1,4 +1,4 @@
-"""A page to read and try the API: /docs, over /openapi.json. All its files are this server's own; no inline script."""
+"""/docs: a page to read and try the API. All its files are served here; no inline script."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAGE = """<!doctype html>
 
 
 def router() -> APIRouter:
-    """The page; not part of what it describes."""
+    """The page; not part of the API's description."""
     routes = APIRouter(include_in_schema=False)
     hashes = json.loads((_STATIC / "vendor" / "vendor.json").read_text("utf-8"))
     css, js = f"{_UI}/swagger-ui.css", f"{_UI}/swagger-ui-bundle.js"

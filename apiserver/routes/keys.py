@@ -1,14 +1,14 @@
-"""API keys over HTTP, and the way of a key into the console.
+"""API keys over HTTP, and login codes for the console.
 
-    GET     /v1/whoami               what this key is and may do
-    POST    /v1/keys                 make a key; the answer alone shows it
-    GET     /v1/keys                 keys, dead or alive, without their secrets
+    GET     /v1/whoami               this key and its rights
+    POST    /v1/keys                 create a key; only the answer contains it
+    GET     /v1/keys                 all keys, without their secrets
     DELETE  /v1/keys/{id}            revoke
-    POST    /v1/keys/{id}:rotate     a successor; the old key counts for a while more
+    POST    /v1/keys/{id}:rotate     create a successor; the old key stays valid for a while
     POST    /v1/console-codes        a code that opens the console once, as this key
 
-A key of one tenant sees and makes keys of this tenant only; of others it is told that there are none. Nobody gives a
-role that may do more than their own.
+A key of one tenant sees and creates only keys of this tenant; others are not found. No key can grant more rights than
+it has.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ TenantId = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="Keys boun
 
 
 class NewKey(BaseModel):
-    """A key to be made."""
+    """A new key."""
 
-    name: str = Field(min_length=1, max_length=NAME_MAX, description="for people: who or what will hold it")
+    name: str = Field(min_length=1, max_length=NAME_MAX, description="for people: who or what will use it")
     role: Role
     cluster_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
     tenant_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
-    expires_in_hours: float = Field(default=0, ge=0, le=_HOURS_MAX, description="0 = it does not end by itself")
+    expires_in_hours: float = Field(default=0, ge=0, le=_HOURS_MAX, description="0 = never")
 
 
 class Rotation(BaseModel):
-    """How the old key ends."""
+    """When the old key expires."""
 
-    overlap_hours: float = Field(default=24, ge=0, le=_HOURS_MAX, description="the old key counts for so long more")
+    overlap_hours: float = Field(default=24, ge=0, le=_HOURS_MAX, description="how long the old key stays valid")
 
 
 def router(services: Services) -> APIRouter:
     """The routes over the catalog's keys."""
     routes = APIRouter(tags=["keys"])
-    _who(services, routes)
+    _add_own(services, routes)
     mine = [needs(Right.KEYS, filtered=True)]
 
-    @routes.post("/v1/keys", status_code=201, operation_id="create_key", summary="Make a key", dependencies=mine)
+    @routes.post("/v1/keys", status_code=201, operation_id="create_key", summary="Create a key", dependencies=mine)
     def create(new: NewKey, who: Who) -> dict[str, Any]:
         tenant = _tenant(new.cluster_id, new.tenant_id)
         if not may_give(who, new.role, tenant):
-            raise NotAllowed(f"A key of role {who.role} cannot make such a key.", role=new.role)
+            raise NotAllowed(f"A key of role {who.role} cannot create such a key.", role=new.role)
         ttl_ms = ttl_ms_of(new.expires_in_hours)
         return _issued(
             issue_key(services.catalog, name=new.name, role=new.role, tenant=tenant, ttl_ms=ttl_ms, made_by=who.key_id)
@@ -74,7 +74,7 @@ def router(services: Services) -> APIRouter:
         return {"items": [shown(row) for row in listed_keys(services, who, _tenant(cluster_id, tenant_id))]}
 
     @routes.delete(
-        "/v1/keys/{key_id}", operation_id="revoke_key", summary="End a key now; safe to repeat", dependencies=mine
+        "/v1/keys/{key_id}", operation_id="revoke_key", summary="Revoke a key; safe to repeat", dependencies=mine
     )
     def revoke(request: Request, key_id: KeyId, who: Who) -> dict[str, Any]:
         return revoke_own(services, request, who, key_id)
@@ -83,7 +83,7 @@ def router(services: Services) -> APIRouter:
         "/v1/keys/{key_id}:rotate",
         status_code=201,
         operation_id="rotate_key",
-        summary="Give a key a successor",
+        summary="Replace a key by a successor",
         dependencies=mine,
     )
     def rotate(request: Request, key_id: KeyId, who: Who, how: Rotation | None = None) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-def _who(services: Services, routes: APIRouter) -> None:
+def _add_own(services: Services, routes: APIRouter) -> None:
     @routes.get(
         "/v1/whoami",
         operation_id="whoami",
-        summary="What this key is and may do",
+        summary="This key and its rights",
         dependencies=[needs(Right.KNOWN)],
     )
     def whoami(who: Who) -> dict[str, Any]:
@@ -121,14 +121,14 @@ def _who(services: Services, routes: APIRouter) -> None:
     )
     def console_code(request: Request, who: Who) -> dict[str, Any]:
         if not who.key_id:
-            raise InvalidInput("The console asks for no login here: the service runs with server.auth = none.")
+            raise InvalidInput("The console needs no login: the service runs with server.auth = none.")
         code = login_code(services.catalog, who.key_id)
-        where = f"{str(request.base_url).rstrip('/')}/login#{code}"
-        return {"url": where, "code": code, "good_for_s": LOGIN_CODE_MS // 1000}
+        url = f"{str(request.base_url).rstrip('/')}/login#{code}"
+        return {"url": url, "code": code, "good_for_s": LOGIN_CODE_MS // 1000}
 
 
 def shown(row: keys.KeyRow) -> dict[str, Any]:
-    """A key as people see it: everything but its secret."""
+    """A key as JSON, without its secret."""
     return {
         "key_id": row.key_id,
         "name": row.name,
@@ -162,7 +162,7 @@ def _tenant(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:
     if cluster_id is None and tenant_id is None:
         return None
     if cluster_id is None or tenant_id is None:
-        raise InvalidInput("cluster_id and tenant_id go together.")
+        raise InvalidInput("Give both cluster_id and tenant_id, or neither.")
     return Tenant(cluster_id, tenant_id)
 
 
@@ -171,13 +171,13 @@ def _sees(who: Principal, row: keys.KeyRow) -> bool:
 
 
 def listed_keys(services: Services, who: Principal, tenant: Tenant | None = None) -> list[keys.KeyRow]:
-    """The keys that `who` may see, or those of them that are bound to one tenant; the oldest first."""
+    """The keys that `who` may see, of one tenant if given; the oldest first."""
     rows = keys.list_keys(services.catalog, who.tenant if tenant is None else tenant)
     return [row for row in rows if _sees(who, row)]
 
 
 def own_key(services: Services, who: Principal, key_id: str) -> keys.KeyRow:
-    """The key. NotFound unless `who` may change it; the same for one that is not there."""
+    """The key. NotFound when it does not exist or `who` may not change it."""
     row = keys.get_key(services.catalog, key_id)
     if not (_sees(who, row) and may_give(who, Role(row.role), row.tenant)):
         raise NotFound(f"key {key_id} not found", key_id=key_id)
@@ -185,7 +185,7 @@ def own_key(services: Services, who: Principal, key_id: str) -> keys.KeyRow:
 
 
 def revoke_own(services: Services, request: Request, who: Principal, key_id: str) -> dict[str, Any]:
-    """End a key that `who` may end. Safe to repeat."""
+    """Revoke a key that `who` may change. Safe to repeat."""
     own_key(services, who, key_id)
     keys.revoke_key(services.catalog, key_id)
     _forget(request)
@@ -193,7 +193,7 @@ def revoke_own(services: Services, request: Request, who: Principal, key_id: str
 
 
 def _forget(request: Request) -> None:
-    """What this process has kept of keys and sessions is out of date."""
+    """Drop cached keys and sessions of this process."""
     authenticator = access_of(request).authenticator
     if authenticator is not None:
         authenticator.forget()

@@ -1,9 +1,8 @@
-"""How far a tenant is behind, and why: from the catalog, the newest batch files and what this process knows.
+"""Lag of a tenant and its causes: from the catalog, the newest batch files and the state of this process.
 
-A look with `why` lists the folders of at most STORES_LOOKED_AT stores (those whose files were read least far) behind
-what was reclaimed and reads the end of the newest file there: two requests for each. Watermarks of tasks, and what they
-wait for, come from the sorters of this process, else from what workers reported with a heartbeat. What the cores of
-other processes took in is not known here, and is not made up.
+With `why`, at most STORES_LOOKED_AT stores (those read least far) are examined: one listing after the reclaimed files
+and one read of the end of the newest file each. Task watermarks and their causes come from sorters of this process,
+else from heartbeats of workers. Intake of cores in other processes is unknown here.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ FILES_LISTED_MAX = 5_000  # of one store; a dispatcher that is further behind sh
 REASONS_MAX = 5
 _END_BYTES = 256 << 10
 
-Why = Annotated[bool, Query(description="Say where the time goes; looks into the bucket.")]
+Why = Annotated[bool, Query(description="Explain the lag by stage; reads the bucket.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,7 @@ def router(services: Services) -> APIRouter:
     @routes.get(
         "/v1/clusters/{cluster_id}/tenants/{tenant_id}/lag",
         operation_id="get_lag",
-        summary="How far a tenant is behind, and why",
+        summary="Lag of a tenant, and its causes",
     )
     def lag(cluster_id: Id, tenant_id: Id, why: Why = False) -> dict[str, Any]:
         row = tenants.get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
@@ -71,19 +70,19 @@ def router(services: Services) -> APIRouter:
 
 
 def explained(services: Services, tenant: Tenant) -> dict[str, Any]:
-    """The stages of the lag of a tenant that has begun, with what each waits for; looks into the bucket."""
+    """The stages of the lag of a started tenant and their causes; reads the bucket."""
     followed = stores.list_stores(services.catalog, tenant)
     newest = _newest_files(services, followed)
     here = {state.task_id: state for state in services.reports() if state.tenant == tenant}
     owned = tasks.list_tasks(services.catalog, tenant)
     workers = {worker.worker_id: worker for worker in list_workers(services.catalog)}
-    told = _told(owned, workers)
-    marks = {**{t: r.watermark for t, r in told.items()}, **{t: s.watermark for t, s in here.items()}}
+    reported = _reported(owned, workers)
+    marks = {**{t: r.watermark for t, r in reported.items()}, **{t: s.watermark for t, s in here.items()}}
     served, now_ms = services.served(tenant).resolved, services.clock.unix_ms()
     points = Points(
         durable=min((_cut(store, newest) for store in followed), default=None) if newest else None,
         fetched=min((store.max_cut_ts for store in followed), default=None),
-        heard=_heard(owned, here),
+        taken_in=_taken_in(owned, here),
         watermark=_lowest(owned, marks),
         durable_ts=min((task.durable_ts for task in owned), default=served),
         served=served,
@@ -104,14 +103,14 @@ def explained(services: Services, tenant: Tenant) -> dict[str, Any]:
         "lag_ms": sum(stage.ms for stage in stages),
         "stages": [_stage(stage, where) for stage in stages],
         "slowest": "+".join(slowest.stages),
-        "waits_for": _reasons(services, slow_task.task_id, told),
+        "waits_for": _reasons(services, slow_task.task_id, reported),
         "stores": [_store(store, newest, now_ms) for store in followed],
         "tasks": [_task(task, marks.get(task.task_id), now_ms) for task in owned],
     }
 
 
-def _told(owned: Sequence[TaskRow], workers: Mapping[str, WorkerRow]) -> dict[int, TaskReport]:
-    """Task -> what its owner said of it with a heartbeat."""
+def _reported(owned: Sequence[TaskRow], workers: Mapping[str, WorkerRow]) -> dict[int, TaskReport]:
+    """Task -> its owner's report in a heartbeat."""
     found = {}
     for task in owned:
         worker = workers.get(task.owner or "")
@@ -121,25 +120,25 @@ def _told(owned: Sequence[TaskRow], workers: Mapping[str, WorkerRow]) -> dict[in
     return found
 
 
-def _heard(owned: Sequence[TaskRow], here: Mapping[int, TaskState]) -> int | None:
-    """What the cores took in, of the store and task that took least; known only when all tasks are in this process."""
+def _taken_in(owned: Sequence[TaskRow], here: Mapping[int, TaskState]) -> int | None:
+    """The lowest cut that the cores took in; known only when all tasks are in this process."""
     if not owned or any(task.task_id not in here or not here[task.task_id].heard for task in owned):
         return None
     return min(at for state in here.values() for at in state.heard.values())
 
 
 def _lowest(owned: Sequence[TaskRow], marks: Mapping[int, int | None]) -> int | None:
-    """The lowest watermark, where each task's is known. A task with a watermark gap is at its durable one."""
+    """The lowest watermark; None unless all are known. A task with a gap counts with its durable watermark."""
     if not owned or any(task.task_id not in marks for task in owned):
         return None
     return min(max(marks[task.task_id] or 0, task.durable_ts) for task in owned)
 
 
-def _reasons(services: Services, task_id: int, told: Mapping[int, TaskReport]) -> list[str]:
-    """What the task waits for, in words."""
+def _reasons(services: Services, task_id: int, reported: Mapping[int, TaskReport]) -> list[str]:
+    """What the task waits for, as text."""
     if here := services.explain(task_id):
         return list(here)[:REASONS_MAX]
-    report = told.get(task_id)
+    report = reported.get(task_id)
     return [] if report is None else [_reason(stuck) for stuck in report.stuck[:REASONS_MAX]]
 
 
@@ -149,7 +148,7 @@ def _reason(stuck: StuckReport) -> str:
 
 
 def _newest_files(services: Services, followed: Sequence[StoreRow]) -> dict[int, _Newest]:
-    """Store -> its newest batch file, of those that were read least far; without those that have none left."""
+    """Store -> its newest batch file, for the stores read least far that have one."""
     found: dict[int, _Newest] = {}
     for store in sorted(followed, key=lambda s: s.max_cut_ts)[:STORES_LOOKED_AT]:
         gone = stores.reclaimed(services.catalog, store.tenant, store.store_id).get(store.incarnation, 0)
@@ -176,7 +175,7 @@ def _promises(services: Services, key: BatchKey, size: int) -> BatchWatermarks |
 
 
 def _cut(store: StoreRow, newest: Mapping[int, _Newest]) -> int:
-    """How far the store's files in the bucket reach."""
+    """The newest known cut of the store."""
     found = newest.get(store.store_id)
     return store.max_cut_ts if found is None else max(found.promises.cut_ts, store.max_cut_ts)
 
@@ -189,23 +188,23 @@ def _of_store(
     age = _seconds(now_ms - tso.physical_ms(_cut(store, newest)))
     found = newest.get(store.store_id)
     if found is None:
-        return f"store {store.store_id}: what it pushed last was cut {age} ago"
-    words = f"store {store.store_id}: its newest file {found.key.incarnation}/{found.key.seq} was cut {age} ago"
+        return f"store {store.store_id}: its last file was cut {age} ago"
+    text = f"store {store.store_id}: its newest file {found.key.incarnation}/{found.key.seq} was cut {age} ago"
     region = _slowest_region(found.promises)
-    return f"{words}; {region}" if region else words
+    return f"{text}; {region}" if region else text
 
 
 def _slowest_region(promises: BatchWatermarks) -> str:
-    """The region whose resolved timestamp lies furthest behind the file's cut."""
+    """The region with the lowest resolved timestamp in the file."""
     at = promises.regions.column("resolved_ts").to_numpy()
     if not len(at):
         return ""
     slowest = int(at.argmin())
     region = promises.regions.column("region_id")[slowest].as_py()
     if not at[slowest]:
-        return f"region {region} is not ready in it"
+        return f"region {region} is not initialized in it"
     behind = tso.physical_ms(promises.cut_ts) - tso.physical_ms(int(at[slowest]))
-    return f"region {region} is complete up to {_seconds(behind)} before that"
+    return f"region {region} has its watermark {_seconds(behind)} before that"
 
 
 def _of_dispatcher(store: StoreRow | None, workers: Mapping[str, WorkerRow]) -> str:
@@ -213,15 +212,15 @@ def _of_dispatcher(store: StoreRow | None, workers: Mapping[str, WorkerRow]) -> 
 
 
 def _of_task(task: TaskRow, workers: Mapping[str, WorkerRow]) -> str:
-    words = f"task {task.task_id} ({task.kind} {task.range}), {_worker('sorter', task.owner, workers)}"
-    return f"{words}: {task.error}" if task.error else words
+    text = f"task {task.task_id} ({task.kind} {task.range}), {_worker('sorter', task.owner, workers)}"
+    return f"{text}: {task.error}" if task.error else text
 
 
 def _worker(kind: str, name: str | None, workers: Mapping[str, WorkerRow]) -> str:
     if name is None:
-        return f"which no {kind} has"
+        return f"without a {kind}"
     row = workers.get(name)
-    return f"{kind} {name}" + (f", heard of {_seconds(row.heartbeat_age_ms)} ago" if row is not None else "")
+    return f"{kind} {name}" + (f", last seen {_seconds(row.heartbeat_age_ms)} ago" if row is not None else "")
 
 
 def _stage(stage: Stage, where: Mapping[str, str]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def choose_format(name: str | None, accept: str | None) -> str:
     if found is not None:
         return found
     raise NotAcceptable(
-        f"Accept '{(accept or '')[:80]}' names nothing that is offered.", offers=", ".join(FORMATS.values())
+        f"Accept '{(accept or '')[:80]}' names no offered media type.", offers=", ".join(FORMATS.values())
     )
 
 

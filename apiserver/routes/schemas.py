@@ -1,4 +1,4 @@
-"""ListDBs and ListTables at any timestamp the history holds, its DDL, and what changed between two timestamps."""
+"""Databases and tables at any timestamp of the history, its DDL, and differences between two timestamps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
-AtTs = Annotated[str | None, Query(description="As of this timestamp (also `start-ts`); the newest served by default.")]
-DiffTs = Annotated[str | None, Query(max_length=40, description="A timestamp; what is not known is cut off.")]
+AtTs = Annotated[
+    str | None, Query(description="As of this timestamp (also `start-ts`); default: the served watermark.")
+]
+DiffTs = Annotated[str | None, Query(max_length=40, description="A timestamp, clamped to the known history.")]
 AtTsAsStart = Annotated[str | None, Query(alias="start-ts", include_in_schema=False)]
 
 
 def router(services: Services) -> APIRouter:
-    """The lists, and what changed."""
+    """The routes."""
     routes = APIRouter(tags=["schemas"], dependencies=[needs(Right.READ)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
@@ -48,12 +50,12 @@ def router(services: Services) -> APIRouter:
     def list_ddl(
         cluster_id: Id,
         tenant_id: Id,
-        limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 100,
-        cursor: Annotated[str | None, Query(max_length=20, description="next_cursor of the page before.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000, description="Events at most.")] = 100,
+        cursor: Annotated[str | None, Query(max_length=20, description="next_cursor of the previous page.")] = None,
     ) -> dict[str, Any]:
         return schema_views.ddl_page(services, Tenant(cluster_id, tenant_id), limit=limit, cursor=cursor)
 
-    @routes.get(f"{base}/schema-diff", operation_id="diff_schema", summary="What changed between two timestamps")
+    @routes.get(f"{base}/schema-diff", operation_id="diff_schema", summary="Schema changes between two timestamps")
     def diff_schema(cluster_id: Id, tenant_id: Id, from_ts: DiffTs = None, to_ts: DiffTs = None) -> dict[str, Any]:
         return schema_views.schema_diff(services, Tenant(cluster_id, tenant_id), from_ts, to_ts)
 
@@ -61,7 +63,7 @@ def router(services: Services) -> APIRouter:
 
 
 def describe(table: Table) -> dict[str, Any]:
-    """A table version for people and programs."""
+    """A table version as JSON."""
     return {
         "table": table.name,
         "table_id": table.id,
@@ -73,7 +75,7 @@ def describe(table: Table) -> dict[str, Any]:
 
 
 def _at(services: Services, tenant: Tenant, text: str | None) -> tuple[History, int]:
-    """The history and the timestamp that `text` names; a time above what is served becomes what is served."""
+    """The history and the TSO of `text`, at most the served watermark."""
     served, now_ms = services.served(tenant), services.clock.unix_ms()
     history = served.known_history
     ts = served.parse_ts(text or "latest", now_ms)

@@ -1,4 +1,4 @@
-"""Tenants: who is registered, how far their log has come, and which tasks and stores carry it."""
+"""Registered tenants, their lag, and their tasks and stores."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def summary(services: Services, row: tenants.TenantRow) -> dict[str, Any]:
 
 def detail(services: Services, tenant: Tenant) -> dict[str, Any]:
     """One tenant with its tasks and stores."""
-    row = tenants.look_up_tenant(services.catalog, tenant)  # one that is being deleted is shown until it is gone
+    row = tenants.look_up_tenant(services.catalog, tenant)  # shown until it is deleted
     if row.state is tenants.TenantState.DELETED:
         raise tenants.given_up(tenant)
     return {
@@ -79,7 +79,7 @@ def detail(services: Services, tenant: Tenant) -> dict[str, Any]:
 
 
 def task(row: tasks.TaskRow) -> dict[str, Any]:
-    """A task as people see it."""
+    """A task as JSON."""
     return {
         "task_id": row.task_id,
         "kind": row.kind,

@@ -1,1 +1,1 @@
-"""Streams: changes as they come, over one connection that stays open."""
+"""Streams: changes as they are served, over one long-lived connection."""

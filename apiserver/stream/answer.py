@@ -1,11 +1,11 @@
-"""Answers whose readers may be slow: nobody keeps more than a bounded piece of the process's memory for long.
+"""Responses for slow readers: a reader holds only a bounded part of the process's memory, for a bounded time.
 
-A body is sent in pieces, each when the socket has taken the one before. A reader that takes nothing for a while is cut
-off: a stream first gets its last words, with the cursor, and as much time again to read them. A reader that went away
-ends the work for it at once.
+A body is sent in pieces, each after the socket has taken the one before. A reader that takes nothing for a while is
+disconnected; a stream first gets an `end` event with its cursor, and as much time again to read it. A reader that
+disconnects ends its work at once.
 
-Cutting off needs the server's help: the request's `extensions` hold a `Hangup` (see `tistream.cli.server`). Without it
-the connection is left to the server.
+Disconnecting needs the server: `extensions` of the request hold a `Hangup` (see `tistream.cli.server`). Without it the
+connection is left to the server.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ SendPiece = Callable[[bytes | memoryview], Awaitable[None]]
 
 
 class Hangup(Protocol):
-    """What the server can do with a connection whose reader is slow."""
+    """Server controls of a connection with a slow reader."""
 
     def release(self) -> None:
-        """Let the next pieces into the connection's buffer although it is full."""
+        """Accept the next pieces although the connection's buffer is full."""
 
     def abort_after(self, seconds: float) -> None:
-        """Drop the connection, read or not, when so much time has passed."""
+        """Drop the connection after this time."""
 
 
 class Loop(Protocol):
-    """What fills the body of a stream."""
+    """Fills the body of a stream."""
 
     @property
     def place(self) -> str:
-        """How far it is, for the log."""
+        """Its position, for the log."""
 
     async def run(self) -> None:
-        """Send until it is over."""
+        """Send until the stream ends."""
 
     def rest(self, reason: str) -> bytes:
-        """The last words to one who was too slow."""
+        """The end of the body for a reader that was too slow."""
 
 
 class SlowConsumer(Exception):
@@ -56,14 +56,14 @@ class SlowConsumer(Exception):
 
 
 class _Outlet:
-    """Sends pieces, each within a time."""
+    """Sends pieces, each within a time limit."""
 
     def __init__(self, scope: Scope, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
         self.hangup: Hangup | None = scope.get("extensions", {}).get(HANGUP)
 
     async def send(self, piece: bytes | memoryview, *, more: bool = True) -> None:
-        """SlowConsumer when the socket is still full after the time; the piece is then not sent."""
+        """Send a piece. SlowConsumer, without sending it, when the socket stays full."""
         try:
             async with asyncio.timeout(self._seconds):
                 await self._send({"type": "http.response.body", "body": piece, "more_body": more})
@@ -71,7 +71,7 @@ class _Outlet:
             raise SlowConsumer from e
 
     async def force(self, piece: bytes) -> None:
-        """The last piece, although the socket is full; the reader has as long again to take it."""
+        """Send the last piece to a full socket; the reader has the same time again."""
         if self.hangup is None:
             return
         self.hangup.release()
@@ -80,7 +80,7 @@ class _Outlet:
 
 
 class PageAnswer(Response):
-    """A whole body, given to the socket piece by piece. `held` is released when it is over."""
+    """A whole body, sent piece by piece. `held` is released at the end."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class PageAnswer(Response):
             for at in range(0, len(body), _PIECE_BYTES):
                 await outlet.send(body[at : at + _PIECE_BYTES], more=at + _PIECE_BYTES < len(body))
         except SlowConsumer:
-            log.warning("a page was not taken", path=scope["path"])
+            log.warning("page not read, disconnecting", path=scope["path"])
             if outlet.hangup is not None:
                 outlet.hangup.abort_after(0)
                 await disconnected(receive)
 
 
 class StreamAnswer(Response):
-    """A body without an end of its own. `loop` makes what fills it, `held` is released when it is over."""
+    """An unbounded body. `loop` makes its Loop, `held` is released at the end."""
 
     def __init__(
         self,
@@ -135,24 +135,24 @@ class StreamAnswer(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         outlet = _Outlet(scope, send, self._slow_s)
         loop = self._loop(outlet.send)
-        del self._loop  # it holds the first page, and the stream may be open for days
+        del self._loop  # it holds the first page
         running = asyncio.ensure_future(loop.run())
-        away = asyncio.ensure_future(disconnected(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait({running, away}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
                 running.result()
                 await outlet.send(b"", more=False)
         except SlowConsumer:
-            log.warning("a stream's consumer took nothing", path=scope["path"], place=loop.place)
+            log.warning("stream not read, disconnecting", path=scope["path"], place=loop.place)
             await outlet.force(loop.rest("slow-consumer"))
         finally:
             self._held.close()
-            for task in (running, away):
+            for task in (running, leaving):
                 task.cancel()
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the reader has closed the connection."""
+    """Return when the reader has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

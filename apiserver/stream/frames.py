@@ -1,15 +1,14 @@
-"""How a stream writes pages, watermarks and its end: lines, server-sent events, or one Arrow IPC stream.
+"""Framing of streams: lines, server-sent events, or one Arrow IPC stream.
 
     lines   the format's lines; a watermark line at least each second (an empty line where the format has none)
     sse     each line as an event; `resolved` events carry the cursor as their id
-    arrow   record batches; cursor and watermark are metadata of each batch, a batch without rows is a sign of life
+    arrow   record batches with cursor and watermark as metadata; an empty batch is a heartbeat
 
-A piece is what is sent at once, and ends where an event ends. The cursor behind a watermark stands where everything
-before it has been delivered; what comes behind the last watermark that a consumer saw comes again when it resumes.
+Pieces are sent at once and end with an event. The cursor of a watermark covers everything before it; changes after the
+last watermark a consumer saw come again when it resumes.
 
-Rows that cannot be decoded are counted with the watermark behind their page. Lines of another protocol have no place
-for that: such a stream ends before the page, and the one that begins with it says so in its `TiStream-Quarantined`
-header.
+Undecodable rows are counted with the watermark after their page. Lines of other protocols cannot carry the count: such
+a stream ends before the page, and the one that begins with it has a `TiStream-Quarantined` header.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class Mark:
     ts: int
     cursor: str
 
-    def facts(self) -> dict[str, object]:
-        """As JSON members."""
+    def members(self) -> dict[str, object]:
+        """JSON members."""
         return {
             "resolved_ts": str(self.ts),
             "resolved_time": tso.to_text(self.ts) if self.ts else None,
@@ -50,29 +49,29 @@ class Mark:
 
 
 class Frames(Protocol):
-    """One stream's way of writing."""
+    """The framing of one stream."""
 
     @property
     def media_type(self) -> str: ...
 
     def begin(self, first: PullAnswer) -> bytes:
-        """What the body starts with."""
+        """The start of the body."""
 
     def fits(self, answer: PullAnswer) -> bool:
-        """Whether the page can go on this stream; if not, the stream ends before it."""
+        """Whether the page fits this stream; if not, the stream ends before it."""
 
     def page(self, answer: PullAnswer, mark: Mark) -> list[bytes | memoryview]:
-        """The page's pieces, the last of which says the mark."""
+        """The pieces of the page, the mark last."""
 
     def mark(self, mark: Mark) -> bytes:
-        """A watermark, which is also a sign of life."""
+        """A watermark, also a heartbeat."""
 
     def end(self, reason: str, mark: Mark, problem: Mapping[str, object] | None) -> bytes:
-        """The last words, and the end of the body."""
+        """The end of the body, with its reason."""
 
 
 class LineFrames:
-    """Lines of a text format. Our own has the cursor and why it ends; those of others only what they have."""
+    """Lines of a text format. Only ndjson carries cursors and the reason of the end."""
 
     def __init__(self, fmt: Format) -> None:
         self._format = fmt
@@ -93,12 +92,12 @@ class LineFrames:
 
     def mark(self, mark: Mark, quarantined: int = 0) -> bytes:
         if self._own:
-            facts = mark.facts() | ({"quarantined": quarantined} if quarantined else {})
+            facts = mark.members() | ({"quarantined": quarantined} if quarantined else {})
             return orjson.dumps({"type": "resolved", **facts}) + b"\n"
         return (self._format.watermark(mark.ts) or b"") + self._format.terminator
 
     def end(self, reason: str, mark: Mark, problem: Mapping[str, object] | None) -> bytes:
-        return orjson.dumps(_last_words(reason, mark, problem)) + b"\n" if self._own else b""
+        return orjson.dumps(_end_members(reason, mark, problem)) + b"\n" if self._own else b""
 
 
 class EventFrames:
@@ -121,12 +120,12 @@ class EventFrames:
 
     def mark(self, mark: Mark, quarantined: int = 0) -> bytes:
         line = None if self._own else self._format.watermark(mark.ts)
-        facts = mark.facts() | ({"quarantined": quarantined} if quarantined else {})
+        facts = mark.members() | ({"quarantined": quarantined} if quarantined else {})
         head = b"" if line is None else b"data: %b\n\n" % line
         return head + _event(b"resolved", facts, mark.cursor)
 
     def end(self, reason: str, mark: Mark, problem: Mapping[str, object] | None) -> bytes:
-        return _event(b"end", _last_words(reason, mark, problem), mark.cursor)
+        return _event(b"end", _end_members(reason, mark, problem), mark.cursor)
 
 
 class ArrowFrames:
@@ -158,7 +157,7 @@ class ArrowFrames:
             last = n == len(batches) - 1
             plain = batch.replace_schema_metadata(None)
             self._writer.write_batch(plain, custom_metadata=facts if last else None)
-            self._nothing = plain.slice(0, 0)  # its dictionaries are those that the reader has
+            self._nothing = plain.slice(0, 0)  # with the dictionaries that the reader has
         return [self._written()]
 
     def mark(self, mark: Mark) -> bytes:
@@ -179,7 +178,7 @@ class ArrowFrames:
 
 
 def pieces(content: pa.Buffer) -> list[memoryview]:
-    """The lines, about 64 KiB at a time, where they lie."""
+    """The lines in pieces of about 64 KiB, without copying."""
     data, at, found = memoryview(content), 0, []
     while at < len(data):
         end = _line_end(data, at + _PIECE_BYTES)
@@ -189,7 +188,7 @@ def pieces(content: pa.Buffer) -> list[memoryview]:
 
 
 def _line_end(data: memoryview, at: int) -> int:
-    """Behind the first line end at or after `at`."""
+    """The offset after the first line end at or after `at`."""
     for start in range(at, len(data), _LOOK_BYTES):
         found = bytes(data[start : start + _LOOK_BYTES]).find(b"\n")
         if found >= 0:
@@ -201,8 +200,8 @@ def _metadata(mark: Mark) -> dict[str | bytes, str | bytes]:
     return {"cursor": mark.cursor, "resolved_ts": str(mark.ts)}
 
 
-def _last_words(reason: str, mark: Mark, problem: Mapping[str, object] | None) -> dict[str, object]:
-    return {"type": "end", "reason": reason, **mark.facts(), **({"problem": problem} if problem else {})}
+def _end_members(reason: str, mark: Mark, problem: Mapping[str, object] | None) -> dict[str, object]:
+    return {"type": "end", "reason": reason, **mark.members(), **({"problem": problem} if problem else {})}
 
 
 def _event(name: bytes, facts: Mapping[str, object], cursor: str) -> bytes:
@@ -210,5 +209,5 @@ def _event(name: bytes, facts: Mapping[str, object], cursor: str) -> bytes:
 
 
 def _events(piece: bytes) -> bytes:
-    """Lines as events of the default kind."""
+    """Lines as unnamed events."""
     return b"data: " + piece.rstrip(b"\r\n").replace(b"\n", b"\n\ndata: ") + b"\n\n"

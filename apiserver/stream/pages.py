@@ -1,7 +1,7 @@
-"""Pages that several followers want at the same moment are made once.
+"""Cache of pages: followers that want the same page at the same time share it.
 
-Readers that were woken together and stand at the same place with the same wishes get the same page. Only pages as of a
-known moment are shared, so nobody gets less than there was when they asked.
+Followers woken together at the same position with the same options get one page. Only pages of a known served state are
+shared, so nobody gets less than was served at the request.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class SharedPages:
         self._pages: OrderedDict[Hashable, _Page] = OrderedDict()
         self._bytes = 0
 
-    def make(self, services: Services, request: PullRequest, moment: Served) -> PullAnswer:
-        """The page as of the moment; whoever comes first makes it, the others wait for that."""
-        key = _key(request, moment)
+    def make(self, services: Services, request: PullRequest, served: Served) -> PullAnswer:
+        """The page of this served state. The first caller makes it, concurrent callers wait."""
+        key = _key(request, served)
         with self._lock:
             page = self._pages.setdefault(key, _Page())
             self._pages.move_to_end(key)
         with page.lock:
             if page.answer is None:
-                answer = pull(services, request, moment)
+                answer = pull(services, request, served)
                 self._keep(key, page, answer)
                 return answer
             return page.answer
 
     def _keep(self, key: Hashable, page: _Page, answer: PullAnswer) -> None:
-        """Only pages that were not dropped while they were made are counted."""
+        """Cache the page, unless it was dropped while it was made."""
         with self._lock:
             page.answer = answer
             if self._pages.get(key) is not page:
@@ -58,7 +58,7 @@ class SharedPages:
                 self._bytes -= dropped.answer.content.size if dropped.answer is not None else 0
 
 
-def _key(request: PullRequest, moment: Served) -> Hashable:
-    """Everything that a page depends on."""
-    wishes = tuple(getattr(request, f.name) for f in fields(request) if f.name != "options")
-    return wishes, tuple(sorted(request.options.items())), moment.resolved
+def _key(request: PullRequest, served: Served) -> Hashable:
+    """Everything a page depends on."""
+    wanted = tuple(getattr(request, f.name) for f in fields(request) if f.name != "options")
+    return wanted, tuple(sorted(request.options.items())), served.resolved

@@ -1,10 +1,10 @@
-"""One stream's loop: pages as they can be served, a watermark at least each second, last words.
+"""The loop of one stream: pages as they are served, a watermark at least each second, an end with its reason.
 
-    page -> pieces -> (wait for news, watermark each second) -> page -> ...
+    page -> pieces -> (wait for changes, watermark each second) -> page -> ...
 
-A page is asked for only when the one before has been taken by the socket, so a consumer that is slow has one page
-waiting for it and no more. News that has nothing for the scope is known without asking anybody. What fails for a while
-(catalog or bucket do not answer) is tried again and the stream stays; what fails for good ends it with the problem.
+The next page is made only when the socket has taken the one before, so a slow consumer holds one page. Moves of the
+watermark without changes for the scope need no catalog read. Retryable errors (catalog or bucket unavailable) keep the
+stream open; other errors end it with a problem.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tistream.http import problem
 log = structlog.get_logger(__name__)
 
 _RESOLVED_EACH_S = 1.0
-_QUIET_MOVES_EACH_S = 0.5  # a watermark that moves over nothing is told so often at most
+_IDLE_MOVES_EACH_S = 0.5  # how often an idle scope's watermark is sent at most
 _RETRY_FIRST_S = 0.2
 _RETRY_MAX_S = 2.0
 
 T = TypeVar("T")
 Piece = bytes | memoryview
 Send = Callable[[Piece], Awaitable[None]]
-_Start = tuple[bool, tuple[Mark, list[Piece]] | None]  # whether there is more, and the coded page if it fits
+_Start = tuple[bool, tuple[Mark, list[Piece]] | None]  # (has_more, the coded page if it fits)
 
 
 class StreamLoop:
-    """One stream. `send` takes coded bytes and returns when the socket has taken what came before them."""
+    """One stream. `send` takes coded bytes and returns when the socket has taken earlier ones."""
 
     def __init__(
         self,
@@ -66,43 +66,43 @@ class StreamLoop:
         self._waiting: deque[Piece] = deque()  # coded pieces that the socket has not taken
         self._ended = False
         self._seen = first.resolved_ts
-        self._told_at = 0.0
+        self._sent_at = 0.0
 
     @property
     def delivered(self) -> Mark:
-        """Up to where everything has been given to the socket."""
+        """Everything up to here has been given to the socket."""
         return self._delivered
 
     @property
     def place(self) -> str:
-        """The cursor of what was delivered."""
+        """The delivered cursor."""
         return self._delivered.cursor
 
     async def run(self) -> None:
-        """Stream until the end is reached, the process stops, or something fails for good."""
+        """Stream until the end is reached, the process stops, or a permanent error."""
         has_more, start = await self._followers.run(self._begin)
         with self._followers.waker.watching(self._request.scope.tenant) as watch:
             while True:
                 if start is None:
                     return await self._last("schema-changed")
                 await self._deliver(*start)
-                start = None  # a page is not kept while the stream waits
+                start = None  # release the page while the stream waits
                 if self._is_at_end():
                     return await self._last("end-reached")
                 try:
                     await self._check_key()
-                    moment = await self._now() if has_more else await self._news(watch)
-                    if moment is None:
+                    served = await self._served_now() if has_more else await self._wait_for_changes(watch)
+                    if served is None:
                         return await self._last("end-reached" if self._is_at_end() else "shutdown")
-                    has_more, start = await self._retried(self._make, moment)
+                    has_more, start = await self._retried(self._make, served)
                 except TiStreamError as e:
                     if e.kind not in (ErrorKind.NOT_FOUND, ErrorKind.INVALID):
-                        log.error("a stream failed", scope=str(self._request.scope), exc_info=e)
+                        log.error("stream failed", scope=str(self._request.scope), exc_info=e)
                     return await self._last("error", problem.problem_body(e))
 
     def rest(self, reason: str, body: Mapping[str, object] | None = None) -> bytes:
-        """What the socket has not taken yet, and the end of the body with the cursor to go on from. What is coded
-        must be sent: the end of a compressed body builds on it."""
+        """The unsent pieces, and the end of the body with the cursor. Coded pieces cannot be dropped: the end of a
+        compressed body depends on them."""
         pieces = [*self._waiting]
         self._waiting.clear()
         if not self._ended:
@@ -118,7 +118,7 @@ class StreamLoop:
         self._waiting += pieces
         self._at = mark.ts
         await self._send_waiting()
-        self._delivered, self._told_at = mark, self._loop.time()
+        self._delivered, self._sent_at = mark, self._loop.time()
 
     async def _send_waiting(self) -> None:
         while self._waiting:
@@ -126,50 +126,49 @@ class StreamLoop:
             self._waiting.popleft()
 
     def _begin(self) -> _Start:
-        """What the body starts with, and the first page, which is nobody's from then on."""
+        """The start of the body and the first page, which is then released."""
         answer, self._first = self._first, None
         assert answer is not None, "a stream runs once"
         self._waiting.append(self._coder.push(self._frames.begin(answer)))
         return answer.has_more, self._cut(answer)
 
-    def _make(self, moment: Served) -> _Start:
+    def _make(self, served: Served) -> _Start:
         request = replace(self._request, cursor=self._delivered.cursor)
-        answer = self._followers.pages.make(self._followers.services, request, moment)
+        answer = self._followers.pages.make(self._followers.services, request, served)
         return answer.has_more, self._cut(answer)
 
     def _cut(self, answer: PullAnswer) -> tuple[Mark, list[Piece]] | None:
-        """The page as coded pieces; None when it cannot go on this stream."""
+        """The page as coded pieces; None when it does not fit this stream."""
         if not self._frames.fits(answer):
             return None
         mark = Mark(ts=answer.end, cursor=answer.next_cursor)
         return mark, [self._coder.push(piece) for piece in self._frames.page(answer, mark)]
 
-    async def _now(self) -> Served | None:
-        """There is more of what is served already."""
+    async def _served_now(self) -> Served | None:
+        """The served state for the next page of a backlog; None at shutdown."""
         if self._followers.waker.closing:
             return None
         tenant = self._request.scope.tenant
-        return self._followers.served.known(tenant, self._seen) or await self._moment(self._seen)
+        return self._followers.served.known(tenant, self._seen) or await self._served_at(self._seen)
 
-    async def _news(self, watch: Watch) -> Served | None:
-        """The moment at which there may be something to deliver; None when the stream is to end. Meanwhile it says each
-        second how far the watermark is."""
+    async def _wait_for_changes(self, watch: Watch) -> Served | None:
+        """Wait for a served state that may hold changes, sending a watermark each second. None ends the stream."""
         scope = self._request.scope
         while not self._followers.waker.closing:
-            left = self._told_at + _RESOLVED_EACH_S - self._loop.time()
+            left = self._sent_at + _RESOLVED_EACH_S - self._loop.time()
             moved = await watch.moved(self._seen, max(0.0, left))
             if moved is None:
-                await self._tell()
+                await self._send_watermark()
                 continue
-            moment = self._followers.served.known(scope.tenant, moved) or await self._moment(moved)
-            self._seen = moment.covers
-            if moment.resolved <= self._at:
+            served = self._followers.served.known(scope.tenant, moved) or await self._served_at(moved)
+            self._seen = served.covers
+            if served.resolved <= self._at:
                 continue
-            if not self._followers.served.is_idle(scope, self._at, moment):
-                return moment
-            self._at = moment.resolved if self._end_ts is None else min(moment.resolved, self._end_ts)
-            if self._is_at_end() or self._loop.time() - self._told_at >= _QUIET_MOVES_EACH_S:
-                await self._tell()
+            if not self._followers.served.is_idle(scope, self._at, served):
+                return served
+            self._at = served.resolved if self._end_ts is None else min(served.resolved, self._end_ts)
+            if self._is_at_end() or self._loop.time() - self._sent_at >= _IDLE_MOVES_EACH_S:
+                await self._send_watermark()
             if self._is_at_end():
                 return None
         return None
@@ -177,11 +176,11 @@ class StreamLoop:
     def _is_at_end(self) -> bool:
         return self._end_ts is not None and self._at >= self._end_ts
 
-    async def _moment(self, watermark: int) -> Served:
+    async def _served_at(self, watermark: int) -> Served:
         return await self._retried(self._followers.served.at, self._request.scope.tenant, watermark)
 
     async def _retried(self, make: Callable[..., T], *args: object) -> T:
-        """Do it in a thread; again, with signs of life between, while catalog or bucket do not answer."""
+        """Call `make` in a thread. Retryable errors are retried with heartbeats in between."""
         pause_s = _RETRY_FIRST_S
         while True:
             try:
@@ -189,13 +188,13 @@ class StreamLoop:
             except TiStreamError as e:
                 if e.kind is not ErrorKind.RETRY or self._followers.waker.closing:
                     raise
-                log.warning("a stream waits", scope=str(self._request.scope), cause=str(e))
+                log.warning("stream retries", scope=str(self._request.scope), cause=str(e))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_MAX_S)
-            if self._loop.time() - self._told_at >= _RESOLVED_EACH_S:
-                await self._tell()
+            if self._loop.time() - self._sent_at >= _RESOLVED_EACH_S:
+                await self._send_watermark()
 
-    async def _tell(self) -> None:
+    async def _send_watermark(self) -> None:
         await self._check_key()
         mark = self._mark(self._at)
         await self._deliver(mark, [self._coder.push(self._frames.mark(mark))])

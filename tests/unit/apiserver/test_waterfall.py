@@ -18,7 +18,9 @@ def at(ago_ms: int) -> int:
     return ts.compose(NOW - ago_ms)
 
 
-WHOLE = Points(durable=at(100), fetched=at(300), heard=at(350), watermark=at(900), durable_ts=at(950), served=at(1000))
+WHOLE = Points(
+    durable=at(100), fetched=at(300), taken_in=at(350), watermark=at(900), durable_ts=at(950), served=at(1000)
+)
 
 
 def lengths(points: Points) -> list[tuple[str, int]]:
@@ -37,19 +39,19 @@ def test_each_stage_is_the_time_between_two_points() -> None:
 
 
 def test_what_is_not_known_joins_its_neighbours() -> None:
-    assert lengths(replace(WHOLE, heard=None)) == [
+    assert lengths(replace(WHOLE, taken_in=None)) == [
         ("upstream_flush", 100),
         ("fetch", 200),
         ("match+watermark_gap_wait", 600),
         ("flush", 50),
         ("serve", 50),
     ]
-    assert lengths(replace(WHOLE, heard=None, watermark=None, durable=None)) == [
+    assert lengths(replace(WHOLE, taken_in=None, watermark=None, durable=None)) == [
         ("upstream_flush+fetch", 300),
         ("match+watermark_gap_wait+flush", 650),
         ("serve", 50),
     ]
-    alone = Points(durable=None, fetched=None, heard=None, watermark=None, durable_ts=at(10), served=at(10))
+    alone = Points(durable=None, fetched=None, taken_in=None, watermark=None, durable_ts=at(10), served=at(10))
     assert lengths(alone) == [("upstream_flush+fetch+match+watermark_gap_wait+flush", 10), ("serve", 0)]
 
 
@@ -80,7 +82,7 @@ def test_the_stages_are_the_whole_lag_in_order(
     points = Points(
         durable=durable,
         fetched=fetched,
-        heard=heard,
+        taken_in=heard,
         watermark=watermark,
         durable_ts=max(durable_ts, served),
         served=served,
