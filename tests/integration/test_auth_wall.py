@@ -40,7 +40,7 @@ def test_every_route_says_what_it_needs(site: Site) -> None:
 def test_an_application_with_a_silent_route_does_not_start(site: Site, path: str) -> None:
     app = FastAPI(openapi_url=None)
     app.add_api_route(path, lambda: {}, dependencies=[needs(Right.LOOK)] if path == "/livez" else [])
-    with pytest.raises(TiStreamError, match="says what it needs"):
+    with pytest.raises(TiStreamError, match="declares a rule"):
         install.install(app, site.parts.catalog, None)
     app = FastAPI(openapi_url=None)
     app.add_api_route("/v1/new", lambda: {}, dependencies=[needs(Right.OPEN)])

@@ -1,7 +1,6 @@
-"""The Python client: `connect(url)`, or `connect_async(url)`, then pull.
+"""The Python client: `connect(url)` or `connect_async(url)`, then pull.
 
-What only some callers need (asyncio, Arrow) is imported when it is first asked for: with it, importing this takes four
-times as long.
+asyncio and Arrow are imported on first use: they would make this import four times as slow.
 """
 
 from importlib import import_module

@@ -1,7 +1,4 @@
-"""The asynchronous client: what `Client` does, with `await`. Pages, streams, tables, any resource by its path.
-
-It differs in how it waits only; what is asked and what an answer means is decided in `requests` and `streams`.
-"""
+"""The asynchronous client: `Client` with `await`. Pages, streams, tables, and any resource by its path."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import httpx2
 import orjson
@@ -18,12 +15,13 @@ from tistream.client.core.requests import (
     TIMEOUT_S,
     WAIT_S,
     Page,
+    PullOptions,
     Retries,
     Tenant,
+    changes_path,
     error_of,
     page_of,
-    position_params,
-    scope_path,
+    pull_params,
     tenant_of,
     unreachable,
 )
@@ -62,77 +60,38 @@ class AsyncClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def page(
-        self,
-        cluster_id: int,
-        tenant_id: int,
-        *,
-        database: str | None = None,
-        table: str | None = None,
-        start_ts: str | int | None = None,
-        end_ts: str | int | None = None,
-        cursor: str | None = None,
-        format: str = "ndjson",
-        limit: int | None = None,
-        wait_s: float = 0,
-        options: Mapping[str, str] | None = None,
-    ) -> Page:
-        """One page from `cursor`, or from `start_ts` (`earliest` when neither is given)."""
-        path = scope_path(cluster_id, tenant_id, database, table)
-        params = {**(options or {}), "format": format} | position_params(cursor, start_ts, end_ts, limit)
-        if wait_s:
-            params["wait"] = str(wait_s)
-        response = await self._request("GET", f"{path}/changes", params=params, timeout=wait_s + TIMEOUT_S)
+    async def page(self, cluster_id: int, tenant_id: int, *, wait_s: float = 0, **asked: Unpack[PullOptions]) -> Page:
+        """One page. `wait_s`: seconds to wait while there is nothing new."""
+        params = pull_params(asked) | ({"wait": str(wait_s)} if wait_s else {})
+        path = changes_path(cluster_id, tenant_id, asked)
+        response = await self._request("GET", path, params=params, timeout=wait_s + TIMEOUT_S)
         return page_of(response.content, response.headers)
 
     async def pull(
-        self,
-        cluster_id: int,
-        tenant_id: int,
-        *,
-        follow: bool = False,
-        cursor: str | None = None,
-        start_ts: str | int | None = None,
-        end_ts: str | int | None = None,
-        **more: Any,
+        self, cluster_id: int, tenant_id: int, *, follow: bool = False, **asked: Unpack[PullOptions]
     ) -> AsyncIterator[Page]:
         """As `Client.pull`."""
-        if follow and more.get("format", "ndjson") in STREAMED:
-            stream = self.stream(cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, **more)
-            async for page in stream:
+        if follow and asked.get("format", "ndjson") in STREAMED:
+            async for page in self.stream(cluster_id, tenant_id, **asked):
                 yield page
             return
         while True:
-            wait_s = WAIT_S if follow and cursor is not None else 0
-            page = await self.page(
-                cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, wait_s=wait_s, **more
-            )
+            wait_s = WAIT_S if follow and asked.get("cursor") is not None else 0
+            page = await self.page(cluster_id, tenant_id, wait_s=wait_s, **asked)
             yield page
-            cursor = page.next_cursor
-            end_ts = page.end_ts if page.end_ts is not None else end_ts
+            asked["cursor"] = page.next_cursor
+            if page.end_ts is not None:
+                asked["end_ts"] = page.end_ts
             if page.is_last(follow=follow):
                 return
 
-    async def stream(
-        self,
-        cluster_id: int,
-        tenant_id: int,
-        *,
-        database: str | None = None,
-        table: str | None = None,
-        cursor: str | None = None,
-        start_ts: str | int | None = None,
-        end_ts: str | int | None = None,
-        format: str = "ndjson",
-        limit: int | None = None,
-        options: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Page]:
+    async def stream(self, cluster_id: int, tenant_id: int, **asked: Unpack[PullOptions]) -> AsyncIterator[Page]:
         """As `Client.stream`."""
-        path = f"{scope_path(cluster_id, tenant_id, database, table)}/changes:stream"
-        reader = StreamReader(
-            format=format, cursor=cursor, start_ts=start_ts, end_ts=end_ts, limit=limit, options=options
+        reader = StreamReader(asked)
+        path, timeout = (
+            f"{changes_path(cluster_id, tenant_id, asked)}:stream",
+            httpx2.Timeout(TIMEOUT_S, read=SILENCE_S),
         )
-        timeout = httpx2.Timeout(TIMEOUT_S, read=SILENCE_S)
         while not reader.done:
             answer = await self._request("GET", path, stream=True, params=reader.params(), timeout=timeout)
             try:

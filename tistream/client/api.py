@@ -1,9 +1,8 @@
 """The synchronous client of the HTTP API: pages of changes, tables as Arrow, lists, status.
 
-It speaks HTTP only. A page is finite and ends at its cursor; `pull` walks pages until the served watermark (or for ever
-with `follow`). Transport errors and answers that say "not now" (502, 503, 504) are retried with back-off at the same
-cursor, so a restarted service is no more than a pause. Every other problem answer becomes the TiStreamError that the
-server raised, with its words and facts. `AsyncClient` is its twin.
+A page is finite and ends at its cursor; `pull` continues to the served watermark, or for ever with `follow`. Transport
+errors and retryable answers (502, 503, 504) are retried with back-off at the same cursor, so a restart of the service
+is only a pause. Every other problem becomes the TiStreamError that the server raised. `AsyncClient` is its twin.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import httpx2
 import orjson
@@ -21,12 +20,14 @@ from tistream.client.core.requests import (
     TIMEOUT_S,
     WAIT_S,
     Page,
+    PullOptions,
     Retries,
     Tenant,
+    changes_path,
     error_of,
     given,
     page_of,
-    position_params,
+    pull_params,
     scope_path,
     tenant_of,
     unreachable,
@@ -70,77 +71,39 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def page(
-        self,
-        cluster_id: int,
-        tenant_id: int,
-        *,
-        database: str | None = None,
-        table: str | None = None,
-        start_ts: str | int | None = None,
-        end_ts: str | int | None = None,
-        cursor: str | None = None,
-        format: str = "ndjson",
-        limit: int | None = None,
-        wait_s: float = 0,
-        options: Mapping[str, str] | None = None,
-    ) -> Page:
-        """One page from `cursor`, or from `start_ts` (`earliest` when neither is given)."""
-        path = scope_path(cluster_id, tenant_id, database, table)
-        params = {**(options or {}), "format": format} | position_params(cursor, start_ts, end_ts, limit)
-        if wait_s:
-            params["wait"] = str(wait_s)
-        response = self._request("GET", f"{path}/changes", params=params, timeout=wait_s + TIMEOUT_S)
+    def page(self, cluster_id: int, tenant_id: int, *, wait_s: float = 0, **asked: Unpack[PullOptions]) -> Page:
+        """One page. `wait_s`: seconds to wait while there is nothing new."""
+        params = pull_params(asked) | ({"wait": str(wait_s)} if wait_s else {})
+        path = changes_path(cluster_id, tenant_id, asked)
+        response = self._request("GET", path, params=params, timeout=wait_s + TIMEOUT_S)
         return page_of(response.content, response.headers)
 
     def pull(
-        self,
-        cluster_id: int,
-        tenant_id: int,
-        *,
-        follow: bool = False,
-        cursor: str | None = None,
-        start_ts: str | int | None = None,
-        end_ts: str | int | None = None,
-        **more: Any,
+        self, cluster_id: int, tenant_id: int, *, follow: bool = False, **asked: Unpack[PullOptions]
     ) -> Iterator[Page]:
         """Pages from the position to the served watermark; with `follow` it then waits for more, for ever or until
-        everything up to `end_ts` has come. Following a format with one message a line takes a stream."""
-        if follow and more.get("format", "ndjson") in STREAMED:
-            yield from self.stream(cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, **more)
+        everything up to `end_ts` has been delivered. Following a line format uses a stream."""
+        if follow and asked.get("format", "ndjson") in STREAMED:
+            yield from self.stream(cluster_id, tenant_id, **asked)
             return
         while True:
-            wait_s = WAIT_S if follow and cursor is not None else 0
-            page = self.page(
-                cluster_id, tenant_id, cursor=cursor, start_ts=start_ts, end_ts=end_ts, wait_s=wait_s, **more
-            )
+            wait_s = WAIT_S if follow and asked.get("cursor") is not None else 0
+            page = self.page(cluster_id, tenant_id, wait_s=wait_s, **asked)
             yield page
-            cursor = page.next_cursor
-            end_ts = page.end_ts if page.end_ts is not None else end_ts
+            asked["cursor"] = page.next_cursor
+            if page.end_ts is not None:
+                asked["end_ts"] = page.end_ts
             if page.is_last(follow=follow):
                 return
 
-    def stream(
-        self,
-        cluster_id: int,
-        tenant_id: int,
-        *,
-        database: str | None = None,
-        table: str | None = None,
-        cursor: str | None = None,
-        start_ts: str | int | None = None,
-        end_ts: str | int | None = None,
-        format: str = "ndjson",
-        limit: int | None = None,
-        options: Mapping[str, str] | None = None,
-    ) -> Iterator[Page]:
-        """As `pull` with `follow`, over one connection: a page each second at least, with the lines that came since the
-        one before. `resolved_ts` is how far everything has come."""
-        path = f"{scope_path(cluster_id, tenant_id, database, table)}/changes:stream"
-        reader = StreamReader(
-            format=format, cursor=cursor, start_ts=start_ts, end_ts=end_ts, limit=limit, options=options
+    def stream(self, cluster_id: int, tenant_id: int, **asked: Unpack[PullOptions]) -> Iterator[Page]:
+        """As `pull` with `follow`, over one connection: a page each second at least, with the lines since the last one.
+        `resolved_ts` is the watermark of the stream."""
+        reader = StreamReader(asked)
+        path, timeout = (
+            f"{changes_path(cluster_id, tenant_id, asked)}:stream",
+            httpx2.Timeout(TIMEOUT_S, read=SILENCE_S),
         )
-        timeout = httpx2.Timeout(TIMEOUT_S, read=SILENCE_S)
         while not reader.done:
             answer = self._request("GET", path, stream=True, params=reader.params(), timeout=timeout)
             with closing(answer):

@@ -219,3 +219,11 @@ def test_registering() -> None:
     (asked,) = script.asked
     assert (asked.method, asked.url.path) == ("POST", "/v1/tenants")
     assert orjson.loads(asked.content) == {"cluster_id": 1, "tenant_id": 2}
+
+
+@pytest.mark.parametrize("method", ["page", "pull", "stream"])
+def test_an_unknown_argument_is_refused(method: str) -> None:
+    script = Script(page("a"))
+    with client(script) as c, pytest.raises(TypeError, match="databse"):
+        list(getattr(c, method)(1, 1, databse="shop"))
+    assert not script.asked

@@ -1,13 +1,13 @@
-"""What both clients ask and how they understand the answer: addresses, parameters, problems, when to try again (pure).
+"""Requests and answers of both clients: paths, parameters, problems, retries (pure).
 
-`Client` and `AsyncClient` differ in how they wait only; whatever decides something is here, and in `streams`.
+`Client` and `AsyncClient` differ only in how they wait; decisions are made here and in `streams`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
 
 import orjson
@@ -36,12 +36,12 @@ from tistream.errors import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TIMEOUT_S = 120  #: for an answer; the first page after a start may wait until its code is compiled
+TIMEOUT_S = 120  #: for an answer; the first page after a start may wait for compilation
 WAIT_S = 10  #: of a long poll
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 
-#: errors that a caller handles apart, by the code of the problem
+#: errors with a class of their own, by code
 _BY_CODE: dict[str, type[TiStreamError]] = {
     error.code: error
     for error in (
@@ -65,6 +65,19 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
 }
 
 
+class PullOptions(TypedDict, total=False):
+    """Scope, position and format of a pull. It starts at `cursor`, else at `start_ts`, else at `earliest`."""
+
+    database: str | None
+    table: str | None
+    start_ts: str | int | None
+    end_ts: str | int | None
+    cursor: str | None
+    format: str  #: ndjson by default
+    limit: int | None  #: rows of a page
+    options: Mapping[str, str] | None  #: of the format
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """One answer of a pull."""
@@ -74,10 +87,10 @@ class Page:
     resolved_ts: int
     has_more: bool
     quarantined: int = 0  #: rows of this page that the server could not decode
-    end_ts: int | None = None  #: what the `end_ts` of the request meant
+    end_ts: int | None = None  #: the request's `end_ts` as a TSO
 
     def lines(self) -> list[bytes]:
-        """The messages of a format with one message a line, without their ends. (A CSV record may hold line ends.)"""
+        """The messages of a line format. (A CSV record may contain line ends.)"""
         return self.content.splitlines()
 
     def arrow(self) -> pa.Table:
@@ -87,23 +100,23 @@ class Page:
         return pa.ipc.open_stream(self.content).read_all()
 
     def is_last(self, *, follow: bool) -> bool:
-        """Whether a walk ends with it: everything up to its end has come, or up to the watermark if not following."""
+        """Whether a pull ends with this page: at `end_ts`, or at the watermark if not following."""
         return not self.has_more and (not follow or (self.end_ts is not None and self.resolved_ts >= self.end_ts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A registered tenant, as the list of tenants has it."""
+    """A registered tenant."""
 
     cluster_id: int
     tenant_id: int
     state: str
-    resolved_ts: int | None  #: None while it has none
+    resolved_ts: int | None  #: None before the first watermark
     facts: Mapping[str, Any]  #: the whole item
 
 
 def page_of(content: bytes, headers: Mapping[str, str]) -> Page:
-    """The page that an answer is."""
+    """The page of an answer."""
     return Page(
         content=content,
         next_cursor=headers["TiStream-Next-Cursor"],
@@ -127,7 +140,7 @@ def tenant_of(item: Mapping[str, Any]) -> Tenant:
 
 
 def scope_path(cluster_id: int, tenant_id: int, database: str | None, table: str | None) -> str:
-    """The address of a tenant, a database or a table."""
+    """The path of a tenant, a database or a table."""
     path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}"
     if database is not None:
         path += f"/databases/{quote(database, safe='')}"
@@ -136,26 +149,28 @@ def scope_path(cluster_id: int, tenant_id: int, database: str | None, table: str
     return path
 
 
-def position_params(
-    cursor: str | None, start_ts: str | int | None, end_ts: str | int | None, limit: int | None
-) -> dict[str, str]:
-    """Where a pull begins and ends: at `cursor`, else at `start_ts` (`earliest` when neither is given)."""
-    start = {"start_ts": str(start_ts if start_ts is not None else "earliest")}
-    params = start if cursor is None else {"cursor": cursor}
-    if end_ts is not None:
-        params["end_ts"] = str(end_ts)
-    if limit is not None:
-        params["limit"] = str(limit)
-    return params
+def changes_path(cluster_id: int, tenant_id: int, asked: PullOptions) -> str:
+    """The path of a pull. TypeError for an unknown argument."""
+    if unknown := asked.keys() - PullOptions.__annotations__.keys():
+        raise TypeError(f"unexpected arguments of a pull: {', '.join(sorted(unknown))}")
+    return f"{scope_path(cluster_id, tenant_id, asked.get('database'), asked.get('table'))}/changes"
+
+
+def pull_params(asked: PullOptions) -> dict[str, str]:
+    """The query of a pull."""
+    params = {**(asked.get("options") or {}), "format": asked.get("format", "ndjson")}
+    cursor, start_ts = asked.get("cursor"), asked.get("start_ts")
+    start = {"start_ts": "earliest" if start_ts is None else start_ts} if cursor is None else {"cursor": cursor}
+    return params | given({**start, "end_ts": asked.get("end_ts"), "limit": asked.get("limit")})
 
 
 def given(params: Mapping[str, str | int | None]) -> dict[str, str]:
-    """Those that are not None, as a query takes them."""
+    """The parameters that are not None, as text."""
     return {name: str(value) for name, value in params.items() if value is not None}
 
 
 def error_of(status: int, content: bytes) -> TiStreamError:
-    """The error that an answer stands for: the server's own where it is a problem document."""
+    """The error of an answer: the server's own for a problem document."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -166,7 +181,7 @@ def error_of(status: int, content: bytes) -> TiStreamError:
 
 
 def unreachable(url: str, cause: Exception) -> StoreUnavailable:
-    """The error when nothing answers."""
+    """The error of a service that does not answer."""
     return StoreUnavailable(f"{url} does not answer: {cause or type(cause).__name__}.")
 
 
@@ -183,7 +198,7 @@ def problem_error(body: Mapping[str, Any]) -> TiStreamError:
 
 
 def _facts(body: Mapping[str, Any]) -> dict[str, object]:
-    """The facts of a problem that can be attributes of an error."""
+    """The facts of a problem that do not collide with attributes of errors."""
     facts = body.get("facts")
     taken = {"self", "message", "facts", "status"}
     return {
@@ -194,15 +209,15 @@ def _facts(body: Mapping[str, Any]) -> dict[str, object]:
 
 
 class Retries:
-    """How long a request is tried again: what says "not now" is, with growing pauses, until `deadline`."""
+    """Retries of a request with growing pauses until `deadline`."""
 
     def __init__(self, deadline: float) -> None:
-        """`deadline` is on the clock that `pause` is told of."""
+        """`deadline`: on the clock of the `now` of `pause`."""
         self._deadline = deadline
         self._pause = _RETRY_FIRST_S
 
     def pause(self, error: TiStreamError, headers: Mapping[str, str] | None, now: float) -> float:
-        """Seconds to wait before the request is sent again. Raises `error` when it is not."""
+        """Seconds to wait before a retry. Raises `error` when there is none."""
         if isinstance(error, RateLimited) and headers is not None:
             self._pause = max(self._pause, float(headers.get("Retry-After", self._pause)))
         again = isinstance(error, StoreUnavailable | StillInFlight | RateLimited)

@@ -1,8 +1,8 @@
-"""Following a stream of changes: pages out of server-sent events, over as many connections as it takes (pure).
+"""Reads a stream of changes: pages from server-sent events, over as many connections as needed (pure).
 
-A page is what came between two watermarks; its cursor is the second one's. A connection that breaks off or is ended by
-the server (it stops, or we were slow) is opened again at the last cursor, and what came behind that is dropped, for it
-comes again: no change is lost or given twice.
+A page is what came between two watermarks; its cursor is that of the second. After a broken or ended connection the
+stream is opened again at the last cursor, and changes after it, which come again, are dropped: no change is lost or
+delivered twice.
 """
 
 from __future__ import annotations
@@ -11,44 +11,33 @@ from collections.abc import Iterator, Mapping
 
 import orjson
 
-from tistream.client.core.requests import Page, position_params, problem_error
+from tistream.client.core.requests import Page, PullOptions, problem_error, pull_params
 
-#: formats that have streams with one message a line
+#: formats whose streams have one message per line
 STREAMED = frozenset({"ndjson", "canal-json", "debezium", "open-protocol", "simple"})
-SILENCE_S = 30  # a stream says something each second
+SILENCE_S = 30  # a stream sends something each second
 
 
 class StreamReader:
-    """One stream, however many connections it takes. For each: `params`, `opened`, then `take` of what comes."""
+    """One stream. For each connection: `params`, `opened`, then `take` of its bytes."""
 
-    def __init__(
-        self,
-        *,
-        format: str,
-        cursor: str | None,
-        start_ts: str | int | None,
-        end_ts: str | int | None,
-        limit: int | None,
-        options: Mapping[str, str] | None,
-    ) -> None:
-        self.done = False  #: whether everything up to the end has come
-        self._words = {**(options or {}), "format": format, "framing": "sse"}
-        self._format, self._limit = format, limit
-        self._cursor, self._start_ts, self._end_ts = cursor, start_ts, end_ts
+    def __init__(self, asked: PullOptions) -> None:
+        self.done = False  #: whether everything up to `end_ts` has been delivered
+        self._asked = asked.copy()
         self._rest, self._name, self._data = b"", "", b""
         self._lines: list[bytes] = []
 
     def params(self) -> dict[str, str]:
-        """What the next connection asks for."""
-        return self._words | position_params(self._cursor, self._start_ts, self._end_ts, self._limit)
+        """The query of the next connection."""
+        return pull_params(self._asked) | {"framing": "sse"}
 
     def opened(self, headers: Mapping[str, str]) -> None:
-        """A connection answers; what came behind the last watermark of the one before is dropped."""
-        self._end_ts = headers.get("TiStream-End-Ts", self._end_ts)  # what a span such as -5m meant at the first time
+        """A connection has answered. Drop what came after the last watermark of the previous one."""
+        self._asked["end_ts"] = headers.get("TiStream-End-Ts", self._asked.get("end_ts"))  # resolves spans such as -5m
         self._rest, self._name, self._data, self._lines = b"", "", b"", []
 
     def take(self, piece: bytes) -> Iterator[Page]:
-        """The pages that are whole with these bytes. Raises what ends the stream for good."""
+        """The pages completed by these bytes. Raises the problem that ends the stream."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data: "):
@@ -64,11 +53,11 @@ class StreamReader:
                     self._lines.append(data + b"\n")
 
     def _event(self, name: str, data: bytes, content: bytes) -> Iterator[Page]:
-        """`content`: the lines of the unnamed events since the last named one."""
+        """`content`: lines of the unnamed events since the last named one."""
         if name == "resolved":
             facts = orjson.loads(data)
-            self._cursor, resolved_ts = facts["cursor"], int(facts["resolved_ts"])
-            if self._format == "ndjson":
+            self._asked["cursor"], resolved_ts = facts["cursor"], int(facts["resolved_ts"])
+            if self._asked.get("format", "ndjson") == "ndjson":
                 content += orjson.dumps({"type": "resolved", "resolved_ts": str(resolved_ts)}) + b"\n"
             yield Page(
                 content=content,
