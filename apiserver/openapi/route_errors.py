@@ -6,31 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from apiserver.negotiate import NotAcceptable
-from tistream.errors import (
-    AheadOfWatermark,
-    AnotherRequest,
-    CatalogUnavailable,
-    ChangedMeanwhile,
-    CorruptObject,
-    CursorInvalid,
-    Fenced,
-    InvalidInput,
-    NotAllowed,
-    NotConvertible,
-    NotFound,
-    RateLimited,
-    SeedNeeded,
-    StateForbids,
-    StillInFlight,
-    StoreUnavailable,
-    TenantDeleted,
-    TiStreamError,
-    TooLarge,
-    TooManyOpen,
-    TsExpired,
-    TsOutOfRange,
-    Unauthenticated,
-)
+from tistream import errors
+from tistream.errors import TiStreamError
 from tistream.http.problem import status_of
 
 _PROBES = ("/livez", "/readyz", "/healthz", "/version", "/metrics")
@@ -49,38 +26,38 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
     if path in _PROBES:
         return
     names = {p["name"] for p in operation.get("parameters", [])}
-    yield from (RateLimited, CatalogUnavailable, Unauthenticated, NotAllowed)
+    yield from (errors.RateLimited, errors.CatalogUnavailable, errors.Unauthenticated, errors.NotAllowed)
     if names or "requestBody" in operation or method != "get":
-        yield InvalidInput
+        yield errors.InvalidInput
     if method == "post":
-        yield from (AnotherRequest, StillInFlight)
+        yield from (errors.AnotherRequest, errors.StillInFlight)
     if method != "get":
-        yield StateForbids
+        yield errors.StateForbids
     if "if-match" in {name.lower() for name in names}:
-        yield ChangedMeanwhile
+        yield errors.ChangedMeanwhile
     if (
         names & {"from_ts", "to_ts"}
         or path.endswith(("/changefeeds", "/ddl", "/schema-diff"))
         or "changefeed_id" in path
     ):
-        yield from (TsOutOfRange, TsExpired)
+        yield from (errors.TsOutOfRange, errors.TsExpired)
     if "requestBody" in operation:
-        yield TooLarge
+        yield errors.TooLarge
     if "{" in path:
-        yield NotFound
+        yield errors.NotFound
     if "{tenant_id}" in path:
-        yield TenantDeleted
+        yield errors.TenantDeleted
     if "cursor" in names:
-        yield CursorInvalid
+        yield errors.CursorInvalid
     if names & {"start_ts", "at_ts"}:
-        yield from (TsOutOfRange, TsExpired)
+        yield from (errors.TsOutOfRange, errors.TsExpired)
     if names & {"as_of", "ts"}:
-        yield from (AheadOfWatermark, TsExpired, SeedNeeded, NotConvertible)
+        yield from (errors.AheadOfWatermark, errors.TsExpired, errors.SeedNeeded, errors.NotConvertible)
     if "accept" in names:
         yield NotAcceptable
     if "wait" in names or path.endswith(":stream"):
-        yield TooManyOpen
+        yield errors.TooManyOpen
     if names & {"start_ts", "at_ts", "as_of", "ts", "name"}:
-        yield from (StoreUnavailable, CorruptObject)
+        yield from (errors.StoreUnavailable, errors.CorruptObject)
     if path.endswith(":retry"):
-        yield Fenced
+        yield errors.Fenced

@@ -14,24 +14,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from tistream.errors import (
-    AheadOfWatermark,
-    AnotherRequest,
-    ChangedMeanwhile,
-    ErrorKind,
-    InvalidInput,
-    NotAllowed,
-    NotFound,
-    RateLimited,
-    SeedNeeded,
-    StateForbids,
-    StillInFlight,
-    TenantDeleted,
-    TiStreamError,
-    TooLarge,
-    TsExpired,
-    Unauthenticated,
-)
+from tistream import errors
+from tistream.errors import ErrorKind, TiStreamError
 from tistream.http import error_reference
 
 log = structlog.get_logger(__name__)
@@ -61,18 +45,18 @@ STATUS: Mapping[ErrorKind, int] = {
     ErrorKind.INTERNAL: 500,
 }
 _BY_CLASS: Mapping[type[TiStreamError], int] = {
-    TsExpired: 410,
-    TenantDeleted: 410,
-    AheadOfWatermark: 409,
-    SeedNeeded: 409,
-    StillInFlight: 409,
-    AnotherRequest: 422,
-    Unauthenticated: 401,
-    NotAllowed: 403,
-    RateLimited: 429,
-    TooLarge: 413,
-    StateForbids: 409,
-    ChangedMeanwhile: 412,
+    errors.TsExpired: 410,
+    errors.TenantDeleted: 410,
+    errors.AheadOfWatermark: 409,
+    errors.SeedNeeded: 409,
+    errors.StillInFlight: 409,
+    errors.AnotherRequest: 422,
+    errors.Unauthenticated: 401,
+    errors.NotAllowed: 403,
+    errors.RateLimited: 429,
+    errors.TooLarge: 413,
+    errors.StateForbids: 409,
+    errors.ChangedMeanwhile: 412,
 }
 
 
@@ -92,7 +76,7 @@ def problem_body(error: TiStreamError) -> dict[str, object]:
         "status": status_of(error),
         "detail": error.message,
         "code": error.code,
-        "hint": error.hint or (_NOT_FOUND_HINT if isinstance(error, NotFound) else ""),
+        "hint": error.hint or (_NOT_FOUND_HINT if isinstance(error, errors.NotFound) else ""),
         "facts": {name: _plain(value) for name, value in error.facts.items()},
     }
 
@@ -104,9 +88,9 @@ def problem_response(error: TiStreamError, status: int | None = None) -> Respons
         body["status"] = status
     code = int(str(body["status"]))
     headers = dict(SECURITY_HEADERS)
-    if code in (429, 503) or isinstance(error, StillInFlight):
+    if code in (429, 503) or isinstance(error, errors.StillInFlight):
         headers["Retry-After"] = str(error.facts.get("retry_after_s", RETRY_AFTER_S))
-    if isinstance(error, Unauthenticated):
+    if isinstance(error, errors.Unauthenticated):
         headers["WWW-Authenticate"] = 'Bearer realm="TiStream"'
     return Response(orjson.dumps(body), code, headers, MEDIA_TYPE)
 
@@ -124,14 +108,14 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        return problem_response(InvalidInput(f"{where}: {first['msg']}", where=where))
+        return problem_response(errors.InvalidInput(f"{where}: {first['msg']}", where=where))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         asked = f"{request.method} {request.url.path}"
         if error.status_code == 404:
-            return problem_response(NotFound(f"{asked} not found."))
-        return problem_response(InvalidInput(f"{asked}: {error.detail}."), error.status_code)
+            return problem_response(errors.NotFound(f"{asked} not found."))
+        return problem_response(errors.InvalidInput(f"{asked}: {error.detail}."), error.status_code)
 
     async def unknown(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, exc_info=error)

@@ -12,26 +12,8 @@ from urllib.parse import quote
 
 import orjson
 
-from tistream.errors import (
-    AheadOfWatermark,
-    AnotherRequest,
-    ChangedMeanwhile,
-    CursorInvalid,
-    InvalidInput,
-    NotAllowed,
-    NotConvertible,
-    NotFound,
-    RateLimited,
-    SeedNeeded,
-    StateForbids,
-    StillInFlight,
-    StoreUnavailable,
-    TiStreamError,
-    TooManyOpen,
-    TsExpired,
-    TsOutOfRange,
-    Unauthenticated,
-)
+from tistream import errors
+from tistream.errors import InvalidInput, NotFound, RateLimited, StillInFlight, StoreUnavailable, TiStreamError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,24 +27,11 @@ _RETRY_MAX_S = 2.0
 _BY_CODE: dict[str, type[TiStreamError]] = {
     error.code: error
     for error in (
-        InvalidInput,
-        CursorInvalid,
-        TsOutOfRange,
-        TsExpired,
-        NotFound,
-        AheadOfWatermark,
-        RateLimited,
-        TooManyOpen,
-        StateForbids,
-        ChangedMeanwhile,
-        SeedNeeded,
-        NotConvertible,
-        Unauthenticated,
-        NotAllowed,
-        AnotherRequest,
-        StillInFlight,
+        InvalidInput, errors.CursorInvalid, errors.TsOutOfRange, errors.TsExpired, NotFound, errors.AheadOfWatermark,
+        RateLimited, errors.TooManyOpen, errors.StateForbids, errors.ChangedMeanwhile, errors.SeedNeeded,
+        errors.NotConvertible, errors.Unauthenticated, errors.NotAllowed, errors.AnotherRequest, StillInFlight,
     )
-}
+}  # fmt: skip
 
 
 class PullOptions(TypedDict, total=False):
