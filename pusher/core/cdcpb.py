@@ -1,8 +1,6 @@
-"""Reads the change feed messages of a TiKV store (`cdcpb.ChangeDataEvent`), without generated code.
+"""Reads the change feed messages of a TiKV store (`cdcpb.ChangeDataEvent`).
 
     bytes of one message  ->  events of single registrations, or one resolved ts for many registrations
-
-The wire format is protobuf, read by `codec.protobuf`.
 
 - An error of an unknown kind is OTHER, never ignored: it may end the registration;
 - the region ids of a resolved ts may be packed or repeated (TiKV repeats them).
@@ -23,8 +21,10 @@ import pyarrow as pa
 
 from pusher.core.cdcpb_rows import Octets, read_entries, wire_field, wire_uvarint
 from tistream.codec.compiled import kernel
-from tistream.codec.protobuf import BYTES, VARINT, fields
+from tistream.codec.protobuf import BYTES, VARINT, fields, parse
 from tistream.errors import CorruptObject
+from tistream.tikv.core import wire
+from tistream.tikv.core.pd_messages import Region
 
 U64 = npt.NDArray[np.uint64]
 
@@ -44,21 +44,12 @@ class RegionErrorKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegionNow:
-    region_id: int
-    conf_ver: int
-    version: int
-    start: bytes  #: in region form
-    end: bytes  #: in region form; empty = plus infinity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionError:
     """An error of one registration. All but DUPLICATE_REQUEST end it."""
 
     kind: RegionErrorKind
     leader_store_id: int = 0  #: for NOT_LEADER; 0 = not given
-    regions: tuple[RegionNow, ...] = ()  #: for EPOCH_NOT_MATCH: the current regions; may be empty
+    regions: tuple[Region, ...] = ()  #: for EPOCH_NOT_MATCH: the current regions, without leaders; may be empty
     backoff_ms: int = 0  #: for SERVER_IS_BUSY
     detail: str = ""  #: for COMPATIBILITY, CLUSTER_ID_MISMATCH and SERVER_IS_BUSY
 
@@ -118,7 +109,6 @@ def split_change_data(message: bytes) -> tuple[list[RegionMessage], ResolvedRegi
 
 
 _EVENT = {1: VARINT, 3: BYTES, 5: BYTES, 6: VARINT, 7: VARINT}
-_REGION = {1: VARINT, 2: BYTES, 3: BYTES, 4: BYTES}
 
 
 def _event(message: bytes) -> RegionMessage:
@@ -151,41 +141,29 @@ def _decoded(event: RegionMessage) -> RegionEvent:
 
 
 def _error(message: bytes) -> RegionError:
-    error = RegionError(kind=RegionErrorKind.OTHER)
-    for number, body in fields(message, dict.fromkeys(range(1, 9), BYTES)):
-        kind = RegionErrorKind(number)
-        error = RegionError(kind=kind)
-        if kind is RegionErrorKind.NOT_LEADER:
-            peers = [peer for _, peer in fields(body, {2: BYTES})]
-            error = RegionError(kind=kind, leader_store_id=dict(fields(b"".join(peers), {2: VARINT})).get(2, 0))
-        elif kind is RegionErrorKind.EPOCH_NOT_MATCH:
-            error = RegionError(kind=kind, regions=tuple(_region(region) for _, region in fields(body, {1: BYTES})))
-        elif kind is RegionErrorKind.SERVER_IS_BUSY:
-            busy = dict(fields(body, {1: BYTES, 2: VARINT}))
-            error = RegionError(kind=kind, detail=_text(busy.get(1, b"")), backoff_ms=busy.get(2, 0))
-        elif kind is RegionErrorKind.COMPATIBILITY:
-            required = dict(fields(body, {1: BYTES})).get(1, b"")
-            error = RegionError(kind=kind, detail=f"the store requires version {_text(required)}")
-        elif kind is RegionErrorKind.CLUSTER_ID_MISMATCH:
-            ids = dict(fields(body, {1: VARINT, 2: VARINT}))
-            error = RegionError(kind=kind, detail=f"the store belongs to cluster {ids.get(1, 0)}, not {ids.get(2, 0)}")
-    return error
-
-
-def _region(message: bytes) -> RegionNow:
-    region = dict(fields(message, _REGION))
-    epoch = dict(fields(region.get(4, b""), {1: VARINT, 2: VARINT}))
-    return RegionNow(
-        region_id=region.get(1, 0),
-        conf_ver=epoch.get(1, 0),
-        version=epoch.get(2, 0),
-        start=region.get(2, b""),
-        end=region.get(3, b""),
+    error = parse(wire.RegistrationError, message)
+    name = error.WhichOneof("kind")
+    kind = RegionErrorKind[name.upper()] if name else RegionErrorKind.OTHER
+    detail = error.server_is_busy.reason.decode(errors="replace")
+    if kind is RegionErrorKind.COMPATIBILITY:
+        detail = f"the store requires version {error.compatibility.required_version.decode(errors='replace')}"
+    elif kind is RegionErrorKind.CLUSTER_ID_MISMATCH:
+        ids = error.cluster_id_mismatch
+        detail = f"the store belongs to cluster {ids.current}, not {ids.request}"
+    return RegionError(
+        kind=kind,
+        leader_store_id=error.not_leader.leader.store_id,
+        regions=tuple(_region(region) for region in error.epoch_not_match.current_regions),
+        backoff_ms=error.server_is_busy.backoff_ms,
+        detail=detail,
     )
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", errors="replace")
+def _region(region: wire.MetaRegion) -> Region:
+    epoch = region.region_epoch
+    return Region(
+        id=region.id, conf_ver=epoch.conf_ver, version=epoch.version, start=region.start_key, end=region.end_key
+    )
 
 
 def _resolved(message: bytes) -> ResolvedRegions:

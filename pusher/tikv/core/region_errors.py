@@ -10,6 +10,8 @@ Pure.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pusher.core.cdcpb import RegionError, RegionErrorKind
 from pusher.tikv.core.pieces import Piece
 from tistream.errors import InvalidInput
@@ -68,10 +70,5 @@ def moved(error: RegionError, store_id: int, piece: Piece) -> Region | None:
 
 def named(error: RegionError, store_id: int, keyspace: KeyspaceKeys) -> list[Region]:
     """The current regions, according to the store."""
-    regions = [
-        Region(
-            id=r.region_id, conf_ver=r.conf_ver, version=r.version, start=r.start, end=r.end, leader_store_id=store_id
-        )
-        for r in error.regions
-    ]
+    regions = [replace(region, leader_store_id=store_id) for region in error.regions]
     return [inner for region in regions if (inner := keyspace.inner_region(region)) is not None]

@@ -662,6 +662,40 @@ class ResolveLockResponse(_message.Message):
     error: KeyError
     def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ...) -> None: ...
 
+class Compatibility(_message.Message):
+    __slots__ = ("required_version",)
+    REQUIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    required_version: bytes
+    def __init__(self, required_version: _Optional[bytes] = ...) -> None: ...
+
+class ClusterIdMismatch(_message.Message):
+    __slots__ = ("current", "request")
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    current: int
+    request: int
+    def __init__(self, current: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
+
+class RegistrationError(_message.Message):
+    __slots__ = ("not_leader", "region_not_found", "epoch_not_match", "duplicate_request", "compatibility", "cluster_id_mismatch", "server_is_busy", "congested")
+    NOT_LEADER_FIELD_NUMBER: _ClassVar[int]
+    REGION_NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_NOT_MATCH_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    COMPATIBILITY_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_MISMATCH_FIELD_NUMBER: _ClassVar[int]
+    SERVER_IS_BUSY_FIELD_NUMBER: _ClassVar[int]
+    CONGESTED_FIELD_NUMBER: _ClassVar[int]
+    not_leader: NotLeader
+    region_not_found: RegionNotFound
+    epoch_not_match: EpochNotMatch
+    duplicate_request: Unread
+    compatibility: Compatibility
+    cluster_id_mismatch: ClusterIdMismatch
+    server_is_busy: ServerIsBusy
+    congested: Unread
+    def __init__(self, not_leader: _Optional[_Union[NotLeader, _Mapping]] = ..., region_not_found: _Optional[_Union[RegionNotFound, _Mapping]] = ..., epoch_not_match: _Optional[_Union[EpochNotMatch, _Mapping]] = ..., duplicate_request: _Optional[_Union[Unread, _Mapping]] = ..., compatibility: _Optional[_Union[Compatibility, _Mapping]] = ..., cluster_id_mismatch: _Optional[_Union[ClusterIdMismatch, _Mapping]] = ..., server_is_busy: _Optional[_Union[ServerIsBusy, _Mapping]] = ..., congested: _Optional[_Union[Unread, _Mapping]] = ...) -> None: ...
+
 class ChangeDataHeader(_message.Message):
     __slots__ = ("cluster_id", "ticdc_version")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
