@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tistream.admin.core.formatting import lag_text
+from tistream.admin.core.units import duration_text
 
 CELLS_MAX = 160
 OWNER_COLOURS = 6
@@ -82,4 +82,4 @@ def _words(found: list[dict[str, Any]]) -> str:
         owners = sorted({task["owner"] or "nobody" for task in found})
         return f"{len(found)} ranges from {found[0]['label']} on: {', '.join(owners[:4])}"
     task = found[0]
-    return f"{task['label']}: {task['state']}, {task['owner'] or 'no owner'}, lag {lag_text(task['lag_ms'])}"
+    return f"{task['label']}: {task['state']}, {task['owner'] or 'no owner'}, lag {duration_text(task['lag_ms'])}"

@@ -14,7 +14,7 @@ from reading.deps import Services
 from tistream import ts as tso
 from tistream.admin import stops, views
 from tistream.admin.core.cost import of_requests
-from tistream.admin.core.formatting import bytes_text, lag_text
+from tistream.admin.core.units import bytes_text, duration_text
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work import tasks
@@ -168,7 +168,7 @@ def _rate(per_s: float) -> str:
 
 
 FILTERS: dict[str, Callable[..., str]] = {
-    "lag": lag_text,
+    "lag": duration_text,
     "clock": _clock,
     "moment": _moment,
     "rate": _rate,

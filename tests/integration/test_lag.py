@@ -176,7 +176,7 @@ def test_the_command_draws_it(world: ApiWorld) -> None:
     try:
         run = CliRunner()
         plain = run.invoke(command_line(), ["lag", "--url", server.url])
-        assert plain.stdout.startswith("tenant 1/1: 1.00 s behind, complete up to 2026-")
+        assert plain.stdout.startswith("tenant 1/1: 1.00 s behind, watermark 2026-")
         drawn = run.invoke(command_line(), ["lag", "--why", "-t", "1", "--url", server.url])
         assert "upstream flush" in drawn.stdout
         assert "█" * 32 in drawn.stdout

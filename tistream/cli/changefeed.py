@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
+from tistream.cli.output import show_data
+from tistream.cli.service import connect, tenant_path
 
 commands = typer.Typer(help="Registered consumers: the log above their checkpoints is kept.", no_args_is_help=True)
 
@@ -25,22 +26,22 @@ def create(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Register a consumer. Nothing above its checkpoint is given up until it is removed or finished."""
+    """Register a consumer. The log above its checkpoint is kept until it is removed or finished."""
     body = {"changefeed_id": changefeed_id, "start_ts": start_ts, "target_ts": str(target_ts), "tables": tables}
-    _print(_send(url, "POST", _path(cluster, tenant), body))
+    show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds"), body))
 
 
 @commands.command("list")
 def list_all(cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
     """All consumers of a tenant with state and checkpoint."""
-    for row in _send(url, "GET", _path(cluster, tenant))["items"]:
+    for row in _send(url, "GET", tenant_path(cluster, tenant, "changefeeds"))["items"]:
         print(f"{row['changefeed_id']:<24} {row['state']:<9} {row['checkpoint_ts']}  {row['checkpoint_time']}")
 
 
 @commands.command()
 def show(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
     """One consumer."""
-    _print(_send(url, "GET", _path(cluster, tenant, changefeed_id)))
+    show_data(_send(url, "GET", tenant_path(cluster, tenant, "changefeeds", changefeed_id)))
 
 
 @commands.command()
@@ -52,41 +53,29 @@ def checkpoint(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Move a consumer's checkpoint. It never falls."""
-    _print(_send(url, "PATCH", _path(cluster, tenant, changefeed_id), {"checkpoint_ts": str(ts)}))
+    """Move a consumer's checkpoint. It never decreases."""
+    path = tenant_path(cluster, tenant, "changefeeds", changefeed_id)
+    show_data(_send(url, "PATCH", path, {"checkpoint_ts": str(ts)}))
 
 
 @commands.command()
 def pause(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """Say that a consumer stands still. Its log is kept all the same."""
-    _print(_send(url, "POST", _path(cluster, tenant, changefeed_id) + ":pause"))
+    """Mark a consumer as paused. Its log is still kept."""
+    show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":pause"))
 
 
 @commands.command()
 def resume(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """Say that a consumer goes on."""
-    _print(_send(url, "POST", _path(cluster, tenant, changefeed_id) + ":resume"))
+    """Mark a paused consumer as running."""
+    show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":resume"))
 
 
 @commands.command()
 def remove(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """Forget a consumer: it holds nothing any more."""
-    _send(url, "DELETE", _path(cluster, tenant, changefeed_id))
-
-
-def _path(cluster: int, tenant: int, changefeed_id: str | None = None) -> str:
-    from urllib.parse import quote
-
-    base = f"/v1/clusters/{cluster}/tenants/{tenant}/changefeeds"
-    return base if changefeed_id is None else f"{base}/{quote(changefeed_id, safe='')}"
+    """Remove a consumer. Its log is no longer kept for it."""
+    _send(url, "DELETE", tenant_path(cluster, tenant, "changefeeds", changefeed_id))
 
 
 def _send(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    from tistream.client import connect
-
     with connect(url) as client:
         return client.send(method, path, body)
-
-
-def _print(answer: Any) -> None:
-    print(json.dumps(answer, indent=2))

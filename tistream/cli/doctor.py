@@ -15,7 +15,7 @@ import typer
 
 from tistream.cli import cluster_options as of_cluster
 from tistream.cli.options import DEFAULT_URL, ApiKey, Bucket, Catalog, Config, Url
-from tistream.cli.output import NoColor, Output, OutputOption, console, show_data
+from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_rows
 from tistream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,12 +79,13 @@ def _is_named(context: typer.Context) -> bool:
 
 def show_findings(title: str, findings: Sequence[Finding], output: Output, no_color: bool = False) -> None:
     """Print the findings. Ends the command with status 1 when a check failed."""
-    from tistream.diagnostics.rendering import as_data, as_table, failed
+    from tistream.diagnostics.rendering import COLUMNS, as_data, failed
 
-    if output is Output.TABLE:
-        console(no_color).print(as_table(title, findings))
+    data = as_data(findings)
+    if output in (Output.TABLE, Output.NDJSON):
+        show_rows(data, output, COLUMNS, no_color=no_color, title=title)
     else:
-        show_data(as_data(findings) if output is Output.NDJSON else {"checks": as_data(findings)}, output)
+        show_data({"checks": data}, output)
     if names := failed(findings):
         print(f"failed: {', '.join(names)}", file=sys.stderr)
         raise typer.Exit(1)

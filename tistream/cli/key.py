@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,14 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Key, Url
+from tistream.cli.output import show_data
+from tistream.cli.service import connect
 from tistream.errors import InvalidInput
 
-commands = typer.Typer(help="Make, list, rotate and revoke API keys.", no_args_is_help=True)
+commands = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 
 Role = Annotated[str, typer.Option("--role", "-r", help="viewer, consumer, pusher, tenant-admin, operator or owner.")]
 OfCluster = Annotated[int | None, typer.Option("--cluster", "-c", help="Bind it to a tenant of this cluster.")]
 OfTenant = Annotated[int | None, typer.Option("--tenant", "-t", help="Bind it to this tenant.")]
-KeyId = Annotated[str, typer.Argument(help="The id: what stands between the underscores of the key.")]
+KeyId = Annotated[str, typer.Argument(help="The id: the part of the key between its underscores.")]
 
 
 @commands.command()
@@ -26,9 +27,9 @@ def create(
     role: Role,
     cluster: OfCluster = None,
     tenant: OfTenant = None,
-    hours: Annotated[float, typer.Option(help="It ends by itself after so many hours; 0 = never.", min=0)] = 0,
+    hours: Annotated[float, typer.Option(help="It expires after so many hours; 0 = never.", min=0)] = 0,
     catalog: Annotated[
-        str | None, typer.Option("--catalog", help="Ask no service: write to this catalog, for who has lost all keys.")
+        str | None, typer.Option("--catalog", help="Without a service: write to this catalog, when all keys are lost.")
     ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", "-d", help="The same, for the folder of tistream up.", exists=True)
@@ -36,15 +37,12 @@ def create(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Make a key. It is printed once, alone on standard output."""
-    if catalog is not None or data is not None:
-        text = _without_service(
-            catalog or f"sqlite:///{data.resolve() if data else ''}/catalog.db", name, role, cluster, tenant, hours
-        )
-        print(text)
+    """Create a key. It is printed once, alone on standard output."""
+    if data is not None and catalog is None:
+        catalog = f"sqlite:///{data.resolve()}/catalog.db"
+    if catalog is not None:
+        print(_without_service(catalog, name, role, cluster, tenant, hours))
         return
-    from tistream.client import connect
-
     body = {"name": name, "role": role, "cluster_id": cluster, "tenant_id": tenant, "expires_in_hours": hours}
     with connect(url) as client:
         _show_new(client.post("/v1/keys", body))
@@ -59,15 +57,13 @@ def list_all(
     key: Key = None,
 ) -> None:
     """Keys without their secrets: all that your key may see, or those of a tenant."""
-    from tistream.client import connect
-
     if output not in ("table", "json"):
         raise InvalidInput("--output: table or json")
     asked = {"cluster_id": cluster, "tenant_id": tenant}
     with connect(url) as client:
         items = client.get("/v1/keys", **{k: str(v) for k, v in asked.items() if v is not None})["items"]
     if output == "json":
-        print(json.dumps(items, indent=2))
+        show_data(items)
         return
     for row in items:
         of = "all tenants" if row["tenant_id"] is None else f"tenant {row['cluster_id']}/{row['tenant_id']}"
@@ -78,26 +74,22 @@ def list_all(
 
 @commands.command()
 def revoke(key_id: KeyId, url: Url = DEFAULT_URL, key: Key = None) -> None:
-    """End a key now. Safe to repeat."""
-    from tistream.client import connect
-
+    """Revoke a key now. Safe to repeat."""
     with connect(url) as client:
-        row = client.delete(f"/v1/keys/{_plain(key_id)}")
+        row = client.delete(f"/v1/keys/{_id_of(key_id)}")
     print(f"{row['key_id']} ({row['name']}) is revoked", file=sys.stderr)
 
 
 @commands.command()
 def rotate(
     key_id: KeyId,
-    overlap_hours: Annotated[float, typer.Option(help="The old key counts for so long more.", min=0)] = 24,
+    overlap_hours: Annotated[float, typer.Option(help="The old key stays valid for so long.", min=0)] = 24,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Give a key a successor, printed once; the old one counts for a while more."""
-    from tistream.client import connect
-
+    """Create a successor of a key, printed once; the old key stays valid for a while."""
     with connect(url) as client:
-        _show_new(client.post(f"/v1/keys/{_plain(key_id)}:rotate", {"overlap_hours": overlap_hours}))
+        _show_new(client.post(f"/v1/keys/{_id_of(key_id)}:rotate", {"overlap_hours": overlap_hours}))
 
 
 def _show_new(made: dict[str, Any]) -> None:
@@ -106,12 +98,12 @@ def _show_new(made: dict[str, Any]) -> None:
     print(made["key"])
 
 
-def _plain(key_id: str) -> str:
-    """The id; also when somebody gives a whole key, which then stays out of addresses."""
-    word = key_id.split("_")[1] if key_id.startswith("tsk_") and key_id.count("_") == 2 else key_id
-    if not word.isalnum():
-        raise InvalidInput("A key's id is what stands between its underscores.")
-    return word
+def _id_of(text: str) -> str:
+    """The id; when a whole key is given, its secret stays out of addresses."""
+    key_id = text.split("_")[1] if text.startswith("tsk_") and text.count("_") == 2 else text
+    if not key_id.isalnum():
+        raise InvalidInput("A key's id is the part between its underscores.")
+    return key_id
 
 
 def _without_service(

@@ -1,4 +1,4 @@
-"""`tistream login`: remember a key for a service, or get a link that opens its console."""
+"""`tistream login`: remembers a key for a service, or prints a link that opens its console."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Key, Url
+from tistream.cli.service import connect
 from tistream.errors import InvalidInput
 
 
@@ -19,11 +20,10 @@ def login(
     ] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Forget the key of this address.")] = False,
 ) -> None:
-    """Remember the address of a service and a key for it. Without --key it is asked for, unseen.
+    """Remember the address of a service and a key for it. Without --key the key is read from a hidden prompt.
 
     Other commands then use both, unless they are given --url, --key, TISTREAM_URL or TISTREAM_KEY.
     """
-    from tistream.client import connect
     from tistream.runtime import credentials
 
     if console and forget:
@@ -39,9 +39,9 @@ def login(
     text = key or _ask(url)
     with connect(url, key=text, retry_s=0) as client:
         who = client.get("/v1/whoami")
-    where = credentials.keep(url, text)
+    file = credentials.keep(url, text)
     of = f" of tenant {who['cluster_id']}/{who['tenant_id']}" if who["tenant_id"] is not None else ""
-    print(f"logged in to {url} as {who['role']}{of} ({who['name']}); kept in {where}", file=sys.stderr)
+    print(f"logged in to {url} as {who['role']}{of} ({who['name']}); kept in {file}", file=sys.stderr)
 
 
 def _ask(url: str) -> str:

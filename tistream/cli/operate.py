@@ -1,7 +1,6 @@
-"""`tistream workers|tasks|stops|holes|events|api`: see what runs, and steer it.
+"""`tistream workers|tasks|stops|gaps|events|api`: what runs, and the actions of operators.
 
-A verb says what it did; with --dry-run what it would do. Lists are read page by page until they end or --limit is
-reached.
+An action prints what it did; with --dry-run what it would do. Lists are read page by page up to their end or --limit.
 """
 
 from __future__ import annotations
@@ -12,24 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tistream.admin.core.units import bytes_text, duration_text
 from tistream.cli.options import DEFAULT_URL, Url
-from tistream.cli.output import NoColor, Output, OutputOption, lag, show_data, show_facts, show_rows, size
+from tistream.cli.output import NoColor, Output, OutputOption, console, show_data, show_facts, show_rows
+from tistream.cli.service import DryRun, act, connect, given
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tistream.client import Client
 
 workers = typer.Typer(help="Look at processes, drain them.", no_args_is_help=True)
-tasks = typer.Typer(help="Look at tasks, move them, let stopped ones try again.", no_args_is_help=True)
-stops = typer.Typer(help="Look at what errors have stopped, have it tried again.", no_args_is_help=True)
+tasks = typer.Typer(help="Look at tasks, move them, retry stopped ones.", no_args_is_help=True)
+stops = typer.Typer(help="Look at what errors have stopped, and retry it.", no_args_is_help=True)
 api = typer.Typer(help="Ask the HTTP API directly.", no_args_is_help=True)
 
 _PAGE = 1000
 _FOLLOW_S = 1.0
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
-OfTenant = Annotated[str | None, typer.Option("--tenant", "-t", help="Only of this tenant, as CLUSTER/TENANT.")]
+OfTenant = Annotated[str | None, typer.Option("--tenant", "-t", help="Only this tenant, as CLUSTER/TENANT.")]
 WorkerName = Annotated[str, typer.Argument(help="Name of the worker.")]
 TaskId = Annotated[int, typer.Argument(help="Id of the task.")]
 
@@ -42,18 +42,18 @@ def list_workers(
     no_color: NoColor = False,
 ) -> None:
     """Processes with state and load."""
-    with _connect(url) as client:
-        found = client.get("/v1/workers", **({"kind": kind} if kind else {}))
+    with connect(url, retry_s=0) as client:
+        found = client.get("/v1/workers", **given(kind=kind))
     columns = [
         ("worker", lambda w: w["worker_id"]),
         ("kind", lambda w: w["kind"]),
         ("state", lambda w: w["state"]),
         ("tasks", lambda w: w["tasks"]),
         ("stores", lambda w: w["stores"]),
-        ("bytes/s", lambda w: size(w["bytes_per_s"])),
-        ("held", lambda w: size(w["held_bytes"])),
-        ("heard of", lambda w: f"{lag(w['heartbeat_age_ms'])} ago"),
-        ("life", lambda w: w["incarnation"]),
+        ("bytes/s", lambda w: bytes_text(w["bytes_per_s"])),
+        ("held", lambda w: bytes_text(w["held_bytes"])),
+        ("last seen", lambda w: f"{duration_text(w['heartbeat_age_ms'])} ago"),
+        ("restarts", lambda w: w["incarnation"]),
         ("address", lambda w: w["address"]),
     ]
     show_rows(found, output, columns, no_color=no_color, empty="no worker has registered: start one, as tistream sort")
@@ -64,7 +64,7 @@ def show_worker(
     worker: WorkerName, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
     """One process with what it reports."""
-    with _connect(url) as client:
+    with connect(url, retry_s=0) as client:
         show_facts(client.get(f"/v1/workers/{_quoted(worker)}"), output, no_color=no_color)
 
 
@@ -72,18 +72,18 @@ def show_worker(
 def drain(
     worker: WorkerName,
     dry_run: DryRun = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Assign work to it again.")] = False,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Hand over what a sorter or dispatcher owns, and give it nothing more."""
-    _do(url, f"/v1/workers/{_quoted(worker)}:{'undrain' if undo else 'drain'}", dry_run, output)
+    """Hand over what a sorter or dispatcher owns, and assign nothing more to it."""
+    _act(url, f"/v1/workers/{_quoted(worker)}:{'undrain' if undo else 'drain'}", dry_run, output)
 
 
 @tasks.command("list")
 def list_tasks(
     tenant: OfTenant = None,
-    owner: Annotated[str | None, typer.Option(help="Only of this worker.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only those of this worker.")] = None,
     stopped: Annotated[bool, typer.Option("--stopped", help="Only those that have stopped.")] = False,
     limit: Limit = 1000,
     url: Url = DEFAULT_URL,
@@ -91,16 +91,16 @@ def list_tasks(
     no_color: NoColor = False,
 ) -> None:
     """Tasks with owners, lag and load."""
-    asked = {**_of_tenant(tenant), **({"owner": owner} if owner else {}), **({"stopped": "true"} if stopped else {})}
-    with _connect(url) as client:
+    asked = {**_of_tenant(tenant), **given(owner=owner, stopped="true" if stopped else None)}
+    with connect(url, retry_s=0) as client:
         found = list(_pages(client, "/v1/tasks", limit, asked))
     columns = [
         ("task", lambda t: t["task_id"]),
         ("tenant", lambda t: f"{t['cluster_id']}/{t['tenant_id']}"),
         ("range", lambda t: t["label"]),
         ("state", lambda t: t["state"]),
-        ("lag", lambda t: lag(t["lag_ms"])),
-        ("rows/s", lambda t: f"{t['load']['rows_per_s']:.0f}" if t["load"] else "-"),
+        ("lag", lambda t: duration_text(t["lag_ms"])),
+        ("rows/s", lambda t: f"{t['load']['rows_per_s']:.0f}" if t["load"] else None),
         ("owner", lambda t: t["owner"]),
         ("epoch", lambda t: t["epoch"]),
     ]
@@ -111,37 +111,39 @@ def list_tasks(
 def show_task(
     task: TaskId, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
-    """One task, and what of it does not go on."""
-    with _connect(url) as client:
+    """One task, and its watermark gaps."""
+    with connect(url, retry_s=0) as client:
         found = client.get(f"/v1/tasks/{task}")
     show_facts(found, output, no_color=no_color)
     if output is Output.TABLE:
-        for watermark_gap in found["watermark_gaps"]:
-            print(f"\n{watermark_gap['sentence']}\n  {watermark_gap['next_step']}")
+        for gap in found["watermark_gaps"]:
+            print(f"\n{gap['sentence']}\n  {gap['next_step']}")
 
 
 @tasks.command()
 def move(
     task: TaskId,
-    to: Annotated[str | None, typer.Option(help="A sorter; without it the one with the least load.")] = None,
+    to: Annotated[str | None, typer.Option(help="A sorter; by default the one with the least load.")] = None,
     dry_run: DryRun = False,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give a task to another sorter. Nothing is lost or repeated; its watermark stands for a moment."""
-    _do(url, f"/v1/tasks/{task}:move", dry_run, output, **({"to": to} if to else {}))
+    """Give a task to another sorter. Nothing is lost or repeated; its watermark pauses for a moment."""
+    _act(url, f"/v1/tasks/{task}:move", dry_run, output, to=to)
 
 
 @tasks.command()
 def split(
     task: TaskId,
-    key: Annotated[str | None, typer.Option(help="Where, in hexadecimal; without it where its sorter says.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Where, in hexadecimal; by default where its sorter suggests.")
+    ] = None,
     dry_run: DryRun = False,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Cut a task in two, while data flows."""
-    _do(url, f"/v1/tasks/{task}:split", dry_run, output, **({"key": key} if key else {}))
+    """Split a task in two, while data flows."""
+    _act(url, f"/v1/tasks/{task}:split", dry_run, output, key=key)
 
 
 @tasks.command()
@@ -152,14 +154,14 @@ def merge(
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Have two neighbours merged: one sorter gets both and puts one task in their place."""
-    _do(url, f"/v1/tasks/{task}:merge", dry_run, output, **{"with": str(other)})
+    """Merge two neighbours: one sorter gets both and replaces them by one task."""
+    _act(url, f"/v1/tasks/{task}:merge", dry_run, output, **{"with": str(other)})
 
 
 @tasks.command()
 def retry(task: TaskId, dry_run: DryRun = False, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
-    """Let a stopped task try again, when what it says has been put right."""
-    _do(url, f"/v1/tasks/{task}:retry", dry_run, output)
+    """Retry a stopped task, after its cause has been fixed."""
+    _act(url, f"/v1/tasks/{task}:retry", dry_run, output)
 
 
 @stops.command("list")
@@ -170,17 +172,17 @@ def list_stops(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Tenants, stores, jobs and tasks that an error has stopped, while everything else goes on."""
-    with _connect(url) as client:
+    """Tenants, stores, jobs and tasks that an error has stopped, while everything else continues."""
+    with connect(url, retry_s=0) as client:
         found = list(_pages(client, "/v1/stops", limit, _of_tenant(tenant)))
     columns = [
         ("stop", lambda s: s["stop_id"]),
         ("what", lambda s: f"{s['scope']} {s['item']}"),
         ("role", lambda s: s["role"]),
-        ("since", lambda s: (s["since"] or "-")[:19].replace("T", " ")),
-        ("tries", lambda s: "-" if s["tries"] is None else s["tries"]),
+        ("since", lambda s: (s["since"] or "–")[:19].replace("T", " ")),
+        ("tries", lambda s: s["tries"]),
         ("error", lambda s: f"{s['code'] or ''} {s['message']}".strip()),
-        ("object", lambda s: s["object"] or "-"),
+        ("object", lambda s: s["object"]),
     ]
     show_rows({"items": found}, output, columns, no_color=no_color, empty="nothing has stopped")
 
@@ -192,17 +194,15 @@ def resume_stop(
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Let what has stopped be tried now, when what it says has been put right."""
-    _do(url, f"/v1/stops/{_quoted(stop)}:resume", dry_run, output)
+    """Retry now what has stopped, after its cause has been fixed."""
+    _act(url, f"/v1/stops/{_quoted(stop)}:resume", dry_run, output)
 
 
 def watermark_gaps(
     tenant: OfTenant = None, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
     """Stalled ranges, each in one sentence with what to look at."""
-    from tistream.cli.output import console
-
-    with _connect(url) as client:
+    with connect(url, retry_s=0) as client:
         found = client.get("/v1/gaps", **_of_tenant(tenant))
     if output is not Output.TABLE:
         show_data(found, output)
@@ -210,35 +210,33 @@ def watermark_gaps(
     out = console(no_color)
     if not found["items"]:
         out.print("no stalled ranges", style="green")
-    for watermark_gap in found["items"]:
-        out.print(
-            f"{watermark_gap['cause']}: {watermark_gap['sentence']}", style="yellow", markup=False, soft_wrap=True
-        )
-        out.print(f"  {watermark_gap['next_step']}", markup=False, soft_wrap=True)
+    for gap in found["items"]:
+        out.print(f"{gap['cause']}: {gap['sentence']}", style="yellow", markup=False, soft_wrap=True)
+        out.print(f"  {gap['next_step']}", markup=False, soft_wrap=True)
 
 
 def events(
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens next; Ctrl-C ends it.")
-    ] = False,
-    kind: Annotated[str | None, typer.Option(help="A kind as task.moved, or all of task, worker, tenant ...")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new events; Ctrl-C ends it.")] = False,
+    kind: Annotated[
+        str | None, typer.Option(help="A kind such as task.moved, or all of task, worker, tenant ...")
+    ] = None,
     tenant: OfTenant = None,
     limit: Limit = 50,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """What happened to tasks, stores, workers and tenants; the newest last."""
-    asked = {**_of_tenant(tenant), **({"kind": kind} if kind else {})}
-    with _connect(url, retry_s=30 if follow else 0) as client:
+    asked = {**_of_tenant(tenant), **given(kind=kind)}
+    with connect(url, retry_s=30 if follow else 0) as client:
         newest = client.get("/v1/events", limit="1")["newest"]
-        told = list(_pages(client, "/v1/events", limit, asked))[::-1]
-        _tell(told, output, follow)
-        newest = max([newest, *(event["event_id"] for event in told)], key=int)
+        found = list(_pages(client, "/v1/events", limit, asked))[::-1]
+        _show_events(found, output, follow)
+        newest = max([newest, *(event["event_id"] for event in found)], key=int)
         try:
             while follow:
                 page = client.get("/v1/events", after=newest, limit=str(_PAGE), **asked)
                 newest = page["newest"]
-                _tell(page["items"], output, follow)
+                _show_events(page["items"], output, follow)
                 if len(page["items"]) < _PAGE:
                     time.sleep(_FOLLOW_S)
         except KeyboardInterrupt:
@@ -253,37 +251,33 @@ def api_get(
 ) -> None:
     """GET a JSON resource of the API."""
     if not path.startswith("/"):
-        raise InvalidInput(f"'{path}' is not a path: it begins with /, as /v1/tenants.")
-    with _connect(url) as client:
+        raise InvalidInput(f"'{path}' is not a path: it begins with /, such as /v1/tenants.")
+    with connect(url, retry_s=0) as client:
         show_data(client.get(path), output)
 
 
-def _tell(told: list[dict[str, Any]], output: Output, follow: bool) -> None:
+def _show_events(events: list[dict[str, Any]], output: Output, follow: bool) -> None:
     """Show events; a follower has one document or line for each."""
     if output is Output.TABLE:
-        for event in told:
+        for event in events:
             by = f"  by {event['actor']}" if event["actor"] else ""
             print(f"{event['at'][:19].replace('T', ' ')}  {event['words']}{by}", flush=True)
     elif follow or output is Output.NDJSON:
-        for event in told:
+        for event in events:
             show_data(event, Output.NDJSON)
     else:
-        show_data(told, output)
+        show_data(events, output)
 
 
-def _do(url: str, path: str, dry_run: bool, output: Output, **asked: str) -> None:
-    with _connect(url) as client:
-        found = client.post(path, None, **asked, **({"dry_run": "true"} if dry_run else {}))
-    if output is Output.TABLE:
-        print(f"{'would happen: ' if dry_run else ''}{found['words']}")
-    else:
-        show_data(found, output)
+def _act(url: str, path: str, dry_run: bool, output: Output, **parameters: str | None) -> None:
+    with connect(url, retry_s=0) as client:
+        act(client, path, dry_run, output, **parameters)
 
 
 def _pages(client: Client, path: str, limit: int, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
     cursor = None
     while limit > 0:
-        page = client.get(path, limit=str(min(limit, _PAGE)), **asked, **({"cursor": cursor} if cursor else {}))
+        page = client.get(path, limit=str(min(limit, _PAGE)), **asked, **given(cursor=cursor))
         yield from page["items"]
         limit -= len(page["items"])
         cursor = page["next_cursor"]
@@ -296,14 +290,8 @@ def _of_tenant(text: str | None) -> dict[str, str]:
         return {}
     cluster, slash, tenant = text.partition("/")
     if not (slash and cluster.isdecimal() and tenant.isdecimal()):
-        raise InvalidInput(f"'{text}' is not a tenant: give CLUSTER/TENANT, as 1/1.")
+        raise InvalidInput(f"'{text}' is not a tenant: give CLUSTER/TENANT, such as 1/1.")
     return {"cluster_id": cluster, "tenant_id": tenant}
-
-
-def _connect(url: str, retry_s: float = 0) -> Client:
-    from tistream.client import connect
-
-    return connect(url, retry_s=retry_s)
 
 
 def _quoted(name: str) -> str:

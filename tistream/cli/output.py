@@ -1,7 +1,7 @@
-"""How answers are shown: one implementation of `-o table|json|yaml|ndjson` and `--no-color` for all commands.
+"""How answers are printed: `-o table|json|yaml|ndjson` and `--no-color` of all commands.
 
-Standard output is data: in JSON, YAML and NDJSON it is what the API answered. A table shows the columns that a person
-needs, with the values as people read them; it is cut at the terminal's width only on a terminal.
+JSON, YAML and NDJSON are what the API answered. A table has the columns that a person needs, with readable values; it
+is cut at the terminal's width only on a terminal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-Column = tuple[str, Callable[[Any], object]]  #: its heading, and its value in a row
+Column = tuple[str, Callable[[Any], object]]  #: heading, and its value in a row
 _WIDE = 1_000  #: columns of a table that is not on a terminal: nothing is cut
 
 
@@ -42,8 +42,8 @@ def console(no_color: bool = False) -> Console:
     return Console(no_color=no_color or None, width=width, highlight=False)
 
 
-def show_data(value: Any, output: Output) -> None:
-    """Print what is not for a table: one document, or a line for each item of a list."""
+def show_data(value: Any, output: Output = Output.JSON) -> None:
+    """Print one document, or a line for each item of a list."""
     match output:
         case Output.YAML:
             import yaml  # type: ignore[import-untyped]
@@ -51,9 +51,9 @@ def show_data(value: Any, output: Output) -> None:
             print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
         case Output.NDJSON:
             for item in items_of(value):
-                print(json.dumps(item))
+                print(json.dumps(item), flush=True)
         case _:
-            print(json.dumps(value, indent=2))
+            print(json.dumps(value, indent=2), flush=True)
 
 
 def items_of(value: Any) -> Iterable[Any]:
@@ -71,19 +71,20 @@ def show_rows(
         show_data(value, output)
         return
     rows = list(items_of(value))
-    out = console(no_color)
-    if not rows:
-        out.print(empty or "nothing", style="dim")
+    if not rows and empty:
+        console(no_color).print(empty, style="dim")
         return
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+    table.header_style = "bold"
     for heading, _ in columns:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(_text(get(row))) for _, get in columns))
-    out.print(table)
+        cells = [get(row) for _, get in columns]
+        table.add_row(*(cell if isinstance(cell, Text) else Text(_text(cell)) for cell in cells))
+    console(no_color).print(table)
 
 
 def show_facts(value: dict[str, Any], output: Output, *, no_color: bool = False) -> None:
@@ -95,29 +96,9 @@ def show_facts(value: dict[str, Any], output: Output, *, no_color: bool = False)
     show_rows(list(plain.items()), output, [("fact", lambda p: p[0]), ("value", lambda p: p[1])], no_color=no_color)
 
 
-def lag(ms: float | None) -> str:
-    """A duration in milliseconds for people."""
-    if ms is None:
-        return "-"
-    if ms < 60_000:
-        return f"{ms / 1000:.1f} s"
-    return f"{ms / 60_000:.1f} min" if ms < 3_600_000 else f"{ms / 3_600_000:.1f} h"
-
-
-def size(amount: float | None) -> str:
-    """A number of bytes for people."""
-    if amount is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
-
-
 def _text(value: object) -> str:
     if value is None:
-        return "-"
+        return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)

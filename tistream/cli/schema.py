@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
 from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_rows
+from tistream.cli.service import connect, given, tenant_path
 
 commands = typer.Typer(help="Look at a tenant's schema through time.", no_args_is_help=True)
 
 _WHEN = "A TSO, an RFC 3339 time, or a span such as -15m."
-At = Annotated[str | None, typer.Option("--at", help=f"As of then; now without it. {_WHEN}")]
+At = Annotated[str | None, typer.Option("--at", help=f"As of this time; now without it. {_WHEN}")]
 
 
 @commands.command()
@@ -26,22 +27,21 @@ def show(
     no_color: NoColor = False,
 ) -> None:
     """The tables of a tenant, or the columns of one, as of a time."""
-    from urllib.parse import quote
-
-    base, when = _base(cluster, tenant), ({"at_ts": at} if at else {})
+    when = given(at_ts=at)
     database, _, name = (table or "").partition(".")
-    with _connect(url) as client:
-        names = [database] if table else [d["database"] for d in client.get(f"{base}/databases", **when)["items"]]
+    with connect(url, retry_s=0) as client:
+        listed = [] if table else client.get(tenant_path(cluster, tenant, "databases"), **when)["items"]
         found = [
             {"database": page["database"], **item}
-            for page in (client.get(f"{base}/databases/{quote(db, safe='')}/tables", **when) for db in names)
+            for page in (
+                client.get(tenant_path(cluster, tenant, "databases", each, "tables"), **when)
+                for each in ([database] if table else [d["database"] for d in listed])
+            )
             for item in page["items"]
         ]
         if name:
-            definition = client.get(
-                f"{base}/databases/{quote(database, safe='')}/tables/{quote(name, safe='')}/definition",
-                as_of=at or "latest",
-            )
+            path = tenant_path(cluster, tenant, "databases", database, "tables", name, "definition")
+            definition = client.get(path, as_of=at or "latest")
             found = [t for t in found if t["table"].lower() == name.lower()]
     if name and output is Output.TABLE:
         print(f"{definition['create_table']};")
@@ -68,8 +68,8 @@ def history(
     no_color: NoColor = False,
 ) -> None:
     """The DDL of a tenant, the newest first."""
-    with _connect(url) as client:
-        found = client.get(f"{_base(cluster, tenant)}/ddl", limit=str(limit))
+    with connect(url, retry_s=0) as client:
+        found = client.get(tenant_path(cluster, tenant, "ddl"), limit=str(limit))
     columns = [
         ("time", lambda e: e["commit_time"][:19].replace("T", " ")),
         ("commit_ts", lambda e: e["commit_ts"]),
@@ -91,9 +91,8 @@ def diff(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """What changed between two times: databases, tables and columns."""
-    asked = {**({"from_ts": since} if since else {}), **({"to_ts": until} if until else {})}
-    with _connect(url) as client:
-        found = client.get(f"{_base(cluster, tenant)}/schema-diff", **asked)
+    with connect(url, retry_s=0) as client:
+        found = client.get(tenant_path(cluster, tenant, "schema-diff"), **given(from_ts=since, to_ts=until))
     if output is not Output.TABLE:
         show_data(found, output)
         return
@@ -108,13 +107,3 @@ def diff(
         for column in table["columns"] if table["change"] == "changed" else ():
             types = " -> ".join(text for text in (column["before"], column["after"]) if text)
             print(f"    {signs[column['change']]} {column['name']} {types}")
-
-
-def _base(cluster: int, tenant: int) -> str:
-    return f"/v1/clusters/{cluster}/tenants/{tenant}"
-
-
-def _connect(url: str) -> Any:
-    from tistream.client import connect
-
-    return connect(url, retry_s=0)

@@ -1,11 +1,13 @@
-"""`tistream status`: is the service well, and how far is every tenant."""
+"""`tistream status`: health of the service, what has stopped, and the lag of every tenant."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tistream.admin.core.units import duration_text
 from tistream.cli.options import DEFAULT_URL, Key, Url
-from tistream.cli.output import NoColor, Output, OutputOption, console, lag, show_data
+from tistream.cli.output import NoColor, Output, OutputOption, console, show_data, show_rows
+from tistream.cli.service import connect, tenant_path
 
 _STOPS_MAX = 20
 
@@ -14,14 +16,10 @@ def status(
     url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
     """Health, what has stopped, tenants with lag, tasks with owners."""
-    from tistream.client import connect
-
     with connect(url, retry_s=0) as client:
         health = client.get("/healthz")
-        tenants = [
-            client.get(f"/v1/clusters/{t['cluster_id']}/tenants/{t['tenant_id']}")
-            for t in client.get("/v1/tenants")["items"]
-        ]
+        listed = client.get("/v1/tenants")["items"]
+        tenants = [client.get(tenant_path(t["cluster_id"], t["tenant_id"])) for t in listed]
         stops = client.get("/v1/stops", limit=str(_STOPS_MAX))["items"]
     if output is Output.TABLE:
         _show(url, health, stops, tenants, no_color)
@@ -35,7 +33,6 @@ def _show(
     url: str, health: dict[str, Any], stops: list[dict[str, Any]], tenants: list[dict[str, Any]], no_color: bool
 ) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
     out = console(no_color)
     out.print(f"TiStream at {url}: [{'green' if health['status'] == 'ok' else 'red'}]{health['status']}[/]")
@@ -44,20 +41,16 @@ def _show(
     for stop in stops:
         what = escape(f"{stop['role']} of {stop['scope']} {stop['item']}: {stop['message']}")
         out.print(f"  [red]stopped[/] {what} (tistream stops resume {stop['stop_id']})", soft_wrap=True)
+    columns = [
+        ("task", lambda t: t["task_id"]),
+        ("kind", lambda t: t["kind"]),
+        ("range", lambda t: f"{t['start_key'][:24] or '-inf'} .. {t['end_key'][:24] or '+inf'}"),
+        ("durable_ts", lambda t: t["durable_time"]),
+        ("owner", lambda t: t["owner"]),
+        ("epoch", lambda t: t["epoch"]),
+        ("error", lambda t: t["error"] or ""),
+    ]
     for tenant in tenants:
-        title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, lag {lag(tenant['lag_ms'])}"
-        table = Table(title=title, title_justify="left")
-        for column in ("task", "kind", "range", "durable_ts", "owner", "epoch", "error"):
-            table.add_column(column)
-        for task in tenant["tasks"]:
-            span = f"{task['start_key'][:24] or '-inf'} .. {task['end_key'][:24] or '+inf'}"
-            table.add_row(
-                str(task["task_id"]),
-                task["kind"],
-                span,
-                task["durable_time"],
-                task["owner"] or "-",
-                str(task["epoch"]),
-                escape(task["error"] or ""),
-            )
-        out.print(table)
+        lag = duration_text(tenant["lag_ms"])
+        title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, lag {lag}"
+        show_rows(tenant["tasks"], Output.TABLE, columns, no_color=no_color, title=title)

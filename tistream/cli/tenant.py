@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tistream.admin.core.units import duration_text
 from tistream.admin.onboarding import checklist
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
-from tistream.cli.output import NoColor, Output, OutputOption, lag, show_data, show_rows
+from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_rows
+from tistream.cli.service import DryRun, act, connect, given, show_outcome, tenant_path
 from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tistream.client import Client
 
 commands = typer.Typer(help="Register, look at, pause, resume and delete tenants.", no_args_is_help=True)
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 _SHOWN_ONCE = "(shown once)"
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")]
+Reason = Annotated[str, typer.Option(help="Shown with the tenant.")]
 
 
 class NotActive(TiStreamError):
@@ -29,7 +32,7 @@ class NotActive(TiStreamError):
 
     kind = ErrorKind.RETRY
     code = "TS-1084"
-    hint = "Start its pushers: tistream push. GET /healthz tells what is wrong, if anything is."
+    hint = "Start its pushers: tistream push. GET /healthz shows what is wrong, if anything is."
 
 
 @commands.command()
@@ -41,20 +44,18 @@ def register(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Register a tenant. It then awaits its first schema snapshot.
+    """Register a tenant. It then waits for its first schema snapshot.
 
-    The answer holds where its pushers write, their environment, a command that looks whether pushing would work and,
-    where keys are asked for, a key of theirs: once.
+    The answer holds where its pushers write, their environment, a command that checks whether pushing would work and,
+    where keys are required, a key for them: once.
     """
-    from tistream.client import connect
-
     with connect(url) as client:
         made = client.register_tenant(cluster, tenant)
-        print(json.dumps(made, indent=2), flush=True)
+        show_data(made)
         if str(made["push"].get("key") or "").endswith(_SHOWN_ONCE):
             print("an earlier answer, which was lost, showed the key: tistream tenant rotate-key", file=sys.stderr)
         if check := made["push"].get("check"):  # a service of an earlier version names none
-            print(f"to look whether pushing would work, where the pushers run: {check}", file=sys.stderr)
+            print(f"to check where the pushers run whether pushing would work: {check}", file=sys.stderr)
         if wait:
             _wait(client, cluster, tenant, time.monotonic() + timeout, made["push"])
 
@@ -64,14 +65,12 @@ def list_all(
     url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
     """All tenants with state and lag."""
-    from tistream.client import connect
-
     with connect(url) as client:
         found = client.get("/v1/tenants")
     columns = [
         ("tenant", lambda t: f"{t['cluster_id']}/{t['tenant_id']}"),
         ("state", lambda t: t["state"]),
-        ("lag", lambda t: lag(t["lag_ms"])),
+        ("lag", lambda t: duration_text(t["lag_ms"])),
         ("resolved", lambda t: t["resolved_time"]),
         ("resolved_ts", lambda t: t["resolved_ts"]),
     ]
@@ -83,24 +82,24 @@ def show(
     cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.JSON
 ) -> None:
     """One tenant with its tasks and stores."""
-    from tistream.client import connect
-
     with connect(url) as client:
-        show_data(_asked(client, cluster, tenant, lambda base: client.get(base)), output)
+        show_data(_known(client, lambda: client.get(tenant_path(cluster, tenant))), output)
 
 
 @commands.command()
 def pause(
     cluster: Cluster,
     tenant: Tenant,
-    reason: Annotated[str, typer.Option(help="Told to whoever looks at the tenant.")] = "",
+    reason: Reason = "",
     dry_run: DryRun = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Set a tenant aside: its log stays readable, its watermark stands, its pushers' files wait."""
-    _do(url, cluster, tenant, "pause", dry_run, output, **({"reason": reason} if reason else {}))
+    """Pause a tenant: its log stays readable, its watermark stops, its pushers' files wait."""
+    with connect(url, retry_s=0) as client:
+        path = f"{tenant_path(cluster, tenant)}:pause"
+        _known(client, lambda: act(client, path, dry_run, output, reason=reason))
 
 
 @commands.command()
@@ -112,43 +111,42 @@ def resume(
     key: Key = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Let a paused tenant go on where it was."""
-    _do(url, cluster, tenant, "resume", dry_run, output)
+    """Resume a paused tenant where it was."""
+    with connect(url, retry_s=0) as client:
+        _known(client, lambda: act(client, f"{tenant_path(cluster, tenant)}:resume", dry_run, output))
 
 
 @commands.command()
 def delete(
     cluster: Cluster,
     tenant: Tenant,
-    reason: Annotated[str, typer.Option(help="Told to whoever looks at the tenant.")] = "",
+    reason: Reason = "",
     dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give a tenant up, for good: its pushers are refused, its log is removed, its id is not used again.
+    """Delete a tenant for good: its pushers are refused, its log is removed, its id is not used again.
 
-    It says first what goes, and asks for the tenant's name as CLUSTER/TENANT."""
+    The command first says what will be removed, and asks for the tenant's name as CLUSTER/TENANT."""
     from urllib.parse import urlencode
-
-    from tistream.client import connect
 
     with connect(url, retry_s=0) as client:
 
         def ask(**asked: str) -> Any:
-            words = f"?{urlencode(asked)}" if asked else ""
-            return _asked(client, cluster, tenant, lambda base: client.send("DELETE", base + words))
+            query = f"?{urlencode(asked)}" if asked else ""
+            return _known(client, lambda: client.send("DELETE", tenant_path(cluster, tenant) + query))
 
         found = ask(dry_run="true")
         if not dry_run:
             if not yes:
                 print(found["words"], file=sys.stderr)
-                typed = typer.prompt(f"Type {cluster}/{tenant} to go on", err=True)
+                typed = typer.prompt(f"Type {cluster}/{tenant} to delete it", err=True)
                 if typed.strip() != f"{cluster}/{tenant}":
                     raise InvalidInput(f"'{typed}' is not {cluster}/{tenant}: nothing was deleted.")
-            found = ask(**({"reason": reason} if reason else {}))
-    _tell(found, output)
+            found = ask(**given(reason=reason))
+    show_outcome(found, output)
 
 
 @commands.command()
@@ -156,44 +154,38 @@ def retention(
     cluster: Cluster,
     tenant: Tenant,
     hours: Annotated[float | None, typer.Argument(help="Hours of the log that are kept; 0 = all of it.")] = None,
-    default: Annotated[
-        bool, typer.Option("--default", help="Go back to what the service keeps of any tenant.")
-    ] = False,
+    default: Annotated[bool, typer.Option("--default", help="Return to the service's default.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
     """How much of a tenant's log is kept, and where it begins; with HOURS or --default, change that."""
-    from tistream.client import connect
-
     with connect(url) as client:
-        path = f"/v1/clusters/{cluster}/tenants/{tenant}"
         if default or hours is not None:
-            client.send("PATCH", path, {"retention_hours": None if default else hours})
-        print(json.dumps(client.get(f"{path}/retention"), indent=2))
+            body = {"retention_hours": None if default else hours}
+            client.send("PATCH", tenant_path(cluster, tenant), body)
+        show_data(client.get(tenant_path(cluster, tenant, "retention")))
 
 
 @commands.command("rotate-key")
 def rotate_key(
     cluster: Cluster,
     tenant: Tenant,
-    overlap_hours: Annotated[float, typer.Option(help="The old key counts for so long more.", min=0)] = 24,
+    overlap_hours: Annotated[float, typer.Option(help="The old key stays valid for so long.", min=0)] = 24,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Give the key of a tenant's pushers a successor, or a first one. It is printed once, alone on standard output."""
-    from tistream.client import connect
-
+    """Create a successor of the key of a tenant's pushers, or their first key. It is printed once, alone on standard
+    output."""
     with connect(url) as client:
-        asked = {"cluster_id": str(cluster), "tenant_id": str(tenant)}
-        rows = [r for r in client.get("/v1/keys", **asked)["items"] if r["role"] == "pusher"]
-        living = [r for r in rows if r["state"] == "living" and r["replaced_by"] is None]
-        if living:
-            made = client.post(f"/v1/keys/{living[-1]['key_id']}:rotate", {"overlap_hours": overlap_hours})
+        rows = client.get("/v1/keys", cluster_id=str(cluster), tenant_id=str(tenant))["items"]
+        valid = [r for r in rows if r["role"] == "pusher" and r["state"] == "living" and r["replaced_by"] is None]
+        if valid:
+            made = client.post(f"/v1/keys/{valid[-1]['key_id']}:rotate", {"overlap_hours": overlap_hours})
         else:
-            client.get(f"/v1/clusters/{cluster}/tenants/{tenant}")
+            client.get(tenant_path(cluster, tenant))
             new = {"name": f"pushers of {cluster}/{tenant}", "role": "pusher"}
             made = client.post("/v1/keys", {**new, "cluster_id": cluster, "tenant_id": tenant})
-    old = f"; {living[-1]['key_id']} counts for {overlap_hours:g} hours more" if living else ""
+    old = f"; {valid[-1]['key_id']} stays valid for {overlap_hours:g} hours" if valid else ""
     print(f"pusher key {made['key_id']} of tenant {cluster}/{tenant}, shown this once{old}:", file=sys.stderr)
     print(made["key"])
 
@@ -201,14 +193,14 @@ def rotate_key(
 def _wait(client: Client, cluster: int, tenant: int, deadline: float, push: dict[str, Any]) -> None:
     """Show each step when it is done, until the tenant is active."""
     done: set[str] = set()
-    valid_s = _prove(client, push, deadline)
+    valid_s = _prove_credentials(client, push, deadline)
     while True:
-        found = client.get(f"/v1/clusters/{cluster}/tenants/{tenant}")
+        found = client.get(tenant_path(cluster, tenant))
         steps = checklist(found, has_key=bool(push.get("key")), valid_s=valid_s)
-        for step, is_done, told in steps:
+        for step, is_done, details in steps:
             if is_done and step not in done:
                 done.add(step)
-                print(f"  ✓ {step}{told}", file=sys.stderr, flush=True)
+                print(f"  ✓ {step}{details}", file=sys.stderr, flush=True)
         if found["state"] == "ACTIVE":
             return
         if found["state"] != "AWAITING_SNAPSHOT":
@@ -220,14 +212,13 @@ def _wait(client: Client, cluster: int, tenant: int, deadline: float, push: dict
             print(f"      tistream push --pd HOST:2379 -c {cluster} -t {tenant} --url {client.url}", file=sys.stderr)
         if time.monotonic() > deadline:
             raise NotActive(f"tenant {cluster}/{tenant} still waits: {waits}")
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
 
 
-def _prove(client: Client, push: dict[str, Any], deadline: float) -> int | None:
-    """Have session credentials issued, and forget them; how many seconds they count. None: the service issues none."""
-    from tistream.client import connect
-
-    access, told = push.get("credentials") or {}, ""
+def _prove_credentials(client: Client, push: dict[str, Any], deadline: float) -> int | None:
+    """Have session credentials issued, and discard them; for how many seconds they are valid. None: the service issues
+    none."""
+    access, shown = push.get("credentials") or {}, ""
     if access.get("by") != "service":
         if access:
             print(f"  - {access['words']}", file=sys.stderr, flush=True)
@@ -239,31 +230,16 @@ def _prove(client: Client, push: dict[str, Any], deadline: float) -> int | None:
         except TiStreamError as e:
             if e.kind is not ErrorKind.RETRY or time.monotonic() > deadline:
                 raise
-            if str(e) != told:
-                told = str(e)
-                print(f"  … {told}", file=sys.stderr, flush=True)
-        time.sleep(_LOOK_EVERY_S)
+            if str(e) != shown:
+                shown = str(e)
+                print(f"  … {shown}", file=sys.stderr, flush=True)
+        time.sleep(_POLL_S)
 
 
-def _do(url: str, cluster: int, tenant: int, verb: str, dry_run: bool, output: Output, **asked: str) -> None:
-    from tistream.client import connect
-
-    asked |= {"dry_run": "true"} if dry_run else {}
-    with connect(url, retry_s=0) as client:
-        _tell(_asked(client, cluster, tenant, lambda base: client.post(f"{base}:{verb}", None, **asked)), output)
-
-
-def _tell(found: Any, output: Output) -> None:
-    if output is Output.TABLE:
-        print(f"{'would happen: ' if found['dry_run'] else ''}{found['words']}")
-    else:
-        show_data(found, output)
-
-
-def _asked(client: Client, cluster: int, tenant: int, ask: Any) -> Any:
-    """What `ask` answers about the tenant; when there is no such tenant, the ones that there are."""
+def _known(client: Client, request: Callable[[], Any]) -> Any:
+    """What the request about a tenant returns; when there is no such tenant, the hint lists those that exist."""
     try:
-        return ask(f"/v1/clusters/{cluster}/tenants/{tenant}")
+        return request()
     except NotFound as error:
         names = [f"{t['cluster_id']}/{t['tenant_id']}" for t in client.get("/v1/tenants")["items"]]
         more = f", ... ({len(names)} in all)" if len(names) > 5 else ""

@@ -1,35 +1,27 @@
-"""Findings as a table for people and as data for programs."""
+"""Findings as data for programs, and as the columns of a table for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.text import Text
 
 from tistream.diagnostics.findings import Finding, Verdict
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 _COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+#: headings, and their values in what `as_data` returns
+COLUMNS: list[tuple[str, Callable[[Any], object]]] = [
+    ("check", lambda f: f["name"]),
+    ("", lambda f: Text(f["verdict"], style=_COLOURS[f["verdict"]])),
+    ("what was found", lambda f: f["words"]),
+]
 
 
 def as_data(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """One dictionary for each finding: name, verdict, words, facts."""
     return [asdict(finding) for finding in findings]
-
-
-def as_table(title: str, findings: Sequence[Finding]) -> Table:
-    """One row for each finding."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=escape(title), title_justify="left")
-    for column in ("check", "", "what was found"):
-        table.add_column(column, overflow="fold")
-    for each in findings:
-        table.add_row(each.name, f"[{_COLOURS[each.verdict]}]{each.verdict}[/]", escape(each.words))
-    return table
 
 
 def failed(findings: Sequence[Finding]) -> list[str]:

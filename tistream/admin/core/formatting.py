@@ -75,26 +75,6 @@ def key_text(key: bytes, name_of: NameOf) -> str:
     return f"{table}, {_within(key)}"
 
 
-def lag_text(ms: float | None) -> str:
-    """A duration as people say it."""
-    if ms is None:
-        return "–"
-    if ms < 60_000:
-        return f"{ms / 1000:.1f} s"
-    if ms < 3_600_000:
-        return f"{ms / 60_000:.1f} min"
-    return f"{ms / 3_600_000:.1f} h" if ms < 48 * 3_600_000 else f"{ms / 86_400_000:.0f} days"
-
-
-def bytes_text(amount: float) -> str:
-    """A number of bytes as people say it."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
-
-
 def _inside_one(range: KeyRange, table_id: int) -> bool:
     """Whether the range lies inside of one table, its beginning and end included."""
     if not range.end:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tistream import ts as tso
-from tistream.admin.core.formatting import NameOf, key_span, key_text, lag_text, range_label
+from tistream.admin.core.formatting import NameOf, key_span, key_text, range_label
+from tistream.admin.core.units import duration_text
 from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport
 from tistream.catalog.work.tasks import TaskRow
 from tistream.catalog.work.workers import WorkerRow
@@ -118,7 +119,7 @@ def watermark_gaps_of(task: TaskRow, known: Known, name_of: NameOf) -> list[Wate
         ]
     worker = known.workers.get(task.owner)
     if not Known.is_alive(worker):
-        heard = f"for {lag_text(worker.heartbeat_age_ms)}" if worker else "at all"
+        heard = f"for {duration_text(worker.heartbeat_age_ms)}" if worker else "at all"
         words = f"task {task.task_id} over {label} belongs to {task.owner}, which has not been heard of {heard}"
         then = "another sorter takes it over within seconds if one is up and a meta server is elected"
         return [_watermark_gap(task, Cause.SILENT, words, then)]
@@ -136,7 +137,7 @@ def watermark_gaps_of(task: TaskRow, known: Known, name_of: NameOf) -> list[Wate
         ]
     if report.standing_s < STANDING_S:
         return []
-    for_so_long = lag_text(report.standing_s * 1000)
+    for_so_long = duration_text(report.standing_s * 1000)
     words = f"task {task.task_id} over {label} has stood for {for_so_long}, and its sorter did not say why"
     return [
         _watermark_gap(task, Cause.STANDING, words, f"look at the log of {task.owner}", standing_s=report.standing_s)
@@ -158,7 +159,7 @@ def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, 
     )
     words = [f"{what} {waits}" + (f" from store {stuck.store_id}" if stuck.store_id else "")]
     if age_s is not None:
-        words.append(f"last file {lag_text(age_s * 1000)} ago")
+        words.append(f"last file {duration_text(age_s * 1000)} ago")
     elif stuck.file:
         words.append(f"last file {stuck.file}")
     guess, then = _guess(stuck, age_s, dispatcher, known)
@@ -184,7 +185,7 @@ def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, 
 def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, name_of: NameOf) -> WatermarkGap:
     """The oldest transaction whose outcome the watermark waits for: no resolved timestamp passes its locks."""
     key = stuck.start_key
-    age = lag_text(known.unix_ms - tso.physical_ms(stuck.start_ts))
+    age = duration_text(known.unix_ms - tso.physical_ms(stuck.start_ts))
     words = [
         f"{range_label(task.range, task.kind, name_of)} waits for transaction {stuck.start_ts}, which began {age} ago "
         f"and has a lock on {key_text(key, name_of)} (key {key.hex()})",

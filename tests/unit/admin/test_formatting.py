@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tistream.admin.core.formatting import bytes_text, key_span, key_text, lag_text, range_label
+from tistream.admin.core.formatting import key_span, key_text, range_label
+from tistream.admin.core.units import bytes_text, duration_text
 from tistream.codec.table_key import DDL_JOB_RANGE, META_RANGE, index_key, record_key, table_prefix
 from tistream.keyrange import KeyRange
 
@@ -74,7 +75,7 @@ def test_a_span_over_everything() -> None:
 
 
 def test_amounts() -> None:
-    assert [lag_text(ms) for ms in (None, 0, 59_949, 90_000, 3_600_000 * 3, 86_400_000 * 3)] == [
+    assert [duration_text(ms) for ms in (None, 0, 59_949, 90_000, 3_600_000 * 3, 86_400_000 * 3)] == [
         "–", "0.0 s", "59.9 s", "1.5 min", "3.0 h", "3 days",
     ]  # fmt: skip
     assert [bytes_text(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30, 2 << 40)] == [
