@@ -54,7 +54,7 @@ def pushed(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Iterator[Up]:
         with push(up.url, log, folder, "--start-ts", str(START_TS)) as pusher:
             assert pusher.wait(240) == 0, pusher.output()
         said = pusher.output()
-        assert f"complete up to {CHECKPOINT}" in said
+        assert f"watermark {CHECKPOINT}" in said
         assert "v1/global_checkpoint/1.ts holds the log at" in said
         yield up
 

@@ -1,4 +1,4 @@
-"""`tistream push`: a source's changes into a tenant's buffer."""
+"""`tistream push`: pushes the changes of a source into a tenant's buffer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,12 +36,10 @@ UntilCaughtUp = Annotated[
     bool, typer.Option(help="Of a log backup: end when everything up to its global checkpoint is pushed.")
 ]
 Check = Annotated[
-    bool, typer.Option("--check", help="Push nothing: look whether everything is there that this push would need.")
+    bool, typer.Option("--check", help="Push nothing: check that everything is there that this push needs.")
 ]
-PushFolder = Callable[..., "PushResult"]  #: (folder, url, tenant, speed, progress): what was pushed
-
-_LOOK_EVERY_S = 0.1
-_STANDS_STILL_S = 10.0
+_POLL_S = 0.1
+_STALLED_S = 10.0
 
 
 def push(
@@ -85,12 +82,16 @@ def push(
     check: Check = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Push a change stream: a living cluster's, a recorded one, or that of TiKV's log backup. Give one of --pd,
+    """Push a change stream: a live cluster's, a recorded one, or that of TiKV's log backup. Give one of --pd,
     --capture, --replay and --log-backup; with --check none is needed.
 
-    A recording ends when all of it is durable and, if that takes no longer than some seconds, can be pulled. The others
-    are followed until Ctrl-C. A tenant that has not begun yet begins with the schema of now, or of --start-ts; of a
-    log backup it needs --start-ts or --schema-snapshot once, and the log must be whole from that time on."""
+    A recording ends when all of it is durable and, if that takes at most some seconds, can be pulled. The others are
+    followed until Ctrl-C. A new tenant begins with the current schema, or that of --start-ts; for a log backup it needs
+    --start-ts or --schema-snapshot once, and the log must be complete from that time on."""
+    from tistream.cli.doctor import check_push, show_findings
+    from tistream.cli.log import configure
+    from tistream.cli.push_sources import first_schema, follow_cluster, follow_log, options_of, pusher_probes
+    from tistream.config import LogSettings
     from tistream.ids import Tenant as TenantId
 
     sources = sum(source is not None for source in (capture, replay, log_backup, pd))
@@ -98,69 +99,34 @@ def push(
         raise InvalidInput("give one of --pd, --capture, --replay and --log-backup")
     to, secured = TenantId(cluster, tenant), of_cluster.tls(ca, cert, key)
     to_pd = None if pd is None else of_cluster.endpoints(pd)
+    configure(LogSettings(level="error" if check else "warning"))
     if check:
-        return _check(output, url, to, capture, replay, log_backup, to_pd, secured, keyspace)
-    _prepare(context, url, to, metrics_host, metrics_port)
+        found = check_push(url, to, capture, replay, log_backup, to_pd, secured, keyspace)
+        return show_findings(f"pushing to tenant {to} at {url}", found, output)
+    context.with_resource(pusher_probes(url, to, metrics_host, metrics_port))
     if to_pd is not None:
-        from tistream.cli.push_cluster import begin_of, follow_cluster, limits_of
-
-        begin = begin_of(schema_snapshot, start_ts, table or (), database or (), index_keys, seed)
-        limits = limits_of(begin, store_id or (), history_cap, scans, scan_rate, resolve_locks)
-        whole = replace(limits, tls=secured, filter_loop=filter_loop, keyspace=keyspace, idle_interval_s=idle_interval)
-        follow_cluster(url, to, to_pd, replace(whole, spill=spill, spill_bytes_max=spill_mib << 20))
-        return
+        return follow_cluster(url, to, to_pd, options_of(context.params, secured))
     if log_backup is not None:
-        upto = _follow_log(url, to, log_backup, schema_snapshot, start_ts, until_caught_up)
+        upto = follow_log(url, to, log_backup, first_schema(schema_snapshot, start_ts), until_caught_up)
     else:
         upto = _play(capture, replay, url, to, speed)
     if not wait_until_served(url, to, upto):
-        print("the service is still sorting; `tistream status` shows how far it is", file=sys.stderr)
-
-
-def _check(output: Output, url: str, tenant: TenantId, *of_source: Any) -> None:
-    """Look, and end with status 1 when something is missing."""
-    from tistream.cli.doctor import check_push, show_findings
-    from tistream.cli.log import configure
-    from tistream.config import LogSettings
-
-    configure(LogSettings(level="error"))
-    show_findings(f"pushing to tenant {tenant} at {url}", check_push(url, tenant, *of_source), output)
-
-
-def _prepare(context: typer.Context, url: str, tenant: TenantId, host: str, port: int | None) -> None:
-    """The log, and the port of probes if there is to be one."""
-    from tistream.cli.log import configure
-    from tistream.cli.push_probes import pusher_probes
-    from tistream.config import LogSettings
-
-    configure(LogSettings(level="warning"))
-    context.with_resource(pusher_probes(url, tenant, host, port))
-
-
-def _follow_log(
-    url: str, tenant: TenantId, log_backup: str, snapshot: Path | None, start_ts: int | None, until_caught_up: bool
-) -> int:
-    """Push a log backup; how far it came."""
-    from tistream.cli.push_log import first_schema, follow
-
-    return follow(url, tenant, log_backup, first_schema(snapshot, start_ts), until_caught_up)
+        print("the service is still sorting; `tistream status` shows its progress", file=sys.stderr)
 
 
 def _play(capture: Path | None, replay: Path | None, url: str, tenant: TenantId, speed: str) -> int:
-    """Push the recording that is given; how far it came."""
-    if capture is not None:
-        return _push_folder(push_recording, capture, url, tenant, speed)
-    assert replay is not None
-    return _push_folder(push_traffic, replay, url, tenant, speed)
-
-
-def _push_folder(push_folder: PushFolder, folder: Path, url: str, tenant: TenantId, speed: str) -> int:
-    """Push a recording, and say how far it came."""
+    """Push the given recording, showing progress; returns its watermark."""
     from tistream.cli.progress import Progress
 
+    folder = capture or replay
+    assert folder is not None
     pace = parse_speed(speed)
     with Progress("pushing", sys.stderr) as progress:
-        result = push_folder(folder, url, tenant, pace, lambda p: progress.update(p.ticks, p.ticks_total, _note(p)))
+
+        def show(p: PushProgress) -> None:
+            progress.update(p.ticks, p.ticks_total, f"{p.phase}: {p.problem}" if p.problem else p.phase)
+
+        result = push_recording(folder, url, tenant, pace, show, is_traffic=capture is None)
     size = f"{result.rows:,} rows in {result.files:,} files, {result.bytes:,} bytes"
     print(f"pushed {size}, up to {result.last_resolved_ts}", file=sys.stderr)
     return result.last_resolved_ts
@@ -173,58 +139,38 @@ def push_recording(
     speed: float | None,
     progress: Callable[[PushProgress], None] = lambda _: None,
     stop: threading.Event | None = None,
+    *,
+    is_traffic: bool = False,
 ) -> PushResult:
-    """Push a recording to the service at `url`, until its end or until `stop` is set; what was pushed."""
-    from pusher.control import HttpControl
-    from pusher.tenant_store import opening
+    """Push a recording to the service at `url`, until its end or until `stop` is set. `is_traffic`: it is the traffic
+    of a cluster, which is served again and followed."""
     from simulator.push.capture_push import push_capture
-
-    control = HttpControl(url, tenant)
-    return push_capture(folder, control, opening(control), speed=speed, progress=progress, stop=stop)
-
-
-def push_traffic(
-    folder: Path,
-    url: str,
-    tenant: TenantId,
-    speed: float | None,
-    progress: Callable[[PushProgress], None] = lambda _: None,
-    stop: threading.Event | None = None,
-) -> PushResult:
-    """Follow a recorded cluster and push what it says to the service at `url`; what was pushed."""
-    from pusher.control import HttpControl
-    from pusher.tenant_store import opening
     from simulator.push.replay_push import push_replay
+    from tistream.cli.push_sources import control_of
 
-    control = HttpControl(url, tenant)
-    return push_replay(folder, control, opening(control), speed=speed, progress=progress, stop=stop)
+    play = push_replay if is_traffic else push_capture
+    with control_of(url, tenant) as (control, open_bucket):
+        return play(folder, control, open_bucket, speed=speed, progress=progress, stop=stop)
 
 
 def wait_until_served(url: str, tenant: TenantId, ts: int) -> bool:
-    """Wait until the published frontier has reached `ts`; False when it has not moved for a while."""
-    from pusher.control import HttpControl
+    """Wait until the published frontier has reached `ts`; False when it has not advanced for a while."""
+    from tistream.cli.push_sources import control_of
     from tistream.errors import TiStreamError
 
-    control = HttpControl(url, tenant)
-    reached, moved_at = 0, time.monotonic()
-    try:
-        while time.monotonic() - moved_at < _STANDS_STILL_S:
+    reached, advanced_at = 0, time.monotonic()
+    with control_of(url, tenant) as (control, _):
+        while time.monotonic() - advanced_at < _STALLED_S:
             try:
                 durable_ts = min((entry.durable_ts for entry in control.frontier()), default=0)
             except TiStreamError:
-                durable_ts = 0  # what was pushed is safe, whatever the service does meanwhile
+                durable_ts = 0  # what was pushed is safe, whatever happens to the service
             if durable_ts >= ts:
                 return True
             if durable_ts > reached:
-                reached, moved_at = durable_ts, time.monotonic()
-            time.sleep(_LOOK_EVERY_S)
+                reached, advanced_at = durable_ts, time.monotonic()
+            time.sleep(_POLL_S)
         return False
-    finally:
-        control.close()
-
-
-def _note(progress: PushProgress) -> str:
-    return f"{progress.phase}: {progress.problem}" if progress.problem else progress.phase
 
 
 def parse_speed(text: str) -> float | None:

@@ -21,7 +21,7 @@ from tests.kit.log_backup_files import LogBackupFiles, Piece, put
 from tests.kit.manual_clock import ManualClock
 from tests.kit.memory_control import MemoryControl
 from tests.kit.oracle import batch_files
-from tistream.cli.push_log import StatusLines, first_schema, status_line
+from tistream.cli.push_sources import first_schema, log_line, log_progress
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, index_key, record_key
 from tistream.errors import InvalidInput, ObjectConflict
 from tistream.ids import Tenant
@@ -161,7 +161,7 @@ def test_the_first_schema_is_a_files_or_the_empty_one(tmp_path: Path) -> None:
 
 def test_the_status_line_is_written_when_something_begins_or_ends() -> None:
     out = io.StringIO()
-    lines = StatusLines(out)
+    show = log_progress(out)
     for p in (
         LogPushProgress(phase="waiting", problem="the tenant is away"),
         LogPushProgress(phase="pushing"),
@@ -169,14 +169,14 @@ def test_the_status_line_is_written_when_something_begins_or_ends() -> None:
         LogPushProgress(phase="pushing", promised_ts=at(5), problem="stuck", undefined="2 tables"),
         LogPushProgress(phase="pushing", promised_ts=at(6), problem="stuck", undefined="2 tables"),
     ):
-        lines.update(p)
+        show(p)
     assert out.getvalue().splitlines() == [
-        "waiting: nothing is complete yet; the tenant is away",
-        "pushing: nothing is complete yet",
-        f"pushing: complete up to {at(5)} (2023-11-14T22:13:20.005Z); stuck",
+        "waiting: no watermark yet; the tenant is away",
+        "pushing: no watermark yet",
+        f"pushing: watermark {at(5)} (2023-11-14T22:13:20.005Z); stuck",
         "note: 2 tables",
     ]
-    assert status_line(LogPushProgress(phase="done", ahead="beyond")) == "done: nothing is complete yet; beyond"
+    assert log_line(LogPushProgress(phase="done", ahead="beyond")) == "done: no watermark yet; beyond"
 
 
 def test_undefined_tables_are_reported() -> None:
