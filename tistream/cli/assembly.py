@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,16 @@ def open_parts(settings: Settings) -> Parts:
     )
     catalog.migrate()
     return Parts(settings=settings, catalog=catalog, store=store, clock=SystemClock())
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Parts]:
+    """`open_parts` for a job: the catalog is closed at the end."""
+    parts = open_parts(settings)
+    try:
+        yield parts
+    finally:
+        parts.catalog.close()
 
 
 def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running:

@@ -62,7 +62,7 @@ def doctor(
         found += check_cluster(of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key), keyspace)
         subjects.append(f"the cluster of {pd}")
     if catalog is not None or object_store is not None or config is not None:
-        settings = settings_of(config, None, None, None, catalog, object_store, {"log.level": "error"})
+        settings = settings_of(config, catalog=catalog, object_store=object_store, more={"log.level": "error"})
         found += check_deployment(settings, SystemClock())
         subjects.append("the deployment's catalog and bucket")
     if not subjects or _is_named(context):

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from tistream.cli.assembly import Running
     from tistream.config import Settings
 
-_LOOK_EVERY_S = 1.0
-_EXIT_STOPPED = 5  # a part ended by itself: fenced by another process, or by a defect; a supervisor may start it again
+_POLL_S = 1.0
+_EXIT_STOPPED = 5  # a part ended: fenced by another process, or by a defect; a supervisor may restart the process
 
-Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only), or keys: each request shows one.")]
-Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; must be its own among all workers.")]
+Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only), or keys: each request needs one.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; unique among all workers.")]
 
 
 def up(
-    data: Annotated[Path, typer.Option("--data", "-d", help="Folder for catalog and bucket; made when missing.")],
+    data: Annotated[Path, typer.Option("--data", "-d", help="Folder for catalog and bucket; created when missing.")],
     port: Port = None,
     host: Host = None,
     auth: Auth = None,
@@ -37,10 +37,10 @@ def up(
     object_store: Bucket = None,
     config: Config = None,
 ) -> None:
-    """Run the whole service in one process, kept on disk. Resumes where it was."""
+    """Run the whole service in one process, kept on disk. It resumes where it stopped."""
     from tistream.cli import assembly
 
-    settings = settings_of(config, host, port, auth, catalog, object_store)
+    settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)
     with claimed(data):
         _run(assembly.embedded(settings, data))
 
@@ -78,8 +78,8 @@ def meta(
     """Run a meta server: activation, assignment, and the control plane for pushers."""
     from tistream.cli import assembly
 
-    parts = assembly.open_parts(settings_of(config, host, port, auth, catalog, object_store))
-    _run(assembly.meta(parts, name or _default_name("meta")))
+    settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)
+    _run(assembly.meta(assembly.open_parts(settings), name or _default_name("meta")))
 
 
 def dispatch(
@@ -93,8 +93,8 @@ def dispatch(
     """Run a dispatcher. --port is its Flight port."""
     from tistream.cli import assembly
 
-    ports = {"dispatcher.port": port, "metrics.port": metrics_port}
-    settings = settings_of(config, None, None, None, catalog, object_store, {**ports})
+    ports: dict[str, object] = {"dispatcher.port": port, "metrics.port": metrics_port}
+    settings = settings_of(config, catalog=catalog, object_store=object_store, more=ports)
     _run(assembly.dispatcher(assembly.open_parts(settings), name or _default_name("dispatcher")))
 
 
@@ -108,7 +108,7 @@ def sort(
     """Run a sorter."""
     from tistream.cli import assembly
 
-    settings = settings_of(config, None, None, None, catalog, object_store, {"metrics.port": metrics_port})
+    settings = settings_of(config, catalog=catalog, object_store=object_store, more={"metrics.port": metrics_port})
     _run(assembly.sorter(assembly.open_parts(settings), name or _default_name("sorter")))
 
 
@@ -123,55 +123,52 @@ def serve(
     """Run an API server with the console."""
     from tistream.cli import assembly
 
-    parts = assembly.open_parts(settings_of(config, host, port, auth, catalog, object_store))
-    _run(assembly.api_server(parts))
+    settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)
+    _run(assembly.api_server(assembly.open_parts(settings)))
 
 
 def settings_of(
     path: Path | None,
-    host: str | None,
-    port: int | None,
-    auth: str | None,
+    host: str | None = None,
+    port: int | None = None,
+    auth: str | None = None,
+    *,
     catalog: str | None,
     object_store: str | None,
     more: dict[str, object] | None = None,
 ) -> Settings:
+    """Settings from file, environment and these flags; the log is configured by them. `more`: other settings."""
     from tistream.cli import assembly
     from tistream.cli.log import configure
 
-    flags = {
-        "server.host": host,
-        "server.port": port,
-        "server.auth": auth,
-        "catalog.url": catalog,
-        "object_store.url": object_store,
-        **(more or {}),
-    }
-    settings = assembly.load_settings(path, flags)
+    flags = {"server.host": host, "server.port": port, "server.auth": auth}
+    settings = assembly.load_settings(
+        path, {**flags, "catalog.url": catalog, "object_store.url": object_store, **(more or {})}
+    )
     configure(settings.log)
     return settings
 
 
 def settings_in(folder: Path, port: int) -> Settings:
-    """Those of a whole service that lives in `folder` and nowhere else, whatever the environment names."""
+    """Settings of a whole service that keeps everything in `folder`, whatever the environment names."""
     root = folder.resolve()
-    own = (f"sqlite:///{root}/catalog.db", f"file://{root}/bucket")
-    return settings_of(None, "127.0.0.1", port, "none", *own, {"log.level": "error"})
+    urls = {"catalog": f"sqlite:///{root}/catalog.db", "object_store": f"file://{root}/bucket"}
+    return settings_of(None, "127.0.0.1", port, "none", **urls, more={"log.level": "error"})
 
 
 def _run(running: Running) -> None:
-    """Start, say where it is, wait for the end, stop in order. The first signal lets a worker drain, the second ends
-    the waiting, the third ends the process."""
-    ended, hurry = threading.Event(), threading.Event()
-    on_signals(lambda: _first_of(ended, hurry))
+    """Start, print the address, wait for the end, stop in order. The first signal lets a worker drain, the second ends
+    the draining, the third ends the process."""
+    ended, skip_drain = threading.Event(), threading.Event()
+    on_signals(lambda: _first_of(ended, skip_drain))
     running.start()
     stopped = None
     try:
         print(running.greeting(), file=sys.stderr, flush=True)
-        while not ended.wait(_LOOK_EVERY_S) and stopped is None:
+        while not ended.wait(_POLL_S) and stopped is None:
             stopped = running.stopped()
         if stopped is None:
-            running.drain(hurry)
+            running.drain(skip_drain)
     finally:
         running.close()
     if stopped is not None:
@@ -180,39 +177,39 @@ def _run(running: Running) -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    """End the process, all of whose parts have been closed, without taking the interpreter down first: a thread that is
-    still inside a library, because its peer does not answer, would come back to none and crash the process."""
+    """End the process, whose parts have been closed, without finalizing the interpreter: a thread that still waits
+    inside a library for its peer would return into a finalized interpreter and crash the process."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # it was closed before the process began
-            with suppress(OSError):  # who read it is gone
+        if stream is not None:  # closed before the process began
+            with suppress(OSError):  # its reader is gone
                 stream.flush()
     os._exit(status)
 
 
-def wait_for_signal(look: Callable[[], None]) -> None:
-    """Until Ctrl-C or SIGTERM; `look` is called now and then, and may raise."""
+def wait_for_signal(check: Callable[[], None]) -> None:
+    """Wait for Ctrl-C or SIGTERM; `check` is called each second, and may raise."""
     ended = threading.Event()
     on_signals(ended.set)
-    while not ended.wait(_LOOK_EVERY_S):
-        look()
+    while not ended.wait(_POLL_S):
+        check()
 
 
 def on_signals(stop: Callable[[], None]) -> None:
-    """Have `stop` called at Ctrl-C and SIGTERM, in the main thread and nowhere else."""
-    # Polars sets a handler of its own when it is imported, which raises KeyboardInterrupt in whichever thread has a
-    # query under way. What is set after that replaces it.
+    """Call `stop` at Ctrl-C and SIGTERM, in the main thread only."""
+    # Importing Polars sets a handler that raises KeyboardInterrupt in any thread with a running query. A handler that
+    # is set after the import replaces it.
     import polars  # noqa: F401
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop())
 
 
-def _first_of(ended: threading.Event, hurry: threading.Event) -> None:
-    """The first signal, or the second, after which the next one ends the process."""
+def _first_of(ended: threading.Event, skip_drain: threading.Event) -> None:
+    """Handle the first signal, or the second, after which the next one ends the process."""
     if not ended.is_set():
         ended.set()
         return
-    hurry.set()
+    skip_drain.set()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 

@@ -1,0 +1,201 @@
+"""`tistream compact` and `tistream replay`: batch jobs over catalog and bucket, on Spark or in threads."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tistream.cli.options import Bucket, Catalog, Cluster, Config, Tenant
+from tistream.cli.output import show_data
+from tistream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from backfill.executors import Executor
+    from compactor.base_job import BaseReport
+    from compactor.job import Report
+    from compactor.local import LocalExecutor
+    from compactor.spark import SparkExecutor
+    from tistream.cli.assembly import Parts
+
+_MIB = 1 << 20
+
+
+class Engine(StrEnum):
+    """What runs the job."""
+
+    SPARK = "spark"
+    THREADS = "threads"
+
+
+EngineOption = Annotated[Engine, typer.Option("--engine", help="spark, or threads of this process.")]
+Master = Annotated[str | None, typer.Option("--master", help="Spark master; without it that of spark-submit.")]
+SparkConf = Annotated[
+    list[str] | None, typer.Option("--spark-conf", help="A Spark setting, NAME=VALUE; may be repeated.")
+]
+
+
+def compact(
+    cluster: Cluster,
+    tenant: Tenant,
+    catalog: Catalog = None,
+    bucket: Bucket = None,
+    config: Config = None,
+    engine: EngineOption = Engine.SPARK,
+    master: Master = None,
+    spark_conf: SparkConf = None,
+    lag_s: Annotated[float, typer.Option(min=0, help="Leave out what is younger, in seconds of the log.")] = 60.0,
+    budget_mb: Annotated[int, typer.Option(min=1, help="MiB of input that one job takes at most.")] = 8192,
+    target_mb: Annotated[int, typer.Option(min=1, help="MiB of input that become one file.")] = 16,
+    inputs_min: Annotated[int, typer.Option(min=2, help="Merge no fewer files than this.")] = 4,
+    merge: Annotated[bool, typer.Option(help="Merge files.")] = True,
+    bases: Annotated[bool, typer.Option(help="Build bases of tables, for reads as of a timestamp.")] = True,
+    base_tail_ratio: Annotated[
+        float, typer.Option(min=0, help="Build a base when the table's log since the last one is so many times as big.")
+    ] = 1.0,
+    base_tail_mb: Annotated[int, typer.Option(min=0, help="... and has so many MiB.")] = 4,
+    base_window_h: Annotated[
+        float, typer.Option(min=0, help="Hours of the log in which each moment keeps a base near it.")
+    ] = 168.0,
+) -> None:
+    """Merge small committed files into Parquet files, ordered by table and commit timestamp, and build bases from which
+    reads as of a timestamp start. Reads stay the same. A group of files that cannot be merged and a table whose
+    base cannot be built are left out and named under `failed`, and the exit status is 1."""
+    from compactor.base_job import BaseSettings, build_tenant_bases
+    from compactor.core.base_plan import BasePlanSettings
+    from compactor.core.plan import PlanSettings
+    from compactor.job import JobSettings, compact_tenant
+    from compactor.stops import Role, record_excluded
+    from schemas.registry.schema_registry import SchemaRegistry
+    from tistream.catalog.tenancy.tenants import get_tenant, kept_s
+    from tistream.ids import Tenant as TenantId
+
+    who, lag_ms, done = TenantId(cluster, tenant), int(lag_s * 1000), dict[str, Any]()
+    plan = PlanSettings(target_bytes=target_mb * _MIB, inputs_min=inputs_min, budget_bytes=budget_mb * _MIB)
+    base_plan = BasePlanSettings(
+        tail_ratio=base_tail_ratio, tail_bytes_min=base_tail_mb * _MIB, budget_bytes=budget_mb * _MIB
+    )
+    with ExitStack() as stack:
+        parts, progress = _begin(stack, "compaction", catalog, bucket, config)
+        kept_ms = kept_s(get_tenant(parts.catalog, who), parts.settings.meta.retention_hours) * 1000
+        window_ms = max(int(base_window_h * 3_600_000), kept_ms)
+        wanted = BaseSettings(lag_ms=lag_ms, window_ms=window_ms, due_ms=kept_ms // 2, plan=base_plan)
+        executor = _compactor(parts, engine, master, pairs(spark_conf or []), stack, progress)
+        if merge:
+            settings = JobSettings(lag_ms=lag_ms, plan=plan)
+            report = compact_tenant(parts.catalog, who, executor, settings, parts.clock, progress=progress)
+            done = {**_shown(report), "tenant": str(who)}
+            record_excluded(parts.catalog, who, Role.COMPACTION, report.failed)
+        if bases:
+            registry = SchemaRegistry(parts.catalog, parts.store, clock=parts.clock)
+            built = build_tenant_bases(
+                parts.catalog, registry, who, executor.bases, wanted, parts.clock, progress=progress
+            )
+            record_excluded(parts.catalog, who, Role.BASES, built.failed)
+            done["bases"] = {**_shown(built), "ts": str(built.ts)}
+    show_data(done)
+    if done.get("failed") or done.get("bases", {}).get("failed"):
+        raise typer.Exit(1)
+
+
+def replay(
+    cluster: Cluster,
+    tenant: Tenant,
+    catalog: Catalog = None,
+    bucket: Bucket = None,
+    config: Config = None,
+    until: Annotated[str | None, typer.Option(help="Hand over at this timestamp at the latest.")] = None,
+    engine: EngineOption = Engine.SPARK,
+    master: Master = None,
+    spark_conf: SparkConf = None,
+    parts: Annotated[int, typer.Option(min=0, help="Key ranges in parallel; 0: Spark's cores, or 2 threads.")] = 0,
+    leg_mb: Annotated[int, typer.Option(min=1, help="MiB of batch files that are handed over together.")] = 1024,
+    memory_mb: Annotated[int, typer.Option(min=0, help="MiB of rows of one part; 0: a share of the machine's.")] = 0,
+) -> None:
+    """Match a backlog of batch files in bulk, by key range, and hand over to the live sorters."""
+    from backfill.job import Replay, ReplaySettings
+    from tistream.cli.time import moment
+    from tistream.ids import Tenant as TenantId
+
+    at = None if until is None else moment(until)
+    with ExitStack() as stack:
+        opened, progress = _begin(stack, "replay", catalog, bucket, config)
+        executor, width = _replayer(opened, engine, master, pairs(spark_conf or []), parts, stack)
+        wanted = ReplaySettings(until=at, partitions=width, batch_bytes=leg_mb * _MIB, memory_bytes=memory_mb * _MIB)
+        run = Replay(opened.catalog, opened.store, opened.clock, TenantId(cluster, tenant), executor, wanted)
+        report = run.run(progress)
+    show_data({**asdict(report), "tenant": str(report.tenant)})
+
+
+def _begin(
+    stack: ExitStack, title: str, catalog: str | None, bucket: str | None, config: Any
+) -> tuple[Parts, Callable[..., None]]:
+    """Catalog and bucket, and what shows progress."""
+    from tistream.cli.assembly import opened
+    from tistream.cli.progress import Progress
+    from tistream.cli.run import settings_of
+
+    parts = stack.enter_context(opened(settings_of(config, catalog=catalog, object_store=bucket)))
+    return parts, stack.enter_context(Progress(title, sys.stderr)).update
+
+
+def _session(master: str | None, conf: dict[str, str], stack: ExitStack) -> SparkSession:
+    from compactor.spark import new_session
+
+    session = new_session(master, conf)
+    stack.callback(session.stop)
+    return session
+
+
+def _compactor(
+    parts: Parts,
+    engine: Engine,
+    master: str | None,
+    conf: dict[str, str],
+    stack: ExitStack,
+    progress: Callable[[int, int], None],
+) -> LocalExecutor | SparkExecutor:
+    if engine is Engine.THREADS:
+        from compactor.local import LocalExecutor
+
+        return LocalExecutor(parts.store)
+    from compactor.spark import SparkExecutor
+
+    session = _session(master, conf, stack)
+    return SparkExecutor(session, parts.settings.object_store.url, parts.clock, progress)
+
+
+def _replayer(
+    opened: Parts, engine: Engine, master: str | None, conf: dict[str, str], parts: int, stack: ExitStack
+) -> tuple[Executor, int]:
+    """What runs the key ranges, and how many in parallel."""
+    from backfill.executors import SparkExecutor, ThreadsExecutor
+
+    if engine is Engine.THREADS:
+        return ThreadsExecutor(opened.store, threads=parts or 2), parts or 2
+    session = _session(master, conf, stack)
+    executor = SparkExecutor(session, opened.settings.object_store.url, opened.clock)
+    return executor, parts or session.sparkContext.defaultParallelism
+
+
+def pairs(given: list[str]) -> dict[str, str]:
+    """Spark settings. InvalidInput for one without a name or a value."""
+    out: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidInput(f"'{text}' is not a Spark setting: write NAME=VALUE.")
+        out[name] = value
+    return out
+
+
+def _shown(report: BaseReport | Report) -> dict[str, Any]:
+    return {**asdict(report), "seconds": round(report.seconds, 3)}
