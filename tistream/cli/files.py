@@ -1,4 +1,4 @@
-"""`tistream inspect file`: what is inside a segment file, without a service."""
+"""`tistream inspect file`: shows the contents of a segment file, without a service."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import typer
 
+from tistream.cli.output import Column, Output, console, show_rows
 from tistream.errors import CorruptObject, InvalidInput, NotFound, ObjectNotFound
 
 commands = typer.Typer(help="Look inside files.", no_args_is_help=True)
@@ -21,39 +22,42 @@ def inspect_file(
     rows: Annotated[int, typer.Option(help="Rows of each segment to show.")] = _ROWS_SHOWN,
 ) -> None:
     """Head, segments, timestamps and checksums of a batch file, committed file or snapshot."""
-    from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
     from tistream import ts as tso
     from tistream.codec.segment_file import SegmentFile
 
     data = _read(path)
     file = SegmentFile.open(path, data)
-    console = Console()
-    console.print(f"[bold]{path}[/]  {len(data):,} bytes, {len(file.segments)} segments")
-    console.print_json(json.dumps(file.head))
-    table = Table()
-    for column in ("#", "kind", "task", "tables", "rows", "bytes", "commit ts", "key range", "crc32c"):
-        table.add_column(column)
-    bad = False
+    out = console()
+    out.print(f"[bold]{path}[/]  {len(data):,} bytes, {len(file.segments)} segments")
+    out.print_json(json.dumps(file.head))
+    bad: dict[int, str] = {}
     for s in file.segments:
         try:
             file.read(s.number)
-            verdict = f"[green]{s.crc:08x} ok[/]"
         except CorruptObject as e:
-            verdict, bad = f"[red]{e.message}[/]", True
-        span = f"{tso.to_text(s.lo_ts)} .. {tso.to_text(s.hi_ts)}" if s.hi_ts else "-"
-        keys = f"{s.start_key.hex()[:20]} .. {s.end_key.hex()[:20]}" if s.end_key else "-"
-        tables = "-" if not s.table_hi else f"{s.table_lo}..{s.table_hi}"
-        table.add_row(
-            str(s.number), s.kind, str(s.task_id), tables, f"{s.rows:,}", f"{s.length:,}", span, keys, verdict
-        )
-    console.print(table)
+            bad[s.number] = e.message
+    columns: list[Column] = [
+        ("#", lambda s: s.number),
+        ("kind", lambda s: s.kind),
+        ("task", lambda s: s.task_id),
+        ("tables", lambda s: f"{s.table_lo}..{s.table_hi}" if s.table_hi else "-"),
+        ("rows", lambda s: f"{s.rows:,}"),
+        ("bytes", lambda s: f"{s.length:,}"),
+        ("commit ts", lambda s: f"{tso.to_text(s.lo_ts)} .. {tso.to_text(s.hi_ts)}" if s.hi_ts else "-"),
+        ("key range", lambda s: f"{s.start_key.hex()[:20]} .. {s.end_key.hex()[:20]}" if s.end_key else "-"),
+        (
+            "crc32c",
+            lambda s: Text(bad[s.number], "red") if s.number in bad else Text(f"{s.crc:08x} ok", "green"),
+        ),
+    ]
+    show_rows(list(file.segments), Output.TABLE, columns)
     for s in file.segments:
         if not bad and s.rows and rows:
-            console.print(f"[bold]segment {s.number}[/], first {min(rows, s.rows)} rows")
+            out.print(f"[bold]segment {s.number}[/], first {min(rows, s.rows)} rows")
             for row in file.read(s.number).slice(0, rows).to_pylist():
-                console.print({k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()}, highlight=False)
+                out.print({k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()}, highlight=False)
     if bad:
         raise CorruptObject("The file is damaged.", object=path)
 

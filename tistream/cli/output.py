@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,9 +64,16 @@ def items_of(value: Any) -> Iterable[Any]:
 
 
 def show_rows(
-    value: Any, output: Output, columns: Sequence[Column], *, no_color: bool = False, empty: str = "", title: str = ""
+    value: Any,
+    output: Output,
+    columns: Sequence[Column],
+    *,
+    no_color: bool = False,
+    empty: str = "",
+    title: str = "",
+    numbers: Collection[str] = (),
 ) -> None:
-    """Print a list: as a table of these columns, or as data."""
+    """Print a list: as a table of these columns, or as data. `numbers`: headings that are aligned to the right."""
     if output is not Output.TABLE:
         show_data(value, output)
         return
@@ -80,7 +87,7 @@ def show_rows(
     table = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
     table.header_style = "bold"
     for heading, _ in columns:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
     for row in rows:
         cells = [get(row) for _, get in columns]
         table.add_row(*(cell if isinstance(cell, Text) else Text(_text(cell)) for cell in cells))
