@@ -1,31 +1,31 @@
-"""The two ways to the log: through the API, or straight to catalog and bucket. Both give the same pages and plans.
+"""Access to the log from Spark: over the API, or directly from catalog and bucket. Both give the same pages and plans.
 
-The direct way runs the API's own pull in the Python of the executor. It scales with the executors and needs addresses
-of catalog and bucket that lead there from each of them; the API stays out of it.
+Direct access runs the API's own pull in the Python of the executor. It scales with the executors, which must reach the
+catalog and the bucket; the API is not involved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
-
-import pyarrow as pa
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tistream.client import Client, connect
-from tistream.spark.core.options import ReadOptions
-from tistream.spark.core.pages import LogPage, Scope
+from tistream.spark.core.options import ReadOptions, Scope
+
+if TYPE_CHECKING:
+    from reading.deps import Services
+    from reading.scope import Scope as PullScope
+    from reading.pull import PullAnswer
+    from tistream.client.core.exchange import Page
 
 
 class ChangeLog(Protocol):
-    """Pages and plans, as the API has them."""
+    """The log of one tenant."""
 
-    def page(self, scope: Scope, *, cursor: str, end_ts: int, limit: int) -> LogPage:
-        """The next page, up to `end_ts`."""
-        ...
-
-    def columns(self, scope: Scope, *, ts: str) -> tuple[pa.Schema, int]:
-        """The columns of the table as of a timestamp, as pages have them, and the served watermark."""
+    def pull(self, scope: Scope, **params: Any) -> Page | PullAnswer:
+        """A page. `params`: start_ts or cursor, end_ts, limit. The content is an Arrow stream."""
         ...
 
     def splits(self, scope: Scope, **params: str | int | None) -> dict[str, Any]:
@@ -35,56 +35,70 @@ class ChangeLog(Protocol):
 
 @contextmanager
 def open_log(options: ReadOptions) -> Iterator[ChangeLog]:
-    """The way that the options choose."""
+    """The access that the options choose."""
     if options.is_direct:
-        from tistream.spark.direct import DirectLog
-
-        yield DirectLog(options)
+        yield _Direct(options)
         return
     shown = {} if options.key is None else {"key": options.key}
     with connect(options.url, **shown) as client:
         yield _OverHttp(client, options)
 
 
+def _format(options: ReadOptions) -> str:
+    return "arrow" if options.decodes else "raw-arrow"
+
+
 class _OverHttp:
     def __init__(self, client: Client, options: ReadOptions) -> None:
         self._client, self._options = client, options
-        self._format = "arrow" if options.decodes else "raw-arrow"
 
-    def page(self, scope: Scope, *, cursor: str, end_ts: int, limit: int) -> LogPage:
+    def pull(self, scope: Scope, **params: Any) -> Page:
         of = self._options
-        page = self._client.page(
-            of.cluster,
-            of.tenant,
-            database=scope.database,
-            table=scope.table,
-            cursor=cursor,
-            end_ts=end_ts,
-            format=self._format,
-            limit=limit,
-        )
-        return LogPage(
-            rows=page.arrow(),
-            next_cursor=page.next_cursor,
-            resolved_ts=page.resolved_ts,
-            has_more=page.has_more,
-            quarantined=page.quarantined,
-        )
-
-    def columns(self, scope: Scope, *, ts: str) -> tuple[pa.Schema, int]:
-        of = self._options
-        page = self._client.page(
-            of.cluster,
-            of.tenant,
-            database=scope.database,
-            table=scope.table,
-            start_ts=ts,
-            end_ts=ts,
-            format=self._format,
-            limit=1,
-        )
-        return page.arrow().schema, page.resolved_ts
+        names = {"database": scope.database, "table": scope.table}
+        return self._client.page(of.cluster, of.tenant, **names, format=_format(of), **params)
 
     def splits(self, scope: Scope, **params: str | int | None) -> dict[str, Any]:
         of = self._options
         return self._client.splits(of.cluster, of.tenant, database=scope.database, table=scope.table, **params)
+
+
+@cache
+def _services(catalog: str, store: str) -> Services:
+    """One for each Python process: it keeps connections, the schema history and recent segments."""
+    from reading.deps import Services
+    from tistream.catalog.database.engine import Catalog
+    from tistream.clock import SystemClock
+    from tistream.objectstore.factory import open_store
+
+    return Services.create(Catalog(catalog), open_store(store), SystemClock())
+
+
+class _Direct:
+    """Safe to use from several threads."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._services = _services(options.catalog, options.object_store)
+
+    def pull(self, scope: Scope, **params: Any) -> PullAnswer:
+        from reading.pull import PullRequest, pull
+
+        asked = {"start_ts": None, "cursor": None} | params | {"end_ts": str(params["end_ts"])}
+        request = PullRequest(scope=self._scope(scope), format=_format(self._options), options={}, **asked)
+        return pull(self._services, request)
+
+    def splits(self, scope: Scope, **params: str | int | None) -> dict[str, Any]:
+        from reading.splits import SplitRequest, plan, shown
+
+        asked: dict[str, Any] = {"start_ts": None, "cursor": None, "end_ts": None, "rows": None, "parts": 1}
+        asked |= {"part_bytes": 1} | params
+        for name in ("start_ts", "end_ts"):
+            asked[name] = None if asked[name] is None else str(asked[name])
+        return shown(plan(self._services, SplitRequest(scope=self._scope(scope), **asked)))
+
+    def _scope(self, scope: Scope) -> PullScope:
+        from reading.scope import Scope as PullScope
+        from tistream.ids import Tenant
+
+        tenant = Tenant(self._options.cluster, self._options.tenant)
+        return PullScope(tenant=tenant, database=scope.database, table=scope.table)

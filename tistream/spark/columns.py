@@ -1,14 +1,14 @@
-"""Arrow pages in the one schema that a Spark query has.
+"""Converts Arrow pages to the one schema of a Spark query.
 
 A page has the columns that the table had when its rows were committed; the query has those of one timestamp. A column
-of the table is matched by TiDB's column id, so a RENAME COLUMN changes nothing, and by name where the id is another one
-(a column that was rewritten, a table that was created anew). One that a row's time did not have is null; one that was
-dropped before the schema's time is left out; one that came after it ends the query, because leaving it out would lose
-what nobody has seen yet. A value that does not fit the query's type is an error as well, never changed on the way. Our
-own columns are matched by what they are: a table may have a column of the same name.
+of the table is matched by TiDB's column id, so RENAME COLUMN changes nothing, and by name where the ids differ (a
+rewritten column, a table that was created again). A column that a row's time did not have is null; one that was dropped
+before the schema's time is left out; one that was added after it ends the query, because leaving it out would lose
+data. A value that does not fit the query's type is an error too, never changed. TiStream's own columns are matched by
+metadata: a table may have a column of the same name.
 
 Spark has no unsigned integers: they become the next larger signed ones, 64 bits decimal(20, 0). DECIMAL of more than 38
-digits becomes text. Timestamps of commits fit a signed long.
+digits becomes text. Commit timestamps fit a signed long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tistream.errors import InvalidInput
 from tistream.model import change
-from tistream.spark.core.pages import LogPage
 
 _OWN, _COLUMN, _TABLES = "tistream.own", "tistream.column_id", "tistream.table_ids"  # of a field of a Spark schema
 _TSO = frozenset({"commit_ts", "start_ts", "expire_ts"})
@@ -48,7 +47,7 @@ _SIMPLE: tuple[tuple[pa.DataType, st.DataType], ...] = (
 
 
 def spark_schema(schema: pa.Schema) -> st.StructType:
-    """The schema of a frame over pages with this one. The metadata of its fields says what each is in a page."""
+    """Spark's schema for pages of this one. The metadata of its fields says which column of a page each is."""
     raw = not any(change.OWN_COLUMN in (field.metadata or {}) for field in schema)
     ids = (schema.metadata or {}).get(change.TABLE_IDS, b"").decode()
     return st.StructType([_spark_field(field, ids, raw=raw) for field in schema])
@@ -66,7 +65,7 @@ def _spark_field(field: pa.Field, ids: str, *, raw: bool) -> st.StructField:
 
 
 def like(schema: st.StructType, found: pa.Schema) -> st.StructType:
-    """A schema that the user gave, with what its columns are in a table whose pages have `found`."""
+    """A schema from the user, with the metadata of a table whose pages have the schema `found`."""
     known = {field.name: field.metadata for field in spark_schema(found)}
     return st.StructType(
         [st.StructField(f.name, f.dataType, f.nullable, {**known.get(f.name, {}), **f.metadata}) for f in schema]
@@ -74,7 +73,7 @@ def like(schema: st.StructType, found: pa.Schema) -> st.StructType:
 
 
 def own_name(schema: st.StructType, own: str) -> str:
-    """The name that a column of ours has in this schema."""
+    """The name of one of TiStream's own columns in this schema."""
     return next((field.name for field in schema if field.metadata.get(_OWN) == own), own)
 
 
@@ -95,19 +94,19 @@ def _spark_type(field: pa.Field, ids: str = "") -> st.DataType:
 
 
 def arrow_schema(schema: st.StructType) -> pa.Schema:
-    """The schema of the batches that Spark takes for this one."""
+    """The schema of the batches that Spark expects for this one."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 class Conform:
-    """Brings pages to one schema. `schema_ts`: up to when the schema knows the table; None when the user gave it."""
+    """Converts pages to one schema. `schema_ts`: the schema is of this timestamp; None when the user gave it."""
 
     def __init__(self, schema: st.StructType, schema_ts: int | None) -> None:
         self._spark, self._schema, self._schema_ts = schema, arrow_schema(schema), schema_ts
 
-    def batches(self, page: LogPage) -> Iterator[pa.RecordBatch]:
+    def batches(self, page: pa.Table) -> Iterator[pa.RecordBatch]:
         """The rows of a page."""
-        rows = page.rows.combine_chunks()
+        rows = page.combine_chunks()
         if not rows.num_rows:
             return
         ids = _numbers((rows.schema.metadata or {}).get(change.TABLE_IDS, b"").decode())
@@ -138,7 +137,7 @@ class Conform:
 
 
 def _own(field: pa.Field) -> str | None:
-    """Which column of ours it is; None for a column of the table."""
+    """The name of TiStream's own column; None for a column of the table."""
     own = (field.metadata or {}).get(change.OWN_COLUMN)
     return None if own is None else own.decode()
 
@@ -148,7 +147,7 @@ def _numbers(text: str) -> frozenset[int]:
 
 
 def _places(wanted: st.StructType, there: Sequence[pa.Field], ids: Collection[int]) -> list[int | None]:
-    """For each field of the query the place of its column in a page of a table with these ids; None: it has none."""
+    """For each field of the query the index of its column in a page of a table with these ids; None: it has none."""
     of_own = {own: n for n, field in enumerate(there) if (own := _own(field)) is not None}
     of_table = [(n, field) for n, field in enumerate(there) if _own(field) is None]
     of_id = {int(f.metadata[change.COLUMN_ID]): n for n, f in of_table if change.COLUMN_ID in (f.metadata or {})}
@@ -180,7 +179,7 @@ def _column(
     except pa.ArrowException as e:
         raise InvalidInput(
             f"The column {field.name} was {array.type} and does not fit {field.type}: read the time before and after "
-            "the change apart, or give the query a schema with a type that takes both.",
+            "the change separately, or give the query a schema with a type that fits both.",
             column=field.name,
             cause=str(e),
         ) from e
@@ -200,7 +199,7 @@ def _cast(array: pa.Array, type_: pa.DataType, shape: st.DataType, ids: Collecti
 
 
 def _plain_decimals(array: pa.Array) -> pa.Array:
-    """Decimals as text without exponents, as TiDB shows them: Arrow's cast makes 0E-30 of a zero."""
+    """Decimals as text without exponents, as TiDB shows them: Arrow's cast turns a zero into 0E-30."""
     texts = array.cast(pa.string()).dictionary_encode()
     words = [text if "E" not in text else f"{decimal.Decimal(text):f}" for text in texts.dictionary.to_pylist()]
     return pa.array(words, pa.string()).take(texts.indices)

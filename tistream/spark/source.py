@@ -1,14 +1,14 @@
 """The Spark data source: `spark.read` and `spark.readStream` with `format("tistream")`.
 
-    driver    position and end -> a plan of parts (tistream.spark.access)         no row passes here
+    driver    position and end -> a plan of parts (tistream.spark.access)         no rows
     executor  a part: pages from its cursor to its end -> record batches          no Python object per row
 
 A part is (cursor, end_ts], both at or below the served watermark, so it always holds the same rows: tasks may be
-repeated, and a micro-batch that is read again between the same two offsets is the same micro-batch. An offset is the
-cursor of a pull with its commit_ts.
+repeated, and a micro-batch read again between the same two offsets is the same. An offset is the cursor of a pull with
+its commit_ts.
 
-The first micro-batch of a new query is empty. It writes down where the query begins: Spark keeps no initial offset in
-its checkpoint, and `latest`, a span, or the beginning of a log with retention would be something else after a restart.
+The first micro-batch of a new query is empty. It records where the query begins: Spark keeps no initial offset in its
+checkpoint, and `latest`, a span, or the beginning of a log with retention would be something else after a restart.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ from tistream.limits import SPLITS_MAX
 from tistream.spark.access import ChangeLog, open_log
 from tistream.spark.columns import Conform, like, own_name, spark_schema
 from tistream.spark.core.filters import Narrowed, narrow
-from tistream.spark.core.options import ReadOptions, parse_options
-from tistream.spark.core.pages import Scope
+from tistream.spark.core.options import ReadOptions, Scope, parse_options
 
-_TENANT = Scope(database=None, table=None)
-_LOOK_AGAIN_S = 0.2
-_BEHIND_S_MAX = 120.0  # another server may be so far behind the one that made the plan
-_IDLE_MS = 60_000  # an offset moves so seldom while nothing happens to what is read
+_TENANT = Scope()
+_POLL_S = 0.2
+_BEHIND_S_MAX = 120.0  # how far another server may be behind the one that made the plan
+_IDLE_MS = 60_000  # while what is read is idle, its offset advances this often
 
 Offset = dict[str, Any]
 
@@ -57,23 +56,19 @@ class ChangePartition(InputPartition):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Query:
-    """What travels to executors."""
+    """What is sent to executors."""
 
     options: ReadOptions
     schema: StructType
     schema_ts: int | None
-
-    @property
-    def scope(self) -> Scope:
-        return Scope(database=self.options.database, table=self.options.table)
 
 
 class TiStreamDataSource(DataSource):  # type: ignore[misc]
     """`spark.dataSource.register(TiStreamDataSource)`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Called once for a frame. What `latest`, a span or a date means, it means from here on: Spark asks for a
-        reader with every action, and a stream for an end with every trigger."""
+        """Called once for a frame. `latest`, a span or a date is resolved here, because Spark asks for a reader with
+        every action, and a stream for an end with every trigger."""
         of = parse_options(options)
         with open_log(of) as log:
             at = log.splits(_TENANT, start_ts=of.start_ts, end_ts=of.start_ts)
@@ -82,30 +77,30 @@ class TiStreamDataSource(DataSource):  # type: ignore[misc]
             schema_ts = _moment(log, of.schema_ts or of.end_ts or "latest")
         self._options = replace(of, start_ts=at["start_ts"], end_ts=end_ts)
         self._looked_up_ts = min(int(schema_ts), self._served_ts) if schema_ts.isdecimal() else self._served_ts
-        self._schema_ts: int | None = None  # up to when the schema knows the table; None: the user gave it
+        self._schema_ts: int | None = None  # the schema is of this timestamp; None: the user gave it
 
     @classmethod
     def name(cls) -> str:
-        """The word for `format`."""
+        """The name for `format`."""
         return "tistream"
 
     def schema(self) -> StructType:
-        """Of the table at `schemaTs`, or of undecoded rows."""
+        """The schema of the table at `schemaTs`, or of undecoded rows."""
         if self._options.decodes:
             self._schema_ts = self._looked_up_ts
         return spark_schema(self._columns())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of one frame: what was served when it was made is where it ends, however often it is read."""
+        """A reader of one frame, which always ends at what was served when the frame was made."""
         end_ts = self._options.end_ts or str(self._served_ts)
         if not end_ts.isdecimal():
-            raise TsOutOfRange(f"A batch read ends at a time that is served; endTs={end_ts} lies in the future.")
+            raise TsOutOfRange(f"A batch read ends at a served timestamp; endTs={end_ts} lies in the future.")
         options = replace(self._options, end_ts=str(min(int(end_ts), self._served_ts)))
         query = self._query(options, schema)
         return _FilteredReader(query) if options.pushes_filters else _Reader(query)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Of one query."""
+        """A reader of one query."""
         return _StreamReader(self._query(self._options, schema))
 
     def _query(self, options: ReadOptions, schema: StructType) -> _Query:
@@ -114,13 +109,14 @@ class TiStreamDataSource(DataSource):  # type: ignore[misc]
         return _Query(options=options, schema=schema, schema_ts=self._schema_ts)
 
     def _columns(self) -> pa.Schema:
-        scope = Scope(database=self._options.database, table=self._options.table)
+        ts = str(self._looked_up_ts)
         with open_log(self._options) as log:
-            return log.columns(scope, ts=str(self._looked_up_ts))[0]
+            page = log.pull(self._options.scope, start_ts=ts, end_ts=ts, limit=1)
+        return pa.ipc.open_stream(page.content).schema
 
 
 def _moment(log: ChangeLog, ts: str) -> str:
-    """A timestamp, a date, a span or `latest` as a number. A date of the future stays a date: it will mean the same."""
+    """A timestamp, a date, a span or `latest` as a number. A date in the future stays a date."""
     try:
         return str(log.splits(_TENANT, start_ts=ts, end_ts=ts)["start_ts"])
     except TsOutOfRange:
@@ -135,7 +131,7 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
         self._narrowed = Narrowed()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The parts of what is asked for and served."""
+        """The parts of what is requested and served."""
         of = self._query.options
         with open_log(of) as log:
             try:
@@ -143,23 +139,23 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
             except NotFound:
                 if self._narrowed == Narrowed():
                     raise
-                return []  # a filter names what is not there, or was not there at that time
+                return []  # a filter names what does not exist, or did not at that time
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""
-        if isinstance(partition, ChangePartition):  # Spark asks for a part of its own when there is none
+        if isinstance(partition, ChangePartition):  # Spark adds an empty one of its own when there are no parts
             yield from _read(self._query, partition)
 
     def _planned(self, log: ChangeLog) -> list[InputPartition]:
-        of, found, scope = self._query.options, self._narrowed, self._query.scope
+        of, found, scope = self._query.options, self._narrowed, self._query.options.scope
         if found.database is not None and of.database is None:
             scope = Scope(database=found.database, table=found.table)
         elif found.table is not None and of.table is None and of.database is not None:
             scope = Scope(database=of.database, table=found.table)
         start, end = of.start_ts, of.end_ts or "latest"
         if found.after is not None or found.upto is not None:
-            begins = int(log.splits(self._query.scope, start_ts=start, end_ts=start)["start_ts"])
-            ends = int(log.splits(self._query.scope, start_ts=end, end_ts=end)["start_ts"])
+            begins = int(log.splits(self._query.options.scope, start_ts=start, end_ts=start)["start_ts"])
+            ends = int(log.splits(self._query.options.scope, start_ts=end, end_ts=end)["start_ts"])
             after = begins if found.after is None else max(begins, found.after)
             upto = ends if found.upto is None else min(ends, found.upto)
             if upto <= after:
@@ -169,10 +165,10 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
 
 
 class _FilteredReader(_Reader):
-    """A batch read that takes filters. Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled`."""
+    """A batch read with filters. Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Those that Spark must still apply."""
+        """Returns those that Spark must still apply."""
         decodes = self._query.options.decodes
         commit_ts = own_name(self._query.schema, "_commit_ts") if decodes else "commit_ts"
         self._narrowed, left = narrow(filters, commit_ts=commit_ts, by_name=not decodes)
@@ -180,7 +176,7 @@ class _FilteredReader(_Reader):
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """A query that goes on. Lives in one Python process beside the driver; `read` runs on executors."""
+    """A streaming query, in one Python process beside the driver; `read` runs on executors."""
 
     def __init__(self, query: _Query, clock: Clock | None = None) -> None:
         self._query = query
@@ -189,10 +185,10 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         self._found_nothing: float | None = None
 
     def initialOffset(self) -> Offset:
-        """Where `startTs` lies now."""
+        """The position of `startTs` now."""
         start = self._query.options.start_ts
         with open_log(self._query.options) as log:
-            at = log.splits(self._query.scope, start_ts=start, end_ts=start)
+            at = log.splits(self._query.options.scope, start_ts=start, end_ts=start)
         return {"begins": True, "commit_ts": at["start_ts"], "cursor": at["cursor"]}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -205,12 +201,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         if start.get("begins"):
             return _offset(start["commit_ts"], start["cursor"])
         if self._found_nothing is not None:
-            left = _LOOK_AGAIN_S - (self._clock.monotonic() - self._found_nothing)
+            left = _POLL_S - (self._clock.monotonic() - self._found_nothing)
             if left > 0:
                 self._clock.wait(threading.Event(), left)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         with open_log(self._query.options) as log:
-            found = log.splits(self._query.scope, cursor=start["cursor"], end_ts=self._target, rows=rows)
+            found = log.splits(self._query.options.scope, cursor=start["cursor"], end_ts=self._target, rows=rows)
         end = int(found["end_ts"])
         idle_ms = tso.physical_ms(end) - tso.physical_ms(int(start["commit_ts"]))
         if end <= int(start["commit_ts"]) or (found["rows"] == 0 and not found["has_more"] and idle_ms < _IDLE_MS):
@@ -220,7 +216,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         return _offset(found["end_ts"], found["next_cursor"])
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """The query ends at what is served now."""
+        """End the query at what is served now."""
         end = self._query.options.end_ts or "latest"
         with open_log(self._query.options) as log:
             now = int(log.splits(_TENANT, start_ts="latest", end_ts="latest")["resolved_ts"])
@@ -231,9 +227,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         if int(start["commit_ts"]) >= int(end["commit_ts"]):
             return []
         with open_log(self._query.options) as log:
-            return _parts(
-                log, self._query, self._query.scope, cursor=start["cursor"], end_ts=end["commit_ts"], whole=True
-            )
+            scope = self._query.options.scope
+            return _parts(log, self._query, scope, cursor=start["cursor"], end_ts=end["commit_ts"], waits=True)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""
@@ -241,7 +236,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             yield from _read(self._query, partition)
 
     def commit(self, end: Offset) -> None:
-        """Nothing: what the log keeps does not depend on who has read it."""
+        """Nothing: retention of the log does not depend on its readers."""
 
 
 def _offset(commit_ts: str, cursor: str) -> Offset:
@@ -256,10 +251,10 @@ def _parts(
     end_ts: str,
     start_ts: str | None = None,
     cursor: str | None = None,
-    whole: bool = False,
+    waits: bool = False,
 ) -> list[InputPartition]:
-    """The parts up to `end_ts`, or up to what is served. With `whole` the end was served to somebody already: what this
-    server does not have yet is a part of its own, whose reader waits."""
+    """The parts up to `end_ts`, or up to what is served. With `waits` another server has served the end already: what
+    this server does not have yet is one more part, whose reader waits for it."""
     of = query.options
     sizes: dict[str, int | None] = {
         "parts": SPLITS_MAX if of.partitions is None else of.partitions,
@@ -272,27 +267,29 @@ def _parts(
         start_ts, cursor = None, plan["next_cursor"]
         if not plan["has_more"]:
             break
-    if whole and int(plan["end_ts"]) < int(end_ts):
+    if waits and int(plan["end_ts"]) < int(end_ts):
         found.append(ChangePartition(scope, plan["next_cursor"], int(end_ts)))
     return found
 
 
 def _read(query: _Query, part: ChangePartition) -> Iterator[pa.RecordBatch]:
-    """Page by page to the end of the part; DecodeError names a row that cannot be decoded."""
+    """Read page by page to the end of the part; DecodeError names a row that cannot be decoded."""
     pa.set_cpu_count(1)  # there is a Python worker for each core
     conform = Conform(query.schema, query.schema_ts)
     clock, cursor = SystemClock(), part.cursor
     deadline = clock.monotonic() + _BEHIND_S_MAX
     with open_log(query.options) as log:
         while True:
-            page = log.page(part.scope, cursor=cursor, end_ts=part.end_ts, limit=query.options.rows_per_page)
+            limit = query.options.rows_per_page
+            page = log.pull(part.scope, cursor=cursor, end_ts=part.end_ts, limit=limit)
+            rows = pa.ipc.open_stream(page.content).read_all()
             if page.quarantined and not query.options.skips_undecodable:
-                quarantined = (page.rows.schema.metadata or {}).get(b"quarantined", b"[]").decode()
+                quarantined = (rows.schema.metadata or {}).get(b"quarantined", b"[]").decode()
                 raise DecodeError(
                     f"{page.quarantined} rows cannot be decoded; the option onUndecodable=skip leaves them out: "
                     f"{quarantined[:500]}"
                 )
-            yield from conform.batches(page)
+            yield from conform.batches(rows)
             cursor = page.next_cursor
             if page.has_more:
                 deadline = clock.monotonic() + _BEHIND_S_MAX
@@ -305,4 +302,4 @@ def _read(query: _Query, part: ChangePartition) -> Iterator[pa.RecordBatch]:
                     resolved_ts=str(page.resolved_ts),
                     end_ts=str(part.end_ts),
                 )
-            clock.wait(threading.Event(), _LOOK_AGAIN_S)
+            clock.wait(threading.Event(), _POLL_S)

@@ -1,4 +1,4 @@
-"""Pages of other times in the one schema of a query: nothing is changed, lost or made up on the way."""
+"""Pages of other times in the schema of a query: nothing is changed, lost or invented."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pyspark.sql import types as st
 from tistream.errors import InvalidInput
 from tistream.model.change import OWN_COLUMN
 from tistream.spark.columns import Conform, _plain_decimals, arrow_schema, spark_schema
-from tistream.spark.core.pages import LogPage
 
 OWN = [
     pa.field(name, type_, False, {OWN_COLUMN: name})
@@ -31,17 +30,16 @@ def schema_of(*columns: tuple[str, pa.DataType]) -> pa.Schema:
     return pa.schema([*OWN, *fields, pa.field("_old", pa.struct(fields), metadata={OWN_COLUMN: "_old"})])
 
 
-def page(commit_ts: int, **columns: pa.Array) -> LogPage:
+def page(commit_ts: int, **columns: pa.Array) -> pa.Table:
     """A page of one insert."""
     schema = schema_of(*((name, array.type) for name, array in columns.items()))
     ts = pa.array([commit_ts], pa.uint64())
     own = [pa.array(["insert"]).dictionary_encode().cast(OWN[0].type), ts, ts]
     own += [pa.array([b"k"], pa.binary()), pa.array([7], pa.int64())]
-    rows = pa.Table.from_arrays([*own, *columns.values(), pa.nulls(1, schema.field("_old").type)], schema=schema)
-    return LogPage(rows=rows, next_cursor="", resolved_ts=T, has_more=False, quarantined=0)
+    return pa.Table.from_arrays([*own, *columns.values(), pa.nulls(1, schema.field("_old").type)], schema=schema)
 
 
-def conform(query: pa.Schema, found: LogPage, schema_ts: int | None = T) -> pa.RecordBatch:
+def conform(query: pa.Schema, found: pa.Table, schema_ts: int | None = T) -> pa.RecordBatch:
     schema = spark_schema(query)
     (batch,) = Conform(schema, schema_ts).batches(found)
     assert batch.schema.equals(arrow_schema(schema)), "as Spark compares it"
@@ -94,7 +92,7 @@ def test_columns_of_other_times() -> None:
     assert "dropped" not in batch.schema.names
 
 
-def test_a_column_that_came_later_ends_the_query() -> None:
+def test_a_column_that_was_added_later_ends_the_query() -> None:
     query = schema_of(("id", pa.int64()))
     with pytest.raises(InvalidInput, match="the column new since this query began"):
         conform(query, page(T + 1, id=pa.array([1]), new=pa.array([2])))
@@ -115,11 +113,10 @@ def test_a_value_that_does_not_fit_is_an_error(was: pa.Array, type_: pa.DataType
         conform(schema_of(("id", type_)), page(T, id=was))
 
 
-def test_our_own_columns_are_never_made_up() -> None:
+def test_our_own_columns_are_never_invented() -> None:
     odd = page(T, id=pa.array([1]))
-    fields = [f.remove_metadata() if f.name == "_op" else f for f in odd.rows.schema]
-    rows = pa.Table.from_arrays(odd.rows.columns, schema=pa.schema(fields))
-    theirs = LogPage(rows=rows, next_cursor="", resolved_ts=T, has_more=False, quarantined=0)
+    fields = [f.remove_metadata() if f.name == "_op" else f for f in odd.schema]
+    theirs = pa.Table.from_arrays(odd.columns, schema=pa.schema(fields))
     with pytest.raises(InvalidInput, match="no column _op"):
         conform(schema_of(("id", pa.int64())), theirs, schema_ts=None)
 

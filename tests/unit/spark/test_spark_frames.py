@@ -20,7 +20,6 @@ from tistream.client.tables import joined
 from tistream.ids import Tenant
 from tistream.model import change
 from tistream.spark.columns import Conform, like, own_name, spark_schema
-from tistream.spark.core.pages import LogPage
 
 SCOPE = Scope(tenant=Tenant(1, 1), database="d", table="t")
 NAMES = ["a", "b", "_op", "__op", "_commit_ts", "_old"]
@@ -121,10 +120,6 @@ class World:
         return found
 
 
-def _page(rows: pa.Table) -> LogPage:
-    return LogPage(rows=rows, next_cursor="", resolved_ts=1 << 40, has_more=False, quarantined=0)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_a_value_stays_in_its_column(seed: int) -> None:
     world = World(random.Random(seed))
@@ -136,9 +131,7 @@ def test_a_value_stays_in_its_column(seed: int) -> None:
     if seed % 3 == 0:  # as a user may give it: names and types only
         schema = like(type(schema).fromJson({**schema.jsonValue(), "fields": _bare(schema.jsonValue())}), found)
     conform = Conform(schema, None)
-    got = {
-        r[own_name(schema, "_commit_ts")]: r for p in pages for b in conform.batches(_page(p)) for r in b.to_pylist()
-    }
+    got = {r[own_name(schema, "_commit_ts")]: r for p in pages for b in conform.batches(p) for r in b.to_pylist()}
     by_id = {id_: name for id_, name in columns if id_ != 1}
     assert len(got) == len(world.rows)
     for _, handle, ts, values in world.rows:

@@ -1,7 +1,7 @@
-"""Filters that narrow what is pulled: bounds of commit_ts, and the names of database and table (pure).
+"""Filters that are pushed down: bounds of commit_ts, and the names of database and table. Pure.
 
-Bounds are taken over whole: Spark need not look again. Names only choose what is pulled, because they are compared
-without case here and with case in Spark: Spark still applies them.
+Bounds are applied completely: Spark need not apply them again. Names only narrow what is pulled, because TiStream
+compares them without case and Spark with case: Spark still applies them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowed:
-    """What filters leave: commit_ts in (after, upto], and names; None where they say nothing."""
+    """What the filters select: commit_ts in (after, upto], and names; None = unbounded."""
 
     after: int | None = None
     upto: int | None = None
@@ -24,7 +24,7 @@ class Narrowed:
 
 
 def narrow(filters: Iterable[Filter], *, commit_ts: str, by_name: bool) -> tuple[Narrowed, list[Filter]]:
-    """What the filters leave, and those that Spark must still apply. `commit_ts` is the column's name; `by_name`: the
+    """What the filters select, and those that Spark must still apply. `commit_ts`: the column's name; `by_name`: the
     frame has the columns `database` and `table`."""
     found, left = Narrowed(), []
     for each in filters:

@@ -1,7 +1,7 @@
-"""The options of `spark.read.format("tistream")`, as plain values that travel to executors.
+"""Options of `spark.read.format("tistream")`, as plain values that are sent to executors.
 
-Case, `_` and `-` do not matter in a name: `startTs`, `start_ts` and `STARTTS` are one. An unknown option is refused, so
-that a misspelled one is not passed over.
+Case, `_` and `-` do not matter in a name: `startTs`, `start_ts` and `STARTTS` are the same. An unknown option is
+refused, so that a misspelled one is not ignored.
 """
 
 from __future__ import annotations
@@ -20,19 +20,27 @@ _BOOL = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What of the tenant is read: one table, one database, or everything."""
+
+    database: str | None = None
+    table: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     """What is read, from where, and in which portions."""
 
     cluster: int
     tenant: int
     url: str = "http://127.0.0.1:8711"
-    key: str | None = None  #: API key; None: what the environment or the file of the driver's and executors' user says
+    key: str | None = None  #: API key; None: from the environment or the user's file, on driver and executors
     database: str | None = None
     table: str | None = None
     start_ts: str = "earliest"
-    end_ts: str | None = None  #: None: what is served when the frame is made; for streams without end
+    end_ts: str | None = None  #: None: what is served when the frame is made; for streams no end
     schema_ts: str | None = None  #: None: end_ts, or what is served when the frame is made
-    decodes: bool = True  #: columns of one table; else keys and values as TiKV has them
+    decodes: bool = True  #: columns of one table; otherwise keys and values as TiKV stores them
     skips_undecodable: bool = False
     rows_per_trigger: int | None = None
     partitions: int | None = None  #: None: as many as `partition_bytes` gives
@@ -41,6 +49,10 @@ class ReadOptions:
     pushes_filters: bool = False
     catalog: str = ""  #: with `object_store`: executors read the bucket themselves
     object_store: str = ""
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(database=self.database, table=self.table)
 
     @property
     def is_direct(self) -> bool:
