@@ -234,7 +234,7 @@ def test_a_tenant_is_deleted_from_its_page_and_open_pages_say_so(site: Site, sch
     page = site.open(f"/tenants/{gone}", Role.OPERATOR, scheme=scheme)
     site.look(page, "tenant-actions", scheme)
     page.get_by_role("link", name="Delete tenant…").click()
-    expect(page.locator(".sentence")).to_contain_text(f"Tenant {gone} (ACTIVE) ends, and there is no way back")
+    expect(page.locator(".sentence")).to_contain_text(f"Tenant {gone} (ACTIVE) is deleted, and this cannot be undone")
     site.look(page, "delete", scheme)
     page.get_by_label(f"Type {gone} to go on").fill("90/3")
     page.get_by_role("button", name=f"Delete tenant {gone}").click()

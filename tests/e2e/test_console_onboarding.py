@@ -108,7 +108,7 @@ def test_a_tenant_is_registered_and_seen_to_become_active(site: Site, scheme: st
     push = site.auth.get(f"/v1/clusters/{new.cluster_id}/tenants/{new.tenant_id}/push", key).json()
     expect(page.locator(".bundle")).to_contain_text(push["credentials"]["words"])
     steps = page.locator(".steps li")
-    expect(page.locator(".steps .now")).to_contain_text("a pusher has begun")
+    expect(page.locator(".steps .now")).to_contain_text("a pusher has started")
     site.look(page, "registered", scheme)
     issue_incarnation(site.auth.parts.catalog, new, 1)
     expect(page.locator(".steps .now")).to_contain_text("schema snapshot read")

@@ -117,10 +117,10 @@ def test_each_watermark_gap_is_one_sentence(site: Operated) -> None:
     assert "waits for region 12 v7 from store 3; last file 41.0 s ago; probably the store is down" in waits["sentence"]
     assert (waits["region_id"], waits["store_id"], waits["file"], waits["file_age_s"]) == (12, 3, "1/88", 41.0)
     (gap,) = by_cause["watermark_gap"]
-    assert "no store has spoken of it yet" in gap["sentence"]
+    assert "no store has reported it yet" in gap["sentence"]
     assert gap["watermark"] is None
     (silent,) = by_cause["silent"]
-    assert "belongs to sorter-3, which has not been heard of for" in silent["sentence"]
+    assert "belongs to sorter-3, which has sent no heartbeat for" in silent["sentence"]
     (stopped,) = by_cause["stopped"]
     assert stopped["sentence"].endswith(HOSTILE)
     assert stopped["next_step"].endswith(f"tistream tasks retry {stopped['task_id']}")
@@ -297,7 +297,7 @@ def test_what_errors_stopped_is_one_list_and_resumed_by_id(site: Operated) -> No
     assert post(site, f"/v1/stops/{items[2]['stop_id']}:resume")["verb"] == "retry"
     assert get_task(site.world.catalog, int(items[2]["item"])).error is None
     assert [e["words"] for e in get(site, "/v1/events", kind="item")["items"]] == [
-        f"audit {TENANT} is to be tried again",
+        f"audit {TENANT} will be retried",
         f"audit {STOPPED} stopped: TS-1020 damaged",
         f"audit {TENANT} stopped: TS-1020 damaged",
     ]

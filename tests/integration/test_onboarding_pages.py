@@ -84,16 +84,16 @@ def test_the_checklist_follows_the_catalog(site: Site) -> None:
     assert done() == ["registered"]
     assert f"tistream push --pd HOST:2379 --cluster {new.cluster_id} --tenant 4" in words(site, path, key)
     pusher = site.key(Role.PUSHER, new)
-    assert done() == ["registered", "key for its pushers made"]
+    assert done() == ["registered", "key for its pushers created"]
     issue_incarnation(catalog, new, 1)
-    assert done()[-1] == "a pusher has begun"
+    assert done()[-1] == "a pusher has started"
     assert "the service does the next step" in words(site, path, key).lower()
     LogBuilder(catalog, site.parts.store, tenant=new).activate()
     found = site.get(f"{path}.json", key).json()
     assert (found["next"], found["state"], found["awaiting"]) == (None, "ACTIVE", False)
     assert all(step["done"] for step in found["steps"])
     site.ask("DELETE", f"/v1/keys/{id_of(pusher)}", key)
-    assert "key for its pushers made" not in done()
+    assert "key for its pushers created" not in done()
 
 
 def test_lines_to_connect_show_a_key_where_one_is_asked_for(site: Site, tmp_path: Path) -> None:

@@ -136,11 +136,11 @@ def test_a_tenant_is_deleted_by_who_types_its_name(site: tuple[Operated, str]) -
     made, _ = site
     gone, of = Tenant(5, 5), ("tenant", "delete", "-c", "5", "-t", "5")
     register_tenant(made.world.catalog, gone)
-    assert run(site, *of, "--dry-run").startswith("would happen: Tenant 5/5 (AWAITING_SNAPSHOT) ends, and there is no")
+    assert run(site, *of, "--dry-run").startswith("would happen: Tenant 5/5 (AWAITING_SNAPSHOT) is deleted, and this")
     for typed in ("", "yes\n", "1/1\n"):
         answer = CliRunner().invoke(command_line(), [*of, "--url", site[1]], input=typed)
         assert answer.exit_code != 0
-        assert "there is no way back" in answer.output
+        assert "this cannot be undone" in answer.output
     assert get_tenant(made.world.catalog, gone).state is TenantState.AWAITING_SNAPSHOT
     answer = CliRunner().invoke(command_line(), [*of, "--reason", "a test", "--url", site[1]], input="5/5\n")
     assert (answer.exit_code, look_up_tenant(made.world.catalog, gone).reason) == (0, "a test")

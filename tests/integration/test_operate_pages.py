@@ -121,8 +121,8 @@ def test_a_form_says_what_would_happen_and_does_it_when_it_is_ours(site: Operate
         "drain": ("/workers/sorter-1/drain", "sorter-1 hands over 2 tasks to sorter-2", "/workers/sorter-1"),
         "move": (f"/tasks/{first}/move?to=sorter-2", "goes from sorter-1 to sorter-2", f"/tasks/{first}"),
         "split": (f"/tasks/{first}/split", "is replaced by two, below ", "/tasks"),
-        "retry": (f"/tasks/{stopped.task_id}/retry", "tries again", f"/tasks/{stopped.task_id}"),
-        "pause": ("/tenants/1/1/pause", "is set aside", "/tenants"),
+        "retry": (f"/tasks/{stopped.task_id}/retry", "is retried", f"/tasks/{stopped.task_id}"),
+        "pause": ("/tenants/1/1/pause", "is paused", "/tenants"),
     }[verb]
 
     def done() -> bool:
@@ -150,7 +150,7 @@ def test_a_form_says_what_would_happen_and_does_it_when_it_is_ours(site: Operate
 def test_a_tenant_is_deleted_when_its_name_is_typed(site: Operated) -> None:
     catalog, path = site.world.catalog, "/tenants/1/1/delete"
     assert 'href="/tenants/1/1/delete"' in site.http.get("/tenants/1/1").text
-    assert "ends, and there is no way back" in page(site, path)
+    assert "is deleted, and this cannot be undone" in page(site, path)
     for typed in ("", "1/2", "1", "11", "TENANT 1/1"):
         answer = site.http.post(path, headers=OURS, data={"typed": typed}, follow_redirects=False)
         assert answer.status_code == 400, typed

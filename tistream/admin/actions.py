@@ -1,8 +1,8 @@
-"""What operators ask for: drain and undrain a worker, move, split, merge and retry a task, pause, resume and
-delete a tenant.
+"""Actions of operators: drain and undrain a worker; move, split, merge and retry a task; pause, resume and delete a
+tenant.
 
-Each verb looks, says what it would do in `words`, and does it unless `dry_run`. The guards are the catalog's: what
-changed between looking and doing makes the verb fail, never do something else. Any process may be asked.
+Each action reads the state, describes in `words` what it does, and does it unless `dry_run`. The catalog's guards make
+an action fail when the state has changed since it was read. Every process offers them.
 """
 
 from __future__ import annotations
@@ -37,98 +37,94 @@ _SHOWN = 4
 
 
 def drain(sources: Sources, worker_id: str, *, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Give a sorter or dispatcher no more work, and what it has to others."""
+    """Hand what a sorter or dispatcher owns to others, and assign nothing more to it."""
     row = get_worker(sources.catalog, worker_id)
     item = _DRAINABLE.get(row.kind)
     if item is None:
-        raise StateForbids(
-            f"{worker_id} is of kind {row.kind}: it owns nothing, stop it as it is.", worker_id=worker_id
-        )
+        raise StateForbids(f"{worker_id} is of kind {row.kind}: it owns nothing, just stop it.", worker_id=worker_id)
     if row.state is not WorkerState.UP:
         raise StateForbids(f"{worker_id} is {row.state}, not up.", worker_id=worker_id, state=row.state)
     count = _owned(sources, row)
     others = [w.worker_id for w in _alive(sources, row.kind) if w.worker_id != worker_id]
-    what = f"{count} {item}{'' if count == 1 else 's'}"
+    what = _many(count, item)
     if not count:
-        words = f"{worker_id} owns nothing and is given nothing more."
+        words = f"{worker_id} owns nothing and is assigned nothing more."
     elif others:
         words = f"{worker_id} hands over {what} to {_listed(others)}."
     else:
         words = f"No other {row.kind} is up: {worker_id} keeps its {what} until one is."
     if not dry_run and not drain_worker(sources.catalog, worker_id, row.incarnation, actor=actor):
         raise StateForbids(f"{worker_id} is not up any more.", worker_id=worker_id)
-    return _outcome("drain", worker_id, dry_run, words, items=count, receivers=others)
+    return outcome("drain", worker_id, dry_run, words, items=count, receivers=others)
 
 
 def undrain(sources: Sources, worker_id: str, *, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Give a draining worker work again."""
+    """Assign work to a draining worker again."""
     row = get_worker(sources.catalog, worker_id)
     if row.state is not WorkerState.DRAINING:
         raise StateForbids(f"{worker_id} is {row.state}, not draining.", worker_id=worker_id, state=row.state)
     if not dry_run and not undrain_worker(sources.catalog, worker_id, row.incarnation, actor=actor):
         raise StateForbids(f"{worker_id} is not draining any more.", worker_id=worker_id)
-    words = f"{worker_id} is given work again. What it handed over stays where it is."
-    return _outcome("undrain", worker_id, dry_run, words)
+    words = f"{worker_id} is given work again. What it handed over stays with its new owners."
+    return outcome("undrain", worker_id, dry_run, words)
 
 
 def move(
     sources: Sources, task_id: int, to: str | None, *, dry_run: bool, actor: str, if_epoch: int | None = None
 ) -> dict[str, Any]:
-    """Give a task to another sorter: to the one that is named, or to the one with the least load."""
+    """Move a task to another sorter: to `to`, or to the one with the least load."""
     row = get_task(sources.catalog, task_id)
     if if_epoch is not None and if_epoch != row.epoch:
         raise ChangedMeanwhile(f"Task {task_id} is at epoch {row.epoch}.", task_id=task_id, epoch=row.epoch)
     receiver = _receiver(sources, row, to)
     label = range_label(row.range, row.kind, sources.names_of(row.tenant))
     words = (
-        f"Task {task_id} ({label}) goes from {row.owner or 'nobody'} to {receiver}, which loads its snapshot and "
-        f"replays what came since. Nothing is lost or repeated; its watermark stands meanwhile."
+        f"Task {task_id} ({label}) goes from {row.owner or 'no owner'} to {receiver}, which loads its snapshot and "
+        f"replays what came since. Nothing is lost or repeated; its watermark pauses meanwhile."
     )
-    epoch = row.epoch + 1
-    if (
-        not dry_run
-        and move_task(sources.catalog, task_id, worker_id=receiver, seen_epoch=row.epoch, actor=actor) is None
-    ):
-        raise ChangedMeanwhile(f"Task {task_id} was given to somebody else meanwhile.", task_id=task_id)
-    return _outcome("move", str(task_id), dry_run, words, was=row.owner, to=receiver, epoch=epoch)
+    seen = row.epoch
+    if not dry_run and move_task(sources.catalog, task_id, worker_id=receiver, seen_epoch=seen, actor=actor) is None:
+        raise _reassigned(task_id)
+    return outcome("move", str(task_id), dry_run, words, was=row.owner, to=receiver, epoch=seen + 1)
 
 
 def split(sources: Sources, task_id: int, key: str | None, *, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Cut a task in two at a key (hexadecimal), or where its sorter saw about half of the traffic on either side."""
+    """Split a task at a key (hexadecimal), or where its sorter saw about half of the traffic on either side."""
     row = get_task(sources.catalog, task_id)
     at = _split_key(sources, row, key)
     if at not in row.range or at == row.range.start:
-        raise InvalidInput(f"Task {task_id} does not hold this key inside of its range.", key=at.hex())
+        raise InvalidInput(f"Task {task_id} does not have this key inside its range.", key=at.hex())
     where = key_text(at, sources.names_of(row.tenant))
-    words = (
-        f"Task {task_id} is replaced by two, below {where} and from there on; both stay with {row.owner or 'nobody'}."
-    )
+    owner = row.owner or "no owner"
+    words = f"Task {task_id} is replaced by two, below {where} and from there on; both stay with {owner}."
     parts: tuple[int, int] | None = None
     if not dry_run:
         parts = split_task(sources.catalog, task_id, at, seen_epoch=row.epoch, actor=actor)
         if parts is None:
-            raise ChangedMeanwhile(f"Task {task_id} was given to somebody else meanwhile.", task_id=task_id)
-    return _outcome("split", str(task_id), dry_run, words, key=at.hex(), parts=list(parts) if parts else None)
+            raise _reassigned(task_id)
+    return outcome("split", str(task_id), dry_run, words, key=at.hex(), parts=list(parts) if parts else None)
 
 
 def merge(sources: Sources, task_id: int, other: int, *, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Have two neighbours merged: their sorter brings both to one place and puts one task in their stead."""
-    left, right = sorted((get_task(sources.catalog, task_id), get_task(sources.catalog, other)), key=_start)
+    """Merge two neighbours: their sorter aligns both and replaces them by one task."""
+    left, right = sorted(
+        (get_task(sources.catalog, task_id), get_task(sources.catalog, other)), key=lambda row: row.range.start
+    )
     if left.tenant != right.tenant or not left.range.end or left.range.end != right.range.start:
         raise InvalidInput(f"Tasks {task_id} and {other} are not neighbours of one tenant.")
     if TaskKind.DDL in (left.kind, right.kind) or left.error or right.error:
         raise StateForbids("Tasks of DDL, and tasks that have stopped, are not merged.")
-    owner = left.owner or right.owner or "nobody"
+    owner = left.owner or right.owner or "a sorter"
     both = f"Tasks {left.task_id} and {right.task_id}"
     words = f"{both} go to {owner}, which puts one task in their place once both are at one watermark."
     seen = (left.epoch, right.epoch)
     if not dry_run and not request_merge(sources.catalog, left.task_id, right.task_id, seen_epochs=seen, actor=actor):
-        raise ChangedMeanwhile("One of the tasks was given to somebody else meanwhile.", task_id=task_id)
-    return _outcome("merge", f"{left.task_id}, {right.task_id}", dry_run, words, to=owner)
+        raise ChangedMeanwhile("One of the tasks was reassigned meanwhile.", task_id=task_id)
+    return outcome("merge", f"{left.task_id}, {right.task_id}", dry_run, words, to=owner)
 
 
-def _start(row: TaskRow) -> bytes:
-    return row.range.start
+def _reassigned(task_id: int) -> ChangedMeanwhile:
+    return ChangedMeanwhile(f"Task {task_id} was reassigned meanwhile.", task_id=task_id)
 
 
 def _split_key(sources: Sources, row: TaskRow, key: str | None) -> bytes:
@@ -139,61 +135,59 @@ def _split_key(sources: Sources, row: TaskRow, key: str | None) -> bytes:
             raise InvalidInput("A key is given in hexadecimal.", key=key[:80]) from e
     report = known_now(sources, row.tenant).tasks.get(row.task_id)
     if report is None or report.epoch != row.epoch or report.split_key is None:
-        raise StateForbids(f"The sorter of task {row.task_id} has named no key yet: give one.", task_id=row.task_id)
+        raise StateForbids(f"The sorter of task {row.task_id} has suggested no key yet: give one.", task_id=row.task_id)
     return report.split_key
 
 
 def retry(sources: Sources, task_id: int, *, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Let a stopped task try again."""
+    """Retry a stopped task."""
     row = get_task(sources.catalog, task_id)
     if row.error is None:
         raise StateForbids(f"Task {task_id} has not stopped.", task_id=task_id)
-    words = (
-        f"Task {task_id} tries again, and its pushers open new subscriptions in its range. It had stopped: {row.error}"
-    )
+    words = f"Task {task_id} is retried, with new subscriptions in its range. It had stopped: {row.error}"
     if not dry_run and not retry_task(sources.catalog, task_id, epoch=row.epoch, actor=actor):
-        raise ChangedMeanwhile(f"Task {task_id} was given to another sorter meanwhile.", task_id=task_id)
-    return _outcome("retry", str(task_id), dry_run, words)
+        raise _reassigned(task_id)
+    return outcome("retry", str(task_id), dry_run, words)
 
 
 def pause(sources: Sources, tenant: Tenant, *, reason: str, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Set a tenant aside."""
+    """Pause a tenant."""
     words = (
-        f"Tenant {tenant} is set aside: what is in its log stays readable, its watermark stands, and its pushers' "
-        f"files wait in the bucket until it is resumed."
+        f"Tenant {tenant} is paused: its log stays readable, its watermark stops, and its pushers' files wait in the "
+        f"bucket until it is resumed."
     )
     return _change(
-        sources, tenant, (TenantState.ACTIVE, TenantState.PAUSED), "pause", words, reason or "paused by a person",
+        sources, tenant, (TenantState.ACTIVE, TenantState.PAUSED), "pause", words, reason or "paused by an operator",
         dry_run=dry_run, actor=actor,
     )  # fmt: skip
 
 
 def resume(sources: Sources, tenant: Tenant, *, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Let a paused tenant go on."""
-    words = f"Tenant {tenant} goes on where it was; what its pushers wrote meanwhile is sorted now."
+    """Resume a paused tenant."""
+    words = f"Tenant {tenant} resumes where it was; what its pushers wrote meanwhile is sorted now."
     change = (TenantState.PAUSED, TenantState.ACTIVE)
     return _change(sources, tenant, change, "resume", words, "", dry_run=dry_run, actor=actor)
 
 
 def delete(sources: Sources, tenant: Tenant, *, reason: str, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Give a tenant up, for good. Asked again it changes nothing."""
+    """Delete a tenant for good. A repeat changes nothing."""
     row = look_up_tenant(sources.catalog, tenant)
     if row.state in GIVEN_UP:
         over = row.state is TenantState.DELETED
         words = f"Tenant {tenant} {'was deleted' if over else 'is being deleted'} already: there is nothing to do."
-        return _outcome("delete", str(tenant), dry_run, words, state=row.state, tasks=0, objects=0, bytes=0)
+        return outcome("delete", str(tenant), dry_run, words, state=row.state, tasks=0, objects=0, bytes=0)
     stored = [n for (_, state), n in stored_bytes(sources.catalog, tenant).items() if state != ObjectState.DEAD]
     files, size = sum(count for count, _ in stored), sum(total for _, total in stored)
     tasks, feeds = listing.count_tasks(sources.catalog, tenant).total, len(list_changefeeds(sources.catalog, tenant))
     words = (
-        f"Tenant {tenant} ({row.state}) ends, and there is no way back: its pushers are refused, their keys revoked, "
-        f"its {_many(tasks, 'task')} and {_many(feeds, 'changefeed')} go, its log of {_many(files, 'object')} "
-        f"({size / 1e6:.1f} MB) cannot be read from now on and is removed from the bucket after an hour, and with it "
-        f"all that its pushers wrote. Its id is not used again."
+        f"Tenant {tenant} ({row.state}) is deleted, and this cannot be undone: its pushers are refused, their keys "
+        f"revoked, its {_many(tasks, 'task')} and {_many(feeds, 'changefeed')} removed. Its log of "
+        f"{_many(files, 'object')} ({size / 1e6:.1f} MB) cannot be read from now on; after an hour it is removed from "
+        f"the bucket, with all that its pushers wrote. Its id is not used again."
     )
     if not dry_run and not delete_tenant(sources.catalog, tenant, seen=row.state, reason=reason, actor=actor):
         raise ChangedMeanwhile(f"Tenant {tenant} is not {row.state} any more.")
-    return _outcome(
+    return outcome(
         "delete", str(tenant), dry_run, words, state=TenantState.DELETING, tasks=tasks, objects=files, bytes=size
     )
 
@@ -219,7 +213,7 @@ def _change(
         raise StateForbids(f"Tenant {tenant} is {row.state}, not {seen}.", state=row.state)
     if not dry_run and not change_state(sources.catalog, tenant, seen=seen, to=to, reason=reason, actor=actor):
         raise ChangedMeanwhile(f"Tenant {tenant} is not {seen} any more.")
-    return _outcome(verb, str(tenant), dry_run, words, state=to)
+    return outcome(verb, str(tenant), dry_run, words, state=to)
 
 
 def _receiver(sources: Sources, row: TaskRow, to: str | None) -> str:
@@ -229,7 +223,7 @@ def _receiver(sources: Sources, row: TaskRow, to: str | None) -> str:
     if to is not None:
         if to not in alive:
             up = f" Up are {_listed(sorted(alive))}." if alive else " No sorter is up."
-            raise StateForbids(f"{to} is not a sorter that is up: it can be given nothing.{up}", worker_id=to)
+            raise StateForbids(f"{to} is not a sorter that is up: it cannot be assigned tasks.{up}", worker_id=to)
         return to
     others = [worker for name, worker in alive.items() if name != row.owner]
     if not others:
@@ -253,5 +247,6 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _outcome(verb: str, subject: str, dry_run: bool, words: str, **more: object) -> dict[str, Any]:
+def outcome(verb: str, subject: str, dry_run: bool, words: str, **more: object) -> dict[str, Any]:
+    """The result of an action."""
     return {"verb": verb, "subject": subject, "dry_run": dry_run, "done": not dry_run, "words": words, **more}

@@ -1,7 +1,7 @@
-"""What errors have stopped, as one list for operators: the catalog's stops, then the tasks that have stopped.
+"""What errors have stopped, as one list for operators: the catalog's stops, then the stopped tasks.
 
-An item's id is a number for a stop and `task-N` for a task. Resuming lets the role that stopped try the item now; a
-task is retried, with new subscriptions in its range.
+The id of a stop is a number, that of a task is `task-N`. Resuming a stop has its role retry the item now; a task is
+retried with new subscriptions in its range.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from tistream import ts as tso
 from tistream.admin import actions
-from tistream.admin.views import Sources
+from tistream.admin.views import Sources, ids_of
 from tistream.catalog.work import listing
 from tistream.catalog.work.stops import Scope, StopRow, get_stop, list_stops, resume_stop
 from tistream.catalog.work.tasks import TaskRow
@@ -41,17 +41,16 @@ def stops_page(
 
 
 def resume(sources: Sources, stop_id: str, *, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Have the item tried now."""
+    """Retry the item now."""
     is_task, number = _parsed(stop_id)
     if is_task:
         return actions.retry(sources, number, dry_run=dry_run, actor=actor)
     row = get_stop(sources.catalog, number)
-    told = row.stopped
-    words = f"{told.role} tries {told.scope} {told.item} now. It had stopped: {told.message}"
+    stopped = row.stopped
+    words = f"{stopped.role} tries {stopped.scope} {stopped.item} now. It had stopped: {stopped.message}"
     if not dry_run and not resume_stop(sources.catalog, number, actor=actor):
-        raise NotFound(f"There is no stop {number} any more: it works again.", stop_id=number)
-    subject = f"{told.role} {told.item}"
-    return {"verb": "resume", "subject": subject, "dry_run": dry_run, "done": not dry_run, "words": words}
+        raise NotFound(f"Stop {number} does not exist any more: the item works again.", stop_id=number)
+    return actions.outcome("resume", f"{stopped.role} {stopped.item}", dry_run, words)
 
 
 def problems_of(sources: Sources, tenant: Tenant | None, limit: int) -> list[dict[str, object]]:
@@ -77,40 +76,31 @@ def _parsed(text: str) -> tuple[bool, int]:
 
 
 def _stop_fact(row: StopRow) -> dict[str, Any]:
-    told = row.stopped
+    stopped = row.stopped
     return {
-        **_of(told.tenant),
+        **ids_of(stopped.tenant),
         "stop_id": str(row.stop_id),
-        "scope": told.scope,
-        "role": told.role,
-        "item": told.item,
-        "code": told.code,
-        "message": told.message,
-        "object": told.object or None,
+        "scope": stopped.scope,
+        "role": stopped.role,
+        "item": stopped.item,
+        "code": stopped.code,
+        "message": stopped.message,
+        "object": stopped.object or None,
         "since": tso.to_text(tso.compose(row.since_ms)),
-        "tries": told.tries,
+        "tries": stopped.tries,
         "resumed": row.resumed,
     }
 
 
 def _task_fact(row: TaskRow) -> dict[str, Any]:
+    unknown = dict.fromkeys(("code", "message", "object", "since", "tries"))
     return {
-        **_of(row.tenant),
+        **ids_of(row.tenant),
         "stop_id": f"{_TASK}{row.task_id}",
         "scope": Scope.TASK,
         "role": "sorter",
         "item": str(row.task_id),
-        "code": None,
+        **unknown,
         "message": row.error,
-        "object": None,
-        "since": None,
-        "tries": None,
         "resumed": False,
-    }
-
-
-def _of(tenant: Tenant | None) -> dict[str, Any]:
-    return {
-        "cluster_id": None if tenant is None else tenant.cluster_id,
-        "tenant_id": None if tenant is None else tenant.tenant_id,
     }

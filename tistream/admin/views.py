@@ -1,8 +1,8 @@
 """What operators see, as plain dictionaries: the same for the API, the console's pages and the command line.
 
-Everything is read from the catalog, so any process answers alike. 64-bit timestamps travel as text, keys as hexadecimal
-beside words for people. Lists go by pages; `next_cursor` is None on the last one. What workers claim about their load
-(`load`, `report`) is as old as their last heartbeat, and is left out when it is of another epoch than the task.
+Everything is read from the catalog, so every process gives the same answer. 64-bit timestamps are text; keys are
+hexadecimal, with a readable form beside. Lists have pages; `next_cursor` is None on the last one. Reported `load` is
+as old as the last heartbeat, and is left out when it belongs to another epoch than the task.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _no_names(_: Tenant) -> NameOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What the facts are read from."""
+    """What the views are read from."""
 
     catalog: Catalog
     clock: Clock
     names: Callable[[Tenant], NameOf] = _no_names  #: of a tenant's tables, by physical id; may raise TiStreamError
 
     def names_of(self, tenant: Tenant) -> NameOf:
-        """As `names`; without names while the schema cannot be read: facts about ranges do not depend on it."""
+        """As `names`; without names while the schema cannot be read: views of ranges do not depend on it."""
         try:
             return self.names(tenant)
         except TiStreamError:
@@ -70,22 +70,16 @@ def tasks_page(
 
 
 def task(sources: Sources, task_id: int) -> dict[str, Any]:
-    """One task, and what of it does not go on."""
+    """One task with its watermark gaps."""
     row = get_task(sources.catalog, task_id)
     known = known_now(sources, row.tenant)
     name_of = sources.names_of(row.tenant)
-    facts = _task_fact(sources, row, name_of, known)
-    return {
-        **facts,
-        "watermark_gaps": [
-            watermark_gap_fact(sources, watermark_gap, name_of)
-            for watermark_gap in watermark_gaps_of(row, known, name_of)
-        ],
-    }
+    gaps = [watermark_gap_fact(sources, gap, name_of) for gap in watermark_gaps_of(row, known, name_of)]
+    return {**_task_fact(sources, row, name_of, known), "watermark_gaps": gaps}
 
 
 def ranges_page(sources: Sources, tenant: Tenant, *, limit: int, cursor: str | None = None) -> dict[str, Any]:
-    """The key space of a tenant in order: who owns what, and how far it is."""
+    """The key space of a tenant in order, with owners and progress."""
     get_tenant(sources.catalog, tenant)
     found = listing.page_ranges(sources.catalog, tenant, limit=limit + 1, after=_place(cursor))
     items, more = found[:limit], len(found) > limit
@@ -112,7 +106,7 @@ def worker(sources: Sources, worker_id: str) -> dict[str, Any]:
 
 
 def owner(sources: Sources) -> dict[str, Any]:
-    """Who runs assignment."""
+    """The leading meta server."""
     row = get_leader(sources.catalog)
     if row is None:
         return {"owner": None, "epoch": 0, "heartbeat_age_ms": None, "alive": False}
@@ -121,23 +115,18 @@ def owner(sources: Sources) -> dict[str, Any]:
 
 
 def watermark_gaps(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:
-    """What does not go on, each in one sentence; at most WATERMARK_GAPS_MAX (`truncated` says that there are more)."""
-    found: list[tuple[WatermarkGap, NameOf]] = []
-    names: dict[Tenant, NameOf] = {}
+    """What is stalled, each in one sentence; at most WATERMARK_GAPS_MAX (`truncated`: there are more)."""
     rows = list_tenants(sources.catalog) if tenant is None else [get_tenant(sources.catalog, tenant)]
-    nobody: NameOf = lambda _: None  # noqa: E731
-    found += [(awaiting(r.tenant), nobody) for r in rows if r.state is TenantState.AWAITING_SNAPSHOT]
-    found += [(paused(r.tenant, r.reason), nobody) for r in rows if r.state is TenantState.PAUSED]
+    unnamed: NameOf = lambda _: None  # noqa: E731
+    found = [(awaiting(r.tenant), unnamed) for r in rows if r.state is TenantState.AWAITING_SNAPSHOT]
+    found += [(paused(r.tenant, r.reason), unnamed) for r in rows if r.state is TenantState.PAUSED]
     known = known_now(sources, tenant)
+    names: dict[Tenant, NameOf] = {}
     for row in _suspects(sources.catalog, known, tenant):
         name_of = names.setdefault(row.tenant, sources.names_of(row.tenant))
-        found += [(watermark_gap, name_of) for watermark_gap in watermark_gaps_of(row, known, name_of)]
-    return {
-        "items": [
-            watermark_gap_fact(sources, watermark_gap, name_of) for watermark_gap, name_of in found[:WATERMARK_GAPS_MAX]
-        ],
-        "truncated": len(found) > WATERMARK_GAPS_MAX,
-    }
+        found += [(gap, name_of) for gap in watermark_gaps_of(row, known, name_of)]
+    items = [watermark_gap_fact(sources, gap, name_of) for gap, name_of in found[:WATERMARK_GAPS_MAX]]
+    return {"items": items, "truncated": len(found) > WATERMARK_GAPS_MAX}
 
 
 def events_page(
@@ -171,44 +160,48 @@ def event_fact(event: EventRow) -> dict[str, Any]:
         "event_id": str(event.event_id),
         "at": tso.to_text(tso.compose(event.at_ms)),
         "kind": event.kind,
-        "cluster_id": event.tenant.cluster_id if event.tenant else None,
-        "tenant_id": event.tenant.tenant_id if event.tenant else None,
+        **ids_of(event.tenant),
         "subject": event.subject,
         "actor": event.actor or None,
-        "words": _told(event),
+        "words": _event_text(event),
         "detail": dict(event.detail),
     }
 
 
-def watermark_gap_fact(sources: Sources, watermark_gap: WatermarkGap, name_of: NameOf) -> dict[str, Any]:
-    """A hole for people and programs."""
-    part = watermark_gap.range
+def ids_of(tenant: Tenant | None) -> dict[str, int | None]:
+    """The ids of a tenant; None without one."""
+    return {"cluster_id": tenant.cluster_id if tenant else None, "tenant_id": tenant.tenant_id if tenant else None}
+
+
+def watermark_gap_fact(sources: Sources, gap: WatermarkGap, name_of: NameOf) -> dict[str, Any]:
+    """A watermark gap for people and programs."""
+    part = gap.range
     return {
-        "cluster_id": watermark_gap.tenant.cluster_id,
-        "tenant_id": watermark_gap.tenant.tenant_id,
-        "task_id": watermark_gap.task.task_id if watermark_gap.task else None,
-        "cause": watermark_gap.cause,
-        "sentence": watermark_gap.sentence,
-        "next_step": watermark_gap.next_step,
+        **ids_of(gap.tenant),
+        "task_id": gap.task.task_id if gap.task else None,
+        **_attributes(gap, "cause", "sentence", "next_step"),
         "start_key": part.start.hex() if part else None,
         "end_key": part.end.hex() if part else None,
         "start_text": key_text(part.start, name_of) if part else None,
         "end_text": key_text(part.end, name_of) if part else None,
-        "label": range_label(part, watermark_gap.task.kind, name_of) if part and watermark_gap.task else None,
-        "watermark": str(watermark_gap.watermark) if watermark_gap.watermark else None,
-        "lag_ms": _lag(sources, watermark_gap.watermark),
-        "standing_s": watermark_gap.standing_s,
-        "region_id": watermark_gap.region_id or None,
-        "version": watermark_gap.version or None,
-        "store_id": watermark_gap.store_id or None,
-        "file": watermark_gap.file or None,
-        "file_age_s": watermark_gap.file_age_s,
-        "owner": watermark_gap.owner,
+        "label": range_label(part, gap.task.kind, name_of) if part and gap.task else None,
+        "watermark": str(gap.watermark) if gap.watermark else None,
+        "lag_ms": _lag(sources, gap.watermark),
+        "standing_s": gap.standing_s,
+        "region_id": gap.region_id or None,
+        "version": gap.version or None,
+        "store_id": gap.store_id or None,
+        "file": gap.file or None,
+        **_attributes(gap, "file_age_s", "owner"),
     }
 
 
+def _attributes(row: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
 def known_now(sources: Sources, tenant: Tenant | None = None) -> Known:
-    """What workers said last."""
+    """The last reports of all workers."""
     catalog = sources.catalog
     rows = list_workers(catalog)
     stores: dict[tuple[Tenant, int], StoreReport] = {}
@@ -226,7 +219,7 @@ def known_now(sources: Sources, tenant: Tenant | None = None) -> Known:
 
 
 def _suspects(catalog: Catalog, known: Known, tenant: Tenant | None) -> list[TaskRow]:
-    """The tasks that may have something to tell, by id: not all 100,000 are looked at."""
+    """The tasks that may be stalled, by id: not all 100,000 are examined."""
     limit = WATERMARK_GAPS_MAX + 1
     idle = listing.idle_tasks(catalog, limit=limit, tenant=tenant, resting=_RESTING)
     found = {row.task_id: row for row in idle}
@@ -235,14 +228,14 @@ def _suspects(catalog: Catalog, known: Known, tenant: Tenant | None) -> list[Tas
         if len(found) < limit and not Known.is_alive(known.workers.get(name)):
             rows = listing.page_tasks(catalog, limit=limit, tenant=tenant, owner=name)
             found.update({row.task_id: row for row in rows})
-    told = [t.task_id for t in known.tasks.values() if t.stuck or t.standing_s]
-    rows = listing.tasks_by_id(catalog, told[: 4 * limit])
+    reported = [t.task_id for t in known.tasks.values() if t.stuck or t.standing_s]
+    rows = listing.tasks_by_id(catalog, reported[: 4 * limit])
     found.update({row.task_id: row for row in rows if tenant is None or row.tenant == tenant})
     return [found[task_id] for task_id in sorted(found)]
 
 
 def _newest(reports: Iterable[TaskReport]) -> dict[int, TaskReport]:
-    """By task, of the newest epoch: a task that was moved is still named by who had it."""
+    """By task, of the newest epoch: the former owner of a moved task still reports it."""
     found: dict[int, TaskReport] = {}
     for report in reports:
         if report.task_id not in found or found[report.task_id].epoch < report.epoch:
@@ -251,23 +244,18 @@ def _newest(reports: Iterable[TaskReport]) -> dict[int, TaskReport]:
 
 
 def _task_facts(sources: Sources, rows: list[TaskRow]) -> list[dict[str, Any]]:
-    known = known_now(sources) if rows else None
-    names: dict[Tenant, NameOf] = {}
-    facts = []
-    for row in rows:
-        assert known is not None
-        if row.tenant not in names:
-            names[row.tenant] = sources.names_of(row.tenant)
-        facts.append(_task_fact(sources, row, names[row.tenant], known))
-    return facts
+    if not rows:
+        return []
+    known = known_now(sources)
+    names = {tenant: sources.names_of(tenant) for tenant in {row.tenant for row in rows}}
+    return [_task_fact(sources, row, names[row.tenant], known) for row in rows]
 
 
 def _task_fact(sources: Sources, row: TaskRow, name_of: NameOf, known: Known) -> dict[str, Any]:
     report = known.tasks.get(row.task_id)
     return {
         "task_id": row.task_id,
-        "cluster_id": row.tenant.cluster_id,
-        "tenant_id": row.tenant.tenant_id,
+        **ids_of(row.tenant),
         "kind": row.kind,
         "state": _state(row, known),
         "label": range_label(row.range, row.kind, name_of),
@@ -279,11 +267,7 @@ def _task_fact(sources: Sources, row: TaskRow, name_of: NameOf, known: Known) ->
         "durable_ts": str(row.durable_ts),
         "durable_time": tso.to_text(row.durable_ts),
         "lag_ms": _lag(sources, row.durable_ts),
-        "epoch": row.epoch,
-        "owner": row.owner,
-        "resubscribe_id": row.resubscribe_id,
-        "snapshot_n": row.snapshot_n,
-        "error": row.error,
+        **_attributes(row, "epoch", "owner", "resubscribe_id", "snapshot_n", "error"),
         "load": _load(report) if report is not None and report.epoch == row.epoch else None,
     }
 
@@ -300,10 +284,7 @@ def _state(row: TaskRow, known: Known) -> str:
 
 def _load(report: TaskReport) -> dict[str, Any]:
     return {
-        "rows_per_s": report.rows_per_s,
-        "bytes_per_s": report.bytes_per_s,
-        "open_rows": report.open_rows,
-        "held_bytes": report.held_bytes,
+        **_attributes(report, "rows_per_s", "bytes_per_s", "open_rows", "held_bytes"),
         "watermark": str(report.watermark) if report.watermark is not None else None,
         "standing_s": report.standing_s,
         "split_key": report.split_key.hex() if report.split_key is not None else None,
@@ -313,51 +294,39 @@ def _load(report: TaskReport) -> dict[str, Any]:
 def _worker_fact(row: WorkerRow, tasks: int, stores: int) -> dict[str, Any]:
     alive = Known.is_alive(row)
     return {
-        "worker_id": row.worker_id,
-        "kind": row.kind,
-        "address": row.address,
+        **_attributes(row, "worker_id", "kind", "address"),
         "state": row.state if alive or row.state == "gone" else "silent",
         "alive": alive,
-        "incarnation": row.incarnation,
-        "heartbeat_age_ms": row.heartbeat_age_ms,
+        **_attributes(row, "incarnation", "heartbeat_age_ms"),
         "tasks": tasks,
         "stores": stores,
-        "bytes_per_s": row.report.bytes_per_s,
-        "held_bytes": row.report.held_bytes,
+        **_attributes(row.report, "bytes_per_s", "held_bytes"),
         "problems": list(row.report.problems),
         "drains": row.kind in (WorkerKind.SORTER, WorkerKind.DISPATCHER),
     }
 
 
 def _store_fact(store: StoreReport) -> dict[str, Any]:
-    return {
-        "cluster_id": store.tenant.cluster_id,
-        "tenant_id": store.tenant.tenant_id,
-        "store_id": store.store_id,
-        "incarnation": store.incarnation,
-        "seq": store.seq,
-        "bytes_per_s": store.bytes_per_s,
-        "files_per_s": store.files_per_s,
-        "silent_s": store.silent_s,
-    }
+    load = _attributes(store, "store_id", "incarnation", "seq", "bytes_per_s", "files_per_s", "silent_s")
+    return {**ids_of(store.tenant), **load}
 
 
 def _lag(sources: Sources, ts: int | None) -> int | None:
     return max(0, sources.clock.unix_ms() - tso.physical_ms(ts)) if ts else None
 
 
-def _told(event: EventRow) -> str:
-    """An event in words."""
+def _event_text(event: EventRow) -> str:
+    """An event as a sentence."""
     detail, what = event.detail, event.kind.split(".")[0]
     subject = event.subject if what == "owner" else f"{what} {event.subject}"
     match event.kind:
         case "owner.elected":
-            return f"{subject} became the owner, epoch {detail.get('epoch')}"
+            return f"{subject} became the leader, epoch {detail.get('epoch')}"
         case "task.assigned" | "task.moved" | "store.assigned":
             verb = "moved" if event.kind == "task.moved" else "assigned"
             was = f" from {detail['was']}" if detail.get("was") else ""
             epoch = f", epoch {detail['epoch']}" if detail.get("epoch") else ""
-            to = detail.get("to") or "nobody"
+            to = detail.get("to") or "no owner"
             if isinstance(to, dict):
                 return f"{what}s {verb}, {event.subject}: " + ", ".join(f"{n} to {name}" for name, n in to.items())
             return f"{subject} {verb}{was} to {to}{epoch}"
@@ -366,22 +335,22 @@ def _told(event: EventRow) -> str:
         case "task.split":
             return f"{subject} was split into {' and '.join(map(str, detail.get('parts', ())))}"
         case "task.merge_asked":
-            return f"{subject} and {detail.get('right')} are to be merged by {detail.get('to') or 'nobody yet'}"
+            return f"{subject} and {detail.get('right')} will be merged by {detail.get('to') or 'no sorter yet'}"
         case "task.merged":
-            return f"{subject} was put together of {' and '.join(map(str, detail.get('halves', ())))}"
+            return f"{subject} was merged from {' and '.join(map(str, detail.get('halves', ())))}"
         case "task.retried":
-            return f"{subject} tries again"
+            return f"{subject} is retried"
         case "worker.registered":
-            return f"{detail.get('kind', 'worker')} {event.subject} registered, life {detail.get('incarnation')}"
+            return f"{detail.get('kind', 'worker')} {event.subject} registered, incarnation {detail.get('incarnation')}"
         case "tenant.deleting":
             reason = f": {detail['reason']}" if detail.get("reason") else ""
-            return f"{subject} was given up, with {detail.get('tasks')} tasks{reason}"
+            return f"{subject} is being deleted, with {detail.get('tasks')} tasks{reason}"
         case "tenant.deleted":
-            return f"{subject} is gone: nothing of it is left in the bucket"
+            return f"{subject} is deleted: the bucket has nothing of it any more"
         case "item.stopped":
             return f"{event.subject} stopped: {detail.get('error')}"
         case "item.resumed":
-            return f"{event.subject} is to be tried again"
+            return f"{event.subject} will be retried"
         case "item.works":
             return f"{event.subject} works again"
         case "tenant.activated":

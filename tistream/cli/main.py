@@ -81,8 +81,8 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(about)
-    command = next((each for each in arguments if not each.startswith("-")), None)  # options before it take no values
-    if command is None and {"--version", "-V"} & set(arguments):
+    command = next((each for each in arguments if not each.startswith("-")), "")  # options before it take no values
+    if not command and {"--version", "-V"} & set(arguments):
         return app
     for name in [command] if command in COMMANDS else COMMANDS:
         module, _, attribute = COMMANDS[name].partition(":")

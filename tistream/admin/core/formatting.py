@@ -1,8 +1,7 @@
-"""Key ranges, lags and numbers in words that a person can act on. Pure.
+"""Keys and key ranges in words. Pure.
 
-A key is shown as the table and row that it belongs to where the schema says so, by `name_of` (physical table id ->
-"database.table", or None), and as hexadecimal where not. A range is named by the whole tables it holds, or by the part
-of the one table it lies in.
+A key is shown as its table and row when `name_of` (physical table id -> "database.table", or None) knows them, and as
+hexadecimal otherwise. A range is named by the whole tables it holds, or by a part of one table.
 """
 
 from __future__ import annotations
@@ -25,15 +24,10 @@ _PLACES = {b"m": "the first schema key", b"n": "behind the schema keys", b"t": "
 
 
 def range_label(range: KeyRange, kind: str, name_of: NameOf) -> str:
-    """A task's or a hole's range in words."""
+    """The range of a task or of a watermark gap in words."""
     if kind == TaskKind.DDL:
-        return (
-            "schema changes"
-            if range == META_RANGE
-            else "DDL jobs"
-            if range == DDL_JOB_RANGE
-            else key_span(range, name_of)
-        )
+        names = {META_RANGE: "schema changes", DDL_JOB_RANGE: "DDL jobs"}
+        return names.get(range) or key_span(range, name_of)
     first, last = _table_id(range.start), _table_id(range.end)
     whole_first = len(range.start) <= _PREFIX_BYTES
     if first and _inside_one(range, first):
@@ -50,7 +44,7 @@ def range_label(range: KeyRange, kind: str, name_of: NameOf) -> str:
 
 
 def key_span(range: KeyRange, name_of: NameOf) -> str:
-    """Both ends of a range, as readable as they are known."""
+    """Both ends of a range."""
     first = _table_id(range.start)
     if first and _inside_one(range, first):
         table = name_of(first) or f"table {first}"
@@ -76,7 +70,7 @@ def key_text(key: bytes, name_of: NameOf) -> str:
 
 
 def _inside_one(range: KeyRange, table_id: int) -> bool:
-    """Whether the range lies inside of one table, its beginning and end included."""
+    """Whether the range lies inside one table, including its beginning and end."""
     if not range.end:
         return False
     last = _table_id(range.end)
@@ -84,7 +78,7 @@ def _inside_one(range: KeyRange, table_id: int) -> bool:
 
 
 def _within(key: bytes) -> str:
-    """What a key says beyond its table; empty where it is no more than the table's beginning or end."""
+    """The part of a key behind its table; empty for the table's beginning or end."""
     if len(key) <= _PREFIX_BYTES:
         return ""
     try:
@@ -112,7 +106,7 @@ def _named(first: int, last: int, name_of: NameOf) -> str:
 
 
 def _table_id(key: bytes) -> int:
-    """The table id that a key begins with; 0 when it is only a prefix of one."""
+    """The table id that a key begins with; 0 when it has none or only a part of one."""
     return decode_int(key, 1)[0] if key[:1] == b"t" and len(key) >= _PREFIX_BYTES else 0
 
 

@@ -1,15 +1,14 @@
-"""Why a range does not go on, in one sentence. Pure.
+"""Why a range is stalled, in one sentence. Pure.
 
-    stopped     the task met something that it must not pass; a person decides
-    no sorter   nobody works on the task
-    silent      its sorter has not been heard of for longer than its lease
-    hole        nobody has spoken of part of the range yet, so there is no watermark
-    standing    the watermark has stood for longer than STANDING_S: it waits for a region
-    awaiting    a tenant whose first schema snapshot has not been pushed
-    paused      a tenant that somebody set aside; its tasks rest
+    stopped         the task met an error that it must not skip; an operator decides
+    no sorter       the task has no owner
+    silent          its sorter has sent no heartbeat for longer than its lease
+    watermark_gap   part of the range has no watermark yet
+    standing        the watermark has stalled for longer than STALLED_S: it waits for a region
+    awaiting        a tenant whose first schema snapshot has not been pushed
+    paused          a tenant that an operator paused
 
-What sorters and dispatchers say with their heartbeats is a claim about the recent past: the sentence is what to look
-at first, not a proof.
+Heartbeats of sorters and dispatchers describe the recent past: the sentence is what to look at first, not a proof.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
 
-STANDING_S = 10.0  #: a watermark that stands for longer is told
+STALLED_S = 10.0  #: a watermark that has stalled for longer is reported
 SILENT_S = 10.0  #: a store without a new file for longer is probably down
 
 
 class Cause(StrEnum):
-    """Why a range does not go on."""
+    """Why a range is stalled."""
 
     STOPPED = "stopped"
     NO_SORTER = "no sorter"
@@ -46,7 +45,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkGap:
-    """A range that does not go on."""
+    """A stalled range."""
 
     tenant: Tenant
     cause: Cause
@@ -66,18 +65,18 @@ class WatermarkGap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What workers have said: by worker, by task, by store."""
+    """The last reports: by worker, by task, by store."""
 
     workers: Mapping[str, WorkerRow]
     tasks: Mapping[int, TaskReport]
     stores: Mapping[tuple[Tenant, int], StoreReport]
     dispatchers: Mapping[tuple[Tenant, int], str | None]  #: who dispatches a store
     unix_ms: int  #: now
-    resting: Collection[Tenant] = ()  #: tenants whose tasks nobody works on: paused, or being deleted
+    resting: Collection[Tenant] = ()  #: tenants whose tasks have no owners on purpose: paused, or being deleted
 
     @staticmethod
     def is_alive(worker: WorkerRow | None) -> bool:
-        """Whether the database has heard of it lately."""
+        """Whether its last heartbeat is younger than its lease."""
         return worker is not None and worker.state != "gone" and worker.heartbeat_age_ms <= LEASE_MS
 
 
@@ -86,13 +85,13 @@ def awaiting(tenant: Tenant) -> WatermarkGap:
     return WatermarkGap(
         tenant=tenant,
         cause=Cause.AWAITING,
-        sentence=f"tenant {tenant} waits for its first schema snapshot; until then its files wait, too",
+        sentence=f"tenant {tenant} waits for its first schema snapshot; until then its files wait too",
         next_step=f"start its pusher: tistream push --cluster {tenant.cluster_id} --tenant {tenant.tenant_id} ...",
     )
 
 
 def paused(tenant: Tenant, reason: str) -> WatermarkGap:
-    """A tenant that was set aside."""
+    """A paused tenant."""
     return WatermarkGap(
         tenant=tenant,
         cause=Cause.PAUSED,
@@ -102,62 +101,49 @@ def paused(tenant: Tenant, reason: str) -> WatermarkGap:
 
 
 def watermark_gaps_of(task: TaskRow, known: Known, name_of: NameOf) -> list[WatermarkGap]:
-    """What is to be told of a task; nothing when it goes on."""
+    """The watermark gaps of a task; none when it advances."""
     label = range_label(task.range, task.kind, name_of)
     if task.error is not None:
         words = f"task {task.task_id} over {label} has stopped: {task.error}"
-        then = f"put right what it says, then let it try again: tistream tasks retry {task.task_id}"
+        then = f"fix the cause, then retry it: tistream tasks retry {task.task_id}"
         return [_watermark_gap(task, Cause.STOPPED, words, then)]
     if task.tenant in known.resting:
         return []
     if task.owner is None:
         words = f"task {task.task_id} over {label} has no sorter"
-        return [
-            _watermark_gap(
-                task, Cause.NO_SORTER, words, "see that a sorter and a meta server are up: tistream workers list"
-            )
-        ]
+        then = "check that a sorter and a meta server are up: tistream workers list"
+        return [_watermark_gap(task, Cause.NO_SORTER, words, then)]
     worker = known.workers.get(task.owner)
     if not Known.is_alive(worker):
-        heard = f"for {duration_text(worker.heartbeat_age_ms)}" if worker else "at all"
-        words = f"task {task.task_id} over {label} belongs to {task.owner}, which has not been heard of {heard}"
+        seen = f"sent no heartbeat for {duration_text(worker.heartbeat_age_ms)}" if worker else "never registered"
+        words = f"task {task.task_id} over {label} belongs to {task.owner}, which has {seen}"
         then = "another sorter takes it over within seconds if one is up and a meta server is elected"
         return [_watermark_gap(task, Cause.SILENT, words, then)]
     report = known.tasks.get(task.task_id)
     if report is None or report.epoch != task.epoch:
         return []
-    told = [s for s in report.stuck if s.watermark is None or report.standing_s >= STANDING_S]
-    waits = [s for s in told if not s.start_ts or (s.watermark is not None and s.start_ts <= s.watermark + 1)]
+    reported = [s for s in report.stuck if s.watermark is None or report.standing_s >= STALLED_S]
+    waits = [s for s in reported if not s.start_ts or (s.watermark is not None and s.start_ts <= s.watermark + 1)]
     if waits:
-        return [
-            _locked(task, report, stuck, known, name_of)
-            if stuck.start_ts
-            else _stuck(task, report, stuck, known, name_of)
-            for stuck in waits
-        ]
-    if report.standing_s < STANDING_S:
+        return [(_locked if s.start_ts else _stuck)(task, report, s, known, name_of) for s in waits]
+    if report.standing_s < STALLED_S:
         return []
-    for_so_long = duration_text(report.standing_s * 1000)
-    words = f"task {task.task_id} over {label} has stood for {for_so_long}, and its sorter did not say why"
-    return [
-        _watermark_gap(task, Cause.STANDING, words, f"look at the log of {task.owner}", standing_s=report.standing_s)
-    ]
+    stalled_for = duration_text(report.standing_s * 1000)
+    words = f"task {task.task_id} over {label} has stalled for {stalled_for}, and its sorter did not report why"
+    then = f"look at the log of {task.owner}"
+    return [_watermark_gap(task, Cause.STANDING, words, then, standing_s=report.standing_s)]
 
 
 def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, name_of: NameOf) -> WatermarkGap:
-    """Part of a range that a region, or nobody, has to speak of."""
+    """A part of a range that waits for a region, known or not."""
     part = KeyRange(stuck.start_key, stuck.end_key)
     what = range_label(part, task.kind, name_of) if part == task.range else f"[{key_span(part, name_of)})"
     place = (task.tenant, stuck.store_id)
     store = known.stores.get(place)
     dispatcher = known.dispatchers.get(place)
     age_s = store.silent_s if store is not None else None
-    waits = (
-        f"waits for region {stuck.region_id} v{stuck.version}"
-        if stuck.region_id
-        else "waits for a region that nobody has named"
-    )
-    words = [f"{what} {waits}" + (f" from store {stuck.store_id}" if stuck.store_id else "")]
+    region = f"region {stuck.region_id} v{stuck.version}" if stuck.region_id else "a region that no store has reported"
+    words = [f"{what} waits for {region}" + (f" from store {stuck.store_id}" if stuck.store_id else "")]
     if age_s is not None:
         words.append(f"last file {duration_text(age_s * 1000)} ago")
     elif stuck.file:
@@ -183,7 +169,7 @@ def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, 
 
 
 def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, name_of: NameOf) -> WatermarkGap:
-    """The oldest transaction whose outcome the watermark waits for: no resolved timestamp passes its locks."""
+    """The oldest open transaction: no resolved timestamp passes its locks."""
     key = stuck.start_key
     age = duration_text(known.unix_ms - tso.physical_ms(stuck.start_ts))
     words = [
@@ -195,7 +181,7 @@ def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known,
         task,
         Cause.STANDING,
         "; ".join(word for word in words if word),
-        "see whether its client lives; the pusher resolves locks that have expired, and names those that it leaves",
+        "check whether its client is alive; the pusher resolves expired locks, and names those that it leaves",
         range=KeyRange(key, stuck.end_key),
         watermark=stuck.watermark,
         standing_s=report.standing_s,
@@ -205,14 +191,17 @@ def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known,
 def _guess(stuck: StuckReport, age_s: float | None, dispatcher: str | None, known: Known) -> tuple[str, str]:
     """What is probably wrong, and what to look at."""
     if not stuck.store_id:
-        return "no store has spoken of it yet", "see that the pushers of all stores run and have registered its regions"
+        return (
+            "no store has reported it yet",
+            "check that the pushers of all stores run and follow its regions",
+        )
     if dispatcher is None or not Known.is_alive(known.workers.get(dispatcher)):
         who = f"its dispatcher {dispatcher} is down" if dispatcher else "it has no dispatcher"
-        return who, "see that a dispatcher and a meta server are up: tistream workers list"
+        return who, "check that a dispatcher and a meta server are up: tistream workers list"
     if age_s is not None and age_s > SILENT_S:
         return "probably the store is down", f"look at store {stuck.store_id} and its pusher"
     return (
-        "the store writes, but not of this region",
+        "the store writes, but not for this region",
         "look at the region's leader and at long transactions: tistream doctor --pd HOST:PORT",
     )
 
