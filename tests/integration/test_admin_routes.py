@@ -226,7 +226,7 @@ def test_a_task_is_split_and_neighbours_are_merged(site: Operated) -> None:
     assert get_task(site.world.catalog, unspoken.task_id).owner == "sorter-2"
     (asked,) = get(site, "/v1/events", kind="task.merge_asked")["items"]
     assert asked["actor"] == "API"
-    assert asked["words"] == f"task {waits.task_id} and {unspoken.task_id} are to be merged by sorter-2"
+    assert asked["words"] == f"task {waits.task_id} and {unspoken.task_id} will be merged by sorter-2"
     assert post(site, merge, 400, **{"with": low})["code"] == "TS-1001"
 
 
