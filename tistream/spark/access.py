@@ -16,8 +16,8 @@ from tistream.spark.core.options import ReadOptions, Scope
 
 if TYPE_CHECKING:
     from reading.deps import Services
-    from reading.scope import Scope as PullScope
     from reading.pull import PullAnswer
+    from reading.scope import Scope as PullScope
     from tistream.client.core.exchange import Page
 
 
