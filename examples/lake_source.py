@@ -1,7 +1,7 @@
 """What the lake examples have in common: a table's rows as of a timestamp, then its changes, page by page.
 
 A page ends between two commits, so (table as of ts) + (what later pages leave) is the table at each page's end. The
-example that writes a page stores its commit_ts in the same commit of the lake table; whoever starts again asks the
+example that writes a page stores its commit_ts in the same commit of the lake table; a restart asks the
 table where it stands. That is all there is to exactly-once.
 """
 

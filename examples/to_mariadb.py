@@ -9,8 +9,8 @@ the replica. Needs nothing but the base install. `--once` ends at what is served
 
 A page ends between two commits, so in both cases a table is what it was upstream at the page's end. Tables without a
 primary key are read anew whenever a page touches them: nothing else tells which of two equal rows is meant. DDL commits
-by itself in MariaDB; so a table that is to be made anew is marked so in the list of tables first, and whoever starts
-again makes it anew, as of the end of its own first page.
+by itself in MariaDB; so a table that is to be made anew is marked so in the list of tables first, and a restarted
+process makes it again, as of the end of its first page.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Replica:
         gone = here.keys() - there.keys()
         self._refuse_strangers(anew - here.keys())
         for name in sorted(anew):
-            self._list(name, "")  # DDL commits by itself: whoever dies from here on makes it anew
+            self._list(name, "")  # DDL commits by itself: a process that dies from here on makes it again
         self.to.commit()
         for name in sorted(anew | gone):
             self._run(f"CREATE DATABASE IF NOT EXISTS {quoted(name[0])}")

@@ -8,7 +8,7 @@ by itself or by a reader that finds its locks). It moves when it is asked to; be
     async               as optimistic; commit_ts is the smallest that no reader and no resolved ts has passed
     one_phase           all keys of one region at once, no lock, commit_ts as with async
     pipelined           flushes a key several times; `generation` counts the flushes, or says 0
-    lossy               txn_source of a lossy reorganisation: changes keys, and nobody hears of it
+    lossy               txn_source of a lossy reorganisation: changes keys, and is never sent
 
 Relations:
 

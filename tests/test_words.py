@@ -51,17 +51,36 @@ IDENTIFIERS = {
 
 #: words of prose -> plain words
 PHRASES = {
+    "as ever": "nothing",
     "broken promise": "upstream contract violation",
+    "comes to rest": "settles",
+    "goes on": "continues, advances, runs",
     "has a turn": "is scheduled",
+    "has lost somebody": "is missing an input",
+    "hears of": "receives, learns",
+    "is told": "receives, learns, is reported",
     "no hole": "no watermark gap",
     "nobody speaks": "is not covered",
     "reopen": "resubscribe",
+    "says of itself": "reports",
+    "speaks for": "covers",
+    "stand still": "are stalled",
+    "stands still": "is stalled",
+    "stood still": "was stalled",
+    "what has come": "what was received",
+    "whoever": "a caller, a process, a reader, ...",
+    "whose turn": "which is scheduled",
     "with one voice": "alike",
 }
 
 #: words on screens -> what is shown now
 SCREENS = {
-    "No key that counts": "No API keys yet",
+    "Do nothing": "Cancel",
+    "Heard of": "Last seen",
+    "Make a key": "Create key",
+    "Tables of then": "Tables at this point",
+    "There is no such thing": "Not found",
+    "key that counts": "No API keys yet",
 }
 
 

@@ -1,8 +1,7 @@
-"""What a browser is refused is a page in the console's own layout; programs get the problem document as ever.
+"""Error pages in the console's layout for browsers; programs get the problem document.
 
-ASGI middleware around everything else, since every layer refuses something: the wall, the bounds, the routes. Whoever
-says in `Accept` that they read HTML gets it, but below `/v1/` and for `.json`, which are for programs. Status and
-headers stay as they were.
+ASGI middleware around everything else, because every layer refuses something: authentication, limits, routes. A request
+that accepts HTML gets the page, except below `/v1/` and for `.json`, which are for programs. Status and headers stay.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ async def get_as(request: Request, address: str, headers: Mapping[str, str]) -> 
 
     try:
         await request.app(_scope(request, address, headers), receive, send)
-    except Exception:  # answered with a 500 already; the stream that asked goes on
+    except Exception:  # answered with a 500 already; the requesting stream continues
         log.exception("a part could not be made", address=address)
         status = 500
     return Answer(status=status, headers=told, body=b"".join(pieces))

@@ -145,7 +145,7 @@ def all_tenants(services: Services) -> dict[str, Any]:
 
 
 def schema(services: Services, who: Tenant, at: str | None) -> dict[str, Any]:
-    """The schema as of one of its DDL events: the tables of then, and what that event changed."""
+    """The schema as of one of its DDL events: the tables at that point, and what the event changed."""
     history, resolved = schema_views.history_of(services, who)
     told = history.events(history.start_ts, resolved)
     ts = schema_views.moment(services, history, resolved, at, resolved)

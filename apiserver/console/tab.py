@@ -1,4 +1,4 @@
-"""What one open tab is told: each part of its page, and the newest rows, as they change.
+"""Updates of one open tab: each part of its page, and the newest rows, as they change.
 
 Each part is asked for in a loop of its own, so that a slow one holds up nobody. What changed waits for the next round;
 of a part that changed twice in between only the newest is sent. A tab keeps a hash of each part and no more.
@@ -22,7 +22,7 @@ from tistream.errors import ErrorKind, TiStreamError, Unauthenticated
 Ask = Callable[[str, Mapping[str, str]], Awaitable[Answer]]
 
 ROUND_S = 0.5  #: between two rounds that send something
-BEAT_S = 10.0  #: a tab is told something at least so often
+BEAT_S = 10.0  #: a tab gets a message at least this often
 _FIRST_ROUND_S = 0.1
 _AGAIN_MS = 2000
 _TROUBLE_S = 2.0

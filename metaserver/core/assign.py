@@ -102,7 +102,7 @@ class _Loads:
 
 
 def place(fleet: Fleet, items: I64) -> list[Move]:
-    """A receiving worker for each of these items, whoever owns it now. Empty when no worker receives."""
+    """A receiving worker for each of these items, regardless of its owner. Empty when no worker receives."""
     workers = np.flatnonzero(fleet.receives)
     if not len(workers) or not len(items):
         return []

@@ -4,7 +4,7 @@
                                         |           ^
                                       proxy -> two meta servers, dispatchers, sorters, API servers -> proxy -> MariaDB
 
-Every process is one of TiStream's own commands. Whoever judges looks at the database directly, not through its proxy.
+Every process is one of TiStream's own commands. The judge reads the database directly, not through its proxy.
 """
 
 from __future__ import annotations

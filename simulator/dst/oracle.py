@@ -1,4 +1,4 @@
-"""What must hold, checked while a run goes on and when it has come to rest.
+"""The rules of a run, checked while it runs and once it has settled.
 
 upstream commits    above everything that was served before                                    (P2)
 every pull          its rows are the truth in (cursor, next cursor], once and in order         (P1, P3); nothing is

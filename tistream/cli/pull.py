@@ -104,7 +104,7 @@ class _Asked:
     options: dict[str, str]
 
     def resume(self, cursor: str, *, follow: bool) -> str:
-        """A command line that goes on at the cursor."""
+        """A command line that continues at the cursor."""
         names = ".".join(name for name in (self.database, self.table) if name) or "*"
         words = ["tistream", "pull", names, "--url", self.url, "-c", str(self.cluster), "-t", str(self.tenant)]
         words += ["--format", self.format]

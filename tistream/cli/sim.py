@@ -155,7 +155,7 @@ class _Player:
         return _failed(results, seeds)
 
     def _outcomes(self, work: Sequence[_Job]) -> Iterator[tuple[_Job, Outcome]]:
-        """In the order of the work, whoever plays it."""
+        """In the order of the work, on any process."""
         if self.jobs == 1 or len(work) == 1:
             yield from ((job, self._without_story(_run(job))) for job in work)
             return

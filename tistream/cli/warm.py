@@ -1,10 +1,9 @@
 """Compiles the row decoders and text writers ahead of the first reader, in a thread beside the starting service.
 
-The kernels are machine code made by numba, kept in a cache on disk. Where there is no cache yet (an installation that
-nobody ran `tistream compile` in) making all of them takes many seconds, and it would be the first reader who waits. So
-a row of every column type is decoded and written as text once, cheapest and most common types first; whoever needs a
-kernel meanwhile waits for that kernel only. Where the cache is there this takes a fraction of a second. Nothing depends
-on it.
+The kernels are machine code made by numba, kept in a cache on disk. Without that cache (an installation in which
+`tistream compile` never ran) making all of them takes many seconds, and the first reader would wait. So a row of every
+column type is decoded and written as text once, cheapest and most common types first; a reader that needs a kernel
+meanwhile waits for that kernel only. With the cache this takes a fraction of a second. Nothing depends on it.
 """
 
 from __future__ import annotations

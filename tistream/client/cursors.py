@@ -4,7 +4,7 @@
     SqlCursorStore(connection, name)    exactly once: the cursor is a row of the consumer's own database, written in the
                                         same transaction as what the page became
 
-Whoever saves must stand where it believes to stand: of two consumers under one name the slower one fails and its
+A save must be at the expected position: of two consumers under one name the slower one fails and its
 transaction is undone, so nothing is written twice (SqlCursorStore only).
 """
 

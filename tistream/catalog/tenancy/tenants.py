@@ -154,7 +154,7 @@ def lock_tenant(conn: Connection, tenant: Tenant) -> tuple[int, int]:
 
 
 def not_registered(tenant: Tenant) -> NotFound:
-    """There is no such tenant; whoever may not know of a tenant is told the same."""
+    """There is no such tenant. Also the answer to a key that may not see it."""
     return NotFound(
         f"tenant {tenant} is not registered; register it with POST /v1/tenants or with "
         f"tistream tenant register -c {tenant.cluster_id} -t {tenant.tenant_id}",
