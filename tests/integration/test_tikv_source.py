@@ -30,12 +30,13 @@ from pusher.tikv.source import TikvSource
 from tests.kit import change_data as wire
 from tests.kit.real_tikv import lines
 from tistream.clock import SystemClock
-from tistream.codec.protobuf import BYTES, VARINT, fields
+from tistream.codec.protobuf import parse
 from tistream.errors import InvalidInput, StoreUnavailable
 from tistream.keyrange import KeyRange
 from tistream.tikv.channels import Tls
 from tistream.tikv.core.pd_messages import Region, Store
 from tistream.tikv.core.regions import region_form
+from tistream.tikv.core.wire import ChangeDataRequest
 from tistream.tikv.region_cache import RegionCache
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
@@ -105,14 +106,14 @@ class FakeStore:
     def _listen(self, requests: Iterator[bytes]) -> None:
         try:
             for request in requests:
-                said = dict(fields(request, {1: BYTES, 2: VARINT, 4: VARINT, 7: VARINT, 13: BYTES}))
+                asked = parse(ChangeDataRequest, request)
                 self.asked.put(
                     Asked(
-                        request_id=said[7],
-                        region_id=said.get(2, 0),
-                        checkpoint_ts=said.get(4, 0),
-                        deregister=13 in said,
-                        cluster_id=dict(fields(said[1], {1: VARINT}))[1],
+                        request_id=asked.request_id,
+                        region_id=asked.region_id,
+                        checkpoint_ts=asked.checkpoint_ts,
+                        deregister=asked.HasField("deregister"),
+                        cluster_id=asked.header.cluster_id,
                     )
                 )
         except grpc.RpcError:

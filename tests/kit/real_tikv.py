@@ -35,11 +35,12 @@ from pusher.core.source import (
 from tistream import ts
 from tistream.codec.batch_file import BatchFile, decode_batch_file, encode_batch_file
 from tistream.codec.memcomparable import decode_bytes
-from tistream.codec.protobuf import BYTES, VARINT, fields
+from tistream.codec.protobuf import parse
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op, RowKind
 from tistream.objectstore.layout import BatchKey
+from tistream.tikv.core import wire
 
 Version = tuple[bytes, int]  #: key, commit_ts
 _TENANT = Tenant(1, 1)
@@ -128,19 +129,17 @@ class StreamPlayer:
                     self._tick(line["t_ms"], _tso(bytes.fromhex(line["resp_hex"])))
 
     def _request(self, store: int, stream: int, message: bytes) -> None:
-        known = {2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 13: BYTES}
-        said = dict(fields(message, known))
-        place = (store, stream, said.get(7, 0), said.get(2, 0))
+        asked = parse(wire.ChangeDataRequest, message)
+        place = (store, stream, asked.request_id, asked.region_id)
         if place[2] not in self._requests:
             return
-        if 13 in said:
+        if asked.HasField("deregister"):
             self._end(place)
             return
         if place in self._subscriptions:
             return  # sent twice on purpose; the store answers duplicate_request
         self._opened += 1
-        epoch = dict(fields(said[3], {2: VARINT}))
-        checkpoint_ts = said[4]
+        checkpoint_ts = asked.checkpoint_ts
         self.start_ts = min(self.start_ts or checkpoint_ts, checkpoint_ts)
         self._subscriptions[place] = _Subscription(self._opened)
         self._give(
@@ -148,8 +147,8 @@ class StreamPlayer:
             SubscriptionOpened(
                 subscription=self._opened,
                 region_id=place[3],
-                version=epoch[2],
-                range=KeyRange(_plain(said.get(5, b"")), _plain(said.get(6, b""))),
+                version=asked.region_epoch.version,
+                range=KeyRange(_plain(asked.start_key), _plain(asked.end_key)),
                 checkpoint_ts=checkpoint_ts,
                 open_ts=self._now_ts,
             ),
@@ -233,8 +232,8 @@ def stored_versions(folder: Path) -> dict[Version, Write]:
 
 
 def _tso(response: bytes) -> int:
-    stamp = dict(fields(dict(fields(response, {3: BYTES}))[3], {1: VARINT, 2: VARINT}))
-    return ts.compose(stamp[1], stamp.get(2, 0))
+    stamp = parse(wire.TsoResponse, response).timestamp
+    return ts.compose(stamp.physical, stamp.logical)
 
 
 def _plain(key: bytes) -> bytes:

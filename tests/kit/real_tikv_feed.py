@@ -32,9 +32,10 @@ from pusher.tikv.core.requests import Register
 from tests.kit.real_tikv import lines
 from tistream import ts
 from tistream.codec.memcomparable import decode_bytes, encode_uvarint
-from tistream.codec.protobuf import BYTES, REPEATED, VARINT, fields
+from tistream.codec.protobuf import BYTES, REPEATED, VARINT, fields, parse
 from tistream.keyrange import KeyRange
 from tistream.model.change import ROWS
+from tistream.tikv.core import wire
 from tistream.tikv.core.pd_messages import Region
 
 _AT_ONCE = 1e6  # seconds: pauses are over
@@ -95,18 +96,15 @@ class FeedPlayer:
             case "eof":
                 self._ended(line["store"], line["stream"])
             case "pd" if line["method"].endswith("/Tso"):
-                stamp = dict(
-                    fields(dict(fields(bytes.fromhex(line["resp_hex"]), {3: BYTES}))[3], {1: VARINT, 2: VARINT})
-                )
-                self._now_ts = ts.compose(stamp[1], stamp.get(2, 0))
+                stamp = parse(wire.TsoResponse, bytes.fromhex(line["resp_hex"])).timestamp
+                self._now_ts = ts.compose(stamp.physical, stamp.logical)
                 self._tick()
 
     def _sent(self, store: int, stream: int, message: bytes) -> None:
-        known = {2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 13: BYTES}
-        said = dict(fields(message, known))
-        request, region = said[7], said.get(2, 0)
+        asked = parse(wire.ChangeDataRequest, message)
+        request, region = asked.request_id, asked.region_id
         feed = self._feeds.setdefault((store, request), StoreFeed(store, [self._spans[request]]))
-        if 13 in said:
+        if asked.HasField("deregister"):
             for place in [p for p in self._living if p[:3] == (store, stream, request) and region in (0, p[3])]:
                 told = self._living.pop(place)
                 told.over = True
@@ -124,13 +122,13 @@ class FeedPlayer:
         place = (store, stream, request, region)
         if place in self._living:
             return
-        epoch = dict(fields(said[3], {1: VARINT, 2: VARINT}))
-        whole = KeyRange(_plain(said.get(5, b"")), _plain(said.get(6, b"")))
-        told = Told(region_id=region, version=epoch[2], range=whole, checkpoint_ts=said[4])
+        epoch, start, end = asked.region_epoch, asked.start_key, asked.end_key
+        whole = KeyRange(_plain(start), _plain(end))
+        told = Told(region_id=region, version=epoch.version, range=whole, checkpoint_ts=asked.checkpoint_ts)
         self._living[place] = self._told[place] = told
         self.wire.append(told)
         found = Region(
-            id=region, conf_ver=epoch[1], version=epoch[2], start=said[5], end=said[6], leader_store_id=store
+            id=region, conf_ver=epoch.conf_ver, version=epoch.version, start=start, end=end, leader_store_id=store
         )
         feed.regions_listed(None, [found], self._now)
         self._opens += 1  # a part that was refused a checkpoint before is due again

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tistream.codec.memcomparable import decode_bytes, encode_bytes, encode_uvarint
-from tistream.codec.protobuf import BYTES, REPEATED, VARINT, fields, merged, message, octets, uint
+from tistream.codec.protobuf import BYTES, REPEATED, VARINT, fields, merged, message, octets, parse, uint
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind
+from tistream.tikv.core import wire
 
 INITIALIZED = 5
 INITIALIZED_ROW = message(1, uint(3, INITIALIZED))  #: as an entry of an event
@@ -21,7 +22,6 @@ KV_API_TIDB = 0
 
 _ROW = {1: VARINT, 2: VARINT, 3: VARINT, 4: VARINT, 5: BYTES}
 _CONTENTS = {6: BYTES, 7: BYTES}
-_REQUEST = {1: BYTES, 2: VARINT, 3: BYTES, 4: VARINT, 5: BYTES, 6: BYTES, 7: VARINT, 11: VARINT, 12: VARINT, 13: BYTES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +76,18 @@ class Resolved:
 
 
 def read_request(data: bytes) -> Request:
-    said = dict(fields(data, _REQUEST))
-    header = merged(said.get(1, b""), {1: VARINT, 2: BYTES})
+    asked = parse(wire.ChangeDataRequest, data)
     return Request(
-        cluster_id=header.get(1, 0),
-        region_id=said.get(2, 0),
-        version=merged(said.get(3, b""), {2: VARINT}).get(2, 0),
-        request_id=said.get(7, 0),
-        range=plain_range(said.get(5, b""), said.get(6, b"")),
-        checkpoint_ts=said.get(4, 0),
-        kv_api=said.get(11, 0),
-        deregister=13 in said,
-        ticdc_version=header.get(2, b"").decode(errors="replace"),
-        filter_loop=bool(said.get(12, 0)),
+        cluster_id=asked.header.cluster_id,
+        region_id=asked.region_id,
+        version=asked.region_epoch.version,
+        request_id=asked.request_id,
+        range=plain_range(asked.start_key, asked.end_key),
+        checkpoint_ts=asked.checkpoint_ts,
+        kv_api=asked.kv_api,
+        deregister=asked.HasField("deregister"),
+        ticdc_version=asked.header.ticdc_version,
+        filter_loop=asked.filter_loop,
     )
 
 

@@ -199,7 +199,7 @@ def test_a_split_names_the_regions_and_a_merge_none() -> None:
     rig.cluster.split(1, [b"c"], [9])
     (event,) = rig.said()
     assert event.error is not None
-    assert [(r.region_id, r.version) for r in event.error.regions] == [(9, 4), (1, 4)]
+    assert [(r.id, r.version) for r in event.error.regions] == [(9, 4), (1, 4)]
     rig.ask(2)
     rig.ask(3)
     rig.cluster.merge(2, 3)
