@@ -155,7 +155,7 @@ def test_a_tenant_is_deleted_by_who_types_its_name(site: tuple[Operated, str]) -
 def test_tenants_are_paused_and_a_wrong_one_is_told_which_there_are(site: tuple[Operated, str]) -> None:
     made, _ = site
     of = ("-c", "1", "-t", "1")
-    assert "set aside" in run(site, "tenant", "pause", *of, "--reason", "a test", "--dry-run")
+    assert "is paused" in run(site, "tenant", "pause", *of, "--reason", "a test", "--dry-run")
     run(site, "tenant", "pause", *of, "--reason", "a test")
     assert get_tenant(made.world.catalog, TENANT).reason == "a test"
     run(site, "tenant", "resume", *of)
