@@ -1,8 +1,8 @@
-"""Tells the C library to keep freed memory for the next batch.
+"""Makes the C library keep freed memory for the next batch.
 
-A sorter allocates and frees arrays of megabytes for every batch and every flush. By default glibc gives each of them
-back to the system, which clears the pages when they are asked for again: about a tenth of a sorter's processor time.
-What is kept is bounded: KEEP_BYTES at the end of the main heap, and 64 MiB for each further arena.
+A sorter allocates and frees arrays of megabytes for every batch and every flush. By default glibc returns them to the
+system, which clears the pages at the next allocation: about a tenth of a sorter's processor time. Kept memory is
+bounded: KEEP_BYTES at the end of the main heap, and 64 MiB for each further arena.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import ctypes
 import sys
 
 KEEP_BYTES = 256 << 20
-OWN_PIECE_BYTES = 32 << 20  #: larger allocations are always given back; glibc takes no larger bound
+OWN_PIECE_BYTES = 32 << 20  #: larger allocations are always returned; glibc accepts no larger bound
 GROW_BYTES = 16 << 20
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
 def keep_freed_memory() -> bool:
-    """Do so for this process; False where the C library has no such setting."""
+    """For this process; False when the C library has no such setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return False

@@ -1,7 +1,7 @@
-"""The composition root: settings become components, components become running services.
+"""Builds services from settings: the composition root.
 
-Everything that knows all rooms is here. `embedded` runs the whole service in one process over a folder; the other
-functions build one service each for deployments with a process per role. Nothing else builds Settings or components.
+`embedded` runs the whole service in one process over a folder; the other functions build one service each for
+deployments with a process per role.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tistream.feed.protocol import Feed
     from tistream.http.auth.authenticator import Authenticator
 
-_TICK_S = 0.6  # pushers tick each second: a file is not looked for sooner after the one before
+_TICK_S = 0.6  # pushers write a file each second: the next one is not looked for sooner
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Parts:
 
 
 class Running:
-    """Services with an HTTP server in front of them, where there is one."""
+    """Services, and their HTTP server if they have one."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Running:
         drains: Drainable | None = None,
         drain_timeout_s: int = 0,
     ) -> None:
-        """`probes`: what a process without `app` shows on the port of [metrics], if there is to be one. `drains`: the
-        worker whose things are moved off before it ends in good order."""
+        """`probes`: served on the port of [metrics], if set, by a process without `app`. `drains`: the worker that is
+        drained before the process ends."""
         self.parts = parts
         self._has_console = has_console
         self._drains, self._drain_timeout_s = drains, drain_timeout_s
@@ -97,11 +97,11 @@ class Running:
 
     @property
     def url(self) -> str:
-        """Where the HTTP port is; empty without one."""
+        """Address of the HTTP port; empty without one."""
         return self.http.url if self.http is not None else ""
 
     def greeting(self) -> str:
-        """What to tell the person who started it."""
+        """The message at the start."""
         where = f" at {self.http.url}" if self.http is not None else ""
         where += f" with probes at {self.probes.url}" if self.probes is not None else ""
         names = ", ".join(member.name for member in self.services.members) or "API server"
@@ -111,13 +111,13 @@ class Running:
         return "\n".join(said)
 
     def stopped(self) -> Problem | None:
-        """The first part that has ended by an error, if one has."""
+        """The first part that an error has ended, if any."""
         return next((p for p in self.services.problems() if p.ends_process), None)
 
-    def drain(self, hurry: threading.Event) -> None:
-        """Before `close`: wait until others have what this process holds, or `hurry` is set."""
+    def drain(self, skip: threading.Event) -> None:
+        """Before `close`: wait until others own what this process owns, or `skip` is set."""
         if self._drains is not None and self._drain_timeout_s:
-            drain(self.parts.catalog, self._drains, self.parts.clock, self._drain_timeout_s, hurry)
+            drain(self.parts.catalog, self._drains, self.parts.clock, self._drain_timeout_s, skip)
 
     def close(self) -> None:
         """Stop everything in order."""
@@ -135,7 +135,7 @@ def load_settings(path: Path | None, flags: Mapping[str, object]) -> Settings:
 
 
 def setting_sources(path: Path | None) -> dict[str, str]:
-    """Where each setting that is not at its default comes from."""
+    """The source of each setting that is not at its default."""
     return config.sources(path, _environ())
 
 
@@ -145,11 +145,9 @@ def _environ() -> dict[str, str]:
 
 
 def open_parts(settings: Settings) -> Parts:
-    """Open catalog and object store; both are needed by every service."""
+    """Open catalog and object store, which every service needs."""
     if not settings.catalog.url or not settings.object_store.url:
-        raise ConfigError(
-            "Say where catalog and bucket are: --catalog and --object-store, or [catalog] and [object_store]."
-        )
+        raise ConfigError("Name catalog and bucket: --catalog and --object-store, or [catalog] and [object_store].")
     catalog, store = Catalog(settings.catalog.url), open_metered(settings.object_store.url)
     answers(catalog.ping, f"The catalog {settings.catalog.url}", "catalog.url")
     answers(
@@ -170,7 +168,7 @@ def opened(settings: Settings) -> Iterator[Parts]:
 
 
 def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running:
-    """Everything in one process, kept in `data`: catalog.db and bucket/. `warm_up`: compile ahead in a thread."""
+    """The whole service in one process, kept in `data`: catalog.db and bucket/. `warm_up`: compile in a thread."""
     root = data.resolve()
     try:
         (root / "bucket").mkdir(parents=True, exist_ok=True)
@@ -242,7 +240,7 @@ def api_server(parts: Parts) -> Running:
 
 
 def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], measured: Collect) -> Probes:
-    """What a worker without an HTTP port of its own shows."""
+    """Probes of a worker without an HTTP port."""
     return Probes(
         checks={
             "catalog": parts.catalog.ping,
@@ -331,14 +329,14 @@ def _bounds(server: config.ServerSettings) -> dict[str, Any]:
 
 
 def _authenticator(parts: Parts) -> Authenticator | None:
-    """Who asks for keys; None: nobody does."""
+    """The authenticator; None: no keys are required."""
     from tistream.http.auth.authenticator import Authenticator
 
     return Authenticator(parts.catalog, parts.clock) if parts.settings.server.auth == "keys" else None
 
 
 def push_issuer(settings: Settings) -> CredentialIssuer | None:
-    """Who issues credentials for the bucket to pushers; None: they bring their own."""
+    """The issuer of pushers' credentials for the bucket; None: pushers use their own."""
     from metaserver.push_access import CredentialIssuer
     from metaserver.push_policy import PushTerms
     from tistream.objectstore.factory import s3_place
@@ -347,7 +345,7 @@ def push_issuer(settings: Settings) -> CredentialIssuer | None:
     if not push.role_arn:
         return None
     if place is None:
-        raise ConfigError("push.role_arn is of an S3 bucket, and this store is none.")
+        raise ConfigError("push.role_arn needs an S3 bucket, and this store is none.")
     terms = PushTerms(bucket=place.bucket, prefix=place.prefix, role_arn=push.role_arn, kms_key_arn=push.kms_key_arn)
     return CredentialIssuer(terms, duration_s=push.duration_s, endpoint=push.sts_endpoint or None, region=place.region)
 

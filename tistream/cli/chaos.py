@@ -1,4 +1,4 @@
-"""`tistream chaos`: a whole deployment on this machine is hurt at random, and nothing may be lost."""
+"""`tistream chaos`: runs a whole deployment on this machine under random faults; nothing may be lost."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tistream.cli.run import on_signals
 
 
 def chaos(
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long the deployment is hurt.")] = 3.0,
-    seed: Annotated[int | None, typer.Option(help="Of the harm and of the upstream; another one each time.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long faults are injected.")] = 3.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the faults and of the upstream; random by default.")] = None,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two events, about.")] = 5.0,
     sorters: Annotated[int, typer.Option(min=1, help="How many of them.")] = 2,
     dispatchers: Annotated[int, typer.Option(min=1, help="How many of them.")] = 2,
     rate: Annotated[float, typer.Option(help="Steps of the modelled workload per second.")] = 200.0,
 ) -> None:
-    """Run a deployment on a MariaDB and an S3 server, fed from a modelled cluster, and kill, pause, cut off and restart
-    everything at random while readers follow the log. Needs Debian's mariadb-server-core, mariadb-client-core and
+    """Run a deployment on a MariaDB and an S3 server, fed by a modelled cluster; kill, pause, cut off and restart its
+    processes at random while readers follow the log. Needs Debian's mariadb-server-core, mariadb-client-core and
     libfaketime, and the extra tistream[testing].
 
-    The report goes to standard output as JSON. Exit status 0: every promise was kept."""
+    The report goes to standard output as JSON. Exit status 0: no promise was violated."""
     import secrets
 
     from simulator.chaos.rig import Size

@@ -1,4 +1,4 @@
-"""The options of the commands that speak with a living TiDB cluster."""
+"""Options of the commands that connect to a live TiDB cluster."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from tistream.tikv.channels import Tls
 
 Pd = Annotated[
-    str | None, typer.Option("--pd", help="A living cluster: addresses of its PD servers, host:port[,host:port].")
+    str | None, typer.Option("--pd", help="A live cluster: addresses of its PD servers, host:port[,host:port].")
 ]
-Ca = Annotated[Path | None, typer.Option("--ca", help="PEM file: who signed the cluster's certificates.")]
+Ca = Annotated[Path | None, typer.Option("--ca", help="PEM file: the authority of the cluster's certificates.")]
 Cert = Annotated[Path | None, typer.Option("--cert", help="PEM file: our certificate for the cluster.")]
 Key = Annotated[Path | None, typer.Option("--key", help="PEM file: the key of our certificate.")]
 StoreId = Annotated[
@@ -26,24 +26,24 @@ IdleInterval = Annotated[
     typer.Option(
         "--idle-interval",
         min=1,
-        help="Of a cluster: while nothing is written in all of it, a batch file of each store each so many seconds"
-        " instead of each second. The first row ends that at once.",
+        help="Of a cluster: while nothing is written anywhere in it, write a batch file per store every so many"
+        " seconds instead of every second.",
     ),
 ]
-Seed = Annotated[bool, typer.Option("--seed", help="Of a cluster: also push the rows that lived at the beginning.")]
+Seed = Annotated[bool, typer.Option("--seed", help="Of a cluster: also push the rows that existed at the beginning.")]
 HistoryCap = Annotated[
     float,
-    typer.Option("--history-cap", help="Of a cluster: hold back its garbage collection for so many hours at most."),
+    typer.Option("--history-cap", help="Of a cluster: delay its garbage collection by at most so many hours."),
 ]
 Scans = Annotated[int, typer.Option("--scans", min=1, help="Of a cluster: opening scans of one store at once.")]
 ScanRate = Annotated[
-    float, typer.Option("--scan-rate", min=0.01, help="Of a cluster: read schema and seed at so many MiB/s at most.")
+    float, typer.Option("--scan-rate", min=0.01, help="Of a cluster: read schema and seed at most at so many MiB/s.")
 ]
 Spill = Annotated[
     Path | None,
-    typer.Option("--spill", help="Of a cluster: a folder for files that wait when 256 MB of them fill the memory."),
+    typer.Option("--spill", help="Of a cluster: a folder for waiting files that exceed 256 MB of memory."),
 ]
-SpillMib = Annotated[int, typer.Option("--spill-mib", min=1, help="Of a cluster: so much of it for each store.")]
+SpillMib = Annotated[int, typer.Option("--spill-mib", min=1, help="Of a cluster: at most so much per store.")]
 Keyspace = Annotated[str | None, typer.Option("--keyspace", help="Of a cluster: the keyspace to follow.")]
 Table = Annotated[
     list[str] | None, typer.Option("--table", help="Of a cluster: follow this table, db.table. May be repeated.")
@@ -55,14 +55,14 @@ IndexKeys = Annotated[
     bool, typer.Option("--index-keys/--no-index-keys", help="Of a cluster: also follow index entries.")
 ]
 FilterLoop = Annotated[
-    bool, typer.Option("--filter-loop", help="Of a cluster: leave out what another change feed wrote there.")
+    bool, typer.Option("--filter-loop", help="Of a cluster: leave out rows written by another change feed.")
 ]
 
 ResolveLocks = Annotated[
     bool,
     typer.Option(
         "--resolve-locks/--no-resolve-locks",
-        help="Of a cluster: end locks whose clients are gone, where they hold back what is complete.",
+        help="Of a cluster: resolve locks of dead clients that hold the watermark back.",
     ),
 ]
 
@@ -76,8 +76,8 @@ def endpoints(pd: str) -> list[str]:
 
 
 def tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
-    """What the files say, now and when they change; None = no TLS. InvalidInput when they do not fit together or cannot
-    be read."""
+    """TLS with these files, reloaded when they change; None = no TLS. InvalidInput when one is missing or cannot be
+    read."""
     from tistream.tikv.channels import TlsFiles
 
     if (cert is None) != (key is None):

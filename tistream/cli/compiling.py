@@ -1,4 +1,4 @@
-"""`tistream compile`: compiles everything that handles rows, once for a user and version.
+"""`tistream compile`: compiles all row kernels, once for a user and version.
 
 Kernels become machine code at their first call and are kept on disk (`tistream.codec.kernel_cache`). Without this
 command the first start compiles while rows wait. Two processes share the work: one decodes a row of every column type,
@@ -18,11 +18,11 @@ from tistream.errors import TiStreamError
 
 _PATIENCE_S = 600.0
 _KEPT_S = 30 * 86_400.0  # kernels of other versions are removed after that
-_CHANGES = 2000  # so many of the recording's have been read when every stage has run
+_CHANGES = 2000  # after reading so many of the recording's, every stage has run
 
 
 def compile_all() -> None:
-    """Compile what handles rows ahead of the first start; the result is kept on disk (NUMBA_CACHE_DIR)."""
+    """Compile the row kernels before the first start; the result is kept on disk (NUMBA_CACHE_DIR)."""
     import numba  # noqa: F401 - where it is missing, the command says so before it starts processes
 
     from tistream.clock import SystemClock
@@ -51,7 +51,7 @@ def _decoders() -> None:
 
 
 def _way_of_a_row() -> None:
-    """From the pushers to a reader, in a folder that is thrown away."""
+    """From the pushers to a reader, in a temporary folder."""
     from tistream.cli import assembly
     from tistream.cli.run import settings_in
 

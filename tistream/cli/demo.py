@@ -1,4 +1,4 @@
-"""`tistream demo`: gives the demonstration a service in this process, the recording and a clock."""
+"""`tistream demo`: runs the demonstration with a service in this process, the recording and a clock."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from tistream.cli.assembly import Running
     from tistream.runtime.service import Service
 
-_KILL_SHARE = 0.4  # of a demo that ends by itself: so much of it has passed when a sorter is killed
+_KILL_SHARE = 0.4  # share of a limited demo after which a sorter is killed
 
 
 def demo(
     port: Port = None,
     seconds: Annotated[float | None, typer.Option(help="Stop by itself after so many seconds.")] = None,
-    speed: Annotated[str, typer.Option(help="Pace of the recording: N times real time, or max.")] = "4",
+    speed: Annotated[str, typer.Option(help="Speed of the recording: N times real time, or max.")] = "4",
     kill_after: Annotated[
         float | None, typer.Option(help="Kill a sorter after so many seconds; else after 45, or 0.4 of --seconds.")
     ] = None,
 ) -> None:
-    """Play a recorded change stream of a real TiDB through TiStream, in a folder that is thrown away at the end.
+    """Play a recorded change stream of a real TiDB through TiStream, in a temporary folder.
 
-    Behind it a modelled cluster writes; then a sorter is killed, and a checker looks whether anything is lost, repeated
-    or out of order. Exit status 1 when it is, or when nothing came out."""
+    A modelled cluster writes too; then a sorter is killed, and a checker verifies that nothing is lost, repeated or out
+    of order. Exit status 1 when something is, or when no change was read."""
     from rich.console import Console
 
     from simulator import demo as demonstration
@@ -79,7 +79,7 @@ class _Time:
 
 @dataclass(frozen=True, slots=True)
 class _Demonstrated:
-    """The service, as the demonstration needs it."""
+    """The service for the demonstration."""
 
     running: Running
 

@@ -1,5 +1,5 @@
-"""What a service that asks for keys says when it starts: the first owner's key, once in a catalog's life, and a link
-that opens its console."""
+"""Messages of a service that requires keys when it starts: the first owner's key, once per catalog, and a link that
+opens the console."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def first_words(catalog: Catalog, url: str, *, has_console: bool) -> list[str]:
-    """Lines below the greeting. A link is given with the first key and on a terminal: not into logs at each start."""
+    """Lines below the greeting. The link is printed with the first key and on a terminal, not into every log."""
     from tistream.catalog.tenancy.keys import list_keys
     from tistream.http.auth.core.keys import parse_key
     from tistream.http.auth.core.roles import Role

@@ -1,7 +1,7 @@
-"""What `tistream pull --follow` shows and how it is stopped: a status line on a terminal, pages that are written whole.
+"""Status line and interruption of `tistream pull --follow`.
 
-Ctrl-C while a page is being written counts when the page is out, so the command that resumes neither repeats nor leaves
-out a row. A second Ctrl-C counts at once.
+Ctrl-C while a page is being written takes effect after the page, so the command that resumes neither repeats nor skips
+a row. A second Ctrl-C takes effect at once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from types import FrameType, TracebackType
 from typing import Self, TextIO
 
 _EACH_S = 0.2
-_OVER_S = 5.0  # rows a second are those of about so long
+_OVER_S = 5.0  # rows per second are averaged over about so long
 _CLEAR = "\r\x1b[K"
 
 
 class StatusLine:
-    """Rows, rows a second, lag and cursor, below the rows. `out` None: shows nothing."""
+    """Rows, rows per second, lag and cursor, below the rows. `out` None: shows nothing."""
 
     def __init__(self, out: TextIO | None) -> None:
         self._out = out
@@ -47,7 +47,7 @@ class StatusLine:
         self._shown_at, self._is_shown = now, True
 
     def clear(self) -> None:
-        """Make room for rows."""
+        """Remove the line before rows are written."""
         if self._out is not None and self._is_shown:
             self._out.write(_CLEAR)
             self._out.flush()
@@ -55,7 +55,7 @@ class StatusLine:
 
 
 class Whole:
-    """Blocks that Ctrl-C does not cut: `with Whole() as whole: ... with whole: write(page)`."""
+    """Blocks that Ctrl-C does not interrupt: `with Whole() as whole: ... with whole: write(page)`."""
 
     def __init__(self) -> None:
         self._depth = 0

@@ -28,10 +28,10 @@ def configure(settings: LogSettings) -> None:
             _without_keys,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.level.upper())),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # whatever it is when a line is written
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # looked up at each line
     )
 
 
 def _without_keys(_logger: object, _method: str, line: Any) -> str:
-    """The written line: whatever got into it, no key does."""
+    """The written line, without API keys."""
     return keys.without_secrets(str(line).encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that a flag is spelled and explained once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def _last_url(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
-    """The address of the last login, where none is given."""
+    """The address of the last login, when none is given."""
     from tistream.runtime import credentials
 
     given = context.get_parameter_source(str(parameter.name))
@@ -17,7 +17,7 @@ def _last_url(context: typer.Context, parameter: typer.CallbackParam, value: str
 
 
 def _use_key(value: str | None) -> str | None:
-    """Whatever this process asks of the service carries the key."""
+    """Use the key for all requests of this process."""
     from tistream.runtime import credentials
 
     credentials.use_key(value)
@@ -27,11 +27,18 @@ def _use_key(value: str | None) -> str | None:
 Url = Annotated[str, typer.Option("--url", help="The service's address.", envvar="TISTREAM_URL", callback=_last_url)]
 Key = Annotated[
     str | None,
-    typer.Option("--key", help="API key; else what tistream login kept.", envvar="TISTREAM_KEY", callback=_use_key),
+    typer.Option(
+        "--key", help="API key; by default the one that tistream login kept.", envvar="TISTREAM_KEY", callback=_use_key
+    ),
 ]
 ApiKey = Annotated[
     str | None,
-    typer.Option("--api-key", help="API key; else what tistream login kept.", envvar="TISTREAM_KEY", callback=_use_key),
+    typer.Option(
+        "--api-key",
+        help="API key; by default the one that tistream login kept.",
+        envvar="TISTREAM_KEY",
+        callback=_use_key,
+    ),
 ]
 Cluster = Annotated[int, typer.Option("--cluster", "-c", help="Upstream cluster id.")]
 Tenant = Annotated[int, typer.Option("--tenant", "-t", help="Tenant id within the cluster.")]

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and ETA on a terminal, one line in ten seconds elsewhere."""
+"""Progress of long work: a bar with ETA on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, done: int, total: int, note: str = "") -> None:
-        """`done` of `total`, with a few words on what is happening."""
+        """`done` of `total`, and the current activity."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, note=note)
         elif (now := time.monotonic()) - self._last_line >= _LINE_EVERY_S:

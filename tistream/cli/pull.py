@@ -1,4 +1,4 @@
-"""`tistream pull`: changes on standard output."""
+"""`tistream pull`: writes changes to standard output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tistream.cli.following import StatusLine, Whole
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.errors import InvalidInput
 
-_OWN_WORDS = {"format", "end_ts", "limit", "cursor", "wait"}  # of a URL's query; others are the format's
+_OWN_WORDS = {"format", "end_ts", "limit", "cursor", "wait"}  # in a URL's query; others are options of the format
 
 
 def pull(
@@ -32,7 +32,7 @@ def pull(
     until: Annotated[str | None, typer.Option(help="Nothing above this TSO or time.")] = None,
     cursor: Annotated[str | None, typer.Option(help="Resume here; wins over --since.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C or until --until has come.")
+        bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C or until --until is reached.")
     ] = False,
     format: Annotated[
         str | None,
@@ -42,8 +42,8 @@ def pull(
 ) -> None:
     """Pull changes of a tenant, a database or a table, in commit order.
 
-    The query of a whole URL counts as well: start_ts, end_ts, cursor, format, limit and the format's options. A flag
-    wins over it.
+    The query of a whole URL is used too: start_ts, end_ts, cursor, format, limit and the format's options. A flag takes
+    precedence.
     """
     from tistream.client import connect
 
@@ -84,13 +84,13 @@ def pull(
             if not follow:
                 raise
         except BrokenPipeError:
-            # the reader went away: what is left in the buffer must not be written at exit either
+            # the reader is gone: the rest of the buffer must not be written at exit either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """The pull, as flags and URL together have it."""
+    """The pull that flags and URL describe."""
 
     url: str
     cluster: int
@@ -144,7 +144,7 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def parse_query(text: str) -> dict[str, str]:
-    """The query of a .../changes URL; the last one of a word given twice."""
+    """The query of a .../changes URL; of a repeated name the last value."""
     return dict(parse_qsl(urlsplit(text).query, keep_blank_values=True))
 
 
@@ -157,7 +157,7 @@ def _limit(text: str | None) -> int | None:
 
 
 def _patience(url: str) -> Callable[[float], None]:
-    """How the client sleeps between tries: says once, on a terminal, why nothing happens."""
+    """How the client sleeps between tries: on a terminal it prints once that it waits."""
     said = False
 
     def sleep(seconds: float) -> None:

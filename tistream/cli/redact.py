@@ -1,9 +1,8 @@
-"""Keeps secrets out of the log: whatever a line holds, passwords, tokens and signatures in it become `***`.
+"""Keeps secrets out of the log: passwords, tokens and signatures become `***`.
 
-Two rules. A field whose name says that it is a secret is not written. In every text, also in messages of errors and in
-traces, what stands where secrets stand (a password in an address, the signature of a signed address, a bearer token, an
-access key) is taken out. Names are matched whole or by their last word, so `object_key` and `start_key`, which are no
-secrets, stay.
+Two rules. A field whose name is that of a secret is hidden. In every text, including error messages and traces, secrets
+are removed by their place: the password or signature of an address, a bearer token, an access key. Names are matched
+whole or by their last word, so `object_key` and `start_key` stay.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def without_secrets(_logger: object, _method: str, event: MutableMapping[str, An
 
 
 def clean_text(text: str) -> str:
-    """The text without what stands where secrets stand."""
+    """The text without secrets."""
     for pattern, instead in _TEXTS:
         text = pattern.sub(instead, text)
     return text

@@ -1,4 +1,4 @@
-"""`tistream seed`: the rows that a table had at a timestamp, decoded or as the upstream stores them."""
+"""`tistream seed`: adds the rows that a table had at a timestamp, decoded or as the upstream stores them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 50_000
 def seed(
     what: Annotated[str, typer.Argument(help="'database.table'.")],
     file: Annotated[Path, typer.Option(help="Parquet or NDJSON.", exists=True)],
-    ts: Annotated[int, typer.Option(help="The TSO that the rows are of.", min=1)],
+    ts: Annotated[int, typer.Option(help="The TSO of the rows.", min=1)],
     url: Url = DEFAULT_URL,
     key: Key = None,
     cluster: Cluster = 1,
@@ -33,10 +33,10 @@ def seed(
 ) -> None:
     """Add the rows that a table had at a timestamp, for reads as of it and later.
 
-    The file has the table's columns, as `tistream snapshot` gives them, in any order; and _tidb_rowid or _tistream_key
-    (record keys) where the key cannot be told from the columns. Or it has the columns key and value alone: record keys
-    and row values as a snapshot read of TiKV gives them, of all partitions, bytes in hexadecimal in NDJSON; and
-    commit_ts, if it is known. Index entries are left out. Adding the same rows again changes nothing.
+    The file has the table's columns, as written by `tistream snapshot`, in any order; and _tidb_rowid or _tistream_key
+    (record keys) when the columns do not determine the key. Or it has only the columns key and value: record keys and
+    row values of a snapshot read of TiKV, of all partitions, bytes in hexadecimal in NDJSON; and commit_ts, if it is
+    known. Index entries are left out. Adding the same rows again changes nothing.
     """
     from pusher.control import HttpControl
     from pusher.seed_push import push_seed
@@ -64,7 +64,7 @@ def seed(
 
 
 def is_raw(path: Path) -> bool:
-    """Whether the file holds rows as TiKV does: columns key and value, and none but their timestamps besides."""
+    """Whether the file holds TiKV's rows: columns key and value, and at most their timestamps."""
     import orjson
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -166,7 +166,7 @@ def _ids(listed: dict[str, object], table: str, ts: int) -> tuple[int, set[int]]
     """(id, physical ids) of the table at `ts`."""
     if int(str(listed["at_ts"])) != ts:
         raise InvalidInput(
-            f"The service has not come to {ts} yet: its watermark stands at {listed['at_ts']}.",
+            f"The service has not reached {ts} yet: its watermark is {listed['at_ts']}.",
             resolved_ts=listed["at_ts"],
         )
     items = listed["items"]

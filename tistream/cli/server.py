@@ -1,7 +1,7 @@
 """Runs an HTTP application and its services until Ctrl-C or SIGTERM.
 
-A connection whose reader is slow can be dropped by the application: a request's `extensions` hold a hang-up for it. A
-request whose head has no end is dropped here.
+The application can drop the connection of a slow reader by the hang-up in a request's `extensions`. A request whose
+head does not end is dropped here.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _FILES_WANTED = 65_536  # a connection is one
 
 
 class _Hangup:
-    """What an application may do with the connection of a slow reader."""
+    """Lets an application drop the connection of a slow reader."""
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
         self._protocol = protocol
 
     def release(self) -> None:
-        """Let pieces into the connection's buffer although it is full."""
+        """Accept more data into the connection's buffer although it is full."""
         self._protocol.flow.resume_writing()
 
     def abort_after(self, seconds: float) -> None:
-        """Drop the connection when so much time has passed."""
+        """Drop the connection after so much time."""
         asyncio.get_running_loop().call_later(seconds, self._protocol.transport.abort)
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with a hang-up in each request and a bound on what comes before its end of the head."""
+    """uvicorn's protocol with a hang-up in each request and a bound on the size of the head."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,13 +68,13 @@ class _Protocol(HttpToolsProtocol):
 
 
 class HttpServer:
-    """uvicorn in a thread of its own, so that the main thread can show and stop things."""
+    """uvicorn in a thread."""
 
     def __init__(self, app: FastAPI, host: str, port: int, closing: Callable[[], None] = lambda: None) -> None:
         """Takes the port at once (0 = any free one), so that nothing starts without it. ConfigError if it is taken.
 
-        `closing` is called when it is to stop: what would stay open for ever ends then. The process may have as many
-        files open as it is allowed to say for itself: many systems begin with 1024.
+        `closing` is called before it stops and must end requests without an end. The limit of open files is raised as
+        far as the system allows: many systems begin with 1024.
         """
         allow_open_files(_FILES_WANTED)
         self._closing = closing
@@ -111,7 +111,7 @@ class HttpServer:
 
 
 def allow_open_files(wanted: int) -> int:
-    """Raise this process's own bound on open files to `wanted`, or as near as the system lets it; the bound then."""
+    """Raise this process's limit of open files towards `wanted`, as far as the system allows; returns the limit."""
     mine, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if mine == unlimited or mine >= wanted:

@@ -1,4 +1,4 @@
-"""`tistream config show|explain`: the settings that a service would start with, and where each comes from."""
+"""`tistream config show|explain`: the settings that a service would start with, and their sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def explain(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Each setting with its value, where that comes from, its variable and its meaning."""
+    """Each setting with its value, source, variable and meaning."""
     from tistream.config import suggest
     from tistream.errors import NotFound
 

@@ -1,4 +1,4 @@
-"""`tistream sim`: play the whole service under a seed, with everything that may go wrong, and check the promises."""
+"""`tistream sim`: runs the whole service on simulated time with faults, and checks its promises."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _MUTANT_SEEDS = 2000
 _STORY_LINES = 60
-_WHY_CHARS = 120  # of a violation, in the line that keeps its seed
-_AHEAD = 16  # seeds for each process that wait: a long one does not hold up the others
+_WHY_CHARS = 120  # of a violation, in the line of its seed
+_AHEAD = 16  # queued seeds per process, so that a long one does not block the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,18 @@ class _Job:
 def sim(
     seed: Annotated[int | None, typer.Option(help="Play this seed.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Play seeds A:B, B not included.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Scenario; each seed has one of its own otherwise.")] = None,
-    mutant: Annotated[str | None, typer.Option(help="Break this rule and look whether that is noticed.")] = None,
-    list_mutants: Annotated[bool, typer.Option("--list-mutants", help="Show what can be broken, and stop.")] = False,
-    shrink: Annotated[bool, typer.Option("--shrink", help="Look for a smaller run that fails the same way.")] = False,
+    profile: Annotated[str | None, typer.Option(help="Scenario; by default each seed chooses one.")] = None,
+    mutant: Annotated[str | None, typer.Option(help="Break this rule and check that it is noticed.")] = None,
+    list_mutants: Annotated[
+        bool, typer.Option("--list-mutants", help="List the rules that can be broken, and stop.")
+    ] = False,
+    shrink: Annotated[bool, typer.Option("--shrink", help="Find a smaller run that fails the same way.")] = False,
     actions: Annotated[int | None, typer.Option(help="Upstream actions.")] = None,
     without: Annotated[str, typer.Option(help="Faults and events to leave out, separated by commas.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the seeds.")] = 1,
-    story: Annotated[bool, typer.Option("--story", help="Tell the whole story of the run.")] = False,
+    story: Annotated[bool, typer.Option("--story", help="Print the whole story of the run.")] = False,
     results: Annotated[
-        Path | None, typer.Option(help="Keep what came of --seeds in this file, and leave out what it has already.")
+        Path | None, typer.Option(help="Keep the results of --seeds in this file, and skip those it has.")
     ] = None,
     keep: Annotated[
         Path | None, typer.Option(help="Add a line for each seed that fails, as tests/sim/regressions has them.")
@@ -65,13 +67,13 @@ def sim(
         bool, typer.Option("--serve-tikv", help="Instead, serve a modelled cluster as PD and TiKV until Ctrl-C.")
     ] = False,
     storm: Annotated[
-        bool, typer.Option("--storm", help="With --serve-tikv: regions and stores change, and all errors come.")
+        bool, typer.Option("--storm", help="With --serve-tikv: regions and stores change, and all errors occur.")
     ] = False,
     stores: Annotated[int, typer.Option(min=1, help="With --serve-tikv: so many stores.")] = 3,
     regions: Annotated[int, typer.Option(min=1, help="With --serve-tikv: at least so many regions.")] = 1,
     rate: Annotated[float, typer.Option(min=0, help="With --serve-tikv: steps of the workload per second.")] = 50.0,
 ) -> None:
-    """Play the whole service on simulated time, with faults: nothing may be lost, doubled or out of order."""
+    """Run the whole service on simulated time with faults: nothing may be lost, repeated or out of order."""
     if serve_tikv:
         serve(seed=seed or 0, stores=stores, regions=regions, rate=rate, storm=storm)
         return
@@ -116,7 +118,7 @@ def _range(seed: int | None, seeds: str | None, mutant: bool) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Player:
-    """Plays seeds and says what came of them."""
+    """Plays seeds and prints the results."""
 
     jobs: int
     story: bool
@@ -137,7 +139,7 @@ class _Player:
         return failed
 
     def play_into(self, path: Path, seeds: range, job: _Job) -> int:
-        """Play those that the file does not have, and add them to it; how many failed, those it had included."""
+        """Play the seeds that the file lacks, and add them; how many failed, including those it had."""
         from simulator.dst.results import Results
 
         results, profile = Results(path), job.profile or ""
@@ -155,7 +157,7 @@ class _Player:
         return _failed(results, seeds)
 
     def _outcomes(self, work: Sequence[_Job]) -> Iterator[tuple[_Job, Outcome]]:
-        """In the order of the work, on any process."""
+        """In the order of the work."""
         if self.jobs == 1 or len(work) == 1:
             yield from ((job, self._without_story(_run(job))) for job in work)
             return
@@ -171,11 +173,11 @@ class _Player:
                 yield job, outcome
 
     def _without_story(self, outcome: Outcome) -> Outcome:
-        """Nobody wants to hear what went well, and there may be thousands."""
+        """Stories of runs that succeeded are dropped: there may be thousands."""
         return replace(outcome, story=()) if outcome.held and not self.story else outcome
 
     def _tell(self, job: _Job, outcome: Outcome) -> bool:
-        """Say what is to be said of a run; whether it failed."""
+        """Print the result of a run; whether it failed."""
         if outcome.held:
             if self.story:
                 print("\n".join(outcome.story))
@@ -199,7 +201,7 @@ class _Player:
 
 
 class _Speed:
-    """How fast it goes."""
+    """Measures the speed."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -238,7 +240,7 @@ def _again(job: _Job, outcome: Outcome) -> str:
 
 
 def _keep(path: Path, job: _Job, outcome: Outcome) -> None:
-    """Write the seed down for the tests."""
+    """Add the seed to the file of regressions."""
     parts = [str(outcome.seed), outcome.profile]
     parts += [f"actions={job.actions}"] if job.actions is not None else []
     parts += [f"without={','.join(sorted(job.without))}"] if job.without else []

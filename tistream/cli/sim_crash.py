@@ -1,4 +1,4 @@
-"""`tistream sim --crash-points`: kill at every PUT, DELETE and COMMIT of a scenario, say what failed."""
+"""`tistream sim --crash-points`: kills at every PUT, DELETE and COMMIT of a scenario, and prints failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROGRESS_EVERY = 20
 
 
 def plan_of(profile: str | None, seed: int | None, mutant: str | None, *, pairs: bool, every: int) -> Plan:
-    """What the options mean."""
+    """The plan that the options describe."""
     from simulator.dst.crash_points import PAIRS, Plan
 
     plan = replace(PAIRS if pairs else Plan(), every=every, mutant=mutant)
@@ -55,7 +55,7 @@ def play_one(plan: Plan, text: str, *, whole: bool) -> bool:
 
 
 def _report(plan: Plan, failure: Failure, *, whole: bool) -> None:
-    """What failed, and one line that repeats it."""
+    """Print a failure, and the command that repeats it."""
     text = ",".join(str(point) for point in failure.points)
     print("\n".join(failure.outcome.story if whole else failure.outcome.story[-_STORY_LINES:]))
     for violation in failure.violations:

@@ -1,4 +1,4 @@
-"""`tistream sim --serve-tikv`: a modelled cluster on the loopback interface, as PD and TiKV, with a workload going."""
+"""`tistream sim --serve-tikv`: serves a modelled cluster with a workload as PD and TiKV, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -40,6 +40,4 @@ def serve_tikv(*, seed: int, stores: int, regions: int, rate: float, storm: bool
             flush=True,
         )
         wait_for_signal(served.check)
-        print(
-            f"{len(workload.committed)} changes were committed; {dict(served.feed.counts)}", file=sys.stderr, flush=True
-        )
+        print(f"{len(workload.committed)} changes committed; {dict(served.feed.counts)}", file=sys.stderr, flush=True)

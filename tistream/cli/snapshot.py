@@ -1,6 +1,6 @@
-"""`tistream snapshot` and `tistream restore`: tables as they were at a timestamp, as rows or as what a server loads.
+"""`tistream snapshot` and `tistream restore`: tables as of a timestamp, as rows or as files that a server can load.
 
-A file appears under its name only when it is whole: until then it ends in `.part`.
+A file gets its name when it is complete; until then the name ends in `.part`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def snapshot(
     tenant: Tenant = 1,
     wait: Wait = 0,
 ) -> None:
-    """Read a table as it was at a timestamp, from the log alone."""
+    """Read a table as of a timestamp, from the log alone."""
     from tistream.client import connect
 
     database, table = parse_names(what)
@@ -58,12 +58,12 @@ def snapshot(
                 sys.stdout.buffer.write(part)
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to be written at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is written at exit
 
 
 def restore(
     what: Annotated[str, typer.Argument(help="'database' or 'database.table'.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files; made if it is missing.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files; created if it is missing.")],
     as_of: AsOf = "latest",
     format: Annotated[str, typer.Option(help="Of the rows: sql (INSERT statements) or csv.")] = "sql",
     dialect: Annotated[str, typer.Option(help="The server to load into: mysql, mariadb or tidb.")] = "mysql",
@@ -72,10 +72,10 @@ def restore(
     cluster: Cluster = 1,
     tenant: Tenant = 1,
 ) -> None:
-    """Write what a MySQL-compatible server needs to have tables as they were at a timestamp.
+    """Write the files from which a MySQL-compatible server loads tables as of a timestamp.
 
     The files are named as dumpling names them: DB-schema-create.sql, DB.TABLE-schema.sql, DB.TABLE.000000000.sql. Load
-    them in this order. All tables are of one moment. With CSV, DB.TABLE.000000000.sql is the LOAD DATA statement
+    them in this order. All tables are of one timestamp. With CSV, DB.TABLE.000000000.sql is the LOAD DATA statement
     for the .csv beside it, for a client that runs in the folder.
     """
     from tistream.client import connect
@@ -105,13 +105,13 @@ def restore(
 
 
 def file_name(name: str) -> str:
-    """A name as a part of a file's name: letters of any script stay, what a path or a dot would break is escaped."""
+    """A name as a part of a file's name: letters of any script stay; dots and separators of paths are escaped."""
     safe = "".join(c if c.isalnum() or c in "_- $" else quote(c, safe="") for c in name)
     return safe.replace(".", "%2E")
 
 
 def load_text(name: str, statement: str) -> str:
-    """The statements that load the CSV file of this name, which LOCAL makes the client send."""
+    """The statements that load the CSV file of this name; LOCAL makes the client send it."""
     settings = (
         _SESSION
         + "SET sql_mode = 'NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES';\n"  # an ENUM may hold its error value
@@ -131,7 +131,7 @@ def _schema_text(made: dict[str, object]) -> str:
 def _tables(
     client: Client, cluster: int, tenant: int, database: str, table: str | None, as_of: str
 ) -> tuple[str, list[str]]:
-    """(the moment as a TSO, names of the tables), so that all tables are read as of the same moment."""
+    """(the timestamp, names of the tables), so that all tables are read as of the same timestamp."""
     path = f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{quote(database, safe='')}/tables"
 
     def listed(at: str) -> list[str]:
@@ -157,7 +157,7 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when the block ends well."""
+    """A file that gets its name when the block succeeds."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
         yield file

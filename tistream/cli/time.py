@@ -1,4 +1,4 @@
-"""`tistream tso`: timestamps to wall time and back."""
+"""`tistream tso`: converts timestamps to wall time and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def show(value: Annotated[str, typer.Argument(help="A TSO, or an RFC 3339 time."
 
 
 def moment(value: str) -> int:
-    """The TSO that a person means. InvalidInput when it is none."""
+    """A TSO, or the TSO of an RFC 3339 time. InvalidInput otherwise."""
     if value.isdecimal():
         ts = int(value)
         if ts >= 1 << 63:

@@ -1,9 +1,9 @@
-"""Compiles the row decoders and text writers ahead of the first reader, in a thread beside the starting service.
+"""Compiles the row decoders and text writers before the first reader needs them, in a thread beside the service.
 
-The kernels are machine code made by numba, kept in a cache on disk. Without that cache (an installation in which
-`tistream compile` never ran) making all of them takes many seconds, and the first reader would wait. So a row of every
-column type is decoded and written as text once, cheapest and most common types first; a reader that needs a kernel
-meanwhile waits for that kernel only. With the cache this takes a fraction of a second. Nothing depends on it.
+The kernels are machine code made by numba, cached on disk. Without a cache (an installation without `tistream compile`)
+compiling all of them takes many seconds, for which the first reader would wait. So a row of every column type is
+decoded and written as text once, cheapest and most common types first; a reader that needs a kernel meanwhile waits for
+that kernel only. With a cache this takes a fraction of a second. Nothing depends on it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _EMPTY_ROWS = (b"\x80\x00\x00\x00\x00\x00", b"\x00")  # formats v2 and v1: every
 
 
 def start() -> threading.Thread:
-    """Begin in the background. A daemon: it never keeps a process from ending."""
+    """Start in a daemon thread, which never keeps a process from ending."""
     thread = threading.Thread(target=_run, name="warm-up", daemon=True)
     thread.start()
     return thread
@@ -48,7 +48,7 @@ def start() -> threading.Thread:
 def _run() -> None:
     try:
         everything()
-    except Exception as e:  # noqa: BLE001 - only time was to be saved
+    except Exception as e:  # noqa: BLE001 - it only saves time
         log.warning("could not compile ahead", error=repr(e))
 
 
@@ -59,7 +59,7 @@ def everything() -> None:
 
 
 def warm(columns: Sequence[tuple[int, int, int, int, str]]) -> None:
-    """Decode and write rows of a table with these columns, and throw the text away."""
+    """Decode and write rows of a table with these columns, and discard the text."""
     import pyarrow as pa
 
     from reading import body
