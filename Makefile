@@ -13,7 +13,7 @@ export SIM_SEEDS ?= 100
 # Hundreds of processes are started: each would compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest --durations=10 --durations-min=5
-UNIT := $(sort $(wildcard tests/test_*.py)) tests/unit tests/golden tests/scenarios tests/properties
+UNIT := $(sort $(wildcard tests/test_*.py)) tests/unit tests/catalog tests/golden tests/scenarios tests/properties
 INTEGRATION := tests/integration tests/packaging
 
 .PHONY: help demo test fast check lint types imports unit integration sim e2e soak bench docs docs-serve clean
@@ -66,10 +66,11 @@ imports: $(STAMP_DEV) ## the import contract
 	$(BIN)/lint-imports
 
 unit: $(STAMP_DEV) $(COMPILED) ## unit, property, scenario and golden tests
-	$(PYTEST) -n 2 $(UNIT)
+	$(PYTEST) -n 2 -m "not mariadb" $(UNIT)
 
 integration: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN) ## tests on MariaDB, S3, Spark and processes
 	$(PYTEST) -n 3 $(INTEGRATION)
+	$(PYTEST) -n 3 -m mariadb tests/catalog
 
 sim: $(STAMP_DEV) $(COMPILED) ## the deterministic simulator and its mutants
 	$(PYTEST) -n 2 tests/sim

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.kit.suites import Suites
+
+if TYPE_CHECKING:
+    from tistream.catalog.database.engine import Catalog
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -35,6 +39,17 @@ def pytest_collection_finish() -> None:
         return inside
 
     arrivals.rows_inside = none_outside  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    """A migrated, empty catalog in a file."""
+    from tistream.catalog.database.engine import Catalog
+
+    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+    made.migrate()
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

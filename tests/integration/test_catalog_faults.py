@@ -24,13 +24,12 @@ from sqlalchemy import Engine, event, make_url, select, update
 
 from simulator.chaos.servers.mariadb import MariaDBServer, mariadb, new_database
 from simulator.chaos.servers.proxy import Proxy
-from tests.kit.catalog_cases import START, T, activate, elected
-from tests.kit.catalog_suite import silence_leader
+from tests.kit.catalog_cases import START, T, activate, advance, begin, elected, silence_leader
 from tistream.catalog.database import engine as engines
 from tistream.catalog.database import mysql, tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance, advance_durable_timestamps
-from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.log.committed import advance_durable_timestamps
+from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.leader import acquire_leadership, get_leader
 from tistream.catalog.work.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
 from tistream.catalog.work.tasks import Assignment, assign_tasks, holds_leadership, list_tasks, task_places
@@ -247,9 +246,7 @@ def contents(catalog: Catalog) -> dict[str, list[tuple[Any, ...]]]:
     return found
 
 
-def test_a_migration_that_waits_for_a_backup_and_is_killed_is_completed_by_the_next_start(
-    url: str, proxy: Proxy
-) -> None:
+def test_a_killed_migration_that_waited_for_a_backup_is_completed_by_the_next_start(url: str, proxy: Proxy) -> None:
     """The server still works on a statement whose client has gone: the next start must not work on the same one."""
     with pytest.raises(Killed), killed_after(3) as seen:
         migrated(url)
@@ -372,9 +369,8 @@ def attempt(act: Callable[[], object]) -> bool:
 @pytest.mark.parametrize("count", [3, 300])
 def test_round_trips_do_not_grow_with_the_number_of_items(catalog: Catalog, proxy: Proxy, count: int) -> None:
     """With a millisecond on the way, a leader that pays one for each item loses its election."""
-    register_tenant(catalog, T)
     edges = [b"", *(b"%06d" % n for n in range(1, count)), b""]
-    activate_tenant(catalog, T, START, [NewTask(kind="data", range=KeyRange(a, b)) for a, b in pairwise(edges)])
+    begin(catalog, T, START, *(KeyRange(a, b) for a, b in pairwise(edges)))
     for store_id in range(min(count, 20)):
         issue_incarnation(catalog, T, store_id)
     epoch = elected(catalog)
@@ -384,9 +380,7 @@ def test_round_trips_do_not_grow_with_the_number_of_items(catalog: Catalog, prox
     stores = [StoreAssignment(T, p.store_id, f"d{p.store_id % 2}", p.epoch) for p in store_places(catalog)]
     assert turns(proxy, lambda: assign_tasks(far, tasks, leader_epoch=epoch)) <= ROUND_TRIPS_MAX
     assert turns(proxy, lambda: assign_stores(far, stores, leader_epoch=epoch)) <= ROUND_TRIPS_MAX
-    durable_timestamps = [
-        (T, TaskAdvance(task_id=a.task_id, epoch=1, seen_durable_ts=START, new_durable_ts=START + 1)) for a in tasks
-    ]
+    durable_timestamps = [(T, advance(a.task_id, START, START + 1, epoch=1)) for a in tasks]
     assert turns(proxy, lambda: advance_durable_timestamps(far, durable_timestamps)) <= ROUND_TRIPS_MAX
     assert {row.durable_ts for row in list_tasks(catalog)} == {START + 1}
     far.close()

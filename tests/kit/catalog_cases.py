@@ -1,4 +1,4 @@
-"""What the catalog's suites are played with: two tenants, their tasks, and threads that start together."""
+"""Cases for tests of the catalog: two tenants, their tasks and files, and threads that start together."""
 
 from __future__ import annotations
 
@@ -6,27 +6,39 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from sqlalchemy import select
 
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, commit_flush
+from tistream.catalog.log.compaction import Output
 from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
 from tistream.catalog.work.tasks import list_tasks
+from tistream.codec.compacted_file import Footer
+from tistream.codec.seed_file import FILES_PER_SEED_MAX, SeedManifest, SeedSegment
+from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 
 R = TypeVar("R")
 
+#: The simulator's connection has no Alembic and no events of SQLAlchemy.
+ON_SQLALCHEMY = pytest.mark.parametrize(
+    "backend", ["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)], indirect=True
+)
+
 T = Tenant(7, 0)  # zero is a legal tenant
 OTHER = Tenant(7, 1)
 START = 449_000_000_000_000_000  # a TSO of today's size
+EDGE = START + 40  #: where the log of `grown_log` ends
 STEM = b"s" * 3000  #: how all keys of the suites begin: a clustered string key is as long, and its neighbours as alike
 
 
@@ -61,6 +73,49 @@ def segment(
     )
 
 
+def info(number: int, table_id: int, start: bytes = LOW.start, rows: int = 7, **places: int) -> SegmentInfo:
+    """A segment of one table in a file; `places` are its offset and its length."""
+    at = {"offset": 8, "length": 90, "raw_length": 200, "crc": 0xFFFF_FFFF, **places}
+    span = {"table_lo": table_id, "table_hi": table_id, "lo_ts": START, "hi_ts": START}
+    return SegmentInfo(number=number, kind="seed", rows=rows, start_key=start, end_key=start + b"\xff", **span, **at)
+
+
+def output(key: str, task_id: int, rows: int) -> Output:
+    """A compacted file of one row group."""
+    group = info(0, 1, long_key(b"t\x00"), rows, offset=4, length=896)
+    group = replace(group, kind="compacted", task_id=task_id, lo_ts=START + 1, hi_ts=START + 30)
+    footer = Footer(offset=900, length=50, crc=7)
+    return Output(object_key=key, object_bytes=950, task_id=task_id, groups=(group,), footer=footer)
+
+
+def seed(ts: int = START, table_id: int = 0) -> SeedManifest:
+    """A seed of two files; table 5 has rows in both, and those of the second file come first in key order."""
+    first = table_id * FILES_PER_SEED_MAX + 1
+    places = ((first, 0, 4, b"a", b"b"), (first, 1, 5, b"e\x00", b"f"), (first + 1, 0, 5, b"c", b"d\xff"))
+    at = {"rows": 7, "offset": 8, "length": 90, "crc": 0xFFFF_FFFF}
+    segments = tuple(
+        SeedSegment(n=n, segment_no=no, table_id=table, start_key=long_key(start), end_key=long_key(end), **at)
+        for n, no, table, start, end in places
+    )
+    return SeedManifest(tenant=T, ts=ts, table_id=table_id, file_bytes={first: 1000, first + 1: 500}, segments=segments)
+
+
+HALVES = (KeyRange(b"", b"m"), KeyRange(b"m", b""))
+
+
+def new_catalog(folder: Path) -> Catalog:
+    """A migrated catalog in a file of the folder."""
+    catalog = Catalog(f"sqlite:///{folder}/catalog.db")
+    catalog.migrate()
+    return catalog
+
+
+def begin(catalog: Catalog, tenant: Tenant, start_ts: int, *ranges: KeyRange) -> None:
+    """An active tenant with a data task for each range; without ranges, one task."""
+    register_tenant(catalog, tenant)
+    assert activate_tenant(catalog, tenant, start_ts, [NewTask(kind="data", range=r) for r in ranges or [KeyRange()]])
+
+
 def activate(catalog: Catalog, tenant: Tenant = T) -> list[int]:
     """A tenant with two data tasks and one DDL task, all unassigned; their ids in that order."""
     register_tenant(catalog, tenant)
@@ -80,6 +135,17 @@ def elected(catalog: Catalog, me: str = "meta-1") -> int:
     return epoch
 
 
+def silence_leader(catalog: Catalog, age_ms: int) -> None:
+    """Make the leader's last heartbeat this old."""
+    with catalog.transaction() as conn:
+        conn.execute(tables.leader.update().values(heartbeat_ms=tables.now_ms() - age_ms))
+
+
+def advance(task_id: int, seen: int, new: int, *segments: SegmentRow, epoch: int = 0) -> TaskAdvance:
+    """A task's advance from the durable timestamp `seen` to `new`."""
+    return TaskAdvance(task_id=task_id, epoch=epoch, seen_durable_ts=seen, new_durable_ts=new, segments=segments)
+
+
 def flush(catalog: Catalog, key: str | None, *advances: TaskAdvance) -> frozenset[int]:
     """A flush of tenant T, with one object or none."""
     placed = [
@@ -90,6 +156,16 @@ def flush(catalog: Catalog, key: str | None, *advances: TaskAdvance) -> frozense
     if key is not None:
         objects.setdefault(key, 1000)
     return commit_flush(catalog, tenant=T, objects=objects, advances=placed)
+
+
+def grown_log(catalog: Catalog) -> list[int]:
+    """Two files, each with a segment of both data tasks and one of the DDL task: up to START + 20, up to EDGE."""
+    tasks = activate(catalog)
+    for key, seen, new in (("f/1", START, START + 20), ("f/2", START + 20, EDGE)):
+        segments = [segment(n, seen + 1, new - n) for n in range(2)]
+        advances = [advance(task, seen, new, *segments[n : n + 1]) for n, task in enumerate(tasks)]
+        assert flush(catalog, key, *advances) == set(tasks)
+    return tasks
 
 
 def snapshot(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import update
@@ -18,15 +17,6 @@ from tistream.catalog.work.workers import WorkerKind, WorkerState, drain_worker,
 from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable
 from tistream.limits import LEADER_LEASE_MS
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    made.migrate()
-    yield made
-    made.close()
-
 
 CLOCK = SystemClock()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from compactor.base_task import BaseFile, BaseResult
 from compactor.core.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
 from compactor.task import Failed
-from tests.kit.catalog_cases import T
-from tests.kit.catalog_suite_bases import info
+from tests.kit.catalog_cases import T, info
 from tistream.catalog.log.bases import BaseRow
 from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.tenancy.tenants import TaskKind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -36,12 +35,9 @@ def key(n: int) -> str:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    made.migrate()
-    activate(made)
-    yield made
-    made.close()
+def catalog(catalog: Catalog) -> Catalog:
+    activate(catalog)
+    return catalog
 
 
 @pytest.fixture

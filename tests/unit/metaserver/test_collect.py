@@ -13,12 +13,11 @@ from sqlalchemy import Connection
 
 from metaserver import collect
 from metaserver.collect import Collector
-from tests.kit.catalog_cases import OTHER, START, T, activate, flush, segment
-from tests.kit.catalog_suite_compaction import output
+from tests.kit.catalog_cases import OTHER, START, T, activate, advance, flush, output, segment
 from tests.kit.manual_clock import ManualClock
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance, find_segments
+from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.compaction import pieces, swap
 from tistream.catalog.log.objects import ObjectKind, ObjectState, insert_live, object_states, superseded_objects
 from tistream.catalog.log.read_leases import drop_lease, expired_leases, open_lease
@@ -98,15 +97,9 @@ class Rig:
 
     def publish(self, key: str) -> None:
         """The catalog's side of a flush."""
-        advance = TaskAdvance(
-            task_id=self.tasks[0],
-            epoch=0,
-            seen_durable_ts=self.durable_ts,
-            new_durable_ts=self.durable_ts + 10,
-            segments=(segment(0, self.durable_ts + 1, self.durable_ts + 10),),
-        )
-        assert flush(self.catalog, key, advance)
-        self.durable_ts += 10
+        seen, new = self.durable_ts, self.durable_ts + 10
+        assert flush(self.catalog, key, advance(self.tasks[0], seen, new, segment(0, seen + 1, new)))
+        self.durable_ts = new
 
     def age(self, ms: int = GRACE_MS + 1) -> None:
         """Let time pass, by the clocks of the bucket and of the catalog."""

@@ -6,17 +6,16 @@ import threading
 
 import pytest
 
-from tests.kit.catalog_cases import OTHER, START, T, activate, flush, long_key, segment, together
+from tests.kit.catalog_cases import OTHER, START, T, activate, advance, flush, output, segment, together
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, find_segments
-from tistream.catalog.log.compaction import Output, Piece, lowest_durable_ts, new_job, pieces, segments_of, swap
+from tistream.catalog.log.compaction import Piece, lowest_durable_ts, new_job, pieces, segments_of, swap
 from tistream.catalog.log.files import file_bytes, list_files
 from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_expired_leases, drop_lease, open_lease, renew_lease
 from tistream.catalog.log.segments import SegmentFormat, SegmentRow
 from tistream.codec.compacted_file import Footer
-from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced, TiStreamError
 from tistream.ts import TS_MAX
 
@@ -24,13 +23,22 @@ ROWS = 3  # of every segment of `catalog_cases.segment`
 HOUR_MS = 3_600_000
 
 
-class CompactionSuite:
-    """Needs a fixture `catalog`: a migrated, empty catalog."""
+class TestCompaction:
+    @pytest.fixture(autouse=True)
+    def filled(self, catalog: Catalog) -> tuple[int, int]:
+        return fill(catalog)
+
+    @pytest.fixture
+    def low(self, filled: tuple[int, int]) -> int:
+        return filled[0]
+
+    @pytest.fixture
+    def high(self, filled: tuple[int, int]) -> int:
+        return filled[1]
 
     # pieces
 
-    def test_pieces_are_what_one_task_has_in_one_object(self, catalog: Catalog) -> None:
-        low, high = fill(catalog)
+    def test_pieces_are_what_one_task_has_in_one_object(self, catalog: Catalog, low: int, high: int) -> None:
         found = [(p.object_key, p.task_id, p.segments, p.rows, p.stored_bytes) for p in everything(catalog)]
         assert found == [
             ("committed/1", low, 2, 6, 200),
@@ -43,13 +51,11 @@ class CompactionSuite:
         assert pieces(catalog, OTHER, upto_ts=TS_MAX, limit=9) == []
 
     def test_a_piece_is_old_enough_as_a_whole_or_not_at_all(self, catalog: Catalog) -> None:
-        fill(catalog)
         assert [p.object_key for p in pieces(catalog, T, upto_ts=START + 19, limit=9)] == ["committed/1"] * 2
         assert len(pieces(catalog, T, upto_ts=START + 20, limit=9)) == 3
         assert len(pieces(catalog, T, upto_ts=TS_MAX, limit=2)) == 2
 
-    def test_segments_of_pieces_and_the_live_edge(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_segments_of_pieces_and_the_live_edge(self, catalog: Catalog, low: int) -> None:
         found = segments_of(catalog, T, everything(catalog))
         assert [s.number for s in found["committed/1", low]] == [0, 1]
         assert segments_of(catalog, T, [piece("committed/9", low)]) == {}
@@ -62,8 +68,7 @@ class CompactionSuite:
 
     # files
 
-    def test_files_are_objects_with_what_lives_of_them(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_files_are_objects_with_what_lives_of_them(self, catalog: Catalog, low: int) -> None:
         found = list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
         assert [(f.object_key, f.segments, f.rows, f.lo_ts - START, f.hi_ts - START) for f in found] == [
             ("committed/1", 3, 9, 1, 10),
@@ -82,8 +87,6 @@ class CompactionSuite:
         assert list_files(catalog, OTHER, after_ts=0, upto_ts=TS_MAX, limit=9) == []
 
     def test_files_are_chosen_by_time_and_table(self, catalog: Catalog) -> None:
-        fill(catalog)
-
         def keys(after: int, upto: int, *table_ids: int) -> list[str]:
             wanted = table_ids or None
             found = list_files(catalog, T, after_ts=START + after, upto_ts=START + upto, table_ids=wanted, limit=9)
@@ -96,8 +99,7 @@ class CompactionSuite:
         assert keys(0, 99, 9_999_999) == []
         assert list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, table_ids=[], limit=9) == []
 
-    def test_a_file_is_there_until_it_is_dead(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_a_file_is_there_until_it_is_dead(self, catalog: Catalog, low: int) -> None:
         assert file_bytes(catalog, T, "committed/2") == file_bytes(catalog, T, "committed/3") is not None
         assert file_bytes(catalog, OTHER, "committed/2") is None
         assert file_bytes(catalog, T, "committed/9") is None
@@ -108,28 +110,18 @@ class CompactionSuite:
 
     # the swap
 
-    def test_a_swap_shows_the_output_in_the_place_of_the_inputs(self, catalog: Catalog) -> None:
-        low, high = fill(catalog)
+    def test_a_swap_shows_the_output_in_the_place_of_the_inputs(self, catalog: Catalog, low: int, high: int) -> None:
         inputs = of_task(catalog, low)
         assert swap(catalog, T, inputs, [output("compacted/a", low, 12)])
         (group, other) = listed(catalog)
-        assert (group.object_key, group.task_id, group.rows, group.format) == (
-            "compacted/a",
-            low,
-            12,
-            SegmentFormat.PARQUET,
-        )
+        assert (group.object_key, group.task_id, group.rows) == ("compacted/a", low, 12)
+        assert (group.format, other.format) == (SegmentFormat.PARQUET, SegmentFormat.SEGMENT)
         assert group.footer == Footer(offset=900, length=50, crc=7)
-        assert (other.object_key, other.task_id, other.format) == ("committed/1", high, SegmentFormat.SEGMENT)
-        assert states(catalog) == {
-            "committed/1": ObjectState.LIVE,
-            "committed/2": ObjectState.SUPERSEDED,
-            "committed/3": ObjectState.SUPERSEDED,
-            "compacted/a": ObjectState.LIVE,
-        }
+        assert (other.object_key, other.task_id) == ("committed/1", high)
+        live, superseded = dict.fromkeys(["committed/1", "compacted/a"], "live"), ["committed/2", "committed/3"]
+        assert states(catalog) == {**live, **dict.fromkeys(superseded, "superseded")}
 
-    def test_an_object_goes_when_the_last_of_its_tasks_is_compacted(self, catalog: Catalog) -> None:
-        low, high = fill(catalog)
+    def test_an_object_goes_when_its_last_task_is_compacted(self, catalog: Catalog, low: int, high: int) -> None:
         assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         assert swap(catalog, T, of_task(catalog, high), [output("compacted/b", high, 3)])
         assert states(catalog)["committed/1"] is ObjectState.SUPERSEDED
@@ -137,8 +129,7 @@ class CompactionSuite:
         assert [s.object_key for s in listed(catalog)] == ["compacted/b", "compacted/c"]
 
     @pytest.mark.parametrize("gone", ["piece", "segment", "object"])
-    def test_nothing_happens_when_an_input_is_not_what_it_was(self, catalog: Catalog, gone: str) -> None:
-        low, _high = fill(catalog)
+    def test_nothing_happens_when_an_input_is_not_what_it_was(self, catalog: Catalog, low: int, gone: str) -> None:
         inputs = of_task(catalog, low)
         if gone == "piece":
             assert swap(catalog, T, inputs[1:2], [output("compacted/a", low, 3)])
@@ -153,28 +144,24 @@ class CompactionSuite:
         assert not swap(catalog, T, inputs, [output("compacted/b", low, 12)])
         assert (listed(catalog), states(catalog)) == before
 
-    def test_an_output_whose_key_is_taken_is_refused(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_an_output_whose_key_is_taken_is_refused(self, catalog: Catalog, low: int) -> None:
         inputs, before = of_task(catalog, low), listed(catalog)
         tombstone(catalog, T, "compacted/a")
         with pytest.raises(Fenced):
             swap(catalog, T, inputs, [output("compacted/a", low, 12)])
         assert listed(catalog) == before
 
-    def test_a_swap_that_loses_rows_is_refused(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_a_swap_that_loses_rows_is_refused(self, catalog: Catalog, low: int) -> None:
         with pytest.raises(TiStreamError, match="number of rows"):
             swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 11)])
 
-    def test_of_swaps_that_want_the_same_piece_one_wins(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_of_swaps_that_want_the_same_piece_one_wins(self, catalog: Catalog, low: int) -> None:
         inputs = of_task(catalog, low)
         done = together(4, lambda i: swap(catalog, T, inputs, [output(f"compacted/{i}", low, 12)]))
         assert sorted(done) == [False, False, False, True]
         assert len(listed(catalog)) == 2
 
-    def test_whoever_lists_sees_every_row_once(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_whoever_lists_sees_every_row_once(self, catalog: Catalog, low: int) -> None:
         stop = threading.Event()
         seen: set[int] = set()
 
@@ -192,8 +179,7 @@ class CompactionSuite:
 
     # read leases
 
-    def test_a_lease_holds_what_is_replaced_after_it_was_opened(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_a_lease_holds_what_is_replaced_after_it_was_opened(self, catalog: Catalog, low: int) -> None:
         open_lease(catalog, "reader", HOUR_MS)
         assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         assert collectable(catalog) == []
@@ -205,8 +191,7 @@ class CompactionSuite:
         drop_lease(catalog, "later")
         assert collectable(catalog) == ["committed/2", "committed/3", "compacted/a"]
 
-    def test_a_lease_ends_unless_it_is_renewed(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_a_lease_ends_unless_it_is_renewed(self, catalog: Catalog, low: int) -> None:
         open_lease(catalog, "reader", HOUR_MS)
         open_lease(catalog, "dead", HOUR_MS)
         assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
@@ -219,8 +204,7 @@ class CompactionSuite:
         let_pass(catalog, HOUR_MS)
         assert len(collectable(catalog)) == 2
 
-    def test_the_grace_period_holds_without_a_lease(self, catalog: Catalog) -> None:
-        low, _high = fill(catalog)
+    def test_the_grace_period_holds_without_a_lease(self, catalog: Catalog, low: int) -> None:
         assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         assert superseded_objects(catalog, T, grace_ms=HOUR_MS, limit=9) == []
 
@@ -229,43 +213,18 @@ def fill(catalog: Catalog) -> tuple[int, int]:
     """Three flushes: two segments of the low task, one of the high one and one of DDL; one of the low; one of it."""
     low, high, ddl = activate(catalog)
 
-    def advance(task: int, seen: int, durable_ts: int, *numbers: int) -> TaskAdvance:
-        made = tuple(segment(no, START + seen + 1, START + durable_ts) for no in numbers)
-        return TaskAdvance(
-            task_id=task, epoch=0, seen_durable_ts=START + seen, new_durable_ts=START + durable_ts, segments=made
-        )
+    def to(task: int, seen: int, end: int, *numbers: int) -> TaskAdvance:
+        return advance(task, START + seen, START + end, *(segment(no, START + seen + 1, START + end) for no in numbers))
 
-    flush(catalog, "committed/1", advance(low, 0, 10, 0, 1), advance(high, 0, 10, 2), advance(ddl, 0, 5))
-    flush(catalog, "committed/2", advance(low, 10, 20, 0))
-    flush(catalog, "committed/3", advance(low, 20, 30, 0))
+    flush(catalog, "committed/1", to(low, 0, 10, 0, 1), to(high, 0, 10, 2), to(ddl, 0, 5))
+    flush(catalog, "committed/2", to(low, 10, 20, 0))
+    flush(catalog, "committed/3", to(low, 20, 30, 0))
     return low, high
 
 
 def piece(key: str, task_id: int) -> Piece:
     """A piece that may not be there."""
     return Piece(object_key=key, task_id=task_id, segments=1, rows=ROWS, stored_bytes=100, lo_ts=1, hi_ts=2)
-
-
-def output(key: str, task_id: int, rows: int) -> Output:
-    """A file of one row group."""
-    group = SegmentInfo(
-        number=0,
-        kind="compacted",
-        task_id=task_id,
-        start_key=long_key(b"t\x00"),
-        end_key=long_key(b"t\xff"),
-        table_lo=1,
-        table_hi=1,
-        lo_ts=START + 1,
-        hi_ts=START + 30,
-        rows=rows,
-        offset=4,
-        length=896,
-        raw_length=2000,
-        crc=5,
-    )
-    footer = Footer(offset=900, length=50, crc=7)
-    return Output(object_key=key, object_bytes=950, task_id=task_id, groups=(group,), footer=footer)
 
 
 def everything(catalog: Catalog) -> list[Piece]:

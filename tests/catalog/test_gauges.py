@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import event
 
-from tests.kit.catalog_cases import OTHER, START, T, activate, elected, flush, segment
+from tests.kit.catalog_cases import ON_SQLALCHEMY, OTHER, START, T, activate, advance, elected, flush, segment
 from tests.kit.manual_clock import ManualClock
 from tests.kit.statements import StatementLog
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import workers
-from tistream.catalog.log.committed import TaskAdvance
 from tistream.catalog.tenancy.tenants import TenantState, change_state, list_tenants, register_tenant
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.catalog.work.tasks import assign_task, stop_task, tasks_of_tenants
@@ -33,9 +32,7 @@ def value(name: str, **labels: str) -> float:
     return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-class GaugeSuite:
-    """Needs a fixture `catalog`: a migrated, empty catalog."""
-
+class TestGauges:
     def test_an_empty_service_shows_zeros(self, catalog: Catalog) -> None:
         found = shown(CatalogGauges(catalog, ManualClock()))
         assert found["tistream_catalog_up"] == {(): 1}
@@ -69,11 +66,7 @@ class GaugeSuite:
         states = {state: count for (state,), count in found["tistream_tenants"].items() if count}
         assert states == {"ACTIVE": 1, "PAUSED": 1, "AWAITING_SNAPSHOT": 1}
         assert found["tistream_tasks"] == {("stopped",): 1, ("running",): 1, ("waiting",): 4}
-        assert found["tistream_workers"] == {
-            ("dispatcher", "silent"): 1,
-            ("sorter", "up"): 1,
-            ("sorter", "gone"): 1,
-        }
+        assert found["tistream_workers"] == {("dispatcher", "silent"): 1, ("sorter", "up"): 1, ("sorter", "gone"): 1}
         assert found["tistream_owner_epoch"] == {(): epoch}
         assert 0 <= found["tistream_owner_age_seconds"][()] < 60
 
@@ -115,16 +108,14 @@ class GaugeSuite:
         assert ran >= 3
         assert value("tistream_catalog_statement_seconds_count") - timed == ran
 
+    @ON_SQLALCHEMY
     def test_a_flush_takes_as_many_statements_whatever_it_holds(self, catalog: Catalog) -> None:
         log, tasks, found = StatementLog(catalog), activate(catalog), list[int]()
         for n, count in enumerate((1, 100, 1000)):
             seen = START + 10 * n
             held = tuple(segment(i, seen + 1, seen + 9, (i, i)) for i in range(count))
-            advance = TaskAdvance(
-                task_id=tasks[0], epoch=0, seen_durable_ts=seen, new_durable_ts=seen + 10, segments=held
-            )
             with log:
-                assert flush(catalog, f"f/{n}", advance) == {tasks[0]}
+                assert flush(catalog, f"f/{n}", advance(tasks[0], seen, seen + 10, *held)) == {tasks[0]}
             found.append(log.count)
         assert found == [4, 4, 4], "durable_ts, kind, object, segments"
 

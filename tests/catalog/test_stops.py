@@ -75,9 +75,7 @@ class Role:
         return row.stopped.tenant
 
 
-class StopSuite:
-    """See the module."""
-
+class TestStop:
     def test_a_stop_is_one_row_and_one_event_however_often_it_fails(self, catalog: Catalog) -> None:
         record_stop(catalog, stopped())
         record_stop(catalog, stopped(tries=4, message="worse"))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection
 
-from simulator.chaos.servers.mariadb import mariadb, new_database
 from tests.kit.catalog_cases import T, activate, together
-from tests.kit.catalog_suite import CatalogSuite
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import KEY_BYTES_MAX, metadata
 from tistream.catalog.tenancy.tenants import get_tenant, list_tenants, register_tenant
@@ -20,52 +15,9 @@ from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
 from tistream.limits import LEADER_LEASE_MS, LEASE_MS
 
-_number = itertools.count(1)
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with mariadb() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def migrated(server: str) -> Iterator[Emptied]:
-    made = Emptied(new_database(server, "migrated"))
-    yield made
-    made.catalog.close()
-
-
-class Emptied:
-    """A migrated catalog that each test gets as the migrations left it: making the tables anew takes a hundred times as
-    long as emptying them."""
-
-    def __init__(self, url: str) -> None:
-        self.catalog = Catalog(url)
-        self.catalog.migrate()
-        self._first: dict[Table, list[dict[str, Any]]] = {}
-        for table in metadata.sorted_tables:
-            with self.catalog.reading() as conn:
-                self._first[table] = [dict(row) for row in conn.execute(select(table)).mappings()]
-
-    def empty(self) -> Catalog:
-        with self.catalog.transaction() as conn:
-            for table, rows in self._first.items():
-                conn.execute(table.delete())
-                if rows:
-                    conn.execute(table.insert(), rows)
-        return self.catalog
-
-
-class TestCatalogOnMariaDB(CatalogSuite):
-    @pytest.fixture
-    def url(self, server: str) -> str:
-        return new_database(server, f"catalog_{next(_number)}")
-
-    @pytest.fixture
-    def catalog(self, migrated: Emptied) -> Catalog:  # type: ignore[override]
-        return migrated.empty()
-
+@pytest.mark.parametrize("backend", [pytest.param("mariadb", marks=pytest.mark.mariadb)], indirect=True)
+class TestCatalogOnMariaDB:
     def test_the_session_is_set_up(self, catalog: Catalog) -> None:
         with catalog.reading() as conn:
             row = conn.exec_driver_sql("SELECT @@tx_isolation, @@time_zone, @@sql_mode").one()
@@ -151,11 +103,12 @@ class TestCatalogOnMariaDB(CatalogSuite):
         assert caught.value.determinate is True
         assert get_tenant(catalog, T).reason == "held"
 
-    def test_nobody_listens(self) -> None:
-        catalog = Catalog("mysql+pymysql://root@127.0.0.1:1/tistream")
-        with pytest.raises(CatalogUnavailable) as caught:
-            register_tenant(catalog, Tenant(1, 1))
-        assert caught.value.determinate is True
+
+def test_nobody_listens() -> None:
+    catalog = Catalog("mysql+pymysql://root@127.0.0.1:1/tistream")
+    with pytest.raises(CatalogUnavailable) as caught:
+        register_tenant(catalog, Tenant(1, 1))
+    assert caught.value.determinate is True
 
 
 def kill(catalog: Catalog, conn: Connection) -> None:

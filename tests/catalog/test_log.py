@@ -9,6 +9,7 @@ from tests.kit.catalog_cases import (
     START,
     T,
     activate,
+    advance,
     elected,
     flush,
     long_key,
@@ -20,7 +21,7 @@ from tests.kit.catalog_cases import (
 )
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance, advance_durable_timestamps, durable_timestamps, find_segments
+from tistream.catalog.log.committed import advance_durable_timestamps, durable_timestamps, find_segments
 from tistream.catalog.log.objects import object_states, stored_bytes, tombstone
 from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
 from tistream.catalog.log.segments import SegmentRow
@@ -43,9 +44,7 @@ from tistream.ids import Position
 from tistream.ts import TS_MAX
 
 
-class CommittedLogSuite:
-    """Needs a fixture `catalog`: a migrated, empty catalog."""
-
+class TestCommittedLog:
     # flushes
 
     def test_a_flush_shows_its_segments_and_moves_the_durable_timestamps(self, catalog: Catalog) -> None:
@@ -53,9 +52,9 @@ class CommittedLogSuite:
         done = flush(
             catalog,
             "committed/1",
-            TaskAdvance(task_id=low, epoch=0, seen_durable_ts=START, new_durable_ts=START + 10, segments=(segment(0),)),
-            TaskAdvance(task_id=high, epoch=0, seen_durable_ts=START, new_durable_ts=START + 20),
-            TaskAdvance(task_id=ddl, epoch=0, seen_durable_ts=START, new_durable_ts=START + 30, segments=(segment(1),)),
+            advance(low, START, START + 10, segment(0)),
+            advance(high, START, START + 20),
+            advance(ddl, START, START + 30, segment(1)),
         )
         assert done == {low, high, ddl}
         expected = {low: (0, START + 10), high: (0, START + 20), ddl: (0, START + 30)}
@@ -68,15 +67,12 @@ class CommittedLogSuite:
         assert (of_ddl.task_id, of_ddl.number) == (ddl, 1)
         assert stored_bytes(catalog, T) == {("committed", "live"): (1, 1000)}
 
-    def test_a_flush_without_an_object_only_moves_durable_timestamps(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_flush_without_an_object_only_moves_durable_timestamps(self, catalog: Catalog, low: int) -> None:
         assert flush(catalog, None, advance(low, START, START + 1)) == {low}
         assert get_task(catalog, low).durable_ts == START + 1
         assert stored_bytes(catalog, T) == {}
 
-    def test_durable_timestamps_of_several_tenants_move_together_each_behind_its_own_guard(
-        self, catalog: Catalog
-    ) -> None:
+    def test_durable_timestamps_of_several_tenants_move_by_their_own_guards(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         foreign, other, _ = activate(catalog, OTHER)
         assert assign_task(catalog, high, worker_id="sorter-2", seen_epoch=0, leader_epoch=elected(catalog)) == 1
@@ -89,25 +85,19 @@ class CommittedLogSuite:
         ]
         assert advance_durable_timestamps(catalog, wanted) == {low, foreign}
         moved = {low: (0, START + 10), foreign: (0, START + 10)}
-        assert durable_timestamps(catalog, [low, high, ddl, foreign, other]) == {
-            high: (1, START),
-            ddl: (0, START),
-            other: (0, START),
-            **moved,
-        }
+        rest = {high: (1, START), ddl: (0, START), other: (0, START)}
+        assert durable_timestamps(catalog, [low, high, ddl, foreign, other]) == {**rest, **moved}
         with pytest.raises(TiStreamError):
             advance_durable_timestamps(catalog, [(T, advance(low, START + 10, START + 20, segment()))])
         assert durable_timestamps(catalog, [low]) == {low: (0, START + 10)}
 
-    def test_a_stale_epoch_leaves_nothing(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_stale_epoch_leaves_nothing(self, catalog: Catalog, low: int) -> None:
         assign_task(catalog, low, worker_id="sorter-2", seen_epoch=0, leader_epoch=elected(catalog))
         assert flush(catalog, "committed/1", advance(low, START, START + 10, segment())) == frozenset()
         assert durable_timestamps(catalog, [low]) == {low: (1, START)}
         assert_nothing_visible(catalog)
 
-    def test_a_stale_durable_ts_leaves_nothing(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_stale_durable_ts_leaves_nothing(self, catalog: Catalog, low: int) -> None:
         flush(catalog, None, advance(low, START, START + 5))
         assert flush(catalog, "committed/1", advance(low, START, START + 10, segment())) == frozenset()
         assert durable_timestamps(catalog, [low]) == {low: (0, START + 5)}
@@ -130,11 +120,8 @@ class CommittedLogSuite:
             advance(ddl, START, START + 10),
         )
         assert done == {low, ddl}
-        assert durable_timestamps(catalog, [low, high, ddl]) == {
-            low: (0, START + 10),
-            high: (1, START),
-            ddl: (0, START + 10),
-        }
+        expected = {low: (0, START + 10), high: (1, START), ddl: (0, START + 10)}
+        assert durable_timestamps(catalog, [low, high, ddl]) == expected
         assert [s.number for s in find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)] == [2]
 
     def test_an_object_is_inserted_only_when_a_task_with_segments_matched(self, catalog: Catalog) -> None:
@@ -171,16 +158,14 @@ class CommittedLogSuite:
         assert caught.value.facts["object_key"] == "committed/1"
         assert durable_timestamps(catalog, [high]) == {high: (0, START)}, "the whole flush was undone"
 
-    def test_a_tombstoned_key_is_never_published(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_tombstoned_key_is_never_published(self, catalog: Catalog, low: int) -> None:
         assert tombstone(catalog, T, "committed/1")
         with pytest.raises(Fenced):
             flush(catalog, "committed/1", advance(low, START, START + 10, segment()))
         assert get_task(catalog, low).durable_ts == START
         assert find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9) == []
 
-    def test_a_live_object_is_not_buried(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_live_object_is_not_buried(self, catalog: Catalog, low: int) -> None:
         flush(catalog, "committed/1", advance(low, START, START + 10, segment()))
         assert not tombstone(catalog, T, "committed/1")
         assert stored_bytes(catalog, T) == {("committed", "live"): (1, 1000)}
@@ -194,23 +179,12 @@ class CommittedLogSuite:
 
     @pytest.mark.parametrize(
         ("new_durable_ts", "segments"),
-        [
-            (START, ()),
-            (START - 1, ()),
-            (START + 9, (segment(),)),
-            (START + 10, (segment(lo=START),)),
-        ],
-        ids=[
-            "standing still",
-            "falling",
-            "a segment above the new durable watermark",
-            "a segment at the old durable watermark",
-        ],
+        [(START, ()), (START - 1, ()), (START + 9, (segment(),)), (START + 10, (segment(lo=START),))],
+        ids=["stalled", "falling", "a segment above the new watermark", "a segment at the old watermark"],
     )
     def test_a_flush_that_contradicts_itself_is_refused(
-        self, catalog: Catalog, new_durable_ts: int, segments: tuple[SegmentRow, ...]
+        self, catalog: Catalog, low: int, new_durable_ts: int, segments: tuple[SegmentRow, ...]
     ) -> None:
-        low, *_ = activate(catalog)
         with pytest.raises(TiStreamError, match="invariant violated"):
             flush(catalog, "committed/1", advance(low, START, new_durable_ts, *segments))
         assert get_task(catalog, low).durable_ts == START
@@ -227,10 +201,8 @@ class CommittedLogSuite:
 
     def test_segments_come_in_order_up_to_the_limit(self, catalog: Catalog) -> None:
         fill(catalog)
-        every = [
-            (s.lo_ts - START, s.hi_ts - START) for s in find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
-        ]
-        assert every == [(1, 10), (11, 18), (11, 20), (26, 30)]
+        found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
+        assert [(s.lo_ts - START, s.hi_ts - START) for s in found] == [(1, 10), (11, 18), (11, 20), (26, 30)]
         assert len(find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=2)) == 2
 
     @pytest.mark.parametrize(
@@ -254,16 +226,14 @@ class CommittedLogSuite:
     def test_superseded_segments_are_not_found(self, catalog: Catalog) -> None:
         fill(catalog)
         with catalog.transaction() as conn:
-            conn.execute(
-                tables.objects.update().where(tables.objects.c.object_key == "committed/2").values(state="superseded")
-            )
+            of = tables.objects.c.object_key == "committed/2"
+            conn.execute(tables.objects.update().where(of).values(state="superseded"))
         found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
         assert [s.object_key for s in found] == ["committed/1", "committed/3"]
 
     # snapshots
 
-    def test_a_snapshot_switches_pointer_and_positions_together(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_snapshot_switches_pointer_and_positions_together(self, catalog: Catalog, low: int) -> None:
         first = {0: {1: Position(seq=4, closed=True), 2: Position(seq=1)}, 9: {1: Position(seq=8)}}
         assert snapshot(catalog, low, 1, first)
         assert positions(catalog, low) == first
@@ -275,8 +245,7 @@ class CommittedLogSuite:
         assert stored_bytes(catalog, T) == {("snapshot", "live"): (1, 10), ("snapshot", "superseded"): (1, 10)}
 
     @pytest.mark.parametrize(("n", "epoch"), [(2, 1), (1, 0), (0, 0)], ids=["stale epoch", "same number", "older"])
-    def test_a_stale_snapshot_changes_nothing(self, catalog: Catalog, n: int, epoch: int) -> None:
-        low, *_ = activate(catalog)
+    def test_a_stale_snapshot_changes_nothing(self, catalog: Catalog, low: int, n: int, epoch: int) -> None:
         at = {0: {1: Position(seq=4)}}
         assert snapshot(catalog, low, 1, at)
         assert not snapshot(catalog, low, n, {0: {1: Position(seq=7)}}, epoch)
@@ -284,8 +253,7 @@ class CommittedLogSuite:
         assert get_task(catalog, low).snapshot_n == 1
         assert stored_bytes(catalog, T) == {("snapshot", "live"): (1, 10)}
 
-    def test_a_snapshot_whose_key_is_taken_changes_nothing(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_snapshot_whose_key_is_taken_changes_nothing(self, catalog: Catalog, low: int) -> None:
         assert snapshot(catalog, low, 1, {0: {1: Position(seq=4)}})
         assert tombstone(catalog, T, f"snapshots/{low}/0-2")
         with pytest.raises(Fenced):
@@ -304,8 +272,7 @@ class CommittedLogSuite:
         ],
         ids=["falls", "closed moves", "closed opens", "incarnation vanishes", "store vanishes"],
     )
-    def test_positions_never_fall(self, catalog: Catalog, then: dict[int, dict[int, Position]]) -> None:
-        low, *_ = activate(catalog)
+    def test_positions_never_fall(self, catalog: Catalog, low: int, then: dict[int, dict[int, Position]]) -> None:
         before = {0: {1: Position(seq=4, closed=True), 2: Position(seq=6)}}
         assert snapshot(catalog, low, 1, before)
         with pytest.raises(TiStreamError, match="a position never falls"):
@@ -313,15 +280,13 @@ class CommittedLogSuite:
         assert positions(catalog, low) == before
         assert get_task(catalog, low).snapshot_n == 1
 
-    def test_of_concurrent_snapshots_the_newest_stays(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_of_concurrent_snapshots_the_newest_stays(self, catalog: Catalog, low: int) -> None:
         together(6, lambda i: snapshot(catalog, low, i + 1, {0: {1: Position(seq=i + 1)}}))
         assert get_task(catalog, low).snapshot_key == f"snapshots/{low}/0-6"
         assert positions(catalog, low) == {0: {1: Position(seq=6)}}
         assert stored_bytes(catalog, T)["snapshot", "live"] == (1, 10)
 
-    def test_objects_that_a_snapshot_keeps_stay_live_and_the_others_are_replaced(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_objects_that_a_snapshot_keeps_stay_live_and_others_do_not(self, catalog: Catalog, low: int) -> None:
         assert snapshot(catalog, low, 2, {}, more=["runs/1", "runs/2"])
         assert snapshot(catalog, low, 4, {}, more=["runs/3"], keeps=["runs/2"])
         keys = ["runs/1", "runs/2", "runs/3", f"snapshots/{low}/0-2", f"snapshots/{low}/0-4"]
@@ -469,11 +434,6 @@ class CommittedLogSuite:
         assert latest_schema_version(catalog, T, TS_MAX) == (START + 20, f"schemas/{START + 20}")
         with pytest.raises(Fenced):
             add_schema_version(catalog, T, START, "schemas/other", 5)
-
-
-def advance(task_id: int, seen: int, new: int, *segments: SegmentRow) -> TaskAdvance:
-    """An advance by an owner of epoch 0."""
-    return TaskAdvance(task_id=task_id, epoch=0, seen_durable_ts=seen, new_durable_ts=new, segments=segments)
 
 
 def fill(catalog: Catalog) -> None:

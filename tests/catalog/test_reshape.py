@@ -12,6 +12,7 @@ from tests.kit.catalog_cases import (
     START,
     T,
     activate,
+    advance,
     elected,
     ended,
     flush,
@@ -22,7 +23,7 @@ from tests.kit.catalog_cases import (
     together,
 )
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance, durable_timestamps, find_segments
+from tistream.catalog.log.committed import durable_timestamps, find_segments
 from tistream.catalog.log.objects import ObjectState, object_states
 from tistream.catalog.log.snapshots import NewSnapshot, durable_floor, positions
 from tistream.catalog.work.handover import take_tasks
@@ -51,10 +52,6 @@ AT = {1: {1: Position(seq=5), 2: Position(seq=1)}, 2: {1: Position(seq=3, closed
 LATER = {1: {1: Position(seq=9), 2: Position(seq=1)}, 2: {1: Position(seq=3, closed=True)}}
 
 
-def advance(task_id: int, upto: int, *, epoch: int, seen: int = START) -> TaskAdvance:
-    return TaskAdvance(task_id=task_id, epoch=epoch, seen_durable_ts=seen, new_durable_ts=upto)
-
-
 def owned(catalog: Catalog) -> tuple[int, int, int]:
     """Two neighbours of one sorter at epoch 1, with snapshots of their own at AT; and the sorter's life."""
     low, high, _ddl = activate(catalog)
@@ -69,32 +66,33 @@ def wanted(catalog: Catalog) -> tuple[Half, Half]:
     """Two neighbours of one sorter that are to be merged."""
     low, high, _ = owned(catalog)
     assert request_merge(catalog, low, high, seen_epochs=(1, 1))
-    return Half(task_id=low, epoch=1, durable_ts=START, snapshot_n=3), Half(
-        task_id=high, epoch=1, durable_ts=START, snapshot_n=3
-    )
+    first = Half(task_id=low, epoch=1, durable_ts=START, snapshot_n=3)
+    return first, replace(first, task_id=high)
+
+
+def split(catalog: Catalog, task_id: int, key: bytes = KEY, epoch: int = 1) -> tuple[int, int]:
+    parts = split_task(catalog, task_id, key, seen_epoch=epoch)
+    assert parts is not None
+    return parts
 
 
 def state(*keeps: str) -> NewSnapshot:
-    return NewSnapshot(
-        key="snapshots/joined", n=4, objects={"snapshots/joined": 10}, keeps=frozenset(keeps), positions=LATER
-    )
+    key = "snapshots/joined"
+    return NewSnapshot(key=key, n=4, objects={key: 10}, keeps=frozenset(keeps), positions=LATER)
 
 
-class ReshapeSuite:
-    """Needs a fixture `catalog`: a migrated, empty catalog."""
-
+class TestReshape:
     def test_both_parts_take_over_what_the_task_had(self, catalog: Catalog) -> None:
         low, high, life = owned(catalog)
-        assert flush(catalog, "c/1", replace(advance(low, START + 10, epoch=1), segments=(segment(),))) == {low}
+        assert flush(catalog, "c/1", advance(low, START, START + 10, segment(), epoch=1)) == {low}
         assert raise_resubscribe(catalog, low, epoch=1)
         was, others = get_task(catalog, low), [get_task(catalog, high)]
         parts = split_task(catalog, low, KEY, seen_epoch=1, leader_epoch=elected(catalog))
         assert parts is not None
         rows = [get_task(catalog, part) for part in parts]
         ranges = KeyRange(LOW.start, KEY), KeyRange(KEY, LOW.end)
-        assert rows == [
-            replace(was, task_id=part, range=range_, epoch=2) for part, range_ in zip(parts, ranges, strict=True)
-        ]
+        wanted = zip(parts, ranges, strict=True)
+        assert rows == [replace(was, task_id=part, range=range_, epoch=2) for part, range_ in wanted]
         assert [positions(catalog, part) for part in parts] == [AT, AT]
         assert [referred(catalog, part) for part in parts] == [{was.snapshot_key, f"snapshots/{low}/rows"}] * 2
         assert tasks_owned_by(catalog, "s1", life) == [*others, *rows]
@@ -104,11 +102,10 @@ class ReshapeSuite:
 
     def test_whoever_reads_sees_no_difference(self, catalog: Catalog) -> None:
         low, high, _ = owned(catalog)
-        assert flush(catalog, "c/1", replace(advance(low, START + 10, epoch=1), segments=(segment(),))) == {low}
+        assert flush(catalog, "c/1", advance(low, START, START + 10, segment(), epoch=1)) == {low}
         issue_incarnation(catalog, T, 1)
         before = served_watermark(catalog, T), durable_floor(catalog, T, 1), _everywhere(catalog)
-        parts = split_task(catalog, low, KEY, seen_epoch=1)
-        assert parts is not None
+        split(catalog, low)
         assert (served_watermark(catalog, T), durable_floor(catalog, T, 1), _everywhere(catalog)) == before
         found = find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
         assert [(s.object_key, s.task_id) for s in found] == [("c/1", low)], "a segment keeps who wrote it"
@@ -120,8 +117,7 @@ class ReshapeSuite:
         for task, seq in ((low, 4), (high, 7), (ddl, 8)):
             assert snapshot(catalog, task, 1, {1: {1: Position(seq=seq)}})
         assert durable_floor(catalog, T, 1) == {1: 4}
-        parts = split_task(catalog, low, KEY, seen_epoch=0)
-        assert parts is not None
+        parts = split(catalog, low, epoch=0)
         assert snapshot(catalog, parts[0], 2, {1: {1: Position(seq=6)}}, 1)
         assert durable_floor(catalog, T, 1) == {1: 4}
         assert snapshot(catalog, parts[1], 2, {1: {1: Position(seq=9)}}, 1)
@@ -131,8 +127,7 @@ class ReshapeSuite:
         low, *_ = owned(catalog)
         old = get_task(catalog, low).snapshot_key
         assert old is not None
-        parts = split_task(catalog, low, KEY, seen_epoch=1)
-        assert parts is not None
+        parts = split(catalog, low)
         assert object_states(catalog, [old]) == {old: ObjectState.LIVE}
         assert snapshot(catalog, parts[0], 4, AT, 2)
         assert object_states(catalog, [old]) == {old: ObjectState.LIVE}
@@ -142,32 +137,28 @@ class ReshapeSuite:
 
     def test_the_owner_of_a_task_that_was_split_can_do_nothing(self, catalog: Catalog) -> None:
         low, *_ = owned(catalog)
-        parts = split_task(catalog, low, KEY, seen_epoch=1)
-        assert parts is not None
+        parts = split(catalog, low)
         rows = list_tasks(catalog)
-        assert flush(catalog, "c/1", replace(advance(low, START + 10, epoch=1), segments=(segment(),))) == frozenset()
+        assert flush(catalog, "c/1", advance(low, START, START + 10, segment(), epoch=1)) == frozenset()
         assert not snapshot(catalog, low, 9, LATER, 1)
         assert not raise_resubscribe(catalog, low, epoch=1)
         assert not stop_task(catalog, low, epoch=1, error="broken")
         assert durable_timestamps(catalog, [low]) == {}
         assert assign_task(catalog, low, worker_id="s2", seen_epoch=1, leader_epoch=elected(catalog)) is None
         for part in parts:
-            advances = (replace(advance(part, START + 10, epoch=1), segments=(segment(key="c/1"),)),)
+            advances = (advance(part, START, START + 10, segment(key="c/1"), epoch=1),)
             assert flush(catalog, "c/1", *advances) == frozenset(), "an epoch of the task that was split"
         assert list_tasks(catalog) == rows
         assert find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9) == []
 
-    def test_a_stopped_task_without_owner_and_state_is_split_too(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_stopped_task_without_owner_and_state_is_split_too(self, catalog: Catalog, low: int) -> None:
         assert stop_task(catalog, low, epoch=0, error="broken")
-        parts = split_task(catalog, low, KEY, seen_epoch=0)
-        assert parts is not None
+        parts = split(catalog, low, epoch=0)
         assert [(get_task(catalog, p).owner, get_task(catalog, p).error) for p in parts] == [(None, "broken")] * 2
         assert [positions(catalog, part) for part in parts] == [{}, {}]
 
     @pytest.mark.parametrize("fault", ["epoch", "election", "replay"])
-    def test_a_split_is_refused_to_who_has_lost(self, catalog: Catalog, fault: str) -> None:
-        low, *_ = activate(catalog)
+    def test_a_split_is_refused_to_who_has_lost(self, catalog: Catalog, low: int, fault: str) -> None:
         epoch, leader_epoch = 0, elected(catalog)
         match fault:
             case "epoch":
@@ -192,16 +183,15 @@ class ReshapeSuite:
             split_task(catalog, ddl + 9, KEY, seen_epoch=0)
         assert list_tasks(catalog) == rows
 
-    def test_of_two_splits_at_once_one_happens(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_of_two_splits_at_once_one_happens(self, catalog: Catalog, low: int) -> None:
 
-        def split(_: int) -> tuple[int, int] | None:
+        def attempt(_: int) -> tuple[int, int] | None:
             try:
                 return ended(lambda: split_task(catalog, low, KEY, seen_epoch=0))
             except NotFound:
                 return None
 
-        done = [parts for parts in together(4, split) if parts is not None]
+        done = [parts for parts in together(4, attempt) if parts is not None]
         assert len(done) == 1
         assert {row.task_id for row in list_tasks(catalog, T)} >= set(done[0])
         assert len(list_tasks(catalog, T)) == 4
@@ -235,14 +225,12 @@ class ReshapeSuite:
 
     def test_a_task_is_merged_with_one_neighbour_only(self, catalog: Catalog) -> None:
         low, high, _ = owned(catalog)
-        parts = split_task(catalog, high, long_key(b"t\x81"), seen_epoch=1)
-        assert parts is not None
+        parts = split(catalog, high, long_key(b"t\x81"))
         assert request_merge(catalog, low, parts[0], seen_epochs=(1, 2))
         assert request_merge(catalog, *parts, seen_epochs=(2, 2))
         named = {row.task_id: row.merge_with for row in list_tasks(catalog, T)}
         assert {named[low], named[parts[0]], named[parts[1]]} == {None, *parts}
-        again = split_task(catalog, parts[1], long_key(b"t\x82"), seen_epoch=2)
-        assert again is not None
+        split(catalog, parts[1], long_key(b"t\x82"), epoch=2)
         assert {row.merge_with for row in list_tasks(catalog, T)} == {None}, "what is split is merged with nobody"
 
     @pytest.mark.parametrize("fault", ["epoch", "election", "replay"])
@@ -281,7 +269,7 @@ class ReshapeSuite:
         for _ in range(2):
             assert raise_resubscribe(catalog, right.task_id, epoch=1)
         upto = START + 10
-        advances = (advance(left.task_id, upto, epoch=1), advance(right.task_id, upto, epoch=1))
+        advances = (advance(left.task_id, START, upto, epoch=1), advance(right.task_id, START, upto, epoch=1))
         assert flush(catalog, None, *advances) == {left.task_id, right.task_id}
         before = served_watermark(catalog, T)
         kept = f"snapshots/{left.task_id}/rows", f"snapshots/{right.task_id}/rows"
@@ -312,15 +300,13 @@ class ReshapeSuite:
             case "epoch":
                 assert register_worker(catalog, "s1", "sorter", "") == 2
             case "durable_ts":
-                assert flush(catalog, None, advance(right.task_id, START + 1, epoch=1)) == {right.task_id}
+                assert flush(catalog, None, advance(right.task_id, START, START + 1, epoch=1)) == {right.task_id}
             case "snapshot":
                 assert snapshot(catalog, left.task_id, 4, AT, 1, keeps=[f"snapshots/{left.task_id}/rows"])
             case "not wanted":
                 assert cancel_merge(catalog, left.task_id, seen_epoch=left.epoch)
             case "gone":
-                found = split_task(catalog, right.task_id, long_key(b"t\x81"), seen_epoch=1)
-                assert found is not None
-                parts = found
+                parts = split(catalog, right.task_id, long_key(b"t\x81"))
             case "an orphan":
                 key = get_task(catalog, left.task_id).snapshot_key or ""
                 joined = replace(joined, key=key, objects={key: 1})
@@ -352,7 +338,7 @@ class ReshapeSuite:
 
         def act(i: int) -> object:
             if i:
-                return ended(lambda: flush(catalog, None, advance(right.task_id, START + 5, epoch=1)))
+                return ended(lambda: flush(catalog, None, advance(right.task_id, START, START + 5, epoch=1)))
             return ended(lambda: merge_tasks(catalog, left, right, state()))
 
         merged, flushed = together(2, act)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from tests.kit.catalog_cases import START, T, activate, flush, segment, snapshot, together
+from tests.kit.catalog_cases import START, T, activate, advance, flush, segment, snapshot, together
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance, find_segments
+from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.objects import superseded_objects, tombstone
 from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
 from tistream.ts import TS_MAX
@@ -21,13 +21,9 @@ from tistream.ts import TS_MAX
 Span = tuple[int, int]
 
 
-class PageSuite:
-    """Needs a fixture `catalog`: a migrated, empty catalog."""
-
+class TestPage:
     @pytest.mark.parametrize("seed", range(3))
-    def test_a_page_is_the_first_segments_in_order_that_reach_into_the_interval(
-        self, catalog: Catalog, seed: int
-    ) -> None:
+    def test_a_page_is_the_first_segments_that_reach_into_the_interval(self, catalog: Catalog, seed: int) -> None:
         rnd = random.Random(seed)
         spans: list[Span] = []
         for _ in range(120):
@@ -41,8 +37,7 @@ class PageSuite:
             found = find_segments(catalog, T, after_ts=after, upto_ts=upto, limit=limit)
             assert [(s.lo_ts, s.hi_ts, s.number) for s in found] == every[:limit]
 
-    def test_a_page_costs_the_same_in_a_log_of_any_length(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_page_costs_the_same_in_a_log_of_any_length(self, catalog: Catalog, low: int) -> None:
         durable_ts, costs = START, []
         for first, count in ((0, 400), (400, 6000)):
             spans = [(START + 1 + 100 * n, START + 90 + 100 * n) for n in range(first, count)]
@@ -59,31 +54,24 @@ class PageSuite:
             together(4, lambda _, ts=ts: add_schema_version(catalog, T, ts, f"schemas/{ts}", 5))  # type: ignore[misc]
         assert latest_schema_version(catalog, T) == (START + 20, f"schemas/{START + 20}")
 
-    def test_superseded_objects_are_listed_after_their_grace(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_superseded_objects_are_listed_after_their_grace(self, catalog: Catalog, low: int) -> None:
         for n in (1, 2, 3):
             assert snapshot(catalog, low, n, {})
         assert superseded_objects(catalog, T, grace_ms=3_600_000, limit=10) == []
         with catalog.transaction() as conn:
-            conn.execute(
-                tables.objects.update()
-                .where(tables.objects.c.object_key == f"snapshots/{low}/0-1")
-                .values(changed_ms=tables.now_ms() - 3_600_000)
-            )
+            of = tables.objects.c.object_key == f"snapshots/{low}/0-1"
+            conn.execute(tables.objects.update().where(of).values(changed_ms=tables.now_ms() - 3_600_000))
         assert superseded_objects(catalog, T, grace_ms=3_600_000, limit=10) == [f"snapshots/{low}/0-1"]
         assert tombstone(catalog, T, f"snapshots/{low}/0-1")
         assert superseded_objects(catalog, T, grace_ms=0, limit=10) == [f"snapshots/{low}/0-2"]
 
 
-def fill(catalog: Catalog, task_id: int, seen_durable_ts: int, spans: Sequence[Span], first: int = 0) -> int:
+def fill(catalog: Catalog, task_id: int, seen: int, spans: Sequence[Span], first: int = 0) -> int:
     """One flush with these segments, numbered from `first`. Returns the task's durable watermark."""
-    new_durable_ts = max(hi for _, hi in spans)
+    new = max(hi for _, hi in spans)
     segments = tuple(segment(first + n, lo=lo, hi=hi) for n, (lo, hi) in enumerate(spans))
-    advance = TaskAdvance(
-        task_id=task_id, epoch=0, seen_durable_ts=seen_durable_ts, new_durable_ts=new_durable_ts, segments=segments
-    )
-    assert flush(catalog, f"committed/{first}", advance) == {task_id}
-    return new_durable_ts
+    assert flush(catalog, f"committed/{first}", advance(task_id, seen, new, *segments)) == {task_id}
+    return new
 
 
 def work(catalog: Catalog, act: Callable[[], object]) -> int:

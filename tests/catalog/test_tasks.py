@@ -1,44 +1,37 @@
-"""What every catalog database must do, as a suite: subclass it and say where a fresh, empty database is.
+"""The catalog's schema, tenants, tasks, leader and workers.
 
-    class TestCatalogOnMine(CatalogSuite):
-        @pytest.fixture
-        def url(self) -> str: ...
-
-Each guard of the catalog is tried from the losing side. Concurrent callers are threads that start together; time is
-moved by writing old heartbeats into the database, never by waiting.
+Each guard is tried from the losing side. Concurrent callers are threads that start together; time is moved by writing
+old heartbeats into the database, never by waiting.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from abc import abstractmethod
-from collections.abc import Iterator
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import select
 
-from tests.kit.catalog_cases import DDL, HIGH, LOW, OTHER, START, T, activate, elected, flush, long_key, together
-from tests.kit.catalog_suite_assignment import AssignmentSuite
-from tests.kit.catalog_suite_auth import AuthSuite
-from tests.kit.catalog_suite_bases import BaseSuite
-from tests.kit.catalog_suite_compaction import CompactionSuite
-from tests.kit.catalog_suite_deletion import DeletionSuite
-from tests.kit.catalog_suite_events import EventSuite
-from tests.kit.catalog_suite_gauges import GaugeSuite
-from tests.kit.catalog_suite_handover import HandoverSuite
-from tests.kit.catalog_suite_log import CommittedLogSuite
-from tests.kit.catalog_suite_neighbours import NameSuite, NeighbourSuite
-from tests.kit.catalog_suite_page import PageSuite
-from tests.kit.catalog_suite_reshape import ReshapeSuite
-from tests.kit.catalog_suite_retention import RetentionSuite
-from tests.kit.catalog_suite_seeds import SeedSuite
-from tests.kit.catalog_suite_stops import StopSuite
+from tests.kit.catalog_cases import (
+    DDL,
+    HIGH,
+    LOW,
+    ON_SQLALCHEMY,
+    OTHER,
+    START,
+    T,
+    activate,
+    advance,
+    elected,
+    flush,
+    long_key,
+    silence_leader,
+    together,
+)
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance
 from tistream.catalog.tenancy.tenants import (
     NewTask,
     TenantState,
@@ -72,40 +65,10 @@ from tistream.limits import LEADER_LEASE_MS
 _MIGRATE = "import sys; from tistream.catalog.database.engine import Catalog; Catalog(sys.argv[1]).migrate()"
 
 
-class CatalogSuite(
-    AssignmentSuite,
-    CommittedLogSuite,
-    CompactionSuite,
-    HandoverSuite,
-    PageSuite,
-    ReshapeSuite,
-    SeedSuite,
-    BaseSuite,
-    GaugeSuite,
-    RetentionSuite,
-    AuthSuite,
-    EventSuite,
-    DeletionSuite,
-    NeighbourSuite,
-    NameSuite,
-    StopSuite,
-):
-    """Tenants, tasks, ownership, processes and the schema; the committed log and compaction are inherited."""
-
-    @pytest.fixture
-    @abstractmethod
-    def url(self) -> str:
-        """The SQLAlchemy address of an empty database that nobody else uses."""
-
-    @pytest.fixture
-    def catalog(self, url: str) -> Iterator[Catalog]:
-        catalog = Catalog(url)
-        catalog.migrate()
-        yield catalog
-        catalog.close()
-
+class TestTasks:
     # the schema
 
+    @ON_SQLALCHEMY
     def test_the_schema_is_the_sum_of_the_migrations(self, catalog: Catalog) -> None:
         with catalog.transaction() as conn:
             context = MigrationContext.configure(conn, opts={"compare_type": True})
@@ -116,6 +79,7 @@ class CatalogSuite(
         catalog.migrate()
         assert len(list_tasks(catalog)) == 3
 
+    @ON_SQLALCHEMY
     def test_several_processes_migrate_at_once(self, url: str) -> None:
         started = [subprocess.Popen([sys.executable, "-c", _MIGRATE, url]) for _ in range(4)]
         assert [process.wait(120) for process in started] == [0, 0, 0, 0]
@@ -123,6 +87,7 @@ class CatalogSuite(
         assert register_tenant(catalog, T).tenant == T
         catalog.close()
 
+    @ON_SQLALCHEMY
     def test_several_threads_migrate_at_once(self, url: str) -> None:
         catalogs = [Catalog(url) for _ in range(3)]
         together(3, lambda i: catalogs[i].migrate())
@@ -226,15 +191,13 @@ class CatalogSuite(
         assert tasks_owned_by(catalog, "sorter-1", life) == []
         assert get_task(catalog, low).epoch == 2
 
-    def test_a_stale_task_epoch_assigns_nothing(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_stale_task_epoch_assigns_nothing(self, catalog: Catalog, low: int) -> None:
         mine = elected(catalog)
         assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine) == 1
         assert assign_task(catalog, low, worker_id="sorter-2", seen_epoch=0, leader_epoch=mine) is None
         assert get_task(catalog, low).owner == "sorter-1"
 
-    def test_a_lost_leader_epoch_assigns_nothing(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_lost_leader_epoch_assigns_nothing(self, catalog: Catalog, low: int) -> None:
         old = elected(catalog, "meta-1")
         silence_leader(catalog, LEADER_LEASE_MS + 1000)
         new = elected(catalog, "meta-2")
@@ -242,24 +205,21 @@ class CatalogSuite(
         assert get_task(catalog, low).epoch == 0
         assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=new) == 1
 
-    def test_of_concurrent_assignments_one_wins(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_of_concurrent_assignments_one_wins(self, catalog: Catalog, low: int) -> None:
         mine = elected(catalog)
         for seen in range(5):
             got = race_for(catalog, low, seen, mine)
             assert sorted(got, key=str) == [seen + 1, None]
             assert get_task(catalog, low).owner == f"sorter-{got.index(seen + 1)}"
 
-    def test_a_stopped_task_says_why_until_it_is_cleared(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_stopped_task_says_why_until_it_is_cleared(self, catalog: Catalog, low: int) -> None:
         assert not stop_task(catalog, low, epoch=1, error="stale")
         assert stop_task(catalog, low, epoch=0, error="commit below W: schlüssel 数" + "x" * 100_000)
         assert (get_task(catalog, low).error or "").startswith("commit below W: schlüssel 数")
         clear_task_error(catalog, low)
         assert get_task(catalog, low).error is None
 
-    def test_resubscribing_is_guarded_by_the_epoch(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_resubscribing_is_guarded_by_the_epoch(self, catalog: Catalog, low: int) -> None:
         assert raise_resubscribe(catalog, low, epoch=0)
         assert raise_resubscribe(catalog, low, epoch=0)
         assert not raise_resubscribe(catalog, low, epoch=1)
@@ -269,10 +229,9 @@ class CatalogSuite(
         with pytest.raises(NotFound, match="task 404 not found"):
             get_task(catalog, 404)
 
-    def test_the_frontier_has_every_range_in_key_order(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_the_frontier_has_every_range_in_key_order(self, catalog: Catalog, low: int) -> None:
         activate(catalog, OTHER)
-        flush(catalog, None, TaskAdvance(task_id=low, epoch=0, seen_durable_ts=START, new_durable_ts=START + 5))
+        flush(catalog, None, advance(low, START, START + 5))
         assert frontier(catalog, T) == [
             FrontierRow(range=DDL, durable_ts=START, resubscribe_id=0),
             FrontierRow(range=LOW, durable_ts=START + 5, resubscribe_id=0),
@@ -280,30 +239,22 @@ class CatalogSuite(
         ]
 
     def test_the_watermark_is_the_lowest_of_range_and_schema(self, catalog: Catalog) -> None:
-        low, high, ddl = activate(catalog)
-        for task_id, by in ((low, 10), (high, 20), (ddl, 30)):
-            flush(
-                catalog, None, TaskAdvance(task_id=task_id, epoch=0, seen_durable_ts=START, new_durable_ts=START + by)
-            )
+        low, high, ddl = advanced(catalog)
         assert served_watermark(catalog, T) == START + 10
         assert served_watermark(catalog, T, LOW) == START + 10
         assert served_watermark(catalog, T, HIGH) == START + 20
         assert served_watermark(catalog, T, KeyRange(long_key(b"t\x80"), long_key(b"t\x81"))) == START + 20
         assert served_watermark(catalog, T, KeyRange(long_key(b"t\x7f"), long_key(b"t\x80"))) == START + 10
         assert served_watermark(catalog, T, KeyRange(b"a", b"b")) == 0
-        flush(catalog, None, TaskAdvance(task_id=high, epoch=0, seen_durable_ts=START + 20, new_durable_ts=START + 99))
+        flush(catalog, None, advance(high, START + 20, START + 99))
         assert served_watermark(catalog, T, HIGH) == START + 30
-        flush(catalog, None, TaskAdvance(task_id=low, epoch=0, seen_durable_ts=START + 10, new_durable_ts=START + 200))
-        flush(catalog, None, TaskAdvance(task_id=ddl, epoch=0, seen_durable_ts=START + 30, new_durable_ts=START + 300))
+        flush(catalog, None, advance(low, START + 10, START + 200))
+        flush(catalog, None, advance(ddl, START + 30, START + 300))
         assert served_watermark(catalog, T, LOW) == START + 200, "the range next to it does not count"
 
     def test_the_watermarks_of_several_tenants_are_those_of_each(self, catalog: Catalog) -> None:
-        low, high, ddl = activate(catalog)
+        advanced(catalog)
         activate(catalog, OTHER)
-        for task_id, by in ((low, 10), (high, 20), (ddl, 30)):
-            flush(
-                catalog, None, TaskAdvance(task_id=task_id, epoch=0, seen_durable_ts=START, new_durable_ts=START + by)
-            )
         assert served_watermarks(catalog, [T, OTHER, Tenant(9, 9)]) == {T: START + 10, OTHER: START}
         assert served_watermarks(catalog, [OTHER]) == {OTHER: served_watermark(catalog, OTHER)}
         assert served_watermarks(catalog, []) == {}
@@ -429,6 +380,14 @@ class CatalogSuite(
         assert list_workers(catalog)[0].state == "up"
 
 
+def advanced(catalog: Catalog) -> list[int]:
+    """The tasks of T, which have advanced by 10, 20 and 30."""
+    tasks = activate(catalog)
+    for n, task_id in enumerate(tasks, 1):
+        flush(catalog, None, advance(task_id, START, START + 10 * n))
+    return tasks
+
+
 def race_for(catalog: Catalog, task_id: int, seen_epoch: int, leader_epoch: int) -> list[int | None]:
     """Two threads assign the task at once, to sorter-0 and to sorter-1."""
 
@@ -436,12 +395,6 @@ def race_for(catalog: Catalog, task_id: int, seen_epoch: int, leader_epoch: int)
         return assign_task(catalog, task_id, worker_id=f"sorter-{i}", seen_epoch=seen_epoch, leader_epoch=leader_epoch)
 
     return together(2, give)
-
-
-def silence_leader(catalog: Catalog, age_ms: int) -> None:
-    """Make the leader's last heartbeat this old."""
-    with catalog.transaction() as conn:
-        conn.execute(tables.leader.update().values(heartbeat_ms=tables.now_ms() - age_ms))
 
 
 def leader_age(catalog: Catalog) -> int:

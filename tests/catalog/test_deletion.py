@@ -9,15 +9,16 @@ from tests.kit.catalog_cases import (
     START,
     T,
     activate,
+    advance,
     elected,
     ended,
     flush,
     long_key,
+    seed,
     segment,
     snapshot,
     together,
 )
-from tests.kit.catalog_suite_seeds import seed
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import list_events
@@ -40,17 +41,9 @@ from tistream.catalog.tenancy.tenants import (
     register_tenant,
     set_retention,
 )
+from tistream.catalog.work import stores
 from tistream.catalog.work.deletion import delete_tenant, finish_deletion, retire_objects
 from tistream.catalog.work.reshape import split_task
-from tistream.catalog.work.stores import (
-    StoreAssignment,
-    assign_stores,
-    issue_incarnation,
-    list_stores,
-    newest_incarnation,
-    set_reclaimed,
-    store_places,
-)
 from tistream.catalog.work.tasks import list_tasks, raise_resubscribe
 from tistream.errors import InvalidInput, StateForbids, TenantDeleted
 from tistream.ids import Position
@@ -58,23 +51,23 @@ from tistream.ids import Position
 ACTIVE, DELETING, DELETED = TenantState.ACTIVE, TenantState.DELETING, TenantState.DELETED
 
 
-def advance(task: int, lo: int, hi: int, no: int = 0) -> TaskAdvance:
-    """The task goes on from `lo` to `hi`, with one segment."""
-    return TaskAdvance(
-        task_id=task, epoch=0, seen_durable_ts=lo, new_durable_ts=hi, segments=(segment(no, lo + 1, hi),)
-    )
+def to(task: int, lo: int, hi: int, no: int = 0) -> TaskAdvance:
+    """The task advances from `lo` to `hi`, with one segment."""
+    return advance(task, lo, hi, segment(no, lo + 1, hi))
 
 
 def grown(catalog: Catalog) -> list[int]:
     """A tenant with everything that one may have, and its neighbour with tasks and a store."""
     found = activate(catalog)
-    assert flush(catalog, "f/1", advance(found[0], START, START + 9), advance(found[1], START, START + 9, 1))
+    assert flush(catalog, "f/1", to(found[0], START, START + 9), to(found[1], START, START + 9, 1))
     assert snapshot(catalog, found[0], 1, {1: {1: Position(seq=3, closed=False)}}, more=["s/a"])
     for tenant in (T, OTHER):
-        issue_incarnation(catalog, tenant, 1)
+        stores.issue_incarnation(catalog, tenant, 1)
     activate(catalog, OTHER)
-    places = [StoreAssignment(p.tenant, p.store_id, "dispatcher-1", p.epoch) for p in store_places(catalog)]
-    assert assign_stores(catalog, places, leader_epoch=elected(catalog)) == 2
+    places = [
+        stores.StoreAssignment(p.tenant, p.store_id, "dispatcher-1", p.epoch) for p in stores.store_places(catalog)
+    ]
+    assert stores.assign_stores(catalog, places, leader_epoch=elected(catalog)) == 2
     assert add_changefeed(catalog, T, "feed", None)
     set_safe_point(catalog, T, "backfill", START, 600)
     assert add_seed(catalog, seed(START + 5), 50)
@@ -94,11 +87,12 @@ def removed(catalog: Catalog) -> int:
     return count
 
 
-class DeletionSuite:
-    """Needs a fixture `catalog`: a migrated, empty catalog."""
+class TestDeletion:
+    @pytest.fixture(autouse=True)
+    def tasks(self, catalog: Catalog) -> list[int]:
+        return grown(catalog)
 
     def test_a_tombstone_ends_all_that_goes_on(self, catalog: Catalog) -> None:
-        grown(catalog)
         assert delete_tenant(catalog, T, seen=ACTIVE, reason="gone", actor="me")
         assert (look_up_tenant(catalog, T).state, look_up_tenant(catalog, T).reason) == (DELETING, "gone")
         assert not list_tasks(catalog, T)
@@ -107,8 +101,8 @@ class DeletionSuite:
         for table in (tables.positions, tables.snapshot_objects):
             with catalog.reading() as conn:
                 assert conn.execute(table.select()).all() == []
-        assert [(p.tenant, p.dispatcher) for p in store_places(catalog)] == [(OTHER, "dispatcher-1")]
-        assert [row.dispatcher for row in list_stores(catalog, T)] == [None]
+        assert [(p.tenant, p.dispatcher) for p in stores.store_places(catalog)] == [(OTHER, "dispatcher-1")]
+        assert [row.dispatcher for row in stores.list_stores(catalog, T)] == [None]
         assert [bool(get_key(catalog, key).revoked_ms) for key in "pco"] == [True, False, False]
         told = list_events(catalog, limit=1)[0]
         assert (told.kind, told.tenant, told.actor) == ("tenant.deleting", T, "me")
@@ -116,7 +110,6 @@ class DeletionSuite:
         assert len(list_tasks(catalog, OTHER)) == 3
 
     def test_it_is_given_up_from_the_state_that_was_seen_and_once(self, catalog: Catalog) -> None:
-        grown(catalog)
         assert not delete_tenant(catalog, T, seen=TenantState.PAUSED)
         assert len(list_tasks(catalog, T)) == 3
         assert sum(together(4, lambda _: delete_tenant(catalog, T, seen=ACTIVE))) == 1
@@ -127,15 +120,15 @@ class DeletionSuite:
             with pytest.raises(InvalidInput):
                 change_state(catalog, T, seen=seen, to=to, reason="")
 
-    def test_whoever_comes_late_changes_nothing(self, catalog: Catalog) -> None:
-        low, *_ = grown(catalog)
-        epoch = list_stores(catalog, T)[0].dispatcher_epoch
+    def test_whoever_comes_late_changes_nothing(self, catalog: Catalog, tasks: list[int]) -> None:
+        low = tasks[0]
+        epoch = stores.list_stores(catalog, T)[0].dispatcher_epoch
         before = live_objects(catalog, T, after_key="", limit=99)
         assert delete_tenant(catalog, T, seen=ACTIVE)
-        assert flush(catalog, "f/2", advance(low, START + 9, START + 20)) == frozenset()
+        assert flush(catalog, "f/2", to(low, START + 9, START + 20)) == frozenset()
         assert not snapshot(catalog, low, 2, {}, keeps=["s/a"])
         assert not raise_resubscribe(catalog, low, epoch=0)
-        assert not set_reclaimed(catalog, T, 1, 1, 3, dispatcher_epoch=epoch)
+        assert not stores.set_reclaimed(catalog, T, 1, 1, 3, dispatcher_epoch=epoch)
         assert not raise_floor(catalog, T, seen_floor=0, to_ts=START + 5)
         for late in (
             lambda: add_seed(catalog, seed(START + 6), 50),
@@ -151,8 +144,8 @@ class DeletionSuite:
             register_tenant(catalog, T)
         assert live_objects(catalog, T, after_key="", limit=99) == before
 
-    def test_what_is_under_way_meets_the_tombstone_or_is_before_it(self, catalog: Catalog) -> None:
-        low, high, _ = grown(catalog)
+    def test_what_is_under_way_meets_the_tombstone_or_is_before_it(self, catalog: Catalog, tasks: list[int]) -> None:
+        low, high, _ = tasks
         flushed: list[frozenset[int]] = []
 
         def act(i: int) -> object:
@@ -160,7 +153,7 @@ class DeletionSuite:
                 return ended(lambda: delete_tenant(catalog, T, seen=ACTIVE))
             if i == 1:
                 return split_or_gone(catalog, high)
-            flushed.append(ended(lambda: flush(catalog, f"g/{i}", advance(low, START + 9, START + 9 + i))))
+            flushed.append(ended(lambda: flush(catalog, f"g/{i}", to(low, START + 9, START + 9 + i))))
             return None
 
         together(4, act)
@@ -170,15 +163,13 @@ class DeletionSuite:
         assert finish_deletion(catalog, T)
 
     def test_a_store_that_begins_late_is_given_to_nobody(self, catalog: Catalog) -> None:
-        grown(catalog)
         assert delete_tenant(catalog, T, seen=ACTIVE)
-        assert issue_incarnation(catalog, T, 1)[0] == 2, "a number is never issued again"
-        issue_incarnation(catalog, T, 2)
-        assert [p.tenant for p in store_places(catalog)] == [OTHER]
-        assert newest_incarnation(catalog, T, 1) == 2
+        assert stores.issue_incarnation(catalog, T, 1)[0] == 2, "a number is never issued again"
+        stores.issue_incarnation(catalog, T, 2)
+        assert [p.tenant for p in stores.store_places(catalog)] == [OTHER]
+        assert stores.newest_incarnation(catalog, T, 1) == 2
 
     def test_a_reader_who_was_there_keeps_his_objects(self, catalog: Catalog) -> None:
-        grown(catalog)
         assert retire_objects(catalog, T) == 0, "a tenant that lives loses nothing"
         open_lease(catalog, "reader", 60_000)
         assert delete_tenant(catalog, T, seen=ACTIVE)
@@ -189,7 +180,6 @@ class DeletionSuite:
         assert finish_deletion(catalog, T)
 
     def test_what_is_left_is_the_tombstone(self, catalog: Catalog) -> None:
-        grown(catalog)
         assert not finish_deletion(catalog, T)
         assert delete_tenant(catalog, T, seen=ACTIVE)
         assert not finish_deletion(catalog, T), "objects are there"
@@ -209,17 +199,17 @@ class DeletionSuite:
 
     def test_what_is_published_after_all_is_taken_away_again(self, catalog: Catalog) -> None:
         """A history that was being saved: nothing guards that, and nobody reads it."""
-        grown(catalog)
         assert delete_tenant(catalog, T, seen=ACTIVE)
         removed(catalog)
         assert finish_deletion(catalog, T)
         add_schema_version(catalog, T, START + 50, "schemas/2", 70)
         assert removed(catalog) == 1
 
-    def test_a_tenant_that_never_began_is_deleted_too(self, catalog: Catalog) -> None:
-        register_tenant(catalog, T)
-        assert delete_tenant(catalog, T, seen=TenantState.AWAITING_SNAPSHOT)
-        assert finish_deletion(catalog, T)
+
+def test_a_tenant_that_never_began_is_deleted_too(catalog: Catalog) -> None:
+    register_tenant(catalog, T)
+    assert delete_tenant(catalog, T, seen=TenantState.AWAITING_SNAPSHOT)
+    assert finish_deletion(catalog, T)
 
 
 def split_or_gone(catalog: Catalog, task: int) -> object:

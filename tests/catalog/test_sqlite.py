@@ -8,18 +8,14 @@ import pytest
 from alembic.util import CommandError
 from sqlalchemy import event
 
-from tests.kit.catalog_suite import CatalogSuite
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import list_tenants, register_tenant
 from tistream.errors import CatalogUnavailable, ConfigError
 from tistream.ids import Tenant
 
 
-class TestCatalogOnSQLite(CatalogSuite):
-    @pytest.fixture
-    def url(self, tmp_path: Path) -> str:
-        return f"sqlite:///{tmp_path / 'catalog.db'}"
-
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+class TestCatalogOnSQLite:
     def test_what_was_committed_survives_a_power_failure(self, catalog: Catalog) -> None:
         with catalog.reading() as conn:
             assert conn.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
@@ -41,11 +37,6 @@ class TestCatalogOnSQLite(CatalogSuite):
         assert caught.value.determinate is False
         assert register_tenant(catalog, Tenant(1, 1)).tenant == Tenant(1, 1), "the catalog goes on"
 
-    def test_a_file_that_cannot_be_opened_is_unavailable(self, tmp_path: Path) -> None:
-        with pytest.raises(CatalogUnavailable, match="unable to open database file") as caught:
-            Catalog(f"sqlite:///{tmp_path}/no/such/folder.db").migrate()
-        assert caught.value.determinate is True
-
     def test_a_catalog_of_an_unknown_newer_revision_is_refused(self, catalog: Catalog) -> None:
         with catalog.transaction() as conn:
             conn.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
@@ -53,10 +44,18 @@ class TestCatalogOnSQLite(CatalogSuite):
             catalog.migrate()
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "postgresql://u@h/d", "mysql://u@h/d", "nonsense"])
-def test_other_addresses_are_refused_with_the_known_ones(url: str) -> None:
+def test_a_file_that_cannot_be_opened_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(CatalogUnavailable, match="unable to open database file") as caught:
+        Catalog(f"sqlite:///{tmp_path}/no/such/folder.db").migrate()
+    assert caught.value.determinate is True
+
+
+@pytest.mark.parametrize(
+    "address", ["sqlite://", "sqlite:///:memory:", "postgresql://u@h/d", "mysql://u@h/d", "nonsense"]
+)
+def test_other_addresses_are_refused_with_the_known_ones(address: str) -> None:
     with pytest.raises(ConfigError):
-        Catalog(url)
+        Catalog(address)
 
 
 def test_a_password_is_not_shown() -> None:

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.catalog_cases import OTHER, START, T, activate, elected, flush
+from tests.kit.catalog_cases import OTHER, START, T, activate, advance, elected, flush
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState, change_state, register_tenant
+from tistream.catalog.work import stores
 from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.reshape import request_merge
-from tistream.catalog.work.stores import (
-    StoreAssignment,
-    StorePlace,
-    assign_store,
-    assign_stores,
-    count_stores_of,
-    issue_incarnation,
-    store_places,
-    stores_of_tenants,
-    stores_stamp,
-)
 from tistream.catalog.work.tasks import (
     Assignment,
     TaskPlace,
@@ -34,20 +23,11 @@ from tistream.catalog.work.tasks import (
     tasks_owned_by,
     tasks_stamp,
 )
-from tistream.catalog.work.workers import (
-    drain_worker,
-    heartbeat,
-    list_workers,
-    pulses,
-    register_worker,
-    retire_worker,
-)
+from tistream.catalog.work.workers import drain_worker, heartbeat, list_workers, pulses, register_worker, retire_worker
 from tistream.ids import Tenant
 
 
-class AssignmentSuite:
-    """Bulk assignment, places, stamps, signs of life, and tenants that rest."""
-
+class TestAssignment:
     def test_many_tasks_are_assigned_each_by_its_own_guard(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         mine = elected(catalog)
@@ -81,40 +61,40 @@ class AssignmentSuite:
         assert len(set(stamps)) == len(stamps)
 
     def test_the_stamp_of_stores_changes_with_every_assignment_and_every_store(self, catalog: Catalog) -> None:
-        stamps = [stores_stamp(catalog)]
+        stamps = [stores.stores_stamp(catalog)]
         for tenant, store_id in ((T, 1), (T, 2), (OTHER, 1)):
-            issue_incarnation(catalog, tenant, store_id)
-            stamps.append(stores_stamp(catalog))
+            stores.issue_incarnation(catalog, tenant, store_id)
+            stamps.append(stores.stores_stamp(catalog))
         mine = elected(catalog)
-        assert stores_stamp(catalog) == stamps[-1]
-        assign_store(catalog, T, 2, worker_id="d1", seen_epoch=0, leader_epoch=mine)
-        stamps.append(stores_stamp(catalog))
+        assert stores.stores_stamp(catalog) == stamps[-1]
+        stores.assign_store(catalog, T, 2, worker_id="d1", seen_epoch=0, leader_epoch=mine)
+        stamps.append(stores.stores_stamp(catalog))
         register_worker(catalog, "d1", "dispatcher", "")
-        stamps.append(stores_stamp(catalog))
+        stamps.append(stores.stores_stamp(catalog))
         assert len(set(stamps)) == len(stamps)
 
     def test_many_stores_are_assigned_each_by_its_own_guard(self, catalog: Catalog) -> None:
         for store_id in (1, 2):
-            issue_incarnation(catalog, T, store_id)
+            stores.issue_incarnation(catalog, T, store_id)
         mine = elected(catalog)
-        assert assign_stores(catalog, [], leader_epoch=mine) == 0
-        assert assign_store(catalog, T, 2, worker_id="d9", seen_epoch=0, leader_epoch=mine) == 1
-        wanted = [StoreAssignment(tenant, store_id, "d1", 0) for tenant in (T, OTHER) for store_id in (1, 2)]
-        assert assign_stores(catalog, wanted, leader_epoch=mine + 1) == 0
-        assert assign_stores(catalog, wanted, leader_epoch=mine) == 1
-        assert store_places(catalog) == [StorePlace(T, 1, 1, "d1"), StorePlace(T, 2, 1, "d9")]
-        assert count_stores_of(catalog, "d1") == 1
+        assert stores.assign_stores(catalog, [], leader_epoch=mine) == 0
+        assert stores.assign_store(catalog, T, 2, worker_id="d9", seen_epoch=0, leader_epoch=mine) == 1
+        wanted = [stores.StoreAssignment(tenant, store_id, "d1", 0) for tenant in (T, OTHER) for store_id in (1, 2)]
+        assert stores.assign_stores(catalog, wanted, leader_epoch=mine + 1) == 0
+        assert stores.assign_stores(catalog, wanted, leader_epoch=mine) == 1
+        assert stores.store_places(catalog) == [stores.StorePlace(T, 1, 1, "d1"), stores.StorePlace(T, 2, 1, "d9")]
+        assert stores.count_stores_of(catalog, "d1") == 1
 
     @pytest.mark.parametrize("more", [0, 200])
     def test_the_stores_of_many_tenants_are_known_together(self, catalog: Catalog, more: int) -> None:
         for store_id in (1, 7):
-            issue_incarnation(catalog, T, store_id)
-        issue_incarnation(catalog, OTHER, 3)
+            stores.issue_incarnation(catalog, T, store_id)
+        stores.issue_incarnation(catalog, OTHER, 3)
         same_number = Tenant(T.cluster_id + 1, T.tenant_id)
         register_tenant(catalog, same_number)
-        issue_incarnation(catalog, same_number, 9)
+        stores.issue_incarnation(catalog, same_number, 9)
         asked = {T, OTHER, *(Tenant(77, n) for n in range(more))}
-        assert stores_of_tenants(catalog, asked) == {T: {1, 7}, OTHER: {3}}
+        assert stores.stores_of_tenants(catalog, asked) == {T: {1, 7}, OTHER: {3}}
 
     def test_signs_of_life_come_without_reports(self, catalog: Catalog) -> None:
         lives = {name: register_worker(catalog, name, "sorter", "") for name in ("a", "b", "c")}
@@ -158,9 +138,7 @@ class AssignmentSuite:
         for n, task in enumerate((low, high, ddl)):
             assert assign_task(catalog, task, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine) == 1
             assert is_news(), n
-        assert flush(
-            catalog, None, TaskAdvance(task_id=low, epoch=1, seen_durable_ts=START, new_durable_ts=START + 1)
-        ) == {low}
+        assert flush(catalog, None, advance(low, START, START + 1, epoch=1)) == {low}
         assert not is_news(), "progress is no news"
         assert request_merge(catalog, low, high, seen_epochs=(1, 1))
         assert is_news()

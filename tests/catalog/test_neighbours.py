@@ -18,9 +18,7 @@ from tistream.catalog.work.workers import drain_worker, get_worker, heartbeat, l
 from tistream.errors import InvalidInput, NotFound, StateForbids
 
 
-class NeighbourSuite:
-    """Reports and workers that this version does not know."""
-
+class TestNeighbour:
     def test_a_field_that_a_newer_worker_reports_is_ignored(self, catalog: Catalog) -> None:
         register_worker(catalog, "sorter-1", "sorter", "")
         report = WorkerReport(bytes_per_s=3.0, tasks=(TaskReport(task_id=1, epoch=1),))
@@ -48,28 +46,15 @@ class NeighbourSuite:
         register_worker(catalog, "new-1", "api", "")
         with catalog.transaction() as conn:
             conn.execute(tables.workers.update().where(tables.workers.c.worker_id == "new-1").values(kind="newer"))
-        assert [(row.worker_id, row.kind) for row in list_workers(catalog)] == [
-            ("new-1", "other"),
-            ("sorter-1", "sorter"),
-        ]
-        assert [(pulse.worker_id, pulse.kind) for pulse in pulses(catalog)] == [
-            ("new-1", "other"),
-            ("sorter-1", "sorter"),
-        ]
+        for rows in (list_workers(catalog), pulses(catalog)):
+            assert [(row.worker_id, row.kind) for row in rows] == [("new-1", "other"), ("sorter-1", "sorter")]
 
-    def test_a_worker_in_a_newer_state_is_shown_and_given_nothing(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_worker_in_a_newer_state_is_shown_and_given_nothing(self, catalog: Catalog, low: int) -> None:
         lives = {name: register_worker(catalog, name, "sorter", "") for name in ("sorter-1", "sorter-2")}
         with catalog.transaction() as conn:
             conn.execute(tables.workers.update().where(tables.workers.c.worker_id == "sorter-2").values(state="newer"))
-        assert [(row.worker_id, row.state) for row in list_workers(catalog)] == [
-            ("sorter-1", "up"),
-            ("sorter-2", "other"),
-        ]
-        assert [(pulse.worker_id, pulse.state) for pulse in pulses(catalog)] == [
-            ("sorter-1", "up"),
-            ("sorter-2", "other"),
-        ]
+        for rows in (list_workers(catalog), pulses(catalog)):
+            assert [(row.worker_id, row.state) for row in rows] == [("sorter-1", "up"), ("sorter-2", "other")]
         elected(catalog)
         with pytest.raises(StateForbids, match="sorter-2 is not up"):
             move_task(catalog, low, worker_id="sorter-2", seen_epoch=0)
@@ -80,13 +65,9 @@ class NeighbourSuite:
         assert states == ["up", "newer"], "a heartbeat keeps what the newer version wrote"
 
 
-class NameSuite:
-    """Every database says the same of a name, or of one that cannot be."""
-
+class TestName:
     @pytest.mark.parametrize("name", ["sorter-é", "日本", "sorter ", "sorter\t", "a\x00", "s" * 129])
-    def test_what_cannot_be_a_name_is_refused_when_stored_and_not_found_when_asked_for(
-        self, catalog: Catalog, name: str
-    ) -> None:
+    def test_an_invalid_name_is_refused_when_stored_and_not_found_in_queries(self, catalog: Catalog, name: str) -> None:
         with pytest.raises(InvalidInput, match="a name has at most 128 printable ASCII"):
             register_worker(catalog, name, "sorter", "")
         assert list_workers(catalog) == []

@@ -18,16 +18,8 @@ from tistream.catalog.database.events import (
     record_event,
 )
 from tistream.catalog.tenancy.tenants import TenantState, change_state, register_tenant
+from tistream.catalog.work import listing
 from tistream.catalog.work.leader import acquire_leadership
-from tistream.catalog.work.listing import (
-    count_tasks,
-    idle_tasks,
-    page_ranges,
-    page_tasks,
-    stores_per_dispatcher,
-    tasks_by_id,
-    tasks_per_owner,
-)
 from tistream.catalog.work.move import move_task
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.catalog.work.tasks import assign_task, get_task, retry_task, stop_task
@@ -51,9 +43,7 @@ def told(catalog: Catalog, **wanted: object) -> list[tuple[str, str]]:
     return [(event.kind, event.subject) for event in reversed(found)]
 
 
-class EventSuite:
-    """See the module."""
-
+class TestEvent:
     def test_each_change_tells_an_event_in_its_transaction(self, catalog: Catalog) -> None:
         epoch = elected(catalog)
         low, *_ = activate(catalog)
@@ -187,8 +177,7 @@ class EventSuite:
         assert (moved.kind, moved.subject, moved.actor, moved.tenant) == ("task.moved", str(low), "ann", T)
         assert moved.detail == {"was": "s1", "to": "s2", "epoch": 2, "leader_epoch": epoch}
 
-    def test_nothing_is_moved_to_who_cannot_take_it(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_nothing_is_moved_to_who_cannot_take_it(self, catalog: Catalog, low: int) -> None:
         register_worker(catalog, "d1", WorkerKind.DISPATCHER, "")
         draining = register_worker(catalog, "s1", WorkerKind.SORTER, "")
         drain_worker(catalog, "s1", draining)
@@ -232,23 +221,23 @@ class EventSuite:
         epoch = elected(catalog)
         low, high, ddl = activate(catalog)
         others = activate(catalog, OTHER)
-        first = page_tasks(catalog, limit=4)
+        first = listing.page_tasks(catalog, limit=4)
         assert [t.task_id for t in first] == [low, high, ddl, others[0]]
-        assert [t.task_id for t in page_tasks(catalog, limit=4, after_id=others[0])] == others[1:]
-        assert [t.task_id for t in page_tasks(catalog, limit=9, tenant=OTHER)] == others
+        assert [t.task_id for t in listing.page_tasks(catalog, limit=4, after_id=others[0])] == others[1:]
+        assert [t.task_id for t in listing.page_tasks(catalog, limit=9, tenant=OTHER)] == others
         assign_task(catalog, high, worker_id="s1", seen_epoch=0, leader_epoch=epoch)
         stop_task(catalog, ddl, epoch=0, error="why")
-        assert [t.task_id for t in page_tasks(catalog, limit=9, owner="s1")] == [high]
-        assert [t.task_id for t in page_tasks(catalog, limit=9, stopped=True)] == [ddl]
+        assert [t.task_id for t in listing.page_tasks(catalog, limit=9, owner="s1")] == [high]
+        assert [t.task_id for t in listing.page_tasks(catalog, limit=9, stopped=True)] == [ddl]
         assert first[0] == get_task(catalog, low)
 
     def test_ranges_are_read_in_key_order(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         activate(catalog, OTHER)
-        assert [t.range for t in page_ranges(catalog, T, limit=9)] == [DDL, LOW, HIGH]
-        assert [t.task_id for t in page_ranges(catalog, T, limit=1, after=(DDL.start, ddl))] == [low]
-        assert [t.task_id for t in page_ranges(catalog, T, limit=9, after=(LOW.start, low))] == [high]
-        assert page_ranges(catalog, T, limit=9, after=(HIGH.start, high)) == []
+        assert [t.range for t in listing.page_ranges(catalog, T, limit=9)] == [DDL, LOW, HIGH]
+        assert [t.task_id for t in listing.page_ranges(catalog, T, limit=1, after=(DDL.start, ddl))] == [low]
+        assert [t.task_id for t in listing.page_ranges(catalog, T, limit=9, after=(LOW.start, low))] == [high]
+        assert listing.page_ranges(catalog, T, limit=9, after=(HIGH.start, high)) == []
 
     def test_counts_and_who_does_not_run(self, catalog: Catalog) -> None:
         epoch = elected(catalog)
@@ -258,16 +247,16 @@ class EventSuite:
         stop_task(catalog, ddl, epoch=0, error="why")
         issue_incarnation(catalog, T, 4)
         assign_store(catalog, T, 4, worker_id="d1", seen_epoch=0, leader_epoch=epoch)
-        counts = count_tasks(catalog)
+        counts = listing.count_tasks(catalog)
         assert (counts.total, counts.stopped, counts.waiting) == (6, 1, 4)
-        assert count_tasks(catalog, OTHER).waiting == 3
-        assert tasks_per_owner(catalog) == {"s1": 1}
-        assert stores_per_dispatcher(catalog) == {"d1": 1}
-        assert [t.task_id for t in idle_tasks(catalog, limit=9, tenant=T)] == [high, ddl]
-        assert len(idle_tasks(catalog, limit=4)) == 4
+        assert listing.count_tasks(catalog, OTHER).waiting == 3
+        assert listing.tasks_per_owner(catalog) == {"s1": 1}
+        assert listing.stores_per_dispatcher(catalog) == {"d1": 1}
+        assert [t.task_id for t in listing.idle_tasks(catalog, limit=9, tenant=T)] == [high, ddl]
+        assert len(listing.idle_tasks(catalog, limit=4)) == 4
         assert change_state(catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="")
         rest = {TenantState.PAUSED}
-        assert [t.task_id for t in idle_tasks(catalog, limit=9, tenant=T, resting=rest)] == [ddl]
-        assert len(idle_tasks(catalog, limit=9, resting=rest)) == 4
-        assert [t.task_id for t in tasks_by_id(catalog, [ddl, low, 999])] == [low, ddl]
-        assert tasks_by_id(catalog, []) == []
+        assert [t.task_id for t in listing.idle_tasks(catalog, limit=9, tenant=T, resting=rest)] == [ddl]
+        assert len(listing.idle_tasks(catalog, limit=9, resting=rest)) == 4
+        assert [t.task_id for t in listing.tasks_by_id(catalog, [ddl, low, 999])] == [low, ddl]
+        assert listing.tasks_by_id(catalog, []) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.kit.catalog_cases import OTHER, START, T, activate, elected, referred, segment, snapshot
+from tests.kit.catalog_cases import OTHER, START, T, activate, advance, elected, referred, segment, snapshot
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, durable_timestamps, find_segments
 from tistream.catalog.log.snapshots import NewSnapshot, positions
@@ -16,11 +18,7 @@ from tistream.ids import Position
 from tistream.ts import TS_MAX
 
 AT = {1: {1: Position(seq=5)}}
-
-
-def advance(task_id: int, epoch: int, upto: int, seen: int = START) -> TaskAdvance:
-    segments = (segment(key="committed/r"),) if upto > seen else ()
-    return TaskAdvance(task_id=task_id, epoch=epoch, seen_durable_ts=seen, new_durable_ts=upto, segments=segments)
+OF_REPLAY = segment(key="committed/r")
 
 
 def state(n: int, keeps: frozenset[str] = frozenset()) -> NewSnapshot:
@@ -32,9 +30,7 @@ def given(catalog: Catalog, advance: TaskAdvance, snapshot: NewSnapshot) -> bool
     return hand_over(catalog, T, objects={"committed/r": 100}, advance=advance, snapshot=snapshot)
 
 
-class HandoverSuite:
-    """Needs a fixture `catalog`: a migrated, empty catalog."""
-
+class TestHandover:
     def test_all_tasks_of_a_tenant_are_taken_but_those_that_are_stopped(self, catalog: Catalog) -> None:
         low, high, ddl = activate(catalog)
         others = activate(catalog, OTHER)
@@ -56,19 +52,17 @@ class HandoverSuite:
         after = take_tasks(catalog, T, "r", new)
         assert [row.epoch for row in after] == [row.epoch + 2 for row in before]
 
-    def test_a_hand_over_moves_log_and_state_together(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
+    def test_a_hand_over_moves_log_and_state_together(self, catalog: Catalog, low: int) -> None:
         assert snapshot(catalog, low, 1, {}, more=["snapshots/kept", "snapshots/left"])
-        assert given(catalog, advance(low, 0, START + 10), state(2, frozenset({"snapshots/kept"})))
+        assert given(catalog, advance(low, START, START + 10, OF_REPLAY), state(2, frozenset({"snapshots/kept"})))
         assert durable_timestamps(catalog, [low]) == {low: (0, START + 10)}
         assert [s.object_key for s in find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)] == ["committed/r"]
         row = get_task(catalog, low)
         assert (row.snapshot_key, row.snapshot_n, positions(catalog, low)) == ("snapshots/r-2", 2, AT)
         assert referred(catalog, low) == {"snapshots/r-2", "snapshots/r-2-rows", "snapshots/kept"}
 
-    def test_a_state_moves_alone(self, catalog: Catalog) -> None:
-        low, *_ = activate(catalog)
-        assert given(catalog, advance(low, 0, START), state(1))
+    def test_a_state_moves_alone(self, catalog: Catalog, low: int) -> None:
+        assert given(catalog, advance(low, START, START), state(1))
         assert durable_timestamps(catalog, [low]) == {low: (0, START)}
         assert positions(catalog, low) == AT
 
@@ -76,28 +70,22 @@ class HandoverSuite:
         "fault",
         ["another epoch", "another durable watermark", "a newer snapshot", "what it keeps was let go", "an orphan"],
     )
-    def test_nothing_happens_when_one_guard_does_not_match(self, catalog: Catalog, fault: str) -> None:
-        low, *_ = activate(catalog)
+    def test_nothing_happens_when_one_guard_does_not_match(self, catalog: Catalog, low: int, fault: str) -> None:
         assert snapshot(catalog, low, 3, {})
         before = get_task(catalog, low)
-        wanted, new = advance(low, 0, START + 10), state(4)
+        wanted, new = advance(low, START, START + 10, OF_REPLAY), state(4)
         match fault:
             case "another epoch":
-                wanted = advance(low, 1, START + 10)
+                wanted = advance(low, START, START + 10, OF_REPLAY, epoch=1)
             case "another durable watermark":
-                wanted = advance(low, 0, START + 10, seen=START - 1)
+                wanted = advance(low, START - 1, START + 10, OF_REPLAY)
             case "a newer snapshot":
                 new = state(3)
             case "what it keeps was let go":
                 new = state(4, frozenset({"snapshots/gone"}))
             case _:
-                new = NewSnapshot(
-                    key=f"snapshots/{low}/0-3",
-                    n=4,
-                    objects={f"snapshots/{low}/0-3": 1},
-                    keeps=frozenset(),
-                    positions=AT,
-                )
+                key = f"snapshots/{low}/0-3"
+                new = replace(state(4), key=key, objects={key: 1})
         if fault == "an orphan":
             with pytest.raises(Fenced):
                 given(catalog, wanted, new)

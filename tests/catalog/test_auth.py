@@ -35,9 +35,7 @@ def shift(catalog: Catalog, table: str, column: str, ms: int) -> None:
         conn.exec_driver_sql(f"UPDATE {table} SET {column} = {column} + {ms} WHERE {column} > 0")
 
 
-class AuthSuite:
-    """Needs a fixture `catalog`: a migrated, empty catalog."""
-
+class TestAuth:
     def test_a_key_comes_back_as_it_was_made(self, catalog: Catalog) -> None:
         made = create_key(catalog, ONE)
         assert made.state == "living"

@@ -1,0 +1,60 @@
+"""One catalog for each backend: SQLite, SQLite over the simulator's short connection, and a real MariaDB."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from simulator.chaos.servers.mariadb import mariadb, new_database
+from tests.kit.catalog_backends import Emptied, QuickCatalog
+from tests.kit.catalog_cases import activate
+from tistream.catalog.database.engine import Catalog
+
+_number = itertools.count(1)
+
+
+@pytest.fixture(params=["sqlite", "simulator", pytest.param("mariadb", marks=pytest.mark.mariadb)])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The SQLAlchemy address of an empty database of this test."""
+    if backend == "mariadb":
+        return new_database(request.getfixturevalue("server"), f"catalog_{next(_number)}")
+    return f"sqlite:///{tmp_path / 'catalog.db'}"
+
+
+@pytest.fixture
+def catalog(backend: str, request: pytest.FixtureRequest) -> Iterator[Catalog]:
+    """A migrated, empty catalog."""
+    if backend == "mariadb":
+        yield request.getfixturevalue("migrated").empty()
+        return
+    catalog = (QuickCatalog if backend == "simulator" else Catalog)(request.getfixturevalue("url"))
+    catalog.migrate()
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def low(catalog: Catalog) -> int:
+    """The first task of tenant T, which has three."""
+    return activate(catalog)[0]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    with mariadb() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated(server: str) -> Iterator[Emptied]:
+    made = Emptied(new_database(server, "migrated"))
+    yield made
+    made.catalog.close()
