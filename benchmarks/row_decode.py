@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.harness import Result, compare
-from tests.kit.row_encoder import cell, encode_v2, pack_time, record_key
+from tests.kit.row_encoder import encode_v2, record_key
 from tests.kit.row_reference import decode_row
 from tistream.codec.row.decode import Decoded, decode
+from tistream.codec.row.encode import cell, pack_time
 from tistream.codec.row.layout import ColumnSpec, RowLayout
 
 ROWS = 8_000

@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 from simulator.chaos.servers.mariadb import mariadb
 from simulator.chaos.servers.processes import TiStreamProcess, Up, client, register
 from tests.kit import replica
-from tests.kit.replica_rows import open_server, selected
+from tests.kit.replica import open_server, selected
 
 
 @pytest.fixture(scope="module")

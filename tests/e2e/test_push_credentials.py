@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simulator.chaos.servers.processes import TiStreamProcess, Up
-from tests.kit.guarded_s3 import BUCKET, FOLDER, GuardedS3, guarded_s3, settings
+from tests.kit.s3_doubles import BUCKET, FOLDER, GuardedS3, guarded_s3, settings
 from tests.kit.served_recording import ServedRecording
 from tests.kit.waiting import eventually
 from tistream.client import connect

@@ -81,15 +81,14 @@ def page(world: ApiWorld, path: str, status: int = 200, **headers: str) -> Marku
     return Markup(answer.text)
 
 
-def test_without_tenants_the_first_page_says_how_to_begin(tmp_path: Path) -> None:
-    with api_world(tmp_path) as fresh:
-        with fresh.catalog.transaction() as conn:
-            conn.exec_driver_sql("DELETE FROM tenants")
-        assert "tistream tenant register" in page(fresh, "/overview").text
-        twin = fresh.http.get("/overview.json").json()
-        nothing = {"tenants": [], "active": 0, "states": {}, "lag_ms_max": None, "lag_p99_ms": None, "problems": []}
-        assert nothing.items() <= twin.items()
-        assert (twin["watermark_gaps"], twin["late"], twin["lines"]) == (0, 0, {})
+def test_without_tenants_the_first_page_says_how_to_begin(fresh: ApiWorld) -> None:
+    with fresh.catalog.transaction() as conn:
+        conn.exec_driver_sql("DELETE FROM tenants")
+    assert "tistream tenant register" in page(fresh, "/overview").text
+    twin = fresh.http.get("/overview.json").json()
+    nothing = {"tenants": [], "active": 0, "states": {}, "lag_ms_max": None, "lag_p99_ms": None, "problems": []}
+    assert nothing.items() <= twin.items()
+    assert (twin["watermark_gaps"], twin["late"], twin["lines"]) == (0, 0, {})
 
 
 def test_the_root_leads_to_the_overview(world: ApiWorld) -> None:
@@ -114,18 +113,17 @@ def test_the_overview_and_its_twin(world: ApiWorld) -> None:
     assert "above the 5 s line" in text
 
 
-def test_the_overview_knows_throughput_and_requests_where_they_are_known(tmp_path: Path) -> None:
-    with api_world(tmp_path) as world:
-        before = world.http.get("/overview.json").json()["requests"]
-        store = MeteredStore(MemoryStore())
-        for n in range(3):
-            store.put(f"committed/{n}", b"x")
-            store.get(f"committed/{n}")
-        register_worker(world.catalog, "sorter-1", WorkerKind.SORTER, "")
-        twin = world.http.get("/overview.json").json()
-        assert twin["requests"]["count"] == (before["count"] if before else 0) + 6
-        assert twin["bytes_per_s"] == 0
-        assert "Throughput" in page(world, "/overview").text
+def test_the_overview_knows_throughput_and_requests_where_they_are_known(fresh: ApiWorld) -> None:
+    before = fresh.http.get("/overview.json").json()["requests"]
+    store = MeteredStore(MemoryStore())
+    for n in range(3):
+        store.put(f"committed/{n}", b"x")
+        store.get(f"committed/{n}")
+    register_worker(fresh.catalog, "sorter-1", WorkerKind.SORTER, "")
+    twin = fresh.http.get("/overview.json").json()
+    assert twin["requests"]["count"] == (before["count"] if before else 0) + 6
+    assert twin["bytes_per_s"] == 0
+    assert "Throughput" in page(fresh, "/overview").text
 
 
 def test_the_waterfall_is_the_one_of_the_api(world: ApiWorld) -> None:
@@ -223,13 +221,12 @@ def test_what_is_not_there_is_a_page_and_a_problem(world: ApiWorld) -> None:
     assert (twin.status_code, twin.headers["content-type"]) == (404, "application/problem+json")
 
 
-def test_labels_of_any_cut(tmp_path: Path) -> None:
-    with api_world(tmp_path) as one:
-        one.log.data_tasks = 1
-        one.log.activate()
-        labels = [t["label"] for t in one.http.get("/tenants/1/1.json").json()["tasks"]]
-        assert labels == ["meta", "all tables", "DDL jobs"]
-        assert len(list_tasks(one.catalog, TENANT)) == 3
+def test_labels_of_any_cut(fresh: ApiWorld) -> None:
+    fresh.log.data_tasks = 1
+    fresh.log.activate()
+    labels = [t["label"] for t in fresh.http.get("/tenants/1/1.json").json()["tasks"]]
+    assert labels == ["meta", "all tables", "DDL jobs"]
+    assert len(list_tasks(fresh.catalog, TENANT)) == 3
 
 
 # ---- files

@@ -27,16 +27,10 @@ from tistream.ids import Tenant
 from tistream.model import change
 from tistream.objectstore.layout import SchemaSnapKey
 
+FLUSHES = 10
 END = recording_end()
 EARLIEST = recorded_history().start_ts
 FUTURE = tso.compose(tso.physical_ms(END) + 60_000)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("api")) as made:
-        made.log.build(10)
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -142,47 +136,44 @@ def test_a_defect_says_nothing_of_its_inside(world: ApiWorld, monkeypatch: pytes
 # ---- tenants without a log
 
 
-def test_a_tenant_that_awaits_its_snapshot_answers_emptily_and_its_cursor_lasts(tmp_path: Path) -> None:
-    with api_world(tmp_path) as world:
-        for start in ("earliest", "latest"):
-            first = world.ok(start_ts=start, format="ndjson")
-            assert (first.content, resolved_ts(first), has_more(first)) == (b"", 0, False)
-        page = world.ok(start_ts="earliest").json()
-        assert (page["items"], page["lag_ms"], page["resolved_time"]) == ([], None, None)
-        assert arrow_of(world.ok(format="arrow")).num_rows == 0
-        assert "snapshot" in problem(world.get("/databases"), 404)["detail"]
-        world.log.build(5)
-        assert world.events(start_ts="earliest") == [
-            e for p in world.pages(cursor=next_cursor(first), limit=200_000, format="ndjson") for e in events_of(p)
-        ]
+def test_a_tenant_that_awaits_its_snapshot_answers_emptily_and_its_cursor_lasts(fresh: ApiWorld) -> None:
+    for start in ("earliest", "latest"):
+        first = fresh.ok(start_ts=start, format="ndjson")
+        assert (first.content, resolved_ts(first), has_more(first)) == (b"", 0, False)
+    page = fresh.ok(start_ts="earliest").json()
+    assert (page["items"], page["lag_ms"], page["resolved_time"]) == ([], None, None)
+    assert arrow_of(fresh.ok(format="arrow")).num_rows == 0
+    assert "snapshot" in problem(fresh.get("/databases"), 404)["detail"]
+    fresh.log.build(5)
+    assert fresh.events(start_ts="earliest") == [
+        e for p in fresh.pages(cursor=next_cursor(first), limit=200_000, format="ndjson") for e in events_of(p)
+    ]
 
 
 # ---- waiting
 
 
-def test_a_wait_ends_early_when_the_watermark_moves(tmp_path: Path) -> None:
-    with api_world(tmp_path) as world:
-        world.log.build(3, upto=world.log.cuts(2)[0])
-        at = next_cursor(world.ok(start_ts="latest"))
-        mover = threading.Timer(0.3, world.log.flush, [END])
-        mover.start()
-        began = time.monotonic()
-        answer = world.ok(cursor=at, format="ndjson", wait=20, limit=10)
-        assert time.monotonic() - began < 15
-        mover.join()
-        assert resolved_ts(answer) == END
-        assert events_of(answer)
+def test_a_wait_ends_early_when_the_watermark_moves(fresh: ApiWorld) -> None:
+    fresh.log.build(3, upto=fresh.log.cuts(2)[0])
+    at = next_cursor(fresh.ok(start_ts="latest"))
+    mover = threading.Timer(0.3, fresh.log.flush, [END])
+    mover.start()
+    began = time.monotonic()
+    answer = fresh.ok(cursor=at, format="ndjson", wait=20, limit=10)
+    assert time.monotonic() - began < 15
+    mover.join()
+    assert resolved_ts(answer) == END
+    assert events_of(answer)
 
 
-def test_a_wait_over_the_activation_begins_at_the_beginning(tmp_path: Path) -> None:
-    with api_world(tmp_path) as world:
-        builder = threading.Timer(0.2, world.log.build, [3])
-        builder.start()
-        answers = [world.ok(start_ts="earliest", format="ndjson", wait=20, limit=200_000)]
-        builder.join()
-        answers += world.pages(cursor=next_cursor(answers[0]), format="ndjson", limit=200_000)
-        got = [e for a in answers for e in events_of(a) if e["type"] != "resolved"]
-        assert got == [e for e in world.events() if e["type"] != "resolved"]
+def test_a_wait_over_the_activation_begins_at_the_beginning(fresh: ApiWorld) -> None:
+    builder = threading.Timer(0.2, fresh.log.build, [3])
+    builder.start()
+    answers = [fresh.ok(start_ts="earliest", format="ndjson", wait=20, limit=200_000)]
+    builder.join()
+    answers += fresh.pages(cursor=next_cursor(answers[0]), format="ndjson", limit=200_000)
+    got = [e for a in answers for e in events_of(a) if e["type"] != "resolved"]
+    assert got == [e for e in fresh.events() if e["type"] != "resolved"]
 
 
 def test_a_wait_for_nothing_ends_when_its_time_is_up(world: ApiWorld) -> None:

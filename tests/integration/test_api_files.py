@@ -20,7 +20,7 @@ from compactor.core.plan import PlanSettings
 from compactor.job import JobSettings, compact_tenant
 from compactor.local import LocalExecutor
 from metaserver.collect import Collector
-from tests.kit.api_world import ApiWorld, api_world, arrow_of
+from tests.kit.api_world import ApiWorld, arrow_of
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.recording import committed_rows
 from tests.kit.served_log import ServedLog, served_log
@@ -30,6 +30,7 @@ from tistream.clock import SystemClock
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.model import change
 
+FLUSHES = 12
 COMPACT = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
 
 
@@ -155,27 +156,26 @@ def test_refusals(served: ServedLog, path: str, status: int, code: str) -> None:
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
-def test_what_was_listed_outlives_compaction_and_collector(tmp_path: Path) -> None:
+def test_what_was_listed_outlives_compaction_and_collector(fresh: ApiWorld) -> None:
     """For as long as the listing says; then the address is gone, and says so."""
-    with api_world(tmp_path) as world:
-        cuts = world.log.cuts(20)
-        world.log.build(20, cuts[2])
-        compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), COMPACT, world.clock)
-        listed = world.ok("/files").json()["items"]
-        for ts in [*cuts[3:], recording_end()]:
-            world.log.flush(ts)
-        before = [world.http.get(item["url"]).content for item in listed]
-        compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), COMPACT, world.clock)
-        collector = Collector(world.catalog, world.store, SystemClock(), grace_ms=0)
-        collector.step()
-        assert [world.http.get(item["url"]).content for item in listed] == before
-        with world.catalog.transaction() as conn:
-            conn.execute(tables.read_leases.delete())
-        collector.step()
-        gone = {item["name"] for item in listed if world.http.get(item["url"]).status_code == 404}
-        still_there = {item["name"] for item in world.ok("/files").json()["items"]}
-        assert gone
-        assert gone == {item["name"] for item in listed} - still_there
+    cuts = fresh.log.cuts(20)
+    fresh.log.build(20, cuts[2])
+    compact_tenant(fresh.catalog, TENANT, LocalExecutor(fresh.store), COMPACT, fresh.clock)
+    listed = fresh.ok("/files").json()["items"]
+    for ts in [*cuts[3:], recording_end()]:
+        fresh.log.flush(ts)
+    before = [fresh.http.get(item["url"]).content for item in listed]
+    compact_tenant(fresh.catalog, TENANT, LocalExecutor(fresh.store), COMPACT, fresh.clock)
+    collector = Collector(fresh.catalog, fresh.store, SystemClock(), grace_ms=0)
+    collector.step()
+    assert [fresh.http.get(item["url"]).content for item in listed] == before
+    with fresh.catalog.transaction() as conn:
+        conn.execute(tables.read_leases.delete())
+    collector.step()
+    gone = {item["name"] for item in listed if fresh.http.get(item["url"]).status_code == 404}
+    still_there = {item["name"] for item in fresh.ok("/files").json()["items"]}
+    assert gone
+    assert gone == {item["name"] for item in listed} - still_there
 
 
 def pieces(world: ApiWorld, path: str, **params: Any) -> list[pa.Table]:
@@ -191,13 +191,6 @@ def pieces(world: ApiWorld, path: str, **params: Any) -> list[pa.Table]:
         if not plan["has_more"]:
             return found
         plan = world.ok(path + "/changes/splits", cursor=plan["next_cursor"], **params).json()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("splits")) as made:
-        made.log.build(12)
-        yield made
 
 
 @pytest.mark.parametrize("path", ["", "/databases/shop", "/databases/shop_arch/tables/bulk5k"])

@@ -15,11 +15,7 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import booleans
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
+from schemathesis.specs.openapi import checks
 
 from apiserver.app import create_app
 from metaserver.push_routes import push_router
@@ -27,7 +23,12 @@ from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
 from tests.kit.api_world import api_world
 
-CHECKS = (not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance)
+CHECKS = (
+    not_a_server_error,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.status_code_conformance,
+)
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ import pytest
 from simulator.chaos.servers.ports import free_port
 from simulator.chaos.servers.processes import TiStreamProcess, wait_until_ready
 from tests.kit.api_world import BASE
+from tests.kit.catalog_cases import new_catalog
 from tests.kit.log_builder import LogBuilder, recording_end
-from tistream.catalog.database.engine import Catalog
 from tistream.cli.server import allow_open_files
 from tistream.objectstore.factory import open_store
 
@@ -59,8 +59,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     (tmp_path / "bucket").mkdir()
-    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    catalog.migrate()
+    catalog = new_catalog(tmp_path)
     LogBuilder(catalog, open_store(f"file://{tmp_path}/bucket")).register().build(2)
     catalog.close()
     port = free_port()

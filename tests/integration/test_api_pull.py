@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import pairwise
-from pathlib import Path
 
 import orjson
 import pyarrow as pa
@@ -15,20 +13,14 @@ import pytest
 from reading import position
 from reading.scope import Scope
 from tests.kit import recording, replica
-from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
+from tests.kit.api_world import ApiWorld, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.recording import EXPECTED
 from tistream.catalog.work.tasks import list_tasks
 from tistream.model import change
 
+FLUSHES = 40
 END = recording_end()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("api")) as made:
-        made.log.build(40)
-        yield made
 
 
 def test_the_tables_of_a_replica_equal_tidb_at_every_moment(world: ApiWorld) -> None:
@@ -233,63 +225,61 @@ def test_the_media_types_are_those_of_the_formats(world: ApiWorld) -> None:
     assert all(create_format(name).media_type == FORMATS[name] for name in FORMAT_NAMES)
 
 
-def test_cursors_stay_valid_while_the_log_grows(tmp_path: Path) -> None:
+def test_cursors_stay_valid_while_the_log_grows(fresh: ApiWorld) -> None:
     """Pages between flushes that leave the tasks at different timestamps; resolved_ts never falls."""
-    with api_world(tmp_path) as world:
-        world.log.activate()
-        got: list[dict[str, object]] = []
-        at: dict[str, object] = {"start_ts": "earliest"}
-        last = 0
-        ids = [task.task_id for task in list_tasks(world.catalog, TENANT)]
-        for n, ts in enumerate([*world.log.cuts(12), END]):
-            world.log.flush(ts, task_ids={ids[n % len(ids)], ids[(n + 1) % len(ids)]})
-            answer = world.ok(format="ndjson", limit=500, **at)
-            assert resolved_ts(answer) >= last
-            last = resolved_ts(answer)
-            got += events_of(answer)
-            at = {"cursor": next_cursor(answer)}
-        world.log.flush(END)
-        for page in world.pages(format="ndjson", limit=500, **at):
-            got += events_of(page)
-        whole = [e for e in world.events() if e["type"] != "resolved"]
-        marks = [int(str(e["resolved_ts"])) for e in got if e["type"] == "resolved"]
-        assert [e for e in got if e["type"] != "resolved"] == whole
-        assert marks == sorted(marks)
-        assert marks[-1] == END
-        seen = 0
-        for event in got:
-            if event["type"] == "resolved":
-                seen = int(str(event["resolved_ts"]))
-            else:
-                assert int(str(event["commit_ts"])) > seen, "nothing below a watermark that was announced"
+    fresh.log.activate()
+    got: list[dict[str, object]] = []
+    at: dict[str, object] = {"start_ts": "earliest"}
+    last = 0
+    ids = [task.task_id for task in list_tasks(fresh.catalog, TENANT)]
+    for n, ts in enumerate([*fresh.log.cuts(12), END]):
+        fresh.log.flush(ts, task_ids={ids[n % len(ids)], ids[(n + 1) % len(ids)]})
+        answer = fresh.ok(format="ndjson", limit=500, **at)
+        assert resolved_ts(answer) >= last
+        last = resolved_ts(answer)
+        got += events_of(answer)
+        at = {"cursor": next_cursor(answer)}
+    fresh.log.flush(END)
+    for page in fresh.pages(format="ndjson", limit=500, **at):
+        got += events_of(page)
+    whole = [e for e in fresh.events() if e["type"] != "resolved"]
+    marks = [int(str(e["resolved_ts"])) for e in got if e["type"] == "resolved"]
+    assert [e for e in got if e["type"] != "resolved"] == whole
+    assert marks == sorted(marks)
+    assert marks[-1] == END
+    seen = 0
+    for event in got:
+        if event["type"] == "resolved":
+            seen = int(str(event["resolved_ts"]))
+        else:
+            assert int(str(event["commit_ts"])) > seen, "nothing below a watermark that was announced"
 
 
-def test_readers_beside_a_writer_lose_and_repeat_nothing(tmp_path: Path) -> None:
+def test_readers_beside_a_writer_lose_and_repeat_nothing(fresh: ApiWorld) -> None:
     """Several readers follow while tasks are flushed one after another; each gets the whole, once, in order."""
-    with api_world(tmp_path) as world:
-        world.log.activate()
-        ids = [task.task_id for task in list_tasks(world.catalog, TENANT)]
+    fresh.log.activate()
+    ids = [task.task_id for task in list_tasks(fresh.catalog, TENANT)]
 
-        def write() -> None:
-            for ts in [*world.log.cuts(8), END]:
-                for task_id in ids:
-                    world.log.flush(ts, task_ids={task_id})
+    def write() -> None:
+        for ts in [*fresh.log.cuts(8), END]:
+            for task_id in ids:
+                fresh.log.flush(ts, task_ids={task_id})
 
-        def read(limit: int) -> list[bytes]:
-            lines: list[bytes] = []
-            last, at = 0, {"start_ts": "earliest"}
-            while True:
-                answer = world.ok(format="ndjson", limit=limit, wait=10, **at)
-                assert resolved_ts(answer) >= last
-                last, at = resolved_ts(answer), {"cursor": next_cursor(answer)}
-                lines += [line for line in answer.content.split(b"\n") if line and b'"type":"resolved"' not in line]
-                if last == END and not has_more(answer):
-                    return lines
+    def read(limit: int) -> list[bytes]:
+        lines: list[bytes] = []
+        last, at = 0, {"start_ts": "earliest"}
+        while True:
+            answer = fresh.ok(format="ndjson", limit=limit, wait=10, **at)
+            assert resolved_ts(answer) >= last
+            last, at = resolved_ts(answer), {"cursor": next_cursor(answer)}
+            lines += [line for line in answer.content.split(b"\n") if line and b'"type":"resolved"' not in line]
+            if last == END and not has_more(answer):
+                return lines
 
-        with ThreadPoolExecutor(4) as pool:
-            writer = pool.submit(write)
-            readers = [pool.submit(read, limit) for limit in (300, 5000, 200_000)]
-            writer.result(120)
-            found = [reader.result(120) for reader in readers]
-        whole = [line for line in world.ok(format="ndjson", limit=200_000).content.split(b"\n") if line][:-1]
-        assert all(lines == whole for lines in found)
+    with ThreadPoolExecutor(4) as pool:
+        writer = pool.submit(write)
+        readers = [pool.submit(read, limit) for limit in (300, 5000, 200_000)]
+        writer.result(120)
+        found = [reader.result(120) for reader in readers]
+    whole = [line for line in fresh.ok(format="ndjson", limit=200_000).content.split(b"\n") if line][:-1]
+    assert all(lines == whole for lines in found)

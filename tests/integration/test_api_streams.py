@@ -146,9 +146,7 @@ def _is_mark(fmt: str, m: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("buffers", [None, "zstd", "lz4"])
-def test_an_arrow_stream_of_a_table_goes_on_behind_a_change_of_its_columns(
-    world: StreamWorld, buffers: str | None
-) -> None:
+def test_an_arrow_stream_continues_after_a_change_of_columns(world: StreamWorld, buffers: str | None) -> None:
     path, more = "/databases/shop/tables/t_types", {"compression": buffers} if buffers else {}
     names = [t["table"] for t in world.api.ok("/databases/shop/tables").json()["items"]]
     path = f"/databases/shop/tables/{names[0]}" if "t_types" not in names else path
@@ -301,9 +299,7 @@ def test_any_number_of_waits_asks_the_catalog_once_a_look(growing: StreamWorld) 
         ({"start_ts": "latest", "nonsense": "1"}, {}, "TS-1001"),
     ],
 )
-def test_what_is_wrong_is_a_problem_and_no_stream(
-    world: StreamWorld, params: dict[str, str], headers: dict[str, str], code: str
-) -> None:
+def test_an_error_is_a_problem(world: StreamWorld, params: dict[str, str], headers: dict[str, str], code: str) -> None:
     with world.stream(headers=headers, **params) as answer:
         assert orjson.loads(answer.read())["code"] == code
     eventually(lambda: world.followers.open_now("streams") == 0, "nothing stays open")

@@ -21,8 +21,7 @@ from simulator.capture import Capture, captured_rows
 from tests.kit import replica
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of
 from tests.kit.log_builder import TENANT, recording_end, with_broken_value
-from tests.kit.recording import EXPECTED, RECORDING, committed_rows, recorded_history
-from tests.kit.table_replay import replayed
+from tests.kit.recording import EXPECTED, RECORDING, committed_rows, recorded_history, replayed
 from tistream.catalog.log.seeds import list_seeds
 from tistream.codec.newest import STATE, Run
 from tistream.codec.seed_file import manifest_key
@@ -67,9 +66,7 @@ def test_every_table_is_what_tidb_answered(world: ApiWorld, moment: replica.Mome
     assert compared == len([t for t in moment.tables if t["kind"] == "table"]) > 0
 
 
-def test_small_runs_that_are_spilled_give_the_same_bytes(
-    world: ApiWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_spilled_runs_give_the_same_bytes(world: ApiWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = [("shop", name) for name in ("acct", "customers", "p_range", "k_int")]
     whole = [world.ok(path_of(*name)).content for name in names]
     named: list[list[Path]] = []
@@ -145,14 +142,13 @@ def test_times_that_cannot_be_are_refused(world: ApiWorld) -> None:
     assert (unknown.status_code, unknown.json()["facts"]["did_you_mean"][0]) == (404, "acct")
 
 
-def test_a_read_waits_for_the_watermark(tmp_path: Path) -> None:
-    with api_world(tmp_path) as made:
-        made.log.activate().seed()
-        middle = made.log.cuts(4)[1]
-        made.log.flush(middle)
-        path = path_of("shop", "customers")
-        assert made.get(path, as_of=middle).status_code == 200
-        assert made.get(path, as_of=middle + 1, wait=0.3).status_code == 409
+def test_a_read_waits_for_the_watermark(fresh: ApiWorld) -> None:
+    fresh.log.activate().seed()
+    middle = fresh.log.cuts(4)[1]
+    fresh.log.flush(middle)
+    path = path_of("shop", "customers")
+    assert fresh.get(path, as_of=middle).status_code == 200
+    assert fresh.get(path, as_of=middle + 1, wait=0.3).status_code == 409
 
 
 def test_without_a_seed_old_tables_are_refused_and_new_ones_are_whole(bare: ApiWorld, world: ApiWorld) -> None:
@@ -195,18 +191,17 @@ def test_a_seed_without_its_manifest_is_never_used(tmp_path: Path) -> None:
         assert len(events_of(made.ok(path_of("shop", "customers")))) > 10
 
 
-def test_a_seed_of_one_table_serves_that_table_only(tmp_path: Path, world: ApiWorld) -> None:
-    with api_world(tmp_path) as made:
-        made.log.build(3)
-        history = recorded_history()
-        customers = history.find("shop", "customers", history.start_ts)
-        rows = pa.concat_tables(_snapshot_rows())
-        mine = rows.filter(pc.starts_with(rows["key"], pattern=b"t" + (customers.id | 1 << 63).to_bytes(8, "big")))
-        made.log.seed(mine, table_id=customers.id)
-        path = path_of("shop", "customers")
-        assert made.ok(path, as_of=END).content == world.ok(path, as_of=END).content
-        others = [t.name for t in history.tables("shop", history.start_ts) if t.name != "customers"]
-        assert {made.get(path_of("shop", n), as_of=history.start_ts).status_code for n in others} == {409}
+def test_a_seed_of_one_table_serves_that_table_only(fresh: ApiWorld, world: ApiWorld) -> None:
+    fresh.log.build(3)
+    history = recorded_history()
+    customers = history.find("shop", "customers", history.start_ts)
+    rows = pa.concat_tables(_snapshot_rows())
+    mine = rows.filter(pc.starts_with(rows["key"], pattern=b"t" + (customers.id | 1 << 63).to_bytes(8, "big")))
+    fresh.log.seed(mine, table_id=customers.id)
+    path = path_of("shop", "customers")
+    assert fresh.ok(path, as_of=END).content == world.ok(path, as_of=END).content
+    others = [t.name for t in history.tables("shop", history.start_ts) if t.name != "customers"]
+    assert {fresh.get(path_of("shop", n), as_of=history.start_ts).status_code for n in others} == {409}
 
 
 def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: ApiWorld) -> None:

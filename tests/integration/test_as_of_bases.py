@@ -30,8 +30,7 @@ from tests.kit import replica
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.open_folder import OpenFolder
-from tests.kit.recording import EXPECTED, recorded_history
-from tests.kit.table_replay import replayed
+from tests.kit.recording import EXPECTED, recorded_history, replayed
 from tistream import ts as tso
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
@@ -122,44 +121,39 @@ def test_at_any_timestamp_the_versions_are_those_of_a_replay(based: ApiWorld, na
     assert compared > 0
 
 
-def test_a_base_lies_below_the_watermark_by_the_lag(tmp_path: Path) -> None:
-    with api_world(tmp_path) as made:
-        made.log.build(5).seed()
-        lag_ms = (tso.physical_ms(END) - tso.physical_ms(made.log.start_ts)) // 2
-        report = build(made, lag_ms=lag_ms)
-        assert tso.physical_ms(report.ts) == tso.physical_ms(END) - lag_ms
-        assert {base.ts for base in list_bases(made.catalog, TENANT)} == {report.ts}
-        assert build(made, lag_ms=EVER).end is JobEnd.NOTHING_TO_DO
+def test_a_base_lies_below_the_watermark_by_the_lag(fresh: ApiWorld) -> None:
+    fresh.log.build(5).seed()
+    lag_ms = (tso.physical_ms(END) - tso.physical_ms(fresh.log.start_ts)) // 2
+    report = build(fresh, lag_ms=lag_ms)
+    assert tso.physical_ms(report.ts) == tso.physical_ms(END) - lag_ms
+    assert {base.ts for base in list_bases(fresh.catalog, TENANT)} == {report.ts}
+    assert build(fresh, lag_ms=EVER).end is JobEnd.NOTHING_TO_DO
 
 
-def test_a_task_that_is_behind_holds_bases_back(tmp_path: Path) -> None:
-    with api_world(tmp_path) as made:
-        made.log.activate().seed()
-        middle, end = made.log.cuts(2)
-        made.log.flush(middle)
-        made.log.flush(end, task_ids={1, 2})
-        assert build(made).ts == middle
+def test_a_task_that_is_behind_holds_bases_back(fresh: ApiWorld) -> None:
+    fresh.log.activate().seed()
+    middle, end = fresh.log.cuts(2)
+    fresh.log.flush(middle)
+    fresh.log.flush(end, task_ids={1, 2})
+    assert build(fresh).ts == middle
 
 
-def test_a_base_above_the_live_edge_is_refused_by_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with api_world(tmp_path) as made:
-        made.log.activate().seed()
-        made.log.flush(made.log.cuts(2)[0])
-        edge = made.log.cuts(2)[0]
-        true_add = add_bases
+def test_a_base_above_the_live_edge_is_refused_by_the_catalog(fresh: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh.log.activate().seed()
+    fresh.log.flush(fresh.log.cuts(2)[0])
+    edge = fresh.log.cuts(2)[0]
+    true_add = add_bases
 
-        def too_high(catalog: Catalog, tenant: Tenant, new: Sequence[NewBase], *rest: Any, **more: Any) -> bool:
-            return true_add(catalog, tenant, [replace(base, ts=edge + 1) for base in new], *rest, **more)
+    def too_high(catalog: Catalog, tenant: Tenant, new: Sequence[NewBase], *rest: Any, **more: Any) -> bool:
+        return true_add(catalog, tenant, [replace(base, ts=edge + 1) for base in new], *rest, **more)
 
-        monkeypatch.setattr(base_job, "add_bases", too_high)
-        with pytest.raises(TiStreamError, match="live edge"):
-            build(made)
-        assert list_bases(made.catalog, TENANT) == []
+    monkeypatch.setattr(base_job, "add_bases", too_high)
+    with pytest.raises(TiStreamError, match="live edge"):
+        build(fresh)
+    assert list_bases(fresh.catalog, TENANT) == []
 
 
-def test_a_crash_between_file_and_transaction_leaves_nothing_but_orphans(
-    plain: ApiWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_before_commit_leaves_orphans(plain: ApiWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Crash(Exception):
         pass
 
@@ -185,26 +179,25 @@ def test_a_crash_between_file_and_transaction_leaves_nothing_but_orphans(
         assert {info.key for info in made.store.list("bases/")} == there != set()
 
 
-def test_what_a_base_was_made_of_must_be_there_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_base_was_made_of_must_be_there_still(fresh: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round that starts from a base that another one retires meanwhile loses its work."""
-    with api_world(tmp_path) as made:
-        made.log.activate().seed()
-        cuts = made.log.cuts(3)
-        made.log.flush(cuts[0])
-        build(made)
-        made.log.flush(cuts[1])
-        true_add = add_bases
+    fresh.log.activate().seed()
+    cuts = fresh.log.cuts(3)
+    fresh.log.flush(cuts[0])
+    build(fresh)
+    fresh.log.flush(cuts[1])
+    true_add = add_bases
 
-        def late(*args: object, **kwargs: object) -> bool:
-            monkeypatch.setattr(base_job, "add_bases", true_add)
-            made.log.flush(cuts[2])
-            assert build(made).end is JobEnd.SWAPPED
-            assert retire_bases(made.catalog, TENANT, list_bases(made.catalog, TENANT)) > 0
-            return true_add(*args, **kwargs)  # type: ignore[arg-type]
+    def late(*args: object, **kwargs: object) -> bool:
+        monkeypatch.setattr(base_job, "add_bases", true_add)
+        fresh.log.flush(cuts[2])
+        assert build(fresh).end is JobEnd.SWAPPED
+        assert retire_bases(fresh.catalog, TENANT, list_bases(fresh.catalog, TENANT)) > 0
+        return true_add(*args, **kwargs)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(base_job, "add_bases", late)
-        assert build(made).end is JobEnd.LOST
-        assert {base.ts for base in list_bases(made.catalog, TENANT)} <= {cuts[0], cuts[2]}
+    monkeypatch.setattr(base_job, "add_bases", late)
+    assert build(fresh).end is JobEnd.LOST
+    assert {base.ts for base in list_bases(fresh.catalog, TENANT)} <= {cuts[0], cuts[2]}
 
 
 def test_a_newer_seed_than_its_own_takes_a_bases_place(tmp_path: Path, plain: ApiWorld) -> None:
@@ -230,9 +223,7 @@ def test_a_newer_seed_than_its_own_takes_a_bases_place(tmp_path: Path, plain: Ap
         assert (base.ts, base.seed_ts) == (END, MIX1 + 1), "built on the newest seed; the one that it overtook is gone"
 
 
-def test_a_refused_conversion_stays_refused_over_a_base(
-    based: ApiWorld, plain: ApiWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_keeps_a_conversion_refused(based: ApiWorld, plain: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A base holds rows as they were written, and when: that a MODIFY COLUMN came later is not forgotten."""
 
     def doubted(source: ColumnSpec, target: ColumnSpec, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
@@ -256,51 +247,47 @@ def test_a_refused_conversion_stays_refused_over_a_base(
     assert refused > 3
 
 
-def test_bases_outside_the_window_go_and_their_moments_are_answered_from_what_is_left(
-    tmp_path: Path, plain: ApiWorld
-) -> None:
-    with api_world(tmp_path) as made:
-        made.log.activate().seed()
-        cuts = made.log.cuts(10)
-        for ts in cuts:
-            made.log.flush(ts)
-            build(made)
-        history = recorded_history()
-        acct = history.find("shop", "acct", END).id
-        had = [base.ts for base in list_bases(made.catalog, TENANT, [acct])]
-        assert len(had) > 3
-        window_ms = tso.physical_ms(cuts[-1]) - tso.physical_ms(had[1]) + 1
-        assert build(made, window_ms=window_ms).retired > 0
-        assert [base.ts for base in list_bases(made.catalog, TENANT, [acct])] == had[:3], "and the one below it"
-        build(made, window_ms=0)
-        kept = {(base.table_id, base.ts) for base in list_bases(made.catalog, TENANT)}
-        assert len(kept) == len({table_id for table_id, _ in kept}), "one of each table"
-        Collector(made.catalog, made.store, made.clock, grace_ms=0).step()
-        for moment in MOMENTS:
-            if moment.ts <= cuts[-1]:
-                for name in ("acct", "p_range", "evolve"):
-                    if any(t["table"] == name for t in moment.tables):
-                        path = path_of("shop", name)
-                        assert made.ok(path, as_of=moment.ts).content == plain.ok(path, as_of=moment.ts).content
-        live = {row["object_key"] for row in objects_of(made) if row["state"] == "live" and row["kind"] == "base"}
-        assert {info.key for info in made.store.list("bases/")} == live
+def test_bases_outside_the_window_go_and_their_moments_stay_readable(fresh: ApiWorld, plain: ApiWorld) -> None:
+    fresh.log.activate().seed()
+    cuts = fresh.log.cuts(10)
+    for ts in cuts:
+        fresh.log.flush(ts)
+        build(fresh)
+    history = recorded_history()
+    acct = history.find("shop", "acct", END).id
+    had = [base.ts for base in list_bases(fresh.catalog, TENANT, [acct])]
+    assert len(had) > 3
+    window_ms = tso.physical_ms(cuts[-1]) - tso.physical_ms(had[1]) + 1
+    assert build(fresh, window_ms=window_ms).retired > 0
+    assert [base.ts for base in list_bases(fresh.catalog, TENANT, [acct])] == had[:3], "and the one below it"
+    build(fresh, window_ms=0)
+    kept = {(base.table_id, base.ts) for base in list_bases(fresh.catalog, TENANT)}
+    assert len(kept) == len({table_id for table_id, _ in kept}), "one of each table"
+    Collector(fresh.catalog, fresh.store, fresh.clock, grace_ms=0).step()
+    for moment in MOMENTS:
+        if moment.ts <= cuts[-1]:
+            for name in ("acct", "p_range", "evolve"):
+                if any(t["table"] == name for t in moment.tables):
+                    path = path_of("shop", name)
+                    assert fresh.ok(path, as_of=moment.ts).content == plain.ok(path, as_of=moment.ts).content
+    live = {row["object_key"] for row in objects_of(fresh) if row["state"] == "live" and row["kind"] == "base"}
+    assert {info.key for info in fresh.store.list("bases/")} == live
 
 
-def test_where_nothing_is_left_below_a_base_earlier_moments_are_refused(tmp_path: Path, plain: ApiWorld) -> None:
-    with api_world(tmp_path) as made:
-        made.log.activate().seed()
-        first, middle = MIX1, DDL2
-        made.log.flush(middle)
-        build(made)
-        made.log.flush(END)
-        with made.catalog.transaction() as conn:
-            conn.execute(tables.seeds.delete())
-        path = path_of("shop", "customers")
-        early = made.get(path, as_of=first)
-        assert (early.status_code, early.json()["code"]) == (410, "TS-1005")
-        assert early.json()["facts"]["earliest_ts"] == str(middle)
-        for ts in (middle, END):
-            assert made.ok(path, as_of=ts).content == plain.ok(path, as_of=ts).content
+def test_where_nothing_is_left_below_a_base_earlier_moments_are_refused(fresh: ApiWorld, plain: ApiWorld) -> None:
+    fresh.log.activate().seed()
+    first, middle = MIX1, DDL2
+    fresh.log.flush(middle)
+    build(fresh)
+    fresh.log.flush(END)
+    with fresh.catalog.transaction() as conn:
+        conn.execute(tables.seeds.delete())
+    path = path_of("shop", "customers")
+    early = fresh.get(path, as_of=first)
+    assert (early.status_code, early.json()["code"]) == (410, "TS-1005")
+    assert early.json()["facts"]["earliest_ts"] == str(middle)
+    for ts in (middle, END):
+        assert fresh.ok(path, as_of=ts).content == plain.ok(path, as_of=ts).content
 
 
 class Meddled(OpenFolder):
@@ -341,49 +328,45 @@ def test_a_base_that_a_reader_has_listed_stays_until_it_has_read_it(tmp_path: Pa
         assert not old <= {info.key for info in store.list("bases/")}
 
 
-def test_a_reader_has_a_lease_before_it_asks_where_a_base_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with api_world(tmp_path) as made:
-        made.log.activate().seed()
-        made.log.flush(MIX1)
-        build(made)
-        leased: list[int] = []
-        true_listing = base_segments_of
+def test_a_reader_has_a_lease_before_it_looks_for_a_base(fresh: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh.log.activate().seed()
+    fresh.log.flush(MIX1)
+    build(fresh)
+    leased: list[int] = []
+    true_listing = base_segments_of
 
-        def listed(catalog: Catalog, base: BaseRow) -> object:
-            with catalog.reading() as conn:
-                leased.append(len(conn.execute(select(tables.read_leases)).all()))
-            return true_listing(catalog, base)
+    def listed(catalog: Catalog, base: BaseRow) -> object:
+        with catalog.reading() as conn:
+            leased.append(len(conn.execute(select(tables.read_leases)).all()))
+        return true_listing(catalog, base)
 
-        monkeypatch.setattr(source, "base_segments_of", listed)
-        made.ok(path_of("shop", "acct"))
-        assert leased == [1]
+    monkeypatch.setattr(source, "base_segments_of", listed)
+    fresh.ok(path_of("shop", "acct"))
+    assert leased == [1]
 
 
-def test_a_read_that_chose_a_retired_base_chooses_again(
-    tmp_path: Path, plain: ApiWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with api_world(tmp_path) as made:
-        made.log.activate().seed()
-        cuts = (MIX1, MIX2)
-        made.log.flush(cuts[0])
-        build(made)
-        stale = list_bases(made.catalog, TENANT)
-        made.log.flush(cuts[1])
-        build(made, window_ms=0)
-        asked: list[int] = []
+def test_a_read_survives_a_retired_base(fresh: ApiWorld, plain: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh.log.activate().seed()
+    cuts = (MIX1, MIX2)
+    fresh.log.flush(cuts[0])
+    build(fresh)
+    stale = list_bases(fresh.catalog, TENANT)
+    fresh.log.flush(cuts[1])
+    build(fresh, window_ms=0)
+    asked: list[int] = []
 
-        def listed(*args: Any) -> list[BaseRow]:
-            asked.append(1)
-            return stale if len(asked) == 1 else list_bases(*args)
+    def listed(*args: Any) -> list[BaseRow]:
+        asked.append(1)
+        return stale if len(asked) == 1 else list_bases(*args)
 
-        path = path_of("shop", "acct")
-        want = plain.ok(path, as_of=cuts[1]).content
-        monkeypatch.setattr(read, "list_bases", listed)
-        assert made.ok(path, as_of=cuts[1]).content == want
-        assert len(asked) == 2
-        asked.clear()
-        monkeypatch.setattr(read, "list_bases", lambda *_: stale)
-        assert made.get(path, as_of=cuts[1]).status_code == 503, "it gives up one day"
+    path = path_of("shop", "acct")
+    want = plain.ok(path, as_of=cuts[1]).content
+    monkeypatch.setattr(read, "list_bases", listed)
+    assert fresh.ok(path, as_of=cuts[1]).content == want
+    assert len(asked) == 2
+    asked.clear()
+    monkeypatch.setattr(read, "list_bases", lambda *_: stale)
+    assert fresh.get(path, as_of=cuts[1]).status_code == 503, "it gives up one day"
 
 
 def objects_of(world: ApiWorld) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 from starlette.testclient import TestClient
 
-from tests.kit.auth_site import MINE, Site, auth_site, is_problem
+from tests.kit.auth_site import MINE, Site, is_problem
 from tistream.catalog.tenancy.keys import revoke_key
 from tistream.catalog.tenancy.logins import open_session
 from tistream.cli import assembly
@@ -24,12 +24,6 @@ from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.keys import hash_of, parse_key
 from tistream.http.auth.core.roles import Right, Role
 from tistream.limits import KEY_CACHE_MS
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with auth_site(tmp_path_factory.mktemp("auth")) as made:
-        yield made
 
 
 def log_in(site: Site, key: str) -> tuple[str, httpx2.Response]:

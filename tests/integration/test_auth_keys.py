@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit.auth_site import MINE, OTHER, Site, auth_site, is_problem
-from tests.kit.catalog_cases import together
+from tests.kit.auth_site import MINE, OTHER, Site, is_problem
+from tests.kit.catalog_cases import new_catalog, together
 from tistream.catalog.tenancy.keys import get_key, list_keys, revoke_key
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.http.auth.core.keys import parse_key
@@ -18,13 +17,6 @@ from tistream.http.auth.core.roles import Role
 from tistream.http.auth.issue import first_owner_key, ttl_ms_of
 from tistream.ids import Tenant
 from tistream.limits import KEY_CACHE_MS
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with auth_site(tmp_path_factory.mktemp("auth")) as made:
-        yield made
-
 
 # ---- keys
 
@@ -145,10 +137,8 @@ def test_no_secret_is_in_the_catalog(site: Site) -> None:
 
 
 def test_the_first_owner_is_made_by_one_of_those_who_start_together(tmp_path: Path) -> None:
-    from tistream.catalog.database.engine import Catalog
 
-    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    catalog.migrate()
+    catalog = new_catalog(tmp_path)
     found = [key for key in together(4, lambda _: first_owner_key(catalog)) if key]
     assert [parse_key(key).key_id for key in found] == [row.key_id for row in list_keys(catalog)]
     assert first_owner_key(catalog) is None

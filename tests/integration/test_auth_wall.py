@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from tests.kit.auth_site import MINE, NOBODYS, OPEN, OTHER, Site, auth_site, fill, is_problem
+from tests.kit.auth_site import MINE, NOBODYS, OPEN, OTHER, Site, fill, is_problem
 from tistream.catalog.tenancy.keys import revoke_key
 from tistream.cli import assembly
 from tistream.errors import TiStreamError
@@ -18,13 +17,6 @@ from tistream.http.auth import install
 from tistream.http.auth.access import declared, needs, undeclared
 from tistream.http.auth.core.keys import format_key, parse_key
 from tistream.http.auth.core.roles import GRANTS, Right, Role, fits
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with auth_site(tmp_path_factory.mktemp("auth")) as made:
-        yield made
-
 
 # ---- the wall
 

@@ -28,6 +28,7 @@ from backfill.survey import Batch, Survey
 from metaserver.collect import Collector
 from reading.deps import Services
 from tests.kit.backlog_world import CAPTURE, LAST, TENANT, BacklogWorld, backlog_world, truth
+from tests.kit.catalog_cases import elected
 from tests.kit.manual_clock import ManualClock
 from tests.kit.spark_session import local_session
 from tests.kit.ticdc import compare_canal
@@ -36,7 +37,6 @@ from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import committed, snapshots
 from tistream.catalog.work.handover import hand_over
-from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.tasks import assign_task, list_tasks
 from tistream.catalog.work.workers import WorkerKind, list_workers
 from tistream.clock import SystemClock
@@ -157,9 +157,7 @@ def test_a_part_that_stays_behind_holds_its_task(world: BacklogWorld, monkeypatc
     assert min(world.durable_timestamps()) > CAPTURE.meta.start_ts
 
 
-def test_without_lowering_the_parts_are_not_at_the_same_place(
-    world: BacklogWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_lowering_the_partitions_do_not_align(world: BacklogWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test before: a task handed over above the watermark of one of its partitions."""
 
     def not_lowered(rows: Sequence[PlanRow], done: Mapping[int, PartitionResult]) -> list[PlanRow]:
@@ -186,8 +184,7 @@ class Interrupted:
 
 def give_away(world: BacklogWorld) -> None:
     """What a meta server does that believes the replay to be dead."""
-    epoch = acquire_leadership(world.catalog, "meta", starts=True)
-    assert epoch is not None
+    epoch = elected(world.catalog)
     for row in list_tasks(world.catalog, TENANT):
         assert assign_task(world.catalog, row.task_id, worker_id="s9", seen_epoch=row.epoch, leader_epoch=epoch)
 

@@ -110,7 +110,7 @@ def check(tasks: dict[int, TaskRun], expected: dict[tuple[bytes, int], Change]) 
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_any_order_with_restarts_and_repeats_gives_the_same_log(
+def test_any_order_gives_the_same_log(
     whole: dict[Life, list[Prepared]], expected: dict[tuple[bytes, int], Change], seed: int
 ) -> None:
     rand = random.Random(seed)
@@ -120,7 +120,7 @@ def test_any_order_with_restarts_and_repeats_gives_the_same_log(
 
 
 @pytest.mark.parametrize("seed", [3])
-def test_two_lives_of_every_pusher_arrive_in_any_order(
+def test_two_incarnations_in_any_order(
     twice: dict[Life, list[Prepared]], expected: dict[tuple[bytes, int], Change], seed: int
 ) -> None:
     rand = random.Random(seed)

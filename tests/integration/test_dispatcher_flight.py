@@ -11,9 +11,7 @@ from dispatcher.flight_server import FlightDispatcher
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from tests.kit.batch_files import batch_bytes
-from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
-from tistream.catalog.work.leader import acquire_leadership
+from tests.kit.catalog_cases import begin, elected, new_catalog
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedUnavailable
@@ -32,11 +30,9 @@ FAST = TailTiming(poll_s=0.02, retry_s=0.1)
 
 class World:
     def __init__(self, path: Path, store: ObjectStore) -> None:
-        self.catalog = Catalog(f"sqlite:///{path}/catalog.db")
-        self.catalog.migrate()
-        register_tenant(self.catalog, T)
-        assert activate_tenant(self.catalog, T, 1, [NewTask(kind=TaskKind.DATA, range=KeyRange(b"a", b"z"))])
-        self.leader_epoch = acquire_leadership(self.catalog, "meta", starts=True) or 0
+        self.catalog = new_catalog(path)
+        begin(self.catalog, T, 1, KeyRange(b"a", b"z"))
+        self.leader_epoch = elected(self.catalog)
         issue_incarnation(self.catalog, T, 7)
         self.store = store
         self.dispatchers: list[FlightDispatcher] = []

@@ -11,12 +11,10 @@ from dispatcher.reclaim import Reclaimer
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from tests.kit.batch_files import batch_bytes
+from tests.kit.catalog_cases import begin, elected, new_catalog
 from tests.kit.open_folder import OpenFolder
 from tests.kit.waiting import eventually
-from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
-from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
-from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import (
     StoreRow,
     assign_store,
@@ -43,15 +41,10 @@ class World:
     """One tenant with two tasks and one store, dispatched by "d1"."""
 
     def __init__(self, path: Path) -> None:
-        self.catalog = Catalog(f"sqlite:///{path}/catalog.db")
-        self.catalog.migrate()
-        register_tenant(self.catalog, T)
-        new = [NewTask(kind=TaskKind.DATA, range=r) for r in (KeyRange(b"a", b"m"), KeyRange(b"m", b"z"))]
-        assert activate_tenant(self.catalog, T, 100, new)
+        self.catalog = new_catalog(path)
+        begin(self.catalog, T, 100, KeyRange(b"a", b"m"), KeyRange(b"m", b"z"))
         self.tasks = [task.task_id for task in list_tasks(self.catalog, T)]
-        epoch = acquire_leadership(self.catalog, "meta", starts=True)
-        assert epoch is not None
-        self.leader_epoch = epoch
+        epoch = self.leader_epoch = elected(self.catalog)
         for task in self.tasks:
             assign_task(self.catalog, task, worker_id="s1", seen_epoch=0, leader_epoch=epoch)
         issue_incarnation(self.catalog, T, 7)
@@ -290,9 +283,7 @@ def test_an_incarnation_with_a_file_that_cannot_be_deleted_is_not_forgotten(worl
     assert set(reclaimed(world.catalog, T, 7)) == {2}
 
 
-def test_a_refused_delete_of_one_store_keeps_no_other_store_from_being_reclaimed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_delete_of_one_store_holds_back_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     issue_incarnation(world.catalog, T, 8)
     given = {"worker_id": "d1", "seen_epoch": 0, "leader_epoch": world.leader_epoch}
     assert assign_store(world.catalog, T, 8, **given)  # type: ignore[arg-type]
@@ -339,11 +330,7 @@ def test_a_stopped_worker_is_gone_in_the_catalog_and_its_streams_say_so(world: W
 def test_a_gap_shows_among_the_problems(world: World) -> None:
     world.put(2)
     worker = DispatcherWorker(
-        world.catalog,
-        world.folder,
-        SystemClock(),
-        "d1",
-        timing=TailTiming(poll_s=0.02, gap_after_s=0.05, retry_s=0.05),
+        world.catalog, world.folder, SystemClock(), "d1", timing=TailTiming(poll_s=0.02, gap_after_s=0.05, retry_s=0.05)
     )
     world.workers.append(worker)
     stream = worker.subscribe(world.request())
@@ -355,9 +342,7 @@ def test_a_gap_shows_among_the_problems(world: World) -> None:
     assert problem.source == "d1/3/4/store-7"
 
 
-def test_its_heartbeats_say_what_it_reads_and_it_serves_while_it_drains(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeats_report_stores_and_draining_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dispatcher.worker.HEARTBEAT_MS", 20)
     monkeypatch.setattr("dispatcher.worker.REFRESH_S", 0.02)
     world.put(1, 2)

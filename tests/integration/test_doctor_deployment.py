@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from simulator.chaos.servers.durable_s3 import DurableS3
 from simulator.chaos.servers.mariadb import mariadb, new_database
 from simulator.chaos.servers.s3server import CREDENTIALS, S3Server
-from tests.kit.careless_s3 import careless_s3
-from tests.kit.guarded_s3 import ROOT, GuardedS3, guarded_s3
+from tests.kit.s3_doubles import ROOT, GuardedS3, careless_s3, guarded_s3
 from tistream.catalog.database import checks
 from tistream.catalog.database.checks import check_catalog
 from tistream.catalog.database.engine import Catalog, newest_revision
@@ -118,9 +117,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedS3]:
         yield made
 
 
-def test_a_store_that_is_well_and_the_role_of_pushers(
-    guarded: GuardedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_good_store_and_the_pushers_role(guarded: GuardedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     role = guarded.make_role("doctors", [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}])
     monkeypatch.setenv("TISTREAM_PUSH_STS_ENDPOINT", guarded.endpoint)
     config = tmp_path / "tistream.toml"

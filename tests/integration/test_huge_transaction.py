@@ -12,9 +12,7 @@ from sorter.rows import output
 from sorter.worker import publisher
 
 
-def test_a_transaction_four_times_the_budget_gets_through_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_of_four_budgets_gets_through_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_queue, "DECIDE_ROWS", 8_000)
     monkeypatch.setattr(output, "PIECE_BYTES", 4 << 20)
     monkeypatch.setattr(publisher, "FILE_BYTES_TARGET", 8 << 20)

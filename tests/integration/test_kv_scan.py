@@ -160,9 +160,7 @@ def test_a_cluster_without_tidb_has_no_schema(reader: KvReader) -> None:
         read_schema(reader, S)
 
 
-def test_a_page_that_is_more_than_a_message_holds_is_asked_for_in_smaller_ones(
-    stop: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_above_the_message_size_is_split(stop: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small rows first, so that many are asked for at once when the large ones come."""
     limit = ("grpc.max_receive_message_length", 1 << 16)
     monkeypatch.setattr("tistream.tikv.channels._OPTIONS", (limit,))
@@ -175,9 +173,7 @@ def test_a_page_that_is_more_than_a_message_holds_is_asked_for_in_smaller_ones(
             assert "RESOURCE_EXHAUSTED" not in reader.problem
 
 
-def test_a_store_that_needs_long_gets_more_time_with_each_try(
-    served: ServedCluster, reader: KvReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_store_gets_more_time(served: ServedCluster, reader: KvReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads over much that was deleted before it finds a pair."""
     plain = KvReads.scan
 

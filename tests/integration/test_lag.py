@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from apiserver.app import create_app
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.batch_files import batch_bytes
+from tests.kit.catalog_cases import elected
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.request_tally import RequestTally
 from tistream import ts as tso
-from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.reports import StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
 from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks
@@ -41,8 +41,7 @@ def world(tmp_path: Path) -> Iterator[ApiWorld]:
     """A log up to the recording's end, 1,000 ms old, whose tasks and two stores have owners."""
     with api_world(tmp_path) as made:
         made.log.build(3)
-        epoch = acquire_leadership(made.catalog, "meta-1", starts=True)
-        assert epoch is not None
+        epoch = elected(made.catalog)
         for kind, name in (("sorter", "sorter-1"), ("dispatcher", "dispatcher-1")):
             register_worker(made.catalog, name, kind, "")
         for task in list_tasks(made.catalog, TENANT):
@@ -162,11 +161,10 @@ def test_a_look_costs_two_requests_for_a_store(world: ApiWorld) -> None:
     assert tally.seen() == {("list", "batch", "ok"): 2, ("get_range", "batch", "ok"): 1}
 
 
-def test_a_tenant_that_nobody_pushed_yet_has_no_stages(tmp_path: Path) -> None:
-    with api_world(tmp_path) as world:
-        found = world.ok("/lag", why="true").json()
-        assert (found["state"], found["lag_ms"]) == ("AWAITING_SNAPSHOT", None)
-        assert world.http.get("/v1/clusters/9/tenants/9/lag").status_code == 404
+def test_a_tenant_that_nobody_pushed_yet_has_no_stages(fresh: ApiWorld) -> None:
+    found = fresh.ok("/lag", why="true").json()
+    assert (found["state"], found["lag_ms"]) == ("AWAITING_SNAPSHOT", None)
+    assert fresh.http.get("/v1/clusters/9/tenants/9/lag").status_code == 404
 
 
 def test_the_command_draws_it(world: ApiWorld) -> None:

@@ -107,9 +107,7 @@ def test_a_delta_table_is_of_one_source(example: Callable[[str], Any], client: C
         delta.sync(source(example, client, TABLES[1], 300, None), str(tmp_path))
 
 
-def test_two_writers_of_a_delta_table_do_not_both_win(
-    example: Callable[[str], Any], client: Client, tmp_path: Path
-) -> None:
+def test_one_of_two_delta_writers_wins(example: Callable[[str], Any], client: Client, tmp_path: Path) -> None:
     """Both begin at the same place: the page of the slower one is refused, and nothing comes twice."""
     delta, name, folder = example("to_delta"), TABLES[0], str(tmp_path / "table")
     with pytest.raises(Interrupted):

@@ -117,7 +117,7 @@ def test_it_says_exactly_what_the_change_feed_said(whole: Read, feed: tuple[int,
     assert mine == changes
 
 
-def test_what_the_change_feed_hides_is_kept_as_no_change(
+def test_rows_hidden_by_the_feed_are_no_changes(
     whole: Read, feed: tuple[int, dict[Version, Content]], objects: dict[str, bytes]
 ) -> None:
     assert len(whole.hidden) == LOSSY_ROWS
@@ -203,9 +203,7 @@ def test_damage_is_named_and_nothing_behind_it_is_promised(seed: int, objects: d
     assert read.resolved == 0
 
 
-def test_it_is_read_from_a_bucket_as_from_a_folder(
-    objects: dict[str, bytes], whole: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_reads_like_a_folder(objects: dict[str, bytes], whole: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     with s3_server() as server:

@@ -30,24 +30,9 @@ from reading.reader import LogReader
 from reading.scope import Scope
 from simulator.capture import Capture, captured_rows
 from simulator.dst.mutants import replaced, reworded
-from tests.kit import replica
+from tests.kit import log_harm, replica
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
-from tests.kit.log_harm import (
-    HARMS,
-    Objects,
-    Part,
-    Reader,
-    Wants,
-    changed,
-    complaints,
-    flipped,
-    fresh,
-    harmed,
-    parts_of,
-    quietly_flipped,
-    wants_of,
-)
 from tests.kit.open_folder import OpenFolder
 from tests.kit.recording import EXPECTED, RECORDING, committed_rows
 from tistream.catalog.database import tables
@@ -77,25 +62,25 @@ class Site:
 
     folder: Path
     world: ApiWorld
-    objects: Objects
-    parts: list[Part]
-    wanted: list[Wants]
+    objects: log_harm.Objects
+    parts: list[log_harm.Part]
+    wanted: list[log_harm.Wants]
 
-    def target(self, kind: str) -> Part:
+    def target(self, kind: str) -> log_harm.Part:
         """The segment of this kind that most readers of tables need."""
         mine = [p for p in self.parts if p.object_key.startswith(f"{kind}/cluster-1/tenant-1/")]
         of_tables = [w for w in self.wanted if w.tables is not None]
         return max(mine, key=lambda p: (sum(p.rows_of(w) > 0 for w in of_tables), len(p.tables)))
 
-    def parts_of(self, key: str) -> list[Part]:
+    def parts_of(self, key: str) -> list[log_harm.Part]:
         """The segments of an object."""
         return [p for p in self.parts if p.object_key == key]
 
-    def near(self, part: Part) -> list[Wants]:
+    def near(self, part: log_harm.Part) -> list[log_harm.Wants]:
         """The readers that touch the object."""
         return [w for w in self.wanted if any(p.touches(w) for p in self.parts_of(part.object_key))]
 
-    def others(self, part: Part) -> tuple[bytes, bytes]:
+    def others(self, part: log_harm.Part) -> tuple[bytes, bytes]:
         """(an object of the same tenant and form, one of the other tenant)."""
         kind = part.object_key.split("/")[0]
         near = "bases" if kind == "seeds" else kind
@@ -124,13 +109,13 @@ def some(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.or_(kept, system))
 
 
-def readers(start_ts: int) -> Iterator[Reader]:
+def readers(start_ts: int) -> Iterator[log_harm.Reader]:
     for after, upto in pairwise([start_ts, EARLY, (EARLY + MIDDLE) // 2, MIDDLE, END]):
-        yield Reader(scope=Scope(tenant=TENANT), after=after, upto=upto)
-    yield Reader(scope=Scope(tenant=OTHER), after=start_ts, upto=MIDDLE)
+        yield log_harm.Reader(scope=Scope(tenant=TENANT), after=after, upto=upto)
+    yield log_harm.Reader(scope=Scope(tenant=OTHER), after=start_ts, upto=MIDDLE)
     for tenant, names in ((TENANT, ("customers", "inter")), (OTHER, ("customers",))):
         for table in names:
-            yield Reader(scope=Scope(tenant=tenant, database="shop", table=table), after=start_ts, upto=END)
+            yield log_harm.Reader(scope=Scope(tenant=tenant, database="shop", table=table), after=start_ts, upto=END)
     for tenant, table, ts in (
         (TENANT, "customers", EARLY),
         (TENANT, "customers", END),
@@ -140,7 +125,7 @@ def readers(start_ts: int) -> Iterator[Reader]:
         (OTHER, "customers", END),
         (OTHER, "tags", EARLY),
     ):
-        yield Reader(scope=Scope(tenant=tenant, database="shop", table=table), upto=ts, as_of=True)
+        yield log_harm.Reader(scope=Scope(tenant=tenant, database="shop", table=table), upto=ts, as_of=True)
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +136,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         seed = pa.concat_tables(captured_rows(Capture(RECORDING)))
         other = LogBuilder(world.catalog, store, tenant=OTHER, rows=some(committed_rows())).register()
         build_log(world, other, seed.take(list(range(0, seed.num_rows, 2))))
-        services = fresh(world.services)
-        wanted = [wants_of(services, reader) for reader in readers(world.log.start_ts)]
-        yield Site(folder, world, store.objects, parts_of(services, store.objects, TENANT), wanted)
+        services = log_harm.fresh(world.services)
+        wanted = [log_harm.wants_of(services, reader) for reader in readers(world.log.start_ts)]
+        yield Site(folder, world, store.objects, log_harm.parts_of(services, store.objects, TENANT), wanted)
 
 
 @contextmanager
@@ -168,7 +153,7 @@ def copy_of(site: Site, folder: Path) -> Iterator[ApiWorld]:
         yield made
 
 
-def objects_of(world: ApiWorld) -> Objects:
+def objects_of(world: ApiWorld) -> log_harm.Objects:
     assert isinstance(world.store, OpenFolder)
     return world.store.objects
 
@@ -188,14 +173,16 @@ def found_by(site: Site, kind: str, harm: str) -> list[str]:
     """What the judge says of one harm, and of the time after it."""
     part = site.target(kind)
     good = site.objects[part.object_key]
-    bad = quietly_flipped(good, part) if harm == QUIET else HARMS[harm](good, part, *site.others(part))
-    services = fresh(site.world.services)
-    with harmed(site.objects, part.object_key, bad):
-        found = complaints(services, site.wanted, site.parts, part.object_key, good, bad)
-    return found + changed(services, site.near(part))
+    bad = (
+        log_harm.quietly_flipped(good, part) if harm == QUIET else log_harm.HARMS[harm](good, part, *site.others(part))
+    )
+    services = log_harm.fresh(site.world.services)
+    with log_harm.harmed(site.objects, part.object_key, bad):
+        found = log_harm.complaints(services, site.wanted, site.parts, part.object_key, good, bad)
+    return found + log_harm.changed(services, site.near(part))
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("harm", log_harm.HARMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_harmed_object_gives_no_wrong_rows_and_stops_no_other_reader(site: Site, kind: str, harm: str) -> None:
     assert found_by(site, kind, harm) == []
@@ -209,9 +196,11 @@ def test_a_bit_that_only_the_checksum_tells_is_found(site: Site, kind: str) -> N
 def test_a_harmed_footer_stops_the_readers_of_its_file_alone(site: Site) -> None:
     part = site.target("compacted")
     good = site.objects[part.object_key]
-    bad = flipped(good, part.footer.offset + part.footer.length // 2)
-    with harmed(site.objects, part.object_key, bad):
-        found = complaints(fresh(site.world.services), site.wanted, site.parts, part.object_key, good, bad)
+    bad = log_harm.flipped(good, part.footer.offset + part.footer.length // 2)
+    with log_harm.harmed(site.objects, part.object_key, bad):
+        found = log_harm.complaints(
+            log_harm.fresh(site.world.services), site.wanted, site.parts, part.object_key, good, bad
+        )
     assert found == []
 
 
@@ -226,7 +215,7 @@ def test_each_kind_has_readers_that_need_it_and_readers_that_do_not(site: Site) 
 
 def test_the_problem_of_a_harmed_object_names_it(site: Site) -> None:
     part = site.target("committed")
-    with harmed(site.objects, part.object_key, None):
+    with log_harm.harmed(site.objects, part.object_key, None):
         answer = site.world.get("/changes", start_ts=str(int(part.commit_ts.min()) - 1), format="raw-arrow")
     assert answer.status_code >= 500
     assert part.object_key in answer.text
@@ -234,16 +223,14 @@ def test_the_problem_of_a_harmed_object_names_it(site: Site) -> None:
 
 @pytest.mark.parametrize("harm", ["missing", "a bit flipped", "another tenant's object"])
 @pytest.mark.parametrize("kind", ["committed", "compacted"])
-def test_a_group_with_a_harmed_object_is_left_out_of_a_compaction(
-    site: Site, tmp_path: Path, kind: str, harm: str
-) -> None:
+def test_a_group_with_a_harmed_object_is_not_compacted(site: Site, tmp_path: Path, kind: str, harm: str) -> None:
     with copy_of(site, tmp_path) as world:
         groups, rows = planned(world.catalog, TENANT, JobSettings(lag_ms=0, plan=AGAIN))
         merged = [s for row in rows for s in row.segments if s.object_key.startswith(f"{kind}/")]
         places = {(s.object_key, s.offset) for s in merged}
         part = max((p for p in site.parts if (p.object_key, p.offset) in places), key=lambda p: len(p.tables))
         good = site.objects[part.object_key]
-        bad = HARMS[harm](good, part, *site.others(part))
+        bad = log_harm.HARMS[harm](good, part, *site.others(part))
         hurt = {(p.object_key, p.offset) for p in site.parts_of(part.object_key) if p.is_hurt(good, bad)}
         whole = [
             group
@@ -251,27 +238,25 @@ def test_a_group_with_a_harmed_object_is_left_out_of_a_compaction(
             if hurt.isdisjoint((s.object_key, s.offset) for s in row.segments)
         ]
         assert 0 < len(whole) < len(groups)
-        with harmed(objects_of(world), part.object_key, bad):
+        with log_harm.harmed(objects_of(world), part.object_key, bad):
             report, other = merge(world), merge(world, OTHER)
         assert (report.end, other.end, other.failed) == (JobEnd.SWAPPED, JobEnd.SWAPPED, ())
         assert (report.files_after, len(report.failed)) == (len(whole), len(groups) - len(whole))
         assert {each.object for each in report.failed} == {part.object_key}
         again = merge(world)
         assert (again.end, again.failed, again.files_after) == (JobEnd.SWAPPED, (), len(report.failed))
-        assert changed(world.services, site.near(part)) == []
+        assert log_harm.changed(world.services, site.near(part)) == []
 
 
 @pytest.mark.parametrize(
     ("kind", "harm"),
     [("bases", "a bit flipped"), ("seeds", "missing"), ("committed", "missing"), ("compacted", "a bit flipped")],
 )
-def test_a_table_with_a_harmed_object_is_left_out_of_the_bases(
-    site: Site, tmp_path: Path, kind: str, harm: str
-) -> None:
+def test_a_table_with_a_harmed_object_gets_no_base(site: Site, tmp_path: Path, kind: str, harm: str) -> None:
     """All tables are in one group, and the others get their bases all the same."""
     part = site.target(kind)
     good = site.objects[part.object_key]
-    bad = HARMS[harm](good, part, *site.others(part))
+    bad = log_harm.HARMS[harm](good, part, *site.others(part))
     hurt = [p for p in site.parts_of(part.object_key) if p.is_hurt(good, bad)]
     needy = {int(table) for p in hurt for table in np.unique(p.tables)}
     with copy_of(site, tmp_path) as world:
@@ -279,7 +264,7 @@ def test_a_table_with_a_harmed_object_is_left_out_of_the_bases(
             with world.catalog.transaction() as conn:
                 conn.execute(tables.base_segments.delete())
                 conn.execute(tables.bases.delete())
-        with harmed(objects_of(world), part.object_key, bad):
+        with log_harm.harmed(objects_of(world), part.object_key, bad):
             report, other = build(world), build(world, OTHER)
         assert (report.end, other.end, other.failed) == (JobEnd.SWAPPED, JobEnd.SWAPPED, ())
         assert {each.object for each in report.failed} == {part.object_key}
@@ -289,7 +274,7 @@ def test_a_table_with_a_harmed_object_is_left_out_of_the_bases(
         assert built.isdisjoint(left_out | needy)
         again = build(world)
         assert (again.end, again.failed, again.tables) == (JobEnd.SWAPPED, (), len(left_out))
-        assert changed(world.services, site.near(part)) == []
+        assert log_harm.changed(world.services, site.near(part)) == []
 
 
 def skipped(read: Callable[..., pa.Table], empty: pa.Table, error: type[Exception]) -> Callable[..., pa.Table]:

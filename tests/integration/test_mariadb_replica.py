@@ -17,7 +17,7 @@ from simulator.chaos.servers.mariadb import mariadb
 from tests.kit import replica
 from tests.kit.log_builder import recording_end
 from tests.kit.recording import EXPECTED
-from tests.kit.replica_rows import open_server, selected
+from tests.kit.replica import open_server, selected
 from tests.kit.served_log import ServedLog, served_log
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "to_mariadb.py"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
-import pytest
-
 from tests.kit.api_world import api_world
-from tests.kit.auth_site import MINE, OTHER, Site, auth_site, is_problem
+from tests.kit.auth_site import MINE, OTHER, Site, is_problem
 from tests.kit.log_builder import LogBuilder
 from tistream.catalog.tenancy.keys import get_key
 from tistream.catalog.tenancy.tenants import register_tenant
@@ -20,12 +17,6 @@ from tistream.http.auth.core.roles import Role
 from tistream.ids import Tenant
 
 HOSTILE = "<script>alert('x')</script> & \"co\""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with auth_site(tmp_path_factory.mktemp("auth")) as made:
-        yield made
 
 
 def words(site: Site, path: str, key: str, status: int = 200) -> str:

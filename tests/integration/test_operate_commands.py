@@ -197,7 +197,7 @@ def test_status_in_its_forms(site: tuple[Operated, str]) -> None:
     assert len(lines) == 5
 
 
-def test_settings_and_where_they_come_from(
+def test_settings_and_their_sources(
     site: tuple[Operated, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "tistream.toml"

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from apiserver.app import create_app
 from apiserver.console.strips import CELLS_MAX, lag_class, lag_strip, owner_colours, owner_strip
-from tests.kit.api_world import api_world
+from tests.kit.api_world import ApiWorld
 from tests.kit.log_builder import TENANT
 from tests.kit.operated import HOSTILE, STOPPED, Operated, operated
 from tistream.catalog.tenancy.tenants import TenantState, get_tenant, look_up_tenant
@@ -67,12 +67,7 @@ def test_pages_show_what_the_api_answers(site: Operated) -> None:
 
 def test_words_of_others_are_never_markup(site: Operated) -> None:
     (stopped,) = [t for t in list_tasks(site.world.catalog, STOPPED) if t.error]
-    for path in (
-        "/gaps",
-        "/events?kind=task.stopped",
-        f"/tasks/{stopped.task_id}",
-        f"/tasks/{stopped.task_id}/retry",
-    ):
+    for path in ("/gaps", "/events?kind=task.stopped", f"/tasks/{stopped.task_id}", f"/tasks/{stopped.task_id}/retry"):
         assert HOSTILE in page(site, path)
     assert "owned" not in page(site, "/tasks?owner=<script>owned</script>").replace("<script>owned</script>", "")
 
@@ -231,14 +226,13 @@ def test_wrong_addresses_are_pages_too(site: Operated) -> None:
         assert "Back to the overview" in page(site, path, status), path
 
 
-def test_empty_pages_teach(tmp_path: Path) -> None:
-    with api_world(tmp_path) as fresh:
-        with fresh.catalog.transaction() as conn:
-            conn.exec_driver_sql("DELETE FROM tenants")
-            conn.exec_driver_sql("DELETE FROM events")
-        with TestClient(create_app(fresh.services)) as http:
-            for path, words in (
-                ("/tenants", "tistream tenant register"), ("/tasks", "tistream push"), ("/workers", "tistream sort"),
-                ("/gaps", "stalled ranges."), ("/events", "tistream events --follow"),
-            ):  # fmt: skip
-                assert words in http.get(path).text, path
+def test_empty_pages_teach(fresh: ApiWorld) -> None:
+    with fresh.catalog.transaction() as conn:
+        conn.exec_driver_sql("DELETE FROM tenants")
+        conn.exec_driver_sql("DELETE FROM events")
+    with TestClient(create_app(fresh.services)) as http:
+        for path, words in (
+            ("/tenants", "tistream tenant register"), ("/tasks", "tistream push"), ("/workers", "tistream sort"),
+            ("/gaps", "stalled ranges."), ("/events", "tistream events --follow"),
+        ):  # fmt: skip
+            assert words in http.get(path).text, path

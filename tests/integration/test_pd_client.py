@@ -113,8 +113,14 @@ def client(pds: Pds, **options: Any) -> PdClient:
     return PdClient(pds.addresses, **{"rand": random.Random(1), "patience_s": 10.0, **options})
 
 
-def test_timestamps_rise_and_callers_share_a_request(pds: Pds, servers: list[Pd]) -> None:
-    pd = client(pds)
+@pytest.fixture
+def pd(pds: Pds, servers: list[Pd]) -> Iterator[PdClient]:
+    made = client(pds)
+    yield made
+    made.close()
+
+
+def test_timestamps_rise_and_callers_share_a_request(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
     taken: list[list[int]] = [[] for _ in range(8)]
     pds.slow_tso_s = 0.005
 
@@ -131,12 +137,10 @@ def test_timestamps_rise_and_callers_share_a_request(pds: Pds, servers: list[Pd]
     assert len({t for mine in taken for t in mine}) == 8 * 50
     assert sum(pds.counts) == 8 * 50
     assert len(pds.counts) < 200
-    pd.close()
 
 
-def test_the_leader_is_followed(pds: Pds, servers: list[Pd]) -> None:
+def test_the_leader_is_followed(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
     pds.answers["BatchScanRegions"] = head() + message(2, REGION)
-    pd = client(pds)
     region = Region(id=2, conf_ver=1, version=38, start=b"", end=b"m", leader_store_id=4)
     first = pd.tso()
     assert pd.scan_regions(b"", b"m", 10) == [region]
@@ -147,14 +151,12 @@ def test_the_leader_is_followed(pds: Pds, servers: list[Pd]) -> None:
     pds.leader = servers[0].address
     assert pd.scan_regions(b"", b"m", 10) == [region]
     assert pd.tso() > first
-    pd.close()
 
 
-def test_an_old_server_is_asked_in_the_old_form(pds: Pds, servers: list[Pd]) -> None:
+def test_an_old_server_is_asked_in_the_old_form(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
     region = merged(REGION, {1: BYTES, 2: BYTES})
     pds.answers["ScanRegions"] = head() + message(2, region[1]) + message(3, region[2])
     pds.answers["UpdateServiceGCSafePoint"] = head() + octets(2, b"gc_worker") + uint(4, 100)
-    pd = client(pds)
     assert [r.id for r in pd.scan_regions(b"", b"", 10)] == [2]
     assert [r.leader_store_id for r in pd.scan_regions(b"", b"", 10)] == [4]
     pd.hold_history("tistream", 100, 60)
@@ -162,13 +164,11 @@ def test_an_old_server_is_asked_in_the_old_form(pds: Pds, servers: list[Pd]) -> 
         pd.hold_history("tistream", 99, 60)
     with pytest.raises(PdRefused):
         pd.gc_state()
-    pd.close()
 
 
-def test_history_that_is_gone_cannot_be_held(pds: Pds, servers: list[Pd]) -> None:
+def test_history_that_is_gone_cannot_be_held(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
     gone = "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier"
     pds.answers["SetGCBarrier"] = head(1, gone)
-    pd = client(pds)
     with pytest.raises(TsExpired):
         pd.hold_history("tistream", 99, 60)
     pds.answers["SetGCBarrier"] = head(1, "[PD:common:ErrInvalidArgument]")
@@ -179,7 +179,6 @@ def test_history_that_is_gone_cannot_be_held(pds: Pds, servers: list[Pd]) -> Non
         pd.keyspace("ks")
     pds.answers["LoadKeyspace"] = head() + message(2, uint(1, 4242) + octets(2, b"ks"))
     assert (pd.keyspace("ks").id, pd.keyspace("ks").state) == (4242, 0)
-    pd.close()
 
 
 def test_no_leader_and_no_server_is_unavailable_in_time(pds: Pds, servers: list[Pd]) -> None:
@@ -198,8 +197,7 @@ def test_no_leader_and_no_server_is_unavailable_in_time(pds: Pds, servers: list[
         pd.tso()
 
 
-def test_a_stream_that_says_nothing_is_given_up(pds: Pds, servers: list[Pd]) -> None:
-    pd = client(pds)
+def test_a_stream_that_says_nothing_is_given_up(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
     pds.slow_tso_s = 30.0
 
     def wake_up() -> None:
@@ -211,36 +209,29 @@ def test_a_stream_that_says_nothing_is_given_up(pds: Pds, servers: list[Pd]) -> 
     assert pd.tso() > 0
     assert 1.0 < time.monotonic() - began < 20
     timer.join()
-    pd.close()
 
 
-def test_another_cluster_is_refused(pds: Pds, servers: list[Pd]) -> None:
-    pd = client(pds)
+def test_another_cluster_is_refused(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
     pd.tso()
     pds.cluster_id = CLUSTER + 1
     pds.leader = servers[1].address
     with pytest.raises(InvalidInput):
         pd.tso()
-    pd.close()
 
 
-def test_answers_that_make_no_sense_are_refusals_that_pass(pds: Pds, servers: list[Pd]) -> None:
+def test_answers_that_make_no_sense_are_refusals_that_pass(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
     pds.answers["GetAllStores"] = b"\x0a\xff"
-    pd = client(pds)
     with pytest.raises(PdRefused, match="invalid answer") as e:
         pd.stores()
     assert e.value.kind is ErrorKind.RETRY
-    pd.close()
 
 
-def test_a_method_that_a_server_lacks_for_a_while_is_asked_for_again(pds: Pds, servers: list[Pd]) -> None:
-    pd = client(pds)
+def test_a_method_that_a_server_lacks_for_a_while_is_asked_for_again(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
     with pytest.raises(PdRefused, match="does not have the method") as e:
         pd.stores()
     assert e.value.kind is ErrorKind.RETRY
     pds.answers["GetAllStores"] = head()
     assert pd.stores() == []
-    pd.close()
 
 
 #: what PD servers say that start, stop, lose their lead, or wait for etcd; the last one no version says
@@ -257,8 +248,8 @@ PASSING = [
 
 
 @pytest.mark.parametrize(("code", "text"), PASSING)
-def test_an_error_of_pd_is_asked_again_at_whoever_leads(
-    pds: Pds, servers: list[Pd], code: grpc.StatusCode, text: str, monkeypatch: pytest.MonkeyPatch
+def test_pd_errors_are_retried_at_the_leader(
+    pds: Pds, servers: list[Pd], pd: PdClient, code: grpc.StatusCode, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each server says the error until it leads; the lead moves while streams and connections are open."""
 
@@ -268,7 +259,6 @@ def test_an_error_of_pd_is_asked_again_at_whoever_leads(
 
     monkeypatch.setattr(Pd, "_check", check)
     pds.answers["BatchScanRegions"] = head() + message(2, REGION)
-    pd = client(pds)
     first = pd.tso()
     pds.leader = servers[1].address
     assert pd.tso() > first
@@ -276,7 +266,6 @@ def test_an_error_of_pd_is_asked_again_at_whoever_leads(
     pds.leader = servers[0].address
     assert [r.id for r in pd.scan_regions(b"", b"m", 10)] == [2]
     assert pd.newest_tso == pd.tso() - 1
-    pd.close()
 
 
 def test_timestamps_that_fall_are_not_taken(pds: Pds, servers: list[Pd]) -> None:
@@ -309,7 +298,7 @@ def test_a_member_that_belongs_to_another_cluster_is_passed_over(pds: Pds, serve
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>404</html>", message(1, b""), head(2, "cluster is not bootstrapped")])
-def test_members_that_make_no_sense_are_asked_for_again(
+def test_invalid_members_are_retried(
     pds: Pds, servers: list[Pd], answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Pd._members

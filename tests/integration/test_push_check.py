@@ -18,17 +18,9 @@ from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import PushTerms, session_policy
 from metaserver.push_routes import drop_probes
 from simulator.chaos.servers.s3server import REGION, S3Server
-from tests.kit.careless_s3 import careless_s3
-from tests.kit.guarded_s3 import BUCKET, FOLDER, ROOT, GuardedS3, guarded_s3
+from tests.kit.s3_doubles import BUCKET, FOLDER, ROOT, GuardedS3, careless_s3, guarded_s3
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.tenants import (
-    NewTask,
-    TaskKind,
-    TenantState,
-    activate_tenant,
-    change_state,
-    register_tenant,
-)
+from tistream.catalog.tenancy import tenants
 from tistream.catalog.work.deletion import delete_tenant
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
@@ -60,12 +52,9 @@ def terms(server: GuardedS3) -> PushTerms:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    made.migrate()
-    register_tenant(made, T)
-    yield made
-    made.close()
+def catalog(catalog: Catalog) -> Catalog:
+    tenants.register_tenant(catalog, T)
+    return catalog
 
 
 @contextmanager
@@ -108,7 +97,7 @@ def test_session_credentials_that_keep_to_their_folder(server: GuardedS3, terms:
     assert [*bucket.list("")] == []
 
 
-def test_session_credentials_that_are_too_wide(
+def test_wide_credentials(
     server: GuardedS3, terms: PushTerms, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_the_slash(*_: object) -> str:
@@ -125,9 +114,7 @@ def test_session_credentials_that_are_too_wide(
     assert [*bucket.list("")] == [], "what was let through was removed"
 
 
-def test_credentials_of_its_own_and_a_role_that_cannot_be_taken(
-    server: GuardedS3, terms: PushTerms, catalog: Catalog
-) -> None:
+def test_own_credentials_and_a_role_it_cannot_assume(server: GuardedS3, terms: PushTerms, catalog: Catalog) -> None:
     bucket = open_store(server.url)
     with control_plane(catalog, server.url, bucket) as url:
         status, found = look(url)
@@ -159,18 +146,18 @@ def test_a_store_that_ignores_create_if_absent(server: GuardedS3, catalog: Catal
 
 
 def activate(catalog: Catalog) -> None:
-    activate_tenant(catalog, T, 5, [NewTask(kind=TaskKind.DATA, range=KeyRange(b"t", b"u"))])
+    tenants.activate_tenant(catalog, T, 5, [tenants.NewTask(kind=tenants.TaskKind.DATA, range=KeyRange(b"t", b"u"))])
 
 
 def pause(catalog: Catalog) -> None:
     activate(catalog)
-    change_state(catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="", actor="ann")
+    tenants.change_state(
+        catalog, T, seen=tenants.TenantState.ACTIVE, to=tenants.TenantState.PAUSED, reason="", actor="ann"
+    )
 
 
 @pytest.mark.parametrize(("prepare", "verdict"), [(activate, "ok"), (pause, "warn")])
-def test_states_and_a_folder(
-    catalog: Catalog, tmp_path: Path, prepare: Callable[[Catalog], None], verdict: str
-) -> None:
+def test_states_and_folder(catalog: Catalog, tmp_path: Path, prepare: Callable[[Catalog], None], verdict: str) -> None:
     prepare(catalog)
     told = f"file://{tmp_path}/bucket"
     store = open_store(told)
@@ -196,7 +183,7 @@ def test_nobody_answers_and_a_tenant_that_is_nobodys(catalog: Catalog) -> None:
         assert list(found) == ["control plane"]
         assert "is not registered" in found["control plane"]["words"]
         activate(catalog)
-        delete_tenant(catalog, T, seen=TenantState.ACTIVE)
+        delete_tenant(catalog, T, seen=tenants.TenantState.ACTIVE)
         status, found = look(url)
     assert (status, found[list(found)[-1]]["verdict"]) == (1, "fail")
 

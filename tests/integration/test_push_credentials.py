@@ -25,9 +25,9 @@ from metaserver.push_policy import PushTerms, session_policy
 from pusher.control import HttpControl, PushCredentials
 from pusher.tenant_store import TenantStore
 from simulator.chaos.servers.s3server import REGION
-from tests.kit.guarded_s3 import BUCKET, FOLDER, ROOT, GuardedS3, guarded_s3
+from tests.kit.catalog_cases import new_catalog
 from tests.kit.manual_clock import ManualClock
-from tistream.catalog.database.engine import Catalog
+from tests.kit.s3_doubles import BUCKET, FOLDER, ROOT, GuardedS3, guarded_s3
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.cli.server import HttpServer
 from tistream.errors import CredentialsUnavailable, ObjectConflict, StoreRefused
@@ -89,9 +89,7 @@ def issued(server: GuardedS3, terms: PushTerms) -> SessionCredentials:
     assert found.secret_access_key not in repr(found)
     assert found.session_token not in repr(found)
     return SessionCredentials(
-        access_key_id=found.access_key_id,
-        secret_access_key=found.secret_access_key,
-        session_token=found.session_token,
+        access_key_id=found.access_key_id, secret_access_key=found.secret_access_key, session_token=found.session_token
     )
 
 
@@ -192,8 +190,7 @@ def test_puts_ask_for_the_key(server: GuardedS3, terms: PushTerms, monkeypatch: 
 @pytest.fixture
 def control(server: GuardedS3, terms: PushTerms, tmp_path: Path) -> Iterator[HttpControl]:
     """The control plane behind a port, as a pusher of the tenant has it."""
-    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    catalog.migrate()
+    catalog = new_catalog(tmp_path)
     register_tenant(catalog, T)
     app = create_app(catalog, server.url, store=open_store(server.url), issuer=issuer_of(server, terms))
     http = HttpServer(app, "127.0.0.1", 0)
@@ -242,9 +239,7 @@ def test_the_schema_of_a_tenant_is_read_through_the_control_plane(server: Guarde
     assert store.get(found[1].key) == packed[20]
 
 
-def test_wrong_credentials_are_told_with_tenant_and_folder_and_replaced(
-    server: GuardedS3, control: HttpControl
-) -> None:
+def test_wrong_credentials_are_reported_and_replaced(server: GuardedS3, control: HttpControl) -> None:
     clock, counted = ManualClock(), Counted(control)
     store = TenantStore(server.url, counted, clock)  # type: ignore[arg-type]
 
@@ -270,16 +265,12 @@ def test_wrong_credentials_are_told_with_tenant_and_folder_and_replaced(
     assert counted.asked == 3, "old ones are renewed before they expire"
 
 
-def test_expired_ones_are_told_with_tenant_and_folder(
-    server: GuardedS3, control: HttpControl, terms: PushTerms
-) -> None:
+def test_expired_credentials_name_tenant_and_folder(server: GuardedS3, control: HttpControl, terms: PushTerms) -> None:
     sts = server.client("sts", parameter_validation=False)  # S3 itself gives none for less than 15 minutes
     asked = {"RoleArn": terms.role_arn, "RoleSessionName": "short", "Policy": session_policy(terms, T)}
     made = sts.assume_role(**asked, DurationSeconds=1)["Credentials"]
     found = SessionCredentials(
-        access_key_id=made["AccessKeyId"],
-        secret_access_key=made["SecretAccessKey"],
-        session_token=made["SessionToken"],
+        access_key_id=made["AccessKeyId"], secret_access_key=made["SecretAccessKey"], session_token=made["SessionToken"]
     )
     given = PushCredentials(session=found, valid_s=900, kms_key_arn="")
     counted, n = Counted(control, given), iter(range(1, 10_000))
@@ -296,8 +287,7 @@ def test_expired_ones_are_told_with_tenant_and_folder(
 
 
 def test_the_route_keeps_and_shows_nothing(server: GuardedS3, terms: PushTerms, tmp_path: Path) -> None:
-    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    catalog.migrate()
+    catalog = new_catalog(tmp_path)
     register_tenant(catalog, T)
     path, key = "/v1/clusters/1/tenants/1/push-credentials", {"Idempotency-Key": "once"}
     app = create_app(catalog, server.url, store=open_store(server.url), issuer=issuer_of(server, terms))

@@ -140,7 +140,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("method", ["KvScanLock", "KvCheckTxnStatus", "KvResolveLock"])
-def test_whatever_a_store_says_of_locks_the_push_goes_on_and_ends_them_later(
+def test_failing_lock_checks_do_not_end_a_push(
     bench: PushBench, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr("pusher.tikv.locks._CALL_S", 0.2)
@@ -191,9 +191,7 @@ def test_doctor_names_the_oldest_lock(bench: PushBench) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
-def test_doctor_looks_at_every_region_or_says_how_many_are_left(
-    bench: PushBench, monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
+def test_doctor_counts_unchecked_regions(bench: PushBench, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr("pusher.tikv.checks._LOCKS_S", seconds)
     pd = PdClient([bench.served.pd_address])
     found = check_cluster(pd, whole_cluster(), tls=None, clock=SystemClock())

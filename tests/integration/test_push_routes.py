@@ -17,17 +17,11 @@ from metaserver.push_access import CredentialIssuer, Issued
 from metaserver.push_policy import PushTerms
 from pusher.control import ControlUnavailable, HttpControl
 from pusher.tenant_store import TenantStore, opening
+from tests.kit.catalog_cases import new_catalog
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.seeds import list_seeds
-from tistream.catalog.tenancy.tenants import (
-    NewTask,
-    TaskKind,
-    TenantState,
-    activate_tenant,
-    change_state,
-    register_tenant,
-)
+from tistream.catalog.tenancy import tenants
 from tistream.catalog.work.deletion import delete_tenant
 from tistream.catalog.work.stops import Scope, Stopped, record_stop
 from tistream.cli import assembly
@@ -65,9 +59,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    catalog.migrate()
-    register_tenant(catalog, T)
+    catalog = new_catalog(tmp_path)
+    tenants.register_tenant(catalog, T)
     yield World(catalog, MemoryStore())
     catalog.close()
 
@@ -96,11 +89,13 @@ def test_without_a_role_there_are_none_and_a_tenant_that_goes_gets_none(world: W
         refused = http.post(f"{BASE}/push-credentials")
         assert (refused.status_code, refused.json()["code"]) == (409, "TS-1014")
         assert "push.role_arn" in refused.json()["hint"]
-    activate_tenant(world.catalog, T, 5, [NewTask(kind=TaskKind.DATA, range=KeyRange())])
+    tenants.activate_tenant(world.catalog, T, 5, [tenants.NewTask(kind=tenants.TaskKind.DATA, range=KeyRange())])
     with world.http(Issuer(TERMS, duration_s=900)) as http:
-        assert change_state(world.catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="")
+        assert tenants.change_state(
+            world.catalog, T, seen=tenants.TenantState.ACTIVE, to=tenants.TenantState.PAUSED, reason=""
+        )
         assert http.post(f"{BASE}/push-credentials").status_code == 201
-        assert delete_tenant(world.catalog, T, seen=TenantState.PAUSED)
+        assert delete_tenant(world.catalog, T, seen=tenants.TenantState.PAUSED)
         gone = http.post(f"{BASE}/push-credentials")
         assert (gone.status_code, gone.json()["code"]) == (410, "TS-1016")
 
@@ -209,6 +204,6 @@ def test_a_pusher_is_told_that_its_snapshot_was_refused_and_with_which_the_tenan
     )  # fmt: skip
     record_stop(world.catalog, told)
     assert http.get(f"{BASE}/push").json()["snapshot_refused"]
-    assert activate_tenant(world.catalog, T, 9, [NewTask(kind=TaskKind.DATA, range=KeyRange())])
+    assert tenants.activate_tenant(world.catalog, T, 9, [tenants.NewTask(kind=tenants.TaskKind.DATA, range=KeyRange())])
     found = http.get(f"{BASE}/push").json()
     assert (found["snapshot_refused"], found["start_ts"]) == (False, "9")

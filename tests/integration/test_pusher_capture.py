@@ -94,9 +94,7 @@ def whole() -> Bench:
     return bench
 
 
-def test_a_whole_recording_is_complete_in_any_order_of_arrival(
-    whole: Bench, expected: dict[tuple[bytes, int], Change]
-) -> None:
+def test_a_recording_is_complete_in_any_order(whole: Bench, expected: dict[tuple[bytes, int], Change]) -> None:
     whole.check(expected, seed=1)
 
 
@@ -130,9 +128,7 @@ def test_pushed_again_whole_it_writes_one_final_file_per_store(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_stopped_anywhere_and_pushed_again_at_a_stale_frontier(
-    expected: dict[tuple[bytes, int], Change], seed: int
-) -> None:
+def test_stopped_anywhere_and_resumed_at_a_stale_frontier(expected: dict[tuple[bytes, int], Change], seed: int) -> None:
     rand = random.Random(seed)
     bench = Bench()
     bench.stop_at = rand.randint(1, CAPTURE.meta.ticks - 1)
@@ -181,7 +177,7 @@ class FollowedBench(Bench):
         ]
 
 
-def test_a_frontier_that_follows_keeps_repetition_low_and_loses_nothing(
+def test_a_following_frontier_repeats_little_loses_none(
     expected: dict[tuple[bytes, int], Change], whole: Bench
 ) -> None:
     bench = FollowedBench()

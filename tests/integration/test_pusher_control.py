@@ -121,7 +121,7 @@ def test_no_frontier_while_the_tenant_awaits_its_snapshot(server: Server, contro
         (403, "TS-1081", NotAllowed),
     ],
 )
-def test_a_problem_keeps_the_servers_words_and_only_a_known_code_is_final(
+def test_only_a_known_code_is_final(
     server: Server, control: HttpControl, status: int, code: str, kind: type[TiStreamError]
 ) -> None:
     server.answers["GET", f"{ROOT}/push"] = (status, {"detail": "it is Tuesday", "hint": "Wait.", "code": code})
@@ -142,9 +142,7 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again(server: Server, contro
 
 
 @pytest.mark.parametrize("number", [-1, "-2", str(1 << 63), 1.5, True, None, "x", [], {}])
-def test_a_frontier_with_numbers_that_are_none_is_no_frontier(
-    server: Server, control: HttpControl, number: object
-) -> None:
+def test_a_frontier_with_invalid_numbers_is_refused(server: Server, control: HttpControl, number: object) -> None:
     for field in ("durable_ts", "resubscribe_id"):
         entry = {"start_key": "", "end_key": "", "durable_ts": "7", "resubscribe_id": 0} | {field: number}
         server.answers["GET", f"{ROOT}/frontier"] = (200, [entry])
@@ -153,9 +151,7 @@ def test_a_frontier_with_numbers_that_are_none_is_no_frontier(
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b""])
-def test_a_problem_that_is_no_problem_document_still_has_its_kind(
-    server: Server, control: HttpControl, body: bytes
-) -> None:
+def test_an_error_without_a_problem_document_has_its_kind(server: Server, control: HttpControl, body: bytes) -> None:
     server.answers["GET", f"{ROOT}/push"] = (503, body)
     with pytest.raises(ControlUnavailable, match="503"):
         control.push_bundle()

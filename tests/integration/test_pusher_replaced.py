@@ -15,10 +15,10 @@ from pusher.frontier import FrontierReader
 from pusher.worker import PusherWorker
 from simulator.core.cluster import Cluster, Region
 from simulator.push.model_source import ModelSource
+from tests.kit.catalog_cases import begin, new_catalog
 from tests.kit.manual_clock import ManualClock
 from tests.kit.oracle import batch_files
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
 from tistream.catalog.work.stores import list_stores
 from tistream.cli.server import HttpServer
 from tistream.errors import Fenced
@@ -69,10 +69,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    catalog.migrate()
-    register_tenant(catalog, T)
-    activate_tenant(catalog, T, S, [NewTask(kind=TaskKind.DATA, range=KeyRange())])
+    catalog = new_catalog(tmp_path)
+    begin(catalog, T, S)
     server = HttpServer(create_app(catalog, "memory://"), "127.0.0.1", 0)
     server.start()
     made = World(catalog, server.url)

@@ -44,12 +44,7 @@ class Bench:
 
     def push(self, directory: Path = QUIET) -> PushResult:
         return push_replay(
-            directory,
-            self.control,
-            lambda _: self.store,
-            progress=self.progress,
-            stop=self.stop,
-            rand=random.Random(1),
+            directory, self.control, lambda _: self.store, progress=self.progress, stop=self.stop, rand=random.Random(1)
         )
 
     def progress(self, p: PushProgress) -> None:

@@ -22,14 +22,13 @@ from simulator.core.cluster import Cluster, Region
 from simulator.core.mvcc import Version
 from simulator.push.model_source import ModelSource
 from sorter.worker.worker import SorterWorker
+from tests.kit.catalog_cases import HALVES, begin, new_catalog
 from tests.kit.request_tally import RequestTally
 from tests.kit.waiting import WAIT_S, eventually
 from tistream import ts as tso
 from tistream.admin.core import cost
-from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.segments import SegmentRow
-from tistream.catalog.tenancy.tenants import NewTask, TaskKind, activate_tenant, register_tenant
 from tistream.catalog.work.tasks import list_tasks, served_watermark
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
@@ -54,11 +53,8 @@ class Counted:
     def __init__(self, folder: Path) -> None:
         self.bucket, self.clock = MemoryStore(), SystemClock()
         self.tallies = {name: RequestTally() for name in ("pusher", "dispatcher", "sorter", "meta", "api")}
-        self.catalog = Catalog(f"sqlite:///{folder}/catalog.db")
-        self.catalog.migrate()
-        register_tenant(self.catalog, T)
-        halves = (KeyRange(b"", b"m"), KeyRange(b"m", b""))
-        activate_tenant(self.catalog, T, S, [NewTask(kind=TaskKind.DATA, range=half) for half in halves])
+        self.catalog = new_catalog(folder)
+        begin(self.catalog, T, S, *HALVES)
         follow = DispatcherWorker(self.catalog, self.store("dispatcher"), self.clock, "dispatcher-1", reclaim_s=3600)
         sorter = SorterWorker(
             self.catalog,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +14,7 @@ import pytest
 
 from metaserver import retention as keeping
 from metaserver.retention import Retention
+from reading.reader import LogReader
 from schemas.registry import retention as rules
 from schemas.registry.schema_registry import SchemaRegistry
 from tests.kit.api_world import ApiWorld, next_cursor
@@ -25,10 +28,10 @@ from tests.kit.retention_world import (
     begun,
     build,
     collect,
+    compact,
     earliest,
     end_leases,
     give_up,
-    half_a_minute,
     judged,
     keep,
     kept,
@@ -36,16 +39,22 @@ from tests.kit.retention_world import (
     retention,
 )
 from tistream import ts as tso
+from tistream.catalog.database import tables
+from tistream.catalog.log import committed
+from tistream.catalog.log import retention as floors
 from tistream.catalog.log.bases import list_bases
+from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.tenancy.changefeeds import add_changefeed, move_checkpoint, remove_changefeed
 from tistream.catalog.tenancy.tenants import get_tenant, set_retention
+from tistream.errors import TsExpired
 
-pytestmark = pytest.mark.usefixtures("short_times")
 
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    half_a_minute(monkeypatch)
+    """The recording lasts half a minute: no lag is too short to report, and now is a second later."""
+    monkeypatch.setattr(keeping, "_WORTH_SAYING_MS", 1)
+    monkeypatch.setattr(keeping, "database_time_ms", lambda _: tso.physical_ms(END) + 1000)
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +143,7 @@ def test_what_reads_need_holds_the_log(world: ApiWorld) -> None:
     judged(world.services.reader, at)
 
 
-def test_a_log_whose_upstream_stands_still_keeps_its_last_hours(
-    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_with_an_idle_upstream_keeps_its_last_hours(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     set_retention(world.catalog, TENANT, 20)
     row = get_tenant(world.catalog, TENANT)
     monkeypatch.setattr(keeping, "database_time_ms", lambda _: tso.physical_ms(END) + EVER_MS)
@@ -200,3 +207,236 @@ def test_a_table_without_what_it_starts_from_is_refused_and_not_read_in_part(wor
     give_up(world, made.commit_ts)
     refused = world.get(path, as_of=made.commit_ts)
     assert (refused.status_code, refused.json()["code"]) == (409, "TS-1011")
+
+
+# ---- readers while retention works. Each rule has a mutant that breaks it, and the same judge finds every one
+
+
+def test_retention_between_a_check_and_a_listing_is_seen(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone_in_between(world, monkeypatch)
+
+
+def gone_in_between(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader has looked at where the log begins; before it lists, the floor rises. Then, after it has listed."""
+    begin, third, middle = world.log.start_ts, *world.log.cuts(3)[:2]
+
+    def before(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(committed, "find_segments", find_segments)
+        give_up(world, third)
+        collect(world)
+        return find_segments(*args, **kwargs)
+
+    def after(*args: Any, **kwargs: Any) -> Any:
+        found = find_segments(*args, **kwargs)
+        monkeypatch.setattr(committed, "find_segments", find_segments)
+        give_up(world, middle)
+        collect(world)
+        return found
+
+    for happens, position in ((before, begin), (after, third)):
+        monkeypatch.setattr(committed, "find_segments", happens)
+        with suppress(TsExpired):
+            judged(world.services.reader, position)
+    with pytest.raises(TsExpired):
+        judged(world.services.reader, third)
+
+
+def test_readers_while_the_log_is_given_up_compacted_and_collected(world: ApiWorld) -> None:
+    stop, judgements, refusals, failed = threading.Event(), [0] * 3, [0] * 3, list[BaseException]()
+
+    def read(me: int) -> None:
+        log, at = LogReader(world.catalog, world.store, world.clock), world.log.start_ts
+        try:
+            while not stop.is_set():
+                try:
+                    at = judged(log, at, rows=(50, 2000, 10**6)[me])
+                    judgements[me] += 1
+                except TsExpired as e:
+                    at = int(str(e.facts["earliest_ts"]))
+                    refusals[me] += 1
+                if at >= END or judgements[me] % 20 == 19:
+                    at = earliest(world)
+        except BaseException as e:
+            failed.append(e)
+            raise
+
+    threads = [threading.Thread(target=read, args=(me,)) for me in range(3)]
+    for thread in threads:
+        thread.start()
+    for n, cut in enumerate(world.log.cuts(12)[:-1]):
+        give_up(world, cut)
+        if n % 3 == 0:
+            compact(world)
+        collect(world)
+    seen = list(judgements)
+    waited = threading.Event()
+    for _ in range(6000):
+        if failed or all(now > then for now, then in zip(judgements, seen, strict=True)):
+            break
+        waited.wait(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert all(now > then for now, then in zip(judgements, seen, strict=True))
+
+
+def test_a_read_as_of_goes_on_from_a_newer_base_or_is_told(based: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seed from which a read begins is given up before its rows are listed."""
+    from reading.asof import source
+
+    world = based
+    (at,) = {base.ts for base in list_bases(world.catalog, TENANT)}
+    path = "/databases/shop/tables/customers/rows"
+    early, late = at - 1, END
+    want = world.ok(path, as_of=late).content
+    true_listing = source._listed
+    for as_of in (early, late):
+        happened = list[int]()
+
+        def listed(*args: Any, done: list[int] = happened) -> Any:
+            if not done and earliest(world) < at:
+                give_up(world, at)
+                collect(world)
+            done.append(1)
+            return true_listing(*args)
+
+        monkeypatch.setattr(source, "_listed", listed)
+        answer = world.get(path, as_of=as_of)
+        if as_of == early:
+            assert (answer.status_code, answer.json()["facts"]["earliest_ts"]) == (410, str(at))
+        else:
+            assert (answer.status_code, answer.content) == (200, want)
+        assert happened
+
+
+def test_a_listed_file_can_be_fetched_for_a_while(world: ApiWorld) -> None:
+    files_stay(world)
+
+
+def files_stay(world: ApiWorld) -> None:
+    listed = world.ok("/files", format="all").json()["items"]
+    give_up(world, world.log.cuts(2)[0])
+    collect(world)
+    for file in listed:
+        assert world.get(f"/files/{file['name']}").status_code == 200, "it was listed a moment ago"
+
+
+def a_consumer_goes_on(world: ApiWorld) -> None:
+    """A registered consumer comes back after a while."""
+    third = world.log.cuts(3)[0]
+    add_changefeed(world.catalog, TENANT, "a", third)
+    keep(world, KEPT_S)
+    collect(world)
+    judged(world.services.reader, third)
+
+
+def test_a_consumer_finds_what_comes_after_its_checkpoint(based: ApiWorld) -> None:
+    world = based
+    a_consumer_goes_on(world)
+    third = world.log.cuts(3)[0]
+    assert earliest(world) <= third
+    move_checkpoint(world.catalog, TENANT, "a", END - 1)
+    keep(world, KEPT_S)
+    assert earliest(world) > third
+    remove_changefeed(world.catalog, TENANT, "a")
+
+
+def moments_stay(world: ApiWorld) -> None:
+    before = oldest(world)
+    keep(world, KEPT_S)
+    collect(world)
+    assert oldest(world) == before
+
+
+def a_reader_before_the_floor_rises(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of retention dies at its transaction that raises the floor; a reader comes."""
+    begin = world.log.start_ts
+    true_raise = vars(keeping)["raise_floor"]
+
+    class Died(BaseException):
+        pass
+
+    def dies(*args: Any, **kwargs: Any) -> bool:
+        raise Died
+
+    if true_raise is floors.raise_floor:
+        monkeypatch.setattr(keeping, "raise_floor", dies)
+    else:  # a mutant that does something before
+        monkeypatch.setattr(floors, "raise_floor", dies)
+    with pytest.raises(Died):
+        keep(world, KEPT_S)
+    monkeypatch.setattr(keeping, "raise_floor", true_raise)
+    judged(world.services.reader, begin)
+
+
+def test_nothing_goes_before_the_floor_has_risen(based: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_reader_before_the_floor_rises(based, monkeypatch)
+
+
+# ---- mutants
+
+
+def ignores_checkpoints(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(keeping, "holds_of", lambda *_: [])
+    patch.setattr(floors, "_lowest", lambda *_: [])
+
+
+def ignores_reads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(keeping, "needs_of_reads", lambda *_, **__: [])
+    patch.setattr(keeping, "births", lambda *_: {})
+
+
+def ignores_leases(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(floors, "next_numbers", lambda *_: range(0, 1))
+
+
+def looks_before_it_lists(patch: pytest.MonkeyPatch) -> None:
+    def listed(self: LogReader, tenant: Any, after: int, upto: int, ids: Any, limit: int) -> Any:
+        floors.check_floor(self._catalog, tenant, after)
+        return committed.find_segments(self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=limit)
+
+    patch.setattr(LogReader, "_listed", listed)
+
+
+def retires_first(patch: pytest.MonkeyPatch) -> None:
+    def raised(catalog: Any, tenant: Any, *, seen_floor: int, to_ts: int) -> bool:
+        with catalog.transaction() as conn:
+            conn.execute(tables.segments.delete().where(tables.segments.c.hi_ts <= to_ts))
+        return floors.raise_floor(catalog, tenant, seen_floor=seen_floor, to_ts=to_ts)
+
+    patch.setattr(keeping, "raise_floor", raised)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "judge"),
+    [
+        (ignores_checkpoints, lambda world, _: a_consumer_goes_on(world)),
+        (ignores_reads, lambda world, _: moments_stay(world)),
+        (ignores_leases, lambda world, _: files_stay(world)),
+        (looks_before_it_lists, gone_in_between),
+        (retires_first, a_reader_before_the_floor_rises),
+    ],
+    ids=lambda f: getattr(f, "__name__", "judge"),
+)
+def test_a_mutant_is_found(
+    based: ApiWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    judge: Callable[[ApiWorld, pytest.MonkeyPatch], None],
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, TsExpired)):
+        judge(based, monkeypatch)
+
+
+def test_splits_are_planned_over_what_is_there(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The floor rises between the check of the position and the listing of a plan."""
+    middle = world.log.cuts(2)[0]
+
+    def before(*args: Any, **kwargs: Any) -> Any:
+        give_up(world, middle)
+        return find_segments(*args, **kwargs)
+
+    monkeypatch.setattr(committed, "find_segments", before)
+    assert world.get("/changes/splits", start_ts=world.log.start_ts).status_code == 410

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from metaserver.app import create_app
 from metaserver.loop import MetaWorker
-from tests.kit.catalog_cases import OTHER, START, T
-from tests.kit.catalog_suite_retention import EDGE, grown
+from tests.kit.catalog_cases import EDGE, OTHER, START, T, grown_log
 from tests.kit.manual_clock import ManualClock
 from tistream import ts as tso
 from tistream.catalog.database import tables
@@ -31,12 +30,9 @@ ME = ["-c", "7", "-t", "0"]
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    made.migrate()
-    grown(made)
-    yield made
-    made.close()
+def catalog(catalog: Catalog) -> Catalog:
+    grown_log(catalog)
+    return catalog
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ import pytest
 from schemas.shape import of_json, shape_of, to_json
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import recording_end
-from tests.kit.recording import recorded_history
-from tests.kit.table_replay import replayed
+from tests.kit.recording import recorded_history, replayed
 from tistream.cli.seed import read_decoded
 from tistream.errors import InvalidInput
 
@@ -41,9 +40,7 @@ def saved(world: ApiWorld, folder: Path, db: str, table: str, form: str) -> Path
 
 
 @pytest.mark.parametrize("form", ["parquet", "ndjson"])
-def test_what_a_snapshot_gives_has_the_upstreams_keys_and_reads_back_the_same(
-    world: ApiWorld, tmp_path: Path, form: str
-) -> None:
+def test_a_snapshot_seeded_again_has_the_upstreams_keys_and_rows(world: ApiWorld, tmp_path: Path, form: str) -> None:
     """Of every recorded table: seeded, its bytes are those of the snapshot; its keys are those that TiDB wrote."""
     history, seeded, rows, refused = recorded_history(), [], [], []
     for db in history.databases(END):

@@ -61,13 +61,7 @@ def test_everything_committed_in_a_storm_is_pushed_once_and_the_watermark_moves(
     workload = Workload(seed, cluster, profile)
     with (
         ServedCluster(
-            cluster,
-            stores=profile.stores,
-            workload=workload,
-            steps_per_s=250,
-            resolved_s=0.1,
-            faults=STORM,
-            seed=seed,
+            cluster, stores=profile.stores, workload=workload, steps_per_s=250, resolved_s=0.1, faults=STORM, seed=seed
         ) as served,
         ServedPush(served, start_ts=cluster.floor_ts, seed=seed) as push,
     ):

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sorter.core.task_core import TaskCore
+from tests.kit.catalog_cases import begin
 from tests.kit.memory_feed import MemoryFeed, MemoryStream
 from tests.kit.sorter_bench import TENANT, Bench, change, expected
 from tests.kit.sorter_oracle import C, D, Mark, Row
 from tests.kit.sorter_world import File, feed_batch
 from tistream.catalog.log.snapshots import positions
-from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.reshape import request_merge
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import list_tasks, retry_task
 from tistream.errors import StoreRefused
 from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Position, Tenant
-from tistream.keyrange import KeyRange
 
 OTHER = Tenant(1, 8)
 WAIT_S = 10.0
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.stop()
 
 
 def batch(seq: int, *rows: Row, upto: int, incarnation: int = 1, closes: bool = False) -> FeedBatch:
@@ -72,8 +62,7 @@ def stopped_by(bench: Bench, key: str) -> None:
 
 
 def test_a_task_whose_state_is_gone_stops_and_no_sorter_ends(bench: Bench) -> None:
-    bench.assign("s1")
-    first = bench.worker("s1")
+    first = bench.assigned("s1")
     bench.put(1, *change(b"x", 11, 12, b"2"), upto=20)
     bench.wait_for_durable_ts(20)
     saved(bench, 1)
@@ -98,11 +87,8 @@ def test_a_task_whose_state_is_gone_stops_and_no_sorter_ends(bench: Bench) -> No
     assert [s.key for s in bench.served()] == [b"x", b"a", b"x"]
 
 
-def test_a_task_whose_rows_are_damaged_stops_and_its_tenant_goes_on(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.assign("s1")
-    first = bench.worker("s1")
+def test_a_task_with_damaged_rows_stops_and_its_tenant_continues(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bench.assigned("s1")
     waits = Row(kind=D, key=b"a", start_ts=24, commit_ts=25, value=b"1")
     bench.put(1, waits, *change(b"x", 11, 12, b"2"), upto=20)
     bench.wait_for_durable_ts(20)
@@ -133,8 +119,7 @@ def test_a_task_whose_rows_are_damaged_stops_and_its_tenant_goes_on(
 
 
 def test_bytes_that_were_damaged_on_their_way_stop_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.assign("s1")
-    first = bench.worker("s1")
+    first = bench.assigned("s1")
     bench.put(1, Row(kind=D, key=b"a", start_ts=24, commit_ts=25, value=b"1"), upto=20)
     bench.wait_for_durable_ts(20)
     saved(bench, 1)
@@ -159,9 +144,7 @@ def test_bytes_that_were_damaged_on_their_way_stop_nothing(bench: Bench, monkeyp
     assert bench.served() == [expected(b"a", 24, 25, b"1")]
 
 
-def test_an_unexpected_error_in_a_step_of_one_task_is_shown_and_the_other_goes_on(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_of_one_task_does_not_stop_the_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.assign("s1")
     handle, flushes = TaskCore.handle, TaskCore.take
 
@@ -197,16 +180,13 @@ def test_an_unexpected_error_in_a_step_of_one_task_is_shown_and_the_other_goes_o
 def with_another_tenant(bench: Bench) -> FeedOfEachTenant:
     feed = FeedOfEachTenant()
     bench.feed = feed  # type: ignore[assignment]
-    register_tenant(bench.catalog, OTHER)
-    assert activate_tenant(bench.catalog, OTHER, 10, [NewTask(kind="data", range=KeyRange(b"", b""))])
+    begin(bench.catalog, OTHER, 10)
     issue_incarnation(bench.catalog, OTHER, 1)
     bench.tasks = [row.task_id for row in list_tasks(bench.catalog)]
     return feed
 
 
-def test_what_a_flush_of_one_tenant_suffers_from_does_not_delay_another(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_flush_of_one_tenant_does_not_delay_another(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = with_another_tenant(bench)
     put = bench.store.put
 
@@ -216,8 +196,7 @@ def test_what_a_flush_of_one_tenant_suffers_from_does_not_delay_another(
         put(key, data)
 
     monkeypatch.setattr(bench.store, "put", refused)
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     feed.put(batch(1, Row(kind=D, key=b"a", start_ts=18, commit_ts=19, value=b"1"), upto=20), TENANT)
     bench.wait(lambda: any("flush/1/7" in p.source or "flush" in p.source for p in worker.problems()), "shown")
     time.sleep(1.5)  # its back-off has grown
@@ -243,8 +222,7 @@ def asked_to_merge(bench: Bench) -> None:
 def test_a_half_goes_on_when_the_other_stops_on_the_way_to_a_merge(bench: Bench, right_is_ahead: bool) -> None:
     feed = FeedOfEach()
     bench.feed = feed  # type: ignore[assignment]
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     feed.put(batch(1, *change(b"a", 11, 12, b"1"), upto=20), 1, 2)
     ahead = 30 if right_is_ahead else 20
     feed.put(batch(2, upto=ahead), 2)
@@ -263,8 +241,7 @@ def test_two_tasks_that_do_not_come_together_are_shown(bench: Bench, monkeypatch
     monkeypatch.setattr("sorter.worker.merging.PATIENCE_S", 0.2)
     feed = FeedOfEach()
     bench.feed = feed  # type: ignore[assignment]
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     feed.put(batch(1, upto=20), 1, 2)
     feed.put(batch(2, upto=30), 2)
     bench.wait(lambda: bench.row(1).durable_ts == 20 and bench.row(2).durable_ts == 30, "written")
@@ -276,8 +253,7 @@ def test_halves_that_saw_the_end_of_a_life_at_different_files_become_one(bench: 
     """A late file came between: the left half ended the life before it, the right one has it in its snapshot."""
     feed = FeedOfEach()
     bench.feed = feed  # type: ignore[assignment]
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     for seq in range(1, 6):
         feed.put(batch(seq, *change(b"a", 10 * seq + 11, 10 * seq + 12, b"1"), upto=10 * seq + 20), 1, 2)
     bench.wait_for_durable_ts(70)

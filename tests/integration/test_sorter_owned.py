@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from sorter.worker import owned
 from sorter.worker.owned import REREAD_S, Owned
-from tests.kit.catalog_cases import START, activate, elected, flush
+from tests.kit.catalog_cases import START, activate, advance, elected, flush
 from tests.kit.manual_clock import ManualClock
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.committed import TaskAdvance
 from tistream.catalog.work.tasks import assign_task, stop_task
 from tistream.catalog.work.workers import register_worker
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    made.migrate()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -36,10 +24,8 @@ def tasks(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, 
     return found
 
 
-def advance(catalog: Catalog, task: int, durable_ts: int, to: int) -> None:
-    assert flush(catalog, None, TaskAdvance(task_id=task, epoch=1, seen_durable_ts=durable_ts, new_durable_ts=to)) == {
-        task
-    }
+def move(catalog: Catalog, task: int, durable_ts: int, to: int) -> None:
+    assert flush(catalog, None, advance(task, durable_ts, to, epoch=1)) == {task}
 
 
 def test_progress_is_not_read_again_before_its_time(catalog: Catalog, tasks: tuple[int, int, int]) -> None:
@@ -49,7 +35,7 @@ def test_progress_is_not_read_again_before_its_time(catalog: Catalog, tasks: tup
         tasks, 1
     )
     assert looked.look("s", 1, is_here=lambda _: True)[low].durable_ts == START
-    advance(catalog, low, START, START + 5)
+    move(catalog, low, START, START + 5)
     assert looked.look("s", 1, is_here=lambda _: True)[low].durable_ts == START
     clock.advance(REREAD_S)
     assert looked.look("s", 1, is_here=lambda _: True)[low].durable_ts == START + 5
@@ -58,7 +44,7 @@ def test_progress_is_not_read_again_before_its_time(catalog: Catalog, tasks: tup
 def test_the_row_of_a_task_that_is_not_here_is_new(catalog: Catalog, tasks: tuple[int, int, int]) -> None:
     looked, low = Owned(catalog, ManualClock()), tasks[0]
     looked.look("s", 1, is_here=lambda _: True)
-    advance(catalog, low, START, START + 5)
+    move(catalog, low, START, START + 5)
     assert looked.look("s", 1, is_here=lambda task: task != low)[low].durable_ts == START + 5
 
 

@@ -1,8 +1,8 @@
-"""The commit protocol of a flush, against a real SQLite catalog whose replies get lost at chosen places."""
+"""The commit protocol of flushes, of one tenant and of all idle ones, against a catalog that loses chosen replies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,17 +11,18 @@ from sqlalchemy import Connection, Engine, event
 
 from sorter.core.task_core import TaskCore
 from sorter.worker.publisher import Publication, Publisher
-from tests.kit.catalog_cases import elected
+from tests.kit.catalog_cases import HALVES, begin, elected
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import D, Mark, Row
 from tests.kit.sorter_world import File, feed_batch
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import durable_timestamps, find_segments
 from tistream.catalog.log.objects import tombstone
-from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.tasks import assign_task
 from tistream.codec.committed_file import decode_committed_segment
+from tistream.codec.table_key import record_key
 from tistream.errors import CatalogUnavailable, StoreUnavailable
+from tistream.feed.protocol import FeedBatch
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import SEGMENT_OWN_BYTES_MIN
@@ -35,9 +36,11 @@ class FaultyCatalog(Catalog):
     """Fails once, as told: the transaction does not happen, or happens and its reply is lost; or reading fails."""
 
     fault = ""
+    transactions = 0
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
+        self.transactions += 1
         fault, self.fault = self.fault, ""
         if fault in ("lost, not done", "away"):
             raise CatalogUnavailable(fault, determinate=fault == "away")
@@ -68,36 +71,35 @@ class FaultyStore(MemoryStore):
         super().put(key, data)
 
 
+def take_over(catalog: Catalog, task_id: int, seen_epoch: int = 0) -> None:
+    epoch = elected(catalog)
+    assert assign_task(catalog, task_id, worker_id="s", seen_epoch=seen_epoch, leader_epoch=epoch)
+
+
+def batch(seq: int, upto: int, keys: Iterable[bytes], value: bytes = b"v") -> FeedBatch:
+    rows = tuple(Row(kind=D, key=k, start_ts=upto - 2, commit_ts=upto - 1, value=value) for k in keys)
+    mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=upto)
+    return feed_batch(File(store_id=1, incarnation=1, seq=seq, cut_ts=upto, rows=rows, marks=(mark,)))
+
+
 class Bench:
     """Two tasks of a tenant, owned at epoch 1, and a publisher."""
 
     def __init__(self, folder: Path) -> None:
         self.catalog = FaultyCatalog(f"sqlite:///{folder}/catalog.db")
         self.catalog.migrate()
-        register_tenant(self.catalog, TENANT)
-        tasks = [NewTask(kind="data", range=KeyRange(b"", b"m")), NewTask(kind="data", range=KeyRange(b"m", b""))]
-        assert activate_tenant(self.catalog, TENANT, 10, tasks)
-        self.take_over(1)
-        self.take_over(2)
+        begin(self.catalog, TENANT, 10, *HALVES)
+        take_over(self.catalog, 1)
+        take_over(self.catalog, 2)
         self.store = FaultyStore()
         self.publisher = Publisher(self.catalog, self.store, "s", 1)
-        self.tasks = [
-            Publication(core=TaskCore(1, KeyRange(b"", b"m"), 10, 10), epoch=1),
-            Publication(core=TaskCore(2, KeyRange(b"m", b""), 10, 10), epoch=1),
-        ]
+        self.tasks = [Publication(core=TaskCore(n, half, 10, 10), epoch=1) for n, half in enumerate(HALVES, 1)]
         self.seq = 0
-
-    def take_over(self, task_id: int, seen_epoch: int = 0) -> None:
-        epoch = elected(self.catalog)
-        assert assign_task(self.catalog, task_id, worker_id="s", seen_epoch=seen_epoch, leader_epoch=epoch)
 
     def feed(self, upto: int, *keys: bytes, value: bytes = b"v") -> None:
         self.seq += 1
-        rows = tuple(Row(kind=D, key=k, start_ts=upto - 2, commit_ts=upto - 1, value=value) for k in keys)
-        mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=upto)
-        batch = feed_batch(File(store_id=1, incarnation=1, seq=self.seq, cut_ts=upto, rows=rows, marks=(mark,)))
         for p in self.tasks:
-            p.core.handle(routed(batch, p.core.range))
+            p.core.handle(routed(batch(self.seq, upto, keys, value), p.core.range))
 
     def flush(self) -> frozenset[int]:
         return self.publisher.flush(TENANT, self.tasks)
@@ -111,10 +113,6 @@ class Bench:
 
     def keys(self) -> list[str]:
         return [o.key for o in self.store.list("committed/")]
-
-
-def record_key(table_id: int, handle: int) -> bytes:
-    return b"t" + (table_id + (1 << 63)).to_bytes(8, "big") + b"_r" + (handle + (1 << 63)).to_bytes(8, "big")
 
 
 @contextmanager
@@ -173,9 +171,7 @@ def test_idle_tasks_cost_one_statement_each_in_one_transaction_and_no_object(ben
 
 
 @pytest.mark.parametrize(("tables", "value"), [(1, b"v"), (300, b"v"), (3, b"v" * SEGMENT_OWN_BYTES_MIN)])
-def test_a_flush_costs_the_same_statements_however_many_tables_it_holds(
-    bench: Bench, tables: int, value: bytes
-) -> None:
+def test_a_flush_costs_as_many_statements_for_any_number_of_tables(bench: Bench, tables: int, value: bytes) -> None:
     keys = [record_key(100 + t, 1) for t in range(tables)]
     bench.feed(20, b"a", *keys, value=value)  # raw keys for the first task, records for the second
     with statements() as sent:
@@ -187,7 +183,7 @@ def test_a_flush_costs_the_same_statements_however_many_tables_it_holds(
 
 def test_a_task_that_was_taken_away_is_left_out_and_named(bench: Bench) -> None:
     bench.feed(20, b"a", b"x")
-    bench.take_over(1, seen_epoch=1)
+    take_over(bench.catalog, 1, seen_epoch=1)
     assert bench.flush() == {1}
     assert bench.state() == ([10, 20], 1)
     assert [p.core.durable_ts for p in bench.tasks] == [10, 20]
@@ -373,3 +369,95 @@ def test_a_lost_reply_to_the_transaction_of_many_objects(pieces: Bench, fault: s
     assert rows_in_order(pieces) == [b"a%d" % n for n in range(7)]
     known = fault != "lost, not done"
     assert len(pieces.keys()) == (4 if known else 8), "what is known not to have happened keeps its objects"
+
+
+# ---- idle tenants are flushed together: one transaction, each task with its own guard
+
+TENANTS = [Tenant(1, n) for n in (7, 8, 9)]
+
+
+class IdleBench:
+    """Three tenants of one task each, all owned at epoch 1."""
+
+    def __init__(self, folder: Path) -> None:
+        self.catalog = FaultyCatalog(f"sqlite:///{folder}/catalog.db")
+        self.catalog.migrate()
+        self.publications: dict[Tenant, list[Publication]] = {}
+        for n, tenant in enumerate(TENANTS, 1):
+            begin(self.catalog, tenant, 10)
+            take_over(self.catalog, n)
+            core = TaskCore(n, KeyRange(), 10, 10)
+            self.publications[tenant] = [Publication(core=core, epoch=1)]
+        self.store = MemoryStore()
+        self.publisher = Publisher(self.catalog, self.store, "s", 1)
+        self.seq = 0
+        self.catalog.transactions = 0
+
+    def feed(self, upto: int, *tenants: Tenant, rows: int = 0) -> None:
+        self.seq += 1
+        for tenant in tenants or TENANTS:
+            keys = (b"k%d" % i for i in range(rows))
+            self.publications[tenant][0].core.handle(batch(self.seq, upto, keys))
+
+    def flush(self) -> frozenset[int]:
+        return self.publisher.flush_idle(self.publications)
+
+    def durable_timestamps(self) -> list[int]:
+        """By the catalog; the cores say the same."""
+        found = durable_timestamps(self.catalog, [1, 2, 3])
+        return [found[n][1] for n in (1, 2, 3)]
+
+    def cores(self) -> list[int]:
+        return [self.publications[tenant][0].core.durable_ts for tenant in TENANTS]
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> Iterator[IdleBench]:
+    made = IdleBench(tmp_path)
+    yield made
+    made.catalog.close()
+
+
+def test_all_move_in_one_transaction_without_an_object(idle: IdleBench) -> None:
+    idle.feed(20)
+    assert idle.flush() == frozenset()
+    assert idle.durable_timestamps() == idle.cores() == [20, 20, 20]
+    assert idle.catalog.transactions == 1
+    assert list(idle.store.list("")) == []
+    assert idle.flush() == frozenset()
+    assert idle.catalog.transactions == 1, "nothing has moved"
+
+
+def test_only_those_move_that_can(idle: IdleBench) -> None:
+    idle.feed(20, TENANTS[1])
+    idle.flush()
+    assert idle.durable_timestamps() == idle.cores() == [10, 20, 10]
+
+
+def test_one_that_was_taken_away_is_told_and_the_others_move(idle: IdleBench) -> None:
+    idle.feed(20)
+    take_over(idle.catalog, 2, seen_epoch=1)
+    assert idle.flush() == {2}
+    assert idle.durable_timestamps() == [20, 10, 20]
+
+
+@pytest.mark.parametrize("fault", ["lost, not done", "lost, done", "away"])
+def test_a_lost_reply_is_settled_before_anything_else_is_tried(idle: IdleBench, fault: str) -> None:
+    idle.feed(20)
+    idle.catalog.fault = fault
+    with pytest.raises(CatalogUnavailable):
+        idle.flush()
+    assert idle.cores() == [10, 10, 10]
+    unsure = fault != "away"
+    for tenant, publications in idle.publications.items():
+        assert idle.publisher.is_idle(tenant, publications) is not unsure
+    idle.feed(30)
+    for tenant, publications in idle.publications.items():
+        assert idle.publisher.flush(tenant, publications) == frozenset()
+    assert idle.durable_timestamps() == idle.cores() == [30, 30, 30]
+
+
+def test_who_has_rows_is_not_quiet(idle: IdleBench) -> None:
+    idle.feed(20, TENANTS[0], rows=2)
+    quiet = [idle.publisher.is_idle(tenant, publications) for tenant, publications in idle.publications.items()]
+    assert quiet == [False, True, True]

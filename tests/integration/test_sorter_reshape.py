@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from sorter.worker import merging
@@ -18,13 +15,6 @@ from tistream.ids import Position
 from tistream.keyrange import KeyRange
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.stop()
-
-
 def rows_of(bench: Bench) -> list[TaskRow]:
     return list_tasks(bench.catalog, TENANT)
 
@@ -35,8 +25,7 @@ def asked_to_merge(bench: Bench) -> None:
 
 
 def test_a_task_is_split_while_rows_wait_and_both_parts_write_theirs(bench: Bench) -> None:
-    bench.assign("s1")
-    bench.worker("s1")
+    bench.assigned("s1")
     late = Row(kind=C, key=b"b", start_ts=15, commit_ts=25)
     bench.put(1, *change(b"a", 11, 12, b"1"), Row(kind=P, key=b"b", start_ts=15, value=b"2"), upto=20)
     bench.wait_for_durable_ts(20)
@@ -51,8 +40,7 @@ def test_a_task_is_split_while_rows_wait_and_both_parts_write_theirs(bench: Benc
 
 
 def test_two_tasks_become_one_while_rows_wait(bench: Bench) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     waiting = [Row(kind=P, key=key, start_ts=15, value=b"w") for key in (b"b", b"y")]
     bench.put(1, *change(b"a", 11, 12, b"1"), *change(b"x", 11, 12, b"2"), *waiting, upto=20)
     bench.wait_for_durable_ts(20)
@@ -70,8 +58,7 @@ def test_two_tasks_become_one_while_rows_wait(bench: Bench) -> None:
 
 @pytest.mark.parametrize("fault", ["the reply is lost", "the catalog is away", "the sorter is replaced"])
 def test_a_merge_that_goes_wrong_leaves_two_tasks_or_one(bench: Bench, fault: str) -> None:
-    bench.assign("s1")
-    bench.worker("s1", snapshot_interval_s=1000.0)
+    bench.assigned("s1", snapshot_interval_s=1000.0)
     bench.put(1, *change(b"a", 11, 12, b"1"), *change(b"x", 13, 14, b"2"), upto=20)
     bench.wait_for_durable_ts(20)
     match fault:
@@ -94,8 +81,7 @@ def test_a_merge_that_goes_wrong_leaves_two_tasks_or_one(bench: Bench, fault: st
 def test_two_tasks_that_do_not_come_together_go_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "PATIENCE_S", 0.0)
     monkeypatch.setattr(merging, "FIRST_PAUSE_S", 0.3)
-    bench.assign("s1")
-    bench.worker("s1")
+    bench.assigned("s1")
     bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
     bench.wait_for_durable_ts(20)
     asked_to_merge(bench)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,16 +24,8 @@ from tistream.errors import StoreUnavailable
 from tistream.ids import Position
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.stop()
-
-
 def test_changes_of_both_tasks_reach_the_log_once_and_durable_timestamps_follow(bench: Bench) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     assert worker.wait_until_ready(WAIT_S)
     bench.put(1, *change(b"a", 11, 12, b"1"), *change(b"x", 13, 14, b"2"), upto=20)
     bench.put(2, upto=30)
@@ -43,12 +34,9 @@ def test_changes_of_both_tasks_reach_the_log_once_and_durable_timestamps_follow(
     assert worker.problems() == []
 
 
-def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_file_is_written_early_and_a_small_one_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sorter.worker.flushing.COMMITTED_FILE_BYTES_TARGET", 1000)
-    bench.assign("s1")
-    worker = bench.worker("s1", flush_interval_s=1000.0)  # it has flushed once, and found nothing
+    worker = bench.assigned("s1", flush_interval_s=1000.0)  # it has flushed once, and found nothing
     bench.wait(lambda: len(worker.stats()) == 2, "tasks")
     bench.put(1, *change(b"a", 11, 12, b"1" * 499), *change(b"x", 13, 14, b"2" * 499), upto=20)
     bench.wait_for_durable_ts(20)  # both together are a file's worth
@@ -57,17 +45,14 @@ def test_a_full_file_is_written_before_its_time_and_a_small_one_waits(
     assert [s.durable_ts for s in worker.stats().values()] == [20, 20]
 
 
-def test_rows_that_cannot_be_written_out_keep_more_from_coming_in(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_cannot_be_spilled_hold_back_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sorter.worker.runner.BACKLOG_BYTES_MAX", 2000)
     put = bench.store.put
 
     def failing(key: str, data: bytes) -> None:
         raise StoreUnavailable("503", key=key)
 
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     bench.wait(lambda: len(worker.stats()) == 2, "tasks")
     monkeypatch.setattr(bench.store, "put", failing)
     at = [seq * 10 for seq in range(1, 11)]
@@ -86,8 +71,7 @@ def test_rows_that_cannot_be_written_out_keep_more_from_coming_in(
 def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 100)
     monkeypatch.setattr("sorter.worker.worker.EVICTION_INTERVAL_S", 0.02)
-    bench.assign("s1")
-    worker = bench.worker("s1", spill=Spill(0))
+    worker = bench.assigned("s1", spill=Spill(0))
     prewrite, commit = change(b"a", 11, 25, b"1" * 1000)
     bench.put(1, prewrite, *change(b"b", 13, 24, b"2" * 1000), upto=12)
     bench.wait(lambda: any(s.bytes_on_disk > 1000 for s in worker.stats().values()), "spill")
@@ -98,13 +82,10 @@ def test_rows_beyond_the_memory_budget_wait_on_the_disk(bench: Bench, monkeypatc
     assert worker.problems() == []
 
 
-def test_while_the_disk_takes_nothing_a_large_task_waits_and_the_other_goes_on(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_delays_only_a_large_task(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "SPILL_BYTES_MIN", 100)
     monkeypatch.setattr(inbox, "INBOX_BYTES_MAX", 1)
-    bench.assign("s1")
-    worker = bench.worker("s1", snapshot_interval_s=1000.0, spill=Spill(60_000, tmp_path / "full"))
+    worker = bench.assigned("s1", snapshot_interval_s=1000.0, spill=Spill(60_000, tmp_path / "full"))
     prewrites = [Row(kind=P, key=b"a%03d" % n, start_ts=11, value=b"v" * 1000) for n in range(200)]
     for seq in range(1, 21):
         bench.put(seq, *prewrites[10 * seq - 10 : 10 * seq], upto=10)
@@ -121,14 +102,11 @@ def test_while_the_disk_takes_nothing_a_large_task_waits_and_the_other_goes_on(
     bench.wait(lambda: worker.problems() == [], "problems pass")
 
 
-def test_a_transaction_that_takes_many_slices_and_objects_is_written_whole(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_of_many_slices_and_objects_is_whole(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sorter.core.decision_queue.DECIDE_ROWS", 7)
     monkeypatch.setattr("sorter.rows.output.PIECE_ROWS", 5)
     monkeypatch.setattr("sorter.worker.publisher.FILE_BYTES_TARGET", 500)
-    bench.assign("s1")
-    bench.worker("s1", snapshot_interval_s=0.01)
+    bench.assigned("s1", snapshot_interval_s=0.01)
     keys = [b"a%03d" % (n * 37 % 100) for n in range(100)]
     bench.put(1, *(Row(kind=P, key=key, start_ts=11, value=b"v" * 30) for key in keys), upto=10)
     bench.put(2, *(Row(kind=C, key=key, start_ts=11, commit_ts=25) for key in reversed(keys)), upto=30)
@@ -139,9 +117,7 @@ def test_a_transaction_that_takes_many_slices_and_objects_is_written_whole(
     assert {(s.lo_ts, s.hi_ts) for s in found} == {(25, 25)}
 
 
-def test_a_worker_whose_tasks_leave_in_the_middle_of_a_flush_rests(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_tasks_leave_during_a_flush_rests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sorter.rows.output.PIECE_ROWS", 1)
     monkeypatch.setattr("sorter.worker.publisher.FILE_BYTES_TARGET", 1)
     monkeypatch.setattr("sorter.worker.flushing.SWEEP_S", 1000.0)
@@ -151,8 +127,7 @@ def test_a_worker_whose_tasks_leave_in_the_middle_of_a_flush_rests(
         time.sleep(0.02)
         put(key, data)
 
-    bench.assign("s1")
-    worker = bench.worker("s1", snapshot_interval_s=1000.0)
+    worker = bench.assigned("s1", snapshot_interval_s=1000.0)
     turn = worker._loop._step
 
     def counted() -> None:
@@ -173,8 +148,7 @@ def test_a_worker_whose_tasks_leave_in_the_middle_of_a_flush_rests(
 
 
 def test_a_task_moves_to_another_worker_in_the_middle_of_a_transaction(bench: Bench) -> None:
-    bench.assign("s1")
-    first = bench.worker("s1")
+    first = bench.assigned("s1")
     prewrite, commit = change(b"a", 21, 25, b"kept")
     bench.put(1, *change(b"a", 11, 12, b"old"), prewrite, upto=20)
     bench.wait_for_durable_ts(20)
@@ -188,8 +162,7 @@ def test_a_task_moves_to_another_worker_in_the_middle_of_a_transaction(bench: Be
 
 
 def test_without_any_snapshot_a_new_owner_replays_and_writes_nothing_twice(bench: Bench) -> None:
-    bench.assign("s1")
-    bench.worker("s1", snapshot_interval_s=1000.0)
+    bench.assigned("s1", snapshot_interval_s=1000.0)
     bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
     bench.wait_for_durable_ts(20)
     bench.assign("s2")  # s1 still runs, and still believes
@@ -201,8 +174,7 @@ def test_without_any_snapshot_a_new_owner_replays_and_writes_nothing_twice(bench
 
 @pytest.mark.parametrize(("before", "replies"), [(3, 0), (0, 3), (2, 2)])
 def test_a_catalog_that_fails_or_loses_its_reply_loses_no_row(bench: Bench, before: int, replies: int) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     assert worker.wait_until_ready(WAIT_S)
     for seq in range(1, 8):
         bench.catalog.lost_before, bench.catalog.lost_replies = before, replies
@@ -214,8 +186,7 @@ def test_a_catalog_that_fails_or_loses_its_reply_loses_no_row(bench: Bench, befo
 
 
 def test_a_broken_promise_stops_one_task_loudly_and_the_other_goes_on(bench: Bench) -> None:
-    bench.assign("s1")
-    bench.worker("s1")
+    bench.assigned("s1")
     bench.put(1, upto=20)
     bench.wait_for_durable_ts(20)
     bench.put(2, upto=30)
@@ -233,16 +204,14 @@ def test_a_broken_promise_stops_one_task_loudly_and_the_other_goes_on(bench: Ben
 
 
 def test_an_idle_tasks_position_moves_so_that_files_can_be_reclaimed(bench: Bench) -> None:
-    bench.assign("s1")
-    bench.worker("s1")
+    bench.assigned("s1")
     for seq in range(1, 4):
         bench.put(seq, upto=20)
     bench.wait(lambda: durable_floor(bench.catalog, TENANT, 1) == {1: 3}, "positions")
 
 
 def test_an_undecided_commit_raises_the_resubscribe_id_and_holds_the_task(bench: Bench) -> None:
-    bench.assign("s1")
-    bench.worker("s1")
+    bench.assigned("s1")
     marks = tuple(
         Mark(region_id=1, version=v, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0, open_ts=v, ready_ts=0)
         for v in (1, 2)
@@ -263,8 +232,7 @@ def test_an_undecided_commit_raises_the_resubscribe_id_and_holds_the_task(bench:
 
 
 def test_a_fenced_worker_stops_everything(bench: Bench) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     assert worker.wait_until_ready(WAIT_S)
     register_worker(bench.catalog, "s1", "sorter", "another life")
     bench.wait(lambda: any(p.fatal and "loop" in p.source for p in worker.problems()), "stopped")
@@ -273,8 +241,7 @@ def test_a_fenced_worker_stops_everything(bench: Bench) -> None:
 
 
 def test_a_failing_feed_is_shown_and_tried_again_at_the_same_place(bench: Bench) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     assert worker.wait_until_ready(WAIT_S)
     bench.feed.failures_left = 8
     bench.wait(lambda: any("task 1 store 1" in p.source for p in worker.problems()), "shown")
@@ -285,19 +252,15 @@ def test_a_failing_feed_is_shown_and_tried_again_at_the_same_place(bench: Bench)
 
 
 def test_a_gap_in_the_feed_is_waited_out_and_nothing_is_skipped(bench: Bench) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     assert worker.wait_until_ready(WAIT_S)
     bench.put(2, *change(b"a", 21, 22, b"2"), upto=30)
     bench.wait(lambda: any(p.code == "TS-1060" for p in worker.problems()), "the gap is shown")
     assert {bench.row(t).durable_ts for t in bench.tasks} == {10}
 
 
-def test_rows_that_cannot_be_fetched_cost_a_restart_of_the_task_and_nothing_else(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1")
+def test_rows_that_cannot_be_fetched_restart_only_their_task(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = bench.assigned("s1")
     bench.put(1, Row(kind=P, key=b"a", start_ts=11, value=b"1"), upto=10)
     bench.wait(lambda: positions(bench.catalog, 1) == {1: {1: Position(seq=1)}}, "saved")
     worker.stop()
@@ -321,11 +284,8 @@ def test_rows_that_cannot_be_fetched_cost_a_restart_of_the_task_and_nothing_else
     bench.wait(lambda: again.problems() == [], "over")
 
 
-def test_rows_that_cannot_be_fetched_are_asked_for_only_when_they_would_be_written(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.assign("s1")
-    first = bench.worker("s1", flush_interval_s=1000.0)  # it has flushed once, and found nothing
+def test_rows_are_fetched_again_only_when_they_would_be_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bench.assigned("s1", flush_interval_s=1000.0)  # it has flushed once, and found nothing
     bench.wait(lambda: len(first.stats()) == 2, "tasks")
     ready = [Row(kind=D, key=b"a", start_ts=ts - 1, commit_ts=ts, value=b"1") for ts in (12, 35)]
     bench.put(1, *ready, upto=20)
@@ -354,8 +314,7 @@ def test_rows_that_cannot_be_fetched_are_asked_for_only_when_they_would_be_writt
 
 
 def test_a_good_end_saves_everything_and_retires(bench: Bench) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1", snapshot_interval_s=1000.0)
+    worker = bench.assigned("s1", snapshot_interval_s=1000.0)
     bench.put(1, Row(kind=P, key=b"a", start_ts=11, value=b"1"), upto=11)
     bench.put(2, Row(kind=R, key=b"b", start_ts=11, op=0), upto=11)
     bench.wait_for_durable_ts(11)
@@ -367,8 +326,7 @@ def test_a_good_end_saves_everything_and_retires(bench: Bench) -> None:
 
 
 def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench: Bench) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1")
+    worker = bench.assigned("s1")
     bench.put(1, *change(b"a", 11, 12, b"1"), upto=20)
     bench.wait_for_durable_ts(20)
     assert change_state(bench.catalog, TENANT, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="asked")
@@ -388,8 +346,7 @@ def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench:
 def test_its_heartbeats_say_what_its_tasks_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sorter.worker.worker.HEARTBEAT_MS", 20)
     monkeypatch.setattr("sorter.worker.worker.CHECK_INTERVAL_S", 0.02)
-    bench.assign("s1")
-    bench.worker("s1")
+    bench.assigned("s1")
     bench.put(1, *change(b"a", 11, 12, b"1"), Row(kind=P, key=b"b", start_ts=13, value=b"2"), upto=12)
     bench.put(2, upto=12)
 
@@ -404,8 +361,7 @@ def test_its_heartbeats_say_what_its_tasks_do(bench: Bench, monkeypatch: pytest.
 
 
 def test_who_drains_goes_on_and_saves_often_until_it_has_nothing(bench: Bench) -> None:
-    bench.assign("s1")
-    worker = bench.worker("s1", snapshot_interval_s=1000.0)
+    worker = bench.assigned("s1", snapshot_interval_s=1000.0)
     bench.put(1, upto=20)
     bench.wait_for_durable_ts(20)
     before = bench.row(1).snapshot_n

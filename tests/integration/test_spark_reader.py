@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,11 @@ from tistream.client import Client
 from tistream.errors import DecodeError, InvalidInput, NotFound, TsOutOfRange
 from tistream.spark import TiStreamDataSource, access
 
+FLUSHES = 25
+
 END = recording_end()
 ALL = ReadAllAvailable()
 ACCT = {"database": "shop", "table": "acct"}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
-    with api_world(tmp_path_factory.mktemp("reader")) as made:
-        made.log.build(25)
-        yield made
 
 
 @pytest.fixture
@@ -110,36 +104,34 @@ def test_parts_are_the_pull(world: ApiWorld, over: Any) -> None:
     assert both == truth
 
 
-def test_a_frame_ends_where_the_log_ended_when_it_was_made(over: Any, tmp_path: Path) -> None:
-    with api_world(tmp_path) as made:
-        over(made)
-        made.log.build(4, made.log.cuts(4)[1])
-        frame = Frame()
-        before = changes(frame.rows())
-        made.log.flush(END)
-        assert changes(frame.rows()) == before
-        assert len(before) < len(changes(Frame().rows()))
+def test_a_frame_ends_where_the_log_ended_when_it_was_made(over: Any, fresh: ApiWorld) -> None:
+    over(fresh)
+    fresh.log.build(4, fresh.log.cuts(4)[1])
+    frame = Frame()
+    before = changes(frame.rows())
+    fresh.log.flush(END)
+    assert changes(frame.rows()) == before
+    assert len(before) < len(changes(Frame().rows()))
 
 
 @pytest.mark.parametrize("given", [{}, {"endTs": "latest"}, {"endTs": "-15s"}, {"startTs": "-20s"}])
 @pytest.mark.parametrize("typed", [False, True])
-def test_what_a_frame_holds_is_decided_when_it_is_made(
-    over: Any, tmp_path: Path, given: dict[str, str], typed: bool
+def test_a_frames_rows_are_decided_when_it_is_made(
+    over: Any, fresh: ApiWorld, given: dict[str, str], typed: bool
 ) -> None:
-    with api_world(tmp_path) as made:
-        over(made)
-        made.log.build(4, made.log.cuts(4)[1])
-        frame = Frame(**given, typed=typed)
-        stream = Frame(**{"endTs": "latest", **given}).stream()
-        asked = {"start_ts": given.get("startTs", "earliest"), "end_ts": given.get("endTs", "latest")}
-        held = pulled(made, "", format="raw-arrow", **asked)
-        assert held
-        assert changes(frame.rows()) == held
-        made.clock.advance(5)
-        made.log.flush(END)
-        assert changes(frame.rows()) == held
-        batches = walk(stream, ALL)
-        assert sorted(r for b in batches for r in changes(table(stream, stream.partitions(*b)))) == held
+    over(fresh)
+    fresh.log.build(4, fresh.log.cuts(4)[1])
+    frame = Frame(**given, typed=typed)
+    stream = Frame(**{"endTs": "latest", **given}).stream()
+    asked = {"start_ts": given.get("startTs", "earliest"), "end_ts": given.get("endTs", "latest")}
+    held = pulled(fresh, "", format="raw-arrow", **asked)
+    assert held
+    assert changes(frame.rows()) == held
+    fresh.clock.advance(5)
+    fresh.log.flush(END)
+    assert changes(frame.rows()) == held
+    batches = walk(stream, ALL)
+    assert sorted(r for b in batches for r in changes(table(stream, stream.partitions(*b)))) == held
 
 
 def test_a_stream_may_end_in_the_future_and_a_batch_may_not(world: ApiWorld, over: Any) -> None:
@@ -187,25 +179,24 @@ def test_a_stream_is_the_pull_in_bounded_batches_that_can_be_repeated(world: Api
     assert len(walk(frame.stream(), ALL)) == 2, "without a bound all is one batch"
 
 
-def test_a_query_that_began_at_latest_goes_on_from_there(over: Any, tmp_path: Path) -> None:
+def test_a_query_that_began_at_latest_goes_on_from_there(over: Any, fresh: ApiWorld) -> None:
     """Killed before its first batch is committed, it begins later, and ends where it began: nothing is lost."""
-    with api_world(tmp_path) as made:
-        over(made)
-        made.log.build(4, made.log.cuts(4)[1])
-        frame = Frame(startTs="latest")
-        stream = frame.stream()
-        begun = stream.initialOffset()
-        recorded = stream.latestOffset(begun, ALL)
-        made.log.flush(END)
-        assert frame.stream().initialOffset() == begun, "the frame's own `latest`, however often Spark asks"
-        later = Frame(startTs="latest").stream()  # the driver started again
-        begins_later = later.initialOffset()
-        assert int(begins_later["commit_ts"]) > int(recorded["commit_ts"])
-        assert later.partitions(begins_later, recorded) == []
-        ((start, end),) = walk(later, ALL, recorded)
-        rows = changes(table(later, later.partitions(start, end)))
-        assert rows == pulled(made, "", format="raw-arrow", start_ts=begun["commit_ts"])
-        assert rows
+    over(fresh)
+    fresh.log.build(4, fresh.log.cuts(4)[1])
+    frame = Frame(startTs="latest")
+    stream = frame.stream()
+    begun = stream.initialOffset()
+    recorded = stream.latestOffset(begun, ALL)
+    fresh.log.flush(END)
+    assert frame.stream().initialOffset() == begun, "the frame's own `latest`, however often Spark asks"
+    later = Frame(startTs="latest").stream()  # the driver started again
+    begins_later = later.initialOffset()
+    assert int(begins_later["commit_ts"]) > int(recorded["commit_ts"])
+    assert later.partitions(begins_later, recorded) == []
+    ((start, end),) = walk(later, ALL, recorded)
+    rows = changes(table(later, later.partitions(start, end)))
+    assert rows == pulled(fresh, "", format="raw-arrow", start_ts=begun["commit_ts"])
+    assert rows
 
 
 def test_nothing_new_is_no_batch_until_a_minute_has_passed(over: Any, tmp_path: Path) -> None:
@@ -225,18 +216,17 @@ def test_nothing_new_is_no_batch_until_a_minute_has_passed(over: Any, tmp_path: 
         assert table(stream, stream.partitions(at, moved)).num_rows == 0
 
 
-def test_available_now_ends_at_what_was_served_when_it_began(over: Any, tmp_path: Path) -> None:
-    with api_world(tmp_path) as made:
-        over(made)
-        cut = made.log.cuts(4)[1]
-        made.log.build(4, cut)
-        stream = Frame(maxRowsPerTrigger=700).stream()
-        stream.prepareForTriggerAvailableNow()
-        made.log.flush(END)
-        batches = walk(stream, ReadMaxRows(700))
-        assert int(batches[-1][1]["commit_ts"]) <= cut
-        rows = [row for batch in batches for row in changes(table(stream, stream.partitions(*batch)))]
-        assert sorted(rows) == pulled(made, "", format="raw-arrow", end_ts=cut)
+def test_available_now_ends_at_what_was_served_when_it_began(over: Any, fresh: ApiWorld) -> None:
+    over(fresh)
+    cut = fresh.log.cuts(4)[1]
+    fresh.log.build(4, cut)
+    stream = Frame(maxRowsPerTrigger=700).stream()
+    stream.prepareForTriggerAvailableNow()
+    fresh.log.flush(END)
+    batches = walk(stream, ReadMaxRows(700))
+    assert int(batches[-1][1]["commit_ts"]) <= cut
+    rows = [row for batch in batches for row in changes(table(stream, stream.partitions(*batch)))]
+    assert sorted(rows) == pulled(fresh, "", format="raw-arrow", end_ts=cut)
 
 
 def test_a_server_that_is_behind_is_waited_for(world: ApiWorld, over: Any, tmp_path: Path) -> None:

@@ -121,9 +121,7 @@ def committed(folder: Path) -> int:
     return len([p for p in (folder / "checkpoint" / "commits").glob("[0-9]*") if p.suffix == ""])
 
 
-def test_a_driver_that_is_killed_goes_on_from_its_checkpoint(
-    session: SparkSession, served: ServedLog, tmp_path: Path
-) -> None:
+def test_a_killed_driver_resumes_from_its_checkpoint(session: SparkSession, served: ServedLog, tmp_path: Path) -> None:
     """SIGKILL of driver and executors in the middle: rows written are those of the pull, each once."""
     for kill in range(KILLS):
         driver, batches = start_driver(served, tmp_path), committed(tmp_path) + 2

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from dispatcher.worker import DispatcherWorker
 from metaserver.inventory import MANY, REREAD_S, StoreItems
 from metaserver.loop import MetaWorker
 from metaserver.reshape import ReshapeSettings
+from tests.kit.catalog_cases import begin, elected
 from tests.kit.manual_clock import ManualClock
 from tests.kit.sorter_bench import Bench, change
 from tests.kit.statements import StatementLog
@@ -22,10 +22,8 @@ from tistream.admin.views import Sources
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import committed
-from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work import tasks as tasks_of_catalog
 from tistream.catalog.work import workers
-from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.reports import TaskReport, WorkerReport
 from tistream.catalog.work.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
 from tistream.catalog.work.tasks import list_tasks
@@ -40,19 +38,9 @@ T = Tenant(1, 1)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    made.assign("s1")
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    made.migrate()
-    yield made
-    made.close()
+def bench(bench: Bench) -> Bench:
+    bench.assign("s1")
+    return bench
 
 
 # ---- a flush
@@ -118,14 +106,12 @@ def test_an_idle_sorter_asks_nothing_of_single_tables(bench: Bench) -> None:
 
 
 def dispatched(catalog: Catalog, stores: int) -> DispatcherWorker:
-    register_tenant(catalog, T)
-    activate_tenant(catalog, T, 10, [NewTask(kind="data", range=KeyRange())])
+    begin(catalog, T, 10)
     for store in range(1, stores + 1):
         issue_incarnation(catalog, T, store)
     worker = DispatcherWorker(catalog, MemoryStore(), ManualClock(), "d1")
     worker.refresh()
-    epoch = acquire_leadership(catalog, "meta", starts=True)
-    assert epoch is not None
+    epoch = elected(catalog)
     given = [StoreAssignment(p.tenant, p.store_id, "d1", p.epoch) for p in store_places(catalog)]
     assert assign_stores(catalog, given, leader_epoch=epoch) == stores
     worker.refresh()
@@ -134,9 +120,7 @@ def dispatched(catalog: Catalog, stores: int) -> DispatcherWorker:
 
 
 @pytest.mark.parametrize("stores", [1, 50])
-def test_a_round_of_a_dispatcher_is_one_statement_and_one_for_each_store_with_news(
-    catalog: Catalog, stores: int
-) -> None:
+def test_a_dispatcher_round_is_one_statement_and_one_for_each_changed_store(catalog: Catalog, stores: int) -> None:
     worker, log = dispatched(catalog, stores), StatementLog(catalog)
     with log:
         worker._refresh()
@@ -165,10 +149,8 @@ def test_a_heartbeat_is_one_statement_however_much_it_reports(catalog: Catalog, 
 def many(catalog: Catalog, tenants: int, *, data_tasks: int = 2) -> None:
     """So many tenants, each with data tasks and a store."""
     for n in range(tenants):
-        register_tenant(catalog, Tenant(1, n))
         edges = [b"", *(b"%03d" % i for i in range(1, data_tasks)), b""]
-        ranges = [KeyRange(a, b) for a, b in pairwise(edges)]
-        activate_tenant(catalog, Tenant(1, n), 10, [NewTask(kind="data", range=r) for r in ranges])
+        begin(catalog, Tenant(1, n), 10, *(KeyRange(a, b) for a, b in pairwise(edges)))
         issue_incarnation(catalog, Tenant(1, n), 1)
 
 
@@ -198,9 +180,7 @@ IDLE_ROUND_WITH_REPORTS = 9  # as well, every two seconds: reports, stores and s
 # ---- what is read of many tasks
 
 
-def test_a_round_of_reshaping_reads_only_the_tasks_that_may_change(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reshape_round_reads_only_tasks_that_may_change(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     many(catalog, 20, data_tasks=3)
     life = register_worker(catalog, "s1", "sorter", "")
     clock, settings = ManualClock(), ReshapeSettings(split_bytes_per_s=1e6, merge_bytes_per_s=10, tasks_min=3)
@@ -219,8 +199,7 @@ def test_a_round_of_reshaping_reads_only_the_tasks_that_may_change(
 
 
 def test_very_many_stores_are_read_only_when_something_has_changed(catalog: Catalog) -> None:
-    register_tenant(catalog, T)
-    activate_tenant(catalog, T, 10, [NewTask(kind="data", range=KeyRange())])
+    begin(catalog, T, 10)
     for store_id in range(1, MANY + 1):
         issue_incarnation(catalog, T, store_id)
     stores, log, now_s = StoreItems(catalog), StatementLog(catalog), 0.0
@@ -229,8 +208,7 @@ def test_very_many_stores_are_read_only_when_something_has_changed(catalog: Cata
     with log:
         assert stores.read(now_s + REREAD_S / 2) is first
     assert log.count == 1
-    epoch = acquire_leadership(catalog, "meta", starts=True)
-    assert epoch is not None
+    epoch = elected(catalog)
     assert stores.write(first, [(7, "d1")], epoch) == 1
     assert [owner for owner in stores.read(now_s).owners if owner] == ["d1"]
     issue_incarnation(catalog, T, MANY + 1)

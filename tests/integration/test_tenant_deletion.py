@@ -31,21 +31,13 @@ from simulator.core.mvcc import Version
 from simulator.push.model_source import ModelSource
 from sorter.worker.worker import SorterWorker
 from tests.kit.batch_files import batch_bytes
+from tests.kit.catalog_cases import HALVES, begin, new_catalog
 from tests.kit.waiting import WAIT_S, eventually
 from tistream import ts as tso
 from tistream.catalog.database import tables
-from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.objects import live_objects
-from tistream.catalog.tenancy.tenants import (
-    NewTask,
-    TaskKind,
-    TenantState,
-    activate_tenant,
-    list_tenants,
-    look_up_tenant,
-    register_tenant,
-)
+from tistream.catalog.tenancy.tenants import TenantState, list_tenants, look_up_tenant
 from tistream.catalog.work import deletion
 from tistream.catalog.work.stores import list_stores
 from tistream.catalog.work.tasks import list_tasks, served_watermark
@@ -136,12 +128,9 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.bucket, self.clock = Bucket(), SystemClock()
-        self.catalog = Catalog(f"sqlite:///{folder}/catalog.db")
-        self.catalog.migrate()
+        self.catalog = new_catalog(folder)
         for tenant in (GOES, STAYS):
-            register_tenant(self.catalog, tenant)
-            halves = (KeyRange(b"", b"m"), KeyRange(b"m", b""))
-            activate_tenant(self.catalog, tenant, S, [NewTask(kind=TaskKind.DATA, range=half) for half in halves])
+            begin(self.catalog, tenant, S, *HALVES)
         self.dispatcher = DispatcherWorker(self.catalog, self.bucket, self.clock, "dispatcher-1", reclaim_s=0.2)
         self.sorter = SorterWorker(
             self.catalog,

@@ -239,12 +239,7 @@ def test_a_seed_that_was_interrupted_meets_its_own_files(monkeypatch: pytest.Mon
 
 def in_keyspace(patch: pytest.MonkeyPatch) -> None:
     """Let the model's TiDB live in a keyspace: its keys have the prefix in the stores."""
-    for module, name in (
-        (jobs, "record_key"),
-        (transactions, "record_key"),
-        (ddl, "database_key"),
-        (ddl, "table_key"),
-    ):
+    for module, name in ((jobs, "record_key"), (transactions, "record_key"), (ddl, "database_key"), (ddl, "table_key")):
         plain = getattr(module, name)
         patch.setattr(module, name, lambda *args, plain=plain: PREFIX + plain(*args))
     for module in (ddl, jobs):
@@ -342,9 +337,7 @@ def test_pd_that_is_away_is_waited_for_at_the_beginning(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("given", [{"start_ts": 0}, {"schema_snapshot": b""}])
-def test_a_beginning_in_the_future_is_refused_before_anything_is_read_there(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, object]
-) -> None:
+def test_a_start_in_the_future_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, given: dict[str, object]) -> None:
     """A read above PD's newest timestamp moves a store's largest one, and may end the store."""
     read_at: list[int] = []
     plain = KvReads.scan
@@ -383,9 +376,7 @@ def test_history_that_is_gone_ends_no_push_that_lives(bench: PushBench, monkeypa
     assert bench.error is None
 
 
-def test_a_push_that_starts_below_what_pd_keeps_waits_while_the_frontier_rises(
-    bench: PushBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_below_pds_safe_point_waits_for_the_frontier(bench: PushBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start()
     bench.until(lambda: bench.watermark > S)
     bench.stop()

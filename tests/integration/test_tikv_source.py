@@ -180,6 +180,11 @@ class Rig:
         self.poll_until(lambda: not self.store.asked.empty())
         return self.store.next_request()
 
+    def make_ready(self) -> None:
+        self.poll_until_asked()
+        self.store.say(wire.event(7, 1, wire.INITIALIZED))
+        self.poll_until(lambda: self.got(SubscriptionReady))
+
 
 @contextmanager
 def rig(*, region_id: int = 7, credentials: grpc.ServerCredentials | None = None, **options: Any) -> Iterator[Rig]:
@@ -241,9 +246,7 @@ def test_recorded_bytes_of_a_real_store() -> None:
 
 def test_a_stream_that_ends_is_opened_again() -> None:
     with rig() as r:
-        r.poll_until_asked()
-        r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(SubscriptionReady))
+        r.make_ready()
         r.store.hang_up()
         r.checkpoint_ts = 6
         again = r.poll_until_asked()
@@ -255,9 +258,7 @@ def test_a_stream_that_ends_is_opened_again() -> None:
 
 def test_a_store_that_cannot_be_reached() -> None:
     with rig() as r:
-        r.poll_until_asked()
-        r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(SubscriptionReady))
+        r.make_ready()
         r.store.stop()
         r.poll_until(lambda: r.refused)
         assert r.refused[0].facts["store"] == 1
@@ -284,9 +285,7 @@ def test_resubscribe_drop_and_resume() -> None:
 
 def test_more_than_fits_drops_the_stream_not_the_store() -> None:
     with rig(inbox_bytes_max=100_000) as r:
-        r.poll_until_asked()
-        r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(SubscriptionReady))
+        r.make_ready()
         row = wire.event(7, 1, wire.committed(b"ta", 6, 8, b"v" * 1000))
         r.store.say(*[row] * 300)  # nobody polls
         assert r.store.over.wait(PATIENCE_S), "the store was made to wait"
@@ -298,9 +297,7 @@ def test_more_than_fits_drops_the_stream_not_the_store() -> None:
 
 def test_without_pd_nothing_is_taken_and_nothing_is_lost() -> None:
     with rig() as r:
-        r.poll_until_asked()
-        r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(SubscriptionReady))
+        r.make_ready()
         r.pd.away = True
         r.poll_until(lambda: r.refused)
         r.store.say(wire.event(7, 1, wire.committed(b"ta", 6, 8)))
@@ -375,9 +372,7 @@ def test_tls_on_both_sides(tmp_path: Path) -> None:
     server = grpc.ssl_server_credentials([pair], root_certificates=pair[1], require_client_auth=True)
     mine = Tls(ca=pair[1], certificate=pair[1], key=pair[0])
     with rig(credentials=server, tls=mine) as r:
-        r.poll_until_asked()
-        r.store.say(wire.event(7, 1, wire.INITIALIZED))
-        r.poll_until(lambda: r.got(SubscriptionReady))
+        r.make_ready()
     with rig(credentials=server, tls=Tls(ca=pair[1])) as r:
         r.poll_until(lambda: r.refused)
         assert r.store.asked.empty()

@@ -304,7 +304,7 @@ FINAL: list[tuple[str, GrpcFault | HttpFault, type[TiStreamError]]] = [
 
 
 @pytest.mark.parametrize(("point", "fault", "kind"), FINAL)
-def test_what_is_known_to_be_final_ends_a_push(
+def test_final_errors_end_a_push(
     beginning: World, point: str, fault: GrpcFault | HttpFault, kind: type[TiStreamError]
 ) -> None:
     beginning.arm(point, fault)
@@ -352,7 +352,7 @@ MUTANTS: list[tuple[str, object, str, GrpcFault | HttpFault]] = [
 
 
 @pytest.mark.parametrize(("name", "mutant", "point", "fault"), MUTANTS)
-def test_a_push_that_takes_what_passes_for_final_is_found_out(
+def test_a_mutant_is_noticed(
     living: World, monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, point: str, fault: GrpcFault | HttpFault
 ) -> None:
     monkeypatch.setattr(name, mutant)

@@ -31,10 +31,10 @@ from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
 from tests.kit.api_world import BASE, ApiWorld, api_world
+from tests.kit.catalog_cases import elected
 from tests.kit.stream_world import served
 from tistream.admin.views import Sources
 from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stops import Scope, Stopped, list_stops, record_stop
 from tistream.catalog.work.tasks import assign_task, get_task, list_tasks, stop_task
 from tistream.catalog.work.workers import register_worker
@@ -166,8 +166,7 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
     """What operators see and ask for, of two sorters."""
     for name in ("sorter-1", "sorter-2"):
         register_worker(world.catalog, name, "sorter", "")
-    epoch = acquire_leadership(world.catalog, "meta-1", starts=True)
-    assert epoch is not None
+    epoch = elected(world.catalog)
     data = [row for row in list_tasks(world.catalog, Tenant(1, 1)) if row.kind is TaskKind.DATA]
     for row in data:
         assign_task(world.catalog, row.task_id, worker_id="sorter-1", seen_epoch=row.epoch, leader_epoch=epoch)

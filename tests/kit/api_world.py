@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from apiserver.app import create_app
 from reading.deps import Services
+from tests.kit.catalog_cases import new_catalog
 from tests.kit.log_builder import LogBuilder, recording_end
 from tests.kit.manual_clock import ManualClock
 from tests.kit.open_folder import OpenFolder
@@ -69,8 +70,7 @@ class ApiWorld:
 @contextmanager
 def api_world(folder: Path, store: ObjectStore | None = None, rows: pa.Table | None = None) -> Iterator[ApiWorld]:
     """A service over a SQLite catalog in `folder` and a registered tenant; its log is for the test to build."""
-    catalog = Catalog(f"sqlite:///{folder}/catalog.db")
-    catalog.migrate()
+    catalog = new_catalog(folder)
     kept = OpenFolder() if store is None else store
     clock = ManualClock(tso.physical_ms(recording_end()) + 1000)
     log = LogBuilder(catalog, kept, rows=committed_rows() if rows is None else rows).register()

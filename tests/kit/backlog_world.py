@@ -28,6 +28,7 @@ from simulator.capture import Capture
 from simulator.push.capture_push import push_capture
 from simulator.push.recording_push import PushProgress
 from sorter.worker.worker import SorterWorker
+from tests.kit.catalog_cases import new_catalog
 from tests.kit.manual_clock import ManualClock
 from tests.kit.oracle import Change, batch_files, expected_changes
 from tests.kit.recording import RECORDING
@@ -180,8 +181,7 @@ def backlog_world(folder: Path, like: Path | None = None) -> Iterator[BacklogWor
     """A registered tenant and nothing else, or what lies in another world's folder."""
     if like is not None:
         shutil.copytree(like, folder, dirs_exist_ok=True)
-    catalog = Catalog(f"sqlite:///{folder}/catalog.db")
-    catalog.migrate()
+    catalog = new_catalog(folder)
     register_tenant(catalog, TENANT)
     yield BacklogWorld(folder, catalog, LocalStore(folder / "bucket"))
     catalog.close()

@@ -96,8 +96,7 @@ class ColumnRun:
         self.history = History(SchemaSnapshot(ts=START, databases={1: database}, tables=start), jobs_table)
         for n, (id_, step) in enumerate(
             sorted(
-                ((id_, step) for id_, t in self.tables.items() for step in t.ddls),
-                key=lambda pair: pair[1].commit_ts,
+                ((id_, step) for id_, t in self.tables.items() for step in t.ddls), key=lambda pair: pair[1].commit_ts
             )
         ):
             self.history.apply(_job(n, id_, self.tables[id_].name, step))

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -113,9 +112,7 @@ class ControlHttp:
     def __enter__(self) -> ControlHttp:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._server.shutdown()
         self._server.server_close()
@@ -172,13 +169,7 @@ class ControlHttp:
         return {"ts": body["ts"], "table_id": body["table_id"], "rows": 0, "bytes": 0}
 
     def _credentials(self) -> dict[str, Any]:
-        return {
-            "access_key_id": "a",
-            "secret_access_key": "b",
-            "session_token": "c",
-            "valid_s": 900,
-            "kms_key_arn": "",
-        }
+        return {"access_key_id": "a", "secret_access_key": "b", "session_token": "c", "valid_s": 900, "kms_key_arn": ""}
 
     def _compare(self, body: dict[str, Any]) -> dict[str, Any]:
         try:

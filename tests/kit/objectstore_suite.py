@@ -53,9 +53,7 @@ class ObjectStoreSuite:
             store.put(KEY, view)
         assert store.get(KEY) == b"\x80rows"
 
-    def test_an_object_above_the_limit_is_refused_by_name(
-        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_object_above_the_limit_is_refused(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
         store.put(KEY, b"x" * 101)
         monkeypatch.setattr(keys, "FILE_BYTES_MAX", 100)
         with pytest.raises(CorruptObject, match="too large") as caught:

@@ -22,11 +22,11 @@ from apiserver.app import create_app
 from metaserver.admin_routes import admin_router
 from schemas.registry.table_names import table_names
 from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.catalog_cases import elected
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tistream.admin.views import Sources
 from tistream.catalog.database import tables
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState, change_state, register_tenant
-from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
 from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks, stop_task
@@ -88,9 +88,7 @@ def operated(folder: Path) -> Iterator[Operated]:
     """The cluster over a SQLite catalog in `folder`."""
     with api_world(folder) as world:
         catalog = world.catalog
-        epoch = acquire_leadership(catalog, "meta-1", starts=True)
-        invariant(epoch is not None, "nobody else is there")
-        assert epoch is not None
+        epoch = elected(catalog)
         kinds = {"sorter-1": "sorter", "sorter-2": "sorter", "sorter-3": "sorter", "sorter-4": "sorter"}
         kinds |= {"dispatcher-1": "dispatcher", "dispatcher-2": "dispatcher", "api-1": "api", "meta-1": "meta"}
         lives = {name: register_worker(catalog, name, kind, f"{name}.example:9000") for name, kind in kinds.items()}

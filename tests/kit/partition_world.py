@@ -1,11 +1,4 @@
-"""A tenant whose TiDB changes partitions while sessions write, from the stores' feed to the API server's answers.
-
-    Workload (profile PARTITIONS) -> a pusher for each store -> batch files -> router -> cores of several tasks
-                                  -> committed log -> API server: pulls, reads as of a timestamp
-
-Beside it stand TiDB's own tables: at a timestamp t a reader sees the schema version that is the newest at t, and of the
-physical ids that this version reads the rows that are the newest at t (`tidb_snapshot`).
-"""
+"""A small TiDB with partitioned tables, and a replica that follows its DDL."""
 
 from __future__ import annotations
 
@@ -28,7 +21,8 @@ from schemas.snapshot import parse_pushed
 from simulator.core.cluster import Cluster
 from simulator.ddl import Ddl, database
 from simulator.jobs import SchemaVersion
-from simulator.partitions import Json, readable
+from simulator.partition_jobs import Plan
+from simulator.partitions import Action, Json, physical_id, readable
 from simulator.profiles import PARTITIONS, new_cluster
 from simulator.push.model_source import ModelSource
 from simulator.workload import Workload
@@ -232,8 +226,8 @@ class PartitionWorld:
     def seed_rows(self) -> pa.Table:
         """The rows at the start, schema SEED, of the ids that a seed's scan reads."""
         found = []
-        for physical_id in seed_scan.seeded_ids(parse_pushed(json.loads(self.snapshot)).snapshot):
-            for key, value in self.cluster.snapshot(record_range(physical_id), self.start_ts):
+        for table_id in seed_scan.seeded_ids(parse_pushed(json.loads(self.snapshot)).snapshot):
+            for key, value in self.cluster.snapshot(record_range(table_id), self.start_ts):
                 version = [v for v in self.cluster.versions(key) if v.commit_ts <= self.start_ts][-1]
                 found.append({"key": key, "start_ts": version.start_ts, "commit_ts": version.commit_ts, "value": value})
         return pa.Table.from_pylist(found, SEED)
@@ -284,3 +278,70 @@ def _handle(key: bytes) -> int:
     assert isinstance(parsed, RecordKey)
     assert isinstance(parsed.handle, int)
     return parsed.handle
+
+
+class Replica:
+    """Starts with the tables at the start of the tenant's log. AssertionError for a change that does not fit."""
+
+    def __init__(self, world: PartitionWorld) -> None:
+        self._world = world
+        self.rows: dict[Name, Rows] = world.tables_at(world.start_ts)
+        self._jobs = deque(world.jobs_to_come())
+        self.last_ts = 0
+
+    def apply(self, event: dict[str, Any]) -> None:
+        """Take the next event."""
+        commit_ts = int(event["commit_ts"])
+        assert commit_ts >= self.last_ts, f"{event} comes behind {self.last_ts}"
+        self.last_ts = commit_ts
+        if event["type"] == "ddl":
+            self._ddl(event)
+            return
+        name = event["database"], event["table"]
+        assert name in self.rows, f"{event} is of a table that is not there"
+        table, columns = self.rows[name], event["columns"] or event["old"]
+        handle = int(columns["id"])
+        match event["type"]:
+            case "insert":
+                assert handle not in table, f"{event} is of a row that is there: {table[handle]}"
+            case "update":
+                assert table.get(handle) == event["old"]["note"], f"{event}, but the row is {table.get(handle)}"
+            case "delete" if event["old"]["note"] is not None:
+                assert table.get(handle) == event["old"]["note"], f"{event}, but the row is {table.get(handle)}"
+        if event["type"] == "delete":
+            table.pop(handle, None)
+        else:
+            table[handle] = columns["note"]
+
+    def _ddl(self, event: dict[str, Any]) -> None:
+        assert self._jobs, f"{event} is of no job"
+        job = self._jobs.popleft()
+        before, name = self._world.version_before(job), (event["database"], event["table"])
+        assert event["table"] == job.body["table_name"], f"{event} is not of {job.query}"
+        if job.plan is not None:
+            self._partitions(job.plan, before)
+            return
+        match job.type:
+            case 2:
+                self.rows = {each: rows for each, rows in self.rows.items() if each[0] != event["database"]}
+            case 3:
+                self.rows[name] = {}
+            case 4:
+                del self.rows[name]
+            case 14:
+                self.rows[name] = self.rows.pop(before.name_of(before.tables[job.body["table_id"]]))
+
+    def _partitions(self, plan: Plan, before: SchemaVersion) -> None:
+        named = self.rows[before.name_of(plan.table)]
+        if plan.type is Action.TRUNCATE_TABLE:
+            named.clear()
+        elif plan.exchanged is not None:
+            partition, _ = plan.exchanged
+            entry = next(e for e in before.tables.values() if partition in readable(e[1]))
+            rows = self.rows[before.name_of(entry)]
+            moved = {h: rows.pop(h) for h in list(rows) if physical_id(entry[1], h) == partition}
+            rows.update(named)
+            self.rows[before.name_of(plan.table)] = moved
+        else:
+            for handle in [h for h in named if physical_id(plan.table[1], h) in plan.emptied]:
+                del named[handle]

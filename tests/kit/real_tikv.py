@@ -21,17 +21,9 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from pusher.core import source
 from pusher.core.batcher import Batcher
 from pusher.core.cdcpb import RegionErrorKind, RegionEvent, read_change_data
-from pusher.core.source import (
-    Resolved,
-    Rows,
-    SourceEvent,
-    SubscriptionClosed,
-    SubscriptionOpened,
-    SubscriptionReady,
-    Tick,
-)
 from tistream import ts
 from tistream.codec.batch_file import BatchFile, decode_batch_file, encode_batch_file
 from tistream.codec.memcomparable import decode_bytes
@@ -144,7 +136,7 @@ class StreamPlayer:
         self._subscriptions[place] = _Subscription(self._opened)
         self._give(
             store,
-            SubscriptionOpened(
+            source.SubscriptionOpened(
                 subscription=self._opened,
                 region_id=place[3],
                 version=asked.region_epoch.version,
@@ -162,7 +154,7 @@ class StreamPlayer:
             if subscription is None:
                 continue
             if event.rows is not None and event.rows.num_rows:
-                self._give(store, Rows(subscription=subscription.number, rows=event.rows))
+                self._give(store, source.Rows(subscription=subscription.number, rows=event.rows))
                 self.story.hear(event)
             subscription.initialized |= event.initialized
             if event.error and event.error.kind is not RegionErrorKind.DUPLICATE_REQUEST:
@@ -188,21 +180,22 @@ class StreamPlayer:
             for subscription in subscriptions:
                 if subscription.initialized and not subscription.said_ready:
                     subscription.said_ready = True
-                    self._give(store, SubscriptionReady(subscription=subscription.number, ready_ts=cut_ts))
+                    self._give(store, source.SubscriptionReady(subscription=subscription.number, ready_ts=cut_ts))
             told = [t for t in subscriptions if t.said_ready and t.resolved_ts]
             numbers = np.array([t.number for t in told], np.int64)
             self._give(
-                store, Resolved(subscriptions=numbers, resolved_ts=np.array([t.resolved_ts for t in told], np.uint64))
+                store,
+                source.Resolved(subscriptions=numbers, resolved_ts=np.array([t.resolved_ts for t in told], np.uint64)),
             )
             for subscription in subscriptions:
                 if subscription.over:
-                    self._give(store, SubscriptionClosed(subscription=subscription.number))
-            for file in batcher.handle(Tick(cut_ts=cut_ts)):
+                    self._give(store, source.SubscriptionClosed(subscription=subscription.number))
+            for file in batcher.handle(source.Tick(cut_ts=cut_ts)):
                 key = BatchKey(tenant=_TENANT, store_id=store, incarnation=1, seq=file.seq)
                 data = encode_batch_file(key, cut_ts=cut_ts, rows=file.rows, regions=file.regions, write_id="w")
                 self.files.setdefault(store, []).append(TimedFile(at_ms=at_ms, file=decode_batch_file(key, data)))
 
-    def _give(self, store: int, event: SourceEvent) -> None:
+    def _give(self, store: int, event: source.SourceEvent) -> None:
         assert not self._batchers.setdefault(store, Batcher()).handle(event)
 
 

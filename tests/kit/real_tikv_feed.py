@@ -17,16 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pusher.core import source
 from pusher.core.cdcpb import RegionErrorKind, read_change_data
-from pusher.core.source import (
-    Resolved,
-    Rows,
-    SourceEvent,
-    SubscriptionClosed,
-    SubscriptionOpened,
-    SubscriptionReady,
-    Tick,
-)
 from pusher.tikv.core.feed import StoreFeed
 from pusher.tikv.core.requests import Register
 from tests.kit.real_tikv import lines
@@ -69,7 +61,7 @@ class FeedPlayer:
     def __init__(self, folder: Path) -> None:
         self.wire: list[Told] = []  #: registrations, in the order of their requests
         self.core: list[Told] = []  #: the same by the cores' events
-        self.events: dict[tuple[int, int], list[SourceEvent]] = {}  #: (store, request) -> all events
+        self.events: dict[tuple[int, int], list[source.SourceEvent]] = {}  #: (store, request) -> all events
         self._feeds: dict[tuple[int, int], StoreFeed] = {}
         self._told: dict[_Place, Told] = {}
         self._living: dict[_Place, Told] = {}
@@ -182,7 +174,7 @@ class FeedPlayer:
         self.events.setdefault(place, []).extend(events)
         for event in events:
             match event:
-                case SubscriptionOpened():
+                case source.SubscriptionOpened():
                     told = Told(
                         region_id=event.region_id,
                         version=event.version,
@@ -191,14 +183,14 @@ class FeedPlayer:
                     )
                     self._subscriptions[*place, event.subscription] = told
                     self.core.append(told)
-                case Rows():
+                case source.Rows():
                     told = self._subscriptions[*place, event.subscription]
                     told.batches.append(event.rows)
                     told.promised.append(told.resolved_ts)
                     told.behind_initialized.append(told.initialized)
-                case SubscriptionReady():
+                case source.SubscriptionReady():
                     self._subscriptions[*place, event.subscription].initialized = True
-                case Resolved():
+                case source.Resolved():
                     for subscription, stamp in zip(
                         event.subscriptions.tolist(), event.resolved_ts.tolist(), strict=True
                     ):
@@ -206,9 +198,9 @@ class FeedPlayer:
                         assert told.initialized
                         assert stamp > told.resolved_ts
                         told.resolved_ts = stamp
-                case SubscriptionClosed():
+                case source.SubscriptionClosed():
                     self._subscriptions[*place, event.subscription].over = True
-                case Tick():
+                case source.Tick():
                     assert event.cut_ts == self._now_ts
 
     def _rewritten(self, store: int, stream: int, message: bytes) -> Iterator[tuple[int, bytes]]:

@@ -1,8 +1,4 @@
-"""The recording that ships with the package, as the parts behind the simulator see it.
-
-Rows as a sorter would commit them, the schema history that their DDL jobs make, and what other software answered to the
-same changes (the files of an `expected` directory). Everything is read once.
-"""
+"""The packaged recording: its log, its tables at each moment, and their rows at a timestamp."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import functools
 import io
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,8 @@ from schemas.history import History
 from schemas.meta import Definition, Step, read_meta, steps_of
 from schemas.registry.schema_registry import read_jobs
 from schemas.snapshot import PushedSchema, parse_pushed
+from simulator.capture import Capture, captured_rows
+from tistream.codec.seed_file import SEED
 from tistream.codec.table_key import is_record
 from tistream.model import change
 from tistream.ts import TS_MAX
@@ -116,3 +115,29 @@ def recorded_history() -> History:
 def expected(stem: str) -> Iterator[dict[str, Any]]:
     """The objects of `tests/expected/STEM.ndjson.zst`."""
     return objects(EXPECTED / f"{stem}.ndjson.zst")
+
+
+@cache
+def _recorded() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(rows at the start, changes)"""
+    return pa.concat_tables(list(captured_rows(Capture(RECORDING)))).to_pylist(), committed_rows().to_pylist()
+
+
+def replayed(table_id: int, ts: int) -> pa.Table:
+    """The rows of a physical table, schema SEED, in key order."""
+    state: dict[bytes, tuple[int, int, bytes]] = {}
+    prefix = b"t" + (table_id | 1 << 63).to_bytes(8, "big") + b"_r"
+    first, changes = _recorded()
+    for row in first:
+        if row["key"].startswith(prefix):
+            state[row["key"]] = (row["start_ts"], row["commit_ts"], row["value"])
+    for row in changes:
+        if row["key"].startswith(prefix) and row["commit_ts"] <= ts:
+            state.pop(row["key"], None)
+            if row["value"] is not None:
+                state[row["key"]] = (row["start_ts"], row["commit_ts"], row["value"])
+    rows = [
+        {"key": key, "start_ts": start, "commit_ts": commit, "value": value}
+        for key, (start, commit, value) in sorted(state.items())
+    ]
+    return pa.Table.from_pylist(rows, SEED)

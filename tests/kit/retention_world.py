@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pytest
 
 from compactor.base_job import BaseSettings, build_tenant_bases
 from compactor.core.base_plan import BasePlanSettings
 from compactor.core.plan import PlanSettings
 from compactor.job import JobSettings, compact_tenant
 from compactor.local import LocalExecutor
-from metaserver import retention as keeping
 from metaserver.collect import Collector
 from metaserver.retention import Retention
 from reading.reader import LogReader
@@ -86,12 +84,6 @@ def begun(folder: Path, what: Kept) -> Iterator[ApiWorld]:
     with api_world(folder, store) as made:
         made.log.start_ts = what.start_ts
         yield made
-
-
-def half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recording lasts so long: nothing is too short to be said, and now is a second later."""
-    monkeypatch.setattr(keeping, "_WORTH_SAYING_MS", 1)
-    monkeypatch.setattr(keeping, "database_time_ms", lambda _: tso.physical_ms(END) + 1000)
 
 
 def retention(world: ApiWorld) -> Retention:

@@ -1,6 +1,4 @@
-"""Rows and record keys made from Python values, written from the format and not from the decoder: those of
-`tistream.codec.row.encode`, and the forms that only older or differently set up servers write.
-"""
+"""Rows and record keys as only older or differently set up servers write them, made from the format's description."""
 
 from __future__ import annotations
 
@@ -10,39 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tistream.codec.memcomparable import encode_uvarint
-from tistream.codec.row.encode import (
-    EXACT,
-    INTEGER_TYPES,
-    STRING_TYPES,
-    TIME_TYPES,
-    binary_decimal,
-    binary_json,
-    cell,
-    key_datum,
-    least_int,
-    ordered_float,
-    pack_time,
-)
+from tistream.codec.row.encode import INTEGER_TYPES, STRING_TYPES, TIME_TYPES, cell, ordered_float
 from tistream.codec.row.layout import ColumnSpec
-
-__all__ = [
-    "EXACT",
-    "INTEGER_TYPES",
-    "STRING_TYPES",
-    "TIME_TYPES",
-    "binary_decimal",
-    "binary_json",
-    "cell",
-    "encode_v1",
-    "encode_v2",
-    "key_datum",
-    "least_int",
-    "old_datum",
-    "ordered_float",
-    "pack_time",
-    "record_key",
-    "zigzag",
-]
 
 
 def zigzag(value: int) -> int:

@@ -16,7 +16,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from itertools import pairwise
 from typing import Any
 
-from tests.kit.row_encoder import EXACT, INTEGER_TYPES, STRING_TYPES, TIME_TYPES, pack_time
+from tistream.codec.row.encode import EXACT, INTEGER_TYPES, STRING_TYPES, TIME_TYPES, pack_time
 from tistream.codec.row.layout import ColumnSpec, RowLayout
 
 
@@ -91,10 +91,7 @@ def _read_v2(row: bytes, key: bytes) -> tuple[dict[int, bytes | None], set[int]]
     if version == 0:
         return found, {int.from_bytes(trailer[at : at + 4], "little") for at in range(1, len(trailer), 4)}
     covered = row[: body + last + 1]
-    sums = {
-        1: {zlib.crc32(covered + key), zlib.crc32(covered + key[11:])},
-        2: {zlib.crc32(covered + key[11:])},
-    }
+    sums = {1: {zlib.crc32(covered + key), zlib.crc32(covered + key[11:])}, 2: {zlib.crc32(covered + key[11:])}}
     need(crc in sums[version], "checksum")
     return found, set()
 

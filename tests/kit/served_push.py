@@ -15,7 +15,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from pusher.frontier import FrontierEntry, FrontierReader
 from pusher.tikv.source import TikvSource
@@ -141,9 +140,7 @@ class ServedPush:
     def __enter__(self) -> ServedPush:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- the judge -------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 
 from simulator.capture import Capture, CapturePlayer
 from simulator.serve.served import ServedCluster
@@ -63,9 +62,7 @@ class ServedRecording:
     def __enter__(self) -> ServedRecording:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join()

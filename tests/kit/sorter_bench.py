@@ -6,26 +6,25 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection
 
 from sorter.worker.spill import Spill
 from sorter.worker.worker import SorterWorker
+from tests.kit.catalog_cases import HALVES, begin, elected
 from tests.kit.memory_feed import MemoryFeed
 from tests.kit.sorter_oracle import C, Mark, P, Row, Served
 from tests.kit.sorter_world import File, feed_batch, served
 from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
-from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import TaskRow, assign_task, get_task
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
-from tistream.keyrange import KeyRange
 from tistream.objectstore.memory import MemoryStore
 
 TENANT = Tenant(1, 7)
@@ -63,9 +62,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.catalog = FlakyCatalog(f"sqlite:///{folder}/catalog.db")
         self.catalog.migrate()
-        register_tenant(self.catalog, TENANT)
-        tasks = [NewTask(kind="data", range=KeyRange(b"", b"m")), NewTask(kind="data", range=KeyRange(b"m", b""))]
-        assert activate_tenant(self.catalog, TENANT, 10, tasks)
+        begin(self.catalog, TENANT, 10, *HALVES)
         issue_incarnation(self.catalog, TENANT, 1)
         self.store = MemoryStore()
         self.feed = MemoryFeed()
@@ -73,8 +70,7 @@ class Bench:
         self.workers: list[SorterWorker] = []
 
     def assign(self, worker_id: str) -> None:
-        epoch = acquire_leadership(self.catalog, "meta", starts=True)
-        assert epoch is not None
+        epoch = elected(self.catalog)
         for task_id in self.tasks:
             seen = get_task(self.catalog, task_id).epoch
             assert assign_task(self.catalog, task_id, worker_id=worker_id, seen_epoch=seen, leader_epoch=epoch)
@@ -100,6 +96,11 @@ class Bench:
         self.workers.append(made)
         made.start()
         return made
+
+    def assigned(self, worker_id: str, **options: Any) -> SorterWorker:
+        """As `worker`, with both tasks."""
+        self.assign(worker_id)
+        return self.worker(worker_id, **options)
 
     def put(self, seq: int, *rows: Row, upto: int, checkpoint_ts: int = 10) -> None:
         mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=checkpoint_ts, resolved_ts=upto)

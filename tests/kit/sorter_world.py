@@ -266,13 +266,7 @@ class World:
 
     def _whole_row(self, t: Txn) -> Row:
         return Row(
-            kind=D,
-            key=t.key,
-            start_ts=t.start_ts,
-            commit_ts=t.commit_ts,
-            op=t.op,
-            value=t.value,
-            old_value=t.old_value,
+            kind=D, key=t.key, start_ts=t.start_ts, commit_ts=t.commit_ts, op=t.op, value=t.value, old_value=t.old_value
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from tests.kit.row_encoder import binary_json, cell, pack_time
+from tistream.codec.row.encode import binary_json, cell, pack_time
 from tistream.codec.row.layout import ColumnSpec
 
 _NOT_NULL, _UNSIGNED, _JSON = 1, 32, 245

@@ -123,9 +123,7 @@ def test_what_was_written_is_read(
 
 @settings(deadline=None)
 @given(regions=st.lists(U64, max_size=9), ts=U64, request=U64, packed=st.integers(0, 9))
-def test_regions_of_a_resolved_ts_come_packed_or_one_by_one(
-    regions: list[int], ts: int, request: int, packed: int
-) -> None:
+def test_regions_of_a_resolved_ts_come_packed_or_single(regions: list[int], ts: int, request: int, packed: int) -> None:
     first: list[Field] = [(1, b"".join(varint(r) for r in regions[:packed]))] if packed else []
     rest: list[Field] = [(1, r) for r in regions[packed:]]
     read = read_change_data(message([(2, message([*first, *rest, (2, ts), (3, request)]))])).resolved

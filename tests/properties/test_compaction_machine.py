@@ -21,11 +21,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sqlalchemy import event
 
-from tests.kit.catalog_cases import START, T, activate, flush, segment
+from tests.kit.catalog_cases import START, T, activate, advance, flush, segment
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import compaction, objects
-from tistream.catalog.log.committed import TaskAdvance, find_segments
+from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.compaction import Output, Piece, pieces, swap
 from tistream.catalog.log.objects import superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_lease, open_lease, renew_lease
@@ -98,15 +98,7 @@ class CompactionMachine(RuleBasedStateMachine):
         for no, task in enumerate(sorted(tasks)):
             seen = self.durable_ts[task]
             made = segment(no, START + seen + 1, START + seen + 10)
-            advances.append(
-                TaskAdvance(
-                    task_id=task,
-                    epoch=0,
-                    seen_durable_ts=START + seen,
-                    new_durable_ts=START + seen + 10,
-                    segments=(made,),
-                )
-            )
+            advances.append(advance(task, START + seen, START + seen + 10, made))
             self.durable_ts[task] = seen + 10
             held.append((task, self.numbers))
         self.bucket[key] = held
@@ -231,9 +223,7 @@ def machine() -> Iterator[CompactionMachine]:
     made.teardown()
 
 
-def test_the_machine_notices_a_swap_of_what_is_gone(
-    machine: CompactionMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_machine_notices_a_swap_of_gone_inputs(machine: CompactionMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     remove = compaction._remove
 
     def removed(conn: Any, piece: Piece) -> int:
@@ -254,9 +244,7 @@ def test_the_machine_notices_a_swap_of_what_is_gone(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_the_machine_notices_a_collector_that_ignores_leases(
-    machine: CompactionMachine, monkeypatch: pytest.MonkeyPatch, broken: bool
-) -> None:
+def test_it_notices_ignored_leases(machine: CompactionMachine, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:
         monkeypatch.setattr(objects, "_SUPERSEDED", objects._REPLACED)
     for _ in range(2):

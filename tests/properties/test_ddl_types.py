@@ -10,23 +10,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tests.kit.column_cases import (
-    ADDED,
-    CASES,
-    CHANGED,
-    FIRST,
-    OTHER,
-    PAIRS,
-    added_run,
-    check_isolated,
-    check_labels,
-    check_shown,
-    check_unknown_type,
-    check_unusable,
-    first,
-    modified_run,
-    unusable_run,
-)
+from tests.kit import column_cases as cases
 from tests.kit.column_run import ADD_COLUMN, FORMS, ColumnRun, Ddl
 from tests.kit.tidb_columns import TYPES, column_info
 from tistream.errors import NotConvertible
@@ -49,22 +33,20 @@ UNUSABLE = {
 
 @pytest.fixture(scope="module")
 def lacking() -> ColumnRun:
-    return ColumnRun([added_run(CASES, "t", lacking=True)])
+    return ColumnRun([cases.added_run(cases.CASES, "t", lacking=True)])
 
 
 @pytest.fixture(scope="module")
 def holding() -> ColumnRun:
-    return ColumnRun([added_run(CASES, "t", lacking=False)])
+    return ColumnRun([cases.added_run(cases.CASES, "t", lacking=False)])
 
 
 def test_rows_written_before_show_what_tidb_reads(lacking: ColumnRun) -> None:
-    check_shown(lacking)
+    cases.check_shown(lacking)
 
 
 @pytest.mark.parametrize(("form", "options"), FORMS, ids=str)
-def test_no_format_tells_a_default_from_a_value(
-    lacking: ColumnRun, holding: ColumnRun, form: str, options: dict[str, str]
-) -> None:
+def test_defaults_look_like_values(lacking: ColumnRun, holding: ColumnRun, form: str, options: dict[str, str]) -> None:
     ours, theirs = (run.lines(form, options).split(b"\n") for run in (lacking, holding))
     assert len(ours) > 9
     for a, b in zip(ours, theirs, strict=True):
@@ -79,7 +61,7 @@ def test_neither_does_arrow(lacking: ColumnRun, holding: ColumnRun) -> None:
             assert value == theirs[name], (name, ours["_commit_ts"])
 
 
-@pytest.mark.parametrize("ts", [ADDED, 350, 500])
+@pytest.mark.parametrize("ts", [cases.ADDED, 350, 500])
 def test_nor_a_table_as_of_a_timestamp(lacking: ColumnRun, holding: ColumnRun, ts: int) -> None:
     for (form, ours), (_, theirs) in zip(lacking.written("t", ts), holding.written("t", ts), strict=True):
         assert ours == theirs, form
@@ -89,32 +71,33 @@ def test_nor_a_table_as_of_a_timestamp(lacking: ColumnRun, holding: ColumnRun, t
 
 
 def test_columns_that_change_their_type() -> None:
-    lacking, holding = (ColumnRun([modified_run(PAIRS, "t", lacking=how)]) for how in (True, False))
+    lacking, holding = (ColumnRun([cases.modified_run(cases.PAIRS, "t", lacking=how)]) for how in (True, False))
     for form, options in FORMS:
         assert lacking.lines(form, options) == holding.lines(form, options)
     assert lacking.native("t") == holding.native("t")
     for event in lacking.events():
-        if event["type"] == "ddl" or int(event["commit_ts"]) <= ADDED:
+        if event["type"] == "ddl" or int(event["commit_ts"]) <= cases.ADDED:
             continue
-        which = 0 if int(event["commit_ts"]) <= CHANGED else 1
+        which = 0 if int(event["commit_ts"]) <= cases.CHANGED else 1
         for image in (event["columns"], event["old"]):
-            for name, pair in PAIRS.items() if image is not None else ():
-                assert image[name] == first(pair[which]).shown, (pair, event["commit_ts"])
+            for name, pair in cases.PAIRS.items() if image is not None else ():
+                assert image[name] == cases.first(pair[which]).shown, (pair, event["commit_ts"])
 
 
 def test_a_default_is_converted_as_the_value_is_as_of_a_timestamp() -> None:
     """A row that was not written since has what became of the old column's value, or is refused when that is not
     certain: whether its value is a default or stored."""
-    tables = {f"t{n}": {"c": pair} for n, pair in enumerate(PAIRS.values())}
+    tables = {f"t{n}": {"c": pair} for n, pair in enumerate(cases.PAIRS.values())}
     lacking, holding = (
-        ColumnRun([modified_run(pair, name, lacking=how) for name, pair in tables.items()]) for how in (True, False)
+        ColumnRun([cases.modified_run(pair, name, lacking=how) for name, pair in tables.items()])
+        for how in (True, False)
     )
     converted = 0
     for name, pair in tables.items():
         found = as_of(lacking, name)
         assert found == as_of(holding, name), pair
         converted += found is not None
-    assert converted > len(PAIRS) // 4
+    assert converted > len(cases.PAIRS) // 4
 
 
 def as_of(run: ColumnRun, name: str) -> pa.RecordBatch | None:
@@ -127,7 +110,7 @@ def as_of(run: ColumnRun, name: str) -> pa.RecordBatch | None:
 
 @pytest.mark.parametrize("tp", [247, 248], ids=["ENUM", "SET"])
 def test_a_value_means_the_labels_of_its_own_version(tp: int) -> None:
-    check_labels(tp)
+    cases.check_labels(tp)
 
 
 # ---- what cannot be used
@@ -135,15 +118,15 @@ def test_a_value_means_the_labels_of_its_own_version(tp: int) -> None:
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_an_unusable_origin_default_fails_the_rows_that_lack_the_column(name: str) -> None:
-    check_unusable(name, *UNUSABLE[name])
+    cases.check_unusable(name, *UNUSABLE[name])
 
 
 def test_a_type_that_is_not_known_fails_the_rows_that_hold_a_value_of_it() -> None:
-    check_unknown_type()
+    cases.check_unknown_type()
 
 
 def test_two_columns_of_one_id_fail_the_rows_of_their_table() -> None:
-    table = unusable_run("twice", 3, None)
-    twin = column_info(TYPES[0], FIRST, "e", 2)
-    table.ddls[0] = Ddl(commit_ts=ADDED, type=ADD_COLUMN, columns=(*table.ddls[0].columns, twin))
-    check_isolated(ColumnRun([table, OTHER]), "twice", {300, 310, 320, 330})
+    table = cases.unusable_run("twice", 3, None)
+    twin = column_info(TYPES[0], cases.FIRST, "e", 2)
+    table.ddls[0] = Ddl(commit_ts=cases.ADDED, type=ADD_COLUMN, columns=(*table.ddls[0].columns, twin))
+    cases.check_isolated(ColumnRun([table, cases.OTHER]), "twice", {300, 310, 320, 330})

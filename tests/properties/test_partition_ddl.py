@@ -26,8 +26,7 @@ from schemas.ids import IdStatus
 from simulator.ddl import Ddl
 from simulator.dst.mutants import reworded
 from tests.kit.api_world import ONE_PAGE, ApiWorld, events_of, next_cursor
-from tests.kit.partition_replica import Replica
-from tests.kit.partition_world import TENANT, Name, PartitionWorld, Rows
+from tests.kit.partition_world import TENANT, Name, PartitionWorld, Replica, Rows
 from tistream.errors import SeedNeeded, TiStreamError
 
 SEEDS = range(4)

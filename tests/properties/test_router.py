@@ -31,9 +31,7 @@ def subscriptions(draw: st.DrawFn) -> list[Subscription]:
 
 @settings(deadline=None)  # the first example compiles
 @given(subscriptions(), ranges(), st.randoms(use_true_random=False))
-def test_every_row_and_promise_of_the_range_and_no_other(
-    found: list[Subscription], wanted: KeyRange, rand: object
-) -> None:
+def test_exactly_the_rows_and_promises_of_the_range(found: list[Subscription], wanted: KeyRange, rand: object) -> None:
     order = list(range(len(found)))
     rand.shuffle(order)  # type: ignore[attr-defined]
     rows, regions = subscriptions_of(found, order)

@@ -8,8 +8,9 @@ import pyarrow as pa
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.kit import row_encoder as enc
 from tests.kit import row_reference as ref
+from tests.kit.row_encoder import encode_v1, encode_v2, record_key
+from tistream.codec.row import encode as enc
 from tistream.codec.row.decode import decode
 from tistream.codec.row.layout import ColumnSpec, RowLayout
 
@@ -129,7 +130,7 @@ def tables(draw: st.DrawFn) -> tuple[RowLayout, list[bytes], list[bytes | None]]
             suffix = values[ids[0]]  # type: ignore[assignment]
         elif handle == "common":
             suffix = b"".join(enc.key_datum(spec, values[spec.id]) for spec in specs[:2])
-        keys.append(enc.record_key(7, suffix))
+        keys.append(record_key(7, suffix))
         present = [spec for spec in stored if spec not in specs[:2] or draw(st.booleans())]
         nulls = {spec.id for spec in present if not spec.not_null and draw(st.integers(0, 4)) == 0}
         shape = draw(st.sampled_from(["v2", "v2", "v2 sum", "v1", "none"]))
@@ -137,7 +138,7 @@ def tables(draw: st.DrawFn) -> tuple[RowLayout, list[bytes], list[bytes | None]]
             rows.append(None)
         elif shape == "v1":
             order = draw(st.permutations(present))
-            rows.append(enc.encode_v1(order, [None if spec.id in nulls else values[spec.id] for spec in order]))
+            rows.append(encode_v1(order, [None if spec.id in nulls else values[spec.id] for spec in order]))
         else:
             cells = {spec.id: None if spec.id in nulls else enc.cell(spec, values[spec.id]) for spec in present}
             version = draw(st.sampled_from([0, 1, 2])) if shape == "v2 sum" else None
@@ -145,7 +146,7 @@ def tables(draw: st.DrawFn) -> tuple[RowLayout, list[bytes], list[bytes | None]]
             held = {spec.id: enc.cell(spec, values[spec.id]) for spec in specs if spec.id in in_key} | cells
             sums = draw(column_sums(ref.column_sum(specs, held)))
             extra, large_row = draw(st.booleans()), draw(st.booleans())
-            rows.append(enc.encode_v2(cells, version, keys[-1], extra=extra, large=large_row, sums=sums))
+            rows.append(encode_v2(cells, version, keys[-1], extra=extra, large=large_row, sums=sums))
     return layout, keys, rows
 
 
@@ -222,9 +223,9 @@ def test_a_flipped_bit_does_not_pass_a_checksum_of_columns(data: st.DataObject) 
     assume(target is not None)
     flipped = bytearray(cells[target.id])
     flipped[data.draw(st.integers(0, len(flipped) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    rows: list[bytes | None] = [enc.encode_v2(cells, 0, sums=sums)]
-    rows.append(enc.encode_v2(cells | {target.id: bytes(flipped)}, 0, sums=sums))
-    broken = agree(RowLayout(name="d.t", columns=tuple(columns)), [enc.record_key(7, 1)] * 2, rows)
+    rows: list[bytes | None] = [encode_v2(cells, 0, sums=sums)]
+    rows.append(encode_v2(cells | {target.id: bytes(flipped)}, 0, sums=sums))
+    broken = agree(RowLayout(name="d.t", columns=tuple(columns)), [record_key(7, 1)] * 2, rows)
     # times may change in digits that are not shown, decimals and JSON in how they are stored, Inf may become NaN
     assert broken == 1 or target.tp in {4, 5, 7, 10, 11, 12, 245, 246}
 
@@ -234,7 +235,7 @@ def test_a_flipped_bit_does_not_pass_a_checksum_of_columns(data: st.DataObject) 
 def test_both_decoders_agree_on_noise(rows: list[bytes]) -> None:
     kinds = [3, 5, 246, 12, 15, 245, 225, 11, 247, 13]
     columns = [ColumnSpec(id=n, name=f"c{n}", tp=tp, flen=9, decimal=2, elems=("a",)) for n, tp in enumerate(kinds)]
-    agree(RowLayout(name="d.t", columns=tuple(columns)), [enc.record_key(7, 1)] * len(rows), list(rows))
+    agree(RowLayout(name="d.t", columns=tuple(columns)), [record_key(7, 1)] * len(rows), list(rows))
 
 
 @given(
@@ -248,5 +249,5 @@ def test_both_decoders_agree_on_hostile_json(parts: list[tuple[int, bytes]], dat
     cells += [bytearray(enc.binary_json(data.draw(JSON_VALUES))) for _ in range(2)]  # type: ignore[misc]
     for target in cells[-2:]:
         target[data.draw(st.integers(0, len(target) - 1))] = data.draw(st.integers(0, 255))  # type: ignore[index]
-    rows = [enc.encode_v2({1: bytes(raw)}) for raw in cells]
-    agree(RowLayout(name="d.t", columns=(column,)), [enc.record_key(7, 1)] * len(rows), list(rows))
+    rows = [encode_v2({1: bytes(raw)}) for raw in cells]
+    agree(RowLayout(name="d.t", columns=(column,)), [record_key(7, 1)] * len(rows), list(rows))

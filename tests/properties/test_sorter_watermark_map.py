@@ -15,12 +15,7 @@ KEYS = [b"", b"a", b"b", b"b\x00", b"c", b"d", b"e", b"\xff"]
 edges = st.tuples(st.sampled_from(KEYS), st.sampled_from([*KEYS, b""])).filter(lambda e: not e[1] or e[0] < e[1])
 marks = st.builds(
     lambda e, checkpoint, gain, region, ready: Mark(
-        region_id=region,
-        start=e[0],
-        end=e[1],
-        checkpoint_ts=checkpoint,
-        resolved_ts=checkpoint + gain,
-        ready_ts=ready,
+        region_id=region, start=e[0], end=e[1], checkpoint_ts=checkpoint, resolved_ts=checkpoint + gain, ready_ts=ready
     ),
     edges,
     st.integers(1, 30),

@@ -8,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.kit import row_encoder as enc
+from tests.kit.row_encoder import encode_v2, record_key
+from tistream.codec.row import encode as enc
 from tistream.codec.row.decode import Decoded, decode
 from tistream.codec.row.layout import ColumnSpec, RowLayout
 
-KEY = enc.record_key(104, 1)
+KEY = record_key(104, 1)
 DOCUMENTED = bytes.fromhex(
     "8002020000000203010002000a61004d5854e3"
 )  # t(id INT PRIMARY KEY, k INT, c CHAR(1)): 1, 10, 'a'
@@ -35,7 +36,7 @@ def run(columns: tuple[ColumnSpec, ...], *rows: bytes, key: bytes = KEY, **handl
 def accepted(columns: tuple[ColumnSpec, ...], cells: dict[int, bytes | None], covered: bytes, **more: Any) -> bool:
     """Whether a row passes with the checksum of `covered` and fails with another."""
     right = zlib.crc32(covered)
-    rows = [enc.encode_v2(cells, 0, sums=(crc,)) for crc in (right, right ^ 1)]
+    rows = [encode_v2(cells, 0, sums=(crc,)) for crc in (right, right ^ 1)]
     decoded = run(columns, *rows, **more)
     if not decoded.errors:
         raise AssertionError("not verified")
@@ -128,21 +129,21 @@ def test_nulls_and_columns_that_the_row_lacks_take_no_part() -> None:
 def test_integer_handle_takes_part_in_its_place() -> None:
     columns = (spec(5, 8), spec(3, 15), spec(9, 15))
     cells: dict[int, bytes | None] = {3: b"x", 9: b"y"}
-    assert accepted(columns, cells, sized("x") + u64(2**64 - 2) + sized("y"), key=enc.record_key(1, -2), int_handle=5)
+    assert accepted(columns, cells, sized("x") + u64(2**64 - 2) + sized("y"), key=record_key(1, -2), int_handle=5)
     unsigned = (spec(5, 8, unsigned=True), *columns[1:])
-    assert accepted(unsigned, cells, sized("x") + u64(2**64 - 2) + sized("y"), key=enc.record_key(1, -2), int_handle=5)
+    assert accepted(unsigned, cells, sized("x") + u64(2**64 - 2) + sized("y"), key=record_key(1, -2), int_handle=5)
     assert accepted(columns, cells | {5: b"\x04"}, sized("x") + u64(4) + sized("y"), int_handle=5)
 
 
 def test_hidden_handle_takes_no_part() -> None:
-    assert accepted((spec(1, 8),), {1: b"\x07"}, u64(7), key=enc.record_key(1, 99))
+    assert accepted((spec(1, 8),), {1: b"\x07"}, u64(7), key=record_key(1, 99))
 
 
 def test_clustered_primary_key_takes_part() -> None:
     columns = (spec(1, 15), spec(2, 12), spec(3, 246, flen=5, decimal=2), spec(4, 15))
     packed = enc.pack_time(2020, 1, 1)
     values = ["a longer key", packed, Decimal("1.5")]
-    key = enc.record_key(1, b"".join(map(enc.key_datum, columns[:3], values)))
+    key = record_key(1, b"".join(map(enc.key_datum, columns[:3], values)))
     of_key = sized("a longer key") + sized("2020-01-01 00:00:00") + sized("1.50")
     assert accepted(columns, {4: b"v"}, of_key + sized("v"), key=key, common_handle=(1, 2, 3))
     whole = sized("a longer key ") + of_key[16:]  # the value has the original of a collated string
@@ -151,15 +152,15 @@ def test_clustered_primary_key_takes_part() -> None:
 
 def test_rows_with_columns_outside_the_layout_are_not_verified() -> None:
     columns = (spec(1, 8), spec(2, 8))
-    wrong = enc.encode_v2({1: b"\x07", 2: b"\x08", 3: b"dropped"}, 0, sums=(1,))
-    empty = enc.encode_v2({1: b"\x07", 2: b"\x08", 3: None}, 0, sums=(1,))  # NULL adds nothing, so it is no obstacle
+    wrong = encode_v2({1: b"\x07", 2: b"\x08", 3: b"dropped"}, 0, sums=(1,))
+    empty = encode_v2({1: b"\x07", 2: b"\x08", 3: None}, 0, sums=(1,))  # NULL adds nothing, so it is no obstacle
     decoded = run(columns, wrong, empty)
     assert [error.index for error in decoded.errors] == [1]
     assert decoded.batch.to_pylist()[0] == {"c1": 7, "c2": 8}
 
 
 def test_rows_whose_key_columns_are_outside_the_layout_are_not_verified() -> None:
-    wrong = enc.encode_v2({2: b"\x08"}, 0, sums=(1,))
+    wrong = encode_v2({2: b"\x08"}, 0, sums=(1,))
     assert run((spec(2, 8),), wrong, int_handle=1).errors == ()
     assert run((spec(2, 8),), wrong, common_handle=(1, 2)).errors == ()
     assert len(run((spec(2, 8),), wrong).errors) == 1
@@ -172,7 +173,7 @@ def test_times_written_before_their_column_got_more_digits() -> None:
     covered = sized("2020-02-29 01:02:03.12") + sized("00:00:10") + sized("2020-02-29 01:02:03.0")
     assert accepted(columns, dict(cells), covered)
     cut = sized("2020-02-29 01:02:03.1") + covered[26:]
-    assert len(run(columns, enc.encode_v2(cells, 0, sums=(zlib.crc32(cut),))).errors) == 1
+    assert len(run(columns, encode_v2(cells, 0, sums=(zlib.crc32(cut),))).errors) == 1
 
 
 def test_many_times_without_fractions() -> None:
@@ -182,18 +183,18 @@ def test_many_times_without_fractions() -> None:
 
 def test_either_checksum_may_match() -> None:
     right, wrong = zlib.crc32(u64(7)), 1
-    rows = [enc.encode_v2({1: b"\x07"}, 0, sums=sums) for sums in ((right, wrong), (wrong, right), (wrong, wrong))]
+    rows = [encode_v2({1: b"\x07"}, 0, sums=sums) for sums in ((right, wrong), (wrong, right), (wrong, wrong))]
     assert [error.index for error in run((spec(1, 8),), *rows).errors] == [2]
 
 
 def test_another_fault_of_the_row_is_reported_first() -> None:
     columns = (spec(1, 8), spec(2, 247, elems=("a",)))
-    decoded = run(columns, enc.encode_v2({1: b"\x07", 2: b"\x09"}, 0, sums=(1,)))
+    decoded = run(columns, encode_v2({1: b"\x07", 2: b"\x09"}, 0, sums=(1,)))
     assert [(error.column, error.cause) for error in decoded.errors] == [("c2", "not a label of the column")]
 
 
 def test_rows_of_all_checksum_versions_in_one_batch() -> None:
     cells: dict[int, bytes | None] = {1: b"\x07"}
-    rows = [enc.encode_v2(cells, version, KEY, sums=(zlib.crc32(u64(7)),)) for version in (0, 1, 2, None)]
+    rows = [encode_v2(cells, version, KEY, sums=(zlib.crc32(u64(7)),)) for version in (0, 1, 2, None)]
     rows += [row[:-1] + bytes([row[-1] ^ 1]) for row in rows[:3]]
     assert [error.index for error in run((spec(1, 8),), *rows).errors] == [4, 5, 6]

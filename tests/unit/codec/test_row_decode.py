@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.kit import row_encoder as enc
+from tests.kit.row_encoder import encode_v2, record_key
+from tistream.codec.row import encode as enc
 from tistream.codec.row.decode import Decoded, decode
 from tistream.codec.row.layout import ColumnSpec, Kind, RowLayout, kind_of
 from tistream.errors import InvalidInput
@@ -53,7 +54,7 @@ def one(columns: list[ColumnSpec], row: Row, key: str | bytes = INT_KEY, **handl
 
 
 def stored(column: ColumnSpec, raw: bytes) -> Any:
-    return one([column], enc.encode_v2({column.id: raw}))[column.name]
+    return one([column], encode_v2({column.id: raw}))[column.name]
 
 
 def cause(decoded: Decoded, index: int = 0) -> str:
@@ -232,12 +233,12 @@ def nested_arrays(depth: int) -> bytes:
 def test_deep_json_is_printed_up_to_the_bound_and_refused_beyond_it() -> None:
     column = spec(1, 245)
     assert stored(column, nested_arrays(1000)) == "[" * 1000 + "]" * 1000
-    assert cause(run([column], [enc.encode_v2({1: nested_arrays(1001)})])) == "a JSON document nested too deep"
+    assert cause(run([column], [encode_v2({1: nested_arrays(1001)})])) == "a JSON document nested too deep"
 
 
 def test_json_that_contains_itself_is_refused() -> None:
     body = struct.pack("<II", 1, 2013) + bytes([3]) + struct.pack("<I", 0) + bytes(2000)
-    why = cause(run([spec(1, 245)], [enc.encode_v2({1: bytes([3]) + body})]))
+    why = cause(run([spec(1, 245)], [encode_v2({1: bytes([3]) + body})]))
     assert why == "a JSON document that refers to its parts more than once"
 
 
@@ -247,43 +248,40 @@ def test_json_bomb_is_refused_in_linear_time() -> None:
     for _ in range(30):
         entries = (bytes([3]) + struct.pack("<I", 58)) * 10
         body = struct.pack("<II", 10, 58 + len(body)) + entries + body
-    decoded = run([spec(1, 245)], [enc.encode_v2({1: bytes([3]) + body})])
+    decoded = run([spec(1, 245)], [encode_v2({1: bytes([3]) + body})])
     assert cause(decoded) == "a JSON document that refers to its parts more than once"
 
 
 def test_infinite_json_number_is_refused() -> None:
-    assert (
-        cause(run([spec(1, 245)], [enc.encode_v2({1: enc.binary_json(math.inf)})]))
-        == "a JSON number that is not finite"
-    )
+    assert cause(run([spec(1, 245)], [encode_v2({1: enc.binary_json(math.inf)})])) == "a JSON number that is not finite"
 
 
 def test_vector() -> None:
     assert stored(spec(1, 225), bytes.fromhex("02000000cdcc8c3fcdcc0c40")) == pytest.approx([1.1, 2.2])
     assert stored(spec(1, 225), bytes(4)) == []
-    assert cause(run([spec(1, 225)], [enc.encode_v2({1: bytes.fromhex("03000000cdcc8c3f")})])) == "a broken vector"
+    assert cause(run([spec(1, 225)], [encode_v2({1: bytes.fromhex("03000000cdcc8c3f")})])) == "a broken vector"
 
 
 def test_text_that_is_not_utf8_gets_a_replacement_for_each_byte() -> None:
-    rows = [enc.encode_v2({1: raw}) for raw in (b"ok", b"\xe4\xb8", "中".encode() + b"\xff!", b"\xed\xa0\x80", b"")]
+    rows = [encode_v2({1: raw}) for raw in (b"ok", b"\xe4\xb8", "中".encode() + b"\xff!", b"\xed\xa0\x80", b"")]
     got = run([spec(1, 15)], list(rows)).batch.column(0).to_pylist()
     assert got == ["ok", "\ufffd\ufffd", "中\ufffd!", "\ufffd\ufffd\ufffd", ""]
 
 
 def test_integer_handle_fills_a_column_that_the_value_lacks() -> None:
     column = spec(1, 8, not_null=True)
-    row = enc.encode_v2({2: b"x"})
-    assert one([column], row, enc.record_key(114, -1), int_handle=1) == {"c1": -1}
+    row = encode_v2({2: b"x"})
+    assert one([column], row, record_key(114, -1), int_handle=1) == {"c1": -1}
     unsigned = spec(1, 8, unsigned=True, not_null=True)
-    assert one([unsigned], row, enc.record_key(114, -1), int_handle=1) == {"c1": 2**64 - 1}
-    assert one([column], enc.encode_v2({1: b"\x07"}), enc.record_key(114, -1), int_handle=1) == {"c1": 7}
+    assert one([unsigned], row, record_key(114, -1), int_handle=1) == {"c1": 2**64 - 1}
+    assert one([column], encode_v2({1: b"\x07"}), record_key(114, -1), int_handle=1) == {"c1": 7}
 
 
 def test_clustered_primary_key_of_the_server() -> None:
     key = "74800000000000ffff5f7205bff199999999999a013131000000000000f9"
     columns = [spec(2, 15), spec(1, 5)]
     assert one(columns, "00", key, common_handle=(1, 2)) == {"c2": "11", "c1": 1.1}
-    assert one(columns, enc.encode_v2({2: b"11  "}), key, common_handle=(1, 2)) == {"c2": "11  ", "c1": 1.1}
+    assert one(columns, encode_v2({2: b"11  "}), key, common_handle=(1, 2)) == {"c2": "11  ", "c1": 1.1}
 
 
 def test_clustered_primary_key_that_needs_padding() -> None:
@@ -301,7 +299,7 @@ def test_clustered_primary_key_of_every_type() -> None:
         spec(10, 15, binary=True),
     ]
     values = [-5, 2**63, 0.5, Decimal("-1.000000001"), -(10**9), enc.pack_time(2020, 2, 29), 1999, 2, 511, b"12345678"]
-    key = enc.record_key(7, b"".join(map(enc.key_datum, columns, values)))
+    key = record_key(7, b"".join(map(enc.key_datum, columns, values)))
     assert list(one(columns, "00", key, common_handle=tuple(range(1, 11))).values()) == values
 
 
@@ -358,12 +356,12 @@ PACKED = enc.pack_time(2020, 1, 1, 23, 59, 58, 120_000)
     ],
 )
 def test_missing_column_takes_its_origin_default(column: ColumnSpec, value: object) -> None:
-    assert one([column], enc.encode_v2({2: b"x"})) == {"c1": value}
-    assert one([column], enc.encode_v2({1: None})) == {"c1": None}
+    assert one([column], encode_v2({2: b"x"})) == {"c1": value}
+    assert one([column], encode_v2({1: None})) == {"c1": None}
 
 
 def test_default_of_another_type_fails_the_rows_that_lack_the_column() -> None:
-    found = run([spec(1, 3, origin_default="abc")], ["00", enc.encode_v2({1: b"\x05"}), enc.encode_v2({1: None})])
+    found = run([spec(1, 3, origin_default="abc")], ["00", encode_v2({1: b"\x05"}), encode_v2({1: None})])
     assert found.batch.column(0).to_pylist() == [None, 5, None]
     (error,) = found.errors
     assert (error.index, error.column, error.offset) == (0, "c1", -1)
@@ -371,8 +369,8 @@ def test_default_of_another_type_fails_the_rows_that_lack_the_column() -> None:
 
 
 COLUMNS_SUMMED = "8002020000000203010002000a61004d5854e3"  # CRC 3813955661, as in TiDB's documentation
-ROW_SUMMED = enc.encode_v2({2: b"\x0a", 3: b"a"}, 2, INT_KEY)
-KEY_SUMMED = enc.encode_v2({2: b"\x0a", 3: b"a"}, 1, INT_KEY)
+ROW_SUMMED = encode_v2({2: b"\x0a", 3: b"a"}, 2, INT_KEY)
+KEY_SUMMED = encode_v2({2: b"\x0a", 3: b"a"}, 1, INT_KEY)
 
 
 def test_checksums_are_verified() -> None:
@@ -384,12 +382,12 @@ def test_checksums_are_verified() -> None:
     good = run(columns, rows, int_handle=1)
     assert good.errors == ()
     assert good.batch.to_pylist() == [{"c1": 1, "c2": 10, "c3": "a"}] * 4
-    other_key = run(columns, rows, enc.record_key(104, 2), int_handle=1)
+    other_key = run(columns, rows, record_key(104, 2), int_handle=1)
     assert [error.cause for error in other_key.errors] == ["the checksum does not match"] * 4
 
 
 def test_second_checksum_is_allowed() -> None:
-    row = enc.encode_v2({2: b"\x0a"}, 2, INT_KEY, extra=True)
+    row = encode_v2({2: b"\x0a"}, 2, INT_KEY, extra=True)
     assert one([spec(2, 3)], row) == {"c2": 10}
 
 
@@ -413,7 +411,7 @@ def test_second_checksum_is_allowed() -> None:
 )
 def test_broken_rows_are_reported_and_leave_the_others_alone(row: str | bytes, why: str, offset: int) -> None:
     decoded = run(
-        [spec(2, 15), spec(9, 3, origin_default="3")], [enc.encode_v2({2: b"before"}), row, b"\x08\x04\x02\x04ok"]
+        [spec(2, 15), spec(9, 3, origin_default="3")], [encode_v2({2: b"before"}), row, b"\x08\x04\x02\x04ok"]
     )
     assert [(error.index, error.cause, error.offset) for error in decoded.errors] == [(1, why, offset)]
     want = [{"c2": "before", "c9": 3}, {"c2": None, "c9": None}, {"c2": "ok", "c9": 3}]
@@ -443,7 +441,7 @@ def test_broken_rows_are_reported_and_leave_the_others_alone(row: str | bytes, w
     ],
 )
 def test_impossible_values_are_reported_with_their_column(column: ColumnSpec, raw: bytes, why: str) -> None:
-    decoded = run([spec(1, 3), column], [enc.encode_v2({1: b"\1", 2: raw}), enc.encode_v2({1: b"\1"})])
+    decoded = run([spec(1, 3), column], [encode_v2({1: b"\1", 2: raw}), encode_v2({1: b"\1"})])
     (error,) = decoded.errors
     assert (error.index, error.column, error.cause) == (0, "c2", why)
     assert error.offset == 12 + 1  # ten bytes of header and ends, one of c1
@@ -454,17 +452,17 @@ def test_keys_that_lack_the_column_are_reported() -> None:
     column = spec(1, 8, not_null=True)
     assert cause(run([column], ["00"], b"t" + bytes(9), int_handle=1)) == "not a record key with an integer handle"
     assert cause(run([column], ["00"], INT_KEY, common_handle=(1,))) == "not a record key with a clustered primary key"
-    short = enc.record_key(7, enc.key_datum(spec(1, 8), 1))
+    short = record_key(7, enc.key_datum(spec(1, 8), 1))
     two = [spec(1, 8), spec(2, 8)]
     assert cause(run(two, ["00"], short, common_handle=(1, 2))) == "the key ends before the column"
-    wrong = enc.record_key(7, enc.key_datum(spec(1, 15), b"x"))
+    wrong = record_key(7, enc.key_datum(spec(1, 15), b"x"))
     assert cause(run([column], ["00"], wrong, common_handle=(1,))) == "the datum does not fit the column's type"
 
 
 def test_slices_and_empty_batches() -> None:
     layout = RowLayout(name="d.t", columns=(spec(2, 15), spec(1, 8)), int_handle=1)
-    keys = pa.array([enc.record_key(7, n) for n in range(5)], pa.binary())
-    values = pa.array([enc.encode_v2({2: b"v%d" % n}) if n % 2 else None for n in range(5)], pa.binary())
+    keys = pa.array([record_key(7, n) for n in range(5)], pa.binary())
+    values = pa.array([encode_v2({2: b"v%d" % n}) if n % 2 else None for n in range(5)], pa.binary())
     assert decode(layout, keys[1:4], values[1:4]).batch.to_pylist() == [
         {"c2": "v1", "c1": 1},
         {"c2": None, "c1": None},
@@ -488,6 +486,6 @@ def test_refusals() -> None:
 
 def test_a_definition_that_cannot_be_used_fails_rows_and_raises_nothing() -> None:
     assert kind_of(spec(1, 255)) is Kind.UNKNOWN
-    found = run([spec(1, 255), spec(2, 3)], [enc.encode_v2({1: b"x", 2: b"\x05"}), enc.encode_v2({2: b"\x05"})])
+    found = run([spec(1, 255), spec(2, 3)], [encode_v2({1: b"x", 2: b"\x05"}), encode_v2({2: b"\x05"})])
     assert ([e.index for e in found.errors], found.batch.column(1).to_pylist()) == ([0], [None, 5])
     assert [e.index for e in run([spec(1, 3), spec(1, 3)], ["00", "00"]).errors] == [0, 1]

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.kit.row_encoder import pack_time
+from tistream.codec.row.encode import pack_time
 from tistream.codec.row.layout import ColumnSpec, storage_type
 from tistream.codec.row.native import native, native_type
 from tistream.errors import InvalidInput

@@ -32,10 +32,7 @@ KEYS: list[tuple[AnyKey, str]] = [
         CommittedKey(tenant=T, sorter="sorter-2", incarnation=1, seq=9),
         "committed/cluster-12/tenant-3/sorter-2-000001/000000000009.seg",
     ),
-    (
-        SnapshotKey(tenant=T, task_id=31, epoch=4, n=8),
-        "snapshots/cluster-12/tenant-3/task-31/000004-000000000008.seg",
-    ),
+    (SnapshotKey(tenant=T, task_id=31, epoch=4, n=8), "snapshots/cluster-12/tenant-3/task-31/000004-000000000008.seg"),
     (SchemasKey(tenant=T, ts=1), "schemas/cluster-12/tenant-3/00000000000000000001.json.zst"),
     (SeedKey(tenant=T, ts=2**64 - 1, n=0), "seeds/cluster-12/tenant-3/18446744073709551615/000000.seg"),
     (

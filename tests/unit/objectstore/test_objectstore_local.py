@@ -68,9 +68,7 @@ class TestLocalStore(ObjectStoreSuite):
         files = [p for p in tmp_path.rglob("*") if p.is_file()]
         assert files == [tmp_path / "a" / "b"]
 
-    def test_what_is_written_is_synced_before_it_has_its_name(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_file_is_synced_before_it_has_its_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         steps: list[str] = []
         fsync, link = os.fsync, os.link
 

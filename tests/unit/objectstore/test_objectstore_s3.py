@@ -28,9 +28,7 @@ MEANING: dict[str, tuple[type[TiStreamError], type[TiStreamError], bool | None]]
 
 
 @pytest.mark.parametrize(
-    "error_class",
-    [c for _, c in inspect.getmembers(obstore.exceptions, inspect.isclass)],
-    ids=lambda c: c.__name__,
+    "error_class", [c for _, c in inspect.getmembers(obstore.exceptions, inspect.isclass)], ids=lambda c: c.__name__
 )
 def test_every_error_class_of_obstore_is_mapped(error_class: type[Exception]) -> None:
     of_get, of_put, determinate = MEANING[error_class.__name__]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,12 +23,9 @@ TENANT = Tenant(7, 1)
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    found.migrate()
-    register_tenant(found, TENANT)
-    yield found
-    found.close()
+def catalog(catalog: Catalog) -> Catalog:
+    register_tenant(catalog, TENANT)
+    return catalog
 
 
 def grow(history: History, jobs: list[Job], last: int) -> History:

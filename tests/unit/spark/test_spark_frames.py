@@ -15,7 +15,7 @@ from schemas import ddl, tidb_json
 from schemas.history import History
 from schemas.model import Database
 from schemas.snapshot import SchemaSnapshot
-from tests.kit import row_encoder as enc
+from tests.kit.row_encoder import encode_v2, record_key
 from tistream.client.tables import joined
 from tistream.ids import Tenant
 from tistream.model import change
@@ -105,8 +105,8 @@ class World:
     def pages(self, history: History) -> list[pa.Table]:
         made = [
             {
-                "table_id": table, "op": 1, "key": enc.record_key(table, handle), "start_ts": ts - 1, "commit_ts": ts,
-                "value": enc.encode_v2({id_: bytes([value]) for id_, value in values.items()}), "old_value": None,
+                "table_id": table, "op": 1, "key": record_key(table, handle), "start_ts": ts - 1, "commit_ts": ts,
+                "value": encode_v2({id_: bytes([value]) for id_, value in values.items()}), "old_value": None,
                 "expire_ts": 0, "flags": 0,
             }
             for table, handle, ts, values in self.rows

@@ -1,4 +1,4 @@
-"""What a real PD was asked and what it answered, byte by byte; and bytes that nobody sent."""
+"""Messages of PD and of TiKV's stores, written by a second hand and read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,63 @@ from hypothesis import strategies as st
 
 from tests.kit.real_tikv import lines
 from tistream import ts
-from tistream.codec.protobuf import BYTES, VARINT, merged, signed
+from tistream.codec.protobuf import BYTES, VARINT, merged, message, octets, signed, uint
 from tistream.errors import CorruptObject
+from tistream.keyrange import KeyRange
 from tistream.tikv.core import pd_messages as m
+from tistream.tikv.core.kv_messages import KvRefused, Page, RegionFault, read_scan
 from tistream.tikv.core.pd_messages import PdRefused
+
+PART = KeyRange(b"a", b"t")
+
+
+def pair(key: bytes, value: bytes) -> bytes:
+    return message(2, octets(2, key) + octets(3, value) + uint(4, 3))
+
+
+def judge(answer: bytes) -> Page | RegionFault | None:
+    try:
+        found = read_scan(answer, PART)
+    except (CorruptObject, KvRefused):
+        return None
+    if isinstance(found, Page):
+        assert len(found.keys) == len(found.values) == len(found.commit_ts)
+        assert found.keys == sorted(set(found.keys))
+        assert all(key in PART for key in found.keys)
+    return found
+
+
+KEYS = st.sets(st.binary(min_size=1, max_size=9).filter(lambda k: k in PART), max_size=6).map(sorted)
+ERRORS = st.sampled_from(
+    [
+        b"",
+        message(1, octets(1, b"no") + message(2, uint(1, 4))),
+        message(3, message(1, uint(2, 9) + octets(3, b"k"))),
+        message(2, message(1, message(3, b"refused"))),
+    ]
+)
+
+
+@given(keys=KEYS, values=st.lists(st.binary(max_size=40), min_size=6, max_size=6))
+def test_what_was_written_is_read(keys: list[bytes], values: list[bytes]) -> None:
+    found = judge(b"".join(map(pair, keys, values)))
+    assert isinstance(found, Page)
+    assert (found.keys, found.values, found.lock) == (keys, values[: len(keys)], None)
+
+
+@given(answer=st.binary(max_size=200))
+def test_any_bytes(answer: bytes) -> None:
+    judge(answer)
+
+
+@given(keys=KEYS, error=ERRORS, data=st.data())
+def test_changed_answers(keys: list[bytes], error: bytes, data: st.DataObject) -> None:
+    answer = bytearray(b"".join(pair(key, b"value of " + key) for key in keys) + error)
+    for _ in range(data.draw(st.integers(0, 4))):
+        if answer:
+            answer[data.draw(st.integers(0, len(answer) - 1))] = data.draw(st.integers(0, 255))
+    judge(bytes(answer[: data.draw(st.integers(0, len(answer)))]))
+
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
 FILES = [DATA / "txn_dev/stream.ndjson.zst", DATA / "txn_quiet/stream.ndjson.zst", DATA / "pd/pd_safepoint.ndjson.zst"]
@@ -120,9 +173,7 @@ def test_members_and_stores(calls: list[dict[str, Any]]) -> None:
     answer = next(bytes.fromhex(c["resp_hex"]) for c in calls if c["method"] == "GetMembers")
     members = m.read_members(answer)
     assert members == m.Members(
-        cluster_id=7710532567073277423,
-        urls=("http://127.0.0.1:2379",),
-        leader_urls=("http://127.0.0.1:2379",),
+        cluster_id=7710532567073277423, urls=("http://127.0.0.1:2379",), leader_urls=("http://127.0.0.1:2379",)
     )
     for call in calls:
         if call["method"] == "GetAllStores" and call["folder"] != "pd":

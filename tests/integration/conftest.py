@@ -1,0 +1,42 @@
+"""Worlds that several modules share. A module's own fixture of the same name stands before these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.auth_site import Site, auth_site
+from tests.kit.sorter_bench import Bench
+
+
+@pytest.fixture(scope="module")
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    """The recording's log behind the API, in as many flushes as the module's FLUSHES says; its tests only read."""
+    with api_world(tmp_path_factory.mktemp("api")) as made:
+        made.log.build(request.module.FLUSHES)
+        yield made
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[ApiWorld]:
+    """An API whose log is for the test to build."""
+    with api_world(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The service that asks for keys."""
+    with auth_site(tmp_path_factory.mktemp("auth")) as made:
+        yield made
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """Sorters over a catalog and a store."""
+    made = Bench(tmp_path)
+    yield made
+    made.stop()
