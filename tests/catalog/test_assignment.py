@@ -1,4 +1,4 @@
-"""What every catalog database must do when many things are given out at once: part of `catalog_suite.CatalogSuite`."""
+"""Assignment of many tasks and stores at once, their stamps, pulses, and tenants that are not active."""
 
 from __future__ import annotations
 

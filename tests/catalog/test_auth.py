@@ -1,4 +1,4 @@
-"""The part of the catalog suite that is about keys, logins and kept answers."""
+"""Keys, logins and kept answers."""
 
 from __future__ import annotations
 

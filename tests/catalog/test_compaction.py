@@ -1,4 +1,4 @@
-"""The compaction part of the catalog suite: pieces, the swap, read leases, and what may be collected."""
+"""Compaction: pieces, the commit of a job, read leases, and what may be collected."""
 
 from __future__ import annotations
 

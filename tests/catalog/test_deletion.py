@@ -1,4 +1,4 @@
-"""The part of the catalog suite that is about the end of a tenant."""
+"""Deletion of a tenant."""
 
 from __future__ import annotations
 

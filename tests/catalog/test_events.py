@@ -1,4 +1,4 @@
-"""Events, steering by people, and pages of tasks: the part of the catalog's suite about what operators see and ask."""
+"""Events, operator actions, and pages of tasks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def told(catalog: Catalog, **wanted: object) -> list[tuple[str, str]]:
     return [(event.kind, event.subject) for event in reversed(found)]
 
 
-class TestEvent:
+class TestEvents:
     def test_each_change_tells_an_event_in_its_transaction(self, catalog: Catalog) -> None:
         epoch = elected(catalog)
         low, *_ = activate(catalog)

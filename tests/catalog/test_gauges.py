@@ -1,4 +1,4 @@
-"""The part of the catalog suite that is about what is shown of the whole service, and about counting statements."""
+"""Gauges of the whole service, and counts of statements."""
 
 from __future__ import annotations
 

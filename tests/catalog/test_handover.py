@@ -1,4 +1,4 @@
-"""The part of the catalog suite that is about replays: tasks that are taken, and handed over further on."""
+"""Replays: tasks that are taken over and handed back further on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the catalog suite that is about data: flushes, segments, snapshots, stores, schema versions, objects."""
+"""The committed log: flushes, segments, snapshots, stores, schema versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a catalog must bear from its neighbours: reports of a newer version, and names of any kind."""
+"""Reports and workers of a newer version, and names of any kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tistream.catalog.work.workers import drain_worker, get_worker, heartbeat, l
 from tistream.errors import InvalidInput, NotFound, StateForbids
 
 
-class TestNeighbour:
+class TestNeighbours:
     def test_a_field_that_a_newer_worker_reports_is_ignored(self, catalog: Catalog) -> None:
         register_worker(catalog, "sorter-1", "sorter", "")
         report = WorkerReport(bytes_per_s=3.0, tasks=(TaskReport(task_id=1, epoch=1),))
@@ -65,7 +65,7 @@ class TestNeighbour:
         assert states == ["up", "newer"], "a heartbeat keeps what the newer version wrote"
 
 
-class TestName:
+class TestNames:
     @pytest.mark.parametrize("name", ["sorter-é", "日本", "sorter ", "sorter\t", "a\x00", "s" * 129])
     def test_an_invalid_name_is_refused_when_stored_and_not_found_in_queries(self, catalog: Catalog, name: str) -> None:
         with pytest.raises(InvalidInput, match="a name has at most 128 printable ASCII"):

@@ -1,4 +1,4 @@
-"""Catalog suite: pages of the committed log, what they cost, and objects that a page no longer needs."""
+"""Pages of the committed log, their cost, and superseded objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tistream.ts import TS_MAX
 Span = tuple[int, int]
 
 
-class TestPage:
+class TestPages:
     @pytest.mark.parametrize("seed", range(3))
     def test_a_page_is_the_first_segments_that_reach_into_the_interval(self, catalog: Catalog, seed: int) -> None:
         rnd = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The part of the catalog suite that is about tasks that are split and merged."""
+"""Split and merge of tasks."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class TestSeeds:
         assert [row.rows for row in list_seeds(catalog, T)] == [0]
 
 
-class TestBase:
+class TestBases:
     @pytest.fixture(autouse=True)
     def begun(self, catalog: Catalog) -> None:
         """The tenant's log ends at EDGE."""

@@ -1,4 +1,4 @@
-"""Stops: the part of the catalog's suite about what an error has stopped."""
+"""Stops: items that an error has stopped."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Role:
         return row.stopped.tenant
 
 
-class TestStop:
+class TestStops:
     def test_a_stop_is_one_row_and_one_event_however_often_it_fails(self, catalog: Catalog) -> None:
         record_stop(catalog, stopped())
         record_stop(catalog, stopped(tries=4, message="worse"))
