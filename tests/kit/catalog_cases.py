@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import select
@@ -75,8 +75,8 @@ def segment(
 
 def info(number: int, table_id: int, start: bytes = LOW.start, rows: int = 7, **places: int) -> SegmentInfo:
     """A segment of one table in a file; `places` are its offset and its length."""
-    at = {"offset": 8, "length": 90, "raw_length": 200, "crc": 0xFFFF_FFFF, **places}
-    span = {"table_lo": table_id, "table_hi": table_id, "lo_ts": START, "hi_ts": START}
+    at: dict[str, Any] = {"offset": 8, "length": 90, "raw_length": 200, "crc": 0xFFFF_FFFF, **places}
+    span: dict[str, Any] = {"table_lo": table_id, "table_hi": table_id, "lo_ts": START, "hi_ts": START}
     return SegmentInfo(number=number, kind="seed", rows=rows, start_key=start, end_key=start + b"\xff", **span, **at)
 
 
