@@ -61,7 +61,7 @@ def measure(shape: Shape, *, seconds: float, pushers: int, rows_per_s: float, fo
         for push in pushes:
             push.tell("start")
         time.sleep(WARM_S)
-        before, told, used = _snapshot(d), [push.tell("report") for push in pushes], d.usage()
+        before, reported, used = _snapshot(d), [push.tell("report") for push in pushes], d.usage()
         reader.forget()
         began, load = time.monotonic(), load_now()
         time.sleep(seconds)
@@ -81,7 +81,7 @@ def measure(shape: Shape, *, seconds: float, pushers: int, rows_per_s: float, fo
         "where": str(shape),
         "seconds": took,
         "load": load,
-        "committed_per_s": sum(t["committed"] - b["committed"] for t, b in zip(then, told, strict=True)) / took,
+        "committed_per_s": sum(t["committed"] - b["committed"] for t, b in zip(then, reported, strict=True)) / took,
         "committed": committed,
         "read": reader.rows,
         "disorder": reader.disorder,
@@ -89,7 +89,7 @@ def measure(shape: Shape, *, seconds: float, pushers: int, rows_per_s: float, fo
         "p99_s": float(np.percentile(ages, 99)),
         "max_s": float(ages.max()),
         "mean_s": float(ages.mean()),
-        "stages": _stages(float(ages.mean()), float(shown.mean()), before, after, told, then),
+        "stages": _stages(float(ages.mean()), float(shown.mean()), before, after, reported, then),
         "cpu": {name: (used_then[name].cpu_s - u.cpu_s) / took for name, u in used.items()},
     }
 
@@ -118,10 +118,10 @@ def _mean(key: str, before: Sums, after: Sums) -> float:
 
 
 def _stages(
-    mean_s: float, visible: float, before: Sums, after: Sums, told: list[dict[str, Any]], then: list[dict[str, Any]]
+    mean_s: float, visible: float, before: Sums, after: Sums, reported: list[dict[str, Any]], then: list[dict[str, Any]]
 ) -> dict[str, float]:
     def of_push(name: str) -> float:
-        return sum(float(t[name]) - float(b[name]) for t, b in zip(then, told, strict=True))
+        return sum(float(t[name]) - float(b[name]) for t, b in zip(then, reported, strict=True))
 
     in_file = of_push("waited_ms") / of_push("committed") / 1000
     uploaded = of_push("upload_sum") / of_push("upload_count")

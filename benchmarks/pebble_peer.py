@@ -62,8 +62,8 @@ class PebblePeer:
         """One run. ValueError when its scan has not met every row once and in order, or it has hardly compacted."""
         with tempfile.TemporaryDirectory() as folder:
             command = [str(self._program), str(self._rows), folder]
-            told = subprocess.run(command, check=True, capture_output=True, timeout=_RUN_S).stdout
-        found = json.loads(told)
+            output = subprocess.run(command, check=True, capture_output=True, timeout=_RUN_S).stdout
+        found = json.loads(output)
         if not found["whole"]:
             raise ValueError("the peer's scan has not met every row once and in order")
         run = PeerRun(**{field.name: found[field.name] for field in fields(PeerRun)})

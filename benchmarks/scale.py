@@ -70,19 +70,19 @@ def measure(load: Load, shape: Shape, *, seconds: float, kill: bool, folder: Pat
             found["failover"] = _failover(d, reader)
         push.tell("stop")
         time.sleep(0.2)
-        told = push.tell("report")
+        reported = push.tell("report")
         reader.stop()
         found["load"] = load_now()
-        found["rows_read"], found["rows_committed"] = reader.rows, told["committed"]
+        found["rows_read"], found["rows_committed"] = reader.rows, reported["committed"]
     return found
 
 
 def _steady(d: Deployment, push: PushProcess, seconds: float) -> dict[str, Any]:
     """Of each process, a second: processor time, statements and requests; and memory and threads at the end."""
-    before, used, told = d.counters(), _used(d, push), push.tell("report")
+    before, used, reported = d.counters(), _used(d, push), push.tell("report")
     began = time.monotonic()
     time.sleep(seconds)
-    after, used_then, told_then = d.counters(), _used(d, push), push.tell("report")
+    after, used_then, reported_then = d.counters(), _used(d, push), push.tell("report")
     took = time.monotonic() - began
     rates: dict[str, Any] = {}
     for name, usage in used_then.items():
@@ -91,8 +91,8 @@ def _steady(d: Deployment, push: PushProcess, seconds: float) -> dict[str, Any]:
         }
         cpu = (usage.cpu_s - used[name].cpu_s) / took
         rates[name] = {"cpu": cpu, "rss_mb": usage.rss_mb, "threads": usage.threads, **counted}
-    rates["push"]["PUT"] = (told_then["files"] - told["files"]) / took
-    rates["push"]["rows"] = (told_then["committed"] - told["committed"]) / took
+    rates["push"]["PUT"] = (reported_then["files"] - reported["files"]) / took
+    rates["push"]["rows"] = (reported_then["committed"] - reported["committed"]) / took
     return rates
 
 

@@ -74,17 +74,17 @@ def idle() -> Result:
     def second_of_a_dict() -> int:
         nonlocal stamp
         stamp += _SECOND_TS
-        told: dict[int, int] = {}
+        resolved: dict[int, int] = {}
         for part in parts:
             said = read_change_data(_resolved(part, stamp)).resolved
             for region in said.regions.tolist() if said else ():
                 entry = plain.get(region)
                 if entry is not None and stamp > entry[0]:
                     entry[0] = stamp
-                    told[entry[1]] = stamp
+                    resolved[entry[1]] = stamp
         event = Resolved(
-            subscriptions=np.fromiter(told, np.int64, len(told)),
-            resolved_ts=np.fromiter(told.values(), np.uint64, len(told)),
+            subscriptions=np.fromiter(resolved, np.int64, len(resolved)),
+            resolved_ts=np.fromiter(resolved.values(), np.uint64, len(resolved)),
         )
         return len(event.subscriptions)
 

@@ -166,7 +166,7 @@ class Pushers:
                         raise
                 next_at, now = source.due_at, time.monotonic()
                 heapq.heappush(due, (min(next_at, now + STEP_S) if next_at else now + 0.1, n))
-        except Exception as e:  # noqa: BLE001 - told with the next report
+        except Exception as e:  # noqa: BLE001 - sent with the next report
             self.error = repr(e)
 
     def go(self, going: bool) -> None:

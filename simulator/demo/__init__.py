@@ -175,20 +175,20 @@ class _Demo:
     def _follow(self, client: Client, pushing: Pushing, stack: ExitStack) -> None:
         out, seen = self._out, self._seen
         cursor: str | None = None
-        told = False
+        is_announced = False
         while not self._time.is_over(_PAUSE_S):
-            limit = None if told else _FIRST_PAGES_ROWS
+            limit = None if is_announced else _FIRST_PAGES_ROWS
             page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5, limit=limit)
             cursor = page.next_cursor
             _take(page.lines(), seen, out)
-            if not told and sum(seen.kinds.values()) >= _SHOWN_ROWS:
-                told = True
+            if not is_announced and sum(seen.kinds.values()) >= _SHOWN_ROWS:
+                is_announced = True
                 _lines_to_copy(client.url, out)
                 self._begin_load(stack)
             if pushing.error is not None:
                 raise pushing.error
             self._look()
-            if out.is_terminal and told:
+            if out.is_terminal and is_announced:
                 out.print(self._line(pushing.is_alive()), end="\r", highlight=False, no_wrap=True, crop=True)
 
     def _begin_load(self, stack: ExitStack) -> None:

@@ -98,8 +98,8 @@ class Load:
 
     def lag_s(self) -> float | None:
         """How far the reader's watermark is behind now; None before the first."""
-        told = self.judge.resolved_ts
-        return max(0.0, (self._clock.unix_ms() - tso.physical_ms(told)) / 1000) if told else None
+        resolved_ts = self.judge.resolved_ts
+        return max(0.0, (self._clock.unix_ms() - tso.physical_ms(resolved_ts)) / 1000) if resolved_ts else None
 
     def look(self) -> None:
         """Raise a failure; end the changes when there are enough."""

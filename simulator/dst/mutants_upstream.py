@@ -77,8 +77,8 @@ def opening_at_resolved() -> Iterator[None]:
 
     def said(self: Any, fetched_ts: int) -> None:
         resolve(self, fetched_ts)
-        told, by = self._came[-1], vars(self._cluster).setdefault("said", [])
-        for subscription, ts in zip(told.subscriptions.tolist(), told.resolved_ts.tolist(), strict=True):
+        resolved, by = self._came[-1], vars(self._cluster).setdefault("said", [])
+        for subscription, ts in zip(resolved.subscriptions.tolist(), resolved.resolved_ts.tolist(), strict=True):
             by.append((self._subscriptions[subscription].region.range, ts))
 
     with replaced(PusherWorker, "_checkpoint_of", checkpoint_of), replaced(SimSource, "_resolve", said):

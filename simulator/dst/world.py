@@ -240,8 +240,8 @@ class World:
         if not n.stopped(self._neighbour_tasks()):
             return True
         errors = self.database.query("SELECT task_id, error FROM tasks WHERE error IS NOT NULL")
-        told = [*self.problems(), *(f"task {task_id}: {error}" for task_id, error in errors)]
-        return any(name in text for name in n.names for text in told)
+        named = [*self.problems(), *(f"task {task_id}: {error}" for task_id, error in errors)]
+        return any(name in text for name in n.names for text in named)
 
     def _late_are_active(self) -> bool:
         states = self.database.query("SELECT state FROM tenants WHERE tenant_id >= ?", LATE_FROM)
@@ -436,11 +436,11 @@ class World:
 def story_logger(tell: Callable[[str], None]) -> None:
     """Let the rooms' log lines become part of the story."""
 
-    def told(_logger: object, level: str, event: MutableMapping[str, object]) -> str:
+    def noted(_logger: object, level: str, event: MutableMapping[str, object]) -> str:
         if level != "debug":
             facts = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
             error = event.get("exc_info")
             tell(f"[{level}] {event['event']} {facts}" + (f" {error!r}" if error else ""))
         raise structlog.DropEvent
 
-    structlog.configure(processors=[told], cache_logger_on_first_use=False)
+    structlog.configure(processors=[noted], cache_logger_on_first_use=False)
