@@ -1,4 +1,4 @@
-"""Three minutes of chaos on real processes: nothing is lost."""
+"""A minute and a half of chaos on real processes: nothing is lost. `make soak` runs twenty minutes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(600)
-def test_nothing_is_lost_in_three_minutes_of_chaos(tmp_path: Path) -> None:
+def test_nothing_is_lost_in_chaos(tmp_path: Path) -> None:
+    """The seed's 29 events are of all seven kinds of harm, and hit every kind of process, database, bucket and proxy."""
     with (tmp_path / "said").open("w") as said:
-        command = [sys.executable, "-m", "tistream.cli.main", "chaos", "--minutes=3", "--seed=20", "--every=4"]
+        command = [sys.executable, "-m", "tistream.cli.main", "chaos", "--minutes=1.5", "--seed=3008", "--every=1.5"]
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=said, timeout=580, check=False)
     story = (tmp_path / "said").read_text("utf-8")
     assert ran.returncode in (0, 1), story
