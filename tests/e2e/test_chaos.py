@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_in_chaos(tmp_path: Path) -> None:
-    """The seed's 29 events are of all seven kinds of harm, and hit every kind of process, database, bucket and proxy."""
+    """The seed has 29 events: all seven kinds of harm, and every kind of process, the database and the bucket."""
     with (tmp_path / "said").open("w") as said:
         command = [sys.executable, "-m", "tistream.cli.main", "chaos", "--minutes=1.5", "--seed=3008", "--every=1.5"]
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=said, timeout=580, check=False)
