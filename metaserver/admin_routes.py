@@ -19,10 +19,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
+from metaserver.routing import route
 from tistream.admin import actions, stops, views
 from tistream.admin.views import Sources
 from tistream.errors import InvalidInput
-from tistream.http.auth.access import access_of, needs
+from tistream.http.auth.access import access_of
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
@@ -56,12 +57,7 @@ def admin_router(sources: Sources) -> APIRouter:
 
 
 def _add_lists(routes: APIRouter, sources: Sources) -> None:
-    @routes.get(
-        "/v1/tasks",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="list_tasks",
-        summary="List tasks by id, with owners and load",
-    )
+    @route(routes, "GET", "/v1/tasks", Right.LOOK, "list_tasks", "List tasks by id, with owners and load")
     def list_tasks(
         limit: _Limit = 100,
         cursor: _Cursor = None,
@@ -73,11 +69,8 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         tenant = _tenant(cluster_id, tenant_id)
         return views.tasks_page(sources, limit=limit, cursor=cursor, tenant=tenant, owner=owner, stopped=stopped)
 
-    @routes.get(
-        "/v1/ranges",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="list_ranges",
-        summary="List the key ranges of a tenant in order, with owners",
+    @route(
+        routes, "GET", "/v1/ranges", Right.LOOK, "list_ranges", "List the key ranges of a tenant in order, with owners"
     )
     def list_ranges(
         cluster_id: Annotated[int, Query(ge=0, le=_INT_MAX)],
@@ -87,30 +80,15 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
     ) -> dict[str, Any]:
         return views.ranges_page(sources, Tenant(cluster_id, tenant_id), limit=limit, cursor=cursor)
 
-    @routes.get(
-        "/v1/owner",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="get_owner",
-        summary="Get the leader of the meta servers",
-    )
+    @route(routes, "GET", "/v1/owner", Right.LOOK, "get_owner", "Get the leader of the meta servers")
     def get_owner() -> dict[str, Any]:
         return views.owner(sources)
 
-    @routes.get(
-        "/v1/gaps",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="list_watermark_gaps",
-        summary="List stalled ranges",
-    )
+    @route(routes, "GET", "/v1/gaps", Right.LOOK, "list_watermark_gaps", "List stalled ranges")
     def list_watermark_gaps(cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None) -> dict[str, Any]:
         return views.watermark_gaps(sources, _tenant(cluster_id, tenant_id))
 
-    @routes.get(
-        "/v1/events",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="list_events",
-        summary="List events, newest first",
-    )
+    @route(routes, "GET", "/v1/events", Right.LOOK, "list_events", "List events, newest first")
     def list_events(
         limit: _Limit = 100,
         cursor: _Cursor = None,
@@ -127,63 +105,47 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
 
 
 def _add_workers(routes: APIRouter, sources: Sources) -> None:
-    @routes.get(
-        "/v1/workers",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="list_workers",
-        summary="List processes with state and load",
-    )
+    @route(routes, "GET", "/v1/workers", Right.LOOK, "list_workers", "List processes with state and load")
     def list_workers(
         kind: Annotated[str | None, Query(max_length=32, description="sorter, dispatcher, api, meta or replay")] = None,
     ) -> dict[str, Any]:
         return views.workers(sources, kind)
 
-    @routes.get(
-        "/v1/workers/{worker_id}",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="get_worker",
-        summary="Get one process with its report",
-    )
+    @route(routes, "GET", "/v1/workers/{worker_id}", Right.LOOK, "get_worker", "Get one process with its report")
     def get_worker(worker_id: str) -> dict[str, Any]:
         return views.worker(sources, worker_id)
 
-    @routes.post(
+    @route(
+        routes,
+        "POST",
         "/v1/workers/{worker_id}:drain",
-        dependencies=[needs(Right.OPERATE)],
-        operation_id="drain_worker",
-        summary="Move all work away from a worker",
+        Right.OPERATE,
+        "drain_worker",
+        "Move all work away from a worker",
     )
     def drain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
         return actions.drain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
 
-    @routes.post(
+    @route(
+        routes,
+        "POST",
         "/v1/workers/{worker_id}:undrain",
-        dependencies=[needs(Right.OPERATE)],
-        operation_id="undrain_worker",
-        summary="Assign work to a worker again",
+        Right.OPERATE,
+        "undrain_worker",
+        "Assign work to a worker again",
     )
     def undrain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
         return actions.undrain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
 
 
 def _add_tasks(routes: APIRouter, sources: Sources) -> None:
-    @routes.get(
-        "/v1/tasks/{task_id}",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="get_task",
-        summary="Get one task with its stalled ranges",
-    )
+    @route(routes, "GET", "/v1/tasks/{task_id}", Right.LOOK, "get_task", "Get one task with its stalled ranges")
     def get_task(task_id: _Id, response: Response) -> dict[str, Any]:
         found = views.task(sources, task_id)
         response.headers["ETag"] = f'"{found["epoch"]}"'
         return found
 
-    @routes.post(
-        "/v1/tasks/{task_id}:move",
-        dependencies=[needs(Right.OPERATE)],
-        operation_id="move_task",
-        summary="Move a task to another sorter",
-    )
+    @route(routes, "POST", "/v1/tasks/{task_id}:move", Right.OPERATE, "move_task", "Move a task to another sorter")
     def move(
         request: Request,
         task_id: _Id,
@@ -196,12 +158,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
         seen = _epoch(if_match)
         return actions.move(sources, task_id, to, dry_run=dry_run, actor=actor_of(request), if_epoch=seen)
 
-    @routes.post(
-        "/v1/tasks/{task_id}:split",
-        dependencies=[needs(Right.OPERATE)],
-        operation_id="split_task",
-        summary="Split a task in two",
-    )
+    @route(routes, "POST", "/v1/tasks/{task_id}:split", Right.OPERATE, "split_task", "Split a task in two")
     def split(
         request: Request,
         task_id: _Id,
@@ -213,12 +170,7 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
     ) -> dict[str, Any]:
         return actions.split(sources, task_id, key, dry_run=dry_run, actor=actor_of(request))
 
-    @routes.post(
-        "/v1/tasks/{task_id}:merge",
-        dependencies=[needs(Right.OPERATE)],
-        operation_id="merge_tasks",
-        summary="Merge two neighbouring tasks",
-    )
+    @route(routes, "POST", "/v1/tasks/{task_id}:merge", Right.OPERATE, "merge_tasks", "Merge two neighbouring tasks")
     def merge(
         request: Request,
         task_id: _Id,
@@ -227,34 +179,26 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
     ) -> dict[str, Any]:
         return actions.merge(sources, task_id, other, dry_run=dry_run, actor=actor_of(request))
 
-    @routes.post(
-        "/v1/tasks/{task_id}:retry",
-        dependencies=[needs(Right.OPERATE)],
-        operation_id="retry_stopped_task",
-        summary="Retry a stopped task",
-    )
+    @route(routes, "POST", "/v1/tasks/{task_id}:retry", Right.OPERATE, "retry_stopped_task", "Retry a stopped task")
     def retry(request: Request, task_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
         return actions.retry(sources, task_id, dry_run=dry_run, actor=actor_of(request))
 
 
 def _add_stops(routes: APIRouter, sources: Sources) -> None:
-    @routes.get(
+    @route(
+        routes,
+        "GET",
         "/v1/stops",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="list_stops",
-        summary="List what errors have stopped: tenants, stores, jobs and tasks",
+        Right.LOOK,
+        "list_stops",
+        "List what errors have stopped: tenants, stores, jobs and tasks",
     )
     def list_stops(
         limit: _Limit = 100, cursor: _Cursor = None, cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None
     ) -> dict[str, Any]:
         return stops.stops_page(sources, limit=limit, cursor=cursor, tenant=_tenant(cluster_id, tenant_id))
 
-    @routes.post(
-        "/v1/stops/{stop_id}:resume",
-        dependencies=[needs(Right.OPERATE)],
-        operation_id="resume_stop",
-        summary="Retry a stopped item now",
-    )
+    @route(routes, "POST", "/v1/stops/{stop_id}:resume", Right.OPERATE, "resume_stop", "Retry a stopped item now")
     def resume(request: Request, stop_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
         return stops.resume(sources, stop_id, dry_run=dry_run, actor=actor_of(request))
 
@@ -262,9 +206,7 @@ def _add_stops(routes: APIRouter, sources: Sources) -> None:
 def _add_tenants(routes: APIRouter, sources: Sources) -> None:
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
-    @routes.post(
-        f"{base}:pause", dependencies=[needs(Right.TENANT)], operation_id="pause_tenant", summary="Pause a tenant"
-    )
+    @route(routes, "POST", f"{base}:pause", Right.TENANT, "pause_tenant", "Pause a tenant")
     def pause(
         request: Request,
         cluster_id: _Id,
@@ -275,21 +217,11 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
         tenant = Tenant(cluster_id, tenant_id)
         return actions.pause(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
 
-    @routes.post(
-        f"{base}:resume",
-        dependencies=[needs(Right.TENANT)],
-        operation_id="resume_tenant",
-        summary="Resume a paused tenant",
-    )
+    @route(routes, "POST", f"{base}:resume", Right.TENANT, "resume_tenant", "Resume a paused tenant")
     def resume(request: Request, cluster_id: _Id, tenant_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
         return actions.resume(sources, Tenant(cluster_id, tenant_id), dry_run=dry_run, actor=actor_of(request))
 
-    @routes.delete(
-        base,
-        dependencies=[needs(Right.OPERATE)],
-        operation_id="delete_tenant",
-        summary="Delete a tenant for ever; idempotent",
-    )
+    @route(routes, "DELETE", base, Right.OPERATE, "delete_tenant", "Delete a tenant for ever; idempotent")
     def delete(
         request: Request,
         cluster_id: _Id,

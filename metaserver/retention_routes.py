@@ -19,6 +19,7 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
 from metaserver.retention import holds_of
+from metaserver.routing import route
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.safe_points import list_safe_points, remove_safe_point, set_safe_point
@@ -35,7 +36,6 @@ from tistream.catalog.tenancy.changefeeds import (
 from tistream.catalog.tenancy.tenants import get_tenant, set_retention
 from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import InvalidInput
-from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
@@ -98,24 +98,14 @@ def retention_router(catalog: Catalog) -> APIRouter:
     routes = APIRouter(tags=["retention"])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
-    @routes.patch(
-        base,
-        dependencies=[needs(Right.TENANT)],
-        operation_id="change_tenant",
-        summary="Set the retention of a tenant",
-    )
+    @route(routes, "PATCH", base, Right.TENANT, "change_tenant", "Set the retention of a tenant")
     def change(cluster_id: _Id, tenant_id: _Id, wanted: TenantChange) -> dict[str, Any]:
         tenant = _known(catalog, cluster_id, tenant_id)
         hours = wanted.retention_hours
         set_retention(catalog, tenant, None if hours is None else max(int(hours > 0), int(hours * 3600)))
         return retention_of(catalog, tenant)
 
-    @routes.get(
-        f"{base}/retention",
-        dependencies=[needs(Right.LOOK)],
-        operation_id="get_retention",
-        summary="Start of the log, and its holds",
-    )
+    @route(routes, "GET", f"{base}/retention", Right.LOOK, "get_retention", "Start of the log, and its holds")
     def retention(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
         return retention_of(catalog, _known(catalog, cluster_id, tenant_id))
 
@@ -125,21 +115,11 @@ def retention_router(catalog: Catalog) -> APIRouter:
 
 
 def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
-    @routes.get(
-        base,
-        dependencies=[needs(Right.PUSH)],
-        operation_id="get_safe_point",
-        summary="Timestamp above which the upstream must keep data",
-    )
+    @route(routes, "GET", base, Right.PUSH, "get_safe_point", "Timestamp above which the upstream must keep data")
     def safe_point(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
         return safe_point_of(catalog, _known(catalog, cluster_id, tenant_id))
 
-    @routes.put(
-        f"{base}/{{service_id}}",
-        dependencies=[needs(Right.TENANT)],
-        operation_id="set_safe_point",
-        summary="Hold the log above a timestamp",
-    )
+    @route(routes, "PUT", f"{base}/{{service_id}}", Right.TENANT, "set_safe_point", "Hold the log above a timestamp")
     def hold(cluster_id: _Id, tenant_id: _Id, service_id: _Name, new: NewSafePoint) -> dict[str, Any]:
         tenant = _known(catalog, cluster_id, tenant_id)
         if new.ttl_s:
@@ -148,12 +128,14 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
             remove_safe_point(catalog, tenant, service_id)
         return safe_point_of(catalog, tenant)
 
-    @routes.delete(
+    @route(
+        routes,
+        "DELETE",
         f"{base}/{{service_id}}",
+        Right.TENANT,
+        "remove_safe_point",
+        "Remove a safe point",
         status_code=204,
-        dependencies=[needs(Right.TENANT)],
-        operation_id="remove_safe_point",
-        summary="Remove a safe point",
     )
     def release(cluster_id: _Id, tenant_id: _Id, service_id: _Name) -> Response:
         remove_safe_point(catalog, _known(catalog, cluster_id, tenant_id), service_id)
@@ -163,19 +145,11 @@ def _safe_point_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
 def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
     one = f"{base}/{{changefeed_id}}"
 
-    @routes.get(
-        base, dependencies=[needs(Right.LOOK)], operation_id="list_changefeeds", summary="List registered consumers"
-    )
+    @route(routes, "GET", base, Right.LOOK, "list_changefeeds", "List registered consumers")
     def changefeeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Changefeed]]:
         return {"items": [_shown(row) for row in list_changefeeds(catalog, _known(catalog, cluster_id, tenant_id))]}
 
-    @routes.post(
-        base,
-        status_code=201,
-        dependencies=[needs(Right.READ)],
-        operation_id="create_changefeed",
-        summary="Register a consumer",
-    )
+    @route(routes, "POST", base, Right.READ, "create_changefeed", "Register a consumer", status_code=201)
     def create(cluster_id: _Id, tenant_id: _Id, new: NewChangefeed, response: Response) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         served = served_watermark(catalog, tenant)
@@ -192,13 +166,11 @@ def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         response.status_code = 201 if made else 200
         return _shown(get_changefeed(catalog, tenant, new.changefeed_id))
 
-    @routes.get(one, dependencies=[needs(Right.LOOK)], operation_id="get_changefeed", summary="Get a consumer")
+    @route(routes, "GET", one, Right.LOOK, "get_changefeed", "Get a consumer")
     def read(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         return _shown(get_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id))
 
-    @routes.patch(
-        one, dependencies=[needs(Right.READ)], operation_id="move_checkpoint", summary="Advance a consumer's checkpoint"
-    )
+    @route(routes, "PATCH", one, Right.READ, "move_checkpoint", "Advance a consumer's checkpoint")
     def checkpoint(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name, new: Checkpoint) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         return _shown(move_checkpoint(catalog, tenant, changefeed_id, _ts(new.checkpoint_ts)))
@@ -207,33 +179,17 @@ def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
 
 
 def _changefeed_states(catalog: Catalog, routes: APIRouter, one: str) -> None:
-    @routes.delete(
-        one,
-        status_code=204,
-        dependencies=[needs(Right.TENANT)],
-        operation_id="remove_changefeed",
-        summary="Remove a consumer",
-    )
+    @route(routes, "DELETE", one, Right.TENANT, "remove_changefeed", "Remove a consumer", status_code=204)
     def remove(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Response:
         remove_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id)
         return Response(status_code=204)
 
-    @routes.post(
-        f"{one}:pause",
-        dependencies=[needs(Right.TENANT)],
-        operation_id="pause_changefeed",
-        summary="Pause a consumer",
-    )
+    @route(routes, "POST", f"{one}:pause", Right.TENANT, "pause_changefeed", "Pause a consumer")
     def pause(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         return _shown(switch_changefeed(catalog, tenant, changefeed_id, FeedState.STOPPED))
 
-    @routes.post(
-        f"{one}:resume",
-        dependencies=[needs(Right.TENANT)],
-        operation_id="resume_changefeed",
-        summary="Resume a consumer",
-    )
+    @route(routes, "POST", f"{one}:resume", Right.TENANT, "resume_changefeed", "Resume a consumer")
     def resume(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         return _shown(switch_changefeed(catalog, tenant, changefeed_id, FeedState.NORMAL))

@@ -23,13 +23,14 @@ from pydantic import BaseModel, Field
 from metaserver.activation import is_refused
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import push_prefixes
+from metaserver.routing import route
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.keys import list_keys
 from tistream.catalog.tenancy.tenants import TenantRow, TenantState, get_tenant, register_tenant
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.work.tasks import frontier, get_task, list_tasks, retry_task
 from tistream.errors import Fenced, NotFound
-from tistream.http.auth.access import Who, needs
+from tistream.http.auth.access import Who
 from tistream.http.auth.core.roles import Principal, Right, Role
 from tistream.http.auth.issue import issue_key
 from tistream.ids import Tenant
@@ -141,16 +142,11 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
     kms_key_arn = issuer.terms.kms_key_arn if issuer is not None else ""
     _operators_routes(routes, catalog, push_of, lambda tenant: aws_line(tenant, store_url, kms_key_arn))
 
-    @routes.get(f"{base}/push", operation_id="get_push", summary="Where to push", dependencies=[needs(Right.PUSH)])
+    @route(routes, "GET", f"{base}/push", Right.PUSH, "get_push", "Where to push")
     def push(cluster_id: _Id, tenant_id: _Id) -> Push:
         return push_of(get_tenant(catalog, Tenant(cluster_id, tenant_id)))
 
-    @routes.get(
-        f"{base}/frontier",
-        operation_id="get_frontier",
-        summary="Where new subscriptions may start",
-        dependencies=[needs(Right.PUSH)],
-    )
+    @route(routes, "GET", f"{base}/frontier", Right.PUSH, "get_frontier", "Where new subscriptions may start")
     def read_frontier(cluster_id: _Id, tenant_id: _Id) -> list[FrontierEntry]:
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
         return [
@@ -163,23 +159,27 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
             for found in frontier(catalog, row.tenant)
         ]
 
-    @routes.post(
+    @route(
+        routes,
+        "POST",
         f"{base}/stores/{{store_id}}/incarnations",
+        Right.PUSH,
+        "issue_incarnation",
+        "Issue an incarnation to a store's pusher",
         status_code=201,
-        operation_id="issue_incarnation",
-        summary="Issue an incarnation to a store's pusher",
-        dependencies=[needs(Right.PUSH)],
     )
     def new_incarnation(cluster_id: _Id, tenant_id: _Id, store_id: _Id) -> NewIncarnation:
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
         incarnation, max_cut_ts = issue_incarnation(catalog, row.tenant, store_id)
         return NewIncarnation(incarnation=incarnation, max_cut_ts=str(max_cut_ts))
 
-    @routes.get(
+    @route(
+        routes,
+        "GET",
         f"{base}/stores/{{store_id}}/incarnations",
-        operation_id="get_incarnation",
-        summary="Newest incarnation of a store's pusher",
-        dependencies=[needs(Right.PUSH)],
+        Right.PUSH,
+        "get_incarnation",
+        "Newest incarnation of a store's pusher",
         description="A pusher that reads another number than its own has been replaced, and must stop.",
     )
     def read_incarnation(cluster_id: _Id, tenant_id: _Id, store_id: _Id) -> NewestIncarnation:
@@ -225,13 +225,7 @@ def aws_line(tenant: Tenant, store_url: str, kms_key_arn: str = "") -> str | Non
 def _operators_routes(
     routes: APIRouter, catalog: Catalog, push_of: Callable[[TenantRow], Push], aws_of: Callable[[Tenant], str | None]
 ) -> None:
-    @routes.post(
-        "/v1/tenants",
-        status_code=201,
-        operation_id="register_tenant",
-        summary="Register a tenant",
-        dependencies=[needs(Right.OPERATE)],
-    )
+    @route(routes, "POST", "/v1/tenants", Right.OPERATE, "register_tenant", "Register a tenant", status_code=201)
     def register(new: NewTenant, who: Who, request: Request) -> RegisteredTenant:
         row = register_tenant(catalog, Tenant(new.cluster_id, new.tenant_id))
         key = _push_key(catalog, row.tenant, who)
@@ -246,12 +240,7 @@ def _operators_routes(
             ),
         )
 
-    @routes.post(
-        f"{_TENANT}/tasks/{{task_id}}:retry",
-        operation_id="retry_task",
-        summary="Retry a stopped task",
-        dependencies=[needs(Right.TENANT)],
-    )
+    @route(routes, "POST", f"{_TENANT}/tasks/{{task_id}}:retry", Right.TENANT, "retry_task", "Retry a stopped task")
     def retry(cluster_id: _Id, tenant_id: _Id, task_id: _Id) -> RetriedTask:
         of_tenant = list_tasks(catalog, Tenant(cluster_id, tenant_id))
         task = next((row for row in of_tenant if row.task_id == task_id), None)
