@@ -11,6 +11,8 @@ import typer
 from tistream.cli.output import Output, show_data, show_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tistream.admin.core.cost import Lever, Load, Month
 
 
@@ -47,9 +49,8 @@ def cost(
     from tistream.admin.core.cost import Load, Prices, levers, month
 
     given = {**context.params, "idle_flush_s": max(idle_flush_s, flush_s)}
-    load, prices = (
-        of(**{field.name: given[field.name] for field in fields(of) if field.name in given}) for of in (Load, Prices)
-    )
+    load = Load(**{field.name: given[field.name] for field in fields(Load) if field.name in given})
+    prices = Prices(**{field.name: given[field.name] for field in fields(Prices) if field.name in given})
     bill, changes = month(load, prices), levers(load, prices)
     if output is Output.TABLE:
         _show(load, bill, changes)
@@ -78,6 +79,6 @@ def _show(load: Load, bill: Month, changes: list[Lever]) -> None:
     _table("single changes", ("change", "saves USD", "month"), savings)
 
 
-def _table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     columns = [(heading, itemgetter(n)) for n, heading in enumerate(headings)]
     show_rows(rows, Output.TABLE, columns, title=title, numbers=("USD", "requests", "saves USD", "month"))
