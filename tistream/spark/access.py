@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reading.deps import Services
     from reading.pull import PullAnswer
     from reading.scope import Scope as PullScope
-    from tistream.client.core.exchange import Page
+    from tistream.client.core.requests import Page
 
 
 class ChangeLog(Protocol):
@@ -54,8 +54,8 @@ class _OverHttp:
 
     def pull(self, scope: Scope, **params: Any) -> Page:
         of = self._options
-        names = {"database": scope.database, "table": scope.table}
-        return self._client.page(of.cluster, of.tenant, **names, format=_format(of), **params)
+        params |= {"database": scope.database, "table": scope.table, "format": _format(of)}
+        return self._client.page(of.cluster, of.tenant, **params)
 
     def splits(self, scope: Scope, **params: str | int | None) -> dict[str, Any]:
         of = self._options
