@@ -18,6 +18,7 @@ EXCLUDED = ("tests/", "simulator/recording/", "apiserver/console/static/vendor/"
 IDENTIFIERS = {
     "BrokenPromise": "UpstreamContractViolated",
     "Hole": "WatermarkGap",
+    "KeyGuard": "Authenticator",
     "OWNER_LEASE_MS": "LEADER_LEASE_MS",
     "PIN_TTL_MS": "READ_LEASE_TTL_MS",
     "RegionBoard": "RegionCache",
@@ -78,6 +79,7 @@ SCREENS = {
     "Do nothing": "Cancel",
     "Heard of": "Last seen",
     "Make a key": "Create key",
+    "Steer": "Actions",
     "Tables of then": "Tables at this point",
     "There is no such thing": "Not found",
     "key that counts": "No API keys yet",

@@ -1,7 +1,7 @@
-"""Error pages in the console's layout for browsers; programs get the problem document.
+"""Renders errors as console pages for browsers; programs get the problem document.
 
-ASGI middleware around everything else, because every layer refuses something: authentication, limits, routes. A request
-that accepts HTML gets the page, except below `/v1/` and for `.json`, which are for programs. Status and headers stay.
+The outermost ASGI middleware, since every layer may refuse a request. A request gets a page if it accepts HTML, except
+below `/v1/` and for `.json`. Status and headers are kept.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class ErrorPages:
         self._app, self._template = app, template
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _reads_pages(HTTPConnection(scope)):
+        if scope["type"] != "http" or not _wants_page(HTTPConnection(scope)):
             return await self._app(scope, receive, send)
-        start: Message | None = None  # of a problem, until its document is whole
+        start: Message | None = None  # of a problem, until its document is complete
         document, begun = b"", False
 
-        async def answer(told: Message, facts: Mapping[str, object]) -> None:
-            page = self._template.render(facts, **page_context(HTTPConnection(scope)))
-            await _answer(told, page.encode(), send)
+        async def answer(start: Message, problem: Mapping[str, object]) -> None:
+            page = self._template.render(problem, **page_context(HTTPConnection(scope)))
+            await _answer(start, page.encode(), send)
 
         async def sent(message: Message) -> None:
             nonlocal start, document, begun
@@ -49,7 +49,7 @@ class ErrorPages:
 
         try:
             await self._app(scope, receive, sent)
-        except Exception:  # a defect of ours: the layer around this one writes it down
+        except Exception:  # a defect: the layer outside logs it
             if not begun:
                 failed = problem_response(TiStreamError())
                 start = {"type": "http.response.start", "status": failed.status_code, "headers": failed.raw_headers}
@@ -57,10 +57,10 @@ class ErrorPages:
             raise
 
 
-def _reads_pages(asked: HTTPConnection) -> bool:
-    path = asked.scope["path"]
-    is_for_programs = path.startswith("/v1/") or path.endswith(".json") or asked.scope["method"] == "HEAD"
-    return not is_for_programs and "text/html" in asked.headers.get("accept", "")
+def _wants_page(request: HTTPConnection) -> bool:
+    path = request.scope["path"]
+    is_for_programs = path.startswith("/v1/") or path.endswith(".json") or request.scope["method"] == "HEAD"
+    return not is_for_programs and "text/html" in request.headers.get("accept", "")
 
 
 def _is_problem(message: Message) -> bool:

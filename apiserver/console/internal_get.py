@@ -1,7 +1,6 @@
-"""Asks this application, inside of the process, in the name of one who has asked already.
+"""Requests to this application from inside the process, with the credentials of another request.
 
-The question takes the whole way that one from outside takes: wall, bounds on how often, the route's own look at what
-the key may. So who no longer may is refused here as there. It carries credentials and nothing else of the first one.
+They pass all middleware and the checks of the route, so access is decided as for a request from outside.
 """
 
 from __future__ import annotations
@@ -23,39 +22,39 @@ _CARRIED = frozenset({b"authorization", b"cookie", b"host"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the application said."""
+    """An answer of the application."""
 
     status: int
-    headers: Mapping[str, str]  #: names in small letters
+    headers: Mapping[str, str]  #: names in lower case
     body: bytes
 
 
 async def get_as(request: Request, address: str, headers: Mapping[str, str]) -> Answer:
-    """GET `address` (path and query) of the application that answers `request`. Never fails: what does is a 500."""
-    status, told, pieces = 500, {}, []
-    given = False
+    """GET `address` (path and query) with the credentials of `request`. Never raises: a failure is a 500."""
+    status, answered, pieces = 500, {}, []
+    sent = False
 
     async def receive() -> Message:
-        nonlocal given
-        if given:
-            await asyncio.Event().wait()  # who asks does not hang up: it cancels
-        given = True
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # no disconnect: the caller cancels
+        sent = True
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Message) -> None:
-        nonlocal status, told
+        nonlocal status, answered
         if message["type"] == "http.response.start":
             status = message["status"]
-            told = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in message.get("headers", ())}
+            answered = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in message.get("headers", ())}
         elif message["type"] == "http.response.body":
             pieces.append(bytes(message.get("body", b"")))
 
     try:
         await request.app(_scope(request, address, headers), receive, send)
-    except Exception:  # answered with a 500 already; the requesting stream continues
-        log.exception("a part could not be made", address=address)
+    except Exception:  # already answered with a 500; the calling stream continues
+        log.exception("internal request failed", address=address)
         status = 500
-    return Answer(status=status, headers=told, body=b"".join(pieces))
+    return Answer(status=status, headers=answered, body=b"".join(pieces))
 
 
 def _scope(request: Request, address: str, headers: Mapping[str, str]) -> Scope:

@@ -1,7 +1,7 @@
-"""Lags as the overview saw them: what a percentile and a small line are made of. In memory, of this process.
+"""Recent lags of tenants, for percentiles and sparklines. In memory, of this process.
 
-There is a sample whenever somebody looks at the overview (an open tab: every two seconds), at most one a second; the
-newest SAMPLES_MAX are kept. Nobody samples while nobody looks, and nothing is made up for that time.
+Samples are taken when the overview is rendered (an open tab: every two seconds), at most one per second; the newest
+SAMPLES_MAX are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tistream.ids import Tenant
 
 SAMPLES_MAX = 450
-LINE_MS = 5_000  #: the lag that is promised
+LINE_MS = 5_000  #: the promised lag
 _EVERY_S = 1.0
 _SPARK_SAMPLES = 60
 _WIDTH, _HEIGHT = 120.0, 24.0
@@ -23,7 +23,7 @@ _WIDTH, _HEIGHT = 120.0, 24.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Of all samples of some tenants, in milliseconds; None without any."""
+    """Of all samples of some tenants, in milliseconds; None without samples."""
 
     p50_ms: int | None
     p99_ms: int | None
@@ -39,7 +39,7 @@ class LagHistory:
         self._lags: dict[Tenant, array[float]] = {}
 
     def note(self, now_s: float, lags: Mapping[Tenant, float]) -> None:
-        """A look. Tenants without a lag are left out."""
+        """Add a sample of each tenant that has a lag."""
         with self._lock:
             if self._times and now_s - self._times[-1] < _EVERY_S:
                 return
@@ -50,7 +50,7 @@ class LagHistory:
                 del kept[:-SAMPLES_MAX]
 
     def percentiles(self, tenants: Iterable[Tenant]) -> Percentiles:
-        """Of these tenants together."""
+        """The percentiles over these tenants."""
         with self._lock:
             found = sorted(lag for tenant in tenants for lag in self._lags.get(tenant, ()))
             seconds = round(self._times[-1] - self._times[0]) if self._times else 0
@@ -59,7 +59,7 @@ class LagHistory:
         return Percentiles(p50_ms=_rank(found, 0.5), p99_ms=_rank(found, 0.99), seconds=seconds)
 
     def line(self, tenant: Tenant) -> dict[str, object]:
-        """The newest samples as the points of a line, with the height of LINE_MS; no points before two samples."""
+        """The newest samples as points of an SVG line, and the height of LINE_MS; no points before two samples."""
         with self._lock:
             lags = list(self._lags.get(tenant, ()))[-_SPARK_SAMPLES:]
         top = max([2 * LINE_MS, *lags])
@@ -69,7 +69,7 @@ class LagHistory:
 
 
 def _rank(ordered: Sequence[float], share: float) -> int:
-    """The smallest value that is at least as large as `share` of them."""
+    """The nearest-rank quantile."""
     return round(ordered[math.ceil(share * len(ordered)) - 1])
 
 

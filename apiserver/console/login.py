@@ -1,12 +1,11 @@
-"""Logging in to the console and out of it.
+"""Login and logout of the console.
 
-    GET  /login     a form; /login#CODE fills it in, and the visitor sends it
-    POST /login     a login code (once) or an API key becomes a session
+    GET  /login     a form; /login#CODE fills it in, and the visitor submits it
+    POST /login     a login code (once) or an API key starts a session
     POST /logout    ends it
 
-A code stands behind the `#` of its link: browsers send that part to nobody, so it is in no log and no program that
-looks links up before people do can use it up. The session is a cookie that no script reads and that no other site
-makes the browser send.
+Browsers do not send the code behind the `#`, so it is in no log, and link previews cannot use it up. The session is an
+HttpOnly, SameSite=Strict cookie.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Render = Callable[[Request, str, dict[str, Any], int], Response]
 
 
 def router(services: Services, render: Render) -> APIRouter:
-    """The three routes. `render(request, template, facts, status)` makes a page."""
+    """The three routes. `render(request, template, view, status)` makes a page."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/login", dependencies=[needs(Right.OPEN)])
@@ -86,18 +85,18 @@ def router(services: Services, render: Render) -> APIRouter:
 
 
 async def _session(services: Services, authenticator: Authenticator, given: str) -> str:
-    """The token of a new session. Unauthenticated says why there is none."""
+    """The token of a new session. Unauthenticated with the reason."""
     if given.startswith("tsk_"):
         who = await authenticator.authenticate_key(given)
         if Right.LOOK not in who.rights:
-            raise Unauthenticated(f"A key of role {who.role} does not open the console.")
+            raise Unauthenticated(f"A key of role {who.role} cannot open the console.")
         return await run_in_threadpool(session_of, services.catalog, who.key_id)
     token = await run_in_threadpool(session_by_code, services.catalog, given)
     if token is None:
-        raise Unauthenticated("This login code was used, has expired or is none. Make a new one.")
+        raise Unauthenticated("This login code is invalid, used or expired. Create a new one.")
     return token
 
 
 def _own_page(text: str) -> str:
-    """An address below ours, and no other."""
+    """A path of this site, else the overview."""
     return text if _PAGE.fullmatch(text) else _HOME

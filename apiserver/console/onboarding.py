@@ -64,12 +64,12 @@ def add_pages(pages: Pages) -> None:
 
 
 def asks_for_keys(request: Request) -> bool:
-    """Whether this deployment asks for API keys."""
+    """Whether this deployment requires API keys."""
     return access_of(request).authenticator is not None
 
 
 def steps(services: Services, of: Tenant) -> dict[str, Any]:
-    """What is done and what is left to do until the tenant is active."""
+    """The steps until the tenant is active, done or not."""
     found = tenant_routes.detail(services, of)
     has_key = any(row.role == Role.PUSHER and row.state == "living" for row in list_keys(services.catalog, of))
     done_or_not = [
@@ -87,7 +87,7 @@ def steps(services: Services, of: Tenant) -> dict[str, Any]:
 
 
 def _register(services: Services, who: Principal, asked: Tenant | None, *, keyed: bool) -> dict[str, Any]:
-    """Whether `who` may register a tenant, and why not this one."""
+    """Whether `who` may register tenants, and why `asked` cannot be registered."""
     found: dict[str, Any] = {"may": Right.OPERATE in who.rights, "role": str(who.role), "keyed": keyed}
     if asked is None or not who.sees(asked):
         return {**found, "why_not": None, "see": None}

@@ -1,4 +1,4 @@
-"""The facts behind the operators' pages: plain dictionaries, the same for HTML and `.json`."""
+"""Data of the operators' pages: plain dictionaries, the same for HTML and `.json`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _TABLES_SHOWN = 200
 
 
 def sources_of(services: Services) -> Sources:
-    """What the operators' facts are read from."""
+    """The sources of the operators' data."""
     return Sources(catalog=services.catalog, clock=services.clock, names=table_names(services.registry))
 
 
 def tasks(
     services: Services, who: Tenant | None, cursor: str | None, owner: str | None, stopped: bool
 ) -> dict[str, Any]:
-    """The key-space strip of a tenant and its tasks; of all tenants the tasks alone."""
+    """Tasks, and the key-space strip if a tenant is chosen."""
     sources = sources_of(services)
     page = views.tasks_page(sources, limit=ROWS, cursor=cursor, tenant=who, owner=owner, stopped=stopped)
     counts = listing.count_tasks(services.catalog, who)
@@ -64,11 +64,11 @@ def tasks(
 
 
 def task(services: Services, task_id: int) -> dict[str, Any]:
-    """One task, its holes, where it may go, what it may be merged with, and what happened to it."""
+    """One task, its watermark gaps, possible receivers and merge partners, and its events."""
     sources = sources_of(services)
     found = views.task(sources, task_id)
     sorters = views.workers(sources, "sorter")["items"]
-    told = views.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="task", subject=str(task_id))
+    recent = views.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="task", subject=str(task_id))
     receivers = [w["worker_id"] for w in sorters if w["state"] == "up" and w["worker_id"] != found["owner"]]
     row = get_task(services.catalog, task_id)
     name_of = sources.names_of(row.tenant)
@@ -76,11 +76,11 @@ def task(services: Services, task_id: int) -> dict[str, Any]:
         {"task_id": each.task_id, "label": range_label(each.range, each.kind, name_of)}
         for each in listing.neighbours(services.catalog, row)
     ]
-    return {**found, "receivers": receivers, "neighbours": beside, "events": told["items"]}
+    return {**found, "receivers": receivers, "neighbours": beside, "events": recent["items"]}
 
 
 def workers(services: Services) -> dict[str, Any]:
-    """All workers by kind, with their part of the load of their kind."""
+    """All workers by kind, with their share of the highest load."""
     sources = sources_of(services)
     items = views.workers(sources)["items"]
     groups = []
@@ -95,22 +95,22 @@ def workers(services: Services) -> dict[str, Any]:
 
 
 def worker(services: Services, worker_id: str) -> dict[str, Any]:
-    """One worker, what it owns, and what happened to it."""
+    """One worker, its tasks and its events."""
     sources = sources_of(services)
     found = views.worker(sources, worker_id)
     owned = views.tasks_page(sources, limit=ROWS, owner=worker_id)
-    told = views.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="worker", subject=worker_id)
+    recent = views.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="worker", subject=worker_id)
     return {
         **found,
-        "listens_at": found["address"],  # `address` is the page's own to its template
+        "listens_at": found["address"],  # `address` is the page's own
         "owned": owned["items"],
         "owned_more": owned["next_cursor"] is not None,
-        "events": told["items"],
+        "events": recent["items"],
     }
 
 
 def watermark_gaps(services: Services, who: Tenant | None) -> dict[str, Any]:
-    """Every hole in words, and the range map of the tenants that have one (or of the one that is asked for)."""
+    """Stalled ranges, and the range map of their tenants or of the chosen one."""
     sources = sources_of(services)
     found = views.watermark_gaps(sources, who)
     by_tenant: dict[Tenant, dict[int, list[dict[str, Any]]]] = {} if who is None else {who: {}}
@@ -129,14 +129,14 @@ def watermark_gaps(services: Services, who: Tenant | None) -> dict[str, Any]:
 
 
 def events(services: Services, cursor: str | None, kind: str | None, who: Tenant | None) -> dict[str, Any]:
-    """What happened, the newest first."""
+    """Events, the newest first."""
     page = views.events_page(sources_of(services), limit=ROWS, cursor=cursor, kind=kind or None, tenant=who)
     chosen = None if who is None else str(who)
     return {**page, "kind": kind, "cursor": cursor, "tenants": _tenant_choices(services), "chosen": chosen}
 
 
 def all_tenants(services: Services) -> dict[str, Any]:
-    """All tenants, with what may be done with them."""
+    """All tenants."""
     items = []
     for row in tenants.list_tenants(services.catalog):
         created = tso.to_text(tso.compose(row.created_ms))
@@ -145,11 +145,11 @@ def all_tenants(services: Services) -> dict[str, Any]:
 
 
 def schema(services: Services, who: Tenant, at: str | None) -> dict[str, Any]:
-    """The schema as of one of its DDL events: the tables at that point, and what the event changed."""
+    """The schema as of one of its DDL events, and what that event changed."""
     history, resolved = schema_views.history_of(services, who)
-    told = history.events(history.start_ts, resolved)
+    events = history.events(history.start_ts, resolved)
     ts = schema_views.moment(services, history, resolved, at, resolved)
-    stamps = sorted({event.commit_ts for event in told})
+    stamps = sorted({event.commit_ts for event in events})
     step = bisect_right(stamps, ts)
     since = stamps[step - 2] if step >= 2 else history.start_ts
     changed = schema_views.schema_diff(services, who, str(since), str(stamps[step - 1])) if step else None
@@ -158,7 +158,7 @@ def schema(services: Services, who: Tenant, at: str | None) -> dict[str, Any]:
         for database in history.databases(ts)
         for table in history.tables(database.name, ts)
     ]
-    newest = [event for event in told if event.commit_ts <= ts][::-1]
+    newest = [event for event in events if event.commit_ts <= ts][::-1]
     return {
         "cluster_id": who.cluster_id,
         "tenant_id": who.tenant_id,
@@ -166,7 +166,7 @@ def schema(services: Services, who: Tenant, at: str | None) -> dict[str, Any]:
         "at_time": tso.to_text(ts),
         "step": step,
         "steps": [str(history.start_ts), *(str(stamp) for stamp in stamps)],
-        "ddl_total": len(told),
+        "ddl_total": len(events),
         "ddl": [schema_views.event_view(event) for event in newest[:ROWS]],
         "changed": changed,
         "tables": items[:_TABLES_SHOWN],

@@ -1,4 +1,4 @@
-"""What each page knows besides its facts: where it is, who looks at it, and what they may open."""
+"""Template variables of every page: its address, the menu and the visitor's rights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADERS = {
     "Cache-Control": "no-store",  # a page and its part have the same address
     "Vary": "HX-Request",
 }
-_MENU = (  #: address, name, the right it needs, whether it is about the whole deployment
+_MENU = (  #: address, name, needed right, whether it concerns the whole deployment
     ("/overview", "Overview", Right.LOOK, False),
     ("/tenants", "Tenants", Right.LOOK, True),
     ("/tasks", "Tasks", Right.LOOK, True),
@@ -26,7 +26,7 @@ _MENU = (  #: address, name, the right it needs, whether it is about the whole d
 
 
 def page_context(request: HTTPConnection) -> dict[str, Any]:
-    """For the templates. Nobody is known on a page that was refused before anybody asked who it is."""
+    """The variables. A request refused before authentication has no principal."""
     access = request.scope.get(ACCESS, Access(principal=None))
     who = access.principal
     rights, whole = (who.rights, who.sees_all) if who is not None else (frozenset[Right](), False)
@@ -34,7 +34,7 @@ def page_context(request: HTTPConnection) -> dict[str, Any]:
         "here": request.url.path,
         "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
         "menu": [
-            (path, name) for path, name, right, all_of_it in _MENU if right in rights and (whole or not all_of_it)
+            (path, name) for path, name, right, deployment in _MENU if right in rights and (whole or not deployment)
         ],
         "rights": rights,
         "whole": whole,

@@ -1,6 +1,6 @@
-"""Lines to copy: the same question in four ways for a tenant or one of its tables, and how changes are pushed. Pure.
+"""Lines to copy: how to pull a tenant or a table in four ways, and how to push. Pure.
 
-ORIGIN stands where the address of this service belongs: a page puts in what the browser sees.
+ORIGIN stands for the address of this service; a page replaces it by the one that the browser uses.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from urllib.parse import quote
 
 from tistream.ids import Tenant
 
-ORIGIN = "\ue000"  # of Unicode's private use: in no name of a database that anybody gives
+ORIGIN = "\ue000"  # of Unicode's private use area: in no database name
 
 
 def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[dict[str, str]]:
-    """How to pull. `scope`: a database, a table as database.table, or nothing for the whole tenant. `keyed`: where keys
-    are asked for; the lines then take one from TISTREAM_KEY, as the command line and the client do by themselves."""
+    """How to pull. `scope`: a database, a table as database.table, or "" for the tenant. `keyed`: keys are required
+    and taken from TISTREAM_KEY."""
     database, _, table = scope.partition(".")
     path = f"/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
     path += f"/databases/{quote(database, safe='')}" if database else ""
     path += f"/tables/{quote(table, safe='')}" if table else ""
-    what = f" {shlex.quote(scope)}" if scope else ""
+    of = f" {shlex.quote(scope)}" if scope else ""
     names = [(name, value) for name, value in (("database", database), ("table", table)) if value]
     python = "".join(f", {name}={value!r}" for name, value in names)
     spark = "".join(f".option({name!r}, {value!r})" for name, value in names)
@@ -29,7 +29,10 @@ def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[di
     imports, token = ("import os; ", ".option('key', os.environ['TISTREAM_KEY'])") if keyed else ("", "")
     return [
         {"name": "curl", "text": f"curl -s {header}'{ORIGIN}{path}/changes?start_ts=earliest&format=ndjson'"},
-        {"name": "CLI", "text": f"tistream pull{what} --cluster {cluster} --tenant {number} --url {ORIGIN} --follow"},
+        {
+            "name": "CLI",
+            "text": f"tistream pull{of} --cluster {cluster} --tenant {number} --url {ORIGIN} --follow",
+        },
         {
             "name": "Python",
             "text": f'import tistream.client as c; pages = c.connect("{ORIGIN}").pull({cluster}, {number}{python},'
@@ -44,7 +47,7 @@ def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[di
 
 
 def push_snippets(tenant: Tenant, *, keyed: bool = False) -> list[dict[str, str]]:
-    """How to push: the environment of a pusher, then what reads a living cluster, a recording or TiKV's log backup."""
+    """How to push: the environment of a pusher, then commands for a live cluster, a log backup or a recording."""
     named = f"--cluster {tenant.cluster_id} --tenant {tenant.tenant_id}"
     environment = f"export TISTREAM_URL={ORIGIN}" + ("\nexport TISTREAM_KEY=KEY" if keyed else "")
     return [

@@ -1,7 +1,7 @@
-"""The key space as a strip of cells: who owns what, or how far behind it is. Pure.
+"""The key space as a strip of cells, coloured by owner or by lag. Pure.
 
-Cells are equally wide, in key order. More ranges than CELLS_MAX share cells, and a cell shows the worst of its ranges.
-Each cell is a link, so that it can be reached by keyboard, and says in words what it is.
+Cells are equally wide, in key order. Above CELLS_MAX, ranges share cells, and a cell shows its worst range. Each cell
+is a link, so that it is reachable by keyboard, with a description.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _WORST = {"stopped": 4, "silent": 3, "waiting": 2, "paused": 1, "running": 0}
 
 
 def owner_strip(ranges: list[dict[str, Any]], colours: dict[str, int]) -> list[dict[str, Any]]:
-    """Cells coloured by owner; those that do not run by what is wrong."""
+    """Cells coloured by owner, or by state unless running."""
     return _cells(ranges, lambda found: _owner_class(found, colours))
 
 
 def states_in(ranges: list[dict[str, Any]]) -> list[str]:
-    """What is wrong with some of the ranges, the worst first: a strip shows it instead of the owner."""
+    """States other than running, the worst first."""
     return sorted({task["state"] for task in ranges} - {"running"}, key=lambda state: -_WORST[state])
 
 
 def lag_strip(ranges: list[dict[str, Any]], watermark_gaps: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Cells coloured by lag; those with a hole stand out."""
+    """Cells coloured by lag; watermark gaps have a colour of their own."""
 
     def colour(found: list[dict[str, Any]]) -> str:
-        told = [watermark_gap for task in found for watermark_gap in watermark_gaps.get(task["task_id"], ())]
-        if told:
-            return "gap" if any(watermark_gap["cause"] == "watermark_gap" for watermark_gap in told) else "late3"
+        gaps = [gap for task in found for gap in watermark_gaps.get(task["task_id"], ())]
+        if gaps:
+            return "gap" if any(gap["cause"] == "watermark_gap" for gap in gaps) else "late3"
         return lag_class(max((task["lag_ms"] or 0 for task in found), default=0))
 
     return _cells(ranges, colour)
@@ -49,7 +49,7 @@ def lateness(lag_ms: float) -> int:
 
 
 def owner_colours(names: list[str]) -> dict[str, int]:
-    """A colour's number for each worker, the same for the same list of names."""
+    """A colour number per worker, stable for the same names."""
     return {name: n % OWNER_COLOURS for n, name in enumerate(sorted(names))}
 
 
@@ -63,7 +63,7 @@ def _cells(ranges: list[dict[str, Any]], colour: Any) -> list[dict[str, Any]]:
             "width": round(max(width - _GAP, width / 2), 1),
             "colour": colour(found),
             "href": f"/tasks/{found[0]['task_id']}",
-            "words": _words(found),
+            "words": _description(found),
         }
         for n, found in enumerate(groups)
     ]
@@ -77,9 +77,9 @@ def _owner_class(found: list[dict[str, Any]], colours: dict[str, int]) -> str:
     return f"own{colours[owners.pop()]}" if len(owners) == 1 else "own-several"
 
 
-def _words(found: list[dict[str, Any]]) -> str:
+def _description(found: list[dict[str, Any]]) -> str:
     if len(found) > 1:
-        owners = sorted({task["owner"] or "nobody" for task in found})
-        return f"{len(found)} ranges from {found[0]['label']} on: {', '.join(owners[:4])}"
+        owners = sorted({task["owner"] or "none" for task in found})
+        return f"{len(found)} ranges from {found[0]['label']}: {', '.join(owners[:4])}"
     task = found[0]
     return f"{task['label']}: {task['state']}, {task['owner'] or 'no owner'}, lag {duration_text(task['lag_ms'])}"

@@ -1,4 +1,4 @@
-"""The facts behind each page: plain dictionaries, the same for HTML and `.json`."""
+"""Data of the overview and tenant pages: plain dictionaries, the same for HTML and `.json`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _TAIL_MS = 30_000
 
 
 def overview(services: Services, who: Principal, lags: LagHistory) -> dict[str, Any]:
-    """All tenants that `who` may see, how they do, and what is wrong with them. What concerns the whole service
-    (throughput, requests) is for those who see all of it."""
+    """The tenants that `who` may see, their lag and problems; throughput and requests only for those who see all."""
     visible = {row.tenant: row for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)}
     rows = {tenant: tenant_routes.summary(services, row) for tenant, row in visible.items()}
     active = [tenant for tenant, row in rows.items() if row["state"] == TenantState.ACTIVE]
@@ -57,7 +56,7 @@ def overview(services: Services, who: Principal, lags: LagHistory) -> dict[str, 
 
 
 def waterfall(services: Services, of: Tenant) -> dict[str, Any]:
-    """Where the lag of a tenant goes, as bars one behind the other; looks into the bucket."""
+    """The stages of a tenant's lag as consecutive bars; reads the bucket."""
     row = tenants.get_tenant(services.catalog, of)
     named = {"cluster_id": of.cluster_id, "tenant_id": of.tenant_id}
     if not row.start_ts:
@@ -82,13 +81,13 @@ def _watermark_gaps(services: Services, who: Principal, visible: Iterable[Tenant
 
 
 def _of_service(services: Services) -> dict[str, Any]:
-    """What sorters say they take in, and what this process asked of the bucket."""
+    """Throughput of the sorters, and bucket requests of this process."""
     sorters = [w for w in views.workers(operator_views.sources_of(services), "sorter")["items"] if w["alive"]]
-    told = requests_so_far()
-    count = round(sum(n for operation, n in told.items() if operation != "delete"))
+    requests = requests_so_far()
+    count = round(sum(n for operation, n in requests.items() if operation != "delete"))
     return {
         "bytes_per_s": sum(w["bytes_per_s"] for w in sorters) if sorters else None,
-        "requests": {"count": count, "usd": round(of_requests(told), 4)} if count else None,
+        "requests": {"count": count, "usd": round(of_requests(requests), 4)} if count else None,
     }
 
 
@@ -115,8 +114,7 @@ def tenant(services: Services, of: Tenant, who: Principal = ANYONE) -> dict[str,
 def _problems(
     services: Services, found: Collection[tasks.TaskRow], who: Principal, of: Tenant | None = None
 ) -> list[dict[str, object]]:
-    """What this process reports, and what has stopped in any process. A process works for several tenants: what it
-    reports is not for who may see one of them."""
+    """Stopped tasks and recorded stops; problems of this process only for those who see all tenants."""
     stopped = [
         {
             "source": f"tenant {task.tenant}, task {task.task_id}",
@@ -136,7 +134,7 @@ def _problems(
 
 
 def _label(task: dict[str, Any]) -> str:
-    """A key range in words."""
+    """A description of a key range."""
     start, end = bytes.fromhex(task["start_key"]), bytes.fromhex(task["end_key"])
     if task["kind"] == "ddl":
         return "meta" if start[:1] == b"m" else "DDL jobs"
@@ -149,7 +147,7 @@ def _label(task: dict[str, Any]) -> str:
 
 
 def _table_id(key: bytes) -> int:
-    """The table id a range boundary begins with; 0 when it is only a prefix."""
+    """The table id of a range boundary; 0 when it is only a prefix."""
     return memcomparable.decode_int(key, 1)[0] if key[:1] == b"t" and len(key) >= 9 else 0
 
 
@@ -159,7 +157,7 @@ def _clock(text: str) -> str:
 
 
 def _moment(text: str) -> str:
-    """An RFC 3339 time of ours for people."""
+    """Date and time of an RFC 3339 time."""
     return text[:19].replace("T", " ")
 
 

@@ -105,8 +105,8 @@ class AsyncClient:
                 await answer.aclose()
 
     async def follow(self, cluster_id: int, tenant_id: int, *, store: CursorStore, **more: Any) -> AsyncIterator[Page]:
-        """As `Client.follow`. A store that waits for a disk is called in a thread; a SqlCursorStore in the loop's own,
-        because its connection is the consumer's: it belongs to one thread and carries one transaction."""
+        """As `Client.follow`. Stores are called in a thread, except a SqlCursorStore: its connection belongs to the
+        consumer's thread and transaction."""
         here = isinstance(store, SqlCursorStore)
         cursor = store.load() if here else await asyncio.to_thread(store.load)
         async for page in self.pull(cluster_id, tenant_id, **{"follow": True, **more, "cursor": cursor}):
@@ -129,18 +129,18 @@ class AsyncClient:
         return orjson.loads((await self._request("GET", path, params=params)).content)
 
     async def register_tenant(self, cluster_id: int, tenant_id: int) -> dict[str, Any]:
-        """Register a tenant; fine when it is registered already. The first answer holds a key for its pushers."""
+        """Register a tenant; idempotent. The first answer holds a key for its pushers."""
         found: dict[str, Any] = await self.post("/v1/tenants", {"cluster_id": cluster_id, "tenant_id": tenant_id})
         return found
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
-        """POST to a resource or a verb of the API. However often it is tried again, it is done once."""
+        """POST to a resource or an action of the API. Retries do not repeat it."""
         once = {"Idempotency-Key": secrets.token_hex(16)}
         sent = None if body is None else dict(body)
         return orjson.loads((await self._request("POST", path, headers=once, json=sent, params=params)).content)
 
     async def _request(self, method: str, path: str, *, stream: bool = False, **kwargs: Any) -> httpx2.Response:
-        """The answer; with `stream` its body is still to be read, and the answer to be closed."""
+        """The answer; with `stream` the caller reads its body and closes it."""
         retries = Retries(time.monotonic() + self._retry_s)
         while True:
             headers: Mapping[str, str] | None = None
@@ -165,6 +165,6 @@ async def _until_it_breaks(answer: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 def connect_async(url: str = "http://127.0.0.1:8711", **more: Any) -> AsyncClient:
-    """An asynchronous client of the service at `url`. Without a `key` it shows what TISTREAM_KEY holds or
-    `tistream login` kept."""
+    """An asynchronous client of the service at `url`. Without a `key` it uses TISTREAM_KEY or the key of
+    `tistream login`."""
     return AsyncClient(url, **{"key": key_for(url), **more})

@@ -53,8 +53,7 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """`key` is the API key, where one is asked for; `retry_s` bounds how long a request is tried again;
-        `transport` replaces the network."""
+        """`key`: the API key, if required; `retry_s` bounds retries; `transport` replaces the network."""
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.Client(timeout=TIMEOUT_S, transport=transport, headers=headers)
@@ -114,10 +113,10 @@ class Client:
                         return
 
     def follow(self, cluster_id: int, tenant_id: int, *, store: CursorStore, **more: Any) -> Iterator[Page]:
-        """As `pull` with `follow=True`, going on where `store` says. When the body of the loop is through with a page
-        and asks for the next, the page's cursor is saved; so a page whose body did not end (a kill, an exception, a
-        `break`) comes again. With a `SqlCursorStore` the body's rows and the cursor are one transaction: exactly once.
-        `follow=False` ends at the watermark, and `start_ts` counts while nothing is saved."""
+        """As `pull` with `follow=True`, resuming at the cursor of `store`. A page's cursor is saved when the loop asks
+        for the next page, so a page whose body did not finish (a kill, an exception, a `break`) comes again. With a
+        `SqlCursorStore` the body's rows and the cursor are one transaction: exactly once. `follow=False` ends at the
+        watermark; `start_ts` applies until something is saved."""
         for page in self.pull(cluster_id, tenant_id, **{"follow": True, **more, "cursor": store.load()}):
             yield page
             store.save(page.next_cursor)
@@ -172,20 +171,19 @@ class Client:
         format: str = "ndjson",
         wait_s: float = 0,
     ) -> Iterator[bytes]:
-        """The rows of a table as of a timestamp, piece by piece. StoreUnavailable when the answer breaks off: what
-        came before is then a part only."""
+        """The rows of a table as of a timestamp, in pieces. StoreUnavailable when the answer is truncated."""
         path = f"{scope_path(cluster_id, tenant_id, database, table)}/rows"
         params = {"as_of": str(as_of), "format": format} | ({"wait": str(wait_s)} if wait_s else {})
         with closing(self._request("GET", path, stream=True, params=params, timeout=wait_s + TIMEOUT_S)) as response:
             try:
                 yield from response.iter_bytes()
             except httpx2.TransportError as e:
-                raise StoreUnavailable(f"The rows of {database}.{table} broke off: {e or type(e).__name__}.") from e
+                raise StoreUnavailable(f"Rows of {database}.{table} were truncated: {e or type(e).__name__}.") from e
 
     def definition(
         self, cluster_id: int, tenant_id: int, database: str, table: str, *, as_of: str | int, dialect: str = "mysql"
     ) -> dict[str, Any]:
-        """The CREATE statements of a table as of a timestamp, and notes on what they leave out."""
+        """The CREATE statements of a table as of a timestamp, and notes on omissions."""
         path = f"{scope_path(cluster_id, tenant_id, database, table)}/definition"
         found: dict[str, Any] = self.get(path, as_of=str(as_of), dialect=dialect)
         return found
@@ -195,17 +193,17 @@ class Client:
         return orjson.loads(self._request("GET", path, params=params).content)
 
     def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Another request to the API by its path, with a JSON body where it has one; the answer, None when empty."""
+        """Any request to the API by its path; the JSON answer, None when empty."""
         content = self._request(method, path, json=body).content
         return orjson.loads(content) if content else None
 
     def register_tenant(self, cluster_id: int, tenant_id: int) -> dict[str, Any]:
-        """Register a tenant; fine when it is registered already. The first answer holds a key for its pushers."""
+        """Register a tenant; idempotent. The first answer holds a key for its pushers."""
         found: dict[str, Any] = self.post("/v1/tenants", {"cluster_id": cluster_id, "tenant_id": tenant_id})
         return found
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
-        """POST to a resource or a verb of the API. However often it is tried again, it is done once."""
+        """POST to a resource or an action of the API. Retries do not repeat it."""
         once = {"Idempotency-Key": secrets.token_hex(16)}
         sent = None if body is None else dict(body)
         return orjson.loads(self._request("POST", path, headers=once, json=sent, params=params).content)
@@ -215,7 +213,7 @@ class Client:
         return orjson.loads(self._request("DELETE", path).content)
 
     def _request(self, method: str, path: str, *, stream: bool = False, **kwargs: Any) -> httpx2.Response:
-        """The answer; with `stream` its body is still to be read, and the answer to be closed."""
+        """The answer; with `stream` the caller reads its body and closes it."""
         retries = Retries(time.monotonic() + self._retry_s)
         while True:
             headers: Mapping[str, str] | None = None
@@ -238,5 +236,5 @@ def _until_it_breaks(answer: httpx2.Response) -> Iterator[bytes]:
 
 
 def connect(url: str = "http://127.0.0.1:8711", **more: Any) -> Client:
-    """A client of the service at `url`. Without a `key` it shows what TISTREAM_KEY holds or `tistream login` kept."""
+    """A client of the service at `url`. Without a `key` it uses TISTREAM_KEY or the key of `tistream login`."""
     return Client(url, **{"key": key_for(url), **more})

@@ -1,11 +1,11 @@
-"""Where a consumer keeps how far it is.
+"""Stores for the cursor of a consumer.
 
-    FileCursorStore(path)               at least once: a kill between the work and the save gives a page again
-    SqlCursorStore(connection, name)    exactly once: the cursor is a row of the consumer's own database, written in the
-                                        same transaction as what the page became
+    FileCursorStore(path)               at least once: a kill between the work and the save repeats a page
+    SqlCursorStore(connection, name)    exactly once: the cursor is a row of the consumer's database, written in the
+                                        same transaction as the results of the page
 
-A save must be at the expected position: of two consumers under one name the slower one fails and its
-transaction is undone, so nothing is written twice (SqlCursorStore only).
+Of two consumers with one name in SQL, the slower one fails and its transaction is rolled back, so nothing is written
+twice.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tistream.errors import ChangedMeanwhile
 
 
 class CursorStore(Protocol):
-    """What `Client.follow` needs."""
+    """A store for `Client.follow`."""
 
     def load(self) -> str | None:
-        """The cursor that was saved last; None before the first time."""
+        """The last saved cursor; None before the first save."""
 
     def save(self, cursor: str) -> None:
-        """Keep it for good, with the work that led to it where both are in one place."""
+        """Save durably, with the results of the page if they share a transaction."""
 
 
 class FileCursorStore:
-    """A file of its own, replaced whole, for its owner only. For work that may be done twice."""
+    """A file, replaced atomically, with mode 0600. For work that may be repeated."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -41,7 +41,7 @@ class FileCursorStore:
 
     def save(self, cursor: str) -> None:
         new = self._path.with_name(self._path.name + ".new")
-        new.unlink(missing_ok=True)  # of one who was killed
+        new.unlink(missing_ok=True)  # left by a killed process
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(cursor + "\n")
             file.flush()
@@ -57,14 +57,14 @@ class FileCursorStore:
 class SqlCursorStore:
     """A row in the consumer's database, by its DB-API connection (autocommit off).
 
-    `save` commits, so everything that was written by the same connection since the last one is kept with the cursor,
-    or lost with it. `load` comes first: it undoes what was not committed, and makes the table if it is missing.
+    `save` commits everything written by the connection since the last save, with the cursor. Call `load` first: it
+    rolls back, and creates the table if it is missing.
     """
 
     def __init__(self, connection: Any, name: str, *, table: str = "tistream_cursors", mark: str = "%s") -> None:
         """`name` of the consumer; `table` of the cursors; `mark` is the driver's parameter (`?` for SQLite)."""
         self._connection, self._name, self._table, self._mark = connection, name, table, mark
-        self._saves = 0  # how often it was saved, as far as we know
+        self._saves = 0  # number of saves, as known here
 
     def load(self) -> str | None:
         self._connection.rollback()
@@ -82,11 +82,11 @@ class SqlCursorStore:
         return None if row is None else str(row[0])
 
     def save(self, cursor: str) -> None:
-        """ChangedMeanwhile, with everything undone, when another consumer has saved under this name; the driver's
-        error of a key that is there already, if that was its first time."""
+        """ChangedMeanwhile, after a rollback, when another consumer has saved under this name; the driver's
+        duplicate-key error if that was its first save."""
         try:
             if not self._saved(cursor):
-                raise ChangedMeanwhile(f"Another consumer {self._name!r} went on meanwhile.", consumer=self._name)
+                raise ChangedMeanwhile(f"Another consumer {self._name!r} has saved meanwhile.", consumer=self._name)
             self._connection.commit()
         except BaseException:
             self._connection.rollback()
@@ -96,14 +96,14 @@ class SqlCursorStore:
     def _saved(self, cursor: str) -> bool:
         m = self._mark
         if self._saves:
-            words = f"UPDATE {self._table} SET saved_cursor = {m}, saves = {m} WHERE name = {m} AND saves = {m}"  # noqa: S608
-            return self._execute(words, cursor, self._saves + 1, self._name, self._saves) == 1
-        words = f"INSERT INTO {self._table} (name, saved_cursor, saves) VALUES ({m}, {m}, 1)"  # noqa: S608
-        return self._execute(words, self._name, cursor) == 1
+            statement = f"UPDATE {self._table} SET saved_cursor = {m}, saves = {m} WHERE name = {m} AND saves = {m}"  # noqa: S608
+            return self._execute(statement, cursor, self._saves + 1, self._name, self._saves) == 1
+        statement = f"INSERT INTO {self._table} (name, saved_cursor, saves) VALUES ({m}, {m}, 1)"  # noqa: S608
+        return self._execute(statement, self._name, cursor) == 1
 
-    def _execute(self, words: str, *values: object) -> int:
+    def _execute(self, statement: str, *values: object) -> int:
         cursor = self._connection.cursor()
-        cursor.execute(words, values)
+        cursor.execute(statement, values)
         count = int(cursor.rowcount)
         cursor.close()
         return count

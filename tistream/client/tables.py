@@ -1,9 +1,9 @@
-"""The changes of one table as Arrow: page by page, or joined into a frame.
+"""Changes of one table as Arrow: page by page, or joined into a frame.
 
     connect().table(1, 1, "shop.customers").to_polars()
 
-A DDL that changes columns ends a page, so pages may differ in their columns. Joined, a column is as wide as it ever
-was; types that have no wider one in common become text. Columns that a page lacks are null in its rows.
+A DDL that changes columns ends a page, so pages may differ in columns. A joined column has the widest of its types,
+text if they have none in common; columns that a page lacks are null in its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tistream.model.change import OWN_COLUMN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowPage:
-    """What one page holds: columns as docs/formats/messages.md has them, and where it ends."""
+    """The rows of one page, with the columns of docs/formats/messages.md, and its end."""
 
     rows: pa.Table
     next_cursor: str
@@ -32,17 +32,17 @@ class ArrowPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a pull has come."""
+    """Progress of a pull."""
 
     pages: int
     rows: int
     bytes: int
     next_cursor: str
-    resolved_ts: int  #: up to where the service serves
+    resolved_ts: int  #: the served watermark
 
 
 class _Walk:
-    """Where a pull of a table stands: what the next page is asked for, what an answer means."""
+    """State of a pull of a table."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class _Walk:
     ) -> None:
         database, dot, table = name.partition(".")
         if not (database and dot and table):
-            raise InvalidInput(f"{name!r} is no table: write database.table.", table=name)
+            raise InvalidInput(f"{name!r} is not a table: write database.table.", table=name)
         self._asked: dict[str, Any] = {
             "database": database, "table": table, "start_ts": since, "end_ts": until, "cursor": cursor,
             "limit": limit, "format": "arrow",
@@ -70,13 +70,13 @@ class _Walk:
         return dict(self._asked)
 
     def took(self, page: Page) -> ArrowPage:
-        """TiStreamError when the server could not decode some rows: nothing is left out silently."""
+        """Take a page. TiStreamError when the server could not decode some rows."""
         rows = page.arrow()
         if page.quarantined:
             raise TiStreamError(f"{page.quarantined} rows cannot be decoded.", rows=rows.schema.metadata)
         self._asked["cursor"] = page.next_cursor
         if page.end_ts is not None:
-            self._asked["end_ts"] = page.end_ts  # what a span such as -5m meant at the first time
+            self._asked["end_ts"] = page.end_ts  # resolves spans such as -5m
         self.done = page.is_last(follow=False)
         self._pages, self._rows, self._bytes = (
             self._pages + 1,
@@ -96,16 +96,16 @@ class _Walk:
 class TablePull:
     """The changes of a table from `since` (or `cursor`) to `until`, or to what is served now.
 
-    Nothing is asked before it is read, and each reading begins anew. `since` and `until` take what `start_ts` takes,
+    Requests are made when it is read; each reading starts again. `since` and `until` have the forms of `start_ts`,
     `limit` is the rows of a page, `progress` is called after each page.
     """
 
     def __init__(self, page: Callable[..., Page], cluster_id: int, tenant_id: int, name: str, **more: Any) -> None:
         self._page, self._tenant, self._name, self._more = page, (cluster_id, tenant_id), name, more
-        _Walk(name, **more)  # refuses what is wrong at once
+        _Walk(name, **more)  # validates the arguments
 
     def batches(self, **more: Any) -> Iterator[ArrowPage]:
-        """Page by page; `more` wins over what the pull was made with."""
+        """Page by page; `more` overrides the arguments of the pull."""
         walk = _Walk(self._name, **{**self._more, **more})
         while not walk.done:
             yield walk.took(self._page(*self._tenant, **walk.asked()))
@@ -139,7 +139,7 @@ class AsyncTablePull:
         _Walk(name, **more)
 
     async def batches(self, **more: Any) -> AsyncIterator[ArrowPage]:
-        """Page by page; `more` wins over what the pull was made with."""
+        """Page by page; `more` overrides the arguments of the pull."""
         walk = _Walk(self._name, **{**self._more, **more})
         while not walk.done:
             yield walk.took(await self._page(*self._tenant, **walk.asked()))
@@ -159,7 +159,7 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _with_same_own_names(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """A column of ours has one name in all of them, which no column of the table has in any."""
+    """Give each of our own columns one name in all tables that no column of theirs has."""
     theirs = {field.name.lower() for table in tables for field in table.schema if _own(field) is None}
     found = []
     for table in tables:
@@ -179,7 +179,7 @@ def _own(field: pa.Field) -> str | None:
 
 
 def bare(table: pa.Table) -> pa.Table:
-    """Without the metadata by which pages are matched: tools that write it into a table take it for a difference."""
+    """Without the metadata that matches pages: some tools take it for a difference."""
     return table.cast(pa.schema([_bare(field) for field in table.schema]))
 
 
@@ -190,7 +190,7 @@ def _bare(field: pa.Field) -> pa.Field:
 
 
 def narrow(table: pa.Table) -> pa.Table:
-    """Without decimals of more than 38 digits, which few tools read: they become text."""
+    """With decimals of more than 38 digits as text: few tools read them."""
     return _as(table, pa.schema([field.with_type(_narrow(field.type)) for field in table.schema]))
 
 
@@ -201,7 +201,7 @@ def _narrow(type_: pa.DataType) -> pa.DataType:
 
 
 def _union(a: Any, b: Any) -> Any:
-    """The fields of two schemas or structs by name, each as wide as both."""
+    """The fields of two schemas or structs by name, each with the wider type."""
     fields = {field.name: field for field in a}
     for field in b:
         known = fields.get(field.name)

@@ -1,9 +1,9 @@
-"""What a page of changes leaves of each row: what a lake table needs for a MERGE.
+"""Reduces a page of changes to the last state of each row, for a MERGE into a lake table.
 
     page of `format=arrow` (one table)  ->  rows to write, keys to remove; each key in one of them, once
 
-Changes of one commit have no order among themselves, as in the upstream: what they remove goes first. So rows that swap
-their keys within a transaction come out right. An update that gives a row another key removes the old one.
+Changes of one commit have no order among themselves, so removals go first: rows that swap their keys in a transaction
+come out right. An update that changes a key removes the old one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _OWN_COLUMNS = 5  # _op, _commit_ts, _start_ts, _key, _table_id; _old is the las
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upserts:
-    """The rows in force behind a page, of the keys that it touches."""
+    """The state of the touched keys after a page."""
 
     rows: pa.Table  #: the table's columns
-    gone: pa.Table  #: the key columns of rows that are no more
+    gone: pa.Table  #: the key columns of removed rows
 
 
 def upserts(page: pa.Table, key: Sequence[str]) -> Upserts:
@@ -71,7 +71,7 @@ def _old_keys(
 
 
 def _moved(page: pa.Table, old: pa.ChunkedArray, key: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The updates that gave a row another key."""
+    """The updates that changed a key."""
     differs = np.zeros(page.num_rows, np.bool_)
     for name in key:
         before, after = _comparable(pc.struct_field(old, name)), _comparable(page[name])
@@ -80,7 +80,7 @@ def _moved(page: pa.Table, old: pa.ChunkedArray, key: Sequence[str]) -> np.ndarr
 
 
 def _comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A SET as one text, since Arrow compares no lists: how many labels, and the labels, which have no commas."""
+    """A SET as one text, since Arrow does not compare lists: the number of labels, and the labels."""
     if not pa.types.is_list(values.type):
         return values
     count = pc.list_value_length(values).cast(pa.string())

@@ -147,7 +147,7 @@ def test_of_two_consumers_of_one_name_the_slower_one_writes_nothing(database: Pa
     assert second.load() == "1"
     first.save("2")
     two.execute("INSERT INTO taken VALUES (2)")
-    with pytest.raises(ChangedMeanwhile, match="'me' went on meanwhile"):
+    with pytest.raises(ChangedMeanwhile, match="'me' has saved meanwhile"):
         second.save("2")
     first.save("2")  # a page may end where the one before did
     assert second.load() == "2"
