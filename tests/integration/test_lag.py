@@ -82,7 +82,7 @@ def test_the_slowest_store_is_named_with_its_newest_file_and_region(world: ApiWo
     assert stages(found) == {"upstream_flush": 600, "fetch": 100, "match+watermark_gap_wait+flush": 300, "serve": 0}
     assert found["slowest"] == "upstream_flush"
     first = found["stages"][0]
-    assert first["where"].startswith("store 2: its newest file 1/1 was cut 0.6 s ago; region 1 is complete up to ")
+    assert first["where"].startswith("store 2: its newest file 1/1 was cut 0.6 s ago; region 1 has its watermark ")
     assert "store 1, dispatcher dispatcher-1, heard of" in found["stages"][1]["where"]
     newest = {store["store_id"]: store["newest_file"] for store in found["stores"]}
     assert newest[2] == str(slow)
