@@ -7,6 +7,7 @@ removed, which `Removed` can undo, so a refused file changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -85,18 +86,19 @@ def take_in(rows: Arrivals, buffers: Buffers, watermarks: RangeWatermarkMap, at:
 def needs_of(rows: Arrivals, buffers: Buffers, at: Limits) -> list[Need]:
     """What `take_in` reads of saved runs and is not loaded. Ask again until it is empty: which rows match is known only
     when the keys of the runs that may have them are loaded."""
-    outcome, prewrites = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED), rows.of_kind(RowKind.PREWRITE)
+    outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
     above = outcome[rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)]
     ends = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED, RowKind.ROLLBACK)
+    all_rows, prewrites = np.arange(len(rows)), rows.of_kind(RowKind.PREWRITE)
     needs = [
-        *buffers.open.needs(rows.needles(np.arange(len(rows)), "start_ts"), "start_ts"),
-        *buffers.commits.needs(rows.needles(above, "commit_ts"), "commit_ts"),
-        *buffers.commits.needs(rows.needles(ends, "start_ts"), "start_ts"),
-        *buffers.ready.runs.needs(rows.needles(above, "commit_ts"), "commit_ts"),
+        *buffers.open.needs(partial(rows.needles, all_rows, "start_ts"), "start_ts"),
+        *buffers.commits.needs(partial(rows.needles, above, "commit_ts"), "commit_ts"),
+        *buffers.commits.needs(partial(rows.needles, ends, "start_ts"), "start_ts"),
+        *buffers.ready.runs.needs(partial(rows.needles, above, "commit_ts"), "commit_ts"),
     ]
     return needs or [
-        *buffers.open.needs_of_matches(rows.needles(prewrites, "start_ts"), "start_ts"),
-        *buffers.commits.needs_of_matches(rows.needles(above, "commit_ts"), "commit_ts"),
+        *buffers.open.needs_of_matches(partial(rows.needles, prewrites, "start_ts"), "start_ts"),
+        *buffers.commits.needs_of_matches(partial(rows.needles, above, "commit_ts"), "commit_ts"),
     ]
 
 

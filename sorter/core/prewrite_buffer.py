@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -171,8 +172,8 @@ class PrewriteBuffer:
         needs = self._decisions.needs() + [need for run, _ in found for need in run.missing()]
         if needs:
             return needs
-        starts = [run.needles(at, "start_ts") for run, at in found]
-        versions = [run.needles(at, "commit_ts") for run, at in found]
+        starts = [partial(run.needles, at, "start_ts") for run, at in found]
+        versions = [partial(run.needles, at, "commit_ts") for run, at in found]
         needs = [need for needles in starts for need in self.open.needs(needles, "start_ts")]
         for runs in (self.commits, ready.runs):
             needs += [need for needles in versions for need in runs.needs(needles, "commit_ts")]
@@ -186,7 +187,9 @@ class PrewriteBuffer:
         needs = [need for run in runs for need in run.missing((*PROBED, "origins"))]
         if needs:
             return needs
-        dead = [run.needles(_past_cut(run, watermarks), "start_ts") for run in runs]
+        if not any(run.missing(PROBED) for run in self.commits):
+            return []
+        dead = [partial(run.needles, _past_cut(run, watermarks), "start_ts") for run in runs]
         return [need for needles in dead for need in self.commits.needs(needles, "start_ts")]
 
     def _to_compact(self, ready: SortBuffer) -> list[Run]:

@@ -115,6 +115,7 @@ class TaskCore:
         self._ready = SortBuffer()
         self._positions: dict[int, dict[int, Position]] = {}
         self._next_row_no = 0
+        self._prepared: tuple[FeedBatch, Arrivals] | None = None
         self.batches = 0  #: taken since the start
         self._resubscribe_for: list[Undecided] = []  # undecided commits of a snapshot, until the next batch
         self._uncovered_by = "its snapshot"
@@ -168,7 +169,7 @@ class TaskCore:
             return self._prewrites.needs(self._watermarks, self._ready)
         if not any(run.missing() for run in self._runs()) or not self._is_next(batch) or batch.closes:
             return []
-        rows = Arrivals(batch, self.range, self._next_row_no) if batch.rows.num_rows else None
+        rows = self._arrivals(batch) if batch.rows.num_rows else None
         return self._prewrites.needs_of(rows, self._limits(), self._ready)
 
     def needs_of_flush(self, w: int | None = None) -> list[Need]:
@@ -336,9 +337,16 @@ class TaskCore:
         return [*self._prewrites.open, *self._ready.runs, *self._prewrites.commits]
 
     def _take_rows(self, batch: FeedBatch) -> None:
-        rows = Arrivals(batch, self.range, self._next_row_no)
+        rows = self._arrivals(batch)
+        self._prepared = None
         self._prewrites.take_in(rows, self._watermarks, self._limits(), self._ready)
         self._next_row_no += batch.rows.num_rows
+
+    def _arrivals(self, batch: FeedBatch) -> Arrivals:
+        """The rows of the next batch; `needs` and `handle` share them."""
+        if self._prepared is None or self._prepared[0] is not batch:
+            self._prepared = batch, Arrivals(batch, self.range, self._next_row_no)
+        return self._prepared[1]
 
     def _need_resubscribe(self, undecided: list[Undecided]) -> list[Effect]:
         return [NeedResubscribe(task_id=self.task_id, undecided=undecided) for undecided in undecided]

@@ -315,15 +315,17 @@ class RunSet:
                     out.append((run, found, rows))
         return out
 
-    def needs(self, needles: Needles, ts: str) -> list[Need]:
+    def needs(self, needles: Callable[[], Needles], ts: str) -> list[Need]:
         """What `find` of these needles reads and is not loaded."""
-        unloaded = [run for run in self.runs if run.live and run.missing(PROBED)] if len(needles) else []
-        return [need for run in unloaded if run.may_have(needles, ts) for need in run.missing(PROBED)]
+        unloaded = [run for run in self.runs if run.live and run.missing(PROBED)]
+        if not unloaded or not len(wanted := needles()):
+            return []
+        return [need for run in unloaded if run.may_have(wanted, ts) for need in run.missing(PROBED)]
 
-    def needs_of_matches(self, needles: Needles, ts: str) -> list[Need]:
+    def needs_of_matches(self, needles: Callable[[], Needles], ts: str) -> list[Need]:
         """What is not loaded of the runs in which `find` finds rows."""
-        unloaded = RunSet(self.names, [run for run in self.runs if run.missing()])
-        return [need for run, *_ in unloaded.find(needles, ts) for need in run.missing()]
+        probed = RunSet(self.names, [run for run in self.runs if run.missing() and not run.missing(PROBED)])
+        return [need for run, *_ in probed.find(needles(), ts) for need in run.missing()] if probed.runs else []
 
     def needs_of_lowest(self, ts: str) -> list[Need]:
         """What `lowest` reads and is not loaded."""

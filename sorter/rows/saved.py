@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def needs_of_restore(
     needs += [need for s in commits if s.run.facts.get("asked", True) for need in s.run.missing()]
     if needs:
         return needs
-    starts = [_written(s.run, s.alive, durable_ts) for s in begun]
+    starts = [partial(_written, s.run, s.alive, durable_ts) for s in begun]
     unloaded = RunSet((), [s.run for s in open_])
     return [need for needles in starts for need in unloaded.needs(needles, "start_ts")]
 
@@ -290,6 +291,8 @@ class SavedRun(Run):
     def may_have(self, needles: Needles, ts: str) -> bool:
         low, high = self.span(ts)
         near = np.flatnonzero((needles.ts >= np.uint64(low)) & (needles.ts <= np.uint64(high)))
+        if not len(near):
+            return False
         first, last = (pl.lit(key, pl.Binary) for key in self.group.keys)
         keys = pl.DataFrame({"key": needles.place.take(near).series("key")})
         return bool(keys.select(pl.col("key").is_between(first, last).any()).item())
