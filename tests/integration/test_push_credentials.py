@@ -124,37 +124,31 @@ def test_they_put_into_the_tenants_folders_and_do_nothing_else(server: GuardedS3
     assert open_store(server.url).get(OWN) == b"mine"
 
 
-def all_resources(puts: dict[str, Any]) -> None:
-    puts["Resource"] = "*"
-
-
-def all_actions(puts: dict[str, Any]) -> None:
-    puts["Action"] = "s3:*"
-
-
-def no_slash(puts: dict[str, Any]) -> None:
-    puts["Resource"] = [resource.removesuffix("/*") + "*" for resource in puts["Resource"]]
-
-
 @pytest.mark.parametrize(
-    ("widen", "noticed"),
+    ("action", "resource", "noticed"),
     [
-        (all_resources, {f"put {key}" for key in FOREIGN}),
-        (all_actions, {"get", "delete"}),
-        (no_slash, {f"put {FOREIGN[0]}", f"put {FOREIGN[2]}"}),
+        ("", lambda _: "*", {f"put {key}" for key in FOREIGN}),
+        ("s3:*", lambda resource: resource, {"get", "delete"}),
+        (
+            "",
+            lambda resource: [r.removesuffix("/*") + "*" for r in resource],
+            {f"put {FOREIGN[0]}", f"put {FOREIGN[2]}"},
+        ),
     ],
-    ids=lambda found: found.__name__ if callable(found) else "",
+    ids=["all resources", "all actions", "no slash"],
 )
 def test_a_policy_that_is_too_wide_is_noticed(
     server: GuardedS3,
     terms: PushTerms,
     monkeypatch: pytest.MonkeyPatch,
-    widen: Callable[[dict[str, Any]], None],
+    action: str,
+    resource: Callable[[Any], Any],
     noticed: set[str],
 ) -> None:
     def widened(*_: object) -> str:
         policy = json.loads(session_policy(terms, T))
-        widen(policy["Statement"][0])
+        puts = policy["Statement"][0]
+        puts |= {"Action": action or puts["Action"], "Resource": resource(puts["Resource"])}
         return json.dumps(policy, separators=(",", ":"))
 
     monkeypatch.setattr(push_access, "session_policy", widened)

@@ -272,45 +272,30 @@ def test_a_tenant_ends_and_its_neighbour_goes_on(site: Site, story: Callable[[Si
     story(site)
 
 
-def tasks_stay(patch: pytest.MonkeyPatch) -> None:
-    """The tombstone is a state and nothing else: a flush that is under way finds its task."""
-    patch.setattr(deletion, "_end_tasks", lambda conn, tenant: 0)
+#: Name -> its patches, and the story that shows it.
+MUTANTS: dict[str, tuple[list[tuple[object, str, object]], Callable[[Site], None]]] = {
+    "the tasks of a deleted tenant stay": ([(deletion, "_end_tasks", lambda *_: 0)], a_flush_is_under_way),
+    "nobody looks at a tenant that is DELETED": ([(ending, "every_tenant", list_tenants)], files_come_late),
+    "no read lease holds its objects": (
+        [(deletion, "_SUPERSEDE", deletion._SUPERSEDE.values(replaced_by=0))],
+        a_reader_was_there,
+    ),
+    "it is over while there are files": (
+        [
+            (Deletion, "_delete_objects", lambda *_: 0),
+            (Deletion, "_is_empty", lambda *_: True),
+            (deletion, "_LEFT", deletion._LEFT.where(tables.objects.c.object_key == "")),
+        ],
+        files_come_late,
+    ),
+}
 
 
-def late_files_stay(patch: pytest.MonkeyPatch) -> None:
-    """Who is DELETED is looked at no more."""
-    patch.setattr(ending, "every_tenant", list_tenants)
-
-
-def readers_are_not_asked(patch: pytest.MonkeyPatch) -> None:
-    """Objects go without a swap number, so no read lease holds them."""
-    patch.setattr(deletion, "_SUPERSEDE", deletion._SUPERSEDE.values(replaced_by=0))
-
-
-def folders_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    """It is said to be over while there are files."""
-    patch.setattr(Deletion, "_take_away", lambda self, tenant: 0)
-    patch.setattr(Deletion, "_is_empty", lambda self, tenant: True)
-    patch.setattr(deletion, "_LEFT", deletion._LEFT.where(tables.objects.c.object_key == ""))
-
-
-@pytest.mark.parametrize(
-    ("mutant", "story"),
-    [
-        (tasks_stay, a_flush_is_under_way),
-        (late_files_stay, files_come_late),
-        (readers_are_not_asked, a_reader_was_there),
-        (folders_are_not_looked_at, files_come_late),
-    ],
-    ids=lambda it: it.__name__,
-)
-def test_the_judge_finds_each_mutant(
-    site: Site,
-    monkeypatch: pytest.MonkeyPatch,
-    mutant: Callable[[pytest.MonkeyPatch], None],
-    story: Callable[[Site], None],
-) -> None:
-    mutant(monkeypatch)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_judge_finds_each_mutant(site: Site, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    patches, story = MUTANTS[name]
+    for owner, attribute, value in patches:
+        monkeypatch.setattr(owner, attribute, value)
     with pytest.raises((AssertionError, TenantDeleted)):
         story(site)
 
