@@ -36,7 +36,7 @@ _IMPORT = re.compile(r"^(?:from|import) ([\w.]+)(?: import (\([^)]*\)|.*))?", re
 
 def attach(dispatcher: Any) -> None:
     """Load a kernel of ours from the cache and keep it there. Does nothing where the folder cannot be written."""
-    if dispatcher.py_func.__module__.split(".")[0] in OURS and _writable(folder()):
+    if (dispatcher.py_func.__module__ or "").split(".")[0] in OURS and _writable(folder()):
         dispatcher._cache = _KernelCache(dispatcher.py_func)
 
 
