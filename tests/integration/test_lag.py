@@ -83,7 +83,7 @@ def test_the_slowest_store_is_named_with_its_newest_file_and_region(world: ApiWo
     assert found["slowest"] == "upstream_flush"
     first = found["stages"][0]
     assert first["where"].startswith("store 2: its newest file 1/1 was cut 0.6 s ago; region 1 has its watermark ")
-    assert "store 1, dispatcher dispatcher-1, heard of" in found["stages"][1]["where"]
+    assert "store 1, dispatcher dispatcher-1, last seen" in found["stages"][1]["where"]
     newest = {store["store_id"]: store["newest_file"] for store in found["stores"]}
     assert newest[2] == str(slow)
     assert newest[1].endswith("file-000000000002.seg")
