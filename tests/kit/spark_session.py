@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -22,11 +26,19 @@ SPARK_OPTIONS = {
 }
 
 
+@cache
+def _local_dir() -> str:
+    """A folder of this process, for all of its sessions: their Java remembers the first one."""
+    made = tempfile.mkdtemp(prefix="tistream-spark-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
 @contextmanager
 def local_session(more: Mapping[str, str] = MappingProxyType({})) -> Iterator[SparkSession]:
     """Two threads of this process. Spark's own warnings, of its start and its end, are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = new_session("local[2]", {**SPARK_OPTIONS, **more})
+        made = new_session("local[2]", {**SPARK_OPTIONS, "spark.local.dir": _local_dir(), **more})
         yield made
         made.stop()

@@ -6,6 +6,7 @@ python -m tests.kit.spark_stream URL CHECKPOINT OUT DATABASE TABLE ROWS_PER_TRIG
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from compactor.spark import new_session
 from tests.kit.spark_session import SPARK_OPTIONS
@@ -14,7 +15,7 @@ from tistream.spark import TiStreamDataSource
 
 def main(url: str, checkpoint: str, out: str, database: str, table: str, rows: str) -> None:
     """Run the query from its checkpoint to the served watermark."""
-    session = new_session("local[2]", SPARK_OPTIONS)
+    session = new_session("local[2]", {**SPARK_OPTIONS, "spark.local.dir": str(Path(checkpoint).parent / "spark")})
     session.dataSource.register(TiStreamDataSource)
     options = {"url": url, "cluster": 1, "tenant": 1, "database": database, "table": table}
     frame = session.readStream.format("tistream").options(**options, maxRowsPerTrigger=rows).load()
