@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +12,8 @@ ROOT = Path(__file__).parents[1]
 SUFFIXES = (".py", ".md", ".html", ".js", ".css", ".sql", ".yaml", ".yml", ".toml", ".tf", ".svg")
 #: other texts, or the texts of others
 EXCLUDED = ("tests/", "simulator/recording/", "apiserver/console/static/vendor/")
+
+BUILT = ("build/", "dist/", "artefacts/")
 
 #: name of something in the code -> what it is called now
 IDENTIFIERS = {
@@ -89,8 +90,9 @@ SCREENS = {
 @cache
 def texts() -> dict[str, str]:
     """By path: the product, its documentation and its templates."""
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    kept = (n for n in names if n.endswith(SUFFIXES) and not n.startswith(EXCLUDED) and (ROOT / n).exists())
+    paths = (path for path in ROOT.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    names = (path.relative_to(ROOT).as_posix() for path in paths)
+    kept = (n for n in names if not n.startswith((*EXCLUDED, *BUILT)) and not any(p[0] == "." for p in n.split("/")))
     return {name: (ROOT / name).read_text("utf-8") for name in kept}
 
 
