@@ -199,10 +199,10 @@ class WatermarkOracle:
         durable_ts = min([watermark, *(commit_ts - 1 for _, commit_ts in undecided)])
         if durable_ts <= self.durable_ts:
             return
-        for (key, commit_ts), what in list(self._pending.items()):
-            if commit_ts <= durable_ts and isinstance(what, Change):
+        for (key, commit_ts), pending in list(self._pending.items()):
+            if commit_ts <= durable_ts and isinstance(pending, Change):
                 del self._pending[key, commit_ts]
-                self.served[key, commit_ts] = what
+                self.served[key, commit_ts] = pending
         self.durable_ts = durable_ts
 
     def _matched(self, key: bytes, said: _Commit, commit_ts: int) -> Change | None:
