@@ -6,7 +6,8 @@ our modules that it imports, and of the versions of Python, numba and numpy; its
 processor. All checkouts and environments of a user share one cache, a changed source is compiled again, and processes
 that write at the same time write the same.
 
-The folder is $NUMBA_CACHE_DIR, else `tistream/kernels` in $XDG_CACHE_HOME (~/.cache).
+The folder is $NUMBA_CACHE_DIR, else `tistream/kernels` in $XDG_CACHE_HOME (~/.cache). One that cannot be written, as in
+the image, is read.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _IMPORT = re.compile(r"^(?:from|import) ([\w.]+)(?: import (\([^)]*\)|.*))?", re
 
 
 def attach(dispatcher: Any) -> None:
-    """Load a kernel of ours from the cache and keep it there. Does nothing where the folder cannot be written."""
-    if (dispatcher.py_func.__module__ or "").split(".")[0] in OURS and _writable(folder()):
+    """Load a kernel of ours from the cache and keep it there. Does nothing without a folder."""
+    if (dispatcher.py_func.__module__ or "").split(".")[0] in OURS and (_writable(folder()) or folder().is_dir()):
         dispatcher._cache = _KernelCache(dispatcher.py_func)
 
 
@@ -61,6 +62,10 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
     @classmethod
     def from_function(cls, function: Callable[..., Any], _file: str) -> _Locator:
         return cls(function)
+
+    def ensure_cache_path(self) -> None:
+        if _writable(folder()):
+            super().ensure_cache_path()
 
     def get_cache_path(self) -> str:
         return str(self._path)
@@ -99,6 +104,8 @@ class _Files:
             return None
 
     def save(self, key: Any, compiled: Any) -> None:
+        if not _writable(self._path.parent):
+            return
         with tempfile.NamedTemporaryFile(dir=self._path, delete=False) as made:
             made.write(dumps(compiled))
         Path(made.name).replace(self._file(key))

@@ -13,6 +13,7 @@ import pytest
 
 from tests.test_tidy import ROOT
 from tistream.codec import kernel_cache
+from tistream.codec.key_scan import scan_keys
 
 RUN = """
 import numpy as np
@@ -70,11 +71,11 @@ def test_every_module_with_kernels_is_cached() -> None:
     assert users <= kernel_cache.OURS
 
 
-def run(folder: Path, **env: str) -> str:
+def run(folder: Path, program: str = RUN, **env: str) -> str:
     path = os.pathsep.join(p for p in sys.path if p)
     clean = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     done = subprocess.run(
-        [sys.executable, "-c", RUN],
+        [sys.executable, "-c", program],
         env={**clean, "PYTHONPATH": path, "XDG_CACHE_HOME": str(folder), **env},
         capture_output=True,
         text=True,
@@ -90,6 +91,16 @@ def test_another_process_loads_what_the_first_compiled_for_each_signature(tmp_pa
     assert run(Path("/nowhere"), NUMBA_CACHE_DIR=str(tmp_path / "tistream" / "kernels")) == "2 0"
 
 
+def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+    assert run(tmp_path) == "0 2"
+    path = next(tmp_path.glob("tistream/kernels/*/tistream.codec.key_scan.scan_keys-*"))
+    path.unlink()
+    # root may write anywhere: the folder only seems to be read-only
+    program = f"from tistream.codec import kernel_cache\nkernel_cache._writable = lambda _: False\n{RUN}"
+    assert run(tmp_path, program) == "1 1"
+    assert not path.exists()
+
+
 def test_without_a_folder_that_can_be_written_each_process_compiles(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert [run(tmp_path / "file") for _ in range(2)] == ["0 2", "0 2"]
@@ -97,7 +108,7 @@ def test_without_a_folder_that_can_be_written_each_process_compiles(tmp_path: Pa
 
 def test_only_old_kernels_of_other_versions_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    used = kernel_cache.fingerprint("tistream.codec.key_scan")
+    used = kernel_cache.fingerprint(scan_keys.__module__)
     other, young = "0" * 32, "1" * 32
     for name, written in ((used, 1000), (other, 1000), (young, 3000), ("notes", 1000)):
         (tmp_path / name).mkdir()

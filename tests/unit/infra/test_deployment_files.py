@@ -185,6 +185,15 @@ def test_the_chart_lets_only_its_own_sorters_ask_for_rows() -> None:
         assert "app.kubernetes.io/name: prometheus" in policy.split("port: 9464")[0].rpartition("- from:")[2]
 
 
+def test_no_volume_hides_the_compiled_kernels() -> None:
+    (kernels,) = set(re.findall(r"NUMBA_CACHE_DIR=(\S+)", DOCKERFILE))
+    charts = "".join(path.read_text("utf-8") for path in (CHART / "templates").glob("*.yaml"))
+    mounted = re.findall(r"mountPath: (\S+)", charts)
+    assert mounted
+    assert not [path for path in mounted if kernels.startswith(path)]
+    assert kernels.startswith("/opt/tistream/")  # what the last stage copies
+
+
 def test_the_chart_ships_the_rules_that_are_tested() -> None:
     assert (CHART / "alerts.yml").read_bytes() == (INFRA / "prometheus" / "alerts.yml").read_bytes()
 
