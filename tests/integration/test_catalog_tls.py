@@ -152,5 +152,5 @@ def test_an_account_of_mysqls_default_plugin_logs_in_without_tls() -> None:
 
 def test_what_that_needs_is_installed_with_the_package() -> None:
     """The driver encrypts the password by the package `cryptography`, which its extra `rsa` brings."""
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["server"]
     assert any(each.startswith("pymysql[rsa]") for each in wanted)

@@ -26,6 +26,7 @@ from tistream.objectstore.layout import BatchKey, CommittedKey
 calm = settings(deadline=None)  # a shared machine pauses, and the first call may compile
 
 u8, u64 = st.integers(0, 255), st.integers(0, 2**64 - 1)
+tso = st.integers(0, 2**63 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
 octets = st.binary(max_size=40)
 
@@ -98,7 +99,7 @@ batch_row = st.builds(
         "expire_ts": expire,
         "flags": flags,
     },
-    st.integers(1, 4), st.integers(0, 2), octets, u64, u64, u64, st.none() | octets, st.none() | octets, u64, u8,
+    st.integers(1, 4), st.integers(0, 2), octets, tso, tso, u64, st.none() | octets, st.none() | octets, u64, u8,
 )  # fmt: skip
 KEY = BatchKey(tenant=Tenant(1, 2), store_id=3, incarnation=4, seq=5)
 
