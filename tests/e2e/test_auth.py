@@ -150,7 +150,7 @@ def test_a_link_opens_the_console_in_a_browser_once(owner: Person) -> None:
         other = browser.new_context().new_page()
         other.goto(link)
         other.get_by_role("button", name="Sign in").click()
-        expect(other.get_by_role("alert")).to_contain_text("was used")
+        expect(other.get_by_role("alert")).to_contain_text("This login code is invalid, used or expired")
         page.get_by_role("button", name="Sign out").click()
         expect(page).to_have_url(re.compile("/login$"))
         assert page.evaluate("fetch('/v1/tenants').then(a => a.status)") == 401
