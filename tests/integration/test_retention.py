@@ -53,7 +53,7 @@ from tistream.errors import TsExpired
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recording lasts half a minute: no lag is too short to report, and now is a second later."""
-    monkeypatch.setattr(keeping, "_WORTH_SAYING_MS", 1)
+    monkeypatch.setattr(keeping, "_REPORTED_FROM_MS", 1)
     monkeypatch.setattr(keeping, "database_time_ms", lambda _: tso.physical_ms(END) + 1000)
 
 
