@@ -88,7 +88,7 @@ def test_a_late_request_arrives_when_its_sender_has_been_replaced(calm: Outcome)
 def test_a_point_that_nobody_comes_to_is_a_failure(calm: Outcome) -> None:
     beyond = (Point(len(calm.boundaries) + 1, Side.AFTER),)
     failure = Failure(points=beyond, outcome=play(SMALL, beyond))
-    assert failure.violations == (f"nobody came to crash point {beyond[0]}",)
+    assert failure.violations == (f"no process reached crash point {beyond[0]}",)
 
 
 PARTS = {"single": replace(SMALL, sides=tuple(Side), signs_of_life=True, every=7), "pairs": replace(PAIRS, every=9)}
