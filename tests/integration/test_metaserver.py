@@ -329,7 +329,7 @@ def test_registering_says_where_to_push_and_may_be_repeated(http: TestClient) ->
     found = first.json()
     access = found["push"].pop("credentials")
     assert (access["by"], access["url"]) == ("pusher", None)
-    assert "push.role_arn is not set" in access["words"]
+    assert "without push.role_arn only these restrict them" in access["words"]
     assert found == {
         "cluster_id": 1,
         "tenant_id": 1,
