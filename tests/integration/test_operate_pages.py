@@ -98,7 +98,7 @@ def test_many_ranges_share_cells() -> None:
     assert len(cells) <= CELLS_MAX
     assert [c["colour"] for c in cells].count("stopped") == 1
     assert cells[0]["colour"] == "own-several"
-    assert cells[0]["words"].startswith("7 ranges from r0 on")
+    assert cells[0]["words"].startswith("7 ranges from r0: s0, s1")
     assert cells[-1]["x"] + cells[-1]["width"] == pytest.approx(1000, abs=1)
     assert all(a["x"] + a["width"] <= b["x"] + 0.2 for a, b in pairwise(cells))
     gap, stands = {"cause": "watermark_gap"}, {"cause": "standing"}
