@@ -194,7 +194,7 @@ def test_a_task_that_was_given_away_meanwhile_is_not_handed_over(world: BacklogW
         return [(row.durable_ts, row.snapshot_key) for row in list_tasks(world.catalog, TENANT)]
 
     before = progress_of_tasks()
-    with pytest.raises(Fenced, match="taken away"):
+    with pytest.raises(Fenced, match="reassigned during the replay"):
         run(world, executor=Interrupted(ThreadsExecutor(world.store), 1, lambda: give_away(world)))
     assert progress_of_tasks() == before
     assert world.log() == {}
