@@ -43,7 +43,8 @@ class DecisionQueue:
                 found += len(at)
 
     def slice(self, watermarks: RangeWatermarkMap) -> Iterator[tuple[Run, I64]]:
-        """Remove and yield up to DECIDE_ROWS commits, by run. Fewer when the next run is not loaded."""
+        """Remove and yield up to DECIDE_ROWS commits, by run: a full slice once `needs` is empty, where there are as
+        many."""
         self._search(watermarks)
         left = DECIDE_ROWS
         while left > 0 and self._found:
@@ -60,8 +61,9 @@ class DecisionQueue:
         return [(run, at) for run, at, _ in self._found]
 
     def needs(self) -> list[Need]:
-        """What must be loaded before the next slice can be found."""
-        return self._unsearched[0][0].missing(PROBED) if self._unsearched and not self._found else []
+        """What must be loaded before the next slice is full. Call after `next`, which searches what is loaded."""
+        full = sum(len(at) for _, at, _ in self._found) >= DECIDE_ROWS
+        return [] if full or not self._unsearched else self._unsearched[0][0].missing(PROBED)
 
     def _search(self, watermarks: RangeWatermarkMap) -> None:
         """Search further runs until the next slice is full, up to one that is not loaded."""

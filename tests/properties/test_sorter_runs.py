@@ -124,6 +124,27 @@ CONTRADICTION: list[File | str] = [
     ),
 ]
 
+#: two commits without a prewrite, one of them saved: both are in the error
+SAVED_AND_NEW: list[File | str] = [
+    File(
+        store_id=1,
+        incarnation=1,
+        seq=0,
+        cut_ts=11,
+        rows=(Row(kind=P, key=b"a", start_ts=11), Row(kind=C, key=b"m", start_ts=11, commit_ts=16)),
+        marks=(replace(WHOLE, resolved_ts=0),),
+    ),
+    "restart",
+    File(
+        store_id=1,
+        incarnation=1,
+        seq=0,
+        cut_ts=11,
+        rows=(Row(kind=C, key=b"m" * 9, start_ts=11, commit_ts=16),),
+        marks=(replace(WHOLE, resolved_ts=16),),
+    ),
+]
+
 
 class Pair:
     """Two cores of one range that must not differ."""
@@ -295,6 +316,7 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @given(steps)
 @example(CONTRADICTION)
+@example(SAVED_AND_NEW)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_runs_and_plain_frames_agree(small: None, history: list[File | str]) -> None:
     tasks = Tasks()
