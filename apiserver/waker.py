@@ -3,7 +3,8 @@
     with waker.watching(tenant) as watch:
         await watch.moved(seen, seconds)
 
-A thread polls the watermarks of all watched tenants in one statement, a few times a second, and ends when nobody waits.
+One thread polls the watermarks of all watched tenants in one statement, a few times a second, and ends with the last
+waiter.
 Waiting costs no thread: it is an event of the waiter's loop. While the catalog is unavailable the poll slows down.
 """
 

@@ -167,7 +167,7 @@ class DispatcherWorker:
             rows = list_stores(self._catalog, request.tenant)
             owner = next((row.dispatcher for row in rows if row.store_id == request.store_id), None)
             raise FeedUnavailable(
-                store=request.store_id, tenant=str(request.tenant), asked=self.worker_id, owner=owner or "nobody"
+                store=request.store_id, tenant=str(request.tenant), asked=self.worker_id, owner=owner or "none"
             )
         tail = self._tail(row)
         self._reclaimer.refresh(row, tail)

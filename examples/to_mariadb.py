@@ -84,7 +84,7 @@ class Replica:
         self.to.commit()
 
     def forget(self) -> None:
-        """All tables are to be made anew: nobody knows what they stand at."""
+        """Have all tables made anew: their position is unknown."""
         self._run(f"UPDATE {STATE}.tables SET made_as = ''")
 
     def bring_to(self, ts: int, events: list[dict[str, Any]]) -> None:
@@ -137,7 +137,7 @@ class Replica:
         return anew
 
     def _refuse_strangers(self, names: set[Name]) -> None:
-        """Tables that somebody else made stay as they are."""
+        """Refuse tables that another program made."""
         for db, name in self._run("SELECT table_schema, table_name FROM information_schema.tables"):
             if (db, name) in names:
                 raise SystemExit(f"{db}.{name} is there already, and not made from here: drop it first.")

@@ -1,4 +1,4 @@
-"""Deletes objects that nobody can need any more: replaced objects, and orphans that never became visible.
+"""Deletes objects that are no longer needed: replaced objects, and orphans that never became visible.
 
     LIST a folder -> per key: no row, or a row that is not live -> tombstone row -> DELETE
 

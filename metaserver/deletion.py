@@ -6,7 +6,7 @@
 The tombstone in the catalog came first (`tistream.catalog.work.deletion`): nothing can become visible any more, and the
 state never changes back. Objects with rows are superseded and collected like others. Batch files and pushed schema
 snapshots have no rows; they are deleted once they are older than the grace period. A pusher that does not know of the
-deletion continues to write them; nobody reads them, and a later round deletes them.
+deletion continues to write them; they are not read, and a later round deletes them.
 
 DELETED means: no object is left in the folders of the service, and no old one in the buffer.
 """

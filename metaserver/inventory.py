@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import structlog
 
-from metaserver.core.assign import I64, NOBODY, Fleet, Mask, Move
+from metaserver.core.assign import I64, UNOWNED, Fleet, Mask, Move
 from metaserver.core.balance import Balancer
 from metaserver.core.loads import Load, Loads, store_loads, task_loads
 from tistream.catalog.database.engine import Catalog
@@ -106,7 +106,7 @@ class TaskItems:
 
     def _after(self, moves: Sequence[tuple[int, str]], done: int) -> Columns | None:
         """The columns after these moves; None, to read them again, when not all were done. The stamp becomes what it
-        must be if nobody else has changed anything."""
+        must be if no other process has changed anything."""
         before, stamp = self._columns, self._stamp
         if before is None or stamp is None or done != len(moves):
             return None
@@ -197,7 +197,7 @@ class Inventory:
             chunk = moves[at : at + CHUNK]
             done += self._items.write(columns, [(move.item, workers.names[move.to]) for move in chunk], leader_epoch)
         for move in moves:
-            if fleet.owner[move.item] != NOBODY:
+            if fleet.owner[move.item] != UNOWNED:
                 self._loads.note_move(columns.keys[move.item], now_s)
         self._log(columns, workers, moves, done)
 
@@ -208,7 +208,7 @@ class Inventory:
             return self._fleet[1]
         count = len(columns.keys)
         numbers = {name: i for i, name in enumerate(workers.names)}
-        owner = np.fromiter((numbers.get(name or "", NOBODY) for name in columns.owners), np.int64, count)
+        owner = np.fromiter((numbers.get(name or "", UNOWNED) for name in columns.owners), np.int64, count)
         measured = np.zeros((3, count))
         for key, load in self._loads.items():
             at = columns.index.get(key)

@@ -2,9 +2,9 @@
 
     control plane -> key -> tenant -> credentials -> put -> seen -> create if absent -> a neighbour's folder
 
-A probe object is put under a prefix that pushers may write and nobody reads (`tistream.objectstore.layout.ProbeKey`);
-the service removes it, because pushers cannot delete. A second one goes to another tenant's folder and must be refused.
-No incarnation is issued, so a running pusher is not disturbed.
+A probe object is put under a prefix that pushers may write and no service reads
+(`tistream.objectstore.layout.ProbeKey`); the service removes it, because pushers cannot delete. A second one goes to
+another tenant's folder and must be refused. No incarnation is issued, so a running pusher is not disturbed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detects that a newer incarnation has replaced this pusher.
 
 Once a newer incarnation is in the catalog, dispatchers end the older one at its last contiguous file. An older pusher
-that continued would upload files that nobody reads; and if the newer one died, its store would be stalled. So each
+that continued would upload files that are never read; and if the newer one died, its store would be stalled. So each
 pusher checks, and fails with Fenced when its own number is not the newest. A supervisor may restart it: that takes a
 newer incarnation again.
 

@@ -32,7 +32,7 @@ class SplitRequest:
     start_ts: str | None
     cursor: str | None
     end_ts: str | None
-    rows: int | None  #: at most about so many: a plan ends between two commit timestamps
+    rows: int | None  #: about the most: a plan ends between two commit timestamps
     parts: int
     part_bytes: int
 

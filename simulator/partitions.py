@@ -9,8 +9,8 @@ A TableInfo of any schema version says it alone, by `definitions`, `adding_defin
 
 Relations:
 
-- definitions are what sessions read, but for DROP PARTITION in WRITE_ONLY: there the dropped ones still stand in them,
-  and nobody reads or writes them any more;
+- definitions are what sessions read, but for DROP PARTITION in WRITE_ONLY: there they still contain the dropped ones,
+  which no session reads or writes any more;
 - a reorganisation copies from `dropping_definitions` to `adding_definitions` while it reads the old ones, and the other
   way round once it reads the new ones, for the sessions of the version before;
 - rows are placed by their handle: RANGE by bounds, LIST by the handle's bucket, HASH and KEY by the number of

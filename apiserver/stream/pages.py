@@ -1,7 +1,7 @@
 """Cache of pages: followers that want the same page at the same time share it.
 
 Followers woken together at the same position with the same options get one page. Only pages of a known served state are
-shared, so nobody gets less than was served at the request.
+shared, so each follower gets everything that was served when it asked.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Directory:
     by_key: Ints  #: region numbers in the order of their start keys
     starts: pa.BinaryArray  #: start keys in that order
     ends: pa.BinaryArray  #: end keys in that order
-    bounded: int  #: so many of `ends` are not infinite; they come first when `nested` is false
+    bounded: int  #: number of `ends` that are not infinite; they come first when `nested` is false
     nested: bool  #: in key order the ends do not rise: subscriptions overlap, bisection would miss some
 
 

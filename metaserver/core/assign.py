@@ -35,14 +35,14 @@ OPEN_ROW_BYTES_PER_S = 1.0
 APART = 0.5
 SLACK = 0.2
 REPLAY_S = 300.0
-NOBODY = -1  #: the owner of an item without a live one
+UNOWNED = -1  #: the owner of an item without a live one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """Items and workers as columns. Workers are numbered by name, so that ties go to the smaller name."""
 
-    owner: I64  #: worker of each item, or NOBODY
+    owner: I64  #: worker of each item, or UNOWNED
     weight: F64  #: bytes/s, see above; above 0
     held: F64  #: bytes that a new owner must replay
     group: I64  #: items of one group are kept apart; -1 = none

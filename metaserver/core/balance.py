@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from metaserver.core.assign import I64, NOBODY, Fleet, Mask, Move, improve, place
+from metaserver.core.assign import I64, UNOWNED, Fleet, Mask, Move, improve, place
 
 WAVE_S = 1.0
 SETTLE_S = 5.0
@@ -38,7 +38,7 @@ class Balancer:
     def decide(self, keys: Sequence[Hashable], fleet: Fleet, leaving: Mask, now_s: float) -> list[Move]:
         """The moves of this round. `keys` identify items between calls; `leaving`: draining workers. Items of workers
         that neither receive nor leave stay."""
-        made = place(fleet, _heaviest(fleet, np.flatnonzero(fleet.owner == NOBODY)))
+        made = place(fleet, _heaviest(fleet, np.flatnonzero(fleet.owner == UNOWNED)))
         if not made and now_s >= self._next_wave_s:
             made = self._leave(fleet, leaving) or self._even_out(keys, fleet, now_s)
             self._next_wave_s = now_s + self._wave_s

@@ -4,10 +4,10 @@ A worker's heartbeat writes the database's time into its row. A worker is suspec
 heartbeat for SUSPECTED of LEASE_MS by *this* process's monotonic clock, while this process reached the database all the
 time. So
 
-- an outage of the database makes nobody suspected: nobody could send a heartbeat, and the count starts anew when it is
-  back. Workers send one within HEARTBEAT_MS of that, or after their retry pause, which is shorter than SUSPECTED;
-- a step of the database's clock makes nobody suspected and keeps no dead worker alive;
-- a process that was itself paused starts anew, too.
+- after an outage of the database no worker is suspected, because none could send a heartbeat: the count restarts.
+  Workers send one within HEARTBEAT_MS of that, or after their retry pause, which is shorter than SUSPECTED;
+- a step of the database's clock makes no live worker suspected and hides no dead one;
+- after a pause of this process the count restarts, too.
 
 Every meta server observes, elected or not, so that a new leader knows who is suspected.
 """

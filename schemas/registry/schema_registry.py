@@ -79,7 +79,7 @@ class JobSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePolicy:
-    """When applied jobs are saved: after so many of them, or so long after the last save."""
+    """When applied jobs are saved: by their number, or the time since the last save."""
 
     jobs: int = 64
     seconds: float = 60.0

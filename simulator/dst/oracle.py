@@ -8,7 +8,7 @@ every flush         at or below the watermark of the task; `durable_ts` never fa
 every owner         one life of one worker for each epoch of a task
 every feed          file n + 1 right behind file n
 every transaction   see `catalog_rules`
-every deletion      of what nobody needs: no live object, none without a tombstone, no file above reclaimed_seq
+every deletion      of what is not needed: no live object, none without a tombstone, no file above reclaimed_seq
 at rest             all is served, no task stopped, nothing missing, nothing left over
 """
 

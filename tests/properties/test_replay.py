@@ -26,7 +26,7 @@ from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind
 
 QUIET = Path(__file__).parents[1] / "data" / "real_tikv" / "txn_quiet"
-NOBODY = KeyRange(b"a", b"b")
+UNOWNED = KeyRange(b"a", b"b")
 
 
 @cache
@@ -40,7 +40,7 @@ def quiet() -> Recording:
 
 
 def play(recording: Recording) -> Stage:
-    stage = Stage(recording, NOBODY)
+    stage = Stage(recording, UNOWNED)
     while not stage.at_end:
         assert stage.blocked() is None
         stage.step()
@@ -91,7 +91,7 @@ def test_any_bytes_are_read_or_refused(read: Any, data: bytes) -> None:
 )
 def test_pd_answers_or_refuses_any_request(method: str, data: bytes) -> None:
     recording = quiet()
-    pd = ReplayPd(recording, Stage(recording, NOBODY), "127.0.0.1:1", dict.fromkeys((1, 4, 5), "127.0.0.1:2"))
+    pd = ReplayPd(recording, Stage(recording, UNOWNED), "127.0.0.1:1", dict.fromkeys((1, 4, 5), "127.0.0.1:2"))
     for request in (data, message(1, uint(1, recording.cluster_id)) + data):
         with contextlib.suppress(TiStreamError):
             pd.timestamps(request) if method == "Tso" else pd.answer(f"/pdpb.PD/{method}", request)
@@ -105,7 +105,7 @@ def test_whenever_a_client_registers_it_hears_what_it_is_promised(seed: int) -> 
     recording = quiet()
     table = recording.ranges[0]
     everything = quiet_versions()
-    stage = Stage(recording, NOBODY)
+    stage = Stage(recording, UNOWNED)
     living: tuple[int, KeyRange, int] | None = None  # request, range, checkpoint
     heard: set[tuple[bytes, int]] = set()  # by it
     locks: set[tuple[bytes, int]] = set()

@@ -52,7 +52,7 @@ QUICK = {
     "halves-stay": 0,
     "parts-of-old-epoch": 0,
     "merged-at-two-durable-watermarks": 0,
-    "merged-unmet": 20,
+    "merged-unmet": 25,
     "merged-with-one-half": 0,
     "gap-skipped": 6,
     "gap-accepted": 6,

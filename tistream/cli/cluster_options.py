@@ -26,18 +26,18 @@ IdleInterval = Annotated[
     typer.Option(
         "--idle-interval",
         min=1,
-        help="Of a cluster: while nothing is written anywhere in it, write a batch file per store every so many"
+        help="Of a cluster: while nothing is written anywhere in it, write a batch file per store every this many"
         " seconds instead of every second.",
     ),
 ]
 Seed = Annotated[bool, typer.Option("--seed", help="Of a cluster: also push the rows that existed at the beginning.")]
 HistoryCap = Annotated[
     float,
-    typer.Option("--history-cap", help="Of a cluster: delay its garbage collection by at most so many hours."),
+    typer.Option("--history-cap", help="Of a cluster: longest delay of its garbage collection, in hours."),
 ]
 Scans = Annotated[int, typer.Option("--scans", min=1, help="Of a cluster: opening scans of one store at once.")]
 ScanRate = Annotated[
-    float, typer.Option("--scan-rate", min=0.01, help="Of a cluster: read schema and seed at most at so many MiB/s.")
+    float, typer.Option("--scan-rate", min=0.01, help="Of a cluster: highest read rate of schema and seed, in MiB/s.")
 ]
 Spill = Annotated[
     Path | None,

@@ -18,7 +18,7 @@ from tistream.errors import TiStreamError
 
 _PATIENCE_S = 600.0
 _KEPT_S = 30 * 86_400.0  # kernels of other versions are removed after that
-_CHANGES = 2000  # after reading so many of the recording's, every stage has run
+_CHANGES = 2000  # of the recording: once they are read, every stage has run
 
 
 def compile_all() -> None:

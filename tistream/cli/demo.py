@@ -23,10 +23,10 @@ _KILL_SHARE = 0.4  # share of a limited demo after which a sorter is killed
 
 def demo(
     port: Port = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop by itself after so many seconds.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds.")] = None,
     speed: Annotated[str, typer.Option(help="Speed of the recording: N times real time, or max.")] = "4",
     kill_after: Annotated[
-        float | None, typer.Option(help="Kill a sorter after so many seconds; else after 45, or 0.4 of --seconds.")
+        float | None, typer.Option(help="Kill a sorter after this many seconds; by default 45, or 0.4 of --seconds.")
     ] = None,
 ) -> None:
     """Play a recorded change stream of a real TiDB through TiStream, in a temporary folder.

@@ -59,9 +59,10 @@ def compact(
     merge: Annotated[bool, typer.Option(help="Merge files.")] = True,
     bases: Annotated[bool, typer.Option(help="Build bases of tables, for reads as of a timestamp.")] = True,
     base_tail_ratio: Annotated[
-        float, typer.Option(min=0, help="Build a base when the table's log since the last one is so many times as big.")
+        float,
+        typer.Option(min=0, help="Build a base when the log since the last one is this many times its size ..."),
     ] = 1.0,
-    base_tail_mb: Annotated[int, typer.Option(min=0, help="... and has so many MiB.")] = 4,
+    base_tail_mb: Annotated[int, typer.Option(min=0, help="... and at least this many MiB.")] = 4,
     base_window_h: Annotated[
         float, typer.Option(min=0, help="Hours of the log in which each moment keeps a base near it.")
     ] = 168.0,

@@ -27,7 +27,7 @@ def create(
     role: Role,
     cluster: OfCluster = None,
     tenant: OfTenant = None,
-    hours: Annotated[float, typer.Option(help="It expires after so many hours; 0 = never.", min=0)] = 0,
+    hours: Annotated[float, typer.Option(help="Hours until it expires; 0 = never.", min=0)] = 0,
     catalog: Annotated[
         str | None, typer.Option("--catalog", help="Without a service: write to this catalog, when all keys are lost.")
     ] = None,

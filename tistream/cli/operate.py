@@ -28,7 +28,7 @@ api = typer.Typer(help="Ask the HTTP API directly.", no_args_is_help=True)
 _PAGE = 1000
 _FOLLOW_S = 1.0
 
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most rows to show.")]
 OfTenant = Annotated[str | None, typer.Option("--tenant", "-t", help="Only this tenant, as CLUSTER/TENANT.")]
 WorkerName = Annotated[str, typer.Argument(help="Name of the worker.")]
 TaskId = Annotated[int, typer.Argument(help="Id of the task.")]

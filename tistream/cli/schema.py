@@ -62,7 +62,7 @@ def show(
 def history(
     cluster: Cluster,
     tenant: Tenant,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most rows to show.")] = 50,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,

@@ -69,8 +69,8 @@ def sim(
     storm: Annotated[
         bool, typer.Option("--storm", help="With --serve-tikv: regions and stores change, and all errors occur.")
     ] = False,
-    stores: Annotated[int, typer.Option(min=1, help="With --serve-tikv: so many stores.")] = 3,
-    regions: Annotated[int, typer.Option(min=1, help="With --serve-tikv: at least so many regions.")] = 1,
+    stores: Annotated[int, typer.Option(min=1, help="With --serve-tikv: number of stores.")] = 3,
+    regions: Annotated[int, typer.Option(min=1, help="With --serve-tikv: least number of regions.")] = 1,
     rate: Annotated[float, typer.Option(min=0, help="With --serve-tikv: steps of the workload per second.")] = 50.0,
 ) -> None:
     """Run the whole service on simulated time with faults: nothing may be lost, repeated or out of order."""

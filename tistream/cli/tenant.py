@@ -40,7 +40,7 @@ def register(
     cluster: Cluster,
     tenant: Tenant,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the tenant is active; show each step.")] = False,
-    timeout: Annotated[float, typer.Option(help="With --wait: give up after so many seconds.", min=0)] = 3600,
+    timeout: Annotated[float, typer.Option(help="With --wait: give up after this many seconds.", min=0)] = 3600,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:

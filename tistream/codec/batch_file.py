@@ -148,7 +148,7 @@ def _rows_fault(rows: pa.RecordBatch) -> str:
 
 
 def _regions_fault(regions: pa.RecordBatch, rows: int) -> str:
-    """The first relation that the regions break over so many rows."""
+    """The first relation that the regions of a file with `rows` rows break, as text; empty when none."""
     open_ts, ready_ts = _numbers(regions, "tenure_open_ts"), _numbers(regions, "tenure_ready_ts")
     if (bad := (ready_ts > 0) & (ready_ts < open_ts)).any():
         return f"region row {_first(bad)} was ready before it was opened"

@@ -45,7 +45,7 @@ def ok(words: str, **facts: object) -> Finding:
 
 
 def warn(words: str, **facts: object) -> Finding:
-    """It works, but somebody should look at it."""
+    """It works, but needs attention."""
     return Finding("", Verdict.WARN, words, facts)
 
 

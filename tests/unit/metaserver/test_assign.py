@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.core.assign import APART, ITEM_BYTES_PER_S, NOBODY, SLACK, Fleet, improve, place
+from metaserver.core.assign import APART, ITEM_BYTES_PER_S, SLACK, UNOWNED, Fleet, improve, place
 
 UNIT = ITEM_BYTES_PER_S
 
@@ -38,7 +38,7 @@ def fleet(
 
 
 def orphans(of: Fleet) -> np.ndarray:
-    return np.flatnonzero(of.owner == NOBODY)
+    return np.flatnonzero(of.owner == UNOWNED)
 
 
 def after(of: Fleet, moves: list) -> list[int]:
@@ -65,26 +65,26 @@ def all_of(of: Fleet) -> np.ndarray:
 
 
 def test_the_least_loaded_gets_the_next_and_ties_go_by_name() -> None:
-    made = fleet([1, NOBODY, NOBODY, NOBODY], 2)
+    made = fleet([1, UNOWNED, UNOWNED, UNOWNED], 2)
     assert after(made, place(made, orphans(made))) == [1, 0, 0, 1]
 
 
 def test_the_heaviest_goes_first() -> None:
-    made = fleet([NOBODY] * 4, 2, bytes_per_s=[10 * UNIT, 20 * UNIT, 30 * UNIT, 0])
+    made = fleet([UNOWNED] * 4, 2, bytes_per_s=[10 * UNIT, 20 * UNIT, 30 * UNIT, 0])
     assert after(made, place(made, orphans(made))) == [1, 1, 0, 0]
 
 
 def test_nothing_is_given_to_who_receives_nothing() -> None:
-    made = fleet([NOBODY, 0, NOBODY], 3, closed=(0, 2))
+    made = fleet([UNOWNED, 0, UNOWNED], 3, closed=(0, 2))
     assert after(made, place(made, orphans(made))) == [1, 0, 1]
-    shut = fleet([NOBODY], 1, closed=(0,))
+    shut = fleet([UNOWNED], 1, closed=(0,))
     assert place(shut, orphans(shut)) == []
 
 
 def test_the_warm_tasks_of_a_tenant_are_kept_apart() -> None:
     warm = 100 * UNIT
     # 0 and 1 are a tenant's, 2 and 3 another's; each worker could have both of one
-    made = fleet([0, 1, NOBODY, NOBODY], 2, bytes_per_s=[warm] * 4, group=[7, 8, 7, 8])
+    made = fleet([0, 1, UNOWNED, UNOWNED], 2, bytes_per_s=[warm] * 4, group=[7, 8, 7, 8])
     assert after(made, place(made, orphans(made))) == [0, 1, 1, 0]
     together = fleet([0, 0, 1, 1], 2, bytes_per_s=[warm] * 4, group=[7, 7, 8, 8])
     assert improve(together, all_of(together), 9) == [], "one move alone would make the loads uneven"
@@ -124,7 +124,7 @@ SHAPES = st.integers(1, 5).flatmap(
         st.just(workers),
         st.lists(
             st.tuples(
-                st.integers(NOBODY, workers - 1),
+                st.integers(UNOWNED, workers - 1),
                 st.sampled_from([0.0, 0.0, 1.0, 5.0, 40.0, 300.0]),
                 st.integers(-1, 2),
                 st.sampled_from([0.0, 0.0, 50.0]),
@@ -200,7 +200,7 @@ def test_a_hundred_thousand_items_of_a_hundred_workers() -> None:
     rand = np.random.default_rng(1)
     count = 100_000
     made = Fleet.of(
-        owner=np.where(rand.random(count) < 0.5, NOBODY, rand.integers(0, 100, count)),
+        owner=np.where(rand.random(count) < 0.5, UNOWNED, rand.integers(0, 100, count)),
         bytes_per_s=np.where(rand.random(count) < 0.1, rand.random(count) * 1e6, 0.0),
         open_rows=np.zeros(count),
         held=np.zeros(count),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from metaserver.core.assign import NOBODY, Fleet
+from metaserver.core.assign import UNOWNED, Fleet
 from metaserver.core.balance import COOLDOWN_S, SETTLE_S, WAVE_S, Balancer
 
 
@@ -47,7 +47,7 @@ class Play:
 
 
 def test_what_nobody_has_moves_in_the_same_round() -> None:
-    play = Play([NOBODY] * 50, 2)
+    play = Play([UNOWNED] * 50, 2)
     assert play.round() == 50
     play.run(100)
     assert len(play.log) == 50

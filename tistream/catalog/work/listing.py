@@ -133,8 +133,8 @@ def idle_tasks(
         tenants.c.tenant_id == tasks.c.tenant_id,
         tenants.c.state.in_(resting),
     )
-    nobody = and_(tasks.c.owner.is_(None), ~rests)
-    wanted: list[ColumnElement[bool]] = [or_(tasks.c.error.is_not(None), nobody)]
+    unowned = and_(tasks.c.owner.is_(None), ~rests)
+    wanted: list[ColumnElement[bool]] = [or_(tasks.c.error.is_not(None), unowned)]
     if tenant is not None:
         wanted.append(of_tenant(tasks, tenant))
     with catalog.reading() as conn:
