@@ -1,10 +1,11 @@
 """Background work of a meta server: election, assignment, activation, collection, retention and audit.
 
-    assignment thread    every 0.3 s: acquire or renew leadership, assign stores and tasks activation thread    every
-    0.3 s, while leader: activate waiting tenants by their schema snapshots collection thread    every ten minutes,
-    while leader: delete replaced and orphaned objects, those of deleted tenants, and old events retention thread
-    every ten minutes, while leader: raise floors, retire the log below audit thread         once a day, while leader:
-    compare catalog and bucket
+    assignment thread    every 0.3 s: acquire or renew leadership, assign stores and tasks
+    activation thread    every 0.3 s, while leader: activate waiting tenants by their schema snapshots
+    collection thread    every ten minutes, while leader: delete replaced and orphaned objects, those of deleted
+                         tenants, and old events
+    retention thread     every ten minutes, while leader: raise floors, retire the log below
+    audit thread         once a day, while leader: compare catalog and bucket
 
 The threads are separate because the others read the object store, and a takeover must not wait for that. Only the
 leader acts, and every assignment carries the leader's epoch and the item's epoch that it saw: a leader that was

@@ -101,6 +101,8 @@ class MetaSettings(_Section):
     retention_hours: float = Field(
         168, ge=0, description="hours of log to keep for tenants without their own retention; 0 = all"
     )
+    retention_interval_s: float = Field(600, ge=1, description="how often logs are cut to their retention")
+    collect_interval_s: float = Field(600, ge=1, description="how often replaced and orphaned objects are deleted")
     split_mb_per_s: float = Field(
         16, ge=0, description="split a data task that exceeds this for split_after_s; 0 = never"
     )

@@ -373,6 +373,8 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         interval_s=interval_s,
         reshape=reshape,
         retention_hours=settings.retention_hours,
+        retention_interval_s=settings.retention_interval_s,
+        collect_interval_s=settings.collect_interval_s,
     )
 
 
