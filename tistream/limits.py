@@ -29,6 +29,8 @@ INBOX_BYTES_MAX = 32 << 20  # batches waiting for a task's core
 LEASE_MS = 10_000  # a worker without a heartbeat for this long may be replaced
 LEADER_LEASE_MS = 5_000  # shorter: a leader may die just before it replaces a worker
 HEARTBEAT_MS = 2_000
+JOB_LEASE_MS = 30_000  # a maintenance job whose executor has not renewed its lease for this long may be taken over
+JOB_RENEW_MS = 5_000
 READ_LEASE_TTL_MS = 900_000  # listed objects are kept this long after the last renewal
 FILE_URL_MS = 900_000  # the files of a listing can be fetched this long
 FILES_LISTED_MAX = 50_000
@@ -44,4 +46,5 @@ STREAM_ROWS_DEFAULT = 5_000  # between two watermarks of a stream
 SPLITS_MAX = 1000  # parts of one plan of a long pull
 
 assert HEARTBEAT_MS * 3 < LEASE_MS
+assert JOB_RENEW_MS * 3 < JOB_LEASE_MS
 assert SEGMENT_OWN_BYTES_MIN <= SEGMENT_SHARED_BYTES_TARGET < SEGMENT_BYTES_TARGET < SEGMENT_BYTES_MAX <= FILE_BYTES_MAX

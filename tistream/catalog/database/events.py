@@ -57,6 +57,9 @@ class EventKind(StrEnum):
     TENANT_DELETED = "tenant.deleted"
     ITEM_STOPPED = "item.stopped"  #: an error stopped one role's work on one item; see `stops`
     ITEM_RESUMED = "item.resumed"  #: by an operator
+    JOB_FAILED = "job.failed"
+    JOB_RETRIED = "job.retried"  #: by an operator
+    JOB_CANCELLED = "job.cancelled"  #: by an operator
     ITEM_WORKS = "item.works"  #: a stopped item works again, or no longer exists
 
 

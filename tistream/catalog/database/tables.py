@@ -53,6 +53,7 @@ Word = Name(32)
 WorkerName = Name(WORKER_NAME_MAX)
 ObjectName = Name(512)
 SecretHash = Name(64)
+OpenKey = Name(256)
 AnswerBytes = LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
 ReportText = SqlText().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
 
@@ -391,6 +392,33 @@ stops = Table(
     _uint("tries"),
     Column("resumed", Boolean, nullable=False),
     Index("stops_by_item", "role", "item", unique=True),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    _id("job_id"),
+    _uint("cluster_id"),
+    _uint("tenant_id"),
+    Column("kind", Word, nullable=False),
+    Column("scope", WorkerName, nullable=False),
+    Column("executor", Word, nullable=False),
+    Column("state", Word, nullable=False),
+    Column("open_key", OpenKey),
+    _uint("epoch"),
+    Column("holder", WorkerName),
+    _uint("tries"),
+    Column("limits", SqlText, nullable=False),
+    Column("reason", SqlText, nullable=False),
+    *map(_uint, ("estimated_bytes", "estimated_objects", "parts_done", "parts_total")),
+    *map(_uint, ("created_ms", "due_ms", "started_ms", "renewed_ms", "ended_ms")),
+    Column("outcome", Word, nullable=False),
+    Column("code", Word, nullable=False),
+    Column("error", SqlText, nullable=False),
+    *map(_uint, ("bytes_read", "bytes_written", "objects_before", "objects_after", "requests_saved")),
+    Index("jobs_by_key", "open_key", unique=True),
+    Index("jobs_by_state", "state", "job_id"),
+    Index("jobs_of_tenant", "cluster_id", "tenant_id", "kind", "scope", "job_id"),
 )
 
 counters = Table(

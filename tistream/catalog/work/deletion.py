@@ -5,6 +5,7 @@
     its row: the state that the caller saw -> DELETING
     its tasks, their positions and snapshot references are deleted
     its stores have no dispatcher, under a new epoch; its changefeeds and safe points are deleted
+    its open maintenance jobs are cancelled
     the keys of its pushers are revoked
 
 No guard of a later flush, snapshot, split or merge matches a deleted task; seeds, bases, changefeeds and safe points
@@ -45,6 +46,7 @@ from tistream.catalog.database.tables import (
 from tistream.catalog.log.objects import ObjectState
 from tistream.catalog.tenancy.keys import revoke_pusher_keys
 from tistream.catalog.tenancy.tenants import GIVEN_UP, TenantState
+from tistream.catalog.work.jobs import cancel_jobs_of
 from tistream.errors import StateForbids
 from tistream.ids import Tenant
 
@@ -106,6 +108,7 @@ def delete_tenant(catalog: Catalog, tenant: Tenant, *, seen: TenantState, reason
         conn.execute(_UNDISPATCH, asked)
         for drop in _DROP_HOLDS:
             conn.execute(drop, asked)
+        cancel_jobs_of(conn, tenant)
         keys = revoke_pusher_keys(conn, tenant)
         detail = {"was": seen, "reason": reason, "tasks": ended, "keys_revoked": keys}
         record_event(conn, EventKind.TENANT_DELETING, tenant, tenant=tenant, actor=actor, **detail)

@@ -18,7 +18,10 @@ _UINT = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
 _KEY = sa.LargeBinary(9216).with_variant(mysql.VARBINARY(9216), *_MYSQL)
 _BYTES = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
 _LONG_TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
-_COUNTERS = ("task", "swap", "compaction", "first key", "event", "stop")
+_COUNTERS = (
+    *("task", "swap", "compaction", "first key", "event", "stop"),
+    *("job", "job bytes", "job requests saved"),
+)
 
 _TENANT = ("cluster_id", "tenant_id")
 _FILE_PART = ("row_count", "byte_offset", "byte_length", "crc")
@@ -32,6 +35,7 @@ def upgrade() -> None:
     _readers()
     _access()
     _history()
+    _jobs()
     create_table("counters", _name("name", 32, key=True), *_uints("value"))
     insert_rows("counters", [{"name": name, "value": 0} for name in _COUNTERS], key="name")
 
@@ -269,3 +273,28 @@ def _history() -> None:
         sa.Column("resumed", sa.Boolean, nullable=False),
     )
     create_index("stops_by_item", "stops", ["role", "item"], unique=True)
+
+
+def _jobs() -> None:
+    create_table(
+        "jobs",
+        *_uints("job_id", key=True),
+        *_uints(*_TENANT),
+        *_words("kind"),
+        _name("scope", 128),
+        *_words("executor", "state"),
+        _name("open_key", 256, nullable=True),
+        *_uints("epoch"),
+        _name("holder", 128, nullable=True),
+        *_uints("tries"),
+        _text("limits"),
+        _text("reason"),
+        *_uints("estimated_bytes", "estimated_objects", "parts_done", "parts_total"),
+        *_uints("created_ms", "due_ms", "started_ms", "renewed_ms", "ended_ms"),
+        *_words("outcome", "code"),
+        _text("error"),
+        *_uints("bytes_read", "bytes_written", "objects_before", "objects_after", "requests_saved"),
+    )
+    create_index("jobs_by_key", "jobs", ["open_key"], unique=True)
+    create_index("jobs_by_state", "jobs", ["state", "job_id"])
+    create_index("jobs_of_tenant", "jobs", [*_TENANT, "kind", "scope", "job_id"])
