@@ -48,14 +48,14 @@ def measure(shape: Shape, *, seconds: float, pushers: int, rows_per_s: float, fo
     with ExitStack() as open_, Deployment(folder, shape) as d:
         register_tenant(d.catalog, TENANT)
         loads = [
-            Load(url=d.control, stores=pushers, only_store=n + 1, rows_per_s=rows_per_s, active=10, tables=10)
+            Load(url=d.url, stores=pushers, only_store=n + 1, rows_per_s=rows_per_s, active=10, tables=10)
             for n in range(pushers)
         ]
         pushes = [open_.enter_context(PushProcess(d, load)) for load in loads]
         for push in pushes:
             push.wait_until_ready()
         wait_for("the tenant is complete", lambda: _complete(d))
-        reader, eye = Reader(d.pull, TENANT.tenant_id), Eye(d)
+        reader, eye = Reader(d.url, TENANT.tenant_id), Eye(d)
         reader.start()
         eye.start()
         for push in pushes:

@@ -46,10 +46,10 @@ def measure(load: Load, shape: Shape, *, seconds: float, kill: bool, folder: Pat
         for i in range(load.tenants):
             register_tenant(d.catalog, Tenant(1, load.first_tenant + i))
         found["registered_s"] = time.monotonic() - began
-        push = open_.enter_context(PushProcess(d, Load(**{**_fields(load), "url": d.control})))
+        push = open_.enter_context(PushProcess(d, Load(**{**_fields(load), "url": d.url})))
         _say(f"{load.tenants} tenants registered; pushing")
         found["pushing_s"] = push.wait_until_ready()
-        reader = Reader(d.pull, load.first_tenant)
+        reader = Reader(d.url, load.first_tenant)
         reader.start()
         push.tell("start")
         behind_s = load.idle_s + 10

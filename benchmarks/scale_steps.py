@@ -118,10 +118,10 @@ def measure(shape: Shape, rows_per_s: float, folder: Path) -> dict[str, Any]:
     """One run through all steps."""
     with ExitStack() as open_, Deployment(folder, shape) as d:
         register_tenant(d.catalog, Tenant(1, 1))
-        load = Load(url=d.control, stores=STORES, rows_per_s=rows_per_s, active=12, tables=12)
+        load = Load(url=d.url, stores=STORES, rows_per_s=rows_per_s, active=12, tables=12)
         push = open_.enter_context(PushProcess(d, load))
         push.wait_until_ready()
-        reader = Reader(d.pull, 1)
+        reader = Reader(d.url, 1)
         reader.start()
         push.tell("start")
         wait_for("the reader is there", lambda: reader.lag_s < 2.5, 120)

@@ -1,7 +1,7 @@
 """Whether the process of this container answers, asked by the container's HEALTHCHECK.
 
-The meta server and the API server answer on their HTTP port, the others on the port of their probes; whichever is open
-is asked. Only the standard library, so that it starts at once.
+The API server answers on its HTTP port, the others on the port of their probes; whichever is open is asked. Only the
+standard library, so that it starts at once.
 """
 
 from __future__ import annotations

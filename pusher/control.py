@@ -33,7 +33,7 @@ import orjson
 
 from pusher.frontier import FrontierEntry
 from tistream.clock import Clock
-from tistream.errors import ErrorKind, NotFound, TiStreamError
+from tistream.errors import ErrorKind, TiStreamError
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.session import SessionCredentials
@@ -142,7 +142,7 @@ class SessionControl(Protocol):
 class CheckControl(SessionControl, Protocol):
     def push_bundle(self) -> PushBundle: ...
 
-    def whoami(self) -> Mapping[str, Any] | None:
+    def whoami(self) -> Mapping[str, Any]:
         """key_id, name, role, cluster_id, tenant_id and rights of the key; None when this process does not serve the
         route."""
         ...
@@ -222,15 +222,15 @@ class HttpControl:
             raise _invalid_answer(f"{self._root}/{path}", "not a snapshot: " + repr(data[:40]))
         return data
 
-    def whoami(self) -> Mapping[str, Any] | None:
+    def whoami(self) -> Mapping[str, Any]:
         url = f"{self._service}/v1/whoami"
         try:
             answer = orjson.loads(self._send("GET", url).content)
-        except NotFound:  # a meta server in a process of its own has no such route
-            return None
         except ValueError as e:
             raise _invalid_answer(url, repr(e)) from e
-        return answer if isinstance(answer, dict) else None
+        if not isinstance(answer, dict):
+            raise _invalid_answer(url, repr(answer))
+        return answer
 
     def drop_probe(self, name: str) -> None:
         self._response("DELETE", f"push-probes/{name}")

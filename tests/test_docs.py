@@ -97,7 +97,7 @@ def test_every_option_is_explained() -> None:
 
 
 def test_every_route_is_documented_and_summed_up() -> None:
-    paths = REFERENCE.one_process_app().openapi()["paths"]
+    paths = REFERENCE.api_app().openapi()["paths"]
     routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
     assert "GET /v1/clusters/{cluster_id}/tenants/{tenant_id}/changes" in routes
     assert not [route for route in routes if f"`{route}`" not in DOCS]

@@ -44,7 +44,7 @@ class ObjectStoreSettings(_Section):
 
 
 class ServerSettings(_Section):
-    """The HTTP port of the API server or of the meta server."""
+    """The HTTP port of an API server: every route, and the console."""
 
     host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs authentication")
     port: int = Field(8711, ge=0, le=65535, description="port to listen on; 0 = any free one")
@@ -129,8 +129,8 @@ class PushSettings(_Section):
 
 
 class MetricsSettings(_Section):
-    """The port for probes and metrics of a service. It asks for no key: keep it on a private network. A meta server and
-    an API server also serve them on their HTTP port, where `/metrics` asks for a key."""
+    """The port for probes and metrics of a service. It asks for no key: keep it on a private network. An API server
+    also serves them on its HTTP port, where `/metrics` asks for a key."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(-1, ge=-1, le=65535, description="port to listen on; 0 = any free one, -1 = none")

@@ -114,12 +114,11 @@ def metrics_page() -> str:
 
 def api_page() -> str:
     """Every HTTP route, as OpenAPI has it."""
-    document = one_process_app().openapi()
+    document = api_app().openapi()
     lines = [
         "# HTTP API", "", _WRITTEN, "",
-        "A service made by `tistream up` answers all of these on one port; `tistream serve` those that read and those",
-        "tagged *admin*, `tistream meta` those tagged *control* and *admin*, and the probes. `GET /openapi.json` is",
-        "the machine-readable form.", "",
+        "Each API server (`tistream serve`, or `tistream up`) answers all of these on one port, pushers and operators",
+        "included. The other processes answer the probes alone. `GET /openapi.json` is the machine-readable form.", "",
     ]  # fmt: skip
     for path, methods in document["paths"].items():
         for method, route in methods.items():
@@ -145,30 +144,19 @@ def api_page() -> str:
     return "\n".join([*lines, ""])
 
 
-def one_process_app() -> Any:
-    """The application that `tistream up` serves, over a catalog that is never opened."""
+def api_app() -> Any:
+    """The application of an API server, over a catalog that is never opened."""
     from apiserver.app import create_app
-    from metaserver.admin_routes import admin_router
-    from metaserver.push_routes import push_router
-    from metaserver.retention_routes import retention_router
-    from metaserver.routes import control_router
-    from metaserver.seed_routes import seed_router
+    from metaserver.routers import control_routers
     from reading.deps import Services
     from tistream.admin.views import Sources
     from tistream.catalog.database.engine import Catalog
     from tistream.clock import SystemClock
     from tistream.objectstore.memory import MemoryStore
 
-    catalog = Catalog("sqlite:////nowhere/catalog.db")
-    services = Services.create(catalog, MemoryStore(), SystemClock(), checks={}, problems=lambda: [])
-    store = MemoryStore()
-    control = [
-        control_router(catalog, "memory://"),
-        push_router(catalog, store, None),
-        retention_router(catalog),
-        seed_router(catalog, store),
-    ]
-    return create_app(services, [admin_router(Sources(catalog=catalog, clock=SystemClock())), *control])
+    catalog, store, clock = Catalog("sqlite:////nowhere/catalog.db"), MemoryStore(), SystemClock()
+    services = Services.create(catalog, store, clock, checks={}, problems=lambda: [])
+    return create_app(services, control_routers(Sources(catalog=catalog, clock=clock), store, "memory://"))
 
 
 def error_classes() -> set[type[TiStreamError]]:
@@ -187,7 +175,7 @@ def error_classes() -> set[type[TiStreamError]]:
 
 def openapi_page() -> str:
     """The API's description."""
-    return json.dumps(one_process_app().openapi(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(api_app().openapi(), indent=1, ensure_ascii=False) + "\n"
 
 
 def problem_page(error: type[TiStreamError]) -> str:
@@ -221,7 +209,7 @@ for _error in sorted(error_classes(), key=lambda e: e.code):
 
 def _routes() -> list[Any]:
     """The application's plain page routes, however they are nested."""
-    found, todo = [], list(one_process_app().routes)
+    found, todo = [], list(api_app().routes)
     while todo:
         route = todo.pop()
         todo += getattr(getattr(route, "original_router", route), "routes", None) or []
@@ -276,7 +264,7 @@ def broken() -> list[str]:
     from apiserver.openapi.breaking import broken as between
 
     committed = FOLDER / "openapi.json"
-    return between(json.loads(committed.read_text("utf-8")), one_process_app().openapi()) if committed.exists() else []
+    return between(json.loads(committed.read_text("utf-8")), api_app().openapi()) if committed.exists() else []
 
 
 def main() -> int:

@@ -79,12 +79,7 @@ class Deployment:
         self._open.close()
 
     @property
-    def control(self) -> str:
-        """The URL of the meta server."""
-        return f"http://127.0.0.1:{self._ports['meta-1']}"
-
-    @property
-    def pull(self) -> str:
+    def url(self) -> str:
         """The URL of the first API server."""
         return f"http://127.0.0.1:{self._ports['api-1']}"
 
@@ -163,7 +158,7 @@ class Deployment:
         port = str(self._ports[name])
         match name.partition("-")[0]:
             case "meta":
-                return ("meta", "--name", name, "--port", port)
+                return ("meta", "--name", name, "--metrics-port", port)
             case "api":
                 return ("serve", "--port", port)
             case "sorter":

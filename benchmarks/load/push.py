@@ -3,7 +3,7 @@
     python -m benchmarks.load.push 'JSON of a Load'
 
 Lines on its input: `start` (transactions begin), `stop` (no more of them), `report` (a line of JSON); it ends with its
-input. One thread steps the pushers that write and IDLE_THREADS the others, because a step may wait for the meta server,
+input. One thread steps the pushers that write and IDLE_THREADS the others, because a step may wait for the API server,
 and pushers of different clusters do not wait for each other. Uploads have separate threads, as in any pusher.
 """
 

@@ -214,10 +214,10 @@ class Rig:
         size = self.size
         metas = {f"meta-{n}": free_port() for n in range(1, size.metas + 1)}
         apis = {f"api-{n}": free_port() for n in range(1, size.apis + 1)}
-        self._proxies["control"] = self._open.enter_context(Proxy(*metas.values()))
+        self._proxies["control"] = self._open.enter_context(Proxy(*apis.values()))
         self.api_urls = [f"http://127.0.0.1:{port}" for port in apis.values()]
         for name, port in metas.items():
-            self._start_process(name, "meta", "--name", name, "--port", str(port))
+            self._start_process(name, "meta", "--name", name, "--metrics-port", str(port))
         for name, port in apis.items():
             self._start_process(name, "serve", "--port", str(port))
         for n in range(1, size.dispatchers + 1):
@@ -261,7 +261,7 @@ class Rig:
         }
 
     def control(self) -> Client:
-        """A client of the meta servers."""
+        """A client of the API servers, through the proxy of the pushers."""
         return connect(f"http://127.0.0.1:{self._proxies['control'].port}")
 
 

@@ -46,13 +46,14 @@ def pushed(tmp_path_factory: pytest.TempPathFactory, recording: Path) -> Path:
     where = ("--catalog", f"sqlite:///{data}/catalog.db", "--object-store", f"file://{bucket}")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with TiStreamProcess("meta", "--name", "meta-1", "--port", str(port), *where, log=folder / "meta.log") as meta:
-        wait_until_ready(meta, url)
+    meta = TiStreamProcess("meta", "--name", "meta-1", *where, log=folder / "meta.log")  # which activates the tenant
+    with meta, TiStreamProcess("serve", "--port", str(port), *where, log=folder / "api.log") as api:
+        wait_until_ready(api, url)
         register(url)
         args = ("push", "--capture", str(recording), "--url", url, "-c", "1", "-t", "1", "--speed", "max")
         with TiStreamProcess(*args, log=folder / "push.log") as pusher:
             assert pusher.wait(60) == 0, pusher.output()
-        assert meta.stop() == 0
+        assert (meta.stop(), api.stop()) == (0, 0)
     return folder
 
 

@@ -49,7 +49,7 @@ def test_sorters_and_dispatchers_are_added_drained_and_killed(
 ) -> None:
     with mariadb() as database, ServiceCluster(tmp_path, database, SETTINGS) as cluster:
         cluster.start("meta-1", "api-1", "dispatcher-1", "sorter-1", "sorter-2")
-        register(cluster.control)
+        register(cluster.url)
         pusher = cluster.push("--capture", str(recording), "--speed", "1.5")
         wait_until_it_flows(cluster)
 
@@ -84,7 +84,7 @@ def test_sorters_and_dispatchers_are_added_drained_and_killed(
         took_s = cluster.wait_for("another takes over", lambda: owners(cluster.tasks()) == {"sorter-1"})
         print(f"taken over {took_s:.1f} s after SIGKILL")  # shown by pytest -s
         assert pusher.wait(240) == 0, pusher.output()
-        canal = pull_all(cluster.pull, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
+        canal = pull_all(cluster.url, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
         assert compare_canal(expected, canal.splitlines()) > 12_000
 
 
@@ -98,7 +98,7 @@ def test_while_the_catalog_is_away_nothing_is_lost_and_after_it_nothing_is_taken
         database.start()
         cluster = ends.enter_context(ServiceCluster(tmp_path, database.url(), SETTINGS))
         cluster.start("meta-1", "api-1", "dispatcher-1", "sorter-1", "sorter-2")
-        register(cluster.control)
+        register(cluster.url)
         pusher = cluster.push("--capture", str(recording), "--speed", "1.5")
         wait_until_it_flows(cluster)
         settled(cluster, 1.0)
@@ -110,5 +110,5 @@ def test_while_the_catalog_is_away_nothing_is_lost_and_after_it_nothing_is_taken
         assert moved(stores, cluster.stores()) == {}
         assert sum(moved(tasks, cluster.tasks()).values()) <= 2, "what the load asks for, and no takeover"
         assert pusher.wait(240) == 0, pusher.output()
-        canal = pull_all(cluster.pull, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
+        canal = pull_all(cluster.url, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
         assert compare_canal(expected, canal.splitlines()) > 12_000

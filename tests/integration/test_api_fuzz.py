@@ -17,11 +17,8 @@ from hypothesis.strategies import booleans
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
-from apiserver.app import create_app
-from metaserver.push_routes import push_router
-from metaserver.routes import control_router
-from metaserver.seed_routes import seed_router
 from tests.kit.api_world import api_world
+from tests.kit.control_app import control_app
 
 CHECKS = (
     not_a_server_error,
@@ -35,12 +32,7 @@ CHECKS = (
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
     with api_world(tmp_path_factory.mktemp("fuzz")) as world:
         world.log.build(2, upto=world.log.cuts(20)[0])
-        control = [
-            control_router(world.catalog, "s3://bucket"),
-            push_router(world.catalog, world.store, None),
-            seed_router(world.catalog, world.store),
-        ]
-        yield create_app(world.services, control)
+        yield control_app(world.catalog, "s3://bucket", world.store)
 
 
 def test_no_request_meets_a_fault_of_the_server(app: FastAPI) -> None:

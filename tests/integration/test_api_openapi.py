@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from apiserver.app import create_app
 from apiserver.openapi.document import recorded
-from metaserver.routes import control_router
-from metaserver.seed_routes import seed_router
-from reading.deps import Services
 from tests.kit.api_examples import record, shape
+from tests.kit.control_app import control_app
 from tistream.catalog.database.engine import Catalog
-from tistream.clock import SystemClock
 from tistream.http.error_reference import known_errors
-from tistream.objectstore.memory import MemoryStore
 
 PROBLEM = "application/problem+json"
 
@@ -26,9 +21,7 @@ PROBLEM = "application/problem+json"
 @pytest.fixture(scope="module")
 def http() -> Iterator[TestClient]:
     catalog = Catalog("sqlite:////nowhere/catalog.db")
-    services = Services.create(catalog, MemoryStore(), SystemClock())
-    control = [control_router(catalog, "s3://bucket"), seed_router(catalog, MemoryStore())]
-    with TestClient(create_app(services, control), raise_server_exceptions=False) as made:
+    with TestClient(control_app(catalog, "s3://bucket"), raise_server_exceptions=False) as made:
         yield made
 
 

@@ -12,8 +12,8 @@ import zstandard
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from metaserver.app import create_app
 from metaserver.loop import MetaWorker
+from tests.kit.control_app import control_app
 from tests.kit.manual_clock import ManualClock
 from tests.kit.open_folder import OpenFolder
 from tistream.catalog.database import tables
@@ -31,7 +31,6 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEADER_LEASE_MS, LEASE_MS
 from tistream.objectstore.layout import SchemaSnapKey
-from tistream.runtime.service import Problem
 
 T = Tenant(1, 1)
 LEASE_S = LEASE_MS / 1000
@@ -318,7 +317,7 @@ def test_its_threads_do_all_of_this_by_themselves(catalog: Catalog, snapshot: di
 
 @pytest.fixture
 def http(catalog: Catalog) -> Iterator[TestClient]:
-    with TestClient(create_app(catalog, "s3://bucket"), raise_server_exceptions=False) as client:
+    with TestClient(control_app(catalog, "s3://bucket"), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -420,20 +419,9 @@ def test_an_unreachable_catalog_is_a_503_that_says_when_to_come_back(tmp_path: P
             raise CatalogUnavailable(cause="down")
 
     away = Away(f"sqlite:///{tmp_path}/never.db")
-    with TestClient(create_app(away, "s3://bucket"), raise_server_exceptions=False) as client:
+    with TestClient(control_app(away, "s3://bucket"), raise_server_exceptions=False) as client:
         answer = client.get(f"{BASE}/push")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert client.get("/readyz").status_code == 503
         assert client.get("/livez").status_code == 200
     away.close()
-
-
-def test_readiness_follows_fatal_problems(catalog: Catalog) -> None:
-    found: list[Problem] = []
-    with TestClient(create_app(catalog, "s3://bucket", lambda: found)) as client:
-        assert client.get("/readyz").status_code == 200
-        found.append(Problem(source="m1", code="TS-1", message="slow"))
-        assert client.get("/readyz").status_code == 200
-        found.append(Problem(source="m1", code="TS-2", message="stopped", fatal=True))
-        assert client.get("/readyz").status_code == 503
-        assert [p["code"] for p in client.get("/healthz").json()["problems"]] == ["TS-1", "TS-2"]

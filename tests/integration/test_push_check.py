@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from metaserver import push_access
-from metaserver.app import create_app
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import PushTerms, session_policy
 from metaserver.push_routes import drop_probes
 from simulator.chaos.servers.s3server import REGION, S3Server
+from tests.kit.control_app import control_app
 from tests.kit.s3_doubles import BUCKET, FOLDER, ROOT, GuardedS3, careless_s3, guarded_s3
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy import tenants
@@ -62,7 +62,7 @@ def control_plane(
     catalog: Catalog, told: str, store: ObjectStore, issuer: CredentialIssuer | None = None
 ) -> Iterator[str]:
     """The address of one that names the bucket `told` and looks into `store` itself."""
-    http = HttpServer(create_app(catalog, told, store=store, issuer=issuer), "127.0.0.1", 0)
+    http = HttpServer(control_app(catalog, told, store=store, issuer=issuer), "127.0.0.1", 0)
     http.start()
     try:
         yield http.url

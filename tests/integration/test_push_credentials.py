@@ -19,13 +19,13 @@ import zstandard
 from starlette.testclient import TestClient
 
 from metaserver import push_access
-from metaserver.app import create_app
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import PushTerms, session_policy
 from pusher.control import HttpControl, PushCredentials
 from pusher.tenant_store import TenantStore
 from simulator.chaos.servers.s3server import REGION
 from tests.kit.catalog_cases import new_catalog
+from tests.kit.control_app import control_app
 from tests.kit.manual_clock import ManualClock
 from tests.kit.s3_doubles import BUCKET, FOLDER, ROOT, GuardedS3, guarded_s3
 from tistream.catalog.tenancy.tenants import register_tenant
@@ -186,7 +186,7 @@ def control(server: GuardedS3, terms: PushTerms, tmp_path: Path) -> Iterator[Htt
     """The control plane behind a port, as a pusher of the tenant has it."""
     catalog = new_catalog(tmp_path)
     register_tenant(catalog, T)
-    app = create_app(catalog, server.url, store=open_store(server.url), issuer=issuer_of(server, terms))
+    app = control_app(catalog, server.url, store=open_store(server.url), issuer=issuer_of(server, terms))
     http = HttpServer(app, "127.0.0.1", 0)
     http.start()
     made = HttpControl(http.url, T)
@@ -284,7 +284,7 @@ def test_the_route_keeps_and_shows_nothing(server: GuardedS3, terms: PushTerms, 
     catalog = new_catalog(tmp_path)
     register_tenant(catalog, T)
     path, key = "/v1/clusters/1/tenants/1/push-credentials", {"Idempotency-Key": "once"}
-    app = create_app(catalog, server.url, store=open_store(server.url), issuer=issuer_of(server, terms))
+    app = control_app(catalog, server.url, store=open_store(server.url), issuer=issuer_of(server, terms))
     with TestClient(app) as http:
         first, second = (http.post(path, headers=key) for _ in range(2))
         for answer in (first, second):

@@ -12,12 +12,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from metaserver import bounded, push_routes, seed_routes
-from metaserver.app import create_app
 from metaserver.push_access import CredentialIssuer, Issued
 from metaserver.push_policy import PushTerms
 from pusher.control import ControlUnavailable, HttpControl
 from pusher.tenant_store import TenantStore, opening
 from tests.kit.catalog_cases import new_catalog
+from tests.kit.control_app import control_app
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.seeds import list_seeds
@@ -53,7 +53,7 @@ class World:
     store: MemoryStore
 
     def http(self, issuer: CredentialIssuer | None = None) -> TestClient:
-        app = create_app(self.catalog, "s3://changes/production", store=self.store, issuer=issuer)
+        app = control_app(self.catalog, "s3://changes/production", store=self.store, issuer=issuer)
         return TestClient(app, raise_server_exceptions=False)
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from metaserver.app import create_app
 from pusher.control import HttpControl
 from pusher.frontier import FrontierReader
 from pusher.worker import PusherWorker
 from simulator.core.cluster import Cluster, Region
 from simulator.push.model_source import ModelSource
 from tests.kit.catalog_cases import begin, new_catalog
+from tests.kit.control_app import control_app
 from tests.kit.manual_clock import ManualClock
 from tests.kit.oracle import batch_files
 from tistream.catalog.database.engine import Catalog
@@ -71,7 +71,7 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     catalog = new_catalog(tmp_path)
     begin(catalog, T, S)
-    server = HttpServer(create_app(catalog, "memory://"), "127.0.0.1", 0)
+    server = HttpServer(control_app(catalog, "memory://"), "127.0.0.1", 0)
     server.start()
     made = World(catalog, server.url)
     yield made

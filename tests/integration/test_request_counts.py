@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from dispatcher.worker import DispatcherWorker
-from metaserver.app import create_app
 from metaserver.loop import MetaWorker
 from pusher.control import HttpControl
 from pusher.frontier import FrontierReader
@@ -23,6 +22,7 @@ from simulator.core.mvcc import Version
 from simulator.push.model_source import ModelSource
 from sorter.worker.worker import SorterWorker
 from tests.kit.catalog_cases import HALVES, begin, new_catalog
+from tests.kit.control_app import control_app
 from tests.kit.request_tally import RequestTally
 from tests.kit.waiting import WAIT_S, eventually
 from tistream import ts as tso
@@ -68,7 +68,7 @@ class Counted:
         meta = MetaWorker(self.catalog, self.store("meta"), self.clock, "meta-1")
         members: list[Service] = [meta, follow, sorter]
         self.services = ServiceGroup("all", members, self.clock)
-        self.http = HttpServer(create_app(self.catalog, "memory://"), "127.0.0.1", 0)
+        self.http = HttpServer(control_app(self.catalog, "memory://"), "127.0.0.1", 0)
         bounds = (b"", b"h", b"q", b"")
         regions = [Region(region_id=n, version=1, store_id=n, range=KeyRange(bounds[n - 1], bounds[n])) for n in STORES]
         self.cluster = Cluster(regions, floor_ts=S)

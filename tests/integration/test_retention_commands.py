@@ -11,9 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from metaserver.app import create_app
 from metaserver.loop import MetaWorker
 from tests.kit.catalog_cases import EDGE, OTHER, START, T, grown_log
+from tests.kit.control_app import control_app
 from tests.kit.manual_clock import ManualClock
 from tistream import ts as tso
 from tistream.catalog.database import tables
@@ -37,13 +37,13 @@ def catalog(catalog: Catalog) -> Catalog:
 
 @pytest.fixture
 def http(catalog: Catalog) -> Iterator[TestClient]:
-    with TestClient(create_app(catalog, "memory://")) as client:
+    with TestClient(control_app(catalog, "memory://")) as client:
         yield client
 
 
 @pytest.fixture
 def url(catalog: Catalog) -> Iterator[str]:
-    server = HttpServer(create_app(catalog, "memory://"), "127.0.0.1", 0)
+    server = HttpServer(control_app(catalog, "memory://"), "127.0.0.1", 0)
     server.start()
     yield server.url
     server.stop()

@@ -16,7 +16,7 @@ from simulator.chaos.servers.mariadb import mariadb
 
 def start(catalog: str, bucket: str, tmp_path: Path, **environment: str) -> tuple[int, str, float]:
     """(exit status, the text on standard error, seconds) of `tistream meta`."""
-    command = [sys.executable, "-m", "tistream.cli.main", "meta", "--port", "0", "--catalog", catalog]
+    command = [sys.executable, "-m", "tistream.cli.main", "meta", "--catalog", catalog]
     began = time.monotonic()
     done = subprocess.run(
         [*command, "--object-store", bucket],

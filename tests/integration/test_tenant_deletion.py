@@ -18,7 +18,6 @@ import pytest
 
 from dispatcher.worker import DispatcherWorker
 from metaserver import deletion as ending
-from metaserver.app import create_app
 from metaserver.collect import Collector
 from metaserver.deletion import Deletion
 from metaserver.loop import MetaWorker
@@ -32,6 +31,7 @@ from simulator.push.model_source import ModelSource
 from sorter.worker.worker import SorterWorker
 from tests.kit.batch_files import batch_bytes
 from tests.kit.catalog_cases import HALVES, begin, new_catalog
+from tests.kit.control_app import control_app
 from tests.kit.waiting import WAIT_S, eventually
 from tistream import ts as tso
 from tistream.catalog.database import tables
@@ -143,7 +143,7 @@ class Site:
         )
         meta = MetaWorker(self.catalog, self.bucket, self.clock, "meta-1")
         self.services = ServiceGroup("all", [meta, self.dispatcher, self.sorter], self.clock)
-        self.http = HttpServer(create_app(self.catalog, "memory://", store=self.bucket), "127.0.0.1", 0)
+        self.http = HttpServer(control_app(self.catalog, "memory://", store=self.bucket), "127.0.0.1", 0)
         self.reader = LogReader(self.catalog, self.bucket, self.clock)
         collector = Collector(self.catalog, self.bucket, self.clock, grace_ms=0)
         self.deletion = Deletion(self.catalog, self.bucket, self.clock, collector, grace_ms=0)

@@ -23,13 +23,9 @@ from starlette.testclient import TestClient
 
 from apiserver.app import create_app
 from apiserver.negotiate import FORMATS, JSON
-from metaserver.admin_routes import admin_router
 from metaserver.push_access import CredentialIssuer, Issued
 from metaserver.push_policy import PushTerms
-from metaserver.push_routes import push_router
-from metaserver.retention_routes import retention_router
-from metaserver.routes import control_router
-from metaserver.seed_routes import seed_router
+from metaserver.routers import control_routers
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.catalog_cases import elected
 from tests.kit.stream_world import served
@@ -109,13 +105,8 @@ _TERMS = PushTerms(bucket="bucket", prefix="prefix", role_arn="arn:aws:iam::1234
 
 
 def _control(world: ApiWorld) -> list[APIRouter]:
-    return [
-        admin_router(Sources(catalog=world.catalog, clock=world.services.clock)),
-        control_router(world.catalog, "s3://bucket/prefix", _Issuer(_TERMS, duration_s=3600)),
-        push_router(world.catalog, world.store, _Issuer(_TERMS, duration_s=3600)),
-        retention_router(world.catalog),
-        seed_router(world.catalog, world.store),
-    ]
+    sources = Sources(catalog=world.catalog, clock=world.services.clock)
+    return control_routers(sources, world.store, "s3://bucket/prefix", _Issuer(_TERMS, duration_s=3600))
 
 
 def cut(value: Any) -> Any:

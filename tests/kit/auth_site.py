@@ -71,7 +71,7 @@ def auth_site(folder: Path) -> Iterator[Site]:
     parts.clock = clock  # type: ignore[assignment]
     LogBuilder(parts.catalog, parts.store).register().build(2)
     register_tenant(parts.catalog, OTHER)
-    app = assembly._api(parts, [], control=True)
+    app = assembly._api(parts, [])
     with TestClient(app, raise_server_exceptions=False) as http:
         yield Site(parts, app, http, clock)
     parts.catalog.close()

@@ -28,7 +28,7 @@ class ServiceCluster:
         self.catalog = Catalog(catalog_url)
         self._where = ("--catalog", catalog_url, "--object-store", f"file://{folder}/bucket")
         (folder / "bucket").mkdir()
-        self.control, self.pull = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        self.url, self._meta = (f"http://127.0.0.1:{free_port()}" for _ in range(2))  #: of the API, and of the probes
         self.processes: dict[str, TiStreamProcess] = {}
 
     def __enter__(self) -> Self:
@@ -47,12 +47,12 @@ class ServiceCluster:
                 self.processes[name] = TiStreamProcess(*self._args(name), log=self._log(name), env=self._env)
             self.processes[name].start()
         for name in names:
-            if url := {"meta": self.control, "api": self.pull}.get(name.partition("-")[0]):
+            if url := {"meta": self._meta, "api": self.url}.get(name.partition("-")[0]):
                 wait_until_ready(self.processes[name], url)
 
     def push(self, *args: str) -> TiStreamProcess:
         """A pusher of tenant 1/1, started; killed with the others."""
-        process = TiStreamProcess("push", "--url", self.control, "-c", "1", "-t", "1", *args, log=self._log("push"))
+        process = TiStreamProcess("push", "--url", self.url, "-c", "1", "-t", "1", *args, log=self._log("push"))
         self.processes["push"] = process
         process.start()
         return process
@@ -86,9 +86,9 @@ class ServiceCluster:
     def _args(self, name: str) -> tuple[str, ...]:
         match name.partition("-")[0]:
             case "meta":
-                return ("meta", "--name", name, "--port", self.control.rpartition(":")[2], *self._where)
+                return ("meta", "--name", name, "--metrics-port", self._meta.rpartition(":")[2], *self._where)
             case "api":
-                return ("serve", "--port", self.pull.rpartition(":")[2], *self._where)
+                return ("serve", "--port", self.url.rpartition(":")[2], *self._where)
             case "sorter":
                 return ("sort", "--name", name, *self._where)
             case "dispatcher":

@@ -186,26 +186,15 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
     members: list[Service] = [_meta(parts, "meta-1"), follow, *sorters]
     collect: list[Collect] = [CatalogGauges(parts.catalog, parts.clock), follow.measured, _of_tasks(parts, sorters)]
-    app = _api(parts, members, control=True, collect=collect, sorters=sorters)
+    app = _api(parts, members, collect=collect, sorters=sorters)
     return Running(parts, members, app, has_console=True)
 
 
 def meta(parts: Parts, name: str) -> Running:
-    """A meta server with its control plane."""
-    from metaserver.app import create_app
-
+    """A meta server. It answers no API: the API servers share its routes."""
     worker = _meta(parts, name)
-    app = create_app(
-        parts.catalog,
-        parts.settings.object_store.url,
-        worker.problems,
-        parts.store,
-        _authenticator(parts),
-        issuer=push_issuer(parts.settings),
-        more_checks={"lease": lease_holds(worker.lease_age_s)},
-        collect=[CatalogGauges(parts.catalog, parts.clock), lease_age(worker.lease_age_s)],
-    )
-    return Running(parts, [worker], app)
+    probes = _probes(parts, worker, worker.lease_age_s, CatalogGauges(parts.catalog, parts.clock))
+    return Running(parts, [worker], probes=probes)
 
 
 def dispatcher(parts: Parts, name: str) -> Running:
@@ -234,9 +223,9 @@ def sorter(parts: Parts, name: str) -> Running:
 
 
 def api_server(parts: Parts) -> Running:
-    """An API server with the console."""
+    """An API server: every route, and the console."""
     warm.start()
-    return Running(parts, [], _api(parts, [], control=False), has_console=True)
+    return Running(parts, [], _api(parts, []), has_console=True)
 
 
 def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], measured: Collect) -> Probes:
@@ -269,13 +258,12 @@ def _api(
     parts: Parts,
     services: Sequence[Service],
     *,
-    control: bool,
     collect: Sequence[Collect] = (),
     sorters: Sequence[SorterWorker] = (),
 ) -> FastAPI:
-    """The API server's application; with `control` also the control plane's routes, on the same port."""
+    """The application of an API server: every route of TiStream on one port. `services` run in the same process."""
     from apiserver.app import create_app
-    from metaserver.admin_routes import admin_router
+    from metaserver.routers import control_routers
     from reading.deps import Services
     from schemas.registry.table_names import table_names
     from tistream.admin.views import Sources
@@ -293,19 +281,9 @@ def _api(
         reports=lambda: [report for sorter in sorters for report in sorter.reports],
         explain=lambda task_id: [str(s) for sorter in sorters for s in sorter.explain(task_id)],
     )
-    extra = [admin_router(Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry)))]
-    if control:
-        from metaserver.push_routes import push_router
-        from metaserver.retention_routes import retention_router
-        from metaserver.routes import control_router
-        from metaserver.seed_routes import seed_router
-
-        extra.append(retention_router(parts.catalog))
-        issuer = push_issuer(parts.settings)
-        extra.append(control_router(parts.catalog, parts.settings.object_store.url, issuer))
-        extra.append(push_router(parts.catalog, parts.store, issuer))
-        extra.append(seed_router(parts.catalog, parts.store))
-    return create_app(wired, extra, authenticator=_authenticator(parts), **_bounds(parts.settings.server))
+    sources = Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry))
+    control = control_routers(sources, parts.store, parts.settings.object_store.url, push_issuer(parts.settings))
+    return create_app(wired, control, authenticator=_authenticator(parts), **_bounds(parts.settings.server))
 
 
 def _bounds(server: config.ServerSettings) -> dict[str, Any]:

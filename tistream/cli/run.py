@@ -68,17 +68,15 @@ def claimed(data: Path) -> Iterator[None]:
 
 def meta(
     name: Name = None,
-    port: Port = None,
-    host: Host = None,
-    auth: Auth = None,
     catalog: Catalog = None,
     object_store: Bucket = None,
+    metrics_port: MetricsPort = None,
     config: Config = None,
 ) -> None:
-    """Run a meta server: activation, assignment, and the control plane for pushers."""
+    """Run a meta server: activation, assignment, collection and retention. It answers no API: `tistream serve` does."""
     from tistream.cli import assembly
 
-    settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)
+    settings = settings_of(config, catalog=catalog, object_store=object_store, more={"metrics.port": metrics_port})
     _run(assembly.meta(assembly.open_parts(settings), name or _default_name("meta")))
 
 
@@ -120,7 +118,7 @@ def serve(
     object_store: Bucket = None,
     config: Config = None,
 ) -> None:
-    """Run an API server with the console."""
+    """Run an API server: every route, and the console."""
     from tistream.cli import assembly
 
     settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)

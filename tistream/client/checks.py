@@ -77,13 +77,7 @@ class _Service:
         check_parts(found, ready["checks"])
 
     def key(self) -> Finding:
-        try:
-            _, who = self._get("/v1/whoami")
-        except TiStreamError as e:
-            if not _is_elsewhere(e):
-                raise
-            return ok("this process of the service does not show what a key may do")
-        return check_key(who)
+        return check_key(self._get("/v1/whoami")[1])
 
     def asked(self, path: str, judge: Callable[[Any], Finding]) -> Finding:
         """Judge an answer. Without permission to ask: a warning."""
@@ -122,17 +116,10 @@ class _Service:
             raise TiStreamError(f"{self._url}{path} does not answer as TiStream does", status=answer.status_code) from e
 
 
-def _is_elsewhere(error: TiStreamError) -> bool:
-    """Another process of the service has this route: a meta server has no pages of tenants."""
-    return getattr(error, "status", None) in (404, 405)
-
-
 def _unanswered(error: TiStreamError) -> Finding:
-    """A request that is not permitted or not served here is a warning; any other error is a failure."""
+    """A request that is not permitted is a warning; any other error is a failure."""
     if isinstance(error, NotAllowed):
         return warn(f"this key may not ask: {error.message}", code=error.code)
-    if _is_elsewhere(error):
-        return warn("this process of the service does not show it; ask an API server", code=error.code)
     return fail(str(error), code=error.code)
 
 

@@ -34,6 +34,12 @@ from tistream.runtime.service import Problem
 Check = Callable[[], None]  #: returns, or raises with the reason
 
 
+_API_IS_ELSEWHERE = (
+    "This port has only /livez, /readyz, /healthz, /version and /metrics. The API servers (tistream serve, or "
+    "tistream up) answer every route of pushers, readers and operators: use their address."
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
     """The sources of a process's probes."""
@@ -88,7 +94,7 @@ def probe_router(probes: Probes) -> APIRouter:
 def probe_app(probes: Probes) -> FastAPI:
     """The probes alone, for a process without another HTTP port."""
     app = FastAPI(title="TiStream probes", version=__version__, docs_url=None, redoc_url=None)
-    problem.install(app)
+    problem.install(app, where=_API_IS_ELSEWHERE)
     app.include_router(probe_router(probes))
     app.add_middleware(AuthMiddleware, authenticator=None, any_host=True)  # Prometheus may use any name
     return app

@@ -95,8 +95,9 @@ def problem_response(error: TiStreamError, status: int | None = None) -> Respons
     return Response(orjson.dumps(body), code, headers, MEDIA_TYPE)
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of the app with a problem document, and serve the error reference."""
+def install(app: FastAPI, *, where: str = "") -> None:
+    """Answer every error of the app with a problem document, and serve the error reference. `where`: the hint for an
+    address that the app does not have."""
 
     async def known(request: Request, error: Exception) -> Response:
         assert isinstance(error, TiStreamError)
@@ -114,7 +115,9 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         asked = f"{request.method} {request.url.path}"
         if error.status_code == 404:
-            return problem_response(errors.NotFound(f"{asked} not found."))
+            missing = errors.NotFound(f"{asked} not found.")
+            missing.hint = where
+            return problem_response(missing)
         return problem_response(errors.InvalidInput(f"{asked}: {error.detail}."), error.status_code)
 
     async def unknown(request: Request, error: Exception) -> Response:
