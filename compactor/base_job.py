@@ -80,6 +80,8 @@ class BaseReport:
     rows: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    segments_before: int = 0  #: of predecessors and log that were read
+    segments_after: int = 0  #: of the bases
     retired: int = 0
     seconds: float = 0.0
     failed: tuple[ExcludedTable, ...] = ()  #: the excluded tables
@@ -128,6 +130,8 @@ def build_tenant_bases(
         bytes_read=sum(s.length for r in rows for s in r.segments)
         + sum(t.stored_bytes for r in rows for t in r.tables),
         bytes_written=sum(file.object_bytes for r in results for file in r.files),
+        segments_before=sum(len(r.segments) + sum(len(t.rows) for t in r.tables) for r in rows),
+        segments_after=sum(len(file.segments) for r in results for file in r.files),
         retired=retired,
         seconds=clock.monotonic() - begun,
         failed=tuple(failed),

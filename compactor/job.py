@@ -57,6 +57,7 @@ class JobSettings:
 
     lag_ms: int = 60_000  #: pieces within this time of the lowest `durable_ts` are left alone
     pieces_max: int = 100_000  #: read at once; the job reads on until some are worth merging
+    task_ids: tuple[int, ...] = ()  #: only pieces of these tasks; empty = of all
     plan: PlanSettings = field(default_factory=PlanSettings)
 
 
@@ -160,7 +161,9 @@ def _worthwhile(catalog: Catalog, tenant: Tenant, upto_ts: int, settings: JobSet
     carried: list[Piece] = []
     after: Piece | None = None
     while True:
-        some = pieces(catalog, tenant, upto_ts=upto_ts, limit=settings.pieces_max, after=after)
+        some = pieces(
+            catalog, tenant, upto_ts=upto_ts, limit=settings.pieces_max, after=after, task_ids=settings.task_ids
+        )
         found = plan([*carried, *some], settings.plan)
         if found or len(some) < settings.pieces_max:
             return found

@@ -101,7 +101,7 @@ def run_lines(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """One Spark job `name` that maps each line of the plan to a result, in plan order. `work` is pickled: a function
-    that workers can import, and plain values."""
+    that workers can import, and plain values. What `progress` raises cancels the Spark job."""
     context = session.sparkContext
     partitions = _partitions(context, len(plan))
     numbers = session.range(0, len(plan), 1, partitions)
@@ -115,8 +115,12 @@ def run_lines(
         lines = pool.submit(collect)
         finished = threading.Event()
         lines.add_done_callback(lambda _: finished.set())
-        while not clock.wait(finished, _LOOK_EVERY_S):
-            progress(len(plan) * _tasks_done(context, name) // partitions, len(plan))
+        try:
+            while not clock.wait(finished, _LOOK_EVERY_S):
+                progress(len(plan) * _tasks_done(context, name) // partitions, len(plan))
+        except BaseException:  # `progress` stops the work
+            context.cancelJobGroup(name)
+            raise
         return lines.result()
 
 

@@ -70,12 +70,11 @@ def compact(
     """Merge small committed files into Parquet files, ordered by table and commit timestamp, and build bases from which
     reads as of a timestamp start. Reads stay the same. A group of files that cannot be merged and a table whose
     base cannot be built are left out and named under `failed`, and the exit status is 1."""
-    from compactor.base_job import BaseSettings, build_tenant_bases
+    from compactor.base_job import BaseSettings
     from compactor.core.base_plan import BasePlanSettings
     from compactor.core.plan import PlanSettings
-    from compactor.job import JobSettings, compact_tenant
-    from compactor.stops import Role, record_excluded
-    from schemas.registry.schema_registry import SchemaRegistry
+    from compactor.job import JobSettings
+    from compactor.maintenance import build_bases_of, merge_tenant
     from tistream.catalog.tenancy.tenants import get_tenant, kept_s
     from tistream.ids import Tenant as TenantId
 
@@ -92,15 +91,10 @@ def compact(
         executor = _compactor(parts, engine, master, pairs(spark_conf or []), stack, progress)
         if merge:
             settings = JobSettings(lag_ms=lag_ms, plan=plan)
-            report = compact_tenant(parts.catalog, who, executor, settings, parts.clock, progress=progress)
+            report = merge_tenant(parts.catalog, who, executor, settings, parts.clock, progress)
             done = {**_shown(report), "tenant": str(who)}
-            record_excluded(parts.catalog, who, Role.COMPACTION, report.failed)
         if bases:
-            registry = SchemaRegistry(parts.catalog, parts.store, clock=parts.clock)
-            built = build_tenant_bases(
-                parts.catalog, registry, who, executor.bases, wanted, parts.clock, progress=progress
-            )
-            record_excluded(parts.catalog, who, Role.BASES, built.failed)
+            built = build_bases_of(parts.catalog, parts.store, who, executor, wanted, parts.clock, progress)
             done["bases"] = {**_shown(built), "ts": str(built.ts)}
     show_data(done)
     if done.get("failed") or done.get("bases", {}).get("failed"):

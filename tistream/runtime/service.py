@@ -133,11 +133,12 @@ class Repeating:
         self._settled.wait(timeout_s)
         return self._ready and not self.crashed
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Stop and wait for the step that runs; with `timeout_s` at most so long."""
         self._stop.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     @property
     def crashed(self) -> bool:

@@ -74,6 +74,7 @@ _PIECES = (
     .order_by(func.min(_s.lo_ts), _s.object_key, _s.task_id)
     .limit(bindparam("at_most"))
 )
+_PIECES_OF_TASKS = _PIECES.where(_s.task_id.in_(bindparam("asked_tasks", expanding=True)))
 _REMOVE = segments.delete().where(_s.object_key == bindparam("asked_key"), _s.task_id == bindparam("asked_task"))
 _ADD = segments.insert()
 _REPLACE = replacing_unnamed(_s.object_key)
@@ -110,15 +111,26 @@ def lowest_durable_ts(catalog: Catalog, tenant: Tenant) -> int:
         return int(conn.execute(_DURABLE_TS, tenant_ids(tenant)).scalar() or 0)
 
 
-def pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int, limit: int, after: Piece | None = None) -> list[Piece]:
-    """The oldest pieces that lie entirely at or below `upto_ts`, by (lo_ts, object, task), following `after`."""
-    asked = {
+def pieces(
+    catalog: Catalog,
+    tenant: Tenant,
+    *,
+    upto_ts: int,
+    limit: int,
+    after: Piece | None = None,
+    task_ids: Sequence[int] = (),
+) -> list[Piece]:
+    """The oldest pieces that lie entirely at or below `upto_ts`, by (lo_ts, object, task), following `after`; of the
+    tenant, or only of the tasks that are given."""
+    asked: dict[str, Any] = {
         "upto_ts": min(upto_ts, INT_MAX),
         "at_most": limit,
         "after_lo": -1 if after is None else after.lo_ts,
         "after_key": "" if after is None else after.object_key,
         "after_task": 0 if after is None else after.task_id,
     }
+    if task_ids:
+        asked["asked_tasks"] = list(task_ids)
     with catalog.reading() as conn:
         return [
             Piece(
@@ -131,7 +143,7 @@ def pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int, limit: int, after:
                 lo_ts=int(row.lo_ts),
                 hi_ts=int(row.hi_ts),
             )
-            for row in conn.execute(_PIECES, {**tenant_ids(tenant), **asked})
+            for row in conn.execute(_PIECES_OF_TASKS if task_ids else _PIECES, {**tenant_ids(tenant), **asked})
         ]
 
 

@@ -35,6 +35,8 @@ class WorkerKind(StrEnum):
     API = "api"
     META = "meta"
     REPLAY = "replay"  #: holds a tenant's tasks while it replays a backlog; never assigned work
+    MAINTAIN = "maintain"  #: takes maintenance jobs, with threads
+    SPARK = "spark"  #: takes maintenance jobs, with a Spark session
     OTHER = "other"  #: from a newer version, unknown to this one; never assigned work
 
 
