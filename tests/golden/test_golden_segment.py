@@ -34,7 +34,7 @@ ROWS = [
     (1, 1, b"t\x80\0\0\0\0\0\0h_r\x80\0\0\0\0\0\0\x01", 100, 0, 3, b"\x80\0", None, 0, 0),
     (2, 1, b"t\x80\0\0\0\0\0\0h_r\x80\0\0\0\0\0\0\x01", 100, 110, 0, None, None, 0, 0),
     (3, 0, b"b", 90, 0, 0, None, None, 0, 0),
-    (4, 2, b"c", 95, 2**63 - 1, 0, None, b"", 1700000000, 1),
+    (4, 2, b"c", 95, CUT_TS, 0, None, b"", 1700000000, 1),
 ]
 REGION_NAMES = (
     "region_id", "version", "start_key", "end_key", "tenure_open_ts", "tenure_ready_ts", "checkpoint_ts",

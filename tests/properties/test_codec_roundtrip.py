@@ -87,25 +87,26 @@ def test_whole_columns_answer_as_key_by_key(keys: list[bytes], first: int) -> No
 
 
 batch_row = st.builds(
-    lambda kind, op, key, start, commit, gen, value, old, expire, flags: {
+    lambda kind, op, key, start, ahead, gen, value, old, expire, flags: {
         "kind": kind,
         "op": op,
         "key": key,
         "start_ts": start,
-        "commit_ts": max(commit, 1) if kind in (2, 4) else 0,
+        "commit_ts": start + 1 + ahead if kind in (2, 4) else 0,
         "generation": gen,
         "value": value,
         "old_value": old,
         "expire_ts": expire,
         "flags": flags,
     },
-    st.integers(1, 4), st.integers(0, 2), octets, tso, tso, u64, st.none() | octets, st.none() | octets, u64, u8,
+    st.integers(1, 4), st.integers(0, 2), octets, st.integers(0, 2**62), st.integers(0, 2**61), u64,
+    st.none() | octets, st.none() | octets, u64, u8,
 )  # fmt: skip
 KEY = BatchKey(tenant=Tenant(1, 2), store_id=3, incarnation=4, seq=5)
 
 
 @calm
-@given(st.lists(st.lists(batch_row, max_size=5), max_size=5), st.integers(0, 2**63 - 1))
+@given(st.lists(st.lists(batch_row, max_size=5), max_size=5), st.integers(2**62 + 2**61 + 1, 2**63 - 1))
 def test_batch_files_round_trip(subscriptions: list[list[dict[str, Any]]], cut_ts: int) -> None:
     rows = pa.RecordBatch.from_pylist(
         [row for subscription in subscriptions for row in subscription], schema=change.ROWS

@@ -9,9 +9,14 @@ Relations, checked by writer and reader:
 - the head's identity is the object key: a file under another key is refused;
 - the slices of the regions tile the rows exactly: each row belongs to exactly one subscription;
 - every `kind` and `op` is known; `commit_ts` is 0 for prewrites and rollbacks and only for them;
-- a region's range is not empty; `tenure_ready_ts` is 0 or not below `tenure_open_ts`.
+- a region's range is not empty; `tenure_ready_ts` is 0 or not below `tenure_open_ts`;
+- timestamps are below 2**63. `cut_ts` was fetched after everything else in the file, so no row has a larger start_ts or
+  commit_ts, and no region a larger resolved_ts or tenure_ready_ts;
+- a COMMIT comes after its `start_ts`. A COMMITTED row may have equal ones: imports write rows like that.
 
-The sorter checks whether timestamps keep the upstream contract.
+A checkpoint_ts may be above the same region's resolved_ts, which an old lock holds back, and above `cut_ts`: it comes
+from the published frontier. Whether timestamps lie ahead of the service's time is checked where files are read
+(`latest_ts`), and whether they keep the upstream contract in the sorter.
 """
 
 from __future__ import annotations
@@ -50,11 +55,21 @@ class BatchFile:
     rows: pa.RecordBatch  #: schema change.ROWS
     regions: pa.RecordBatch  #: schema change.REGIONS
 
+    @property
+    def latest_ts(self) -> int:
+        """The largest timestamp in the file."""
+        return _latest_ts(self.cut_ts, self.regions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchWatermarks:
     cut_ts: int
     regions: pa.RecordBatch  #: schema change.REGIONS
+
+    @property
+    def latest_ts(self) -> int:
+        """The largest timestamp in the file, its rows included."""
+        return _latest_ts(self.cut_ts, self.regions)
 
 
 def encode_batch_file(
@@ -67,7 +82,7 @@ def encode_batch_file(
         rows, regions = single_batch(rows), single_batch(regions)
     except ValueError as e:
         raise InvalidInput("the data does not fit a batch file", object=str(key), cause=e) from e
-    if fault := _rows_fault(rows) or _regions_fault(regions, rows.num_rows):
+    if fault := _cut_fault(cut_ts) or _rows_fault(rows, cut_ts) or _regions_fault(regions, rows.num_rows, cut_ts):
         raise InvalidInput(f"not a valid batch file: {fault}", object=str(key))
     writer = SegmentFileWriter({**_identity(key), "cut_ts": cut_ts, "write_id": write_id})
     writer.add("rows", rows)
@@ -81,9 +96,10 @@ def decode_batch_file(key: BatchKey, data: bytes | memoryview) -> BatchFile:
     cut_ts, write_id = _checked_head(key, file)
     rows = single_batch(file.read(ROWS_SEGMENT, change.ROWS))
     regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
-    for number, fault in ((ROWS_SEGMENT, _rows_fault(rows)), (REGIONS_SEGMENT, _regions_fault(regions, rows.num_rows))):
-        if fault:
-            raise _broken(file, number, fault)
+    if fault := _rows_fault(rows, cut_ts):
+        raise _broken(file, ROWS_SEGMENT, fault)
+    if fault := _regions_fault(regions, rows.num_rows, cut_ts):
+        raise _broken(file, REGIONS_SEGMENT, fault)
     return BatchFile(key=key, cut_ts=cut_ts, write_id=write_id, rows=rows, regions=regions)
 
 
@@ -97,7 +113,7 @@ def decode_watermarks(key: BatchKey, end: bytes | memoryview, size: int) -> Batc
     if not file.holds(REGIONS_SEGMENT):
         return None
     regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
-    if fault := _regions_fault(regions, file.segments[ROWS_SEGMENT].rows):
+    if fault := _regions_fault(regions, file.segments[ROWS_SEGMENT].rows, cut_ts):
         raise _broken(file, REGIONS_SEGMENT, fault)
     return BatchWatermarks(cut_ts=cut_ts, regions=regions)
 
@@ -134,9 +150,19 @@ def _identity(key: BatchKey) -> dict[str, object]:
     }
 
 
-def _rows_fault(rows: pa.RecordBatch) -> str:
+def _latest_ts(cut_ts: int, regions: pa.RecordBatch) -> int:
+    """Every other timestamp is at or below `cut_ts`."""
+    columns = ("tenure_open_ts", "checkpoint_ts")
+    return max(cut_ts, *(int(_numbers(regions, name).max(initial=0)) for name in columns))
+
+
+def _cut_fault(cut_ts: int) -> str:
+    return "" if 0 <= cut_ts < _TSO_END else f"cut_ts {cut_ts} is no TSO"
+
+
+def _rows_fault(rows: pa.RecordBatch, cut_ts: int) -> str:
     """The first relation that the rows break, as text; empty when none."""
-    kind, op, commit_ts = (_numbers(rows, name) for name in ("kind", "op", "commit_ts"))
+    kind, op, start_ts, commit_ts = (_numbers(rows, name) for name in ("kind", "op", "start_ts", "commit_ts"))
     if len(kind) and (kind.min() < min(RowKind) or kind.max() > max(RowKind)):
         return f"row {_first((kind < min(RowKind)) | (kind > max(RowKind)))} has an unknown kind"
     if len(op) and op.max() > max(Op):
@@ -144,10 +170,14 @@ def _rows_fault(rows: pa.RecordBatch) -> str:
     decided = (kind == RowKind.COMMIT) | (kind == RowKind.COMMITTED)
     if (bad := decided != (commit_ts > 0)).any():
         return f"row {_first(bad)} has a commit_ts that does not fit its kind"
-    return _timestamp_fault(rows, "row", ("start_ts", "commit_ts"))
+    if fault := _timestamp_fault(rows, "row", ("start_ts", "commit_ts")):
+        return fault
+    if (bad := (decided & (commit_ts < start_ts)) | ((kind == RowKind.COMMIT) & (commit_ts == start_ts))).any():
+        return f"row {_first(bad)} was committed before its start_ts"
+    return _cut_short_fault(rows, "row", ("start_ts", "commit_ts"), cut_ts)
 
 
-def _regions_fault(regions: pa.RecordBatch, rows: int) -> str:
+def _regions_fault(regions: pa.RecordBatch, rows: int, cut_ts: int) -> str:
     """The first relation that the regions of a file with `rows` rows break, as text; empty when none."""
     open_ts, ready_ts = _numbers(regions, "tenure_open_ts"), _numbers(regions, "tenure_ready_ts")
     if (bad := (ready_ts > 0) & (ready_ts < open_ts)).any():
@@ -158,6 +188,8 @@ def _regions_fault(regions: pa.RecordBatch, rows: int) -> str:
         return "a region row has an empty key range"
     if fault := _timestamp_fault(regions, "region row", _REGION_TIMESTAMPS):
         return fault
+    if fault := _cut_short_fault(regions, "region row", ("tenure_ready_ts", "resolved_ts"), cut_ts):
+        return fault
     return _tiling_fault(_numbers(regions, "row_offset"), _numbers(regions, "row_count"), rows)
 
 
@@ -166,6 +198,14 @@ def _timestamp_fault(data: pa.RecordBatch, what: str, columns: Sequence[str]) ->
     for name in columns:
         if (bad := _numbers(data, name) >= _TSO_END).any():
             return f"{what} {_first(bad)} has a {name} of 2**63 or more"
+    return ""
+
+
+def _cut_short_fault(data: pa.RecordBatch, what: str, columns: Sequence[str], cut_ts: int) -> str:
+    """The first timestamp above cut_ts, which was fetched last."""
+    for name in columns:
+        if (bad := _numbers(data, name) > cut_ts).any():
+            return f"{what} {_first(bad)} has a {name} above the file's cut_ts {cut_ts}"
     return ""
 
 

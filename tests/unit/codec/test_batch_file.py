@@ -16,6 +16,7 @@ from tistream.model import change
 from tistream.objectstore.layout import BatchKey
 
 KEY = BatchKey(tenant=Tenant(7, 3), store_id=5, incarnation=2, seq=9)
+CUT_TS = 77
 ROW = {"kind": 1, "op": 1, "key": b"k", "start_ts": 10, "commit_ts": 0, "generation": 0, "value": b"v"}
 ROW |= {"old_value": None, "expire_ts": 0, "flags": 0}
 REGION = {"region_id": 1, "version": 1, "start_key": b"a", "end_key": b"", "tenure_open_ts": 5, "tenure_ready_ts": 6}
@@ -35,13 +36,13 @@ def slices(*pairs: tuple[int, int]) -> pa.RecordBatch:
 
 
 def encode(rows: pa.RecordBatch, regions: pa.RecordBatch) -> bytes:
-    return encode_batch_file(KEY, cut_ts=77, rows=rows, regions=regions, write_id="w")
+    return encode_batch_file(KEY, cut_ts=CUT_TS, rows=rows, regions=regions, write_id="w")
 
 
 def smuggle(rows: pa.RecordBatch, regions: pa.RecordBatch, **head: object) -> bytes:
     """A sound container that no honest pusher would write."""
     identity = {"file": "batch", "cluster": 7, "tenant": 3, "store": 5, "incarnation": 2, "seq": 9}
-    writer = SegmentFileWriter({**identity, "cut_ts": 77, "write_id": "w", **head})
+    writer = SegmentFileWriter({**identity, "cut_ts": CUT_TS, "write_id": "w", **head})
     writer.add("rows", rows)
     writer.add("regions", regions)
     return writer.finish()
@@ -52,11 +53,12 @@ def test_what_goes_in_comes_out() -> None:
         {},
         {"kind": 2, "commit_ts": 12, "value": None},
         {"kind": 3, "op": 0, "value": None},
-        {"kind": 4, "op": 2, "commit_ts": 2**63 - 1, "value": None, "old_value": b"", "flags": 1},
+        {"kind": 4, "op": 2, "commit_ts": 77, "value": None, "old_value": b"", "flags": 1},
+        {"kind": 4, "commit_ts": 10},  # written by an import
     )
-    marks = slices((0, 3), (3, 1))
+    marks = slices((0, 3), (3, 2))
     file = decode_batch_file(KEY, encode(data, marks))
-    assert (file.key, file.cut_ts, file.write_id) == (KEY, 77, "w")
+    assert (file.key, file.cut_ts, file.write_id) == (KEY, CUT_TS, "w")
     assert file.rows.equals(data)
     assert file.regions.equals(marks)
     assert encode(pa.Table.from_batches([data]), marks) == encode(data, marks) == smuggle(data, marks)
@@ -121,6 +123,12 @@ BROKEN = [
     ),
     (rows(), regions({"checkpoint_ts": 1 << 63}), "region row 0 has a checkpoint_ts of 2"),
     (rows(), regions({"resolved_ts": 2**64 - 1}), "region row 0 has a resolved_ts of 2"),
+    (rows({"kind": 2, "commit_ts": 10}), slices((0, 1)), "row 0 was committed before its start_ts"),
+    (rows({}, {"kind": 4, "commit_ts": 9}), slices((0, 2)), "row 1 was committed before its start_ts"),
+    (rows({"start_ts": 78}), slices((0, 1)), "row 0 has a start_ts above the file's cut_ts 77"),
+    (rows({"kind": 2, "commit_ts": 78}), slices((0, 1)), "row 0 has a commit_ts above the file's cut_ts 77"),
+    (rows(), regions({}, {"resolved_ts": 78}), "region row 1 has a resolved_ts above the file's cut_ts 77"),
+    (rows(), regions({"tenure_ready_ts": 78}), "region row 0 has a tenure_ready_ts above the file's cut_ts 77"),
     (rows(), regions({"end_key": b"a"}), "empty key range"),
     (rows(), regions({"start_key": b"b", "end_key": b"a"}), "empty key range"),
     (rows(), regions({"tenure_ready_ts": 4}), "ready before"),
@@ -153,6 +161,21 @@ def test_broken_rules_are_refused_on_both_sides(data: pa.RecordBatch, marks: pa.
     assert e.value.facts["object"] == str(KEY)
     broken = SegmentFile.open(str(KEY), smuggled).segments[0 if cause in OF_ROWS else 1]
     assert (e.value.facts["segment"], e.value.facts["offset"]) == (broken.number, broken.offset)
+
+
+@pytest.mark.parametrize("cut_ts", [-1, 1 << 63])
+def test_a_cut_ts_that_is_no_tso_is_not_written(cut_ts: int) -> None:
+    with pytest.raises(InvalidInput, match="is no TSO"):
+        encode_batch_file(KEY, cut_ts=cut_ts, rows=rows(), regions=regions(), write_id="w")
+
+
+def test_an_old_lock_holds_a_resolved_ts_below_its_checkpoint_ts() -> None:
+    marks = regions({"checkpoint_ts": 90, "resolved_ts": 8})
+    file = decode_batch_file(KEY, encode(rows(), marks))
+    assert (file.regions.equals(marks), file.latest_ts) == (True, 90)
+    assert decode_batch_file(KEY, encode(rows({}), slices((0, 1)))).latest_ts == CUT_TS
+    late = regions({"tenure_open_ts": 95, "tenure_ready_ts": 0})
+    assert decode_batch_file(KEY, encode(rows(), late)).latest_ts == 95
 
 
 def test_slices_may_be_in_any_order() -> None:
@@ -194,7 +217,7 @@ def test_promises_are_read_from_the_end_of_a_file() -> None:
         elif length >= needed:
             found = decode_watermarks(KEY, data[-length:], len(data))
             assert found is not None
-            assert (found.cut_ts, found.regions.equals(whole.regions)) == (77, True)
+            assert (found.cut_ts, found.regions.equals(whole.regions)) == (CUT_TS, True)
 
 
 @pytest.mark.parametrize("other", [replace(KEY, seq=10), replace(KEY, incarnation=1)])
@@ -204,9 +227,13 @@ def test_promises_under_a_foreign_key_are_refused(other: BatchKey) -> None:
         decode_watermarks(other, data, len(data))
 
 
-def test_promises_that_break_a_rule_are_refused() -> None:
-    data = smuggle(rows({}), slices((0, 2)))
-    with pytest.raises(CorruptObject, match="outside of the 1 rows"):
+@pytest.mark.parametrize(
+    ("marks", "cause"),
+    [(slices((0, 2)), "outside of the 1 rows"), (regions({"resolved_ts": 78, "row_count": 1}), "above the file's cut")],
+)
+def test_promises_that_break_a_rule_are_refused(marks: pa.RecordBatch, cause: str) -> None:
+    data = smuggle(rows({}), marks)
+    with pytest.raises(CorruptObject, match=cause):
         decode_watermarks(KEY, data, len(data))
 
 
