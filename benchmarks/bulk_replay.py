@@ -24,7 +24,7 @@ from backfill.executors import SparkExecutor
 from backfill.job import Replay, ReplaySettings
 from benchmarks.harness import Result, compare
 from benchmarks.store_batches import STORES, Workload, in_order, workload
-from compactor.spark import new_session
+from compactor.session import new_session
 from dispatcher.worker import DispatcherWorker
 from metaserver.loop import MetaWorker
 from sorter.worker.worker import SorterWorker

@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 from benchmarks.harness import Result, compare
 from benchmarks.rows import change_rows
 from compactor.core.plan import PlanRow
-from compactor.spark import SparkExecutor, new_session
+from compactor.session import new_session
+from compactor.spark import SparkExecutor
 from compactor.task import read_inputs
 from tistream.catalog.log.segments import SegmentRow, segment_in
 from tistream.clock import SystemClock

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.compaction import RANGES, Input, Output, common_rows, sides, written
-from compactor.spark import new_session
+from compactor.session import new_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,10 +12,8 @@ as much processor time as a row of usual size (0.18 s in JVMs and worker, measur
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,7 +26,6 @@ from compactor.core.plan import PlanRow
 from compactor.task import Failed, RangeResult, attempt, compact_range
 from tistream.clock import Clock
 from tistream.codec.wire import decode, encode
-from tistream.errors import ConfigError
 from tistream.objectstore.factory import open_store
 
 if TYPE_CHECKING:
@@ -41,28 +38,6 @@ WAVES = 4  #: tasks per core: a slow or lost core delays a quarter of its share
 
 _LOOK_EVERY_S = 0.5
 _RESULT = pa.schema([("result", pa.string())])
-
-
-def new_session(master: str | None, options: Mapping[str, str]) -> SparkSession:
-    """A session, or the one that `spark-submit` has made. `master` in Spark's notation; None leaves it to Spark.
-
-    The workers use this Python interpreter. ConfigError when Spark is not installed.
-    """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as e:
-        raise ConfigError("Spark is not installed: pip install 'tistream[server,spark]', and Java 17.") from e
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if master is not None and master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.appName("tistream compaction").config("spark.ui.showConsoleProgress", "false")
-    builder = builder.config("spark.executorEnv.POLARS_MAX_THREADS", "1")  # there is a worker per core
-    if master is not None:
-        builder = builder.master(master)
-    for name, value in options.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
 
 
 class SparkExecutor:

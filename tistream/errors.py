@@ -281,6 +281,13 @@ class CatalogUnavailable(TiStreamError):
     determinate: bool = True
 
 
+class SparkEnded(TiStreamError):
+    """The Spark session has ended or does not answer: its Java died, or the cluster dropped the application."""
+
+    code = "TS-1051"
+    hint = "A supervisor starts the process again; Spark's own log says why it ended."
+
+
 class Fenced(TiStreamError):
     """Another process owns this now. Drop its in-memory state and stop."""
 

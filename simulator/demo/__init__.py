@@ -3,6 +3,7 @@
     0 s  version, a tick for each part       1 s  tenant registered, recording pushed as three TiKV stores would
     a box with addresses, the first decoded row in colour, three lines to copy
     then a generated load of a second tenant, whose reader is checked; about 45 s in, a sorter is killed
+    the last act: the log is compacted, and read again
     Ctrl-C ends with a summary
 
 The recording, the pushers, the dispatcher, the sorters, the catalog and the HTTP API are the real ones. The pushers run
@@ -33,6 +34,7 @@ from tistream.client import Client
 from tistream.ids import Tenant
 
 if TYPE_CHECKING:
+    from simulator.demo.compaction import LastAct, Outcome
     from simulator.demo.drill import Drill
     from simulator.demo.load import Load, Verdict
     from tistream.catalog.work.tasks import TaskRow
@@ -45,6 +47,9 @@ _FIRST_PAGES_ROWS = 10  # small pages until a row is shown: it needs the decoder
 _PAUSE_S = 0.3
 _READY_S = 60.0
 _CHECKED_BEFORE_KILL = 50
+_LAST_ACT_SHARE = 0.7  # of a limited demo, after which the last act begins in any case
+_FETCH_SHARE = 0.1  # of a limited demo: so long the last act waits for what is being fetched
+_FETCH_S = 300.0  # the same without a limit
 _COLOURS = {"insert": "green", "update": "yellow", "delete": "red", "ddl": "cyan"}
 _SIGNS = {"insert": "+", "update": "~", "delete": "-", "ddl": "≡"}
 
@@ -69,6 +74,12 @@ class Service(Protocol):
     @property
     def parts(self) -> Sequence[Part]: ...
 
+    @property
+    def catalog_url(self) -> str: ...
+
+    @property
+    def store_url(self) -> str: ...
+
     def tasks(self) -> Sequence[TaskRow]:
         """All tasks, as the catalog has them."""
         ...
@@ -91,6 +102,15 @@ class Time(Protocol):
         """Since it began."""
         ...
 
+    @property
+    def limit_s(self) -> float | None:
+        """How many seconds the demo runs; None: until it is stopped."""
+        ...
+
+    def is_stopped(self) -> bool:
+        """Whether Ctrl-C has ended it."""
+        ...
+
 
 @dataclass
 class Seen:
@@ -102,11 +122,13 @@ class Seen:
     resolved_ts: int = 0
     order_violations: int = 0
     verdict: Verdict | None = None
+    compaction: Outcome | None = None
 
     @property
     def held(self) -> bool:
-        """Whether the checker has no findings."""
-        return not self.order_violations and (self.verdict is None or self.verdict.held)
+        """Whether the checker has no findings, and compaction changed nothing that is read."""
+        is_same = self.compaction is None or self.compaction.equal
+        return is_same and not self.order_violations and (self.verdict is None or self.verdict.held)
 
 
 def run(
@@ -116,15 +138,16 @@ def run(
     time: Time,
     out: Console,
     kill_after_s: float = KILL_AFTER_S,
+    with_spark: bool = True,
 ) -> Seen:
     """Run until the time is over. `push(url, stop)` pushes the recording until `stop` is set, in its own thread; it
-    ends before the folder into which it writes is removed."""
+    ends before the folder into which it writes is removed. `with_spark`: the last act uses Spark if it can be had."""
     with tempfile.TemporaryDirectory(prefix="tistream-demo-") as folder:
         said = f"[bold]TiStream {__version__}[/]  demo: everything in {folder}, thrown away at the end"
         out.print(said, highlight=False, soft_wrap=True)
         service = start_service(Path(folder))
         try:
-            return _Demo(service, push, time, out, kill_after_s).play()
+            return _Demo(service, push, time, out, kill_after_s, Path(folder) / "spark" if with_spark else None).play()
         finally:
             service.close()
 
@@ -132,12 +155,16 @@ def run(
 class _Demo:
     """One run."""
 
-    def __init__(self, service: Service, push: Push, time: Time, out: Console, kill_after_s: float) -> None:
+    def __init__(
+        self, service: Service, push: Push, time: Time, out: Console, kill_after_s: float, scratch: Path | None
+    ) -> None:
+        """`scratch`: a folder for Spark; None: no Spark."""
         self._service, self._push, self._time, self._out = service, push, time, out
-        self._kill_after_s = kill_after_s
+        self._kill_after_s, self._scratch = kill_after_s, scratch
         self._seen = Seen()
         self._load: Load | None = None
         self._drill: Drill | None = None
+        self._last_act: LastAct | None = None
         self._lags: list[float] = []
 
     def play(self) -> Seen:
@@ -150,6 +177,11 @@ class _Demo:
                 pushing = stack.enter_context(Pushing(self._push, self._service.url))
                 self._boot()
                 self._follow(client, pushing, stack)
+                if self._last_act is not None:
+                    if not self._time.is_stopped():
+                        self._last_act.finish(self._time.seconds())
+                    self._last_act.stop()
+                    seen.compaction = self._last_act.outcome
                 if self._load is not None:
                     seen.verdict = self._load.verdict()
         if out.is_terminal:
@@ -192,17 +224,25 @@ class _Demo:
                 out.print(self._line(pushing.is_alive()), end="\r", highlight=False, no_wrap=True, crop=True)
 
     def _begin_load(self, stack: ExitStack) -> None:
+        from simulator.demo import load
+        from simulator.demo.compaction import LastAct, Where
         from simulator.demo.drill import Drill
-        from simulator.demo.load import Load
+        from simulator.demo.fetching import Fetching
 
-        self._load = stack.enter_context(Load(self._service.url))
-        self._drill = Drill(self._service, self._say)
+        service = self._service
+        self._load = stack.enter_context(load.Load(service.url))
+        self._drill = Drill(service, self._say)
         self._say("tenant 1/2: a modelled cluster writes, and a checker compares the rows read with those committed")
+        where = Where(service.url, service.catalog_url, service.store_url, self._scratch)
+        fetching = None if self._scratch is None else Fetching()
+        self._last_act = LastAct(where, [TENANT, load.TENANT], self._say, fetching)
+        stack.callback(self._last_act.stop)
+        self._last_act.fetch()
 
     def _look(self) -> None:
-        """The load and the drill."""
-        load, drill, now_s = self._load, self._drill, self._time.seconds()
-        if load is None or drill is None:
+        """The load, the drill and the last act."""
+        load, drill, act, now_s = self._load, self._drill, self._last_act, self._time.seconds()
+        if load is None or drill is None or act is None:
             return
         load.look()
         lag_s, before = load.lag_s(), drill.phase
@@ -212,6 +252,9 @@ class _Demo:
         drill.step(now_s, lag_s, now_s >= self._kill_after_s and len(load.judge.got) >= _CHECKED_BEFORE_KILL)
         if drill.phase is not before and drill.recovered_s is not None:
             self._say(f"the checker: {load.verdict()}")
+        limit_s = self._time.limit_s
+        due = drill.is_over or (limit_s is not None and now_s >= _LAST_ACT_SHARE * limit_s)
+        act.step(now_s, due=due, wait_s=_FETCH_S if limit_s is None else _FETCH_SHARE * limit_s)
 
     def _say(self, words: str) -> None:
         """A separate line above the one that is updated."""
@@ -243,7 +286,7 @@ class _Demo:
             requests=requests_so_far(),
             seconds=self._time.seconds(),
         )
-        lines = facts(totals, self._drill, seen.verdict)
+        lines = facts(totals, self._drill, seen.verdict, seen.compaction)
         if seen.resolved_ts:
             lines.append(("complete", f"up to {seen.resolved_ts} ({tso.to_text(seen.resolved_ts)})"))
         out.print(card(lines, boxed=out.is_terminal), highlight=False, soft_wrap=not out.is_terminal)

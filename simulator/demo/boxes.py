@@ -9,6 +9,7 @@ from rich import box
 from rich.panel import Panel
 from rich.table import Table
 
+from simulator.demo.compaction import Outcome
 from simulator.demo.drill import Drill, Phase
 from simulator.demo.load import Verdict
 from tistream.admin.core.cost import MONTH_S, of_requests
@@ -49,7 +50,9 @@ class Totals:
     seconds: float
 
 
-def facts(totals: Totals, drill: Drill | None, verdict: Verdict | None) -> list[tuple[str, str]]:
+def facts(
+    totals: Totals, drill: Drill | None, verdict: Verdict | None, compaction: Outcome | None = None
+) -> list[tuple[str, str]]:
     """The lines of the summary card."""
     kinds = {kind: n for kind, n in totals.kinds.items() if kind != "ddl"}
     rows = ", ".join(f"{n:,} {kind}s" for kind, n in sorted(kinds.items(), key=lambda kind: -kind[1])) or "nothing yet"
@@ -58,6 +61,8 @@ def facts(totals: Totals, drill: Drill | None, verdict: Verdict | None) -> list[
     lines += _of_drill(drill) if drill is not None else []
     if verdict is not None:
         lines.append(("checker", str(verdict)))
+    if drill is not None:
+        lines.append(("compaction", "not played in this time" if compaction is None else str(compaction)))
     lines.append(("recording", f"out of order {totals.violations}"))
     month = of_requests(totals.requests) * MONTH_S / max(1.0, totals.seconds)
     count = sum(n for operation, n in totals.requests.items() if operation != "delete")

@@ -82,6 +82,11 @@ class Drill:
             )
 
     @property
+    def is_over(self) -> bool:
+        """Whether a sorter was killed and the lag is low again."""
+        return self.phase is Phase.OVER
+
+    @property
     def peak_s(self) -> float:
         """The largest lag while it was harmed."""
         return max(self.harm_lags, default=0.0)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-DEMO = (sys.executable, "-m", "tistream.cli.main", "demo", "--speed", "max")
+COMMAND = (sys.executable, "-m", "tistream.cli.main", "demo")
+DEMO = (*COMMAND, "--engine", "threads", "--speed", "max")
 WAIT_S = 100
 LINES = re.compile(r"^  (curl .*|\S*tistream pull .*|\S*python -c .*)$", re.MULTILINE)
 
@@ -25,7 +26,9 @@ def environment() -> dict[str, str]:
 
 
 def test_the_demo_ends_by_itself_and_shows_no_warnings() -> None:
-    done = subprocess.run([*DEMO, "--seconds", "25"], capture_output=True, timeout=WAIT_S, env=environment())
+    done = subprocess.run(
+        [*COMMAND, "--speed", "max", "--seconds", "25"], capture_output=True, timeout=WAIT_S, env=environment()
+    )
     text = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
     assert re.search(r"^TiStream \d+\.\d+", text)
@@ -41,8 +44,20 @@ def test_the_demo_ends_by_itself_and_shows_no_warnings() -> None:
     assert re.search(r"^  DDL +\d+", text, re.MULTILINE)
     assert re.search(r"^  cost +[\d,.]+ USD a month", text, re.MULTILINE)
     assert re.search(r"^  recording +out of order 0$", text, re.MULTILINE)
+    assert text.index("Spark compacts the log") > text.index("a modelled cluster writes")
+    assert_compacted(text, "Spark")
     assert "\r" not in text
     assert "\x1b" not in text
+
+
+def assert_compacted(text: str, by: str) -> None:
+    """The last act made few files of many, and the log reads the same."""
+    files, size = r"([\d,]+) files of [\d,]+ bytes", r"read again: the same ([\d,]+) changes"
+    found = re.search(rf"^  compaction +{files} became {files}, by {by}; {size}$", text, re.MULTILINE)
+    assert found, text
+    before, after, changes = (int(number.replace(",", "")) for number in found.groups())
+    assert before >= 4 * after > 0
+    assert changes > 1000
 
 
 def test_a_sorter_is_killed_its_tasks_go_on_elsewhere_and_the_checker_finds_nothing() -> None:
@@ -52,7 +67,7 @@ def test_a_sorter_is_killed_its_tasks_go_on_elsewhere_and_the_checker_finds_noth
         lines: list[str] = []
         while line := process.stdout.readline().decode():
             lines.append(line)
-            if "the checker:" in line:
+            if "▸" in line and "compaction:" in line:
                 process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert (process.wait(WAIT_S), process.stderr.read()) == (0, b"")
@@ -65,6 +80,7 @@ def test_a_sorter_is_killed_its_tasks_go_on_elsewhere_and_the_checker_finds_noth
     assert takeover.groups()[1:] == killed.groups()
     assert re.search(r"^  lag +p50 [\d.]+ s, p99 [\d.]+ s", text, re.MULTILINE)
     assert re.search(r"^  checker +lost 0, repeated 0, out of order 0$", text, re.MULTILINE)
+    assert_compacted(text, "threads")
     read = re.search(r"; ([\d,]+) changes generated and read", text)
     assert read
     assert int(read[1].replace(",", "")) > 0

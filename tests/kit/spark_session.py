@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from compactor.spark import new_session
+from compactor.session import new_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

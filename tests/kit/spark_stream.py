@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from compactor.spark import new_session
+from compactor.session import new_session
 from tests.kit.spark_session import SPARK_OPTIONS
 from tistream.spark import TiStreamDataSource
 

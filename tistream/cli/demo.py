@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tistream.cli.jobs import Engine, EngineOption
 from tistream.cli.options import Port
 from tistream.cli.run import on_signals, settings_in
 
@@ -28,11 +29,13 @@ def demo(
     kill_after: Annotated[
         float | None, typer.Option(help="Kill a sorter after this many seconds; by default 45, or 0.4 of --seconds.")
     ] = None,
+    engine: EngineOption = Engine.SPARK,
 ) -> None:
     """Play a recorded change stream of a real TiDB through TiStream, in a temporary folder.
 
     A modelled cluster writes too; then a sorter is killed, and a checker verifies that nothing is lost, repeated or out
-    of order. Exit status 1 when something is, or when no change was read."""
+    of order. The last act compacts the log, on Spark where Java and PySpark are installed or can be (as root, or with
+    sudo), else in threads, and reads it again. Exit status 1 when something is wrong, or when no change was read."""
     from rich.console import Console
 
     from simulator import demo as demonstration
@@ -54,7 +57,8 @@ def demo(
     )
     if kill_after is not None:
         kill_after_s = kill_after
-    seen = demonstration.run(start, feed, time=time, out=Console(), kill_after_s=kill_after_s)
+    with_spark = engine is Engine.SPARK
+    seen = demonstration.run(start, feed, time=time, out=Console(), kill_after_s=kill_after_s, with_spark=with_spark)
     if not seen.held or (seconds is not None and not seen.kinds):
         raise typer.Exit(1)
 
@@ -65,13 +69,16 @@ class _Time:
     def __init__(self, seconds: float | None) -> None:
         from tistream.clock import SystemClock
 
-        self._clock, self._limit_s = SystemClock(), seconds
+        self._clock, self.limit_s = SystemClock(), seconds
         self._began_s = self._clock.monotonic()
         self._ended = threading.Event()
         on_signals(self._ended.set)
 
     def is_over(self, pause_s: float) -> bool:
-        return self._ended.wait(pause_s) or (self._limit_s is not None and self.seconds() > self._limit_s)
+        return self._ended.wait(pause_s) or (self.limit_s is not None and self.seconds() > self.limit_s)
+
+    def is_stopped(self) -> bool:
+        return self._ended.is_set()
 
     def seconds(self) -> float:
         return self._clock.monotonic() - self._began_s
@@ -86,6 +93,14 @@ class _Demonstrated:
     @property
     def url(self) -> str:
         return self.running.url
+
+    @property
+    def catalog_url(self) -> str:
+        return self.running.parts.settings.catalog.url
+
+    @property
+    def store_url(self) -> str:
+        return self.running.parts.settings.object_store.url
 
     @property
     def parts(self) -> Sequence[Service]:

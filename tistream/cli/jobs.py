@@ -143,7 +143,7 @@ def _begin(
 
 
 def _session(master: str | None, conf: dict[str, str], stack: ExitStack) -> SparkSession:
-    from compactor.spark import new_session
+    from compactor.session import new_session
 
     session = new_session(master, conf)
     stack.callback(session.stop)
