@@ -82,7 +82,7 @@ class Site:
 
     def start(self) -> None:
         """Again, on the same port, as another process would."""
-        self.app = assembly._api(self.auth.parts, [], control=True)
+        self.app = assembly._api(self.auth.parts, [])
         port = urlsplit(self.server.url).port
         self.server = HttpServer(self.app, "127.0.0.1", port or 0, self.app.state.followers.close)
         self.server.start()

@@ -149,7 +149,7 @@ def test_another_sites_page_changes_nothing(site: Site) -> None:
         answer = site.ask("POST", "/login", headers=headers, data={"code": site.key(Role.OWNER)})
         assert is_problem(answer, 403, "TS-1081")
         assert "set-cookie" not in answer.headers
-    with TestClient(assembly._api(_open(site.parts), [], control=True)) as http:
+    with TestClient(assembly._api(_open(site.parts), [])) as http:
         body = {"cluster_id": 8, "tenant_id": 8}
         assert http.post("/v1/tenants", json=body, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
         assert http.post("/v1/tenants", json=body, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 201
@@ -166,7 +166,7 @@ def test_a_session_ends_with_its_key(site: Site) -> None:
 
 
 def test_without_keys_nobody_is_asked(site: Site) -> None:
-    with TestClient(assembly._api(_open(site.parts), [], control=True)) as http:
+    with TestClient(assembly._api(_open(site.parts), [])) as http:
         assert len(http.get("/v1/tenants").json()["items"]) >= 2
         assert http.get("/login", follow_redirects=False).headers["location"] == "/overview"
         assert "Sign out" not in http.get("/overview").text

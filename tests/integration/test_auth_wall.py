@@ -188,7 +188,7 @@ def test_without_keys_no_other_name_leads_here(site: Site, host: str) -> None:
     settings = site.parts.settings
     open_server = settings.server.model_copy(update={"auth": "none"})
     parts = replace(site.parts, settings=settings.model_copy(update={"server": open_server}))
-    app = assembly._api(parts, [], control=True)
+    app = assembly._api(parts, [])
     headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
     with TestClient(app, raise_server_exceptions=False) as http:
         for method, path in (("GET", "/v1/tenants"), ("POST", "/v1/console-codes"), ("GET", "/overview")):
