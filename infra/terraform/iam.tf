@@ -1,6 +1,15 @@
-# The role of the services, and that of pushers: the services take it for one tenant at a time (push.role_arn), with a
-# session policy that leaves that tenant's folders of what is allowed here.
-data "aws_iam_policy_document" "assume_service" {
+# The roles of meta servers and workers, of the API, and of pushers: the API takes the last for one tenant at a time
+# (push.role_arn), with a session policy that leaves that tenant's folders of what is allowed here.
+locals {
+  # The chart's two service accounts -> the role that each takes.
+  accounts = {
+    service = var.service_account
+    api     = "${var.service_account}-api"
+  }
+}
+
+data "aws_iam_policy_document" "assume" {
+  for_each = local.accounts
   statement {
     actions = ["sts:AssumeRoleWithWebIdentity"]
     principals {
@@ -10,7 +19,7 @@ data "aws_iam_policy_document" "assume_service" {
     condition {
       test     = "StringEquals"
       variable = "${var.oidc_provider}:sub"
-      values   = ["system:serviceaccount:${var.service_account}"]
+      values   = ["system:serviceaccount:${var.namespace}:${each.value}"]
     }
     condition {
       test     = "StringEquals"
@@ -20,7 +29,7 @@ data "aws_iam_policy_document" "assume_service" {
   }
 }
 
-data "aws_iam_policy_document" "service" {
+data "aws_iam_policy_document" "bucket_access" {
   statement {
     sid       = "Objects"
     actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"]
@@ -36,6 +45,9 @@ data "aws_iam_policy_document" "service" {
     actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
     resources = [aws_kms_key.tistream.arn]
   }
+}
+
+data "aws_iam_policy_document" "issue" {
   statement {
     sid       = "Pushers"
     actions   = ["sts:AssumeRole"]
@@ -43,16 +55,24 @@ data "aws_iam_policy_document" "service" {
   }
 }
 
-resource "aws_iam_role" "service" {
-  name               = "${var.name}-service"
-  assume_role_policy = data.aws_iam_policy_document.assume_service.json
+resource "aws_iam_role" "services" {
+  for_each           = local.accounts
+  name               = "${var.name}-${each.key}"
+  assume_role_policy = data.aws_iam_policy_document.assume[each.key].json
   tags               = var.tags
 }
 
-resource "aws_iam_role_policy" "service" {
-  name   = "bucket"
-  role   = aws_iam_role.service.id
-  policy = data.aws_iam_policy_document.service.json
+resource "aws_iam_role_policy" "bucket" {
+  for_each = local.accounts
+  name     = "bucket"
+  role     = aws_iam_role.services[each.key].id
+  policy   = data.aws_iam_policy_document.bucket_access.json
+}
+
+resource "aws_iam_role_policy" "issue" {
+  name   = "pushers"
+  role   = aws_iam_role.services["api"].id
+  policy = data.aws_iam_policy_document.issue.json
 }
 
 data "aws_iam_policy_document" "assume_pusher" {
@@ -60,7 +80,7 @@ data "aws_iam_policy_document" "assume_pusher" {
     actions = ["sts:AssumeRole"]
     principals {
       type        = "AWS"
-      identifiers = [aws_iam_role.service.arn]
+      identifiers = [aws_iam_role.services["api"].arn]
     }
   }
 }

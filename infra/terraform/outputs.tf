@@ -4,12 +4,17 @@ output "object_store_url" {
 }
 
 output "service_role_arn" {
-  description = "serviceAccount.annotations.\"eks.amazonaws.com/role-arn\" of the chart."
-  value       = aws_iam_role.service.arn
+  description = "serviceAccount.roleArn of the chart."
+  value       = aws_iam_role.services["service"].arn
+}
+
+output "api_role_arn" {
+  description = "serviceAccount.apiRoleArn of the chart."
+  value       = aws_iam_role.services["api"].arn
 }
 
 output "pusher_role_arn" {
-  description = "push.roleArn of the chart: of this role the services issue session credentials to pushers."
+  description = "push.roleArn of the chart: of this role the API issues session credentials to pushers."
   value       = aws_iam_role.pusher.arn
 }
 

@@ -36,7 +36,7 @@ variable "service_security_group_ids" {
 }
 
 variable "oidc_provider_arn" {
-  description = "The Kubernetes cluster's OIDC provider; its service account takes the service role."
+  description = "The Kubernetes cluster's OIDC provider; its service accounts take the services' roles."
   type        = string
 }
 
@@ -45,10 +45,16 @@ variable "oidc_provider" {
   type        = string
 }
 
-variable "service_account" {
-  description = "namespace:name of the service account of the chart."
+variable "namespace" {
+  description = "The namespace that the chart is installed into."
   type        = string
-  default     = "tistream:tistream"
+  default     = "tistream"
+}
+
+variable "service_account" {
+  description = "serviceAccount.name of the chart; the API's account is this name with -api."
+  type        = string
+  default     = "tistream"
 }
 
 variable "db_instance_class" {
@@ -64,7 +70,7 @@ variable "db_engine_version" {
 }
 
 variable "catalog_ssl_ca" {
-  description = "Path, in the containers, of the authorities of RDS (its global bundle). The services then check who the database is; without it the connection is encrypted only."
+  description = "Path, in the containers, of the authorities of RDS (its global bundle): /etc/tistream/catalog/ca.crt with catalog.caConfigMap of the chart. The services then check who the database is; without it the connection is encrypted only."
   type        = string
   default     = ""
 }

@@ -1,4 +1,4 @@
-"""Dockerfile, compose and chart say what the code understands: settings, flags, ports, packages."""
+"""Dockerfile and compose say what the code understands: settings, flags, ports, packages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
 DOCKERFILE = (INFRA / "Dockerfile").read_text("utf-8")
 COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text("utf-8"))
-CHART = INFRA / "helm" / "tistream"
-TEMPLATES = {path.name: path.read_text("utf-8") for path in sorted((CHART / "templates").iterdir())}
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
 OF_CLIENTS = {"TISTREAM_URL", "TISTREAM_KEY", "TISTREAM_CONFIG"}
 OF_COMPOSE = {"TISTREAM_DB_PASSWORD"}
 
@@ -48,10 +45,9 @@ def ours() -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, service
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "tistream.toml", *TEMPLATES])
+@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "tistream.toml"])
 def test_settings_that_are_named_exist(name: str) -> None:
-    path = CHART / "templates" / name if name in TEMPLATES else INFRA / name
-    named = set(re.findall(r"\bTISTREAM_[A-Z_]+\b", path.read_text("utf-8")))
+    named = set(re.findall(r"\bTISTREAM_[A-Z_]+\b", (INFRA / name).read_text("utf-8")))
     assert sorted(named - SETTINGS - OF_CLIENTS - OF_COMPOSE) == []
 
 
@@ -142,63 +138,3 @@ def test_the_health_check_follows_the_port(monkeypatch: pytest.MonkeyPatch) -> N
         assert check["answers"](port)
         assert not check["answers"]("1")
         server.shutdown()
-
-
-def test_values_that_templates_use_are_there() -> None:
-    for name, text in TEMPLATES.items():
-        for dotted in re.findall(r"\$?\.Values((?:\.\w+)+)", text):
-            at: Any = VALUES
-            for part in dotted.strip(".").split("."):
-                assert isinstance(at, dict), f"{name}: {dotted}"
-                assert part in at, f"{name}: {dotted}"
-                at = at[part]
-
-
-def test_templates_close_what_they_open() -> None:
-    for name, text in TEMPLATES.items():
-        assert text.count("{{") == text.count("}}"), name
-        opened = re.findall(r"\{\{-?\s*(if|range|with|define)\b", text)
-        assert len(opened) == len(re.findall(r"\{\{-?\s*end\b", text)), name
-    defined = set(re.findall(r'define "([^"]+)"', TEMPLATES["_helpers.tpl"]))
-    assert {used for text in TEMPLATES.values() for used in re.findall(r'include "([^"]+)"', text)} == defined
-
-
-def test_the_chart_starts_every_role() -> None:
-    started = [(role, command) for text in TEMPLATES.values() for role, command in _roles(text)]
-    assert sorted(started) == [("api", "serve"), ("dispatcher", "dispatch"), ("meta", "meta"), ("sorter", "sort")]
-    assert {command for _, command in started} <= set(commands())
-    pushed = set(re.findall(r"^\s+- (--[\w-]+)$", TEMPLATES["pushers.yaml"], re.MULTILINE))
-    assert pushed
-    assert pushed <= flags_of("push")
-    assert "--name" in flags_of("dispatch") & flags_of("sort")
-
-
-def test_the_chart_lets_only_its_own_sorters_ask_for_rows() -> None:
-    """A pod of another chart may carry the same instance label."""
-    workers, http = (CHART / "templates" / "networkpolicy.yaml").read_text().split("\n---\n")
-    selected, ingress = workers.split("policyTypes:")
-    assert "key: app.kubernetes.io/name, operator: In, values: [tistream]" in selected
-    flight = ingress.split("port: 8712")[0]
-    for label in ("name: tistream", "instance: {{ .Release.Name }}", "component: sorter"):
-        assert f"app.kubernetes.io/{label}" in flight
-    for policy in (workers, http):  # only Prometheus reaches the ports that ask for no key
-        assert "app.kubernetes.io/name: prometheus" in policy.split("port: 9464")[0].rpartition("- from:")[2]
-
-
-def test_no_volume_hides_the_compiled_kernels() -> None:
-    (kernels,) = set(re.findall(r"NUMBA_CACHE_DIR=(\S+)", DOCKERFILE))
-    charts = "".join(path.read_text("utf-8") for path in (CHART / "templates").glob("*.yaml"))
-    mounted = re.findall(r"mountPath: (\S+)", charts)
-    assert mounted
-    assert not [path for path in mounted if kernels.startswith(path)]
-    assert kernels.startswith("/opt/tistream/")  # what the last stage copies
-
-
-def test_the_chart_ships_the_rules_that_are_tested() -> None:
-    assert (CHART / "alerts.yml").read_bytes() == (INFRA / "prometheus" / "alerts.yml").read_bytes()
-
-
-def _roles(text: str) -> list[tuple[str, str]]:
-    found = re.search(r":= dict ((?:\"\w+\" ?)+)", text)
-    words = re.findall(r'"(\w+)"', found[1]) if found else []
-    return list(zip(words[::2], words[1::2], strict=True))

@@ -107,10 +107,12 @@ def test_roles_may_do_what_the_services_do_and_no_more() -> None:
     def actions(name: str) -> set[str]:
         return {action for s in DATA[f"aws_iam_policy_document.{name}"]["statement"] for action in s["actions"]}
 
-    assert actions("service") == {
+    assert actions("bucket_access") == {
         *("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket"),
-        *("kms:Decrypt", "kms:GenerateDataKey", "sts:AssumeRole"),
+        *("kms:Decrypt", "kms:GenerateDataKey"),
     }
+    assert actions("issue") == {"sts:AssumeRole"}
+    assert body("aws_iam_role_policy.issue")["role"] == '${aws_iam_role.services["api"].id}'
     assert actions("pusher") == {"s3:PutObject", "kms:GenerateDataKey"}
 
 
@@ -152,11 +154,11 @@ def test_the_role_of_pushers_allows_what_sessions_ask_for_and_no_more() -> None:
     assert used == set(allowed), "the role allows something that no session asks for"
 
 
-def test_the_services_may_take_the_role_of_pushers_and_nobody_else() -> None:
+def test_the_api_alone_may_take_the_role_of_pushers() -> None:
     (trust,) = DATA["aws_iam_policy_document.assume_pusher"]["statement"]
     assert (trust["actions"], only(trust["principals"])["identifiers"]) == (
         ["sts:AssumeRole"],
-        ["${aws_iam_role.service.arn}"],
+        ['${aws_iam_role.services["api"].arn}'],
     )
     assert config.PushSettings().duration_s <= body("aws_iam_role.pusher").get("max_session_duration", 3600)
 

@@ -9,13 +9,55 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{- define "tistream.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-seccompProfile:
-  type: RuntimeDefault
+{{- /* Chooses pods: root, component. A release's name alone says little: another chart in the namespace may have it too. */ -}}
+{{- define "tistream.selector" -}}
+app.kubernetes.io/name: tistream
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- /* A value as a word: helm reads numbers as floating point, and shows large ones with an exponent. */ -}}
+{{- define "tistream.word" -}}
+{{- if kindIs "string" . }}{{ . }}{{ else }}{{ toJson . }}{{ end }}
+{{- end }}
+
+{{- /* What every pod has: root, of = the values of its kind, component. */ -}}
+{{- define "tistream.pod" -}}
+automountServiceAccountToken: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  seccompProfile:
+    type: RuntimeDefault
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+affinity:
+  {{- if .of.affinity }}
+  {{- toYaml .of.affinity | nindent 2 }}
+  {{- else }}
+  podAntiAffinity: # one node, or one zone, holds no two of a kind where there is another
+    preferredDuringSchedulingIgnoredDuringExecution:
+      {{- range $weight, $key := dict "100" "kubernetes.io/hostname" "50" "topology.kubernetes.io/zone" }}
+      - weight: {{ $weight }}
+        podAffinityTerm:
+          topologyKey: {{ $key }}
+          labelSelector:
+            matchLabels:
+              {{- include "tistream.selector" $ | nindent 14 }}
+      {{- end }}
+  {{- end }}
 {{- end }}
 
 {{- define "tistream.containerSecurity" -}}
@@ -25,18 +67,28 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
+{{- /* The variables of every service: root, of = the values of its kind. */ -}}
 {{- define "tistream.settings" -}}
 - name: TISTREAM_CATALOG_URL
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.catalog.existingSecret }}
+      name: {{ .root.Values.catalog.existingSecret }}
       key: catalog-url
 - name: TISTREAM_OBJECT_STORE_URL
-  value: {{ required "objectStore.url says where the bucket is" .Values.objectStore.url | quote }}
-- name: TISTREAM_LOG_LEVEL
-  value: {{ .Values.log.level | quote }}
-- name: TISTREAM_LOG_ACCESS
-  value: {{ .Values.log.access | quote }}
+  value: {{ required "objectStore.url says where the bucket is" .root.Values.objectStore.url | quote }}
+- name: TISTREAM_METRICS_HOST # /metrics of an HTTP port asks for a key
+  value: "0.0.0.0"
+- name: TISTREAM_METRICS_PORT
+  value: "9464"
+{{- range $section, $settings := .root.Values.settings }}
+{{- range $name, $value := $settings }}
+- name: TISTREAM_{{ upper $section }}_{{ upper $name }}
+  value: {{ include "tistream.word" $value | quote }}
+{{- end }}
+{{- end }}
+{{- with concat .root.Values.extraEnv .of.extraEnv }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "tistream.envFrom" -}}
@@ -47,7 +99,7 @@ envFrom:
 {{- end }}
 {{- end }}
 
-{{- define "tistream.http.probes" -}}
+{{- define "tistream.probes" -}}
 startupProbe:
   httpGet: {path: /livez, port: {{ . }}}
   periodSeconds: 2
@@ -58,6 +110,45 @@ livenessProbe:
   timeoutSeconds: 5
 readinessProbe:
   httpGet: {path: /readyz, port: {{ . }}}
-  periodSeconds: 10
+  periodSeconds: 5
   timeoutSeconds: 5
+{{- end }}
+
+{{- /* The root is read-only: these are what a process may write to, and what it reads beside its image. */ -}}
+{{- define "tistream.mounts" -}}
+- name: home
+  mountPath: /var/lib/tistream
+- name: tmp
+  mountPath: /tmp
+{{- if .Values.catalog.caConfigMap }}
+- name: catalog-ca
+  mountPath: /etc/tistream/catalog
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "tistream.volumes" -}}
+- name: tmp
+  emptyDir: {}
+{{- with .Values.catalog.caConfigMap }}
+- name: catalog-ca
+  configMap:
+    name: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- /* root, component */ -}}
+{{- define "tistream.disruption" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .root.Release.Name }}-{{ .component }}
+  labels:
+    {{- include "tistream.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels:
+      {{- include "tistream.selector" . | nindent 6 }}
 {{- end }}
