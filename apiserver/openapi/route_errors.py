@@ -43,9 +43,10 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield from (errors.TsOutOfRange, errors.TsExpired)
     if "requestBody" in operation:
         yield errors.TooLarge
-    if "{" in path:
+    of_tenant = "{tenant_id}" in path or "tenant_id" in names
+    if "{" in path or of_tenant:
         yield errors.NotFound
-    if "{tenant_id}" in path:
+    if of_tenant:
         yield errors.TenantDeleted
     if "cursor" in names:
         yield errors.CursorInvalid
