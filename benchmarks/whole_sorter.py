@@ -32,13 +32,16 @@ from benchmarks.harness import Result, in_turn
 from benchmarks.pebble_peer import PebblePeer
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from dispatcher.flight_server import FlightFeedServer
+from dispatcher.port_access import AcceptedTokens
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
 from tistream.catalog.work.leader import acquire_leadership
+from tistream.catalog.work.service_tokens import accepted_tokens, rotate_service_token
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.catalog.work.tasks import assign_task, list_tasks
 from tistream.catalog.work.workers import WorkerKind, list_workers, register_worker
+from tistream.clock import SystemClock
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position, Tenant
@@ -98,7 +101,7 @@ def _measure(given: Workload, folder: Path) -> Run:
     catalog = Catalog(urls[0])
     catalog.migrate()
     feed = PreparedFeed(given)
-    server = FlightFeedServer("127.0.0.1", 0)
+    server = FlightFeedServer("127.0.0.1", 0, AcceptedTokens(partial(accepted_tokens, catalog), SystemClock()))
     server.source = feed
     _set_up(catalog, f"grpc://127.0.0.1:{server.port}", given)
     command = [sys.executable, "-m", "benchmarks.sorter_process", *urls]
@@ -130,6 +133,7 @@ def _set_up(catalog: Catalog, address: str, given: Workload) -> None:
     register_worker(catalog, "dispatcher-1", WorkerKind.DISPATCHER, address)
     epoch = acquire_leadership(catalog, "meta", starts=True)
     assert epoch is not None
+    rotate_service_token(catalog, rotate_ms=86_400_000, leader_epoch=epoch)
     for store in given.batches:
         issue_incarnation(catalog, TENANT, store)
         assign_store(catalog, TENANT, store, worker_id="dispatcher-1", seen_epoch=0, leader_epoch=epoch)

@@ -2,7 +2,11 @@
 
 Each exchange has two threads, however many subscriptions it carries: the Flight server's own reads messages of the
 sorter, the other polls the subscriptions and sends (`dispatcher.exchange`). An invalid message ends the exchange with
-an error. The port speaks plain gRPC without authentication and belongs on a private network.
+an error.
+
+Every call needs a service token (`dispatcher.port_access`); with the files of [feed] both sides also have certificates.
+An exchange that has outlived its token is ended, and the sorter continues with a newer one at the position that it has
+reached. When the files have changed, the port is closed and opened with the new ones, which is the same for sorters.
 """
 
 from __future__ import annotations
@@ -10,34 +14,40 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
 import structlog
 
 from dispatcher.exchange import Exchange, Source
+from dispatcher.port_access import AcceptedTokens, TokenCheck, check_name
 from dispatcher.worker import DispatcherWorker
 from tistream.clock import Clock, SystemClock
-from tistream.errors import ErrorKind, FeedUnavailable, InvalidInput, TiStreamError
-from tistream.feed.wire import FEED_COMMAND, decode_command, error_text
+from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError
+from tistream.feed.tls import Tls, TlsFiles
+from tistream.feed.wire import FEED_COMMAND, as_flight, decode_command
 from tistream.model.change import ROWS
-from tistream.runtime.service import Problem
+from tistream.runtime.service import Problem, Repeating
 
 log = structlog.get_logger(__name__)
 
 STOP_S = 5.0
+LOOK_S = 5.0  #: between checks of the accepted tokens and of the files of [feed]
 
 
 class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Serves subscriptions of a Source. Listens from construction on; set `source` to make it answer."""
 
-    def __init__(self, host: str, port: int = 0, clock: Clock | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, tokens: AcceptedTokens, clock: Clock | None = None, *, tls: Tls | None = None
+    ) -> None:
         """`port` 0 picks a free one, see `port`."""
-        super().__init__(f"grpc://{host}:{port}")
+        at = f"{'grpc' if tls is None else 'grpc+tls'}://{host}:{port}"
+        check = {TokenCheck.NAME: TokenCheck(tokens)}
+        super().__init__(at, middleware=check, **({} if tls is None else tls.server()))
         self.source: Source | None = None
-        self._clock = clock or SystemClock()
+        self._tokens, self._tls, self._clock = tokens, tls, clock or SystemClock()
         self._lock = threading.Lock()
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: dict[Exchange, int] = {}  # and the number of the token that each has presented
         self._stopping = False
 
     @property
@@ -47,9 +57,12 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def do_exchange(self, context: Any, descriptor: fl.FlightDescriptor, reader: Any, writer: Any) -> None:
         try:
-            exchange = self._begin(descriptor, writer)
+            if self._tls is not None:
+                check_name(self._tls.peer_name, context.peer_identity())
+            exchange = self._begin(descriptor, writer, context.get_middleware(TokenCheck.NAME).token)
         except TiStreamError as e:
-            raise _as_flight(e) from e
+            log.warning("refused a feed client", peer=context.peer(), cause=str(e))
+            raise as_flight(e) from e
         thread = threading.Thread(target=exchange.run, name="feed exchange", daemon=True)
         thread.start()
         try:
@@ -59,14 +72,22 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             pass  # the sorter has closed its side
         except InvalidInput as e:
             log.warning("invalid message from a feed client", error=str(e))
-            raise _as_flight(e) from e
+            raise as_flight(e) from e
         except (pa.ArrowException, OSError) as e:
             log.info("sorter disconnected", cause=str(e).split("\n")[0])
         finally:
             exchange.close()
             thread.join()
             with self._lock:
-                self._exchanges.discard(exchange)
+                self._exchanges.pop(exchange, None)
+
+    def end_outdated(self) -> None:
+        """End the exchanges whose token is no longer accepted."""
+        with self._lock:
+            outdated = [exchange for exchange, token in self._exchanges.items() if not self._tokens.accepts(token)]
+        for exchange in outdated:
+            log.info("an exchange has outlived its service token, ending it")
+            exchange.close()
 
     def shutdown(self) -> None:
         """End every exchange and stop listening. Waits no longer than STOP_S for a client that does not read."""
@@ -80,7 +101,7 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if shutdown.is_alive():
             log.warning("a client does not read its stream, leaving the Flight port open")
 
-    def _begin(self, descriptor: fl.FlightDescriptor, writer: Any) -> Exchange:
+    def _begin(self, descriptor: fl.FlightDescriptor, writer: Any, token: int) -> Exchange:
         """A new exchange. InvalidInput for an unknown command, FeedUnavailable while starting or stopping."""
         if descriptor.command != FEED_COMMAND:
             raise InvalidInput("unknown Flight command on the feed port", asked=bytes(descriptor.command or b"")[:100])
@@ -97,28 +118,36 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._lock:
             if self._stopping:
                 raise FeedUnavailable("the dispatcher is stopping")
-            self._exchanges.add(exchange)
+            self._exchanges[exchange] = token
         writer.begin(ROWS)
         return exchange
-
-
-def _as_flight(error: TiStreamError) -> fl.FlightError:
-    text = orjson.dumps(error_text(error))
-    kind = fl.FlightUnavailableError if error.kind is ErrorKind.RETRY else fl.FlightServerError
-    return kind(str(error), text)
 
 
 class FlightDispatcher:
     """A DispatcherWorker and its Flight port as one Service."""
 
     def __init__(
-        self, worker: DispatcherWorker, *, host: str = "127.0.0.1", port: int = 0, advertise: str = ""
+        self,
+        worker: DispatcherWorker,
+        tokens: AcceptedTokens,
+        clock: Clock,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str = "",
+        tls: TlsFiles | None = None,
     ) -> None:
-        """`advertise` is the host under which sorters reach this one; empty = `host`."""
+        """`advertise` is the host under which sorters reach this one; empty = `host`. ConfigError when the files of
+        `tls` cannot be used."""
         self.name = worker.name
         self.worker = worker
-        self._server = FlightFeedServer(host, port)
-        worker.address = f"grpc://{advertise or host}:{self._server.port}"
+        self._tokens, self._clock, self._host, self._files = tokens, clock, host, tls
+        self._tls = None if tls is None else tls.read()
+        self._server = FlightFeedServer(host, port, tokens, clock, tls=self._tls)
+        self._port = self._server.port
+        scheme = "grpc" if tls is None else "grpc+tls"
+        worker.address = f"{scheme}://{advertise or host}:{self._port}"
+        self._looks = Repeating(f"{self.name}/port", self._look, interval_s=LOOK_S, clock=clock, lasting=True)
 
     @property
     def address(self) -> str:
@@ -128,14 +157,35 @@ class FlightDispatcher:
     def start(self) -> None:
         self.worker.start()
         self._server.source = self.worker
+        self._looks.start()
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         return self.worker.wait_until_ready(timeout_s)
 
     def stop(self) -> None:
         """The worker first, which ends its subscriptions."""
+        self._looks.stop()
         self.worker.stop()
         self._server.shutdown()
 
     def problems(self) -> list[Problem]:
-        return self.worker.problems()
+        return self.worker.problems() + self._looks.problems()
+
+    def _look(self) -> None:
+        """Follow the tokens of the catalog and the files of [feed]."""
+        self._tokens.refresh()
+        self._server.end_outdated()
+        if self._files is not None:
+            tls = self._files.read()
+            if tls != self._tls:
+                self._reopen(tls)
+
+    def _reopen(self, tls: Tls) -> None:
+        """Listen on the same port with other certificates: a server keeps those that it was made with."""
+        log.info("the files of [feed] have changed, reopening the Flight port", port=self._port)
+        self._server.shutdown()
+        try:
+            self._server = FlightFeedServer(self._host, self._port, self._tokens, self._clock, tls=tls)
+        except (pa.ArrowException, OSError) as e:
+            raise FeedUnavailable("the Flight port cannot be reopened", port=self._port, cause=str(e)) from e
+        self._server.source, self._tls = self.worker, tls

@@ -23,6 +23,7 @@ from dispatcher.reclaim import Reclaimer
 from dispatcher.reporting import Reporter
 from dispatcher.subscription import Subscription
 from dispatcher.tail import Tail, TailTiming
+from dispatcher.task_owners import TaskOwners
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.stores import StoreRow, count_stores_of, list_stores, note_cut_ts, stores_of_dispatcher
@@ -72,6 +73,7 @@ class DispatcherWorker:
         self.name = self.worker_id = worker_id
         self.address = address
         self._catalog, self._store, self._clock, self._timing = catalog, store, clock, timing
+        self._owners = TaskOwners(catalog)
         self._cache = FileCache(cache_bytes)
         self._pool = ThreadPoolExecutor(PREFETCH_FILES_MAX, thread_name_prefix=f"{worker_id}-read")
         self._lock = threading.Lock()
@@ -154,7 +156,8 @@ class DispatcherWorker:
         ]
 
     def subscribe(self, request: FeedRequest) -> FeedStream:
-        """Open a stream. FeedUnavailable, with the owner's name, when another dispatcher owns the store."""
+        """Open a stream. FeedUnavailable, with the owner's name, when another dispatcher owns the store; Fenced when
+        another worker owns the task."""
         return self.open(request)
 
     def open(self, request: FeedRequest, wake: Wake | None = None) -> Subscription:
@@ -169,9 +172,10 @@ class DispatcherWorker:
             raise FeedUnavailable(
                 store=request.store_id, tenant=str(request.tenant), asked=self.worker_id, owner=owner or "none"
             )
+        self._owners.admit(request)
         tail = self._tail(row)
         self._reclaimer.refresh(row, tail)
-        return Subscription(tail, request, check=lambda: self._check(key), clock=self._clock, wake=wake)
+        return Subscription(tail, request, check=lambda: self._check(request), clock=self._clock, wake=wake)
 
     def refresh(self) -> None:
         """Read the assigned stores, and report how far their files reach."""
@@ -179,11 +183,13 @@ class DispatcherWorker:
         with self._lock:
             self._owned = owned
             self._tails = {key: tail for key, tail in self._tails.items() if key in owned or tail.has_listeners}
+            tenants = {tenant for tenant, _ in self._tails}
             owned_tails = [(key, tail) for key, tail in self._tails.items() if key in owned]
         for key, tail in owned_tails:
             tail.set_newest(owned[key].incarnation)
             if tail.max_cut_ts > max(owned[key].max_cut_ts, self._noted.get(key, 0)):
                 self._contained((key, "cut_ts"), partial(self._note, key, tail))
+        self._owners.refresh(tenants)
         if self._stores.problems():
             self._stores.keep_only({(key, name) for key in owned for name in ("cut_ts", "reclaim")})
 
@@ -252,12 +258,12 @@ class DispatcherWorker:
         tail.set_newest(row.incarnation)
         return tail
 
-    def _check(self, key: _StoreKey) -> None:
-        """FeedUnavailable unless this dispatcher serves the store."""
+    def _check(self, request: FeedRequest) -> None:
+        """FeedUnavailable unless this dispatcher serves the store, Fenced unless the worker owns the task."""
         if self._stopped.is_set():
             raise FeedUnavailable("the dispatcher has stopped", dispatcher=self.worker_id)
         if self._heartbeats.crashed:
             raise FeedUnavailable("a newer incarnation of this dispatcher is registered", dispatcher=self.worker_id)
-        if key not in self._owned:
-            tenant, store_id = key
-            raise FeedUnavailable(store=store_id, tenant=str(tenant), asked=self.worker_id)
+        if (request.tenant, request.store_id) not in self._owned:
+            raise FeedUnavailable(store=request.store_id, tenant=str(request.tenant), asked=self.worker_id)
+        self._owners.check(request)

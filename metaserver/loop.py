@@ -1,6 +1,6 @@
 """Background work of a meta server: election, assignment, activation, collection, retention and audit.
 
-    assignment thread    every 0.3 s: acquire or renew leadership, assign stores and tasks
+    assignment thread    every 0.3 s: acquire or renew leadership, assign stores and tasks, rotate the service token
     activation thread    every 0.3 s, while leader: activate waiting tenants by their schema snapshots
     collection thread    every ten minutes, while leader: delete replaced and orphaned objects, those of deleted
                          tenants, and old events
@@ -40,6 +40,7 @@ from tistream.catalog.database.events import prune_events
 from tistream.catalog.tenancy.tenants import every_tenant
 from tistream.catalog.work.leader import acquire_leadership, renew_leadership
 from tistream.catalog.work.reports import WorkerReport
+from tistream.catalog.work.service_tokens import rotate_service_token
 from tistream.catalog.work.stops import forget_stale_stops
 from tistream.catalog.work.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
 from tistream.clock import Clock
@@ -56,6 +57,7 @@ RETENTION_INTERVAL_S = 600.0
 AUDIT_INTERVAL_S = 86_400.0
 RESUMED_S = 1.0  #: between two checks for resumed stops, while something is stopped
 JOB_FIRST_S, JOB_MAX_S = 0.5, 5.0  #: retry pauses of assignment jobs, short because a takeover waits for them
+TOKEN_S = 60.0  #: between two looks at the age of the service token; less with a short life
 REPORTS_S = 2.0  #: between two reads of the workers' reports ...
 REPORTS_PAUSES = 20  #: ... or this many times the duration of a read, with very many items
 
@@ -87,6 +89,7 @@ class MetaWorker:
         retention_hours: float | None = None,
         retention_interval_s: float = RETENTION_INTERVAL_S,
         audit_interval_s: float = AUDIT_INTERVAL_S,
+        service_token_hours: float = 24,
     ) -> None:
         """`name` must be unique: a process that starts under the leader's name replaces it. Without `reshape` tasks are
         not split or merged. `retention_hours`: of the log of a tenant without its own retention, 0 = all; None = this
@@ -110,7 +113,8 @@ class MetaWorker:
         self._has_led = False
         self._detector = FailureDetector()
         self._inventories = {WorkerKind.DISPATCHER: Inventory(StoreItems(catalog)), WorkerKind.SORTER: Inventory(tasks)}
-        self._reports_due_s = self._resumed_s = 0.0
+        self._reports_due_s = self._resumed_s = self._token_due_s = 0.0
+        self._rotate_ms = int(service_token_hours * 3_600_000)
         self._assigned_s: float | None = None
         self._roles = self._made_roles(
             interval_s, collect_interval_s, None if retention_hours is None else retention_interval_s
@@ -180,6 +184,7 @@ class MetaWorker:
         jobs = self._assigning
         jobs.load()
         jobs.run("reports", lambda: self._learn(now_s))
+        jobs.run("service token", lambda: self._rotate_token(epoch, now_s))
         assigned = [
             jobs.run(f"{kind} items", lambda k=kind, r=inventory: r.assign(_workers_of(live, k), epoch, now_s))  # type: ignore[misc]
             for kind, inventory in self._inventories.items()
@@ -249,6 +254,15 @@ class MetaWorker:
             for inventory in self._inventories.values():
                 inventory.forget()
             log.info("elected leader", me=self.name, epoch=self._epoch)
+
+    def _rotate_token(self, epoch: int, now_s: float) -> None:
+        """Make the token with which services prove themselves, and a new one when it is due."""
+        if now_s < self._token_due_s:
+            return
+        number = rotate_service_token(self._catalog, rotate_ms=self._rotate_ms, leader_epoch=epoch)
+        self._token_due_s = now_s + min(TOKEN_S, self._rotate_ms / 10_000)
+        if number is not None:
+            log.info("made a service token", me=self.name, number=number)
 
     def _watch(self, now_s: float) -> list[Pulse]:
         """The live workers: not gone, and not suspected."""

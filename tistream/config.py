@@ -70,10 +70,25 @@ class DispatcherSettings(_Section):
 
     host: str = Field("127.0.0.1", description="address of the Flight port")
     port: int = Field(0, ge=0, le=65535, description="Flight port; 0 = any free one")
+    advertise_host: str = Field("", description="host under which sorters reach the Flight port; empty = the same host")
     poll_interval_ms: int = Field(100, ge=10, description="pause before the next file is polled again")
     reclaim_interval_ms: int = Field(5_000, ge=100, description="how often consumed batch files are deleted")
     drain_timeout_s: int = Field(
         60, ge=0, description="seconds that SIGTERM waits for its stores to be moved away; 0 = none"
+    )
+
+
+class FeedSettings(_Section):
+    """TLS between sorters and dispatchers, both with a certificate (mTLS). All three files, or none: without them the
+    feed is not encrypted. Files that change are read again. A service token is needed either way."""
+
+    tls_certificate: str = Field("", description="PEM file with this process's certificate chain")
+    tls_key: str = Field("", description="PEM file with its private key")
+    tls_ca: str = Field("", description="PEM file with the CA that signs the certificates of the other side")
+    tls_peer_name: str = Field(
+        "",
+        description="DNS name that the other side's certificate must have; empty: for a sorter the host of the "
+        "dispatcher's address, for a dispatcher any name",
     )
 
 
@@ -112,6 +127,9 @@ class MetaSettings(_Section):
     )
     merge_after_s: float = Field(600, ge=1, description="how long both neighbours must be cold before they are merged")
     tasks_max: int = Field(64, ge=1, le=1024, description="most data tasks of a tenant")
+    service_token_hours: float = Field(
+        24, gt=0, description="how often the service token is replaced; the one before stays valid as long again"
+    )
 
 
 class PushSettings(_Section):
@@ -151,6 +169,7 @@ class Settings(_Section):
     object_store: ObjectStoreSettings = ObjectStoreSettings()
     server: ServerSettings = ServerSettings()
     dispatcher: DispatcherSettings = DispatcherSettings()
+    feed: FeedSettings = FeedSettings()
     sorter: SorterSettings = SorterSettings()
     meta: MetaSettings = MetaSettings()
     push: PushSettings = PushSettings()
@@ -196,6 +215,11 @@ def _validate(settings: Settings) -> Settings:
     if server.auth == "none" and server.host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(f"server.auth = none is allowed on loopback only, not on '{server.host}'.")
     _validate_push(settings.push, settings.object_store.url)
+    files = (settings.feed.tls_certificate, settings.feed.tls_key, settings.feed.tls_ca)
+    if any(files) and not all(files):
+        raise ConfigError("feed.tls_certificate, feed.tls_key and feed.tls_ca are set together, or none of them.")
+    if settings.feed.tls_peer_name and not all(files):
+        raise ConfigError("feed.tls_peer_name needs feed.tls_certificate, feed.tls_key and feed.tls_ca.")
     return settings
 
 

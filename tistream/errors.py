@@ -32,6 +32,7 @@ had no effect; after an indeterminate error the caller must read back the state,
       CatalogUnavailable    the catalog
       Fenced                another process owns this now: drop the state and stop
       FeedGap               an input file is missing: wait, never skip
+      ServiceRefused        another service did not accept the token: read the newest one and try again
       FeedUnavailable       no dispatcher serves the store right now: find its owner and subscribe again
       UpstreamContractViolated  the upstream sent a change below its own watermark: stop and keep everything
 """
@@ -154,6 +155,17 @@ class AheadOfWatermark(TiStreamError):
     kind = ErrorKind.RETRY
     code = "TS-1007"
     hint = "Retry when the watermark has passed it, give wait=SECONDS, or read as_of=latest."
+
+
+class ServiceRefused(TiStreamError):
+    """A service did not accept the token or the certificate of another one."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1086"
+    hint = (
+        "All services need the same catalog, in which the meta server keeps the token. With [feed] TLS: check the "
+        "files and names of both sides."
+    )
 
 
 class RateLimited(TiStreamError):

@@ -142,6 +142,8 @@ class TaskRunner:
                 tenant=self.row.tenant,
                 store_id=store_id,
                 task_id=self.task_id,
+                epoch=self.row.epoch,
+                worker_id=self.row.owner or "",
                 range=self.row.range,
                 positions=self.core.positions().get(store_id, {}),
             )

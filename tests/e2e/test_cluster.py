@@ -1,5 +1,6 @@
 """A process per role on MariaDB and an S3 server, with API keys: one address, that of the API server, does everything,
-with the same answers as in one process."""
+with the same answers as in one process. The feed is encrypted with certificates of both sides, and the service token is
+replaced every two seconds."""
 
 from __future__ import annotations
 
@@ -16,12 +17,28 @@ from simulator.chaos.servers.mariadb import mariadb, new_database
 from simulator.chaos.servers.ports import free_port
 from simulator.chaos.servers.processes import TiStreamProcess, client, pull_all, register, running, wait_until_ready
 from simulator.chaos.servers.s3server import CREDENTIALS, s3_server
+from tests.kit.certificates import certificate
 from tests.kit.replica import compare
 from tests.kit.ticdc import compare_canal
 from tests.kit.waiting import eventually
 
 KEY = re.compile(r"tsk_[a-z2-7]{13}_[a-z2-7]{46}")
 TENANT = "/v1/clusters/1/tenants/1"
+
+
+def feed_tls(folder: Path, role: str) -> dict[str, str]:
+    """Settings of a dispatcher or a sorter, whose certificates are of one authority and name the role."""
+    ca = folder / "authority.pem"
+    if not ca.exists():
+        certificate(folder, "authority")
+    own = certificate(folder, role, of=f"DNS:{role}.test", ca=ca)
+    peer = {"dispatcher": "sorter", "sorter": "dispatcher"}[role]
+    return {
+        "TISTREAM_FEED_TLS_CERTIFICATE": str(own),
+        "TISTREAM_FEED_TLS_KEY": str(own.with_suffix(".key")),
+        "TISTREAM_FEED_TLS_CA": str(ca),
+        "TISTREAM_FEED_TLS_PEER_NAME": f"{peer}.test",
+    }
 
 
 def test_separate_processes_and_a_sorter_killed_on_the_way(
@@ -36,10 +53,15 @@ def test_separate_processes_and_a_sorter_killed_on_the_way(
         def process(name: str, *args: str, **env: str) -> TiStreamProcess:
             return TiStreamProcess(*args, log=tmp_path / f"{name}.log", env={**settings, **env})
 
-        meta = process("meta", "meta", "--name", "meta-1", "--metrics-port", probes.rpartition(":")[2], *where)
+        rotation = {"TISTREAM_META_SERVICE_TOKEN_HOURS": str(2 / 3600)}
+        meta = process(
+            "meta", "meta", "--name", "meta-1", "--metrics-port", probes.rpartition(":")[2], *where, **rotation
+        )
         api = process("api", "serve", "--port", url.rpartition(":")[2], *where)
-        sorters = [process(f"sorter-{n}", "sort", "--name", f"sorter-{n}", *where) for n in (1, 2)]
-        dispatcher = process("dispatcher", "dispatch", "--name", "dispatcher-1", *where)
+        tls = feed_tls(tmp_path, "sorter")
+        sorters = [process(f"sorter-{n}", "sort", "--name", f"sorter-{n}", *where, **tls) for n in (1, 2)]
+        tls = feed_tls(tmp_path, "dispatcher")
+        dispatcher = process("dispatcher", "dispatch", "--name", "dispatcher-1", *where, **tls)
         with running([meta, api, dispatcher, *sorters]):
             wait_until_ready(meta, probes)
             wait_until_ready(api, url)
@@ -61,6 +83,8 @@ def test_separate_processes_and_a_sorter_killed_on_the_way(
                 tasks = c.get(TENANT)["tasks"]
             assert {t["owner"] for t in tasks} == {"sorter-1", "sorter-2"}
             assert sorted(t["kind"] for t in tasks) == ["data", "data", "ddl", "ddl"]
+            assert meta.output().count("made a service token") >= 4
+            assert "an exchange has outlived its service token" in dispatcher.output()
             _operate(url, owner)
             _only_probes(probes, owner)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -48,6 +49,18 @@ def test_the_watermark_arrives_without_further_ticks(pushed: Up, last_resolved_t
     with client(pushed.url) as c:
         page = c.page(1, 1, start_ts=last_resolved_ts)
     assert (page.content, page.has_more, page.resolved_ts) == (b"", False, last_resolved_ts)
+
+
+def test_only_the_http_port_is_open(pushed: Up) -> None:
+    listening = {
+        fields[9]: int(fields[1].rpartition(":")[2], 16)
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pushed.pid}/net/{name}").read_text().splitlines()[1:]
+        if (fields := line.split())[3] == "0A"
+    }  # inode -> port, of the whole machine
+    links = [os.readlink(link) for link in Path(f"/proc/{pushed.pid}/fd").iterdir()]
+    ports = {listening.get(link.removeprefix("socket:[").removesuffix("]")) for link in links} - {None}
+    assert ports == {int(pushed.url.rpartition(":")[2])}
 
 
 def test_consumed_batch_files_are_reclaimed(pushed: Up) -> None:

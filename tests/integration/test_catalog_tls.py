@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import subprocess
 import threading
 import tomllib
 from collections.abc import Iterator
@@ -19,23 +18,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from simulator.chaos.servers.mariadb import MariaDBServer
+from tests.kit.certificates import certificate
 from tistream.catalog.database.engine import Catalog
 from tistream.errors import CatalogUnavailable
 
 ROOT = Path(__file__).parents[2]
 SALT = b"ABCDEFGHIJKLMNOPQRST"
-
-
-def certificate(folder: Path, name: str, address: str = "127.0.0.1") -> Path:
-    """A certificate of a server at this address that is its own authority; its key lies beside it."""
-    made = folder / f"{name}.pem"
-    place = ["-keyout", str(folder / f"{name}.key"), "-out", str(made), "-days", "2", "-subj", f"/CN={address}"]
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *place, "-addext", f"subjectAltName=IP:{address}"],
-        check=True,
-        capture_output=True,
-    )
-    return made
 
 
 @pytest.fixture(scope="module")

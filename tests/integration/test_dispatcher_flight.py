@@ -12,11 +12,11 @@ from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from tests.kit.batch_files import batch_bytes
 from tests.kit.catalog_cases import begin, elected, new_catalog
+from tests.kit.feed_port import catalog_feed, flight_dispatcher, make_token, owned, request_of
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedUnavailable
-from tistream.feed.flight import FlightFeed, locate_by_catalog
-from tistream.feed.protocol import FeedBatch, FeedRequest, FeedStream
+from tistream.feed.protocol import FeedBatch, FeedStream
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import BatchKey
@@ -36,11 +36,15 @@ class World:
         issue_incarnation(self.catalog, T, 7)
         self.store = store
         self.dispatchers: list[FlightDispatcher] = []
-        self.feed = FlightFeed(locate_by_catalog(self.catalog))
+        make_token(self.catalog, self.leader_epoch)
+        owned(self.catalog, 1, self.leader_epoch)
+        self.feed = catalog_feed(self.catalog)
 
     def dispatcher(self, name: str, seen_epoch: int) -> FlightDispatcher:
         """A running dispatcher that owns the store."""
-        made = FlightDispatcher(DispatcherWorker(self.catalog, self.store, SystemClock(), name, timing=FAST))
+        made = flight_dispatcher(
+            self.catalog, DispatcherWorker(self.catalog, self.store, SystemClock(), name, timing=FAST)
+        )
         self.dispatchers.append(made)
         made.start()
         assert made.wait_until_ready(10)
@@ -52,7 +56,7 @@ class World:
         self.store.put(str(key), batch_bytes(key, [(b"a", b"c", [b"b%d" % seq])]))
 
     def subscribe(self) -> FeedStream:
-        return self.feed.subscribe(FeedRequest(tenant=T, store_id=7, task_id=1, range=KeyRange(b"a", b"z")))
+        return self.feed.subscribe(request_of(self.catalog, 1, 7))
 
 
 @pytest.fixture(params=["memory", "folder"])

@@ -11,16 +11,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dispatcher.flight_server import FlightDispatcher
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from tests.kit.batch_files import batch_bytes, subscriptions_of
 from tests.kit.catalog_cases import begin, elected, new_catalog
+from tests.kit.feed_port import catalog_feed, flight_dispatcher, make_token, owned, request_of
 from tistream.catalog.work.stores import assign_store, issue_incarnation
 from tistream.clock import SystemClock
 from tistream.codec.batch_file import encode_batch_file
-from tistream.feed.flight import FlightFeed, locate_by_catalog
-from tistream.feed.protocol import FeedRequest, FeedStream
+from tistream.feed.protocol import FeedStream
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, PREFETCH_FILES_MAX
@@ -73,11 +72,13 @@ class World:
         self.worker = DispatcherWorker(
             self.catalog, self.store, SystemClock(), "d1", timing=timing, cache_bytes=cache_bytes
         )
-        self.dispatcher = FlightDispatcher(self.worker)
+        self.dispatcher = flight_dispatcher(self.catalog, self.worker)
         self.dispatcher.start()
         assert self.dispatcher.wait_until_ready(10)
         assert assign_store(self.catalog, T, 7, worker_id="d1", seen_epoch=0, leader_epoch=leader_epoch)
-        self.flight = FlightFeed(locate_by_catalog(self.catalog))
+        make_token(self.catalog, leader_epoch)
+        owned(self.catalog, 1, leader_epoch)
+        self.flight = catalog_feed(self.catalog)
         self.streams: list[FeedStream] = []
 
     def put(self, count: int, value_bytes: int = 0) -> None:
@@ -92,7 +93,7 @@ class World:
             self.store.put(str(key), data)
 
     def subscribe(self, *, over_flight: bool = False) -> FeedStream:
-        request = FeedRequest(tenant=T, store_id=7, task_id=1, range=KeyRange(b"a", b"z"))
+        request = request_of(self.catalog, 1, 7)
         self.streams.append((self.flight if over_flight else self.worker).subscribe(request))
         return self.streams[-1]
 

@@ -12,6 +12,7 @@ from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from tests.kit.batch_files import batch_bytes
 from tests.kit.catalog_cases import begin, elected, new_catalog
+from tests.kit.feed_port import request_of
 from tests.kit.open_folder import OpenFolder
 from tests.kit.waiting import eventually
 from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
@@ -86,8 +87,7 @@ class World:
         assert switch_snapshot(self.catalog, self.tasks[task], 1, new)
 
     def request(self, task: int = 0, positions: Positions | None = None) -> FeedRequest:
-        span = (KeyRange(b"a", b"m"), KeyRange(b"m", b"z"))[task]
-        return FeedRequest(tenant=T, store_id=7, task_id=self.tasks[task], range=span, positions=positions or {})
+        return request_of(self.catalog, self.tasks[task], 7, positions)
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ import dispatcher.exchange
 from dispatcher.flight_server import FlightFeedServer
 from simulator.chaos.servers.proxy import Proxy, Trouble
 from tests.kit.batch_files import subscriptions_of
+from tests.kit.feed_port import BEARER, bare_feed, bare_server
 from tests.kit.waiting import eventually
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
-from tistream.feed.flight import FlightFeed, FlightStream
+from tistream.feed.flight import FlightStream
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.feed.wire import FEED_COMMAND, Subscribe, Taken, encode_command
 from tistream.ids import Position, Tenant
@@ -96,16 +97,18 @@ class World:
     """A dispatcher's port behind a proxy, and a sorter's feed."""
 
     def __init__(self, proxied: bool = True) -> None:
-        self.server = FlightFeedServer("127.0.0.1", 0)
+        self.server = bare_server()
         self.proxy = Proxy(self.server.port)
         self.proxy.__enter__()
         self.port = self.proxy.port
-        self.feed = FlightFeed(lambda tenant, store: f"grpc://127.0.0.1:{self.port}")
+        self.feed = bare_feed(lambda tenant, store: f"grpc://127.0.0.1:{self.port}")
         self.streams: list[FlightStream] = []
         self.others: list[FlightFeedServer] = []
 
     def subscribe(self, store_id: int, task_id: int = 5) -> FlightStream:
-        request = FeedRequest(tenant=T, store_id=store_id, task_id=task_id, range=KeyRange(b"a", b"z"))
+        request = FeedRequest(
+            tenant=T, store_id=store_id, task_id=task_id, epoch=1, worker_id="s1", range=KeyRange(b"a", b"z")
+        )
         self.streams.append(self.feed.subscribe(request))
         return self.streams[-1]
 
@@ -214,8 +217,8 @@ def test_a_peer_that_hangs_is_left_by_both(world: World, monkeypatch: pytest.Mon
     store = Store(7, 1)
     world.server.source = Stores(store)
     client = fl.FlightClient(f"grpc://127.0.0.1:{world.server.port}")
-    writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(FEED_COMMAND))
-    request = FeedRequest(tenant=T, store_id=7, task_id=1, range=KeyRange())
+    writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(FEED_COMMAND), BEARER)
+    request = FeedRequest(tenant=T, store_id=7, task_id=1, epoch=1, worker_id="s1", range=KeyRange())
     writer.write_metadata(encode_command(Subscribe(sub=1, request=request, batches=1, nbytes=1)))
     eventually(lambda: len(store.wakes) == 1)
     eventually(lambda: not store.wakes)
@@ -299,7 +302,7 @@ def test_a_store_that_moved_is_followed_and_the_others_stay(world: World) -> Non
     world.server.source = Stores(moves, stays)
     first, second = world.subscribe(7), world.subscribe(8)
     assert (take(first, 1), take(second, 1)) == ([1], [1])
-    other = FlightFeedServer("127.0.0.1", 0)
+    other = bare_server()
     world.others.append(other)
     there = Store(7, 3)
     other.source = Stores(there)
@@ -316,7 +319,7 @@ def test_a_dispatcher_that_stops_is_left_and_the_next_one_found(world: World) ->
     world.server.source = Stores(Store(7, 1))
     stream = world.subscribe(7)
     assert take(stream, 1) == [1]
-    other = FlightFeedServer("127.0.0.1", 0)
+    other = bare_server()
     world.others.append(other)
     other.source = Stores(Store(7, 2))
     world.port = other.port
@@ -350,7 +353,7 @@ def test_what_cannot_be_understood_ends_the_exchange_with_a_reason(world: World,
 
 def test_numbers_that_make_no_sense_are_refused(world: World) -> None:
     world.server.source = Stores(Store(8, 1))
-    request = FeedRequest(tenant=T, store_id=8, task_id=1, range=KeyRange())
+    request = FeedRequest(tenant=T, store_id=8, task_id=1, epoch=1, worker_id="s1", range=KeyRange())
     once = encode_command(Subscribe(sub=1, request=request, batches=1, nbytes=1))
     for hostile in (
         [once, once],
@@ -373,7 +376,7 @@ def test_another_command_is_refused(world: World) -> None:
 def _speak(port: int, words: list[bytes], command: bytes = FEED_COMMAND) -> None:
     """Say this on an exchange of its own and read until it ends."""
     with fl.FlightClient(f"grpc://127.0.0.1:{port}") as client:
-        writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(command))
+        writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(command), BEARER)
         try:
             for word in words:
                 writer.write_metadata(word)

@@ -13,10 +13,11 @@ import pytest
 from dispatcher.exchange import Source
 from dispatcher.flight_server import FlightFeedServer
 from tests.kit.batch_files import subscriptions_of
+from tests.kit.feed_port import bare_feed, bare_server
 from tests.kit.waiting import eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, TiStreamError
-from tistream.feed.flight import FlightFeed, FlightStream
+from tistream.feed.flight import FlightStream
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
@@ -98,11 +99,11 @@ class World:
     def __init__(self) -> None:
         self.servers: list[FlightFeedServer] = []
         self.address: str | None = None
-        self.feed = FlightFeed(lambda tenant, store: self.address)
+        self.feed = bare_feed(lambda tenant, store: self.address)
         self.streams: list[FlightStream] = []
 
     def serve(self, script: Source | None) -> FlightFeedServer:
-        server = FlightFeedServer("127.0.0.1", 0)
+        server = bare_server()
         server.source = script
         self.servers.append(server)
         self.address = f"grpc://127.0.0.1:{server.port}"
@@ -110,7 +111,13 @@ class World:
 
     def subscribe(self, positions: dict[int, Position] | None = None) -> FlightStream:
         request = FeedRequest(
-            tenant=T, store_id=7, task_id=5, range=KeyRange(b"\x00a", b"\xff"), positions=positions or {}
+            tenant=T,
+            store_id=7,
+            task_id=5,
+            epoch=3,
+            worker_id="s1",
+            range=KeyRange(b"\x00a", b"\xff"),
+            positions=positions or {},
         )
         stream = self.feed.subscribe(request)
         self.streams.append(stream)
@@ -146,7 +153,8 @@ def test_batches_arrive_as_they_were_sent(world: World) -> None:
     assert all(same(stream.next(60), expected) for expected in sent)
     assert stream.next(0) is None
     (request,) = script.requests
-    assert (request.tenant, request.task_id, request.range) == (T, 5, KeyRange(b"\x00a", b"\xff"))
+    assert (request.tenant, request.task_id, request.epoch, request.worker_id) == (T, 5, 3, "s1")
+    assert request.range == KeyRange(b"\x00a", b"\xff")
 
 
 def test_waiting_ends_in_time_whether_or_not_anything_comes(world: World) -> None:
@@ -209,7 +217,7 @@ def test_a_moved_store_is_followed_to_its_new_owner_at_the_same_place(world: Wor
 
 MORTAL = """
 import sys, threading
-from dispatcher.flight_server import FlightFeedServer
+from tests.kit.feed_port import bare_server
 from tistream.model.change import REGIONS, ROWS
 from tistream.feed.protocol import FeedBatch
 import pyarrow as pa
@@ -226,7 +234,7 @@ class Feed:
         rows, regions = (pa.RecordBatch.from_pylist([], schema=s) for s in (ROWS, REGIONS))
         return FeedBatch(store_id=7, incarnation=1, seq=1, cut_ts=1, rows=rows, regions=regions)
 
-server = FlightFeedServer("127.0.0.1", 0)
+server = bare_server()
 server.source = Feed()
 print(server.port, flush=True)
 server.serve()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,23 +200,37 @@ def meta(parts: Parts, name: str) -> Running:
 
 def dispatcher(parts: Parts, name: str) -> Running:
     """A dispatcher with its Flight port."""
-    from dispatcher.flight_server import FlightFeedServer
+    from dispatcher.flight_server import FlightDispatcher
+    from dispatcher.port_access import AcceptedTokens
+    from tistream.catalog.work.service_tokens import accepted_tokens
+    from tistream.feed.tls import TlsFiles
 
     settings = parts.settings.dispatcher
-    server = FlightFeedServer(settings.host, settings.port)
-    worker = _dispatcher(parts, name, f"grpc://{settings.host}:{server.port}")
-    server.source = worker
-    probes = _probes(parts, worker, worker.lease_age_s, worker.measured)
-    timeout_s = settings.drain_timeout_s
-    return Running(parts, [worker], closing=server.shutdown, probes=probes, drains=worker, drain_timeout_s=timeout_s)
+    worker = _dispatcher(parts, name)
+    listening = FlightDispatcher(
+        worker,
+        AcceptedTokens(partial(accepted_tokens, parts.catalog), parts.clock),
+        parts.clock,
+        host=settings.host,
+        port=settings.port,
+        advertise=settings.advertise_host,
+        tls=TlsFiles.of(parts.settings.feed),
+    )
+    probes = _probes(parts, listening, worker.lease_age_s, worker.measured)
+    return Running(parts, [listening], probes=probes, drains=worker, drain_timeout_s=settings.drain_timeout_s)
 
 
 def sorter(parts: Parts, name: str) -> Running:
     """A sorter that subscribes to the dispatchers the catalog names."""
-    from tistream.feed.flight import FlightFeed, locate_by_catalog
+    from tistream.feed.flight import FlightFeed, locate_by_catalog, token_of_catalog
+    from tistream.feed.tls import TlsFiles
 
     allocator.keep_freed_memory()
-    feed = FlightFeed(locate_by_catalog(parts.catalog, parts.clock))
+    tls = TlsFiles.of(parts.settings.feed)
+    if tls is not None:
+        tls.read()  # a wrong file ends the process at its start
+    locate, bearer = locate_by_catalog(parts.catalog, parts.clock), token_of_catalog(parts.catalog)
+    feed = FlightFeed(locate, bearer, parts.clock, tls=tls)
     worker = _sorter(parts, name, feed)
     probes = _probes(parts, worker, worker.lease_age_s, _of_tasks(parts, [worker]))
     timeout_s = parts.settings.sorter.drain_timeout_s
@@ -351,12 +366,13 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         interval_s=interval_s,
         reshape=reshape,
         retention_hours=settings.retention_hours,
+        service_token_hours=settings.service_token_hours,
         retention_interval_s=settings.retention_interval_s,
         collect_interval_s=settings.collect_interval_s,
     )
 
 
-def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
+def _dispatcher(parts: Parts, name: str) -> DispatcherWorker:
     from dispatcher.tail import TailTiming
     from dispatcher.worker import DispatcherWorker
 
@@ -366,7 +382,6 @@ def _dispatcher(parts: Parts, name: str, address: str = "") -> DispatcherWorker:
         parts.store,
         parts.clock,
         name,
-        address,
         timing=TailTiming(poll_s=settings.poll_interval_ms / 1000, tick_s=_TICK_S),
         reclaim_s=settings.reclaim_interval_ms / 1000,
     )

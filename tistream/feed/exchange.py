@@ -92,8 +92,10 @@ class Mailbox:
 class Exchange:
     """Thread-safe. Raises nothing once it is made: subscribers get errors from their mailboxes."""
 
-    def __init__(self, client: fl.FlightClient, name: str, clock: Clock) -> None:
+    def __init__(self, client: fl.FlightClient, name: str, token: str, clock: Clock) -> None:
+        """`token`: the service token to present."""
         self._client, self._clock = client, clock
+        self._options = fl.FlightCallOptions(headers=[(b"authorization", b"Bearer " + token.encode())])
         self._lock = threading.Lock()  # guards the mailboxes
         self._outgoing: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._mailboxes: dict[int, Mailbox] = {}
@@ -152,7 +154,7 @@ class Exchange:
 
     def _run(self) -> None:
         try:
-            writer, reader = self._client.do_exchange(fl.FlightDescriptor.for_command(FEED_COMMAND))
+            writer, reader = self._client.do_exchange(fl.FlightDescriptor.for_command(FEED_COMMAND), self._options)
         except Exception as e:  # noqa: BLE001 - passed to the subscribers, which reconnect
             self.fail(e)
             return

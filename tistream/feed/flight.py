@@ -14,17 +14,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import orjson
 import pyarrow.flight as fl
 
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.service_tokens import accepted_tokens
 from tistream.catalog.work.stores import store_places
 from tistream.catalog.work.workers import WorkerKind, list_workers
 from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError, invariant
 from tistream.feed.exchange import Arrived, Exchange, Mailbox
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
-from tistream.feed.wire import decode_error
+from tistream.feed.tls import Tls, TlsFiles
+from tistream.feed.wire import of_flight
 from tistream.ids import Position, Tenant
 from tistream.model.positions import position_of, without_ended
 from tistream.runtime.service import Backoff
@@ -34,6 +35,7 @@ PLACES_S = 0.5
 CLOSE_S = 5.0  # for all exchanges together
 
 Locate = Callable[[Tenant, int], str | None]
+Bearer = Callable[[], str]  #: the service token to present
 
 
 def locate_by_catalog(catalog: Catalog, clock: Clock | None = None) -> Locate:
@@ -58,9 +60,22 @@ def locate_by_catalog(catalog: Catalog, clock: Clock | None = None) -> Locate:
     return locate
 
 
+def token_of_catalog(catalog: Catalog) -> Bearer:
+    """Reads the newest service token, for each new exchange."""
+
+    def newest() -> str:
+        tokens = accepted_tokens(catalog)
+        if not tokens:
+            raise FeedUnavailable("there is no service token yet: no meta server has been elected")
+        return tokens[0].secret
+
+    return newest
+
+
 @dataclass(slots=True)
 class _Peer:
     client: fl.FlightClient
+    tls: Tls | None
     exchange: Exchange | None = None
     retry_at: float = 0.0  #: no new exchange before, after one that received nothing
     error: str = ""  #: why the last one ended
@@ -70,9 +85,12 @@ class _Peer:
 class FlightFeed:
     """A Feed whose dispatchers are reached over Flight. Thread-safe; streams are not."""
 
-    def __init__(self, locate: Locate, clock: Clock | None = None) -> None:
-        """`locate` returns the address (`grpc://host:port`) of a store's dispatcher, or None."""
-        self._locate, self._clock = locate, clock or SystemClock()
+    def __init__(
+        self, locate: Locate, bearer: Bearer, clock: Clock | None = None, *, tls: TlsFiles | None = None
+    ) -> None:
+        """`locate` returns the address (`grpc://host:port`, with TLS `grpc+tls://host:port`) of a store's dispatcher,
+        or None."""
+        self._locate, self._bearer, self._clock, self._tls = locate, bearer, clock or SystemClock(), tls
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
 
@@ -113,7 +131,7 @@ class FlightFeed:
         with self._lock:
             peer = self._peers.get(address)
             if peer is None:
-                peer = self._peers[address] = _Peer(fl.FlightClient(address))
+                peer = self._peers[address] = _Peer(*self._client(address))
             now, last = self._clock.monotonic(), peer.exchange
             if last is not None and last.ended is None:
                 return last
@@ -125,8 +143,15 @@ class FlightFeed:
                     peer.retry_at = now + peer.pauses.next_s()
             if now < peer.retry_at:
                 raise ConnectionError(peer.error)
-            peer.exchange = Exchange(peer.client, f"feed {address}", self._clock)
+            if self._tls is not None and self._tls.read() != peer.tls:  # renewed
+                peer.client.close()
+                peer.client, peer.tls = self._client(address)
+            peer.exchange = Exchange(peer.client, f"feed {address}", self._bearer(), self._clock)
             return peer.exchange
+
+    def _client(self, address: str) -> tuple[fl.FlightClient, Tls | None]:
+        tls = None if self._tls is None else self._tls.read()
+        return fl.FlightClient(address, **({} if tls is None else tls.client())), tls
 
 
 class FlightStream:
@@ -232,8 +257,7 @@ class FlightStream:
 def _lost_error(request: FeedRequest, cause: Exception) -> TiStreamError:
     if isinstance(cause, TiStreamError) and not isinstance(cause, InvalidInput):
         return cause
-    text = getattr(cause, "extra_info", b"")
-    return decode_error(orjson.loads(text)) if text else _unavailable(request, cause)
+    return of_flight(cause) or _unavailable(request, cause)
 
 
 def _unavailable(request: FeedRequest, cause: Exception, address: str = "") -> FeedUnavailable:

@@ -36,6 +36,8 @@ class FeedRequest:
     tenant: Tenant
     store_id: int
     task_id: int
+    epoch: int  #: of the task: only its present owner is served
+    worker_id: str  #: the owner
     range: KeyRange
     positions: Mapping[int, Position] = field(default_factory=dict)  #: incarnation -> consumed so far
 
@@ -92,7 +94,8 @@ class Watched(Protocol):
 
 class Feed(Protocol):
     def subscribe(self, request: FeedRequest) -> FeedStream:
-        """Open a stream. FeedUnavailable when it is already known that the store is not served here."""
+        """Open a stream. FeedUnavailable when it is already known that the store is not served here, Fenced when the
+        task has another owner or epoch."""
         ...
 
 

@@ -1,6 +1,7 @@
 """Messages of the feed between processes, on one Arrow Flight exchange.
 
     DoExchange(descriptor = FEED_COMMAND)    one per pair of processes, shared by all subscriptions between them
+                                             header `authorization: Bearer SERVICE_TOKEN`
 
     sorter -> dispatcher      app_metadata alone: JSON
         {"do": "subscribe", "sub", "request", "batches", "bytes"}   `sub`: a number, never reused on this exchange
@@ -19,7 +20,8 @@
 
 The flow-control window is counted per subscription: at most `batches` may be sent and not yet taken, and at most
 `bytes`, which the last batch may exceed. So a slow task has a bounded backlog and does not delay others on the same
-exchange. An invalid message raises InvalidInput and ends the exchange.
+exchange. An invalid message raises InvalidInput and ends the exchange. The request names the task, its epoch and its
+owner: another one gets Fenced.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.flight as fl
 
 from tistream import errors
-from tistream.errors import InvalidInput, TiStreamError
+from tistream.errors import ErrorKind, InvalidInput, ServiceRefused, TiStreamError
 from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
@@ -211,8 +214,23 @@ def decode_error(message: Mapping[str, Any]) -> TiStreamError:
         found = TiStreamError
     make: Callable[..., TiStreamError] = found
     error = make(str(message["message"]), **{str(name): str(value) for name, value in message["facts"].items()})
-    error.kind, error.code = errors.ErrorKind(message["kind"]), str(message["code"])
+    error.kind, error.code = ErrorKind(message["kind"]), str(message["code"])
     return error
+
+
+def as_flight(error: TiStreamError) -> fl.FlightError:
+    """An error of a whole call, which `of_flight` reads."""
+    text = orjson.dumps(error_text(error))
+    if isinstance(error, ServiceRefused):
+        return fl.FlightUnauthenticatedError(str(error), text)
+    kind = fl.FlightUnavailableError if error.kind is ErrorKind.RETRY else fl.FlightServerError
+    return kind(str(error), text)
+
+
+def of_flight(error: Exception) -> TiStreamError | None:
+    """The error that the dispatcher has raised for the whole call; None when this one is not its own."""
+    text = getattr(error, "extra_info", b"")
+    return decode_error(orjson.loads(text)) if text else None
 
 
 def _message(head: Mapping[str, object], body: memoryview | bytes = b"") -> bytes:
@@ -226,6 +244,8 @@ def _request_json(request: FeedRequest) -> dict[str, object]:
         "tenant": request.tenant.tenant_id,
         "store": request.store_id,
         "task": request.task_id,
+        "epoch": request.epoch,
+        "worker": request.worker_id,
         "start_key": request.range.start.hex(),
         "end_key": request.range.end.hex(),
         "positions": [[i, p.seq, p.closed] for i, p in sorted(request.positions.items())],
@@ -237,6 +257,8 @@ def _request(d: Mapping[str, Any]) -> FeedRequest:
         tenant=Tenant(_number(d["cluster"]), _number(d["tenant"])),
         store_id=_number(d["store"]),
         task_id=_number(d["task"]),
+        epoch=_number(d["epoch"]),
+        worker_id=str(d["worker"]),
         range=KeyRange(bytes.fromhex(d["start_key"]), bytes.fromhex(d["end_key"])),
         positions={_number(i): Position(seq=_number(seq), closed=bool(closed)) for i, seq, closed in d["positions"]},
     )

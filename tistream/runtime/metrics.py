@@ -122,6 +122,13 @@ CATALOG_STATEMENTS = _counter("tistream_catalog_statements_total", "SQL statemen
 CATALOG_TRANSACTIONS = _counter("tistream_catalog_transactions_total", "Write transactions", "outcome")
 CATALOG_SECONDS = _histogram("tistream_catalog_statement_seconds", "Duration of SQL statements")
 
+FEED_REFUSED = _counter(
+    "tistream_feed_refused_total",
+    "Calls of a dispatcher's Flight port that were refused: no_token, wrong_token, wrong_name (of the certificate), "
+    "not_owner (of the task)",
+    "reason",
+)
+
 HTTP_REQUESTS = _counter("tistream_http_requests_total", "Answered HTTP requests", "method", "status")
 
 

@@ -48,7 +48,10 @@ class World:
             self.folder.put(str(key), batch_bytes(key, [(b"a", b"c", [b"b"])]))
 
     def subscribe(self, positions: dict[int, Position] | None = None) -> Subscription:
-        request = FeedRequest(tenant=T, store_id=7, task_id=1, range=KeyRange(b"a", b"z"), positions=positions or {})
+        keys = KeyRange(b"a", b"z")
+        request = FeedRequest(
+            tenant=T, store_id=7, task_id=1, epoch=1, worker_id="s1", range=keys, positions=positions or {}
+        )
         return Subscription(self.tail, request, check=self._check, clock=self.clock)
 
     def _check(self) -> None:

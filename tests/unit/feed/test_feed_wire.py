@@ -38,6 +38,8 @@ REQUEST = FeedRequest(
     tenant=Tenant(1 << 62, 0),
     store_id=7,
     task_id=5,
+    epoch=(1 << 62) + 1,
+    worker_id="sorter-1",
     range=KeyRange(b"\x00\xff", b""),
     positions={1: Position(seq=(1 << 62), closed=True), 12: Position(seq=0)},
 )

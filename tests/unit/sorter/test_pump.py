@@ -74,7 +74,7 @@ class World:
         self.pump.start()
 
     def read(self, store_id: int, inbox: Inbox) -> PumpedReader:
-        request = FeedRequest(tenant=T, store_id=store_id, task_id=store_id, range=KeyRange())
+        request = FeedRequest(tenant=T, store_id=store_id, task_id=store_id, epoch=1, worker_id="s1", range=KeyRange())
         return self.pump.read(request, inbox)
 
 

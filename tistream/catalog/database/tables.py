@@ -362,6 +362,10 @@ kept_answers = Table(
     Index("kept_answers_by_age", "begun_ms"),
 )
 
+service_tokens = Table(
+    "service_tokens", metadata, _id("token_no"), Column("secret", Name(64), nullable=False), _uint("made_ms")
+)
+
 events = Table(
     "events",
     metadata,

@@ -246,6 +246,7 @@ def _access() -> None:
         *_uints("begun_ms"),
     )
     create_index("kept_answers_by_age", "kept_answers", ["begun_ms"])
+    create_table("service_tokens", *_uints("token_no", key=True), _name("secret", 64), *_uints("made_ms"))
 
 
 def _history() -> None:

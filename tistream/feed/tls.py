@@ -1,0 +1,88 @@
+"""TLS of the feed: the files of [feed], read and checked, for the dispatcher's port and for the sorter's connections.
+
+The files may be replaced at any time (cert-manager renews a mounted secret): each side reads them again. Contents that
+do not belong together raise ConfigError and are not used.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tistream.config import FeedSettings
+from tistream.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The contents of the files, and whom to accept."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    ca: bytes
+    peer_name: str
+
+    def server(self) -> dict[str, Any]:
+        """Arguments of a Flight server that accepts only clients with a certificate of the CA."""
+        return {
+            "tls_certificates": [(self.certificate, self.key)],
+            "verify_client": True,
+            "root_certificates": self.ca,
+        }
+
+    def client(self) -> dict[str, Any]:
+        """Arguments of a Flight client. The server's certificate must have `peer_name`, or the host of its address."""
+        name = {"override_hostname": self.peer_name} if self.peer_name else {}
+        return {"tls_root_certs": self.ca, "cert_chain": self.certificate, "private_key": self.key, **name}
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where they are."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+    peer_name: str = ""
+
+    @classmethod
+    def of(cls, settings: FeedSettings) -> TlsFiles | None:
+        """The files of the settings; None: the feed is not encrypted."""
+        if not settings.tls_certificate:
+            return None
+        return cls(
+            Path(settings.tls_certificate), Path(settings.tls_key), Path(settings.tls_ca), settings.tls_peer_name
+        )
+
+    def read(self) -> Tls:
+        """The present contents. ConfigError when a file cannot be read, is not PEM, or the key is of another
+        certificate."""
+        read = self._read()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ValueError) as e:
+            raise ConfigError(
+                "feed.tls_certificate and feed.tls_key do not belong together, or are not PEM",
+                certificate=self.certificate, key=self.key, cause=str(e),
+            ) from e  # fmt: skip
+        try:
+            context.load_verify_locations(self.ca)
+        except (OSError, ValueError) as e:
+            raise ConfigError("feed.tls_ca has no CA certificate", file=self.ca, cause=str(e)) from e
+        if self._read() != read:
+            raise ConfigError("the files of [feed] changed while they were read", certificate=self.certificate)
+        return read
+
+    def _read(self) -> Tls:
+        certificate, key, ca = (_contents(path) for path in (self.certificate, self.key, self.ca))
+        return Tls(certificate, key, ca, self.peer_name)
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise ConfigError(f"cannot read a file of [feed]: {e.strerror}", file=path) from e
