@@ -32,6 +32,7 @@ from numba.core.serialize import dumps
 OURS = {"dispatcher", "pusher", "reading", "schemas", "sorter", "tistream"}  #: packages with kernels or what they use
 ROOT = Path(__file__).parents[2]  #: the folder of these packages
 _VERSIONS = f"{sys.implementation.cache_tag} numba {numba.__version__} numpy {np.__version__}"
+_FOR_ALL = 0o644  #: one user builds the image, another runs it
 _IMPORT = re.compile(r"^(?:from|import) ([\w.]+)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
 
 
@@ -108,6 +109,7 @@ class _Files:
             return
         with tempfile.NamedTemporaryFile(dir=self._path, delete=False) as made:
             made.write(dumps(compiled))
+        Path(made.name).chmod(_FOR_ALL)
         Path(made.name).replace(self._file(key))
 
     def _file(self, key: Any) -> Path:

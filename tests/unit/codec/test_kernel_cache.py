@@ -94,6 +94,7 @@ def test_another_process_loads_what_the_first_compiled_for_each_signature(tmp_pa
 def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
     assert run(tmp_path) == "0 2"
     path = next(tmp_path.glob("tistream/kernels/*/tistream.codec.key_scan.scan_keys-*"))
+    assert path.stat().st_mode & 0o444 == 0o444  # the user that runs the image is not the one that built it
     path.unlink()
     # root may write anywhere: the folder only seems to be read-only
     program = f"from tistream.codec import kernel_cache\nkernel_cache._writable = lambda _: False\n{RUN}"
