@@ -236,3 +236,19 @@ def test_pushers_have_what_their_entries_say(case: str) -> None:
     assert billing[billing.index("--start-ts") + 1] == "462051891486294017"
     assert "--seed" not in billing
     assert "--ca" not in billing
+
+
+def test_each_side_of_the_feed_expects_the_name_in_the_certificate_of_the_other(case: str) -> None:
+    names = {}
+    for each in of_kind(case, "Certificate"):
+        (names[each["spec"]["secretName"]],) = each["spec"]["dnsNames"]
+        assert {"server auth", "client auth"} <= set(each["spec"]["usages"])
+    expected = {}
+    for component, _, pod, container in pods(case):
+        given = {each["name"]: each.get("value") for each in container["env"]}
+        if peer := given.get("TISTREAM_FEED_TLS_PEER_NAME"):
+            (secret,) = (each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "feed")
+            expected[component] = (names[secret], peer)
+    if case == "production":
+        assert expected["dispatcher"] == expected["sorter"][::-1]
+    assert (case == "production") == bool(expected)
