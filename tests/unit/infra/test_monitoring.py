@@ -92,7 +92,7 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
 def test_no_metric_has_a_label_whose_values_grow_with_tables_keys_or_objects() -> None:
     bounded = {
         *("service", "direction", "stage", "point", "operation", "kind", "outcome"),
-        *("method", "status", "state", "code", "fatal", "version", "scope"),
+        *("method", "status", "state", "code", "fatal", "version", "scope", "reason"),
     }
     of_tenants = {"tistream_checkpoint_lag_seconds", "tistream_resolved_ts_lag_seconds"}
     for each in metrics.described():
