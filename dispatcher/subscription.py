@@ -2,7 +2,8 @@
 
 Incarnations are served oldest first; each ends before the next begins, which costs little (an old one ends as soon as
 its next file is missing) and keeps a sorter's state small. An old incarnation also ends before a file that stays
-corrupt: it cannot be repaired, and any contiguous end is safe (see `dispatcher.tail`). The newest incarnation waits.
+corrupt or is ahead of the service's time: any contiguous end is safe (see `dispatcher.tail`). The newest incarnation
+waits.
 
 `look` never waits; `next` does. `next` raises an error at once if it is new at this position, and then once per call
 when the call's time is up. Errors never move the position. Used from one thread.
@@ -22,7 +23,7 @@ from dispatcher.cache import DecodedFile
 from dispatcher.core.router import route
 from dispatcher.tail import Absent, Failed, Found, Pending, Tail
 from tistream.clock import Clock
-from tistream.errors import CorruptObject, TiStreamError
+from tistream.errors import AheadOfTime, CorruptObject, TiStreamError
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position
 from tistream.limits import PREFETCH_FILES_MAX
@@ -104,7 +105,7 @@ class Subscription:
                 case Pending():
                     return None, math.inf
                 case Failed(error=error, until=until, tries=tries):
-                    if incarnation == newest or not isinstance(error, CorruptObject) or tries < _CORRUPT_TRIES_MAX:
+                    if incarnation == newest or not _is_useless(error, tries):
                         return error, until
                     return self._end(incarnation, position.seq, behind=str(error))
                 case Absent(until=until, final=final, later=later):
@@ -158,3 +159,8 @@ class Subscription:
     def _is_new(self, error: TiStreamError) -> bool:
         known, self._raised = self._raised, (error.code, str(error))
         return known != self._raised
+
+
+def _is_useless(error: TiStreamError, tries: int) -> bool:
+    """Whether a superseded incarnation ends before the file: its successor sends the same changes again."""
+    return isinstance(error, AheadOfTime) or (isinstance(error, CorruptObject) and tries >= _CORRUPT_TRIES_MAX)

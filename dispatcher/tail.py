@@ -7,13 +7,15 @@ shown as FeedGap with the missing file. A gap is never skipped.
     poll(incarnation, seq) -> Found     the file
                               Pending   being read; listeners are woken when it is done
                               Absent    does not exist; `final` = confirmed after a newer incarnation was known
-                              Failed    corrupt, store unavailable, gap or reclaimed; retried at `until`
+                              Failed    corrupt, ahead of time, store unavailable, gap or reclaimed; retried at `until`
 
 Relations:
 
 - a file is read once at a time, however many subscribers wait for it;
 - at most PREFETCH_FILES_MAX files are read ahead per subscriber, and none when the cache has no room for them;
-- times are the Clock's monotonic seconds.
+- times are the Clock's monotonic seconds;
+- a file with a timestamp ahead of the service's time is held: it is not handed out, and read again once its time has
+  come. Files behind it wait with it, and `max_cut_ts` takes no account of it.
 
 A superseded incarnation ends at its last contiguous file, and any contiguous end is safe, even while a late file is on
 its way: a watermark row counts only with all files of its incarnation up to it, so the ignored files have promised
@@ -34,12 +36,13 @@ from dispatcher.core.router import directory
 from tistream import ts
 from tistream.clock import Clock
 from tistream.codec.batch_file import decode_batch_file
-from tistream.errors import FeedGap, ObjectNotFound, TiStreamError
+from tistream.errors import AheadOfTime, FeedGap, ObjectNotFound, TiStreamError
 from tistream.feed.protocol import Wake
 from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
+from tistream.runtime.service_time import ServiceTime
 
 TICK_SHARE = 0.6  #: busy stores flush early
 
@@ -57,7 +60,7 @@ class TailTiming:
     gap_after_s: float = 3.0  #: missing for this long: list the folder
     list_every_s: float = 15.0  #: ... and again after this long, or the time waited so far, ...
     list_every_max_s: float = 60.0  #: ... at most
-    retry_s: float = 1.0  #: after a corrupt file or a store error
+    retry_s: float = 1.0  #: after a corrupt file, one ahead of time or a store error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,7 @@ class _Slot:
     tries: int = 0  #: consecutive failures
     missed: bool = False  #: missing at least once
     error: TiStreamError | None = None
+    held_ts: int = 0  #: of a file that was read: its largest timestamp, ahead of the service's time
     final: bool = False
     list_at: float = 0.0
     later: str = ""  #: a later file that exists
@@ -115,11 +119,12 @@ class Tail:
         cache: FileCache,
         pool: Executor,
         clock: Clock,
+        time: ServiceTime,
         timing: TailTiming,
     ) -> None:
         self.tenant, self.store_id = tenant, store_id
         self._store, self._cache = store, cache
-        self._pool, self._clock, self._timing = pool, clock, timing
+        self._pool, self._clock, self._time, self._timing = pool, clock, time, timing
         self._lock = threading.Lock()
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._arrived: dict[int, tuple[int, float]] = {}  # incarnation -> the last awaited file, and when it came
@@ -206,7 +211,14 @@ class Tail:
     def errors(self) -> list[TiStreamError]:
         """Errors that delay subscribers now."""
         with self._lock:
-            return [slot.error for slot in self._slots.values() if slot.error is not None]
+            delayed = [(at, slot.error, slot.held_ts) for at, slot in self._slots.items() if slot.error is not None]
+        return [(held_ts and self._ahead(self._key(*at), held_ts)) or error for at, error, held_ts in delayed]
+
+    @property
+    def held(self) -> int:
+        """Files that were read and whose time has not come."""
+        with self._lock:
+            return sum(slot.held_ts > 0 for slot in self._slots.values())
 
     def _reclaimed_error(self, incarnation: int, seq: int) -> FeedGap | None:
         with self._lock:
@@ -230,6 +242,9 @@ class Tail:
             if not ahead and slot.asked_at is None:
                 slot.asked_at = now
             if slot.loading or now < slot.probe_at:
+                return
+            if slot.held_ts and self._time.wait_s(slot.held_ts):
+                slot.probe_at = now + self._timing.retry_s
                 return
             slot.loading = True
             superseded = incarnation < self.newest
@@ -264,18 +279,24 @@ class Tail:
         self._wake()
 
     def _read(self, key: BatchKey) -> DecodedFile | None:
+        """The file; None when it is missing. AheadOfTime when its time has not come."""
         began = self._clock.monotonic()
         try:
             data = self._store.get(str(key))
         except ObjectNotFound:
             return None
         found = decode_batch_file(key, data)
+        if held := self._ahead(key, found.latest_ts):
+            raise held
         _FETCHED.observe(self._clock.monotonic() - began)
         _FILE_AGE.observe(max(0.0, (self._clock.unix_ms() - ts.physical_ms(found.cut_ts)) / 1000))
         _ROWS_IN.inc(found.rows.num_rows)
         _BYTES_IN.inc(len(data))
         size = found.rows.nbytes + found.regions.nbytes
         return DecodedFile(key=key, cut_ts=found.cut_ts, directory=directory(found.rows, found.regions), bytes=size)
+
+    def _ahead(self, key: BatchKey, ts: int) -> AheadOfTime | None:
+        return self._time.ahead(ts, "batch file", object=str(key), tenant=str(key.tenant), store=key.store_id)
 
     def _explain(self, key: BatchKey, slot: _Slot, superseded: bool) -> bool:
         """After a miss: list the folder if due. Whether a later file was seen for the first time."""
@@ -317,6 +338,7 @@ class Tail:
         """Record a missing or unusable file. Holds the lock."""
         now, timing = self._clock.monotonic(), self._timing
         slot.loading, slot.final = False, superseded
+        slot.held_ts = error.ts if isinstance(error, AheadOfTime) else 0
         if error is not None:
             slot.error, slot.tries, slot.probe_at = error, slot.tries + 1, now + timing.retry_s
             return

@@ -1,7 +1,7 @@
 """Dispatcher process: tails the stores that the catalog assigns to it, serves them, and deletes consumed files.
 
     heartbeat   every HEARTBEAT_MS: renews the lease; when fenced by a newer incarnation, serves nothing
-    refresh     every 0.5 s: its stores, their newest incarnations, the largest cut_ts read
+    refresh     every 0.5 s: its stores, their newest incarnations, the largest cut_ts read, the database's clock
     reclaim     every few seconds: deletes what every task has durably consumed
 
 It is stateless. Two dispatchers of one store are harmless, because both send the same and subscribers drop repeats; so
@@ -32,11 +32,12 @@ from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, FeedUnavailable
 from tistream.feed.protocol import FeedRequest, FeedStream, Wake
 from tistream.ids import Tenant
-from tistream.limits import HEARTBEAT_MS, PREFETCH_FILES_MAX
+from tistream.limits import CLOCK_SKEW_MAX_MS, HEARTBEAT_MS, PREFETCH_FILES_MAX
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
 from tistream.runtime.containment import Containment
 from tistream.runtime.service import Problem, Repeating, ServiceGroup
+from tistream.runtime.service_time import ServiceTime
 
 log = structlog.get_logger(__name__)
 
@@ -68,12 +69,15 @@ class DispatcherWorker:
         timing: TailTiming = TailTiming(),  # noqa: B008 - frozen
         cache_bytes: int = CACHE_BYTES,
         reclaim_s: float = 5.0,
+        skew_max_ms: int = CLOCK_SKEW_MAX_MS,
     ) -> None:
-        """`address`: where sorters of other processes reach it (`grpc://host:port`); empty = nowhere."""
+        """`address`: where sorters of other processes reach it (`grpc://host:port`); empty = nowhere. `skew_max_ms`:
+        how far timestamps in files may be ahead of the database's clock."""
         self.name = self.worker_id = worker_id
         self.address = address
         self._catalog, self._store, self._clock, self._timing = catalog, store, clock, timing
         self._owners = TaskOwners(catalog)
+        self._time = ServiceTime(clock, skew_max_ms)
         self._cache = FileCache(cache_bytes)
         self._pool = ThreadPoolExecutor(PREFETCH_FILES_MAX, thread_name_prefix=f"{worker_id}-read")
         self._lock = threading.Lock()
@@ -150,7 +154,10 @@ class DispatcherWorker:
         return self._heartbeats.succeeded_age_s
 
     def measured(self) -> list[metrics.Metric]:
+        with self._lock:
+            held = sum(tail.held for tail in self._tails.values())
         return [
+            metrics.single("tistream_dispatcher_files_held", held),
             metrics.single("tistream_dispatcher_stores", len(self._owned)),
             metrics.single("tistream_dispatcher_cache_bytes", self._cache.bytes),
         ]
@@ -210,7 +217,10 @@ class DispatcherWorker:
         self._report = self._reporter.look(owned, tails, shown, self._clock.monotonic())
 
     def _assigned(self) -> list[StoreRow]:
-        return stores_of_dispatcher(self._catalog, self.worker_id, self._registered())
+        assigned = stores_of_dispatcher(self._catalog, self.worker_id, self._registered())
+        if assigned.database_ms is not None:
+            self._time.note(assigned.database_ms)
+        return assigned.stores
 
     def _registered(self) -> int:
         """The incarnation of this process; the first call registers it."""
@@ -253,7 +263,13 @@ class DispatcherWorker:
             tail = self._tails.get(key)
             if tail is None:
                 tail = self._tails[key] = Tail(
-                    *key, store=self._store, cache=self._cache, pool=self._pool, clock=self._clock, timing=self._timing
+                    *key,
+                    store=self._store,
+                    cache=self._cache,
+                    pool=self._pool,
+                    clock=self._clock,
+                    time=self._time,
+                    timing=self._timing,
                 )
         tail.set_newest(row.incarnation)
         return tail

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tistream.errors import ConfigError
-from tistream.limits import LEADER_LEASE_MS
+from tistream.limits import CLOCK_SKEW_MAX_MS, LEADER_LEASE_MS
 
 ENV_PREFIX = "TISTREAM_"
 
@@ -35,6 +35,12 @@ class CatalogSettings(_Section):
     """Where the catalog is."""
 
     url: str = Field("", description="sqlite:////abs/file.db or mysql+pymysql://user:password@host:port/database")
+    clock_skew_max_s: float = Field(
+        CLOCK_SKEW_MAX_MS / 1000,
+        ge=0,
+        le=86_400,
+        description="seconds that pushers' timestamps may be ahead of the catalog's clock; what is further ahead waits",
+    )
 
 
 class ObjectStoreSettings(_Section):

@@ -33,6 +33,7 @@ had no effect; after an indeterminate error the caller must read back the state,
       Fenced                another process owns this now: drop the state and stop
       FeedGap               an input file is missing: wait, never skip
       ServiceRefused        another service did not accept the token: read the newest one and try again
+      AheadOfTime           a timestamp ahead of the catalog's clock: its object waits
       FeedUnavailable       no dispatcher serves the store right now: find its owner and subscribe again
       UpstreamContractViolated  the upstream sent a change below its own watermark: stop and keep everything
 """
@@ -312,6 +313,18 @@ class FeedGap(TiStreamError):
 
     kind = ErrorKind.RETRY
     code = "TS-1060"
+
+
+class AheadOfTime(TiStreamError):
+    """A timestamp is ahead of the catalog's clock. Its object waits until that time, and nothing is skipped."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1067"
+    hint = (
+        "Compare the clocks of the upstream's PD and of the catalog's database. When the upstream's is right again, "
+        "restart the pusher: its new incarnation sends the changes again and the waiting files are dropped."
+    )
+    ts: int
 
 
 class FeedUnavailable(TiStreamError):

@@ -29,6 +29,7 @@ INBOX_BYTES_MAX = 32 << 20  # batches waiting for a task's core
 LEASE_MS = 10_000  # a worker without a heartbeat for this long may be replaced
 LEADER_LEASE_MS = 5_000  # shorter: a leader may die just before it replaces a worker
 HEARTBEAT_MS = 2_000
+CLOCK_SKEW_MAX_MS = 60_000  # timestamps of pushers this far ahead of the catalog's clock count; later ones wait
 JOB_LEASE_MS = 30_000  # a maintenance job whose executor has not renewed its lease for this long may be taken over
 JOB_RENEW_MS = 5_000
 READ_LEASE_TTL_MS = 900_000  # listed objects are kept this long after the last renewal

@@ -23,6 +23,7 @@ from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import advance_durable_timestamps, durable_timestamps, find_segments
 from tistream.catalog.log.objects import object_states, stored_bytes, tombstone
+from tistream.catalog.log.retention import database_time_ms
 from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
 from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.log.snapshots import ALL_CONSUMED, durable_floor, positions
@@ -383,9 +384,12 @@ class TestCommittedLog:
         assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=0, leader_epoch=mine) is None
         assert assign_store(catalog, T, 0, worker_id="d-2", seen_epoch=1, leader_epoch=mine + 1) is None
         assert assign_store(catalog, T, 1, worker_id="d-2", seen_epoch=0, leader_epoch=mine) is None
-        (row,) = stores_of_dispatcher(catalog, "d-1", life)
+        before = database_time_ms(catalog)
+        (row,), database_ms = stores_of_dispatcher(catalog, "d-1", life)
         assert (row.store_id, row.dispatcher_epoch) == (0, 1)
-        assert stores_of_dispatcher(catalog, "d-1", life + 1) == []
+        assert database_ms is not None
+        assert before <= database_ms <= database_time_ms(catalog)
+        assert stores_of_dispatcher(catalog, "d-1", life + 1) == ([], None)
         won = together(2, lambda i: assign_store(catalog, T, 0, worker_id=f"d-{i}", seen_epoch=1, leader_epoch=mine))
         assert sorted(won, key=str) == [2, None]
 

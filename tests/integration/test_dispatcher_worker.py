@@ -15,6 +15,8 @@ from tests.kit.catalog_cases import begin, elected, new_catalog
 from tests.kit.feed_port import request_of
 from tests.kit.open_folder import OpenFolder
 from tests.kit.waiting import eventually
+from tistream import ts as tso
+from tistream.catalog.log.retention import database_time_ms
 from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
 from tistream.catalog.work.stores import (
     StoreRow,
@@ -27,7 +29,7 @@ from tistream.catalog.work.stores import (
 from tistream.catalog.work.tasks import assign_task, list_tasks
 from tistream.catalog.work.workers import WorkerState, list_workers, register_worker
 from tistream.clock import SystemClock
-from tistream.errors import FeedGap, FeedUnavailable, StoreRefused
+from tistream.errors import AheadOfTime, FeedGap, FeedUnavailable, StoreRefused
 from tistream.feed.protocol import FeedRequest, FeedStream
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
@@ -340,6 +342,32 @@ def test_a_gap_shows_among_the_problems(world: World) -> None:
     assert problem.code == FeedGap.code
     assert str(problem.facts["missing"]).endswith("file-000000000001.seg")
     assert problem.source == "d1/3/4/store-7"
+
+
+def test_a_file_ahead_of_the_database_clock_is_held_and_named(world: World) -> None:
+    """Over the real catalog, whose clock decides."""
+    hour_ahead = tso.compose(database_time_ms(world.catalog) + 3_600_000)
+    world.put(1)
+    key = BatchKey(tenant=T, store_id=7, incarnation=1, seq=2)
+    world.folder.put(str(key), batch_bytes(key, [(b"a", b"z", [b"b"])], hour_ahead))
+    worker = world.worker(start=True)
+    stream = worker.subscribe(world.request())
+    assert (batch := stream.next(5)) is not None
+    assert batch.seq == 1
+    with pytest.raises(AheadOfTime, match="ahead of the catalog's clock"):
+        stream.next(5)
+    (problem,) = worker.problems()
+    assert (problem.code, problem.source, problem.ends_process) == ("TS-1067", "d1/3/4/store-7", False)
+    assert problem.facts["object"] == str(key)
+    assert problem.facts["time"] == tso.to_text(hour_ahead)
+    assert 3500 < problem.facts["ahead_s"] <= 3600  # type: ignore[operator]
+    assert {m.name: m.samples[0].value for m in worker.measured()}["tistream_dispatcher_files_held"] == 1
+    worker.refresh()
+    assert world.row().max_cut_ts < hour_ahead
+    issue_incarnation(world.catalog, T, 7)  # the pusher was restarted
+    worker.refresh()
+    assert (batch := stream.next(5)) is not None
+    assert (batch.incarnation, batch.seq, batch.closes) == (1, 1, True)
 
 
 def test_heartbeats_report_stores_and_draining_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

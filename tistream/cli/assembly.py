@@ -176,13 +176,13 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
     except OSError as e:
         raise ConfigError(f"Cannot keep data in {root}: {e.strerror}.") from e
     where = {
-        "catalog": {"url": settings.catalog.url or f"sqlite:///{root}/catalog.db"},
-        "object_store": {"url": settings.object_store.url or f"file://{root}/bucket"},
+        "catalog": settings.catalog.model_copy(update={"url": settings.catalog.url or f"sqlite:///{root}/catalog.db"}),
+        "object_store": config.ObjectStoreSettings(url=settings.object_store.url or f"file://{root}/bucket"),
     }
     allocator.keep_freed_memory()
     if warm_up:
         warm.start()
-    parts = open_parts(settings.model_copy(update=_sections(where)))
+    parts = open_parts(settings.model_copy(update=where))
     follow = _dispatcher(parts, "dispatcher-1")
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
     members: list[Service] = [_meta(parts, "meta-1"), follow, *sorters]
@@ -384,7 +384,12 @@ def _dispatcher(parts: Parts, name: str) -> DispatcherWorker:
         name,
         timing=TailTiming(poll_s=settings.poll_interval_ms / 1000, tick_s=_TICK_S),
         reclaim_s=settings.reclaim_interval_ms / 1000,
+        skew_max_ms=_skew_max_ms(parts),
     )
+
+
+def _skew_max_ms(parts: Parts) -> int:
+    return int(parts.settings.catalog.clock_skew_max_s * 1000)
 
 
 def _sorter(parts: Parts, name: str, feed: Feed) -> SorterWorker:
@@ -405,10 +410,3 @@ def _sorter(parts: Parts, name: str, feed: Feed) -> SorterWorker:
             Path(settings.spill_folder) if settings.spill_folder else None,
         ),
     )
-
-
-def _sections(where: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
-    return {
-        "catalog": config.CatalogSettings(**where["catalog"]),
-        "object_store": config.ObjectStoreSettings(**where["object_store"]),
-    }

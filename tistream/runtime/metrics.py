@@ -167,6 +167,7 @@ COLLECTED = _collected(
     ("tistream_sorter_inbox_bytes", "Batches waiting for a task's core", ()),
     ("tistream_sorter_watermark_gaps", "Parts of the key space that no store covers", ()),
     ("tistream_dispatcher_stores", "Stores that this process dispatches", ()),
+    ("tistream_dispatcher_files_held", "Batch files that wait because they are ahead of the catalog's clock", ()),
     ("tistream_dispatcher_cache_bytes", "Decoded batch files in memory", ()),
 )
 

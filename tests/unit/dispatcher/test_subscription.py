@@ -11,12 +11,14 @@ from dispatcher.tail import Tail, TailTiming
 from tests.kit.batch_files import InlineExecutor, batch_bytes
 from tests.kit.manual_clock import ManualClock
 from tests.kit.open_folder import OpenFolder
-from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, StoreUnavailable, TiStreamError
+from tistream import ts as tso
+from tistream.errors import AheadOfTime, CorruptObject, FeedGap, FeedUnavailable, StoreUnavailable, TiStreamError
 from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import PREFETCH_FILES_MAX
 from tistream.objectstore.layout import BatchKey
+from tistream.runtime.service_time import ServiceTime
 
 T = Tenant(1, 2)
 
@@ -28,6 +30,8 @@ class World:
         self.folder, self.clock = OpenFolder(), ManualClock()
         self.cache = FileCache(1 << 20)
         self.served = True
+        self.time = ServiceTime(self.clock, skew_max_ms=1000)
+        self.time.note(self.clock.unix_ms())
         self.tail = Tail(
             T,
             7,
@@ -35,6 +39,7 @@ class World:
             cache=self.cache,
             pool=InlineExecutor(),
             clock=self.clock,
+            time=self.time,
             timing=timing or TailTiming(),
         )
         self.tail.set_newest(1)
@@ -42,10 +47,14 @@ class World:
     def key(self, seq: int, incarnation: int = 1) -> BatchKey:
         return BatchKey(tenant=T, store_id=7, incarnation=incarnation, seq=seq)
 
-    def put(self, *seqs: int, incarnation: int = 1) -> None:
+    def put(self, *seqs: int, incarnation: int = 1, cut_ts: int = 0) -> None:
         for seq in seqs:
             key = self.key(seq, incarnation)
-            self.folder.put(str(key), batch_bytes(key, [(b"a", b"c", [b"b"])]))
+            self.folder.put(str(key), batch_bytes(key, [(b"a", b"c", [b"b"])], cut_ts))
+
+    def ahead(self, seconds: float) -> int:
+        """A timestamp so far ahead of the database's clock."""
+        return tso.compose(self.clock.unix_ms() + int(seconds * 1000))
 
     def subscribe(self, positions: dict[int, Position] | None = None) -> Subscription:
         keys = KeyRange(b"a", b"z")
@@ -347,3 +356,78 @@ def test_an_idle_store_is_looked_at_seldom_and_a_busy_one_soon_again() -> None:
         stream.next(0.9)
     world.put(9)
     assert stream.next(0.3) is not None
+
+
+# -- files ahead of the service's time
+
+
+def test_a_file_ahead_of_time_waits_with_all_behind_it_and_counts_when_its_time_has_come() -> None:
+    world = World()
+    world.put(1, 3)
+    world.put(2, cut_ts=world.ahead(5))
+    stream = world.subscribe()
+    assert drain_until_error(stream) == [(1, 1, False)]
+    error = error_of(stream)
+    assert isinstance(error, AheadOfTime)
+    assert (error.facts["object"], error.facts["tenant"], error.facts["store"]) == (str(world.key(2)), str(T), 7)
+    assert (error.facts["ts"], error.facts["ahead_s"]) == (world.ahead(5), 5.0)
+    assert error.facts["time"] == tso.to_text(world.ahead(5))
+    assert error.facts["counts_at"] == tso.to_text(world.ahead(4))
+    assert (world.tail.held, world.tail.max_cut_ts) == (1, 1001)
+    world.clock.advance(3.9)
+    error_of(stream)
+    assert [e.facts["ahead_s"] for e in world.tail.errors()] == [1.1]
+    assert world.folder.gets[str(world.key(2))] == 1
+    due = tso.compose(world.clock.unix_ms() + 1000)
+    assert drain(stream_after(stream, world, 1.1)) == [(1, 2, False), (1, 3, False)]
+    assert (world.tail.held, world.tail.errors()) == (0, [])
+    assert world.tail.max_cut_ts > due
+
+
+def test_the_database_clock_decides_and_stops_without_reads() -> None:
+    world = World()
+    world.put(1, cut_ts=world.ahead(3600))
+    stream = world.subscribe()
+    assert isinstance(error_of(stream), AheadOfTime)
+    world.clock.advance(7200)  # this process's own time says nothing about the database's
+    assert isinstance(error_of(stream), AheadOfTime)
+    world.time.note(world.clock.unix_ms())
+    assert drain(stream_after(stream, world, 1.1)) == [(1, 1, False)]
+
+
+def test_a_superseded_incarnation_ends_before_a_file_ahead_of_time() -> None:
+    world = World()
+    world.put(1)
+    world.put(2, cut_ts=(1 << 63) - 1)
+    world.put(1, incarnation=2)
+    stream = world.subscribe()
+    assert drain_until_error(stream) == [(1, 1, False)]
+    assert "3084" in str(error_of(stream))
+    world.tail.set_newest(2)
+    assert drain(stream) == [(1, 1, True), (2, 1, False)]
+    assert world.tail.max_cut_ts == 1001
+
+
+def test_reading_ahead_does_not_hand_out_a_held_file() -> None:
+    world = World()
+    world.put(1, 2, 4)
+    world.put(3, cut_ts=world.ahead(3600))
+    first, second = world.subscribe(), world.subscribe()
+    assert drain_until_error(first) == drain_until_error(second) == [(1, 1, False), (1, 2, False)]
+    assert world.folder.gets[str(world.key(3))] == 1
+
+
+def drain_until_error(stream: Subscription) -> list[tuple[int, int, bool]]:
+    out = []
+    try:
+        while (batch := stream.next(0)) is not None:
+            out.append((batch.incarnation, batch.seq, batch.closes))
+    except AheadOfTime:
+        return out
+    raise AssertionError("no file is held")
+
+
+def stream_after(stream: Subscription, world: World, seconds: float) -> Subscription:
+    """The stream, some time later."""
+    world.clock.advance(seconds)
+    return stream

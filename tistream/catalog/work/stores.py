@@ -23,6 +23,7 @@ from tistream.catalog.database.tables import (
     INT_MAX,
     ensure_row,
     incarnations,
+    now_ms,
     of_asked_tenant,
     stores,
     tenant_ids,
@@ -45,6 +46,13 @@ class StoreRow:
     max_cut_ts: int  #: the largest cut_ts seen in its files; an incarnation may not start below it
     dispatcher: str | None  #: worker id
     dispatcher_epoch: int  #: rises with each assignment
+
+
+class AssignedStores(NamedTuple):
+    """The stores of a dispatcher."""
+
+    stores: list[StoreRow]  #: by id
+    database_ms: int | None  #: the database's clock at the read; None without stores
 
 
 class StorePlace(NamedTuple):
@@ -70,7 +78,9 @@ _IN_STORE = and_(of_asked_tenant(incarnations), incarnations.c.store_id == bindp
 _IS_INCARNATION = and_(_IN_STORE, incarnations.c.incarnation == bindparam("asked_incarnation"))
 _ALL = select(stores).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
 _OF_TENANT = _ALL.where(of_asked_tenant(stores))
-_OF_DISPATCHER = _ALL.where(stores.c.dispatcher == bindparam("asked_worker"), is_newest_incarnation())
+_OF_DISPATCHER = _ALL.add_columns(now_ms().label("now_ms")).where(
+    stores.c.dispatcher == bindparam("asked_worker"), is_newest_incarnation()
+)
 _ISSUE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1)
 _NEWEST = select(stores.c.incarnation, stores.c.max_cut_ts).where(_IS_STORE)
 _ASSIGN = stores.update().where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
@@ -164,9 +174,11 @@ def stores_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Ten
     return found
 
 
-def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> list[StoreRow]:
-    """The stores assigned to this incarnation of the dispatcher, by id. Empty when a newer one has registered."""
-    return _read(catalog, _OF_DISPATCHER, {"asked_worker": worker_id, "asked_incarnation": incarnation})
+def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> AssignedStores:
+    """The stores assigned to this incarnation of the dispatcher. Empty when a newer one has registered."""
+    with catalog.reading() as conn:
+        rows = conn.execute(_OF_DISPATCHER, {"asked_worker": worker_id, "asked_incarnation": incarnation}).all()
+    return AssignedStores([_store_row(row) for row in rows], rows[0].now_ms if rows else None)
 
 
 def assign_store(
