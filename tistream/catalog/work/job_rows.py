@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 import orjson
-from sqlalchemy import and_, bindparam, case, func, select
+from sqlalchemy import and_, bindparam, case, func, or_, select
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import counters, jobs, now_ms, of_tenant, tenant_of
@@ -39,6 +39,7 @@ class JobExecutor(StrEnum):
 class JobState(StrEnum):
     """Where a job stands."""
 
+    OFFERED = "offered"  #: an operator may start it
     QUEUED = "queued"
     RUNNING = "running"
     DONE = "done"
@@ -46,7 +47,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-OPEN = (JobState.QUEUED, JobState.RUNNING)
+OPEN = (JobState.OFFERED, JobState.QUEUED, JobState.RUNNING)
 ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
@@ -73,6 +74,7 @@ class NewJob:
     reason: str = ""  #: why it is worth its cost, for operators
     estimated_bytes: int = 0  #: that it will read
     estimated_objects: int = 0
+    offered: bool = False  #: it waits for an operator to start it
 
     @property
     def open_key(self) -> str:
@@ -168,7 +170,7 @@ def list_jobs(
 
 
 def open_jobs(catalog: Catalog) -> list[JobRow]:
-    """All queued and running jobs, oldest first. They are few: the scheduler bounds them."""
+    """All offered, queued and running jobs, oldest first. They are few: the scheduler bounds them."""
     with catalog.reading() as conn:
         return [job_row(row) for row in conn.execute(_ALL.where(_j.open_key.is_not(None)).order_by(_j.job_id))]
 
@@ -183,6 +185,15 @@ def newest_ended(catalog: Catalog) -> list[JobRow]:
     )
     with catalog.reading() as conn:
         return [job_row(row) for row in conn.execute(_ALL.join(newest, newest.c.newest == _j.job_id))]
+
+
+def spent_bytes(catalog: Catalog, *, window_ms: int) -> int:
+    """Bytes that compaction's jobs have read which ended within `window_ms`, and that the open ones may read."""
+    ours = _j.kind.in_([str(kind) for kind in (JobKind.MERGE, JobKind.BASES, JobKind.RETIRE_SEEDS)])
+    lately = or_(_j.open_key.is_not(None), _j.ended_ms > now_ms() - window_ms)
+    read = case((_j.open_key.is_not(None), _j.estimated_bytes), else_=_j.bytes_read)
+    with catalog.reading() as conn:
+        return int(conn.execute(select(func.sum(read)).where(ours, lately)).scalar() or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

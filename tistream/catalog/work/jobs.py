@@ -5,9 +5,9 @@
     renew     the executor is alive, and how far it is. Fenced: stop, the job belongs to another
     finish | fail | release                 only under the current epoch
 
-    queued -> running -> done
-      ^         |  '---> failed             tries used up, or a retry cannot help
-      '---------'        cancelled          by an operator, or with its tenant
+    offered -> queued -> running -> done
+                 ^         |  '---> failed         tries used up, or a retry cannot help
+                 '---------'        cancelled      by an operator, with its tenant, or an offer that is not needed
 
 A lease decides who works, not what counts: each kind of job publishes in a guarded transaction of its own (a swap, new
 bases, a hand-over), so a job that two executors run takes effect once or not at all. Leases and pauses are measured by
@@ -211,12 +211,14 @@ def release(catalog: Catalog, job: JobRow) -> None:
 
 
 def retry_job(catalog: Catalog, job_id: int, *, actor: str = "") -> None:
-    """Queue a job again that failed or was cancelled, or one that pauses at once. StateForbids for another, and when
-    the same is open under another id."""
+    """Queue a job at once that is offered, pauses, failed or was cancelled. StateForbids for another, and when the same
+    is open under another id."""
     with catalog.transaction() as conn:
         job = _locked(conn, job_id)
         if job.state in (JobState.RUNNING, JobState.DONE):
-            raise StateForbids(f"Job {job_id} is {job.state}: only a failed, cancelled or queued one is retried.")
+            raise StateForbids(
+                f"Job {job_id} is {job.state}: only an offered, queued, failed or cancelled one is started."
+            )
         key = NewJob(tenant=job.tenant, kind=job.kind, scope=job.scope).open_key
         other = conn.execute(select(_j.job_id).where(_j.open_key == key, _j.job_id != job_id)).scalar()
         if other is not None:
@@ -235,6 +237,16 @@ def cancel_job(catalog: Catalog, job_id: int, *, actor: str = "") -> None:
             raise StateForbids(f"Job {job_id} is {job.state} already.")
         _cancel(conn, _j.job_id == job_id)
         _record(conn, EventKind.JOB_CANCELLED, job, actor=actor)
+
+
+def withdraw_jobs(catalog: Catalog, job_ids: Collection[int], *, leader_epoch: int) -> int:
+    """By the leader: cancel offers that are not needed any more; how many. Those that were started stay."""
+    if not job_ids:
+        return 0
+    with catalog.transaction() as conn:
+        if not holds_leadership(conn, leader_epoch):
+            return 0
+        return _cancel(conn, and_(_j.job_id.in_(job_ids), _j.state == JobState.OFFERED))
 
 
 def cancel_jobs_of(conn: Connection, tenant: Tenant) -> int:
@@ -320,7 +332,7 @@ def _values(number: int, job: NewJob) -> dict[str, Any]:
         "kind": job.kind,
         "scope": job.scope,
         "executor": job.executor,
-        "state": JobState.QUEUED,
+        "state": JobState.OFFERED if job.offered else JobState.QUEUED,
         "open_key": job.open_key,
         "holder": None,
         "limits": orjson.dumps(asdict(job.limits)).decode(),

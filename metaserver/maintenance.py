@@ -1,0 +1,129 @@
+"""Maintenance: counts the tenants' logs, decides which jobs they need, and records these in the catalog.
+
+    each round:  open and ended jobs -> count some tenants -> `metaserver.core.maintenance.decide` -> enqueue, withdraw
+
+Executors take the jobs (`tistream.catalog.work.jobs`); a meta server does none of their work. Counting costs a few
+aggregates per tenant, so a round spends at most a quarter of its interval on it, those first that were counted longest
+ago. An error of one tenant does not affect the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from metaserver.contained import Contained
+from metaserver.core.maintenance import Known, MaintenanceRules, TenantNeed, decide
+from metaserver.needs import Needs
+from schemas.registry.schema_registry import SchemaRegistry
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.retention import database_time_ms
+from tistream.catalog.tenancy.tenants import TenantRow, TenantState, list_tenants
+from tistream.catalog.work.job_rows import JobRow, JobState, newest_ended, open_jobs, spent_bytes
+from tistream.catalog.work.jobs import enqueue, withdraw_jobs
+from tistream.catalog.work.workers import WorkerKind, WorkerState, pulses
+from tistream.clock import Clock
+from tistream.ids import Tenant
+from tistream.limits import LEASE_MS
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.service import Problem
+
+log = structlog.get_logger(__name__)
+
+ROLE = "maintenance"
+INTERVAL_S = 30.0
+_COUNTING = 0.25  #: of the interval
+_MAINTAINED = (TenantState.ACTIVE, TenantState.PAUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    need: TenantNeed
+    at_s: float
+    newest_job: int  #: the tenant's newest ended job then
+
+
+class Maintenance:
+    """Schedules the jobs of all tenants. Used from one thread."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: ObjectStore,
+        registry: SchemaRegistry,
+        clock: Clock,
+        rules: MaintenanceRules,
+        *,
+        default_hours: float,
+        interval_s: float = INTERVAL_S,
+        name: str = "",
+    ) -> None:
+        """`default_hours`: retention of tenants without their own; 0 = all. `name` of the process, for problems."""
+        self._catalog, self._clock, self._rules = catalog, clock, rules
+        self._needs = Needs(catalog, store, registry, clock, rules, default_hours)
+        self._counting_s = interval_s * _COUNTING
+        self._counted: dict[Tenant, _Counted] = {}
+        self.tenants = Contained(catalog, clock, name, ROLE)
+
+    def step(self, leader_epoch: int) -> list[int]:
+        """One round; the ids of the jobs added. Each write is guarded by the leader's epoch and by what is open."""
+        self.tenants.load()
+        rows = [row for row in list_tenants(self._catalog) if row.state in _MAINTAINED and row.start_ts]
+        known = {row.tenant for row in rows}
+        self.tenants.keep_only(known)
+        self._needs.keep_only(known)
+        opened, ended = open_jobs(self._catalog), newest_ended(self._catalog)
+        self._count(rows, opened, ended)
+        decision = decide([c.need for c in self._counted.values()], self._known(opened, ended), self._rules)
+        added = enqueue(self._catalog, decision.enqueue, leader_epoch=leader_epoch)
+        withdraw_jobs(self._catalog, decision.withdraw, leader_epoch=leader_epoch)
+        if added:
+            log.info("maintenance jobs added", count=len(added))
+        self.tenants.sync()
+        return added
+
+    def problems(self) -> list[Problem]:
+        """The tenants that cannot be counted."""
+        return self.tenants.problems()
+
+    def _count(self, rows: list[TenantRow], opened: list[JobRow], ended: list[JobRow]) -> None:
+        """Count tenants again, as many as the time allows; a figure from before a job ended is dropped."""
+        newest: dict[Tenant, int] = {}
+        for job in ended:
+            newest[job.tenant] = max(newest.get(job.tenant, 0), job.job_id)
+        busy = {job.tenant for job in opened if job.state is not JobState.OFFERED}
+        known = {row.tenant for row in rows}
+        self._counted = {
+            tenant: counted
+            for tenant, counted in self._counted.items()
+            if tenant in known - busy and counted.newest_job == newest.get(tenant, 0)
+        }
+        begun_s = self._clock.monotonic()
+        idle = [row for row in rows if row.tenant not in busy]
+        for row in sorted(idle, key=lambda r: self._counted_s(r.tenant)):
+            self.tenants.run(row.tenant, lambda r=row: self._count_one(r, newest.get(r.tenant, 0)))  # type: ignore[misc]
+            if self._clock.monotonic() - begun_s > self._counting_s:
+                return
+
+    def _counted_s(self, tenant: Tenant) -> float:
+        counted = self._counted.get(tenant)
+        return float("-inf") if counted is None else counted.at_s
+
+    def _count_one(self, row: TenantRow, newest_job: int) -> None:
+        self._counted.pop(row.tenant, None)
+        need = self._needs.of(row)
+        self._counted[row.tenant] = _Counted(need, self._clock.monotonic(), newest_job)
+
+    def _known(self, opened: list[JobRow], ended: list[JobRow]) -> Known:
+        workers = pulses(self._catalog)
+        return Known(
+            now_ms=database_time_ms(self._catalog),
+            open=opened,
+            ended=ended,
+            spent_bytes=spent_bytes(self._catalog, window_ms=self._rules.window_ms),
+            spark=any(
+                p.kind is WorkerKind.SPARK and p.state is WorkerState.UP and p.heartbeat_age_ms <= LEASE_MS
+                for p in workers
+            ),
+        )
