@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,8 +19,9 @@ from tistream.objectstore.protocol import ObjectStore
 class LocalExecutor:
     """An Executor over one store. Results come in plan order. A retryable error ends it."""
 
-    def __init__(self, store: ObjectStore, *, threads: int = 2) -> None:
-        self._store, self._threads = store, threads
+    def __init__(self, store: ObjectStore, *, threads: int = 2, nice: int = 0) -> None:
+        """`nice`: how much lower the priority of its threads is than that of the process."""
+        self._store, self._threads, self._nice = store, threads, nice
 
     def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult | Failed]:
         with self._pool() as pool:
@@ -30,4 +33,9 @@ class LocalExecutor:
             yield from pool.map(partial(attempt, build_bases, self._store), rows)
 
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._threads, thread_name_prefix="compactor")
+        return ThreadPoolExecutor(self._threads, thread_name_prefix="compactor", initializer=self._begin)
+
+    def _begin(self) -> None:
+        if self._nice:  # Linux gives each thread a priority of its own
+            me = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + self._nice)

@@ -49,6 +49,12 @@ class Plans:
     bases: BasePlanSettings = field(default_factory=BasePlanSettings)
 
 
+#: of a process that also does other things: a file of the log is at most 64 MiB unpacked
+SMALL_PLANS = Plans(
+    merge=PlanSettings(raw_bytes_max=64 << 20, rows_max=1 << 20), bases=BasePlanSettings(group_bytes=16 << 20)
+)
+
+
 class Maintenance:
     """The Work of merges, bases and retirements. `executors` is called for each job, with its progress."""
 

@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 POLL_S = 1.0
 STOP_S = 5.0  #: for running jobs, before they are given back
 COMPACTION = (JobKind.MERGE, JobKind.BASES, JobKind.RETIRE_SEEDS)
+ALL_KINDS = (*COMPACTION, JobKind.REPLAY)
 
 
 class MaintenanceWorker:

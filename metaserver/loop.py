@@ -1,10 +1,11 @@
-"""Background work of a meta server: election, assignment, activation, collection, retention and audit.
+"""Background work of a meta server: election, assignment, activation, collection, retention, maintenance and audit.
 
     assignment thread    every 0.3 s: acquire or renew leadership, assign stores and tasks, rotate the service token
     activation thread    every 0.3 s, while leader: activate waiting tenants by their schema snapshots
     collection thread    every ten minutes, while leader: delete replaced and orphaned objects, those of deleted
                          tenants, and old events
     retention thread     every ten minutes, while leader: raise floors, retire the log below
+    maintenance thread   every 30 s, while leader: record jobs for executors
     audit thread         once a day, while leader: compare catalog and bucket
 
 The threads are separate because the others read the object store, and a takeover must not wait for that. Only the
@@ -29,8 +30,11 @@ from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
 from metaserver.contained import Contained
 from metaserver.core.failure_detector import FailureDetector
+from metaserver.core.maintenance import MaintenanceRules
 from metaserver.deletion import Deletion
 from metaserver.inventory import Inventory, StoreItems, TaskItems, Workers
+from metaserver.maintenance import INTERVAL_S as MAINTENANCE_INTERVAL_S
+from metaserver.maintenance import Maintenance
 from metaserver.reshape import ReshapeSettings
 from metaserver.reshaping import Reshaping
 from metaserver.retention import Retention
@@ -38,6 +42,7 @@ from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import prune_events
 from tistream.catalog.tenancy.tenants import every_tenant
+from tistream.catalog.work.jobs import prune_jobs
 from tistream.catalog.work.leader import acquire_leadership, renew_leadership
 from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.service_tokens import rotate_service_token
@@ -89,11 +94,13 @@ class MetaWorker:
         retention_hours: float | None = None,
         retention_interval_s: float = RETENTION_INTERVAL_S,
         audit_interval_s: float = AUDIT_INTERVAL_S,
+        maintenance: MaintenanceRules | None = None,
+        maintenance_interval_s: float = MAINTENANCE_INTERVAL_S,
         service_token_hours: float = 24,
     ) -> None:
         """`name` must be unique: a process that starts under the leader's name replaces it. Without `reshape` tasks are
         not split or merged. `retention_hours`: of the log of a tenant without its own retention, 0 = all; None = this
-        process runs no retention and no audit."""
+        process runs no retention and no audit. Without `maintenance` it schedules no jobs."""
         self.name = name
         self._catalog, self._clock = catalog, clock
         self._activation = Activation(catalog, store, clock, data_tasks, name)
@@ -107,6 +114,18 @@ class MetaWorker:
         self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape, tasks.known, name)
         registry = SchemaRegistry(catalog, store, clock=clock)
         self._retention = Retention(catalog, registry, default_hours=retention_hours or 0, clock=clock, name=name)
+        self._maintenance = None
+        if maintenance is not None:
+            self._maintenance = Maintenance(
+                catalog,
+                store,
+                registry,
+                clock,
+                maintenance,
+                default_hours=retention_hours or 0,
+                interval_s=maintenance_interval_s,
+                name=name,
+            )
         self._auditor = Auditor(catalog, store, clock, name=name)
         self._audit_interval_s, self._audited = audit_interval_s, clock.monotonic()
         self._epoch: int | None = None
@@ -117,11 +136,16 @@ class MetaWorker:
         self._rotate_ms = int(service_token_hours * 3_600_000)
         self._assigned_s: float | None = None
         self._roles = self._made_roles(
-            interval_s, collect_interval_s, None if retention_hours is None else retention_interval_s
+            interval_s,
+            collect_interval_s,
+            None if retention_hours is None else retention_interval_s,
+            maintenance_interval_s,
         )
         self._threads = ServiceGroup(name, [role.thread for role in self._roles], clock)
 
-    def _made_roles(self, interval_s: float, collect_s: float, retention_s: float | None) -> list[_Role]:
+    def _made_roles(
+        self, interval_s: float, collect_s: float, retention_s: float | None, maintenance_s: float
+    ) -> list[_Role]:
         def thread(role: str, step: Callable[[], None], every_s: float) -> Repeating:
             return Repeating(f"{self.name}/{role}", step, interval_s=every_s, clock=self._clock, lasting=True)
 
@@ -140,6 +164,8 @@ class MetaWorker:
                 _Role(thread("retention", self.retain, retention_s), (self._retention.tenants,)),
                 _Role(thread("audit", self.audit, audit_s), (self._auditor.tenants,), self._audit_now),
             ]
+        if self._maintenance is not None:
+            roles.append(_Role(thread("maintenance", self.maintain, maintenance_s), (self._maintenance.tenants,)))
         return roles
 
     def start(self) -> None:
@@ -155,6 +181,8 @@ class MetaWorker:
         found = self._threads.problems() + self._assigning.problems()
         if self._reshaping is not None:
             found += self._reshaping.tenants.problems()
+        if self._maintenance is not None:
+            found += self._maintenance.problems()
         found += self._activation.problems() + self._collector.problems() + self._deletion.problems()
         return found + self._pruning.problems() + self._retention.problems() + self._auditor.problems()
 
@@ -209,12 +237,18 @@ class MetaWorker:
             self._pruning.load()
             self._pruning.run("events", lambda: prune_events(self._catalog))
             self._pruning.run("stops", lambda: forget_stale_stops(self._catalog))
+            self._pruning.run("jobs", lambda: prune_jobs(self._catalog))
             self._pruning.sync()
 
     def retain(self) -> None:
         """One round of retention. Each step is guarded; leadership only saves work."""
         if self._epoch is not None:
             self._retention.step()
+
+    def maintain(self) -> None:
+        """One round of maintenance. What it records is guarded by the leader's epoch."""
+        if self._epoch is not None and self._maintenance is not None:
+            self._maintenance.step(self._epoch)
 
     def audit(self) -> None:
         """Compare catalog and bucket, when it is due. Reads only."""

@@ -138,6 +138,37 @@ class MetaSettings(_Section):
     )
 
 
+class MaintenanceSettings(_Section):
+    """Merges of small files, table snapshots (bases) and replays: scheduled by the leading meta server, done by
+    executors (`tistream maintain`, `tistream spark`, and threads of `tistream up`)."""
+
+    enabled: bool = Field(True, description="schedule jobs; without it only commands run them")
+    interval_s: float = Field(30, ge=1, description="how often the needs of tenants are counted")
+    pause_s: float = Field(60, ge=1, description="seconds between two jobs of one kind for a tenant")
+    lag_s: float = Field(60, ge=0, description="seconds at the end of the log that are left alone")
+    jobs_max: int = Field(8, ge=1, le=1000, description="jobs that are open at once, of all tenants")
+    mb_per_s: float = Field(
+        32, gt=0, description="MiB a second that all jobs may read, on average over ten minutes of wall-clock time"
+    )
+    threads_job_mb: int = Field(
+        256, ge=1, description="MiB that a job reads at most; a live Spark executor gets larger ones as one job"
+    )
+    spark_job_mb: int = Field(8192, ge=1, description="MiB that a job for Spark reads at most")
+    merge_files_min: int = Field(16, ge=2, description="small files of a tenant that are worth a merge")
+    saved_per_mb_min: float = Field(
+        0.25, ge=0, description="requests that a merge must save a reader for each MiB that it rewrites"
+    )
+    base_tail_mb: float = Field(4, ge=0, description="MiB of log since the newest base that are worth bases ...")
+    base_tail_ratio: float = Field(1, ge=0, description="... if they are also this many times an average base")
+    base_window_hours: float = Field(168, ge=0, description="hours of log in which each moment keeps a base near it")
+    replay: Literal["off", "offer", "run"] = Field(
+        "offer", description="for a tenant far behind: offer a replay for an operator to start, run it, or neither"
+    )
+    replay_lag_s: float = Field(600, ge=1, description="a tenant is far behind with this lag ...")
+    replay_backlog_mb: float = Field(1024, ge=1, description="... and this many MiB of unread batch files")
+    threads: int = Field(1, ge=0, le=64, description="jobs at once in `tistream up`, at low priority; 0 = none")
+
+
 class PushSettings(_Section):
     """Session credentials of pushers for an S3 bucket: one role, limited to the tenant's prefix."""
 
@@ -178,6 +209,7 @@ class Settings(_Section):
     feed: FeedSettings = FeedSettings()
     sorter: SorterSettings = SorterSettings()
     meta: MetaSettings = MetaSettings()
+    maintenance: MaintenanceSettings = MaintenanceSettings()
     push: PushSettings = PushSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()

@@ -20,6 +20,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.drain import Drainable, drain
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.cli import allocator, warm
+from tistream.cli.executors import maintenance_rules, threads_worker
 from tistream.cli.first_key import first_words
 from tistream.cli.server import HttpServer
 from tistream.cli.startup import answers
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from tistream.feed.protocol import Feed
     from tistream.http.auth.authenticator import Authenticator
 
+_NICE = 10  # of the threads that compact in `tistream up`: pushers and readers go first
 _TICK_S = 0.6  # pushers write a file each second: the next one is not looked for sooner
 
 
@@ -186,6 +188,8 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
     follow = _dispatcher(parts, "dispatcher-1")
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
     members: list[Service] = [_meta(parts, "meta-1"), follow, *sorters]
+    if parts.settings.maintenance.threads:
+        members.append(threads_worker(parts, "maintain-1", slots=parts.settings.maintenance.threads, nice=_NICE))
     collect: list[Collect] = [CatalogGauges(parts.catalog, parts.clock), follow.measured, _of_tasks(parts, sorters)]
     app = _api(parts, members, collect=collect, sorters=sorters)
     return Running(parts, members, app, has_console=True)
@@ -241,6 +245,13 @@ def api_server(parts: Parts) -> Running:
     """An API server: every route, and the console."""
     warm.start()
     return Running(parts, [], _api(parts, []), has_console=True)
+
+
+def maintain(parts: Parts, name: str, slots: int) -> Running:
+    """An executor of maintenance jobs, with threads."""
+    allocator.keep_freed_memory()
+    worker = threads_worker(parts, name, slots=slots)
+    return Running(parts, [worker], probes=_probes(parts, worker, worker.lease_age_s, lambda: []))
 
 
 def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], measured: Collect) -> Probes:
@@ -369,6 +380,8 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         service_token_hours=settings.service_token_hours,
         retention_interval_s=settings.retention_interval_s,
         collect_interval_s=settings.collect_interval_s,
+        maintenance=maintenance_rules(parts.settings),
+        maintenance_interval_s=parts.settings.maintenance.interval_s,
     )
 
 

@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "meta": "run:meta",
     "dispatch": "run:dispatch",
     "sort": "run:sort",
+    "maintain": "run:maintain",
     "serve": "run:serve",
     "demo": "demo:demo",
     "compile": "compiling:compile_all",

@@ -110,6 +110,21 @@ def sort(
     _run(assembly.sorter(assembly.open_parts(settings), name or _default_name("sorter")))
 
 
+def maintain(
+    name: Name = None,
+    slots: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Jobs at once.")] = 2,
+    catalog: Catalog = None,
+    object_store: Bucket = None,
+    metrics_port: MetricsPort = None,
+    config: Config = None,
+) -> None:
+    """Run an executor of maintenance jobs, with threads: merges, bases and replays that the meta server records."""
+    from tistream.cli import assembly
+
+    settings = settings_of(config, catalog=catalog, object_store=object_store, more={"metrics.port": metrics_port})
+    _run(assembly.maintain(assembly.open_parts(settings), name or _default_name("maintain"), slots))
+
+
 def serve(
     port: Port = None,
     host: Host = None,
