@@ -39,6 +39,7 @@ from sorter.state.snapshot import read_state_file
 from sorter.worker.stored_core import load
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import Attempt, attempting, settle
+from tistream.catalog.database.service_time import service_time
 from tistream.catalog.log.committed import TaskAdvance
 from tistream.catalog.log.snapshots import NewSnapshot
 from tistream.catalog.log.snapshots import positions as read_positions
@@ -48,6 +49,7 @@ from tistream.catalog.work.tasks import TaskRow, get_task
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, invariant
 from tistream.ids import Tenant
+from tistream.limits import CLOCK_SKEW_MAX_MS
 from tistream.model.positions import Positions
 from tistream.objectstore.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
@@ -67,6 +69,7 @@ class ReplaySettings:
     partitions: int = 2  #: about how many work at once
     batch_bytes: int = 1 << 30  #: batch files that are handed over together
     memory_bytes: int = 0  #: rows that one partition holds; 0 = a share of the machine's
+    skew_max_ms: int = CLOCK_SKEW_MAX_MS  #: how far files may be ahead of the service's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +130,8 @@ class Replay:
             report = Report(tenant=self._tenant, tasks=len(self._tasks))
             held = {task_id: task.positions for task_id, task in self._tasks.items()}
             backlog = find_backlog(self._catalog, self._store, self._tenant, held)
-            survey = Survey(self._store, self._tenant, backlog, pool)
+            time = service_time(self._catalog, clock, self._settings.skew_max_ms)
+            survey = Survey(self._store, self._tenant, backlog, pool, time)
             for task_id, task in self._tasks.items():
                 survey.add(task_id, self._watermarks(task.row), task.positions)
             total = sum(len(stream.sizes) for streams in backlog.values() for stream in streams)

@@ -8,6 +8,9 @@ a commit that cannot be decided may hold a partition below it, which its result 
 
 A *batch* is a stretch of the backlog: files of all stores in order of cut_ts (so that no store runs ahead of the others
 and little must be held), limited in bytes. Each is handed over separately.
+
+A store's files count up to the first one ahead of the service's time; it and those behind it are left to the live
+dispatcher, which holds them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from itertools import islice
 
 import polars as pl
 import pyarrow as pa
+import structlog
 
 from backfill.backlog import Stream
 from backfill.core.plan import Step, own_steps
@@ -32,6 +36,9 @@ from tistream.model.change import REGIONS
 from tistream.model.positions import Positions
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.service_time import ServiceTime
+
+log = structlog.get_logger(__name__)
 
 END_BYTES = 64 << 10  #: read first, from the end of a file
 AHEAD = 16  #: files whose ends are read ahead, per store
@@ -61,9 +68,14 @@ class Survey:
     """Splits the backlog of one tenant into batches."""
 
     def __init__(
-        self, store: ObjectStore, tenant: Tenant, backlog: Mapping[int, Sequence[Stream]], pool: Executor
+        self,
+        store: ObjectStore,
+        tenant: Tenant,
+        backlog: Mapping[int, Sequence[Stream]],
+        pool: Executor,
+        time: ServiceTime,
     ) -> None:
-        self._store, self._tenant, self._pool = store, tenant, pool
+        self._store, self._tenant, self._pool, self._time = store, tenant, pool, time
         stores = [self._of_store(streams) for streams in backlog.values()]
         self._files = heapq.merge(*stores, key=lambda seen: (seen.cut_ts, seen.store_id))
         self._maps: dict[int, RangeWatermarkMap] = {}
@@ -120,17 +132,23 @@ class Survey:
             regions = _NO_REGIONS
             if promises is not None:
                 found = promises.result()
+                if held := self._time.ahead(found.latest_ts, "batch file", object=str(self._key(step))):
+                    log.warning("the store is replayed up to this file", error=str(held))
+                    return
                 cut_ts, regions = max(cut_ts, found.cut_ts), found.regions
             yield _Seen(cut_ts, step.store_id, step, size, regions)
 
     def _read(self, step: Step, size: int) -> BatchWatermarks:
-        key = BatchKey(tenant=self._tenant, store_id=step.store_id, incarnation=step.incarnation, seq=step.seq)
+        key = self._key(step)
         length = min(size, END_BYTES)
         found = decode_watermarks(key, self._store.get_range(str(key), size - length, length), size)
         if found is not None:
             return found
         file = decode_batch_file(key, self._store.get(str(key)))
         return BatchWatermarks(cut_ts=file.cut_ts, regions=file.regions)
+
+    def _key(self, step: Step) -> BatchKey:
+        return BatchKey(tenant=self._tenant, store_id=step.store_id, incarnation=step.incarnation, seq=step.seq)
 
 
 _NO_REGIONS = pa.RecordBatch.from_pylist([], schema=REGIONS)

@@ -3,7 +3,8 @@
 The folder of pushed snapshots is listed for waiting tenants only, with growing pauses. The first usable snapshot (by
 ts) decides: its timestamp becomes `start_ts` and the `durable_ts` of every task, in one transaction, once. An unusable
 snapshot stops the activation of its tenant alone, with a problem that names the object; a snapshot pushed under another
-ts replaces it within seconds. Nothing is ever guessed from a damaged snapshot.
+ts replaces it within seconds. Nothing is ever guessed from a damaged snapshot. A snapshot ahead of the service's time
+is held until that time has come: else the log would begin after changes that are yet to come.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from metaserver.initial_ranges import lay_out
 from schemas.saved import read_json
 from schemas.snapshot import PushedSchema, parse_pushed
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.service_time import service_time
 from tistream.catalog.tenancy.tenants import TenantState, activate_tenant, list_tenants
 from tistream.catalog.work.stops import list_stops
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, TiStreamError, TooLarge
 from tistream.ids import Tenant
+from tistream.limits import CLOCK_SKEW_MAX_MS
 from tistream.objectstore.layout import SchemaSnapKey, parse, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectInfo, ObjectStore
 from tistream.runtime.service import Backoff, Problem
+from tistream.ts import TSO_END
 
 log = structlog.get_logger(__name__)
 
@@ -46,8 +50,17 @@ class _Waiting:
 class Activation:
     """Activates the tenants that await their schema snapshot. Used from one thread."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, data_tasks: int, name: str = "") -> None:
-        """`name` of the process, for problems."""
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: ObjectStore,
+        clock: Clock,
+        data_tasks: int,
+        name: str = "",
+        skew_max_ms: int = CLOCK_SKEW_MAX_MS,
+    ) -> None:
+        """`name` of the process, for problems. `skew_max_ms`: how far a snapshot may be ahead of the service's time."""
+        self._skew_max_ms = skew_max_ms
         self._catalog, self._store, self._clock, self._data_tasks = catalog, store, clock, data_tasks
         self.tenants = Contained(
             catalog, clock, name, ROLE, stopped_first_s=_FIRST_PAUSE_S, stopped_max_s=_LONGEST_PAUSE_S
@@ -97,6 +110,10 @@ class Activation:
             key = parse(info.key)
             if not isinstance(key, SchemaSnapKey):
                 continue
+            if key.ts < TSO_END:
+                time = service_time(self._catalog, self._clock, self._skew_max_ms)
+                if ahead := time.ahead(key.ts, "schema snapshot", object=info.key, tenant=str(tenant)):
+                    raise ahead  # as are all that follow: they are listed by ts
             pushed = self._usable(key, info, waiting)
             if pushed is None:
                 continue
@@ -138,6 +155,8 @@ def read_snapshot(key: SchemaSnapKey, data: bytes) -> PushedSchema:
         pushed = parse_pushed(read_json(data))
     except CorruptObject as e:
         raise CorruptObject(e.message, **{**e.facts, "object": str(key)}) from e
+    if key.ts >= TSO_END:
+        raise CorruptObject("the ts of the schema snapshot is no TSO", object=str(key))
     if pushed.snapshot.ts != key.ts:
         raise CorruptObject("the schema snapshot was taken at another ts", object=str(key), found=pushed.snapshot.ts)
     return pushed

@@ -50,7 +50,7 @@ from tistream.catalog.work.stops import forget_stale_stops
 from tistream.catalog.work.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
 from tistream.clock import Clock
 from tistream.errors import Fenced
-from tistream.limits import LEASE_MS
+from tistream.limits import CLOCK_SKEW_MAX_MS, LEASE_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.service import Problem, Repeating, ServiceGroup
 
@@ -97,13 +97,14 @@ class MetaWorker:
         maintenance: MaintenanceRules | None = None,
         maintenance_interval_s: float = MAINTENANCE_INTERVAL_S,
         service_token_hours: float = 24,
+        skew_max_ms: int = CLOCK_SKEW_MAX_MS,
     ) -> None:
         """`name` must be unique: a process that starts under the leader's name replaces it. Without `reshape` tasks are
         not split or merged. `retention_hours`: of the log of a tenant without its own retention, 0 = all; None = this
         process runs no retention and no audit. Without `maintenance` it schedules no jobs."""
         self.name = name
         self._catalog, self._clock = catalog, clock
-        self._activation = Activation(catalog, store, clock, data_tasks, name)
+        self._activation = Activation(catalog, store, clock, data_tasks, name, skew_max_ms)
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms, name=name)
         self._deletion = Deletion(catalog, store, clock, self._collector, grace_ms=grace_ms, name=name)
         self._pruning = Contained(catalog, clock, name, "pruning")

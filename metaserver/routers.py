@@ -15,19 +15,24 @@ from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
 from tistream.admin.views import Sources
+from tistream.limits import CLOCK_SKEW_MAX_MS
 from tistream.objectstore.protocol import ObjectStore
 
 
 def control_routers(
-    sources: Sources, store: ObjectStore, store_url: str, issuer: CredentialIssuer | None = None
+    sources: Sources,
+    store: ObjectStore,
+    store_url: str,
+    issuer: CredentialIssuer | None = None,
+    skew_max_ms: int = CLOCK_SKEW_MAX_MS,
 ) -> list[APIRouter]:
     """All of them. `store_url`: the bucket's address for pushers; `issuer` of credentials for it: without one pushers
-    use their own."""
+    use their own. `skew_max_ms`: how far pushers' timestamps may be ahead of the service's time."""
     catalog = sources.catalog
     return [
         admin_router(sources),
         control_router(catalog, store_url, issuer),
         push_router(catalog, store, issuer),
         retention_router(catalog),
-        seed_router(catalog, store),
+        seed_router(catalog, store, sources.clock, skew_max_ms),
     ]

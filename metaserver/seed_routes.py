@@ -3,8 +3,8 @@
     POST /v1/clusters/{c}/tenants/{t}/seeds     publish a seed whose manifest and files are in the bucket
     GET  /v1/clusters/{c}/tenants/{t}/seeds     list visible seeds
 
-The manifest is read from the bucket, and every file in it must exist with its size. A seed with a future timestamp is
-refused: no read could use it.
+The manifest is read from the bucket, and every file in it must exist with its size. A seed ahead of the service's time
+is refused until that time has come: no read could use it, and later rows would be taken for part of it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
 from metaserver.bounded import MANIFEST_BYTES_MAX, small_object
-from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.retention import database_time_ms
+from tistream.catalog.database.service_time import service_time
 from tistream.catalog.log.seeds import SeedRow, add_seed, list_seeds
 from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.clock import Clock
 from tistream.codec.seed_file import manifest_key, read_manifest
 from tistream.errors import InvalidInput, ObjectNotFound
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.service_time import ServiceTime
 
 _INT_MAX = (1 << 63) - 1
-_SKEW_MS = 3_600_000  # allowed between the clocks of upstream and catalog
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
 
 
@@ -48,15 +48,16 @@ class Seed(BaseModel):
     bytes: int
 
 
-def seed_router(catalog: Catalog, store: ObjectStore) -> APIRouter:
-    """The routes over this catalog and bucket."""
+def seed_router(catalog: Catalog, store: ObjectStore, clock: Clock, skew_max_ms: int) -> APIRouter:
+    """The routes over this catalog and bucket. `skew_max_ms`: how far ahead of the service's time a seed may be."""
     routes = APIRouter(tags=["control"], dependencies=[needs(Right.PUSH)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}/seeds"
 
     @routes.post(base, status_code=201, operation_id="add_seed", summary="Make a seed visible")
     def add(cluster_id: _Id, tenant_id: _Id, new: NewSeed, response: Response) -> Seed:
         tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
-        if not publish(catalog, store, tenant, int(new.ts), new.table_id):
+        time = service_time(catalog, clock, skew_max_ms)
+        if not publish(catalog, store, tenant, int(new.ts), new.table_id, time):
             response.status_code = 200
         found = list_seeds(catalog, tenant)
         return next(_shown(row) for row in found if (row.ts, row.table_id) == (int(new.ts), new.table_id))
@@ -69,11 +70,14 @@ def seed_router(catalog: Catalog, store: ObjectStore) -> APIRouter:
     return routes
 
 
-def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table_id: int) -> bool:
+def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table_id: int, time: ServiceTime) -> bool:
     """Check the objects in the bucket and publish the seed; False when it is visible already. InvalidInput when
-    something is missing."""
-    _check_ts(catalog, ts)
+    something is missing, AheadOfTime before its time has come."""
+    if not 0 < ts <= _INT_MAX:
+        raise InvalidInput("ts of a seed must lie in 1..2**63-1", ts=ts)
     key = str(manifest_key(tenant, ts, table_id))
+    if ahead := time.ahead(ts, "seed", object=key, tenant=str(tenant)):
+        raise ahead
     try:
         data = small_object(store, key, MANIFEST_BYTES_MAX)
         manifest = read_manifest(key, data, tenant, ts, table_id)
@@ -83,14 +87,6 @@ def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table
     if sizes != manifest.file_bytes:
         raise InvalidInput("the seed is incomplete: a file does not have the size in its manifest", ts=ts)
     return add_seed(catalog, manifest, len(data))
-
-
-def _check_ts(catalog: Catalog, ts: int) -> None:
-    if not 0 < ts <= _INT_MAX:
-        raise InvalidInput("ts of a seed must lie in 1..2**63-1", ts=ts)
-    ahead_ms = tso.physical_ms(ts) - database_time_ms(catalog)
-    if ahead_ms > _SKEW_MS:
-        raise InvalidInput(f"ts of the seed lies {ahead_ms / 1000:.0f} s in the future", ts=ts)
 
 
 def _shown(row: SeedRow) -> Seed:

@@ -18,6 +18,7 @@ from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import tasks
 from tistream.clock import Clock
 from tistream.ids import Tenant
+from tistream.limits import CLOCK_SKEW_MAX_MS
 from tistream.model.task_state import TaskState
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.metrics import Collect
@@ -40,6 +41,7 @@ class Services:
     collect: Sequence[Collect] = ()  #: metrics of the other components of this process
     reports: Callable[[], Sequence[TaskState]] = tuple  #: task states of the sorters of this process
     explain: Callable[[int], Sequence[str]] = lambda _: ()  #: what a task of this process waits for, as text
+    skew_max_ms: int = CLOCK_SKEW_MAX_MS  #: how far pushers' timestamps may be ahead of the service's time
 
     @classmethod
     def create(
@@ -53,6 +55,7 @@ class Services:
         collect: Sequence[Collect] = (),
         reports: Callable[[], Sequence[TaskState]] = tuple,
         explain: Callable[[int], Sequence[str]] = lambda _: (),
+        skew_max_ms: int = CLOCK_SKEW_MAX_MS,
     ) -> Services:
         """The usual set over one catalog and one object store. `problems` are those of other components."""
         registry, excluded = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock), ExcludedRows()
@@ -71,6 +74,7 @@ class Services:
             collect=collect,
             reports=reports,
             explain=explain,
+            skew_max_ms=skew_max_ms,
             problems=all_problems,
         )
 

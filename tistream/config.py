@@ -35,11 +35,11 @@ class CatalogSettings(_Section):
     """Where the catalog is."""
 
     url: str = Field("", description="sqlite:////abs/file.db or mysql+pymysql://user:password@host:port/database")
-    clock_skew_max_s: float = Field(
-        CLOCK_SKEW_MAX_MS / 1000,
+    clock_skew_max_ms: int = Field(
+        CLOCK_SKEW_MAX_MS,
         ge=0,
-        le=86_400,
-        description="seconds that pushers' timestamps may be ahead of the catalog's clock; what is further ahead waits",
+        le=86_400_000,
+        description="how far pushers' timestamps may be ahead of the catalog's clock; what is further ahead waits",
     )
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 LOGICAL_BITS = 18
 LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
 TS_MAX = (1 << 64) - 1
+TSO_END = 1 << 63  #: TSOs are signed 64-bit numbers in TiDB and in the catalog
 
 
 def compose(physical_ms: int, logical: int = 0) -> int:

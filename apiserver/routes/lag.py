@@ -19,6 +19,7 @@ from apiserver.routes import tenants as tenant_routes
 from apiserver.waterfall import Points, Stage, waterfall
 from reading.deps import Id, Services
 from tistream import ts as tso
+from tistream.catalog.database.service_time import service_time
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import stores, tasks
 from tistream.catalog.work.reports import StuckReport, TaskReport
@@ -26,13 +27,14 @@ from tistream.catalog.work.stores import StoreRow
 from tistream.catalog.work.tasks import TaskRow
 from tistream.catalog.work.workers import WorkerRow, list_workers
 from tistream.codec.batch_file import BatchWatermarks, decode_watermarks
-from tistream.errors import ObjectNotFound
+from tistream.errors import CorruptObject, ObjectNotFound
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.task_state import TaskState
 from tistream.objectstore.layout import BatchKey, incarnation_prefix, parse
+from tistream.runtime.service_time import ServiceTime
 
 STORES_LOOKED_AT = 16
 FILES_LISTED_MAX = 5_000  # of one store; a dispatcher that is further behind shows anyway
@@ -47,7 +49,8 @@ class _Newest:
     """The newest batch file of a store."""
 
     key: BatchKey
-    promises: BatchWatermarks
+    promises: BatchWatermarks | None  #: None when the file does not count
+    fault: str = ""  #: why not: it is corrupt, or ahead of the service's time
 
 
 def router(services: Services) -> APIRouter:
@@ -72,7 +75,7 @@ def router(services: Services) -> APIRouter:
 def explained(services: Services, tenant: Tenant) -> dict[str, Any]:
     """The stages of the lag of a started tenant and their causes; reads the bucket."""
     followed = stores.list_stores(services.catalog, tenant)
-    newest = _newest_files(services, followed)
+    newest = _newest_files(services, followed, service_time(services.catalog, services.clock, services.skew_max_ms))
     here = {state.task_id: state for state in services.reports() if state.tenant == tenant}
     owned = tasks.list_tasks(services.catalog, tenant)
     workers = {worker.worker_id: worker for worker in list_workers(services.catalog)}
@@ -147,7 +150,7 @@ def _reason(stuck: StuckReport) -> str:
     return f"{KeyRange(stuck.start_key, stuck.end_key)}: {who}{stuck.reason}"
 
 
-def _newest_files(services: Services, followed: Sequence[StoreRow]) -> dict[int, _Newest]:
+def _newest_files(services: Services, followed: Sequence[StoreRow], time: ServiceTime) -> dict[int, _Newest]:
     """Store -> its newest batch file, for the stores read least far that have one."""
     found: dict[int, _Newest] = {}
     for store in sorted(followed, key=lambda s: s.max_cut_ts)[:STORES_LOOKED_AT]:
@@ -157,27 +160,32 @@ def _newest_files(services: Services, followed: Sequence[StoreRow]) -> dict[int,
         last = deque(islice(services.store.list(prefix, after=str(after)), FILES_LISTED_MAX), maxlen=1)
         for info in last:
             key = parse(info.key)
-            promises = _promises(services, key, info.size) if isinstance(key, BatchKey) else None
-            if isinstance(key, BatchKey) and promises is not None:
-                found[store.store_id] = _Newest(key=key, promises=promises)
+            if isinstance(key, BatchKey) and (read := _read(services, key, info.size, time)) is not None:
+                found[store.store_id] = read
     return found
 
 
-def _promises(services: Services, key: BatchKey, size: int) -> BatchWatermarks | None:
+def _read(services: Services, key: BatchKey, size: int, time: ServiceTime) -> _Newest | None:
+    """The newest file; None when it was reclaimed meanwhile."""
     try:
         for length in (min(size, _END_BYTES), size):
             end = services.store.get_range(str(key), size - length, length)
             if (promises := decode_watermarks(key, end, size)) is not None:
-                return promises
-    except ObjectNotFound:  # reclaimed meanwhile
+                if held := time.ahead(promises.latest_ts, "batch file"):
+                    return _Newest(key=key, promises=None, fault=held.message)
+                return _Newest(key=key, promises=promises)
+    except ObjectNotFound:
         return None
+    except CorruptObject as e:
+        return _Newest(key=key, promises=None, fault=e.message)
     return None
 
 
 def _cut(store: StoreRow, newest: Mapping[int, _Newest]) -> int:
     """The newest known cut of the store."""
     found = newest.get(store.store_id)
-    return store.max_cut_ts if found is None else max(found.promises.cut_ts, store.max_cut_ts)
+    promises = None if found is None else found.promises
+    return store.max_cut_ts if promises is None else max(promises.cut_ts, store.max_cut_ts)
 
 
 def _of_store(
@@ -189,7 +197,10 @@ def _of_store(
     found = newest.get(store.store_id)
     if found is None:
         return f"store {store.store_id}: its last file was cut {age} ago"
-    text = f"store {store.store_id}: its newest file {found.key.incarnation}/{found.key.seq} was cut {age} ago"
+    text = f"store {store.store_id}: its newest file {found.key.incarnation}/{found.key.seq}"
+    if found.promises is None:
+        return f"{text} does not count: {found.fault}"
+    text += f" was cut {age} ago"
     region = _slowest_region(found.promises)
     return f"{text}; {region}" if region else text
 
@@ -233,7 +244,8 @@ def _store(store: StoreRow, newest: Mapping[int, _Newest], now_ms: int) -> dict[
         "store_id": store.store_id,
         "incarnation": store.incarnation,
         "newest_file": str(found.key) if found else None,
-        "newest_cut_ts": str(found.promises.cut_ts) if found else None,
+        "newest_cut_ts": str(found.promises.cut_ts) if found and found.promises else None,
+        "newest_fault": found.fault or None if found else None,
         "read_cut_ts": str(store.max_cut_ts),
         "behind_ms": max(0, now_ms - tso.physical_ms(_cut(store, newest))) if _cut(store, newest) else None,
         "dispatcher": store.dispatcher,

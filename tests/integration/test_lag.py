@@ -18,6 +18,7 @@ from tests.kit.catalog_cases import elected
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.request_tally import RequestTally
 from tistream import ts as tso
+from tistream.catalog.log.retention import database_time_ms
 from tistream.catalog.work.reports import StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
 from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks
@@ -87,6 +88,27 @@ def test_the_slowest_store_is_named_with_its_newest_file_and_region(world: ApiWo
     newest = {store["store_id"]: store["newest_file"] for store in found["stores"]}
     assert newest[2] == str(slow)
     assert newest[1].endswith("file-000000000002.seg")
+
+
+@pytest.mark.parametrize("ahead_ms", [3_600_000, None])
+def test_a_newest_file_that_does_not_count_is_named_and_explains_nothing(world: ApiWorld, ahead_ms: int | None) -> None:
+    """Ahead of the catalog's clock, or damaged."""
+    push(world, 1, 1, ago(200))
+    push(world, 2, 1, ago(300))
+    note_cut_ts(world.catalog, TENANT, 2, ago(600))
+    held = push(world, 2, 2, tso.compose(database_time_ms(world.catalog) + (ahead_ms or 0)))
+    if ahead_ms is None:
+        data = bytearray(world.store.get(str(held)))
+        data[-20] ^= 1
+        world.store.delete(str(held))
+        world.store.put(str(held), bytes(data))
+    found = world.ok("/lag", why="true").json()
+    assert stages(found)["upstream_flush"] == 600
+    where = "ahead of the catalog's clock: it counts at 20" if ahead_ms else "checksum"
+    assert found["stages"][0]["where"].startswith("store 2: its newest file 1/2 does not count: ")
+    assert where in found["stages"][0]["where"]
+    (shown,) = (store for store in found["stores"] if store["store_id"] == 2)
+    assert (shown["newest_cut_ts"], shown["behind_ms"], where in shown["newest_fault"]) == (None, 600, True)
 
 
 def test_watermarks_and_reasons_come_from_what_workers_reported(world: ApiWorld) -> None:

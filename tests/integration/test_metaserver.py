@@ -16,8 +16,10 @@ from metaserver.loop import MetaWorker
 from tests.kit.control_app import control_app
 from tests.kit.manual_clock import ManualClock
 from tests.kit.open_folder import OpenFolder
+from tistream import ts as tso
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.retention import database_time_ms
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState, get_tenant, register_tenant
 from tistream.catalog.work.handover import take_tasks
 from tistream.catalog.work.leader import get_leader
@@ -116,6 +118,32 @@ def test_a_damaged_snapshot_is_a_problem_and_the_next_is_taken(catalog: Catalog,
     worker.activate()
     assert get_tenant(catalog, T).start_ts == ts
     worker.activate()
+    assert worker.problems() == []
+
+
+def test_a_snapshot_ahead_of_the_time_is_held_and_an_earlier_one_is_taken(
+    catalog: Catalog, snapshot: dict[str, Any]
+) -> None:
+    """Else the log would begin in an hour, and every change until then would be below it."""
+    folder, clock = OpenFolder(), ManualClock()
+    register_tenant(catalog, T)
+    hour_ahead = tso.compose(database_time_ms(catalog) + 3_600_000)
+    key, absurd = (str(SchemaSnapKey(tenant=T, ts=ts)) for ts in (hour_ahead, tso.TSO_END))
+    folder.put(absurd, pack({**snapshot, "ts": str(tso.TSO_END)}))
+    worker = MetaWorker(catalog, folder, clock, "m1")
+    worker.assign()
+    worker.activate()
+    assert [(p.code, p.facts["object"]) for p in worker.problems()] == [("TS-1020", absurd)]
+    folder.put(key, pack({**snapshot, "ts": str(hour_ahead)}))
+    clock.wait(_never(), 10)
+    worker.activate()
+    held = [p for p in worker.problems() if p.code == "TS-1067"]
+    assert [(p.facts["object"], p.facts["tenant"]) for p in held] == [(key, str(T))]
+    assert get_tenant(catalog, T).state is TenantState.AWAITING_SNAPSHOT
+    folder.put(str(SchemaSnapKey(tenant=T, ts=int(snapshot["ts"]))), pack(snapshot))
+    clock.wait(_never(), 10)
+    worker.activate()
+    assert get_tenant(catalog, T).start_ts == int(snapshot["ts"])
     assert worker.problems() == []
 
 
@@ -349,6 +377,14 @@ def test_registering_says_where_to_push_and_may_be_repeated(http: TestClient) ->
     assert http.post("/v1/tenants", json=body).json() == first.json()
     assert first.json()["push"].items() > http.get(f"{BASE}/push").json().items()
     assert http.get(f"{BASE}/frontier").json() == []
+
+
+def test_a_seed_ahead_of_the_time_waits(http: TestClient, catalog: Catalog) -> None:
+    register_tenant(catalog, T)
+    now_ms = database_time_ms(catalog)
+    for ahead_ms, status, code in ((3_600_000, 503, "TS-1067"), (30_000, 400, "TS-1001")):
+        found = http.post(f"{BASE}/seeds", json={"ts": str(tso.compose(now_ms + ahead_ms))})
+        assert (found.status_code, found.json()["code"]) == (status, code), "the near one lacks its files only"
 
 
 def test_incarnations_rise_and_carry_the_largest_cut_ts_as_text(http: TestClient, catalog: Catalog) -> None:

@@ -304,11 +304,13 @@ def _api(
         checks={"services": none_stopped(lambda: [p for service in services for p in service.problems()])},
         problems=problems,
         collect=collect,
+        skew_max_ms=parts.settings.catalog.clock_skew_max_ms,
         reports=lambda: [report for sorter in sorters for report in sorter.reports],
         explain=lambda task_id: [str(s) for sorter in sorters for s in sorter.explain(task_id)],
     )
     sources = Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry))
-    control = control_routers(sources, parts.store, parts.settings.object_store.url, push_issuer(parts.settings))
+    url, issuer = parts.settings.object_store.url, push_issuer(parts.settings)
+    control = control_routers(sources, parts.store, url, issuer, parts.settings.catalog.clock_skew_max_ms)
     return create_app(wired, control, authenticator=_authenticator(parts), **_bounds(parts.settings.server))
 
 
@@ -378,6 +380,7 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         reshape=reshape,
         retention_hours=settings.retention_hours,
         service_token_hours=settings.service_token_hours,
+        skew_max_ms=parts.settings.catalog.clock_skew_max_ms,
         retention_interval_s=settings.retention_interval_s,
         collect_interval_s=settings.collect_interval_s,
         maintenance=maintenance_rules(parts.settings),
@@ -397,12 +400,8 @@ def _dispatcher(parts: Parts, name: str) -> DispatcherWorker:
         name,
         timing=TailTiming(poll_s=settings.poll_interval_ms / 1000, tick_s=_TICK_S),
         reclaim_s=settings.reclaim_interval_ms / 1000,
-        skew_max_ms=_skew_max_ms(parts),
+        skew_max_ms=parts.settings.catalog.clock_skew_max_ms,
     )
-
-
-def _skew_max_ms(parts: Parts) -> int:
-    return int(parts.settings.catalog.clock_skew_max_s * 1000)
 
 
 def _sorter(parts: Parts, name: str, feed: Feed) -> SorterWorker:

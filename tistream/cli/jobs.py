@@ -124,7 +124,13 @@ def replay(
     with ExitStack() as stack:
         opened, progress = _begin(stack, "replay", catalog, bucket, config)
         executor, width = _replayer(opened, engine, master, pairs(spark_conf or []), parts, stack)
-        wanted = ReplaySettings(until=at, partitions=width, batch_bytes=leg_mb * _MIB, memory_bytes=memory_mb * _MIB)
+        wanted = ReplaySettings(
+            until=at,
+            partitions=width,
+            batch_bytes=leg_mb * _MIB,
+            memory_bytes=memory_mb * _MIB,
+            skew_max_ms=opened.settings.catalog.clock_skew_max_ms,
+        )
         run = Replay(opened.catalog, opened.store, opened.clock, TenantId(cluster, tenant), executor, wanted)
         report = run.run(progress)
     show_data({**asdict(report), "tenant": str(report.tenant)})

@@ -36,8 +36,7 @@ from tistream.errors import CorruptObject, InvalidInput
 from tistream.model import change
 from tistream.model.change import Op, RowKind
 from tistream.objectstore.layout import BatchKey
-
-_TSO_END = 1 << 63  #: TSOs are signed 64-bit numbers in TiDB and in the catalog
+from tistream.ts import TSO_END
 
 _REGION_TIMESTAMPS = ("tenure_open_ts", "tenure_ready_ts", "checkpoint_ts", "resolved_ts")
 
@@ -127,7 +126,7 @@ def _checked_head(key: BatchKey, file: SegmentFile) -> tuple[int, str]:
         if type(found) is not type(expected) or found != expected:
             raise CorruptObject("the file belongs under another key", **footer, field=fact, found=found)
     cut_ts, write_id = file.head.get("cut_ts"), file.head.get("write_id")
-    if type(cut_ts) is not int or not 0 <= cut_ts < _TSO_END or not isinstance(write_id, str):
+    if type(cut_ts) is not int or not 0 <= cut_ts < TSO_END or not isinstance(write_id, str):
         raise CorruptObject("the head lacks cut_ts or write_id, or cut_ts is no TSO", **footer, head=file.head)
     if [s.kind for s in file.segments] != ["rows", "regions"]:
         raise CorruptObject("not the segments of a batch file", **footer, found=[s.kind for s in file.segments])
@@ -157,7 +156,7 @@ def _latest_ts(cut_ts: int, regions: pa.RecordBatch) -> int:
 
 
 def _cut_fault(cut_ts: int) -> str:
-    return "" if 0 <= cut_ts < _TSO_END else f"cut_ts {cut_ts} is no TSO"
+    return "" if 0 <= cut_ts < TSO_END else f"cut_ts {cut_ts} is no TSO"
 
 
 def _rows_fault(rows: pa.RecordBatch, cut_ts: int) -> str:
@@ -196,7 +195,7 @@ def _regions_fault(regions: pa.RecordBatch, rows: int, cut_ts: int) -> str:
 def _timestamp_fault(data: pa.RecordBatch, what: str, columns: Sequence[str]) -> str:
     """The first number that is no TSO. It would end the catalog's arithmetic for every tenant."""
     for name in columns:
-        if (bad := _numbers(data, name) >= _TSO_END).any():
+        if (bad := _numbers(data, name) >= TSO_END).any():
             return f"{what} {_first(bad)} has a {name} of 2**63 or more"
     return ""
 

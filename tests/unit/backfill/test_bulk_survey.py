@@ -13,10 +13,12 @@ from backfill.backlog import find_backlog
 from backfill.core.plan import Positions
 from backfill.survey import Batch, Survey
 from sorter.core.watermark import RangeWatermarkMap
+from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import assign_store, issue_incarnation, set_reclaimed
+from tistream.clock import SystemClock
 from tistream.codec.batch_file import encode_batch_file
 from tistream.errors import FeedGap
 from tistream.ids import Position, Tenant
@@ -24,6 +26,7 @@ from tistream.keyrange import KeyRange
 from tistream.model.change import REGIONS, ROWS
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.memory import MemoryStore
+from tistream.runtime.service_time import ServiceTime
 
 T = Tenant(1, 1)
 START = 10
@@ -63,12 +66,16 @@ class Bucket:
             for store_id, streams in found.items()
         }
 
-    def batches(self, bytes_max: int = 1 << 30, until: int | None = None, **tasks: KeyRange) -> list[Batch]:
+    def batches(
+        self, bytes_max: int = 1 << 30, until: int | None = None, now_ms: int = 1_700_000_000_000, **tasks: KeyRange
+    ) -> list[Batch]:
         """Of tasks that have done nothing yet; their ids are the ends of their names."""
         ranges = {int(name[1:]): range_ for name, range_ in (tasks or {"t1": KeyRange()}).items()}
         backlog = find_backlog(self.catalog, self.store, T, {task_id: {} for task_id in ranges})
         with ThreadPoolExecutor(2) as pool:
-            survey = Survey(self.store, T, backlog, pool)
+            time = ServiceTime(SystemClock(), skew_max_ms=1000)
+            time.note(now_ms)
+            survey = Survey(self.store, T, backlog, pool, time)
             for task_id, range_ in ranges.items():
                 survey.add(task_id, RangeWatermarkMap(range_, START), {})
             return list(iter(lambda: survey.take(bytes_max, until), None))
@@ -128,6 +135,20 @@ def test_the_stores_are_taken_in_the_order_of_time(bucket: Bucket) -> None:
     (batch,) = bucket.batches()
     assert steps(batch) == [(1, 1, 1, False), (1, 1, 1, True), (2, 1, 1, False), (1, 2, 1, False), (2, 1, 2, False)]
     assert (batch.files, batch.upto) == (4, {1: 40})
+
+
+def test_a_store_counts_up_to_its_first_file_ahead_of_the_time(bucket: Bucket) -> None:
+    issue_incarnation(bucket.catalog, T, 1)
+    bucket.put(1, 1, cut_ts=tso.compose(5_000))
+    bucket.put(1, 2, cut_ts=tso.compose(3_600_000))
+    bucket.put(1, 3, cut_ts=tso.compose(6_000))
+    bucket.put(1, 1, cut_ts=tso.compose(7_000), incarnation=2)
+    bucket.put(2, 1, cut_ts=tso.compose(9_000))
+    (batch,) = bucket.batches(now_ms=10_000)
+    assert steps(batch) == [(1, 1, 1, False), (2, 1, 1, False)]
+    assert batch.upto == {1: tso.compose(5_000)}
+    (batch,) = bucket.batches(now_ms=3_600_000)
+    assert batch.files == 5
 
 
 def test_a_leg_reaches_what_its_lowest_slice_does_for_each_task(bucket: Bucket) -> None:
