@@ -89,7 +89,7 @@ class Deployment:
             if name not in self.processes:
                 self._ports[name] = free_port()
                 log = self.folder / f"{name}.log"
-                self.processes[name] = TiStreamProcess(*self._args(name), log=log, env=self._environment)
+                self.processes[name] = TiStreamProcess(*self._args(name), log=log, env=self.environment)
                 self._open.callback(self.processes[name].kill)
             self.processes[name].start()
 
@@ -139,7 +139,8 @@ class Deployment:
             bucket.server.create_bucket(_BUCKET)
             bucket_url, self._servers["s3"] = bucket.server.url(_BUCKET), bucket.pid
             os.environ.update(CREDENTIALS)
-        self._environment = {
+        self.bucket_url = bucket_url
+        self.environment = {
             **CREDENTIALS,
             "TISTREAM_CATALOG_URL": catalog_url,
             "TISTREAM_OBJECT_STORE_URL": bucket_url,
