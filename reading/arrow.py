@@ -92,7 +92,7 @@ def native_page(history: History, rows: pa.Table, scope: Scope, end: int, buffer
     if cut is not None:
         rows = rows.slice(0, int(np.searchsorted(rows["commit_ts"].to_numpy(), np.uint64(cut))))
         end = cut - 1
-    decoded = decode_rows(history, rows, scope, bare_deletes=True)
+    decoded = decode_rows(history, rows, scope)
     changes = order_messages(decoded.changes, split=False)
     table = _columns(history, changes) if changes else empty(history, scope, end)
     if decoded.quarantined:

@@ -3,8 +3,7 @@
 A row committed at c is decoded with the table version of c - 1. Rows of physical ids that no table reads at c - 1 are
 not delivered but counted (see `excluded_rows`). Index entries are not delivered either.
 
-A delete without an old value (not sent by the upstream, or the key did not exist) has the columns of its key, and NULL
-elsewhere.
+A delete whose old value the upstream does not send has the columns of its key, and NULL elsewhere.
 
 A row that cannot be decoded becomes a Quarantined record that names table, column, key and offset; other rows are not
 affected.
@@ -64,15 +63,14 @@ def wanted(table: Table, scope: Scope) -> bool:
     return scope.table is None or folded(table.name) == folded(scope.table)
 
 
-def decode_rows(history: History, rows: pa.Table, scope: Scope, *, bare_deletes: bool = False) -> Decoding:
-    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts. `bare_deletes` keeps
-    deletes of keys that did not exist."""
+def decode_rows(history: History, rows: pa.Table, scope: Scope) -> Decoding:
+    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts."""
     rows = rows.combine_chunks()
     changes: list[TableChanges] = []
     bad: list[Quarantined] = []
     for table, index in rows_of(history, rows, scope):
         part = rows.take(pa.array(index)).combine_chunks()
-        built, failed = _decode_table(table, part, bare_deletes)
+        built, failed = _decode_table(table, part)
         changes.append(built)
         bad.extend(failed)
     return Decoding(changes=tuple(changes), quarantined=tuple(sorted(bad, key=lambda q: (q.commit_ts, q.key))))
@@ -97,8 +95,8 @@ def rows_of(history: History, rows: pa.Table, scope: Scope) -> Iterator[tuple[Ta
             yield table, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
 
 
-def _decode_table(table: Table, rows: pa.Table, bare_deletes: bool) -> tuple[TableChanges, list[Quarantined]]:
-    layout, build = row_layout(table), partial(build_changes, table, bare_deletes=bare_deletes)
+def _decode_table(table: Table, rows: pa.Table) -> tuple[TableChanges, list[Quarantined]]:
+    layout, build = row_layout(table), partial(build_changes, table)
     keys = rows["key"].combine_chunks()
     after = decode(layout, keys, rows["value"].combine_chunks())
     before = _with_keys(table, rows, decode(layout, keys, rows["old_value"].combine_chunks()))

@@ -42,6 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _ROWS_IN = metrics.ROWS.labels("api", "in")
+_DELETES_NOTHING = metrics.LEFT_OUT.labels("deletes nothing")
 _SEGMENTS_PER_QUERY = 2000
 _REQUESTS_IN_FLIGHT_MAX = 8
 _CACHE_BYTES_MAX = 128 << 20
@@ -166,7 +167,8 @@ class LogReader:
             lease.renew()
             return self._segment(segment)
 
-        parts = [page_rows.select(part, after, end, table_ids) for part in self._requests.map(fetch, segments[:count])]
+        found = self._requests.map(fetch, segments[:count])
+        parts = [_changes(page_rows.select(part, after, end, table_ids)) for part in found]
         return page_rows.page(parts, upto=end, rows=size.rows, size=size.bytes)
 
     def _listed(
@@ -213,3 +215,12 @@ class LogReader:
         key = str(error.facts["object"])
         if object_states(self._catalog, [key]).get(key) is ObjectState.LIVE:
             raise CorruptObject(error.message, **error.facts) from error
+
+
+def _changes(rows: pa.Table) -> pa.Table:
+    """The rows without deletes of rows that never were, which are counted; a segment read again counts again."""
+    nothing = page_rows.deletes_nothing(rows)
+    if not nothing.any():
+        return rows
+    _DELETES_NOTHING.inc(int(nothing.sum()))
+    return page_rows.only(rows, ~nothing)

@@ -71,7 +71,7 @@ class Rendering:
     def _text(self, history: History, found: LogPage, after: int) -> Rendered:
         in_json = self.format == "json"
         fmt = create_format("ndjson" if in_json else self.format, self.options)
-        decoded = decode_rows(history, found.rows, self.scope, bare_deletes=fmt.bare_deletes)
+        decoded = decode_rows(history, found.rows, self.scope)
         changes = order_messages(decoded.changes, split=fmt.splits_updates)
         events = [e for e in history.events(after, found.upto) if concerns(e, self.scope)]
         watermark = found.upto if self.watermarks and not (found.has_more or in_json) else None

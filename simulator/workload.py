@@ -110,7 +110,10 @@ class Workload:
 
     def shows(self, row: CommittedRow) -> bool:
         """Whether a row of a table is a change of it: it lies on an id that readers of the newest schema version at its
-        commit read. The others are copies of a reorganisation, or come from sessions of a version that is over."""
+        commit read, and does not delete what never was. The others are copies of a reorganisation, come from sessions
+        of a version that is over, or are left by transactions that delete their own inserts."""
+        if row.op is Op.DELETE and row.old_value is None:
+            return False
         if not self._profile.partition_ddl:
             return True  # transactions never span a change of ids
         return parse_key(row.key).table_id in self.version_at(row.commit_ts).readable

@@ -35,6 +35,16 @@ def select(
     return only(table, keep)
 
 
+def deletes_nothing(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which rows of tables delete a row that did not exist. TiDB leaves such a record when a transaction deletes a row
+    that it has inserted itself."""
+    found = table["old_value"].is_null().to_numpy() & (table["op"].to_numpy() == change.Op.DELETE)
+    if not found.any():
+        return found
+    known = table["flags"].to_numpy() & change.FLAG_OLD_VALUE_UNKNOWN == 0
+    return found & known & (table["table_id"].to_numpy() > 0)
+
+
 def only(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
     """The rows where `keep` holds; a slice if they are contiguous."""
     count = int(np.count_nonzero(keep))

@@ -1,8 +1,7 @@
 """Classifies decoded rows as changes, splits unique-key updates, and sets the message order.
 
 A row with a new and an old value is an update, with a new value only an insert, without a new value a delete. A put
-without a value is no change and is dropped. The delete of a key that did not exist is dropped too, unless
-`bare_deletes`: our own formats deliver it, because it is a version that the upstream has. Where the upstream sends no
+without a value and the delete of a row that did not exist are no changes and are dropped. Where the upstream sends no
 old values (FLAG_OLD_VALUE_UNKNOWN), a put is an insert and a delete always a delete.
 
 If the protocol splits updates, one that changes a column of a unique index becomes a delete and an insert; decoded
@@ -33,22 +32,17 @@ def classify(
     value_is_null: npt.NDArray[np.bool_],
     old_is_null: npt.NDArray[np.bool_],
     flags: npt.NDArray[np.uint8],
-    *,
-    bare_deletes: bool = False,
 ) -> npt.NDArray[np.uint8]:
-    """INSERT, UPDATE or DELETE of each row; 255 for rows that change nothing. `bare_deletes` keeps deletes of keys that
-    did not exist."""
+    """INSERT, UPDATE or DELETE of each row; 255 for rows that change nothing."""
     put = op == Op.PUT
     kind = np.full(len(op), _DROPPED, np.uint8)
     kind[put & ~value_is_null & old_is_null] = INSERT
     kind[put & ~value_is_null & ~old_is_null] = UPDATE
-    kind[(op == Op.DELETE) & (~old_is_null | (flags & FLAG_OLD_VALUE_UNKNOWN > 0) | bare_deletes)] = DELETE
+    kind[(op == Op.DELETE) & (~old_is_null | (flags & FLAG_OLD_VALUE_UNKNOWN > 0))] = DELETE
     return kind
 
 
-def build_changes(
-    table: Table, rows: pa.Table, after: pa.RecordBatch, before: pa.RecordBatch, *, bare_deletes: bool = False
-) -> TableChanges:
+def build_changes(table: Table, rows: pa.Table, after: pa.RecordBatch, before: pa.RecordBatch) -> TableChanges:
     """The changes of `rows` (schema change.COMMITTED), whose decoded images are `after` and `before`.
 
     `order` is the order of the rows until `order_messages` sets the final one.
@@ -56,7 +50,7 @@ def build_changes(
     rows = rows.combine_chunks()
     no_value, no_old = (_column(rows, n).is_null().to_numpy(zero_copy_only=False) for n in ("value", "old_value"))
     op, flags = _column(rows, "op").to_numpy(), _column(rows, "flags").to_numpy()
-    kind = classify(op, no_value, no_old, flags, bare_deletes=bare_deletes)
+    kind = classify(op, no_value, no_old, flags)
     changes = TableChanges(
         table=table,
         kind=kind,

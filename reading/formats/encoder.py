@@ -30,10 +30,6 @@ class Encoder(ABC):
     def splits_updates(self) -> bool:
         return not self.options.output_raw_change_event
 
-    @property
-    def bare_deletes(self) -> bool:
-        return False
-
     def rows(self, changes: TableChanges) -> list[Block]:
         """One line per change, one block per kind of change."""
         blocks = []

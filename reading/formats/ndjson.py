@@ -44,10 +44,6 @@ class Ndjson(Encoder):
     def splits_updates(self) -> bool:
         return False
 
-    @property
-    def bare_deletes(self) -> bool:
-        return True
-
     def pieces(self, changes: TableChanges, kind: int) -> list[Piece]:
         table = changes.table
         fields = fields_of(table)

@@ -29,10 +29,6 @@ class Format(Protocol):
     def splits_updates(self) -> bool:
         """Whether an update of a unique key becomes a delete and an insert."""
 
-    @property
-    def bare_deletes(self) -> bool:
-        """Whether the delete of a key that did not exist is a line, with the columns of its key."""
-
     def rows(self, changes: TableChanges) -> Sequence[Block]:
         """The unwritten lines of the changes, without the terminator; `Block.at` indexes the changes."""
 

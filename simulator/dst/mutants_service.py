@@ -244,6 +244,10 @@ broken(
     ),
 )
 broken(
+    "deletes-of-nothing (usual): the delete of a row that never was is delivered",
+    ("reading.core.page_rows:deletes_nothing", "return found & known", "return found & ~known"),
+)
+broken(
     "served-by-the-highest (upstream): the served watermark is that of the task that is furthest",
     ("tistream.catalog.work.tasks:served_watermark", "func.min(tasks.c.durable_ts)", "func.max(tasks.c.durable_ts)"),
 )

@@ -159,7 +159,7 @@ def test_the_link_leads_to_the_next_page(world: ApiWorld) -> None:
 @pytest.mark.parametrize("form", ["arrow", "raw-arrow"])
 def test_the_arrow_form_of_a_tenant_holds_the_rows_of_the_log(world: ApiWorld, form: str) -> None:
     got = pa.concat_tables([arrow_of(p) for p in world.pages(format=form, limit=2000)])
-    log, history = recording.committed_rows(), recording.recorded_history()
+    log, history = recording.changed_rows(), recording.recorded_history()
     tables = [
         history.table_at(table_id, commit_ts - 1)
         for table_id, commit_ts in zip(log["table_id"].to_pylist(), log["commit_ts"].to_pylist(), strict=True)

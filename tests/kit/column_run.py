@@ -112,7 +112,7 @@ class ColumnRun:
     def lines(self, form: str, options: Mapping[str, str]) -> bytes:
         """The page in a text format, with the DDLs in their places."""
         fmt = create_format(form, parse_options(options))
-        decoded = decode_rows(self.history, self.rows, Scope(tenant=TENANT), bare_deletes=fmt.bare_deletes)
+        decoded = decode_rows(self.history, self.rows, Scope(tenant=TENANT))
         messages = order_messages(decoded.changes, split=fmt.splits_updates)
         events = self.history.events(START, END)
         return bytes(body.render(fmt, messages, events, decoded.quarantined))

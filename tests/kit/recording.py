@@ -44,6 +44,17 @@ def committed_rows() -> pa.Table:
     return _committed()[0]
 
 
+def changed_rows() -> pa.Table:
+    """The committed rows that are changes: one transaction deletes a row that it has inserted itself."""
+    return changes_of(committed_rows())
+
+
+def changes_of(rows: pa.Table) -> pa.Table:
+    """The rows without deletes of rows that never were, of an upstream that sends old values."""
+    keep = [row["op"] == change.Op.PUT or row["old_value"] is not None for row in rows.to_pylist()]
+    return rows.filter(pa.array(keep))
+
+
 def meta_rows() -> pa.Table:
     """As `committed_rows`, of the meta range."""
     return _committed()[1]

@@ -27,6 +27,7 @@ from simulator.ddl import Ddl
 from simulator.dst.mutants import reworded
 from tests.kit.api_world import ONE_PAGE, ApiWorld, events_of, next_cursor
 from tests.kit.partition_world import TENANT, Name, PartitionWorld, Replica, Rows
+from tests.kit.recording import changes_of
 from tistream.errors import SeedNeeded, TiStreamError
 
 SEEDS = range(4)
@@ -117,12 +118,12 @@ def check_left_out(served: Served) -> None:
     """Each row that is not delivered is counted, as a copy or as written to an id that is gone."""
     world, history = served.world, served.api.services.served(TENANT).history
     assert history is not None
-    found = Counter[IdStatus]()
-    for part in excluded_rows(history, world.rows):
+    found, rows = Counter[IdStatus](), changes_of(world.rows)
+    for part in excluded_rows(history, rows):
         found[part.status] += part.rows
     of_jobs = found.pop(IdStatus.SYSTEM)
     assert found.keys() <= {IdStatus.COPY, IdStatus.RETIRED}
-    assert sum(found.values()) == world.rows.num_rows - of_jobs - len(world.shown)
+    assert sum(found.values()) == rows.num_rows - of_jobs - len(world.shown)
     assert served.api.services.problems() == []
 
 

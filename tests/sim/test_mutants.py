@@ -57,6 +57,7 @@ QUICK = {
     "gap-skipped": 6,
     "gap-accepted": 6,
     "closed-goes-on": 16,
+    "deletes-of-nothing": 0,
     "served-by-the-highest": 0,
     "written-left-out": 3,
     "counts-before-ready": 0,

@@ -89,7 +89,7 @@ BUILD.labels(__version__).set(1)
 ROWS = _counter("tistream_rows_total", "Rows received and sent by a service", "service", "direction")
 BYTES = _counter("tistream_bytes_total", "Bytes received and sent by a service", "service", "direction")
 LEFT_OUT = _counter(
-    "tistream_rows_left_out_total", "Records read for an answer that belong to no table, by reason", "status"
+    "tistream_rows_left_out_total", "Records read for an answer that are not delivered, by reason", "status"
 )
 STAGE = _histogram("tistream_stage_seconds", "Duration of one stage, by the process's clock", "stage")
 FILE_AGE = _histogram(

@@ -91,7 +91,7 @@ def known(content: tuple[int, bytes | None]) -> Content:
 
 
 class Committed(Protocol):
-    """A row that was committed upstream, as the simulator's workload notes it."""
+    """A row that was committed upstream, as the simulator's workload records it."""
 
     @property
     def key(self) -> bytes: ...
@@ -105,10 +105,14 @@ class Committed(Protocol):
     @property
     def value(self) -> bytes | None: ...
 
+    @property
+    def old_value(self) -> bytes | None: ...
+
 
 def truth_of(rows: Iterable[Committed], start_ts: int, tables: Container[int]) -> dict[Version, Content]:
-    """The versions committed in these tables above `start_ts`, as `compare` takes them."""
-    all_rows = list(rows)
+    """The changes committed in these tables above `start_ts`, as `compare` takes them. The delete of a row that did not
+    exist is none."""
+    all_rows = [row for row in rows if row.op != Op.DELETE or row.old_value is not None]
     ids = table_ids(pa.array([row.key for row in all_rows], pa.binary())).tolist()
     return {
         (row.key, row.commit_ts): known((row.op, row.value))

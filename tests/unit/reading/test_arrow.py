@@ -97,7 +97,7 @@ def same(ours: object, shown: object, column: Column) -> bool:
 def test_native_values_are_those_of_the_text_form(name: tuple[str, str]) -> None:
     scope = Scope(tenant=TENANT, database=name[0], table=name[1])
     history, rows = recorded_history(), committed_rows()
-    changes = order_messages(decode_rows(history, rows, scope, bare_deletes=True).changes, split=False)
+    changes = order_messages(decode_rows(history, rows, scope).changes, split=False)
     fmt = create_format("ndjson")
     expected = {
         (line["commit_ts"], line["key"]): (line, {c.name: c for c in part.table.visible_columns})

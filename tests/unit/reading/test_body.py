@@ -34,7 +34,6 @@ class Words:
     media_type: str = "text/plain"
     terminator: bytes = b";"
     splits_updates: bool = False
-    bare_deletes: bool = False
     marks: bool = True
 
     def rows(self, changes: TableChanges) -> list[Block]:

@@ -54,7 +54,6 @@ def test_every_name_makes_the_format_of_that_name(name: str) -> None:
     fmt = create_format(name)
     assert fmt.name == name
     assert fmt.splits_updates is (name != "ndjson")
-    assert fmt.bare_deletes is (name == "ndjson")
     assert create_format(name, FormatOptions(output_raw_change_event=True)).splits_updates is False
     assert fmt.terminator == (b"\r\n" if name == "csv" else b"\n")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reading.core.page_rows import only, page, select
+from reading.core.page_rows import deletes_nothing, only, page, select
 from tistream.model import change
 
 
@@ -69,6 +69,14 @@ def test_a_segment_gives_the_changes_of_the_wanted_tables_in_the_interval(seed: 
             and not (changes_only and r["flags"])
         ]
         assert select(part, after, upto, ids, changes_only=changes_only).to_pylist() == wanted
+
+
+def test_a_delete_without_an_old_value_deletes_nothing_unless_the_upstream_sends_none() -> None:
+    put, delete, unknown = change.Op.PUT, change.Op.DELETE, change.FLAG_OLD_VALUE_UNKNOWN
+    facts = [(7, put, None, 0), (7, delete, b"old", 0), (7, delete, None, 0), (7, delete, None, unknown)]
+    facts += [(0, delete, None, 0)]  # a key of no table: of the meta range, say
+    rows = [{**row(table_id, 5, 4, b"k", flags), "op": op, "old_value": old} for table_id, op, old, flags in facts]
+    assert deletes_nothing(table(rows)).tolist() == [False, False, True, False, False]
 
 
 def test_segments_that_follow_one_another_are_not_touched() -> None:

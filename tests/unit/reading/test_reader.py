@@ -13,7 +13,7 @@ from reading.reader import LogReader
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.open_folder import OpenFolder
-from tests.kit.recording import committed_rows, recorded_history
+from tests.kit.recording import changed_rows, recorded_history
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.work.tasks import list_tasks
@@ -38,7 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
 
 def data_rows() -> pa.Table:
     """What the data tasks hold, in commit order: everything that is not a DDL job."""
-    rows = committed_rows()
+    rows = changed_rows()
     ddl_job_table = recorded_history().job_table.id
     return rows.filter(pc.not_equal(rows["table_id"], pa.scalar(ddl_job_table, pa.int64())))
 

@@ -99,8 +99,6 @@ def test_classify_drops_jobs_without_effect() -> None:
     no_old = np.array([True, False, False, True, True, False, False])
     kinds = classify(op, no_value, no_old, np.zeros(7, np.uint8)).tolist()
     assert kinds == [INSERT, UPDATE, DELETE, 255, 255, 255, 255]
-    kinds = classify(op, no_value, no_old, np.zeros(7, np.uint8), bare_deletes=True).tolist()
-    assert kinds == [INSERT, UPDATE, DELETE, 255, DELETE, 255, 255]
 
 
 def test_without_old_values_a_put_is_an_insert_and_a_delete_a_delete() -> None:
