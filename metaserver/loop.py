@@ -43,7 +43,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import prune_events
 from tistream.catalog.tenancy.tenants import every_tenant
 from tistream.catalog.work.jobs import prune_jobs
-from tistream.catalog.work.leader import acquire_leadership, renew_leadership
+from tistream.catalog.work.leader import acquire_leadership, renew_leadership, report_as_leader
 from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.service_tokens import rotate_service_token
 from tistream.catalog.work.stops import forget_stale_stops
@@ -133,8 +133,9 @@ class MetaWorker:
         self._has_led = False
         self._detector = FailureDetector()
         self._inventories = {WorkerKind.DISPATCHER: Inventory(StoreItems(catalog)), WorkerKind.SORTER: Inventory(tasks)}
-        self._reports_due_s = self._resumed_s = self._token_due_s = 0.0
+        self._reports_due_s = self._report_due_s = self._resumed_s = self._token_due_s = 0.0
         self._rotate_ms = int(service_token_hours * 3_600_000)
+        self._reported: tuple[int, list[dict[str, object]]] | None = None
         self._assigned_s: float | None = None
         self._roles = self._made_roles(
             interval_s,
@@ -221,6 +222,7 @@ class MetaWorker:
         reshaping = self._reshaping
         if reshaping is not None:
             jobs.run("reshaping", lambda: reshaping.step(epoch))
+        jobs.run("own report", lambda: self._report(epoch, now_s))
         jobs.sync()
         return all(assigned)
 
@@ -304,6 +306,16 @@ class MetaWorker:
         found = pulses(self._catalog)
         self._detector.observe({p.worker_id: (p.incarnation, p.heartbeat_ms) for p in found}, now_s)
         return [p for p in found if p.state != WorkerState.GONE and not self._detector.is_suspected(p.worker_id)]
+
+    def _report(self, epoch: int, now_s: float) -> None:
+        """Report this process's problems, if they changed, for API servers in other processes."""
+        if now_s < self._report_due_s:
+            return
+        self._report_due_s = now_s + REPORTS_S
+        found = epoch, [problem.shown() for problem in self.problems()]
+        if found != self._reported:
+            report_as_leader(self._catalog, self.name, epoch, WorkerReport(problems=tuple(found[1])))
+            self._reported = found
 
     def _learn(self, now_s: float) -> None:
         """Read the workers' reports, when due: they are large."""

@@ -38,6 +38,7 @@ class Services:
     excluded: ExcludedRows
     checks: Mapping[str, Callable[[], None]]  #: readiness by component: returns, or raises with the reason
     problems: Callable[[], list[dict[str, object]]]  #: current problems of this process
+    reported: Callable[[], list[dict[str, object]]] = list  #: and of the others
     collect: Sequence[Collect] = ()  #: metrics of the other components of this process
     reports: Callable[[], Sequence[TaskState]] = tuple  #: task states of the sorters of this process
     explain: Callable[[int], Sequence[str]] = lambda _: ()  #: what a task of this process waits for, as text
@@ -52,12 +53,14 @@ class Services:
         *,
         checks: Mapping[str, Callable[[], None]] = MappingProxyType({}),
         problems: Callable[[], list[dict[str, object]]] = list,
+        reported: Callable[[], list[dict[str, object]]] = list,
         collect: Sequence[Collect] = (),
         reports: Callable[[], Sequence[TaskState]] = tuple,
         explain: Callable[[int], Sequence[str]] = lambda _: (),
         skew_max_ms: int = CLOCK_SKEW_MAX_MS,
     ) -> Services:
-        """The usual set over one catalog and one object store. `problems` are those of other components."""
+        """The usual set over one catalog and one object store. `problems` are those of other components,
+        `reported` those of other processes."""
         registry, excluded = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock), ExcludedRows()
 
         def all_problems() -> list[dict[str, object]]:
@@ -76,6 +79,7 @@ class Services:
             explain=explain,
             skew_max_ms=skew_max_ms,
             problems=all_problems,
+            reported=reported,
         )
 
     def served(self, tenant: Tenant) -> Served:

@@ -128,7 +128,7 @@ def _problems(
     ]
     sources = operator_views.sources_of(services)
     if who.sees_all:
-        return [*stopped, *stops.problems_of(sources, of, _STOPS_SHOWN_MAX), *services.problems()]
+        return [*stopped, *stops.problems_of(sources, of, _STOPS_SHOWN_MAX), *services.problems(), *services.reported()]
     seen = [of] if of is not None else sorted({task.tenant for task in found if who.sees(task.tenant)})
     return [*stopped, *(problem for tenant in seen for problem in stops.problems_of(sources, tenant, _STOPS_SHOWN_MAX))]
 

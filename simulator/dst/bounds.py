@@ -73,8 +73,7 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "tistream.catalog.log.compaction": {"_KEYS_AT_ONCE": (1, 3)},
     "tistream.catalog.work.stores": {"_TENANTS_NAMED_MAX": (1,)},
     "tistream.catalog.work.tasks": {"_TENANTS_NAMED_MAX": (1,)},
-    "tistream.catalog.work.workers": {"_DECODED_MAX": (1, 2)},
-    "tistream.catalog.work.reports": {"STUCK_MAX": (1,)},
+    "tistream.catalog.work.reports": {"_DECODED_MAX": (1, 2), "STUCK_MAX": (1,)},
     "tistream.catalog.database.events": {"SINGLE_EVENTS_MAX": (1,)},
     "reading.reader": {
         "_SEGMENTS_PER_QUERY": (1, 3),

@@ -41,7 +41,13 @@ from tistream.catalog.tenancy.tenants import (
     list_tenants,
     register_tenant,
 )
-from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
+from tistream.catalog.work.leader import (
+    acquire_leadership,
+    get_leader,
+    leader_report,
+    renew_leadership,
+    report_as_leader,
+)
 from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.tasks import (
     FrontierRow,
@@ -299,6 +305,18 @@ class TestTasks:
         with pytest.raises(Fenced):
             renew_leadership(catalog, "meta-1", old)
         renew_leadership(catalog, f"meta-{won.index(old + 1) + 2}", old + 1)
+
+    def test_the_report_is_that_of_the_present_leader(self, catalog: Catalog) -> None:
+        assert leader_report(catalog) == WorkerReport()
+        old = elected(catalog, "meta-1")
+        said = WorkerReport(problems=({"code": "TS-1020"},))
+        report_as_leader(catalog, "meta-1", old, said)
+        assert leader_report(catalog) == said
+        new = acquire_leadership(catalog, "meta-1", starts=True)
+        assert new is not None
+        assert leader_report(catalog) == WorkerReport(), "another process has other problems"
+        with pytest.raises(Fenced):
+            report_as_leader(catalog, "meta-1", old, said)
 
     def test_a_leader_with_a_heartbeat_in_the_future_is_replaced(self, catalog: Catalog) -> None:
         old = elected(catalog, "meta-1")

@@ -11,10 +11,14 @@ import httpx2
 import pytest
 
 from tests.kit.auth_site import fill
+from tests.kit.waiting import eventually
+from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.cli import assembly
 from tistream.config import Settings, load
 from tistream.http.auth.core.roles import Role
 from tistream.http.auth.issue import issue_key
+from tistream.ids import Tenant
+from tistream.objectstore.layout import SchemaSnapKey
 
 
 def settings_in(folder: Path) -> Settings:
@@ -70,6 +74,24 @@ def test_an_api_server_answers_every_route_of_the_service_in_one_process(tmp_pat
         assert 405 not in of_serve.values()
         for page in ("/overview", "/tenants", "/workers", "/tenants/register", "/keys", "/gaps", "/events"):
             assert [http.get(page).status_code for http in (at_up, at_serve)] == [200, 200], page
+
+
+def test_an_api_server_shows_the_problems_of_a_meta_server_of_its_own(tmp_path: Path) -> None:
+    settings, tenant = settings_in(tmp_path), Tenant(1, 1)
+    bad = tmp_path / "bucket" / str(SchemaSnapKey(tenant=tenant, ts=1))
+    bad.parent.mkdir(parents=True)
+    bad.write_bytes(b"no snapshot")
+    meta = assembly.meta(assembly.open_parts(settings), "meta-1")
+    with started(assembly.api_server(assembly.open_parts(settings))) as serve, client_of(serve) as http:
+        assert http.get("/healthz").json()["problems"] == []
+        register_tenant(serve.parts.catalog, tenant)
+        with started(meta):
+            eventually(lambda: http.get("/healthz").json()["problems"])
+            (found,) = http.get("/healthz").json()["problems"]
+        assert (found["code"], found["facts"]["object"]) == ("TS-1020", str(SchemaSnapKey(tenant=tenant, ts=1)))
+        assert found["source"].startswith("meta-1/")
+        assert "tistream_problems{" not in http.get("/metrics").text, "the meta server counts its own"
+        assert "meta-1/activation" in http.get("/overview").text
 
 
 @pytest.mark.parametrize("role", ["meta", "api"])

@@ -22,8 +22,8 @@ from tistream.admin.views import Sources
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import committed
+from tistream.catalog.work import reports
 from tistream.catalog.work import tasks as tasks_of_catalog
-from tistream.catalog.work import workers
 from tistream.catalog.work.reports import TaskReport, WorkerReport
 from tistream.catalog.work.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
 from tistream.catalog.work.tasks import list_tasks
@@ -221,7 +221,7 @@ def test_very_many_stores_are_read_only_when_something_has_changed(catalog: Cata
 def test_a_report_is_decoded_once_however_often_it_is_read(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     many(catalog, 1)
     life = register_worker(catalog, "s1", "sorter", "")
-    decoded = counted(monkeypatch, workers, "decode_report")
+    decoded = counted(monkeypatch, reports, "decode_report")
     sources = Sources(catalog=catalog, clock=ManualClock())
     for version in range(1, 4):
         heartbeat(catalog, "s1", life, WorkerReport(held_bytes=version))

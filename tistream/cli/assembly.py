@@ -292,6 +292,7 @@ def _api(
     from metaserver.routers import control_routers
     from reading.deps import Services
     from schemas.registry.table_names import table_names
+    from tistream.admin.problems import ReportedProblems
     from tistream.admin.views import Sources
 
     def problems() -> list[dict[str, object]]:
@@ -303,6 +304,7 @@ def _api(
         parts.clock,
         checks={"services": none_stopped(lambda: [p for service in services for p in service.problems()])},
         problems=problems,
+        reported=list if services else ReportedProblems(parts.catalog, parts.clock),
         collect=collect,
         skew_max_ms=parts.settings.catalog.clock_skew_max_ms,
         reports=lambda: [report for sorter in sorters for report in sorter.reports],

@@ -46,6 +46,7 @@ class Probes:
 
     checks: Mapping[str, Check] = field(default_factory=dict)  #: readiness by component
     problems: Callable[[], Sequence[Mapping[str, object]]] = list  #: as `Problem.shown` gives them
+    reported: Callable[[], Sequence[Mapping[str, object]]] = list  #: of other processes, which count their own
     collect: Sequence[Collect] = ()
 
 
@@ -72,7 +73,7 @@ def probe_router(probes: Probes) -> APIRouter:
         "/healthz", operation_id="healthz", summary="Current problems, by component", dependencies=[needs(Right.LOOK)]
     )
     def healthz() -> dict[str, Any]:
-        found = list(probes.problems())
+        found = [*probes.problems(), *probes.reported()]
         return {"status": "problems" if found else "ok", "problems": found}
 
     @routes.get("/version", operation_id="version", summary="The running version", dependencies=[needs(Right.OPEN)])

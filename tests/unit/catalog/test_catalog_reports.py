@@ -47,6 +47,10 @@ def test_a_report_that_is_too_long_loses_its_end() -> None:
     assert read.held_bytes == 7
     assert len(read.tasks) > 1000
     assert read.tasks == tasks[: len(read.tasks)]
+    problems = tuple({"code": "TS-1020", "message": "x" * 1000} for _ in range(5000))
+    text = encode_report(WorkerReport(problems=problems))
+    assert len(text) <= REPORT_BYTES_MAX
+    assert 500 < len(decode_report(text).problems) < 5000
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"tasks": [{"task_id": 1}]}', '{"stores": [{}]}', '{"tasks": 3}'])

@@ -169,6 +169,7 @@ leader = Table(
     Column("name", WorkerName, nullable=False),
     _uint("epoch"),
     _uint("heartbeat_ms"),
+    Column("report", ReportText),
 )
 
 objects = Table(

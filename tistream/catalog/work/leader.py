@@ -17,6 +17,7 @@ from sqlalchemy import bindparam, or_, select
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import leader, now_ms
+from tistream.catalog.work.reports import WorkerReport, encode_report, readable_report
 from tistream.errors import Fenced, invariant
 from tistream.limits import LEADER_LEASE_MS
 
@@ -34,11 +35,13 @@ _TAKE = (
             _c.heartbeat_ms > now_ms() + bindparam("lease_ms"),  # the database's clock was set back since
         ),
     )
-    .values(name=bindparam("me"), epoch=_c.epoch + 1, heartbeat_ms=now_ms())
+    .values(name=bindparam("me"), epoch=_c.epoch + 1, heartbeat_ms=now_ms(), report=None)
 )
-_REPLACE = leader.update().where(_ROW, _MINE).values(epoch=_c.epoch + 1, heartbeat_ms=now_ms())
+_REPLACE = leader.update().where(_ROW, _MINE).values(epoch=_c.epoch + 1, heartbeat_ms=now_ms(), report=None)
+_REPORT = leader.update().where(_ROW, _MINE, _c.epoch == bindparam("my_epoch")).values(report=bindparam("said"))
 _EPOCH = select(_c.epoch).where(_ROW)
-_GET = select(leader, now_ms().label("now_ms")).where(_ROW)
+_GET = select(_c.name, _c.epoch, _c.heartbeat_ms, now_ms().label("now_ms")).where(_ROW)
+_REPORTED = select(_c.name, _c.report).where(_ROW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,20 @@ def renew_leadership(catalog: Catalog, me: str, epoch: int) -> None:
     with catalog.transaction() as conn:
         if conn.execute(_RENEW, {"me": me, "my_epoch": epoch}).rowcount != 1:
             raise Fenced("another meta server was elected leader", leader=me, epoch=epoch)
+
+
+def report_as_leader(catalog: Catalog, me: str, epoch: int, report: WorkerReport) -> None:
+    """Replace the leader's report. Fenced when another leader was elected."""
+    with catalog.transaction() as conn:
+        if conn.execute(_REPORT, {"me": me, "my_epoch": epoch, "said": encode_report(report)}).rowcount != 1:
+            raise Fenced("another meta server was elected leader", leader=me, epoch=epoch)
+
+
+def leader_report(catalog: Catalog) -> WorkerReport:
+    """What the last elected leader has reported; empty before its first report."""
+    with catalog.reading() as conn:
+        row = conn.execute(_REPORTED).one()
+    return readable_report(f"leader {row.name}", row.report)
 
 
 def get_leader(catalog: Catalog) -> LeaderRow | None:

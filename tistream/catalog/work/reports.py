@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+import structlog
 from pydantic import Field
 
 from tistream.catalog.database.tables import INT_MAX
@@ -20,12 +21,15 @@ from tistream.codec.wire import decode, encode
 from tistream.errors import CorruptObject
 from tistream.ids import Tenant
 
+log = structlog.get_logger(__name__)
+
 Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 RATE_WINDOW_S = 10.0
 REPORT_BYTES_MAX = 1 << 20
 STUCK_MAX = 5  #: reasons reported per task
+_DECODED_MAX = 1000  # workers whose reports are kept decoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """One worker's load. A sorter names tasks, a dispatcher stores."""
+    """One worker's load. A sorter names tasks, a dispatcher stores; the leading meta server reports its problems."""
 
     bytes_per_s: Rate = 0.0
     held_bytes: Count = 0
@@ -88,13 +92,10 @@ def encode_report(report: WorkerReport) -> str:
     report = replace(report, tasks=tuple(replace(task, stuck=task.stuck[:STUCK_MAX]) for task in report.tasks))
     while True:
         text = encode(report)
-        tasks, stores = len(report.tasks), len(report.stores)
-        if len(text) <= REPORT_BYTES_MAX or not (tasks or stores):
+        count, longest = max((len(getattr(report, name)), name) for name in ("tasks", "stores", "problems"))
+        if len(text) <= REPORT_BYTES_MAX or not count:
             return text
-        if tasks >= stores:
-            report = replace(report, tasks=report.tasks[: tasks // 2])
-        else:
-            report = replace(report, stores=report.stores[: stores // 2])
+        report = replace(report, **{longest: getattr(report, longest)[: count // 2]})
 
 
 def decode_report(text: str) -> WorkerReport:
@@ -104,3 +105,31 @@ def decode_report(text: str) -> WorkerReport:
     except ValueError as e:
         raise CorruptObject("the report of a worker cannot be read", reason=f"{type(e).__name__}: {e}") from e
     return report
+
+
+_decoded: dict[str, tuple[str, WorkerReport]] = {}  # by worker: its newest report, encoded and decoded
+
+
+def readable_report(worker_id: str, text: str | None) -> WorkerReport:
+    """Decode a report, once per text: pages, lists and the leader read all reports, which change every few seconds.
+
+    An unreadable report counts as zero load with a problem that says so; the worker keeps its work."""
+    text = text or "{}"
+    known = _decoded.get(worker_id)
+    if known is not None and known[0] == text:
+        return known[1]
+    try:
+        report = decode_report(text)
+    except CorruptObject as e:
+        log.warning("worker report unreadable, its load counts as zero", worker=worker_id, error=str(e))
+        report = WorkerReport(problems=(_unreadable(worker_id, e),))
+    if len(_decoded) >= _DECODED_MAX:
+        _decoded.clear()
+    _decoded[worker_id] = text, report
+    return report
+
+
+def _unreadable(worker_id: str, error: CorruptObject) -> dict[str, object]:
+    """As tistream.runtime.service.Problem.shown gives it."""
+    facts = {name: str(value) for name, value in error.facts.items()}
+    return {"source": worker_id, "code": error.code, "message": error.message, "fatal": False, "facts": facts}

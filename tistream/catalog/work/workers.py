@@ -14,17 +14,14 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-import structlog
 from sqlalchemy import ColumnElement, Update, bindparam, case, exists, select
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.names import is_name
 from tistream.catalog.database.tables import WORKER_NAME_MAX, ensure_row, now_ms, stores, tasks, workers
-from tistream.catalog.work.reports import WorkerReport, decode_report, encode_report
-from tistream.errors import CorruptObject, Fenced, NotFound
-
-log = structlog.get_logger(__name__)
+from tistream.catalog.work.reports import WorkerReport, encode_report, readable_report
+from tistream.errors import Fenced, NotFound
 
 
 class WorkerKind(StrEnum):
@@ -78,7 +75,6 @@ class Pulse:
 
 
 _STATES = {str(state): state for state in WorkerState}
-_DECODED_MAX = 1000  # workers whose reports are kept decoded
 
 _ME = workers.c.worker_id == bindparam("asked_worker")
 _NEW_INCARNATION = (
@@ -235,33 +231,6 @@ def retire_worker(catalog: Catalog, worker_id: str, incarnation: int) -> None:
             record_event(conn, EventKind.WORKER_GONE, worker_id, incarnation=incarnation)
 
 
-_decoded: dict[str, tuple[str, WorkerReport]] = {}  # by worker: its newest report, encoded and decoded
-
-
-def _report(worker_id: str, text: str) -> WorkerReport:
-    """Decode a report, once per text: pages, lists and the leader read all reports, which change every few seconds.
-
-    An unreadable report counts as zero load with a problem that says so; the worker keeps its work."""
-    known = _decoded.get(worker_id)
-    if known is not None and known[0] == text:
-        return known[1]
-    try:
-        report = decode_report(text)
-    except CorruptObject as e:
-        log.warning("worker report unreadable, its load counts as zero", worker=worker_id, error=str(e))
-        report = WorkerReport(problems=(_unreadable(worker_id, e),))
-    if len(_decoded) >= _DECODED_MAX:
-        _decoded.clear()
-    _decoded[worker_id] = text, report
-    return report
-
-
-def _unreadable(worker_id: str, error: CorruptObject) -> dict[str, object]:
-    """As tistream.runtime.service.Problem.shown gives it."""
-    facts = {name: str(value) for name, value in error.facts.items()}
-    return {"source": worker_id, "code": error.code, "message": error.message, "fatal": False, "facts": facts}
-
-
 def _worker_row(row: Any) -> WorkerRow:
     return WorkerRow(
         worker_id=row.worker_id,
@@ -270,5 +239,5 @@ def _worker_row(row: Any) -> WorkerRow:
         incarnation=row.incarnation,
         state=_STATES.get(row.state, WorkerState.OTHER),
         heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),
-        report=_report(row.worker_id, row.report or "{}"),
+        report=readable_report(row.worker_id, row.report),
     )

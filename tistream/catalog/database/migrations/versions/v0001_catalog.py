@@ -133,7 +133,13 @@ def _stores_and_workers() -> None:
         *_uints("heartbeat_ms"),
         sa.Column("report", _LONG_TEXT),
     )
-    create_table("leader", *_uints("id", key=True), _name("name", 128), *_uints("epoch", "heartbeat_ms"))
+    create_table(
+        "leader",
+        *_uints("id", key=True),
+        _name("name", 128),
+        *_uints("epoch", "heartbeat_ms"),
+        sa.Column("report", _LONG_TEXT),
+    )
     insert_rows("leader", [{"id": 1, "name": "", "epoch": 0, "heartbeat_ms": 0}], key="id")
 
 
