@@ -27,11 +27,13 @@ from schemas.snapshot import parse_pushed
 from simulator.capture import Capture, captured_rows
 from tests.kit.recording import RECORDING, committed_rows, meta_rows
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.service_time import service_time
 from tistream.catalog.log.committed import TaskAdvance, commit_flush
 from tistream.catalog.log.seeds import list_seeds
 from tistream.catalog.log.segments import SegmentRow, segment_in
 from tistream.catalog.tenancy.tenants import activate_tenant, register_tenant
 from tistream.catalog.work.tasks import TaskRow, list_tasks
+from tistream.clock import SystemClock
 from tistream.codec.committed_file import build_committed_file
 from tistream.codec.table_key import META_RANGE
 from tistream.errors import invariant
@@ -168,7 +170,8 @@ class _Straight:
         return any((s.ts, s.table_id) == (ts, table_id) for s in list_seeds(self.log.catalog, self.tenant))
 
     def add_seed(self, ts: int, table_id: int) -> None:
-        publish(self.log.catalog, self.log.store, self.tenant, ts, table_id)
+        time = service_time(self.log.catalog, SystemClock())
+        publish(self.log.catalog, self.log.store, self.tenant, ts, table_id, time)
 
 
 def with_broken_value(rows: pa.Table, at: int) -> pa.Table:
