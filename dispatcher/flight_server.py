@@ -12,6 +12,7 @@ reached. When the files have changed, the port is closed and opened with the new
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -23,8 +24,9 @@ from dispatcher.port_access import AcceptedTokens, TokenCheck, check_name
 from dispatcher.worker import DispatcherWorker
 from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError
+from tistream.feed.hints import Look
 from tistream.feed.tls import Tls, TlsFiles
-from tistream.feed.wire import FEED_COMMAND, as_flight, decode_command
+from tistream.feed.wire import FEED_COMMAND, LOOK, as_flight, decode_command, decode_files
 from tistream.model.change import ROWS
 from tistream.runtime.service import Problem, Repeating
 
@@ -45,6 +47,7 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         check = {TokenCheck.NAME: TokenCheck(tokens)}
         super().__init__(at, middleware=check, **({} if tls is None else tls.server()))
         self.source: Source | None = None
+        self.look: Look | None = None  #: takes notifications of new files
         self._tokens, self._tls, self._clock = tokens, tls, clock or SystemClock()
         self._lock = threading.Lock()
         self._exchanges: dict[Exchange, int] = {}  # and the number of the token that each has presented
@@ -80,6 +83,20 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             thread.join()
             with self._lock:
                 self._exchanges.pop(exchange, None)
+
+    def do_action(self, context: Any, action: fl.Action) -> Iterator[fl.Result]:
+        try:
+            if action.type != LOOK:
+                raise InvalidInput("unknown Flight action on the feed port", asked=str(action.type)[:100])
+            if self._tls is not None:
+                check_name(self._tls.peer_name, context.peer_identity())
+            files = decode_files(memoryview(action.body or b""))
+        except TiStreamError as e:
+            log.warning("refused a notification", peer=context.peer(), cause=str(e))
+            raise as_flight(e) from e
+        if self.look is not None:
+            self.look(files)
+        return iter(())
 
     def end_outdated(self) -> None:
         """End the exchanges whose token is no longer accepted."""
@@ -156,7 +173,7 @@ class FlightDispatcher:
 
     def start(self) -> None:
         self.worker.start()
-        self._server.source = self.worker
+        self._server.source, self._server.look = self.worker, self.worker.look
         self._looks.start()
 
     def wait_until_ready(self, timeout_s: float) -> bool:
@@ -188,4 +205,4 @@ class FlightDispatcher:
             self._server = FlightFeedServer(self._host, self._port, self._tokens, self._clock, tls=tls)
         except (pa.ArrowException, OSError) as e:
             raise FeedUnavailable("the Flight port cannot be reopened", port=self._port, cause=str(e)) from e
-        self._server.source, self._tls = self.worker, tls
+        self._server.source, self._server.look, self._tls = self.worker, self.worker.look, tls

@@ -16,6 +16,8 @@ Relations:
 - times are the Clock's monotonic seconds;
 - a file with a timestamp ahead of the service's time is held: it is not handed out, and read again once its time has
   come. Files behind it wait with it, and `max_cut_ts` takes no account of it.
+- a notification (`hint`) makes the awaited file due at once, and is never taken as content. While the files of an idle
+  store are announced, it is polled and listed less often; the first file found without one ends this.
 
 A superseded incarnation ends at its last contiguous file, and any contiguous end is safe, even while a late file is on
 its way: a watermark row counts only with all files of its incarnation up to it, so the ignored files have promised
@@ -47,6 +49,7 @@ from tistream.runtime.service_time import ServiceTime
 TICK_SHARE = 0.6  #: busy stores flush early
 
 _FETCHED, _FILE_AGE = metrics.STAGE.labels("fetch"), metrics.FILE_AGE.labels("fetched")
+_ANNOUNCED, _POLLED = metrics.AWAITED_FILES.labels("announced"), metrics.AWAITED_FILES.labels("polled")
 _ROWS_IN, _BYTES_IN = metrics.ROWS.labels("dispatcher", "in"), metrics.BYTES.labels("dispatcher", "in")
 
 
@@ -56,6 +59,8 @@ class TailTiming:
     poll_max_s: float = 1.0  #: its limit: it grows to a tenth of the time waited
     idle_after_s: float = 5.0  #: a store with a longer interval between its last two files is idle ...
     idle_poll_max_s: float = 5.0  #: ... and polled at most this rarely: the pause grows with the time waited
+    announced_poll_max_s: float = 30.0  #: ... or this rarely while its files are announced, ...
+    announced_list_max_s: float = 600.0  #: ... and its folder listed this rarely
     tick_s: float = 0.0  #: minimum time after an arrival, or TICK_SHARE of the last interval if less
     gap_after_s: float = 3.0  #: missing for this long: list the folder
     list_every_s: float = 15.0  #: ... and again after this long, or the time waited so far, ...
@@ -95,6 +100,9 @@ class _Slot:
     """State of a file that is not in the cache."""
 
     probe_at: float
+    looked_at: float = -math.inf  #: when it was last requested
+    hinted: bool = False  #: announced since
+    by_hint: bool = False  #: a notification has caused the last request
     asked_at: float | None = None  #: since when a subscriber waits; None = only read ahead
     loading: bool = False
     tries: int = 0  #: consecutive failures
@@ -102,6 +110,7 @@ class _Slot:
     error: TiStreamError | None = None
     held_ts: int = 0  #: of a file that was read: its largest timestamp, ahead of the service's time
     final: bool = False
+    listed_at: float = -math.inf
     list_at: float = 0.0
     later: str = ""  #: a later file that exists
     later_at: float = 0.0  #: since when it is known
@@ -130,6 +139,8 @@ class Tail:
         self._arrived: dict[int, tuple[int, float]] = {}  # incarnation -> the last awaited file, and when it came
         self._apart_s: dict[int, float] = {}  # incarnation -> interval to it, if both files were waited for
         self._empty: dict[int, int] = {}  # incarnation -> the last awaited file, if it had no rows
+        self._hinted: dict[int, tuple[int, float]] = {}  # incarnation -> newest file named by a notification, and when
+        self._announced: set[int] = set()  # incarnations whose last awaited file was found because of one
         self._listeners: set[Wake] = set()
         self._reclaimed: dict[int, int] = {}
         self._oldest = 1  # earlier incarnations are forgotten
@@ -178,8 +189,26 @@ class Tail:
         with self._lock:
             self._oldest = max(incarnation, self._oldest)
             for forgotten in [old for old in self._reclaimed if old < self._oldest]:
-                for of in (self._reclaimed, self._arrived, self._apart_s, self._empty):
+                for of in (self._reclaimed, self._arrived, self._apart_s, self._empty, self._hinted):
                     of.pop(forgotten, None)
+                self._announced.discard(forgotten)
+
+    def hint(self, incarnation: int, seq: int) -> None:
+        """A notification names this file: look for the awaited one now. At most one request per `poll_s` follows,
+        whatever is named, and one LIST per `list_every_s`."""
+        now, timing, earlier = self._clock.monotonic(), self._timing, False
+        with self._lock:
+            if not self._oldest <= incarnation <= self.newest:
+                return
+            known = self._recently_hinted(incarnation, now)
+            self._hinted[incarnation] = max(seq, known), now
+            for (of, awaited), slot in self._slots.items():
+                if of == incarnation and awaited <= seq and slot.error is None and not slot.hinted:
+                    earlier = slot.hinted = True
+                    slot.probe_at = min(slot.probe_at, max(now, slot.looked_at + timing.poll_s))
+                    slot.list_at = min(slot.list_at, max(now, slot.listed_at + timing.list_every_s))
+        if earlier:
+            self._wake()
 
     def poll(self, incarnation: int, seq: int, ahead: int = 0) -> Outcome:
         """The state of a file now; starts reading it, and `ahead` files after it, when due."""
@@ -246,19 +275,27 @@ class Tail:
             if slot.held_ts and self._time.wait_s(slot.held_ts):
                 slot.probe_at = now + self._timing.retry_s
                 return
-            slot.loading = True
+            slot.loading, slot.by_hint, slot.hinted, slot.looked_at = True, slot.hinted, False, now
             superseded = incarnation < self.newest
         self._pool.submit(self._load, self._key(incarnation, seq), slot, superseded)
 
     def _first_look(self, incarnation: int, seq: int, now: float) -> float:
-        """Not before the pusher's next tick, if the last one is known."""
+        """Not before the pusher's next tick, if the last one is known and the file is not announced yet."""
         seen = self._arrived.get(incarnation)
-        if seen is None or seen[0] != seq - 1:
+        if seen is None or seen[0] != seq - 1 or seq <= self._recently_hinted(incarnation, now):
             return now
         apart_s = self._apart_s.get(incarnation, 0.0) or math.inf
-        if self._timing.idle_after_s < apart_s < math.inf and seq - 1 == self._empty.get(incarnation):
-            return max(now, seen[1] + self._timing.idle_poll_max_s)
+        if self._timing.idle_after_s < apart_s < math.inf:
+            if incarnation in self._announced:
+                return max(now, seen[1] + self._timing.announced_poll_max_s)
+            if seq - 1 == self._empty.get(incarnation):
+                return max(now, seen[1] + self._timing.idle_poll_max_s)
         return max(now, seen[1] + min(self._timing.tick_s, TICK_SHARE * apart_s))
+
+    def _recently_hinted(self, incarnation: int, now: float) -> int:
+        """The newest file named; an old notification may have been forged, and counts no longer."""
+        seq, at = self._hinted.get(incarnation, (0, -math.inf))
+        return seq if now - at < self._timing.announced_poll_max_s else 0
 
     def _load(self, key: BatchKey, slot: _Slot, superseded: bool) -> None:
         """Read one file and record the result. Runs in the pool."""
@@ -306,7 +343,10 @@ class Tail:
         if slot.later or not (superseded or (overdue and now >= slot.list_at)):
             return False
         waited_s = now - slot.asked_at if slot.asked_at is not None else 0.0
-        slot.list_at = now + max(self._timing.list_every_s, min(waited_s, self._timing.list_every_max_s))
+        slot.listed_at = now
+        announced = key.incarnation in self._announced
+        every_max_s = self._timing.announced_list_max_s if announced else self._timing.list_every_max_s
+        slot.list_at = now + max(self._timing.list_every_s, min(waited_s, every_max_s))
         prefix = incarnation_prefix(self.tenant, self.store_id, key.incarnation)
         for info in self._store.list(prefix, after=str(key)):
             found = parse(info.key)
@@ -318,12 +358,15 @@ class Tail:
     def _arrive(self, file: DecodedFile, slot: _Slot) -> None:
         """Record a file that was read. Holds the lock."""
         key = file.key
-        if slot.missed and slot.asked_at is not None:
+        announced = slot.by_hint or slot.hinted
+        if slot.asked_at is not None and (slot.missed or announced):
             now = self._clock.monotonic()
             before = self._arrived.get(key.incarnation, (0, now))
             self._apart_s[key.incarnation] = now - before[1] if before[0] == key.seq - 1 else 0.0
             self._arrived[key.incarnation] = key.seq, now
             self._empty[key.incarnation] = key.seq if file.directory.rows.num_rows == 0 else -1
+            (self._announced.add if announced else self._announced.discard)(key.incarnation)
+            (_ANNOUNCED if announced else _POLLED).inc()
         else:
             self._apart_s.pop(key.incarnation, None)  # it existed before it was requested
         self.max_cut_ts = max(self.max_cut_ts, file.cut_ts)
@@ -344,9 +387,14 @@ class Tail:
             return
         waited_s = now - slot.asked_at if slot.asked_at is not None else 0.0
         if self._apart_s.get(key.incarnation, 0.0) > timing.idle_after_s:
-            slot.probe_at = now + min(max(waited_s, 5 * timing.poll_s), timing.idle_poll_max_s)
+            pause_s = min(max(waited_s, 5 * timing.poll_s), timing.idle_poll_max_s)
+            if key.incarnation in self._announced and self._recently_hinted(key.incarnation, now) <= key.seq:
+                pause_s = timing.announced_poll_max_s  # else a later file may exist: is this one lost?
+            slot.probe_at = now + pause_s
         else:
             slot.probe_at = now + min(max(waited_s / 10, timing.poll_s), timing.poll_max_s)
+        if slot.hinted:  # announced while it was being read
+            slot.probe_at = min(slot.probe_at, now + timing.poll_s)
         slot.error, slot.tries, slot.missed = None, 0, True
         if slot.later and not superseded:
             slot.probe_at = now + timing.poll_s

@@ -12,7 +12,7 @@ while the catalog is unavailable it continues to serve. It is itself the Feed fo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -33,6 +33,7 @@ from tistream.errors import CatalogUnavailable, FeedUnavailable
 from tistream.feed.protocol import FeedRequest, FeedStream, Wake
 from tistream.ids import Tenant
 from tistream.limits import CLOCK_SKEW_MAX_MS, HEARTBEAT_MS, PREFETCH_FILES_MAX
+from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
 from tistream.runtime.containment import Containment
@@ -183,6 +184,13 @@ class DispatcherWorker:
         tail = self._tail(row)
         self._reclaimer.refresh(row, tail)
         return Subscription(tail, request, check=lambda: self._check(request), clock=self._clock, wake=wake)
+
+    def look(self, files: Sequence[BatchKey]) -> None:
+        """Notifications name these files: look for them now, if they are of its stores."""
+        for key in files:
+            tail = self._tails.get((key.tenant, key.store_id))
+            if tail is not None:
+                tail.hint(key.incarnation, key.seq)
 
     def refresh(self) -> None:
         """Read the assigned stores, and report how far their files reach."""

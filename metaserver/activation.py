@@ -1,10 +1,11 @@
 """Activates a waiting tenant when its first usable schema snapshot is in the bucket.
 
-The folder of pushed snapshots is listed for waiting tenants only, with growing pauses. The first usable snapshot (by
-ts) decides: its timestamp becomes `start_ts` and the `durable_ts` of every task, in one transaction, once. An unusable
-snapshot stops the activation of its tenant alone, with a problem that names the object; a snapshot pushed under another
-ts replaces it within seconds. Nothing is ever guessed from a damaged snapshot. A snapshot ahead of the service's time
-is held until that time has come: else the log would begin after changes that are yet to come.
+The folder of pushed snapshots is listed for waiting tenants only, with growing pauses, and at once after a notification
+(`tistream.feed.hints`). The first usable snapshot (by ts) decides: its timestamp becomes `start_ts` and the
+`durable_ts` of every task, in one transaction, once. An unusable snapshot stops the activation of its tenant alone,
+with a problem that names the object; a snapshot pushed under another ts replaces it within seconds. Nothing is ever
+guessed from a damaged snapshot. A snapshot ahead of the service's time is held until that time has come: else the log
+would begin after changes that are yet to come.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ log = structlog.get_logger(__name__)
 
 ROLE = "activation"
 _FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 5.0
 _REREAD_S = 600.0  #: between two reads of a refused snapshot: a newer version may understand it
 
 
 @dataclass(slots=True)
 class _Waiting:
     backoff: Backoff
+    hints: int = 0  #: notifications of its snapshot that were followed
     due_s: float = 0.0
     #: object key -> (error, time of the read)
     refused: dict[str, tuple[TiStreamError, float]] = field(default_factory=dict)
@@ -58,13 +60,17 @@ class Activation:
         data_tasks: int,
         name: str = "",
         skew_max_ms: int = CLOCK_SKEW_MAX_MS,
+        *,
+        pause_max_s: float = LONGEST_PAUSE_S,
     ) -> None:
-        """`name` of the process, for problems. `skew_max_ms`: how far a snapshot may be ahead of the service's time."""
+        """`name` of the process, for problems. `skew_max_ms`: how far a snapshot may be ahead of the service's time.
+        `pause_max_s`: between two listings for a tenant without a notification."""
         self._skew_max_ms = skew_max_ms
         self._catalog, self._store, self._clock, self._data_tasks = catalog, store, clock, data_tasks
         self.tenants = Contained(
-            catalog, clock, name, ROLE, stopped_first_s=_FIRST_PAUSE_S, stopped_max_s=_LONGEST_PAUSE_S
+            catalog, clock, name, ROLE, stopped_first_s=_FIRST_PAUSE_S, stopped_max_s=LONGEST_PAUSE_S
         )
+        self._pause_max_s = pause_max_s
         self._source = f"{name}/{ROLE}" if name else ROLE
         self._waiting: dict[Tenant, _Waiting] = {}
 
@@ -73,13 +79,17 @@ class Activation:
         self.tenants.load()
         rows = list_tenants(self._catalog, TenantState.AWAITING_SNAPSHOT)
         fresh = {
-            row.tenant: _Waiting(Backoff(first_s=_FIRST_PAUSE_S, max_s=_LONGEST_PAUSE_S))
+            row.tenant: _Waiting(Backoff(first_s=_FIRST_PAUSE_S, max_s=self._pause_max_s))
             for row in rows
             if row.tenant not in self._waiting
         }
         known = {row.tenant for row in rows}
         self._waiting = {t: w for t, w in (self._waiting | fresh).items() if t in known}
         self.tenants.keep_only(known)
+        for row in rows:
+            waiting = self._waiting[row.tenant]
+            if waiting.hints != row.schema_hints:
+                waiting.hints, waiting.due_s = row.schema_hints, 0.0
         for tenant, waiting in self._waiting.items():
             if self._clock.monotonic() >= waiting.due_s and self.tenants.is_due(tenant):
                 self.tenants.run(tenant, lambda t=tenant, w=waiting: self._activate(t, w))  # type: ignore[misc]

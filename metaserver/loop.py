@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from metaserver.activation import Activation
+from metaserver.activation import LONGEST_PAUSE_S, Activation
 from metaserver.audit import Auditor
 from metaserver.collect import GRACE_MS, Collector
 from metaserver.contained import Contained
@@ -98,13 +98,16 @@ class MetaWorker:
         maintenance_interval_s: float = MAINTENANCE_INTERVAL_S,
         service_token_hours: float = 24,
         skew_max_ms: int = CLOCK_SKEW_MAX_MS,
+        activation_pause_max_s: float = LONGEST_PAUSE_S,
     ) -> None:
         """`name` must be unique: a process that starts under the leader's name replaces it. Without `reshape` tasks are
         not split or merged. `retention_hours`: of the log of a tenant without its own retention, 0 = all; None = this
         process runs no retention and no audit. Without `maintenance` it schedules no jobs."""
         self.name = name
         self._catalog, self._clock = catalog, clock
-        self._activation = Activation(catalog, store, clock, data_tasks, name, skew_max_ms)
+        self._activation = Activation(
+            catalog, store, clock, data_tasks, name, skew_max_ms, pause_max_s=activation_pause_max_s
+        )
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms, name=name)
         self._deletion = Deletion(catalog, store, clock, self._collector, grace_ms=grace_ms, name=name)
         self._pruning = Contained(catalog, clock, name, "pruning")

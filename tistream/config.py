@@ -183,6 +183,20 @@ class PushSettings(_Section):
     )
 
 
+class NotificationsSettings(_Section):
+    """Notifications of new files by the S3 server, in an SQS queue that meta servers read or sent to the API server.
+    They make dispatchers and the meta server look at once; without them, or if some are lost, these look as before."""
+
+    sqs_queue_url: str = Field("", description="queue with the bucket's notifications; empty = none")
+    sqs_endpoint: str = Field("", description="address of SQS; empty = AWS in the region of the bucket")
+    webhook_token: str = Field(
+        "", description="token for POST /v1/notifications of the API server; empty = there is no such address"
+    )
+    floor_s: float = Field(
+        30, ge=1, description="pause between looks for the next file of an idle store whose files are announced"
+    )
+
+
 class MetricsSettings(_Section):
     """The port for probes and metrics of a service. It asks for no key: keep it on a private network. An API server
     also serves them on its HTTP port, where `/metrics` asks for a key."""
@@ -211,6 +225,7 @@ class Settings(_Section):
     meta: MetaSettings = MetaSettings()
     maintenance: MaintenanceSettings = MaintenanceSettings()
     push: PushSettings = PushSettings()
+    notifications: NotificationsSettings = NotificationsSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
@@ -253,6 +268,7 @@ def _validate(settings: Settings) -> Settings:
     if server.auth == "none" and server.host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(f"server.auth = none is allowed on loopback only, not on '{server.host}'.")
     _validate_push(settings.push, settings.object_store.url)
+    _validate_notifications(settings.notifications, settings.object_store.url)
     files = (settings.feed.tls_certificate, settings.feed.tls_key, settings.feed.tls_ca)
     if any(files) and not all(files):
         raise ConfigError("feed.tls_certificate, feed.tls_key and feed.tls_ca are set together, or none of them.")
@@ -274,6 +290,14 @@ def _validate_push(push: PushSettings, store_url: str) -> None:
         raise ConfigError("push.sts_endpoint must begin with https:// or http://.")
     if push.role_arn and store_url and not store_url.startswith("s3://"):
         raise ConfigError("push.role_arn needs an S3 bucket in object_store.url.", object_store=store_url)
+
+
+def _validate_notifications(notifications: NotificationsSettings, store_url: str) -> None:
+    token = notifications.webhook_token
+    if token and not re.fullmatch(r"[!-~]{16,200}", token):
+        raise ConfigError("notifications.webhook_token must have 16 to 200 printable ASCII characters, without spaces.")
+    if (token or notifications.sqs_queue_url) and store_url and not store_url.startswith("s3://"):
+        raise ConfigError("notifications need an S3 bucket in object_store.url.", object_store=store_url)
 
 
 def _from_file(path: Path | None) -> list[tuple[str, str, object]]:

@@ -32,6 +32,7 @@ had no effect; after an indeterminate error the caller must read back the state,
       CatalogUnavailable    the catalog
       Fenced                another process owns this now: drop the state and stop
       FeedGap               an input file is missing: wait, never skip
+      NotificationsUnavailable  the queue of notifications: looking continues
       ServiceRefused        another service did not accept the token: read the newest one and try again
       AheadOfTime           a timestamp ahead of the catalog's clock: its object waits
       FeedUnavailable       no dispatcher serves the store right now: find its owner and subscribe again
@@ -167,6 +168,14 @@ class ServiceRefused(TiStreamError):
         "All services need the same catalog, in which the meta server keeps the token. With [feed] TLS: check the "
         "files and names of both sides."
     )
+
+
+class NotificationsUnavailable(TiStreamError):
+    """The queue with the notifications of the bucket does not answer. New files are found by looking, as without it."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1087"
+    hint = "Check notifications.sqs_queue_url, and the right to receive and delete messages."
 
 
 class RateLimited(TiStreamError):

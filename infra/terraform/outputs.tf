@@ -27,3 +27,8 @@ output "catalog_secret_arn" {
   description = "The secret that holds the catalog's address."
   value       = aws_secretsmanager_secret.catalog.arn
 }
+
+output "notifications_queue_url" {
+  description = "notifications.sqsQueueUrl of the chart."
+  value       = aws_sqs_queue.notifications.url
+}

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-import pyarrow.flight as fl
-
 from dispatcher.flight_server import FlightDispatcher, FlightFeedServer
 from dispatcher.port_access import AcceptedTokens
 from dispatcher.worker import DispatcherWorker
@@ -17,10 +15,11 @@ from tistream.clock import SystemClock
 from tistream.feed.flight import FlightFeed, Locate, locate_by_catalog, token_of_catalog
 from tistream.feed.protocol import FeedRequest
 from tistream.feed.tls import TlsFiles
+from tistream.feed.wire import call_options
 from tistream.ids import Position
 
 TOKEN = ServiceToken(number=1, secret="5e" * 32)
-BEARER = fl.FlightCallOptions(headers=[(b"authorization", b"Bearer " + TOKEN.secret.encode())])
+BEARER = call_options(TOKEN.secret)
 DAY_MS = 86_400_000
 
 

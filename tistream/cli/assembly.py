@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from metaserver.loop import MetaWorker
     from metaserver.push_access import CredentialIssuer
     from sorter.worker.worker import SorterWorker
+    from tistream.feed.hints import Look, Notifications
     from tistream.feed.protocol import Feed
     from tistream.http.auth.authenticator import Authenticator
 
@@ -191,15 +192,19 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
     if parts.settings.maintenance.threads:
         members.append(threads_worker(parts, "maintain-1", slots=parts.settings.maintenance.threads, nice=_NICE))
     collect: list[Collect] = [CatalogGauges(parts.catalog, parts.clock), follow.measured, _of_tasks(parts, sorters)]
-    app = _api(parts, members, collect=collect, sorters=sorters)
+    notifications = _notifications(parts, follow.look)
+    members += _queue_readers(parts, "meta-1", notifications)
+    app = _api(parts, members, collect=collect, sorters=sorters, notifications=notifications)
     return Running(parts, members, app, has_console=True)
 
 
 def meta(parts: Parts, name: str) -> Running:
     """A meta server. It answers no API: the API servers share its routes."""
     worker = _meta(parts, name)
-    probes = _probes(parts, worker, worker.lease_age_s, CatalogGauges(parts.catalog, parts.clock))
-    return Running(parts, [worker], probes=probes)
+    readers = _queue_readers(parts, name, _notifications(parts))
+    group = ServiceGroup(name, [worker, *readers], parts.clock)
+    probes = _probes(parts, group, worker.lease_age_s, CatalogGauges(parts.catalog, parts.clock))
+    return Running(parts, [worker, *readers], probes=probes)
 
 
 def dispatcher(parts: Parts, name: str) -> Running:
@@ -244,7 +249,7 @@ def sorter(parts: Parts, name: str) -> Running:
 def api_server(parts: Parts) -> Running:
     """An API server: every route, and the console."""
     warm.start()
-    return Running(parts, [], _api(parts, []), has_console=True)
+    return Running(parts, [], _api(parts, [], notifications=_notifications(parts)), has_console=True)
 
 
 def maintain(parts: Parts, name: str, slots: int) -> Running:
@@ -286,6 +291,7 @@ def _api(
     *,
     collect: Sequence[Collect] = (),
     sorters: Sequence[SorterWorker] = (),
+    notifications: Notifications | None = None,
 ) -> FastAPI:
     """The application of an API server: every route of TiStream on one port. `services` run in the same process."""
     from apiserver.app import create_app
@@ -313,7 +319,48 @@ def _api(
     sources = Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry))
     url, issuer = parts.settings.object_store.url, push_issuer(parts.settings)
     control = control_routers(sources, parts.store, url, issuer, parts.settings.catalog.clock_skew_max_ms)
+    if notifications is not None and parts.settings.notifications.webhook_token:
+        from apiserver.routes import notifications as webhook
+
+        control = [*control, webhook.router(notifications, parts.settings.notifications.webhook_token)]
     return create_app(wired, control, authenticator=_authenticator(parts), **_bounds(parts.settings.server))
+
+
+def _notifications(parts: Parts, look: Look | None = None) -> Notifications | None:
+    """Takes notifications of the bucket; None when the settings name no source. `look`: a dispatcher of this process,
+    else those of the catalog are called."""
+    from tistream.feed.flight import locate_by_catalog, token_of_catalog
+    from tistream.feed.hints import LookByFlight, Notifications
+    from tistream.feed.tls import TlsFiles
+    from tistream.objectstore.factory import s3_place
+
+    place, settings = s3_place(parts.settings.object_store.url), parts.settings.notifications
+    if place is None or not (settings.sqs_queue_url or settings.webhook_token):
+        return None
+    if look is None:
+        locate, bearer = locate_by_catalog(parts.catalog, parts.clock), token_of_catalog(parts.catalog)
+        look = LookByFlight(locate, bearer, tls=TlsFiles.of(parts.settings.feed))
+    return Notifications(parts.catalog, look, place.bucket, place.prefix)
+
+
+def _queue_readers(parts: Parts, name: str, notifications: Notifications | None) -> list[Service]:
+    """The reader of the queue, if there is one."""
+    from tistream.feed.queue_reader import QueueReader
+    from tistream.objectstore.factory import s3_place
+
+    place, settings = s3_place(parts.settings.object_store.url), parts.settings.notifications
+    if notifications is None or place is None or not settings.sqs_queue_url:
+        return []
+    return [
+        QueueReader(
+            name,
+            notifications,
+            parts.clock,
+            queue_url=settings.sqs_queue_url,
+            region=place.region,
+            endpoint=settings.sqs_endpoint or None,
+        )
+    ]
 
 
 def _bounds(server: config.ServerSettings) -> dict[str, Any]:
@@ -359,10 +406,12 @@ def push_issuer(settings: Settings) -> CredentialIssuer | None:
 
 
 def _meta(parts: Parts, name: str) -> MetaWorker:
+    from metaserver.activation import LONGEST_PAUSE_S
     from metaserver.loop import MetaWorker
     from metaserver.reshape import ReshapeSettings
 
-    settings = parts.settings.meta
+    settings, announced = parts.settings.meta, parts.settings.notifications
+    floor_s = max(announced.floor_s, LONGEST_PAUSE_S)
     interval_s = settings.interval_ms / 1000
     reshape = ReshapeSettings(
         split_bytes_per_s=settings.split_mb_per_s * 1e6,
@@ -387,6 +436,7 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         collect_interval_s=settings.collect_interval_s,
         maintenance=maintenance_rules(parts.settings),
         maintenance_interval_s=parts.settings.maintenance.interval_s,
+        activation_pause_max_s=floor_s if announced.sqs_queue_url or announced.webhook_token else LONGEST_PAUSE_S,
     )
 
 
@@ -400,7 +450,11 @@ def _dispatcher(parts: Parts, name: str) -> DispatcherWorker:
         parts.store,
         parts.clock,
         name,
-        timing=TailTiming(poll_s=settings.poll_interval_ms / 1000, tick_s=_TICK_S),
+        timing=TailTiming(
+            poll_s=settings.poll_interval_ms / 1000,
+            tick_s=_TICK_S,
+            announced_poll_max_s=parts.settings.notifications.floor_s,
+        ),
         reclaim_s=settings.reclaim_interval_ms / 1000,
         skew_max_ms=parts.settings.catalog.clock_skew_max_ms,
     )

@@ -60,7 +60,7 @@ def _rows(path: Any) -> list[dict[str, Any]]:
         rows.append(
             {
                 "setting": key,
-                "value": _redacted(value),
+                "value": "***" if name.endswith("_token") and value else _redacted(value),
                 "source": where.get(key, "default"),
                 "variable": variable,
                 "meaning": meaning,

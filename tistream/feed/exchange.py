@@ -30,6 +30,7 @@ from tistream.feed.wire import (
     Subscribe,
     Taken,
     Unsubscribe,
+    call_options,
     decode_notification,
     encode_command,
 )
@@ -95,7 +96,7 @@ class Exchange:
     def __init__(self, client: fl.FlightClient, name: str, token: str, clock: Clock) -> None:
         """`token`: the service token to present."""
         self._client, self._clock = client, clock
-        self._options = fl.FlightCallOptions(headers=[(b"authorization", b"Bearer " + token.encode())])
+        self._options = call_options(token)
         self._lock = threading.Lock()  # guards the mailboxes
         self._outgoing: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._mailboxes: dict[int, Mailbox] = {}

@@ -3,6 +3,9 @@
     DoExchange(descriptor = FEED_COMMAND)    one per pair of processes, shared by all subscriptions between them
                                              header `authorization: Bearer SERVICE_TOKEN`
 
+    DoAction(LOOK, body = encode_files)      a notification names these files: look for them now; no answer
+                                             header as above
+
     sorter -> dispatcher      app_metadata alone: JSON
         {"do": "subscribe", "sub", "request", "batches", "bytes"}   `sub`: a number, never reused on this exchange
         {"do": "taken", "sub", "batches"}                           batches taken: opens the flow-control window
@@ -26,7 +29,7 @@ owner: another one gets Fenced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +43,14 @@ from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.change import REGIONS
+from tistream.objectstore.layout import BatchKey
 
 FEED_COMMAND = b"tistream-feed-2"
+LOOK = "tistream-look"  #: an action: look for these files now; its body is that of `encode_files`
 IDLE_S = 2.0  #: a server sends at least this often, and is answered
 SILENT_S = 10.0  #: a peer that sends nothing for this long is considered dead
 COMMAND_BYTES_MAX = 16 << 20
+FILES_MAX = 10_000  #: of one `tistream-look`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +222,32 @@ def decode_error(message: Mapping[str, Any]) -> TiStreamError:
     error = make(str(message["message"]), **{str(name): str(value) for name, value in message["facts"].items()})
     error.kind, error.code = ErrorKind(message["kind"]), str(message["code"])
     return error
+
+
+def call_options(token: str, timeout_s: float | None = None) -> fl.FlightCallOptions:
+    """Of a call that presents the service token."""
+    headers = [(b"authorization", b"Bearer " + token.encode())]
+    return fl.FlightCallOptions(headers=headers, timeout=timeout_s)
+
+
+def encode_files(files: Sequence[BatchKey]) -> bytes:
+    """The body of LOOK."""
+    return orjson.dumps(
+        [[k.tenant.cluster_id, k.tenant.tenant_id, k.store_id, k.incarnation, k.seq] for k in files[:FILES_MAX]]
+    )
+
+
+def decode_files(body: memoryview) -> list[BatchKey]:
+    """The reverse of `encode_files`. InvalidInput when it is malformed."""
+    try:
+        if len(body) > COMMAND_BYTES_MAX:
+            raise ValueError("too long")
+        return [
+            BatchKey(tenant=Tenant(_number(c), _number(t)), store_id=_number(s), incarnation=_number(i), seq=_number(n))
+            for c, t, s, i, n in orjson.loads(body)[:FILES_MAX]
+        ]
+    except (ValueError, TypeError, KeyError) as e:
+        raise InvalidInput(f"invalid list of files: {type(e).__name__}: {e}") from e
 
 
 def as_flight(error: TiStreamError) -> fl.FlightError:

@@ -129,6 +129,18 @@ FEED_REFUSED = _counter(
     "reason",
 )
 
+NOTIFICATIONS = _counter(
+    "tistream_notifications_total",
+    "Notifications of the S3 server: about files that a dispatcher awaits (passed_on), about anything else (ignored), "
+    "unreadable (invalid), or not passed on (failed)",
+    "outcome",
+)
+AWAITED_FILES = _counter(
+    "tistream_awaited_files_total",
+    "Batch files that a dispatcher has waited for, found after a notification (announced) or by looking (polled)",
+    "kind",
+)
+
 HTTP_REQUESTS = _counter("tistream_http_requests_total", "Answered HTTP requests", "method", "status")
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +53,38 @@ class S3Server:
         with self._client() as client:
             client.put_object(Bucket=bucket, Key=key, Body=data)
 
+    def notify(self, bucket: str, *prefixes: str) -> str:
+        """Send events of new objects below these prefixes to a queue of their own; the queue's address."""
+        with self._client("sqs") as client:
+            queue = client.create_queue(QueueName=f"{bucket}-events")["QueueUrl"]
+            found = client.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])
+        self._notify(bucket, "QueueConfigurations", {"QueueArn": found["Attributes"]["QueueArn"]}, prefixes)
+        return str(queue)
+
+    def notify_over_http(self, bucket: str, address: str, *prefixes: str) -> None:
+        """The same as POST requests to an address, by a topic of SNS."""
+        with self._client("sns") as client:
+            topic = client.create_topic(Name=f"{bucket}-events")["TopicArn"]
+            client.subscribe(TopicArn=topic, Protocol=address.partition(":")[0], Endpoint=address)
+        self._notify(bucket, "TopicConfigurations", {"TopicArn": topic}, prefixes)
+
+    def _notify(self, bucket: str, kind: str, target: dict[str, str], prefixes: Sequence[str]) -> None:
+        def below(prefix: str) -> dict[str, Any]:
+            rule = {"Key": {"FilterRules": [{"Name": "prefix", "Value": prefix}]}}
+            return {**target, "Events": ["s3:ObjectCreated:*"], "Filter": rule}
+
+        with self._client() as client:
+            client.put_bucket_notification_configuration(
+                Bucket=bucket, NotificationConfiguration={kind: [below(prefix) for prefix in prefixes]}
+            )
+
     @contextmanager
-    def _client(self) -> Iterator[Any]:
+    def _client(self, service: str = "s3") -> Iterator[Any]:
         import boto3
 
         with closing(
             boto3.client(
-                "s3",
+                service,
                 endpoint_url=self.endpoint,
                 region_name=REGION,
                 aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],

@@ -114,6 +114,16 @@ def test_roles_may_do_what_the_services_do_and_no_more() -> None:
     assert actions("issue") == {"sts:AssumeRole"}
     assert body("aws_iam_role_policy.issue")["role"] == '${aws_iam_role.services["api"].id}'
     assert actions("pusher") == {"s3:PutObject", "kms:GenerateDataKey"}
+    assert actions("read_notifications") == {"sqs:ReceiveMessage", "sqs:DeleteMessage"}
+
+
+def test_only_the_bucket_writes_to_the_queue_of_notifications_and_only_of_pushers_files() -> None:
+    statement = only(DATA["aws_iam_policy_document.notifications"]["statement"])
+    assert statement["actions"] == ["sqs:SendMessage"]
+    assert ["${aws_s3_bucket.tistream.arn}"] in [condition["values"] for condition in statement["condition"]]
+    queue = only(body("aws_s3_bucket_notification.notifications")["queue"])
+    assert queue["filter_prefix"] == "${var.prefix}/data_change_buffer/"
+    assert body("aws_sqs_queue.notifications")["sqs_managed_sse_enabled"] is True
 
 
 def test_the_role_of_pushers_allows_what_sessions_ask_for_and_no_more() -> None:

@@ -85,6 +85,7 @@ tenants = Table(
     _uint("created_ms"),
     Column("floor_ts", UInt, nullable=False, server_default="0"),
     Column("retention_s", UInt),
+    Column("schema_hints", UInt, nullable=False, server_default="0"),
 )
 
 tasks = Table(

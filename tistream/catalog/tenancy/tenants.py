@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, and_, bindparam, select
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
@@ -66,6 +66,7 @@ class TenantRow:
     reason: str  #: why it is in this state; may be empty
     floor_ts: int = 0  #: the log at or below it was deleted; 0 = none yet
     retention_s: int | None = None  #: seconds of log to keep; 0 = all; None = the setting
+    schema_hints: int = 0  #: rises with each notification of a schema snapshot while it waits for one
 
     @property
     def earliest_ts(self) -> int:
@@ -232,6 +233,16 @@ def kept_s(row: TenantRow, default_hours: float) -> int:
     return int(default_hours * 3600) if row.retention_s is None else row.retention_s
 
 
+def note_schema_snapshot(catalog: Catalog, tenant: Tenant) -> bool:
+    """A notification says that the tenant's schema snapshot was pushed. False when it does not wait for one."""
+    waits = and_(of_asked_tenant(tenants), tenants.c.state == TenantState.AWAITING_SNAPSHOT)
+    with catalog.transaction() as conn:
+        noted = conn.execute(
+            tenants.update().where(waits).values(schema_hints=tenants.c.schema_hints + 1), tenant_ids(tenant)
+        )
+        return noted.rowcount == 1
+
+
 def set_retention(catalog: Catalog, tenant: Tenant, retention_s: int | None) -> bool:
     """Set the tenant's retention; 0 = all, None = the setting. False when the tenant does not exist; TenantDeleted when
     it was deleted."""
@@ -254,4 +265,5 @@ def _tenant_row(row: Any) -> TenantRow:
         reason=row.reason,
         floor_ts=row.floor_ts,
         retention_s=row.retention_s,
+        schema_hints=row.schema_hints,
     )

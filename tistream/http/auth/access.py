@@ -32,7 +32,8 @@ from tistream.http.auth.core.roles import Principal, Right, Verdict, decide
 from tistream.ids import Tenant
 
 ACCESS = "tistream.http.access_log"  #: key of an Access in a request's scope
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/login", error_reference.PATH})
+NOTIFICATIONS_PATH = "/v1/notifications"  #: asks for a token of its own
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/login", error_reference.PATH, NOTIFICATIONS_PATH})
 OPEN_PREFIXES = ("/static/", f"{error_reference.PATH}/")  #: the error reference is public
 _ANY_KEY = frozenset({"/openapi.json"})  #: added by the framework; needs any valid key
 _NUMBER = re.compile(r"[0-9]{1,19}")

@@ -83,6 +83,7 @@ def _tenants_and_tasks() -> None:
         *_uints("created_ms"),
         _with_default("floor_ts", "0"),
         *_uints("retention_s", nullable=True),
+        _with_default("schema_hints", "0"),
     )
     create_table(
         "tasks",

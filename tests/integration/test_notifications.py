@@ -1,0 +1,242 @@
+"""Notifications that a real S3 server sends, by a queue and as a webhook, to dispatchers and to the meta server."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+import zstandard
+
+from dispatcher.flight_server import FlightDispatcher
+from dispatcher.tail import TailTiming
+from dispatcher.worker import DispatcherWorker
+from metaserver.activation import Activation
+from schemas.snapshot import parse_pushed
+from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.s3server import CREDENTIALS, S3Server, s3_server
+from tests.kit.batch_files import batch_bytes
+from tests.kit.catalog_cases import begin, elected, new_catalog
+from tests.kit.feed_port import catalog_feed, flight_dispatcher, make_token, owned, request_of
+from tests.kit.log_builder import LogBuilder
+from tests.kit.request_tally import RequestTally
+from tests.kit.waiting import WAIT_S, eventually
+from tistream import config
+from tistream.catalog.tenancy.tenants import TenantState, get_tenant, register_tenant
+from tistream.catalog.work.stores import assign_store, issue_incarnation
+from tistream.cli import assembly
+from tistream.clock import SystemClock
+from tistream.errors import NotificationsUnavailable
+from tistream.feed.flight import FlightStream, locate_by_catalog, token_of_catalog
+from tistream.feed.hints import LookByFlight, Notifications
+from tistream.feed.queue_reader import QueueReader
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.objectstore.factory import open_store
+from tistream.objectstore.layout import BatchKey, SchemaSnapKey, schema_snap_prefix, store_prefix
+from tistream.objectstore.metered import MeteredStore
+
+T, WAITING = Tenant(1, 1), Tenant(1, 2)
+TOLD, SILENT = 7, 8  # stores: the server sends events of the first alone
+PREFIX = "log/of=this"
+# the product's own, some thirty times as fast
+FAST = TailTiming(
+    poll_s=0.05, idle_after_s=0.4, idle_poll_max_s=0.8, announced_poll_max_s=5.0, announced_list_max_s=60.0,
+    gap_after_s=0.2, list_every_s=0.5, list_every_max_s=1.0,
+)  # fmt: skip
+FILES, EVERY_S = 5, 1.6
+TOKEN = "a-token-of-the-webhook"
+
+_bucket = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+class World:
+    """Two dispatchers, each with one store of a tenant that seldom writes, and a tenant that awaits its snapshot."""
+
+    def __init__(self, path: Path, server: S3Server) -> None:
+        self.bucket = f"changes-{next(_bucket)}"
+        server.create_bucket(self.bucket)
+        self.catalog, self.clock = new_catalog(path), SystemClock()
+        begin(self.catalog, T, 1, KeyRange(b"a", b"z"))
+        register_tenant(self.catalog, WAITING)
+        epoch = elected(self.catalog)
+        owned(self.catalog, 1, epoch)
+        make_token(self.catalog, epoch)
+        self.url = server.url(self.bucket, PREFIX)
+        self.store = open_store(self.url)
+        self.tallies = {store_id: RequestTally() for store_id in (TOLD, SILENT)}
+        self.dispatchers: list[FlightDispatcher] = []
+        for store_id, tally in self.tallies.items():
+            issue_incarnation(self.catalog, T, store_id)
+            name, metered = f"d{store_id}", MeteredStore(self.store, tally)
+            worker = DispatcherWorker(self.catalog, metered, self.clock, name, timing=FAST, reclaim_s=3600)
+            self.dispatchers.append(flight_dispatcher(self.catalog, worker))
+            self.dispatchers[-1].start()
+            assert assign_store(self.catalog, T, store_id, worker_id=name, seen_epoch=0, leader_epoch=epoch)
+        self.feed = catalog_feed(self.catalog)
+        self.streams = {s: self.feed.subscribe(request_of(self.catalog, 1, s)) for s in self.tallies}
+        self.look = LookByFlight(locate_by_catalog(self.catalog), token_of_catalog(self.catalog))
+        self.notifications = Notifications(self.catalog, self.look, self.bucket, PREFIX)
+
+    def put(self, store_id: int, seq: int) -> None:
+        key = BatchKey(tenant=T, store_id=store_id, incarnation=1, seq=seq)
+        self.store.put(str(key), batch_bytes(key, [(b"a", b"z", [b"b%d" % seq])]))
+
+    def lag(self, store_id: int, seq: int) -> float:
+        """Seconds from the put of the next file to its arrival in the sorter."""
+        began = time.monotonic()
+        self.put(store_id, seq)
+        return arrived(self.streams[store_id], seq) - began
+
+    def close(self) -> None:
+        self.look.close()
+        self.feed.close()
+        for dispatcher in self.dispatchers:
+            dispatcher.stop()
+        self.catalog.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, server: S3Server) -> Iterator[World]:
+    made = World(tmp_path, server)
+    yield made
+    made.close()
+
+
+def arrived(stream: FlightStream, seq: int) -> float:
+    """When the batch had come."""
+    for _ in range(int(WAIT_S * 10)):
+        batch = stream.next(0.1)
+        if batch is not None:
+            assert batch.seq == seq
+            return time.monotonic()
+    raise AssertionError(f"file {seq} was not found")
+
+
+def below(prefix: str) -> str:
+    return f"{PREFIX}/{prefix}"
+
+
+def test_a_store_that_seldom_writes_is_read_sooner_and_asked_for_less_often(world: World, server: S3Server) -> None:
+    queue = server.notify(world.bucket, below(store_prefix(T, TOLD)))
+    reader = QueueReader("m", world.notifications, world.clock, queue_url=queue, endpoint=server.endpoint)
+    reader.start()
+    try:
+        lags: dict[int, list[float]] = {TOLD: [], SILENT: []}
+        before: dict[int, tuple[int, int]] = {}
+        for seq in range(1, FILES + 3):
+            if seq == 3:  # two intervals have shown that both are idle
+                before = {s: (tally.of("get"), tally.of("list")) for s, tally in world.tallies.items()}
+            for store_id in (TOLD, SILENT) if seq % 2 else (SILENT, TOLD):
+                lag = world.lag(store_id, seq)
+                if seq >= 3:
+                    lags[store_id].append(lag)
+                time.sleep(EVERY_S / 2)
+        gets, lists = (
+            {s: tally.of(operation) - before[s][n] for s, tally in world.tallies.items()}
+            for n, operation in enumerate(("get", "list"))
+        )
+    finally:
+        reader.stop()
+    print(f"requests for {FILES} files: GET {gets}, LIST {lists}; lags {lags}")
+    assert gets[TOLD] <= FILES + 3 < gets[SILENT]
+    assert lists[TOLD] <= lists[SILENT]
+    assert sorted(lags[TOLD])[FILES // 2] < sorted(lags[SILENT])[FILES // 2]
+    assert reader.problems() == []
+
+
+def test_a_waiting_tenant_is_activated_at_once(world: World, server: S3Server) -> None:
+    queue = server.notify(world.bucket, below(schema_snap_prefix(WAITING)))
+    activation = Activation(world.catalog, world.store, world.clock, 2, pause_max_s=3600.0)
+    for _ in range(20):  # it has looked in vain for long
+        for waiting in activation._waiting.values():
+            waiting.due_s = 0.0
+        activation.step()
+    schema = LogBuilder(world.catalog, world.store).schema
+    ts = parse_pushed(json.loads(schema)).snapshot.ts
+    world.store.put(str(SchemaSnapKey(tenant=WAITING, ts=ts)), zstandard.compress(schema))
+    activation.step()
+    assert get_tenant(world.catalog, WAITING).state is TenantState.AWAITING_SNAPSHOT, "not due for an hour"
+
+    def active() -> bool:
+        activation.step()
+        return get_tenant(world.catalog, WAITING).state is TenantState.ACTIVE
+
+    reader = QueueReader("m", world.notifications, world.clock, queue_url=queue, endpoint=server.endpoint)
+    reader.start()
+    try:
+        eventually(active)
+    finally:
+        reader.stop()
+
+
+def test_a_queue_that_is_not_there_is_a_problem_and_stops_nothing(world: World, server: S3Server) -> None:
+    reader = QueueReader(
+        "m", world.notifications, world.clock, queue_url=f"{server.endpoint}/1/none", endpoint=server.endpoint
+    )
+    reader.start()
+    try:
+        eventually(lambda: [p.code for p in reader.problems()] == [NotificationsUnavailable.code])
+        assert world.lag(TOLD, 1) < WAIT_S
+    finally:
+        reader.stop()
+
+
+def test_the_webhook_of_a_server_is_taken_by_the_api_and_anything_else_refused(
+    world: World, server: S3Server, tmp_path: Path
+) -> None:
+    settings = config.load(
+        None,
+        {},
+        {
+            "catalog.url": f"sqlite:///{tmp_path}/catalog.db",
+            "object_store.url": world.url,
+            "server.port": free_port(),
+            "server.auth": "keys",
+            "notifications.webhook_token": TOKEN,
+        },
+    )
+    api = assembly.api_server(assembly.open_parts(settings))
+    api.start()
+    try:
+        host = api.url.removeprefix("http://")
+        server.notify_over_http(
+            world.bucket, f"http://s3:{TOKEN}@{host}/v1/notifications", below(store_prefix(T, TOLD))
+        )
+        for seq in (1, 2, 3):
+            time.sleep(EVERY_S)
+            world.lag(TOLD, seq)
+        tail = world.dispatchers[0].worker._tails[T, TOLD]
+        assert tail._announced == {1}, "the last file was found because of a notification"
+        answers = [
+            httpx2.post(f"{api.url}/v1/notifications", content=body, headers=headers).status_code
+            for body, headers in (
+                (b'{"Records": []}', {"Authorization": f"Bearer {TOKEN}"}),
+                (b'{"Records": []}', {}),
+                (b'{"Records": []}', {"Authorization": "Bearer another-token-of-it"}),
+                (b'{"Records": []}', {"Authorization": "Basic " + base64.b64encode(b"s3:x").decode()}),
+                (b'{"Records": []}', {"Authorization": "Basic !"}),
+                (b"nonsense", {"Authorization": f"Bearer {TOKEN}"}),
+                (b" " * (2 << 20), {"Authorization": f"Bearer {TOKEN}"}),
+            )
+        ]
+        assert answers == [204, 401, 401, 401, 401, 400, 400]
+    finally:
+        api.close()
