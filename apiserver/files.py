@@ -22,7 +22,7 @@ from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.files import FileRow, list_files
 from tistream.catalog.log.read_leases import open_lease
-from tistream.catalog.log.retention import check_floor
+from tistream.catalog.log.retention import check_listing
 from tistream.catalog.log.segments import SegmentFormat
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
@@ -93,7 +93,7 @@ def listing(
         table_ids=table_ids,
         limit=FILES_LISTED_MAX + 1,
     )
-    check_floor(services.catalog, scope.tenant, after)
+    check_listing(services.catalog, scope.tenant, after, upto)
     if len(found) > FILES_LISTED_MAX:
         raise InvalidInput(
             f"There are more than {FILES_LISTED_MAX} files: list a shorter interval, or run a compaction."

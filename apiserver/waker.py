@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import structlog
 
+from tistream.catalog.tenancy.served import Edge
 from tistream.errors import TiStreamError
 from tistream.ids import Tenant
 
@@ -24,8 +25,8 @@ log = structlog.get_logger(__name__)
 
 _INTERVAL_S = 0.1
 _AFTER_ERROR_S = 1.0
-_NOT_POLLED = -2
-_NO_TASKS = -1
+_NOT_POLLED = Edge(-2)
+_NO_TASKS = Edge(-1)
 
 
 class Watch:
@@ -38,12 +39,13 @@ class Watch:
         self._waker = waker
 
     async def moved(self, seen: int, seconds: float) -> int | None:
-        """The watermark once it is above `seen`, or -1 when the tenant is gone; None on timeout or shutdown."""
+        """The watermark once it is above `seen`, or -1 when the tenant is gone; None on timeout or shutdown, or when it
+        moved otherwise while a store is quarantined."""
         deadline = self.loop.time() + seconds
         while not self._waker.closing:
             self.event.clear()
             known = self._waker.known(self.tenant)
-            if known > seen or (known == _NO_TASKS and seen > 0):
+            if known > seen or (known == _NO_TASKS.ts and seen > 0):
                 return known
             left = deadline - self.loop.time()
             if left <= 0:
@@ -53,21 +55,28 @@ class Watch:
                     await self.event.wait()
             except TimeoutError:
                 return None
+            if self.good_ts is not None:
+                return None  # a store was quarantined: the waiter looks where it stands
         return None
+
+    @property
+    def good_ts(self) -> int | None:
+        """The last timestamp known to be good while a store of the tenant is quarantined, by the last poll."""
+        return self._waker.good_ts(self.tenant)
 
 
 class Waker:
     """One per process. Safe to use from several loops and threads."""
 
     def __init__(
-        self, look: Callable[[Collection[Tenant]], Mapping[Tenant, int]], *, interval_s: float = _INTERVAL_S
+        self, look: Callable[[Collection[Tenant]], Mapping[Tenant, Edge]], *, interval_s: float = _INTERVAL_S
     ) -> None:
         """`look` reads the watermarks of tenants from the catalog, without tenants that have no tasks."""
         self._look = look
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._watches: dict[Tenant, set[Watch]] = {}
-        self._known: dict[Tenant, int] = {}
+        self._known: dict[Tenant, Edge] = {}
         self._thread: threading.Thread | None = None
         self._woken_early = threading.Event()
         self.closing = False
@@ -93,7 +102,11 @@ class Waker:
 
     def known(self, tenant: Tenant) -> int:
         """The watermark of a watched tenant at the last poll; -1 without tasks, -2 before the first poll."""
-        return self._known.get(tenant, _NOT_POLLED)
+        return self._known.get(tenant, _NOT_POLLED).ts
+
+    def good_ts(self, tenant: Tenant) -> int | None:
+        """The last timestamp known to be good while a store of a watched tenant is quarantined, by the last poll."""
+        return self._known.get(tenant, _NOT_POLLED).good_ts
 
     @property
     def waiting(self) -> int:
@@ -126,7 +139,7 @@ class Waker:
                 pause_s = max(pause_s, _AFTER_ERROR_S)
             self._woken_early.wait(pause_s)
 
-    def _notify(self, tenants: Collection[Tenant], found: Mapping[Tenant, int]) -> None:
+    def _notify(self, tenants: Collection[Tenant], found: Mapping[Tenant, Edge]) -> None:
         with self._lock:
             moved = [t for t in tenants if t in self._watches and self._known.get(t) != found.get(t, _NO_TASKS)]
             self._known.update((t, found.get(t, _NO_TASKS)) for t in moved)

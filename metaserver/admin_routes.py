@@ -1,11 +1,12 @@
 """Routes for operators: views and actions.
 
     GET  /v1/tasks  /v1/tasks/{id}  /v1/ranges  /v1/workers  /v1/workers/{id}  /v1/owner  /v1/gaps  /v1/events
-         /v1/stops
+         /v1/stops  /v1/clusters/{c}/tenants/{t}/quarantines
     POST /v1/workers/{id}:drain  :undrain
     POST /v1/tasks/{id}:move  :split  :merge  :retry
     POST /v1/stops/{id}:resume
     POST /v1/clusters/{c}/tenants/{t}:pause  :resume
+    POST /v1/clusters/{c}/tenants/{t}/stores/{s}:reject
     DELETE /v1/clusters/{c}/tenants/{t}
 
 Any process, leader or not, answers them from the catalog. Lists are paged. Each action takes `dry_run=true` to return
@@ -20,7 +21,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from metaserver.routing import route
-from tistream.admin import actions, stops, views
+from tistream.admin import actions, quarantines, stops, views
 from tistream.admin.views import Sources
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import access_of
@@ -53,6 +54,7 @@ def admin_router(sources: Sources) -> APIRouter:
     _add_tasks(routes, sources)
     _add_stops(routes, sources)
     _add_tenants(routes, sources)
+    _add_quarantines(routes, sources)
     return routes
 
 
@@ -231,6 +233,35 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
     ) -> dict[str, Any]:
         tenant = Tenant(cluster_id, tenant_id)
         return actions.delete(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
+
+
+def _add_quarantines(routes: APIRouter, sources: Sources) -> None:
+    base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
+
+    @route(
+        routes,
+        "GET",
+        f"{base}/quarantines",
+        Right.LOOK,
+        "list_quarantines",
+        "List stores that sent commits below their own promise",
+    )
+    def list_all(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
+        return quarantines.quarantines_of(sources, Tenant(cluster_id, tenant_id))
+
+    @route(
+        routes,
+        "POST",
+        base + "/stores/{store_id}:reject",
+        Right.OPERATE,
+        "reject_store",
+        "Give up the incarnation of a quarantined store",
+    )
+    def reject(
+        request: Request, cluster_id: _Id, tenant_id: _Id, store_id: _Id, dry_run: _DryRun = False
+    ) -> dict[str, Any]:
+        tenant = Tenant(cluster_id, tenant_id)
+        return quarantines.reject(sources, tenant, store_id, dry_run=dry_run, actor=actor_of(request))
 
 
 def _tenant(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:

@@ -16,6 +16,7 @@ from schemas.registry.schema_registry import SavePolicy, SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import tasks
+from tistream.catalog.work.quarantines import lowest_quarantine
 from tistream.clock import Clock
 from tistream.ids import Tenant
 from tistream.limits import CLOCK_SKEW_MAX_MS
@@ -87,12 +88,14 @@ class Services:
 
         W = min(durable watermark of every task), read first: the history then covers at least W, so every row at or
         below W is decoded with a known schema, and every segment up to W is in the catalog. A tenant that still awaits
-        its schema snapshot has no history and W = 0.
+        its schema snapshot has no history and W = 0. While a store of the tenant is quarantined, W is at most the last
+        timestamp known to be good.
         """
         row = tenants.get_tenant(self.catalog, tenant)
         if not row.start_ts:
             return Served(row=row, history=None, resolved=0, covers=0)
-        watermark = tasks.served_watermark(self.catalog, tenant)
+        edge = tasks.served_edge(self.catalog, tenant)
         history = self.registry.history(tenant)
-        resolved = min(watermark, history.resolved_ts)
-        return Served(row=row, history=history, resolved=resolved, covers=resolved)
+        resolved = min(edge.ts, history.resolved_ts)
+        held = None if edge.good_ts is None else lowest_quarantine(self.catalog, tenant)
+        return Served(row=row, history=history, resolved=resolved, covers=resolved, quarantine=held, gap=edge.gap)

@@ -20,8 +20,9 @@ import orjson
 from reading.scope import Scope, check_names
 from schemas.history import History
 from tistream import ts as tso
-from tistream.catalog.log.retention import expired
+from tistream.catalog.log.retention import beyond_quarantine, expired
 from tistream.catalog.tenancy.tenants import TenantRow
+from tistream.catalog.work.quarantines import QuarantineRow
 from tistream.errors import CursorInvalid, InvalidInput, NotFound, TsOutOfRange
 from tistream.ids import Tenant
 
@@ -41,6 +42,8 @@ class Served:
     history: History | None  #: None while the tenant awaits its first schema snapshot
     resolved: int  #: the served watermark
     covers: int  #: valid for watermarks of tasks up to this
+    quarantine: QuarantineRow | None = None  #: of a store of the tenant: nothing above its `good_ts` is served
+    gap: tuple[int, int] | None = None  #: (after, upto): rows of rejected stores may be missing here
 
     @property
     def known_history(self) -> History:
@@ -55,8 +58,22 @@ class Served:
         """See `parse_ts`; `earliest` and `latest` are those of the tenant."""
         return parse_ts(text, earliest=self.row.earliest_ts, latest=self.resolved, now_ms=now_ms)
 
+    def check_good(self, ts: int) -> None:
+        """BeyondQuarantine when a quarantined store may still change what lies at or below this timestamp."""
+        found = self.quarantine
+        if found is not None and ts > found.good_ts:
+            names = {"store": found.store_id, "incarnation": found.incarnation, "object": found.object_key}
+            raise beyond_quarantine(ts, found.good_ts, tenant=str(found.tenant), **names)
+
+    def gap_in(self, after: int, upto: int) -> tuple[int, int] | None:
+        """The part of (after, upto] in which rows of rejected stores may be missing."""
+        if self.gap is None or self.gap[1] <= after or self.gap[0] >= upto:
+            return None
+        return max(after, self.gap[0]), min(upto, self.gap[1])
+
     def check_start(self, start_ts: int, now_ms: int) -> None:
-        """See `check_start`."""
+        """See `check_start`. BeyondQuarantine above what is known to be good."""
+        self.check_good(start_ts)
         check_start(start_ts, earliest=self.row.earliest_ts, resolved_ts=self.resolved, now_ms=now_ms)
 
 
@@ -145,7 +162,7 @@ def locate(request: Position, served: Served, now_ms: int) -> Interval:
     """The requested part of what is served.
 
     Names are checked where a read starts, not where it resumes: a reader of a dropped table continues to get empty
-    bodies. Errors: CursorInvalid, InvalidInput, TsExpired, TsOutOfRange, NotFound.
+    bodies. Errors: CursorInvalid, InvalidInput, TsExpired, TsOutOfRange, BeyondQuarantine, NotFound.
     """
     if request.cursor is not None:
         # a cursor at 0 was given out before the tenant's schema snapshot arrived

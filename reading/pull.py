@@ -62,6 +62,7 @@ class PullAnswer:
     after: int  #: the start position
     end: int  #: the end position: everything of the scope up to here has been delivered
     end_ts: int | None = None  #: the request's `end_ts` as a TSO
+    gap: tuple[int, int] | None = None  #: (after, upto) of the page: rows of rejected stores may be missing here
 
 
 def pull(services: Services, request: PullRequest, served: Served | None = None) -> PullAnswer:
@@ -97,6 +98,7 @@ def pull(services: Services, request: PullRequest, served: Served | None = None)
         after=asked.after,
         end=page.end,
         end_ts=asked.end_ts,
+        gap=served.gap_in(asked.after, page.end),
     )
 
 

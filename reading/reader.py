@@ -28,7 +28,7 @@ from reading.read_leases import ReaderLeases, ReadLease
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import committed
 from tistream.catalog.log.objects import ObjectState, object_states
-from tistream.catalog.log.retention import check_floor
+from tistream.catalog.log.retention import check_listing
 from tistream.catalog.log.segments import SegmentRow
 from tistream.clock import Clock, SystemClock
 from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable
@@ -174,11 +174,12 @@ class LogReader:
     def _listed(
         self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int] | None, limit: int
     ) -> list[SegmentRow]:
-        """The segments. TsExpired when retention may have removed some of them."""
+        """The segments. TsExpired when retention may have removed some, BeyondQuarantine when a quarantined store
+        may still change some."""
         segments = committed.find_segments(
             self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
         )
-        check_floor(self._catalog, tenant, after)  # after the listing, so that a concurrent removal is noticed
+        check_listing(self._catalog, tenant, after, upto)  # after the listing, so that a concurrent removal is noticed
         return segments
 
     def leased(self) -> AbstractContextManager[ReadLease]:

@@ -17,7 +17,7 @@ from reading.deps import Services
 from reading.position import encode_cursor, locate
 from reading.scope import Scope, table_ids
 from tistream.catalog.log import committed
-from tistream.catalog.log.retention import check_floor
+from tistream.catalog.log.retention import check_listing
 from tistream.catalog.log.segments import SegmentRow
 from tistream.limits import PULL_ROWS_MAX
 
@@ -76,7 +76,7 @@ def plan(services: Services, request: SplitRequest) -> Plan:
     found = committed.find_segments(
         services.catalog, scope.tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=_SEGMENTS_MAX
     )
-    check_floor(services.catalog, scope.tenant, after)
+    check_listing(services.catalog, scope.tenant, after, upto)
     end = upto if len(found) < _SEGMENTS_MAX else max(after, min(upto, found[-1].lo_ts - 1))
     if request.rows is not None:
         end = bounded_end(found, after=after, upto=end, rows=request.rows)

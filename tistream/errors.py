@@ -11,6 +11,7 @@ had no effect; after an indeterminate error the caller must read back the state,
         TsOutOfRange        a timestamp in the future
         TsExpired           a timestamp below what is retained
         StateForbids        the object's state does not allow it now
+        BeyondQuarantine    a timestamp above what is known to be good: an operator decides about a store
         ChangedMeanwhile    the object changed since the caller read it
         TenantDeleted       the tenant was deleted for good
         SeedNeeded          the log alone cannot rebuild these rows
@@ -37,6 +38,7 @@ had no effect; after an indeterminate error the caller must read back the state,
       AheadOfTime           a timestamp ahead of the catalog's clock: its object waits
       FeedUnavailable       no dispatcher serves the store right now: find its owner and subscribe again
       UpstreamContractViolated  the upstream sent a change below its own watermark: stop and keep everything
+      PromiseContradicted   a store sent commits at or below a resolved ts that it had promised: quarantine the store
 """
 
 from __future__ import annotations
@@ -216,6 +218,16 @@ class StateForbids(InvalidInput):
     )
 
 
+class BeyondQuarantine(InvalidInput):
+    """A store of the tenant is quarantined, and the timestamp lies above the last watermark known to be good."""
+
+    code = "TS-1017"
+    hint = (
+        "Read up to good_ts. An operator looks at the rows with tistream store quarantine list, and decides with "
+        "tistream store quarantine reject."
+    )
+
+
 class ChangedMeanwhile(InvalidInput):
     """The object has changed since you read it (If-Match)."""
 
@@ -389,6 +401,18 @@ class UpstreamContractViolated(TiStreamError):
 
     kind = ErrorKind.CORRUPT
     code = "TS-1061"
+
+
+class PromiseContradicted(TiStreamError):
+    """A store sent commits at or below a resolved ts that it had promised. It is quarantined and its files are kept."""
+
+    kind = ErrorKind.CORRUPT
+    code = "TS-1068"
+    found: object = None  #: the rows, as the sorter's core describes them
+    hint = (
+        "Pulls of the tenant end at good_ts until an operator decides: tistream store quarantine list shows the rows, "
+        "tistream store quarantine reject gives up this incarnation of the store."
+    )
 
 
 def invariant(condition: bool, message: str, **facts: object) -> None:

@@ -12,7 +12,7 @@ from apiserver.routes import lag
 from apiserver.routes import tenants as tenant_routes
 from reading.deps import Services
 from tistream import ts as tso
-from tistream.admin import stops, views
+from tistream.admin import quarantines, stops, views
 from tistream.admin.core.cost import of_requests
 from tistream.admin.core.units import bytes_text, duration_text
 from tistream.catalog.tenancy import tenants
@@ -115,7 +115,7 @@ def _problems(
     services: Services, found: Collection[tasks.TaskRow], who: Principal, of: Tenant | None = None
 ) -> list[dict[str, object]]:
     """Stopped tasks and recorded stops; problems of this process only for those who see all tenants."""
-    stopped = [
+    stopped: list[dict[str, object]] = [
         {
             "source": f"tenant {task.tenant}, task {task.task_id}",
             "code": "stopped",
@@ -128,9 +128,12 @@ def _problems(
     ]
     sources = operator_views.sources_of(services)
     if who.sees_all:
-        return [*stopped, *stops.problems_of(sources, of, _STOPS_SHOWN_MAX), *services.problems(), *services.reported()]
+        held = [*quarantines.problems_of(sources, of), *stops.problems_of(sources, of, _STOPS_SHOWN_MAX)]
+        return [*stopped, *held, *services.problems(), *services.reported()]
     seen = [of] if of is not None else sorted({task.tenant for task in found if who.sees(task.tenant)})
-    return [*stopped, *(problem for tenant in seen for problem in stops.problems_of(sources, tenant, _STOPS_SHOWN_MAX))]
+    for tenant in seen:
+        stopped += [*quarantines.problems_of(sources, tenant), *stops.problems_of(sources, tenant, _STOPS_SHOWN_MAX)]
+    return stopped
 
 
 def _label(task: dict[str, Any]) -> str:

@@ -51,9 +51,10 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
     if "cursor" in names:
         yield errors.CursorInvalid
     if names & {"start_ts", "at_ts"}:
-        yield from (errors.TsOutOfRange, errors.TsExpired)
+        yield from (errors.TsOutOfRange, errors.TsExpired, errors.BeyondQuarantine)
     if names & {"as_of", "ts"}:
-        yield from (errors.AheadOfWatermark, errors.TsExpired, errors.SeedNeeded, errors.NotConvertible)
+        yield from (errors.AheadOfWatermark, errors.BeyondQuarantine, errors.TsExpired)
+        yield from (errors.SeedNeeded, errors.NotConvertible)
     if "accept" in names:
         yield NotAcceptable
     if "wait" in names or path.endswith(":stream"):

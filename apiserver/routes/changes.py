@@ -116,6 +116,8 @@ async def _answer(followers: Followers, scope: Scope, asked: _Query) -> Response
     }
     if answer.end_ts is not None:
         headers["TiStream-End-Ts"] = str(answer.end_ts)
+    if answer.gap is not None:
+        headers["TiStream-Gap"] = f"{answer.gap[0]}-{answer.gap[1]}"
     if answer.quarantined:
         headers["TiStream-Quarantined"] = str(answer.quarantined)
     content: memoryview = memoryview(answer.content)

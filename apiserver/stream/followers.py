@@ -22,7 +22,7 @@ from reading.deps import Services
 from reading.position import Served
 from reading.pull import PullAnswer, PullRequest
 from reading.served import ServedCache
-from tistream.catalog.work.tasks import served_watermarks
+from tistream.catalog.work.tasks import served_edges
 from tistream.errors import TooManyOpen
 from tistream.ids import Tenant
 
@@ -48,7 +48,7 @@ class Followers:
     def __init__(self, services: Services, limits: FollowLimits | None = None) -> None:
         self.services = services
         self.limits = limits or FollowLimits()
-        self.waker = Waker(partial(served_watermarks, services.catalog))
+        self.waker = Waker(partial(served_edges, services.catalog))
         self.served = ServedCache(services)
         self.pages = SharedPages()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="followers")
@@ -66,6 +66,8 @@ class Followers:
 
     async def served_at(self, tenant: Tenant, watermark: int) -> Served:
         """The served state at or above `watermark`."""
+        if self.waker.good_ts(tenant) is not None:  # less is served than before
+            return await self.run(self.served.now, tenant)
         known = self.served.known(tenant, watermark)
         return known if known is not None else await self.run(self.served.at, tenant, watermark)
 

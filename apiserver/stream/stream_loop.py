@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -24,7 +25,7 @@ from apiserver.waker import Watch
 from reading import position
 from reading.position import Served
 from reading.pull import PullAnswer, PullRequest
-from tistream.errors import ErrorKind, TiStreamError
+from tistream.errors import BeyondQuarantine, ErrorKind, TiStreamError
 from tistream.http import problem
 
 log = structlog.get_logger(__name__)
@@ -134,7 +135,11 @@ class StreamLoop:
 
     def _make(self, served: Served) -> _Start:
         request = replace(self._request, cursor=self._delivered.cursor)
-        answer = self._followers.pages.make(self._followers.services, request, served)
+        make = partial(self._followers.pages.make, self._followers.services, request)
+        try:
+            answer = make(served)
+        except BeyondQuarantine:  # a store was quarantined since the state was read
+            answer = make(self._followers.services.served(request.scope.tenant))
         return answer.has_more, self._cut(answer)
 
     def _cut(self, answer: PullAnswer) -> tuple[Mark, list[Piece]] | None:
@@ -148,8 +153,7 @@ class StreamLoop:
         """The served state for the next page of a backlog; None at shutdown."""
         if self._followers.waker.closing:
             return None
-        tenant = self._request.scope.tenant
-        return self._followers.served.known(tenant, self._seen) or await self._served_at(self._seen)
+        return await self._served_at(self._seen)
 
     async def _wait_for_changes(self, watch: Watch) -> Served | None:
         """Wait for a served state that may hold changes, sending a watermark each second. None ends the stream."""
@@ -158,9 +162,10 @@ class StreamLoop:
             left = self._sent_at + _RESOLVED_EACH_S - self._loop.time()
             moved = await watch.moved(self._seen, max(0.0, left))
             if moved is None:
+                await self._check_good(watch)
                 await self._send_watermark()
                 continue
-            served = self._followers.served.known(scope.tenant, moved) or await self._served_at(moved)
+            served = await self._served_at(moved)
             self._seen = served.covers
             if served.resolved <= self._at:
                 continue
@@ -177,7 +182,18 @@ class StreamLoop:
         return self._end_ts is not None and self._at >= self._end_ts
 
     async def _served_at(self, watermark: int) -> Served:
-        return await self._retried(self._followers.served.at, self._request.scope.tenant, watermark)
+        """A served state that covers `watermark`; while a store is quarantined the newest, which may not."""
+        tenant, served = self._request.scope.tenant, self._followers.served
+        if self._followers.waker.good_ts(tenant) is not None:
+            return await self._retried(served.now, tenant)
+        known = served.known(tenant, watermark)
+        return await self._retried(served.at, tenant, watermark) if known is None else known
+
+    async def _check_good(self, watch: Watch) -> None:
+        """BeyondQuarantine when a quarantined store may still change what was delivered."""
+        if watch.good_ts is not None and self._at > watch.good_ts:
+            served = await self._retried(self._followers.served.now, self._request.scope.tenant)
+            served.check_good(self._at)
 
     async def _retried(self, make: Callable[..., T], *args: object) -> T:
         """Call `make` in a thread. Retryable errors are retried with heartbeats in between."""

@@ -130,6 +130,7 @@ def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int,
     if as_of < earliest:
         raise expired(as_of, earliest)
     if as_of > resolved:
+        served.check_good(as_of)
         raise AheadOfWatermark(
             f"{as_of} is not served yet: the watermark is at {resolved}.", as_of=str(as_of), resolved_ts=str(resolved)
         )

@@ -249,12 +249,12 @@ broken(
 )
 broken(
     "served-by-the-highest (upstream): the served watermark is that of the task that is furthest",
-    ("tistream.catalog.work.tasks:served_watermark", "func.min(tasks.c.durable_ts)", "func.max(tasks.c.durable_ts)"),
+    ("tistream.catalog.tenancy.served:edge_columns", "func.min(c.ts)", "func.max(c.ts)"),
 )
 broken(
     "served-without-schemas (schemas): the served watermark takes no account of the DDL tasks and the history",
     (
-        "tistream.catalog.work.tasks:served_watermark",
+        "tistream.catalog.work.tasks:served_edge",
         "or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))",
         "is_data, _intersects(wanted)",
     ),

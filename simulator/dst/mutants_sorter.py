@@ -15,7 +15,7 @@ broken(
 )
 broken(
     "counts-before-ready (scans): a subscription counts during its opening scan",
-    ("sorter.core.watermark:_resolved_of", "np.where(ready, resolved, np.uint64(0))", "resolved.copy()"),
+    ("sorter.core.watermark:resolved_of", "np.where(ready, resolved, np.uint64(0))", "resolved.copy()"),
 )
 broken(
     "dead-by-start-ts (reclaim): a prewrite is dead once W has passed its start_ts, instead of its file's cut_ts",

@@ -11,7 +11,7 @@ list keeps its numbers.
 Relations:
 
 - `bounds` rise strictly from the start of the range;
-- `w` never falls; `uncovered` counts the slots that are not covered;
+- `w` never falls, except by `lower`; `uncovered` counts the slots that are not covered;
 - a promise may raise a slot once checkpoint_ts <= max(w, floor) held there; as w never falls this is final, and only
   the others (`waiting`) are tested again.
 
@@ -157,6 +157,11 @@ class Slots:
         if moved:
             self._joined = None
         return moved
+
+    def lower(self, ts: int) -> None:
+        """W of no slot is above `ts` any more. Promises must be placed and lifted again."""
+        np.minimum(self.w, np.uint64(ts), out=self.w)
+        self._joined = None
 
     def locate(
         self, starts: pa.BinaryArray, ends: pa.BinaryArray, placed: Iterable[Promises] = ()

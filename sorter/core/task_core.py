@@ -10,6 +10,7 @@ loaded; the worker fetches and loads them and asks again, until there are none. 
 that has not begun because rows cannot be fetched changes nothing.
 
     needs(batch)    before `handle`              needs_of_flush()    before `pending` and `flushable_bytes`
+    question(batch) before `handle`: what only the committed log can tell; its answer is passed to `handle`
     needs()         before `settle`              needs_of_flush(w)   before `take`
     Output.needs()  before its rows are read     needs_of_explain()  before `explain`
                                                  needs_of_restore()  before `restore`
@@ -26,7 +27,9 @@ Relations:
 - state = snapshot + the batches after its positions. Batches consumed before the snapshot of another half was restored
   may come again as duplicates.
 
-When `handle` raises FeedGap or CorruptObject the state is unchanged; UpstreamContractViolated ends the task.
+When `handle` raises FeedGap, CorruptObject or PromiseContradicted the state is unchanged; UpstreamContractViolated ends
+the task. PromiseContradicted means that the store broke its own promise (`sorter.core.contradictions`): its files are
+not taken until an operator has decided, and `give_up` ends the incarnation when it is rejected.
 """
 
 from __future__ import annotations
@@ -37,12 +40,17 @@ from dataclasses import dataclass, replace
 import polars as pl
 import pyarrow as pa
 
+from sorter.core import contradictions
 from sorter.core.admission import Limits
+from sorter.core.contradictions import LogQuestion, contradicted
 from sorter.core.eviction import Disk, evict, held_bytes
 from sorter.core.prewrite_buffer import PrewriteBuffer, Undecided
+from sorter.core.promised import Promised
+from sorter.core.slots import Stamps
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap, Stuck
 from sorter.rows.batch_rows import Arrivals
+from sorter.rows.kernels import I64
 from sorter.rows.output import Output
 from sorter.rows.run import Need, Run
 from sorter.rows.saved import RunState, needs_of_restore
@@ -78,6 +86,7 @@ class CoreSnapshot:
     late_ready: pl.DataFrame  #: saved.LATE_READY
     slices: pa.Table  #: watermark.SLICES
     waiting: pa.Table  #: watermark.WAITING
+    promised: pa.Table  #: promised.PROMISED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +110,16 @@ class CoreStats:
     dropped_by_store: Mapping[int, int]  #: commits at or below durable watermark
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What is computed once of a batch."""
+
+    batch: FeedBatch
+    rows: Arrivals
+    promised: Stamps | None  #: by earlier files, for each REGIONS row
+    suspects: I64  #: rows at or below it
+
+
 class TaskCore:
     """One task: a key range, its watermark map and its buffers."""
 
@@ -111,11 +130,12 @@ class TaskCore:
         self._durable_ts = durable_ts
         self._attempted_ts = durable_ts
         self._watermarks = RangeWatermarkMap(range_, start_ts, durable_ts=durable_ts)
+        self._promised = Promised()
         self._prewrites = PrewriteBuffer()
         self._ready = SortBuffer()
         self._positions: dict[int, dict[int, Position]] = {}
         self._next_row_no = 0
-        self._prepared: tuple[FeedBatch, Arrivals] | None = None
+        self._prepared: _Prepared | None = None
         self.batches = 0  #: taken since the start
         self._resubscribe_for: list[Undecided] = []  # undecided commits of a snapshot, until the next batch
         self._uncovered_by = "its snapshot"
@@ -125,9 +145,9 @@ class TaskCore:
         """Every change at or below it is durable."""
         return self._durable_ts
 
-    def handle(self, batch: FeedBatch) -> list[Effect]:
-        """Take one batch and decide a bounded number of commits; `settle` or the next batch decides the rest. Errors as
-        described in the module docstring."""
+    def handle(self, batch: FeedBatch, logged: pa.Table | None = None) -> list[Effect]:
+        """Take one batch and decide a bounded number of commits; `settle` or the next batch decides the rest. `logged`
+        answers `question`. Errors as described in the module docstring."""
         if not self._is_next(batch):
             return []
         self.batches += 1
@@ -139,13 +159,16 @@ class TaskCore:
             at = self._positions.get(store, {}).get(incarnation, Position(seq=batch.seq))
             self._set_position(store, incarnation, replace(at, closed=True))
             self._watermarks.forget(store, incarnation)
+            self._promised.forget(store, incarnation)
             return effects
         self._uncovered_by = f"store {store} file {incarnation}/{batch.seq}"
         try:
             if batch.rows.num_rows:
+                self._refuse_contradictions(batch, logged)
                 self._take_rows(batch)
             self._prewrites.note_ready(batch.regions, store, incarnation)
             moved = self._watermarks.apply(batch.regions, store, incarnation, batch.seq)
+            self._promised.note(batch.regions, store, incarnation)
             undecided = self._resubscribe_for
             if moved or batch.rows.num_rows:
                 undecided = undecided + self._prewrites.settle(self._watermarks, self._ready)
@@ -170,7 +193,18 @@ class TaskCore:
         if not any(run.missing() for run in self._runs()) or not self._is_next(batch) or batch.closes:
             return []
         rows = self._arrivals(batch) if batch.rows.num_rows else None
-        return self._prewrites.needs_of(rows, self._limits(), self._ready)
+        needs = self._prewrites.needs_of(rows, self._limits(), self._ready)
+        if rows is None or not len(at := self._suspects(batch)):
+            return needs
+        return needs or contradictions.needs_of(rows, at, self._ready.runs, self._prewrites.commits)
+
+    def question(self, batch: FeedBatch) -> LogQuestion | None:
+        """What only the committed log can tell about this batch: whether it holds rows that the store may not send any
+        more. Nearly always None. Call it with nothing left of `needs(batch)`. Errors as of `handle`."""
+        if batch.closes or not batch.rows.num_rows or not self._is_next(batch) or not len(self._suspects(batch)):
+            return None
+        found = contradictions.question(self._arrivals(batch), self._unheld(batch), self._durable_ts)
+        return found if len(found) else None
 
     def needs_of_flush(self, w: int | None = None) -> list[Need]:
         """What `take(w)`, or without w `pending` and `flushable_bytes`, reads and is not loaded."""
@@ -184,6 +218,20 @@ class TaskCore:
     def needs_of_restore(self, snapshot: CoreSnapshot) -> list[Need]:
         """What `restore` of this snapshot reads and is not loaded."""
         return needs_of_restore(snapshot.open, snapshot.commits, snapshot.ready, self.range, self._durable_ts)
+
+    def give_up(self, store: int, incarnation: int) -> list[Effect]:
+        """An operator has rejected this incarnation of a store: it ends where it was taken to, and its promises do not
+        count any more. W falls to what has been handed to a flush or others promise; new subscriptions of the store,
+        which begin at or below `durable_ts`, raise it again and bring what is missing."""
+        effects: list[Effect] = []
+        while self.settling:
+            effects += self.settle()
+        at = position_of(self._positions.get(store, {}), incarnation)
+        if not at.closed:
+            self._set_position(store, incarnation, replace(at, closed=True))
+            self._watermarks.withdraw(store, incarnation, self._attempted_ts)
+            self._promised.forget(store, incarnation)
+        return effects
 
     def settle(self) -> list[Effect]:
         """Decide a bounded number of reached commits. Raises UpstreamContractViolated."""
@@ -278,6 +326,7 @@ class TaskCore:
             late_ready=self._prewrites.late_ready,
             slices=slices,
             waiting=waiting,
+            promised=self._promised.snapshot(),
         )
 
     def restore(self, snapshot: CoreSnapshot, positions: Positions) -> None:
@@ -285,6 +334,7 @@ class TaskCore:
         together with the snapshot. W keeps its old value until the replay raises it, because prewrites must not die
         early. Undecided commits hold it at once, and the next batch requests a new subscription for them."""
         self._watermarks.restore(snapshot.slices, snapshot.waiting)
+        self._promised.restore(snapshot.promised)
         open_, commits, ready = (
             [state.revive() for state in states] for states in (snapshot.open, snapshot.commits, snapshot.ready)
         )
@@ -342,11 +392,34 @@ class TaskCore:
         self._prewrites.take_in(rows, self._watermarks, self._limits(), self._ready)
         self._next_row_no += batch.rows.num_rows
 
+    def _prepare(self, batch: FeedBatch) -> _Prepared:
+        """What is computed once of the next batch; `needs`, `question` and `handle` share it."""
+        if self._prepared is None or self._prepared.batch is not batch:
+            rows = Arrivals(batch, self.range, self._next_row_no)
+            promised = self._promised.before(batch.regions, batch.store_id, batch.incarnation)
+            self._prepared = _Prepared(batch, rows, promised, contradictions.suspects(rows, promised))
+        return self._prepared
+
     def _arrivals(self, batch: FeedBatch) -> Arrivals:
-        """The rows of the next batch; `needs` and `handle` share them."""
-        if self._prepared is None or self._prepared[0] is not batch:
-            self._prepared = batch, Arrivals(batch, self.range, self._next_row_no)
-        return self._prepared[1]
+        return self._prepare(batch).rows
+
+    def _suspects(self, batch: FeedBatch) -> I64:
+        return self._prepare(batch).suspects
+
+    def _unheld(self, batch: FeedBatch) -> I64:
+        """The suspects that no buffer holds."""
+        prepared = self._prepare(batch)
+        return contradictions.unheld(prepared.rows, prepared.suspects, self._ready.runs, self._prewrites.commits)
+
+    def _refuse_contradictions(self, batch: FeedBatch, logged: pa.Table | None) -> None:
+        """Raise PromiseContradicted when rows of the batch contradict a promise and are not held with equal bytes."""
+        prepared = self._prepare(batch)
+        if prepared.promised is None or not len(prepared.suspects):
+            return
+        at = contradictions.remaining(prepared.rows, self._unheld(batch), logged)
+        if len(at):
+            self._prepared = None
+            raise contradicted(self.task_id, contradictions.described(prepared.rows, at, prepared.promised))
 
     def _need_resubscribe(self, undecided: list[Undecided]) -> list[Effect]:
         return [NeedResubscribe(task_id=self.task_id, undecided=undecided) for undecided in undecided]

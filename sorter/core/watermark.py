@@ -22,7 +22,8 @@ Every store lists all its regions in every file, mostly the same ones. Their row
 
 Relations that hold after every call:
 
-- W(key) never falls, and is at least `start_ts`; after a restart it may lie below `durable_ts`;
+- W(key) never falls, unless a quarantined store is rejected (`withdraw`), and is at least `start_ts`; after a restart
+  it may lie below `durable_ts`;
 - no waiting row may raise anything: every raise that the rows of any file allow has been made;
 - for each (store, incarnation) the newest file counts. A waiting row stays when later files omit it, because its
   promise still holds. Of equal promises only the row with the highest resolved_ts waits;
@@ -138,7 +139,7 @@ class RangeWatermarkMap:
             moved = self._advance(self._reshape((store_id, incarnation), regions, seq).promises)
             self._slots.join_unexplained(self._placed())
             return moved
-        promises, resolved = newest.promises, _resolved_of(regions, newest.inside)
+        promises, resolved = newest.promises, resolved_of(regions, newest.inside)
         if len(promises.waiting):
             promises.seq[(resolved >= promises.resolved) & (resolved > 0)] = seq
         np.maximum(promises.resolved, resolved, out=promises.resolved)
@@ -152,6 +153,17 @@ class RangeWatermarkMap:
             left = self._waiting_of(at)
             del self._newest[at]
             self._adopt(pl.concat([self._orphans_waiting(), left]))
+
+    def withdraw(self, store_id: int, incarnation: int, floor_ts: int) -> None:
+        """An incarnation's promises do not count any more: lower W to `floor_ts`, at most, and apply what the newest
+        files of the others promise again."""
+        self._newest.pop((store_id, incarnation), None)
+        self._adopt(self._orphans_waiting(but=(store_id, incarnation)))
+        self._slots.lower(max(floor_ts, self.start_ts))
+        for promises in self._placed():
+            promises.place(self._slots)
+        for promises in self._placed():
+            self._advance(promises)
 
     def watermark(self) -> int | None:
         """The task's watermark: the lowest slice; None while there is a gap."""
@@ -276,7 +288,7 @@ class RangeWatermarkMap:
             lo[known], hi[known] = old.promises.lo[kept[known]], old.promises.hi[kept[known]]
         promises = Promises(
             checkpoint=rows.column("checkpoint_ts").to_numpy(),
-            resolved=_resolved_of(regions, inside),
+            resolved=resolved_of(regions, inside),
             seq=np.full(rows.num_rows, seq, np.uint64),
             lo=lo,
             hi=hi,
@@ -386,7 +398,7 @@ def _kept(old: pa.RecordBatch, new: pa.RecordBatch) -> tuple[Ints, Mask]:
     return like, same.to_numpy(zero_copy_only=False)
 
 
-def _resolved_of(regions: pa.RecordBatch, inside: Ints | None) -> Stamps:
+def resolved_of(regions: pa.RecordBatch, inside: Ints | None) -> Stamps:
     """Each row's resolved_ts; 0 while its subscription is not ready. A new array."""
     ready, resolved = regions.column("tenure_ready_ts").to_numpy(), regions.column("resolved_ts").to_numpy()
     out: Stamps = resolved.copy() if ready.all() else np.where(ready, resolved, np.uint64(0))

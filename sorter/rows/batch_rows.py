@@ -85,6 +85,7 @@ class Arrivals:
         self.numbers = numbers
         self.kind = numbers.pop("kind")
         self.hashes = place.hashes()
+        self.subscriptions = subscriptions  #: the REGIONS row of each origin
         #: per subscription: SOURCE, SUBSCRIPTION and cut_ts
         of_file = {name: np.full(len(subscriptions), getattr(batch, name), np.uint64) for name in (*SOURCE, "cut_ts")}
         of_subscription = {name: batch.regions.column(name).to_numpy()[subscriptions] for name in SUBSCRIPTION}

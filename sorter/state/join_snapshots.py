@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from sorter.core import promised
 from sorter.core.task_core import CoreSnapshot
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.kernels import Flags
@@ -64,6 +65,7 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot]) -> CoreSnapshot:
         late_ready=late_ready,
         slices=slices,
         waiting=waiting,
+        promised=promised.joined([state.promised for state in states]),
         **runs,
     )
 

@@ -6,6 +6,7 @@
     told        subscriptions that became ready after their rows were saved              (saved.LATE_READY)
     slices      the watermark map                                                        (watermark.SLICES)
     waiting     waiting watermark rows                                                   (watermark.WAITING)
+    promised    what each subscription has promised                                      (promised.PROMISED)
 
 Reading it loads no rows: they become `saved.SavedRun`. A kind has as many segments as it needs, in order, or none.
 The positions in the head are for people and for a check: the catalog's, switched together with the pointer to this
@@ -21,6 +22,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from sorter.core.promised import PROMISED
 from sorter.core.task_core import CoreSnapshot
 from sorter.core.watermark import SLICES, WAITING
 from sorter.rows.batch_rows import from_arrow
@@ -55,7 +57,7 @@ RUNS = pa.schema(
         pa.field("facts", pa.binary(), nullable=False),  # JSON of saved.Group; "unsaid" is `unready`
     ]
 )
-_KINDS = {"runs": RUNS, "told": LATE_READY, "slices": SLICES, "waiting": WAITING}
+_KINDS = {"runs": RUNS, "told": LATE_READY, "slices": SLICES, "waiting": WAITING, "promised": PROMISED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Grou
         "told": state.late_ready.to_arrow().cast(LATE_READY),
         "slices": state.slices,
         "waiting": state.waiting,
+        "promised": state.promised,
     }
     for kind in _KINDS:
         for part in _parts(tables[kind]):
@@ -126,6 +129,7 @@ def read_state_file(name: str, data: bytes | memoryview) -> LoadedSnapshot:
             late_ready=late_ready,
             slices=tables["slices"],
             waiting=tables["waiting"],
+            promised=tables["promised"],
             **{kind: states_of(found) for kind, found in runs.items()},
         )
         return LoadedSnapshot(task_id=int(head["task"]), epoch=int(head["epoch"]), state=state)

@@ -57,5 +57,13 @@ class Inbox:
             self.count += 1
             self.bytes += batch.nbytes
 
+    def drop(self, store_id: int) -> None:
+        """Drop the batches of a store: its reader has been asked to stop."""
+        with self._room:
+            for batch in self._stores.pop(store_id, ()):
+                self.count -= 1
+                self.bytes -= batch.nbytes
+            self._room.notify_all()
+
     def _has_room(self, store_id: int) -> bool:
         return store_id not in self._stores or (self.count < self._batches_max and self.bytes < self._bytes_max)

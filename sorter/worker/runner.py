@@ -18,21 +18,25 @@ import secrets
 import sys
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
+from sorter.core.contradictions import found_by
 from sorter.core.task_core import CoreSnapshot, Effect
 from sorter.core.traffic import Traffic
 from sorter.state.merge_barrier import is_beyond
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
 from sorter.worker.inbox import Inbox
+from sorter.worker.log_search import LogSearch, SearchGoesOn
 from sorter.worker.publisher import Publication
 from sorter.worker.reader import Read, Reader
 from sorter.worker.stored_core import RowsOutOfReach, StateUnreadable, StoredCore, load
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.snapshots import NewSnapshot, positions, switch_snapshot
+from tistream.catalog.work.quarantines import record_quarantine
 from tistream.catalog.work.tasks import TaskRow, get_task, raise_resubscribe, stop_task
 from tistream.errors import (
     CorruptObject,
@@ -41,11 +45,12 @@ from tistream.errors import (
     NotFound,
     ObjectConflict,
     ObjectNotFound,
+    PromiseContradicted,
     StoreUnavailable,
     UpstreamContractViolated,
 )
 from tistream.feed.protocol import FeedBatch, FeedRequest
-from tistream.model.positions import Positions
+from tistream.model.positions import Positions, position_of
 from tistream.model.task_state import TaskState
 from tistream.objectstore.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
@@ -94,13 +99,15 @@ class TaskRunner:
         self._dirty = False
         self._unsaved_batches = self._unsaved_rows = self._passed = 0  # since the last snapshot; rounds without one
         self._resubscribe = False
+        self.contradicted: dict[int, PromiseContradicted] = {}  #: store -> what is not recorded in the catalog yet
         self._problem: Problem | None = None
 
     @classmethod
     def load(cls, row: TaskRow, catalog: Catalog, store: ObjectStore) -> TaskRunner:
         """The task as of its last snapshot. StateUnreadable when that is missing, damaged or of another task, Fenced
         when the task changed hands meanwhile; other store and catalog errors pass through."""
-        core = StoredCore(row.task_id, row.range, row.start_ts, row.durable_ts, store.get_range)
+        search = LogSearch(catalog, store, row.tenant, row.kind)
+        core = StoredCore(row.task_id, row.range, row.start_ts, row.durable_ts, store.get_range, search)
         if row.snapshot_key is not None:
             consumed = positions(catalog, row.task_id)
             try:
@@ -135,6 +142,7 @@ class TaskRunner:
 
     def follow(self, store_ids: Set[int], read: Read) -> None:
         """Open a reader for each store of the tenant."""
+        store_ids = store_ids - self.contradicted.keys()
         if store_ids <= self._readers.keys():
             return
         for store_id in sorted(store_ids - self._readers.keys()):
@@ -149,13 +157,28 @@ class TaskRunner:
             )
             self._readers[store_id] = read(request, self.inbox)
 
+    def heed(self, held: Set[int], given_up: Set[tuple[int, int]]) -> None:
+        """Follow the catalog's word about stores of the tenant: take no file of the held ones, and end the incarnations
+        that an operator has rejected."""
+        for store_id in held & self._readers.keys():
+            self._leave_store(store_id)
+        for store_id, incarnation in sorted(given_up):
+            positions = self.core.positions().get(store_id, {})
+            if self.halted or position_of(positions, incarnation).closed:
+                continue
+            self._leave_store(store_id)
+            self._step(partial(self.core.give_up, store_id, incarnation))
+            self.contradicted.pop(store_id, None)
+            self._unsaved_batches += 1
+            log.warning("incarnation given up", task=self.task_id, store=store_id, incarnation=incarnation)
+
     def absorb(self, batches_max: int, bytes_max: int, is_late: Callable[[], bool] = lambda: False) -> Absorbed:
         """Take batches into the core up to a bound, or until `is_late`, or until W has reached more commits than one
         step decides: those go first, one step per call. With `bytes_max` 0 nothing is taken. An upstream contract
         violation halts the task."""
         settled = not self.halted and self.core.settling
         batches = rows = size = 0
-        late, error = False, None
+        late, error, searching = False, None, False
         try:
             if settled:
                 self._step(self.core.settle)
@@ -175,7 +198,10 @@ class TaskRunner:
                     break
         except RowsOutOfReach as e:
             error = e
-        more = not self.halted and (late or batches == batches_max or 0 < bytes_max <= size or self.core.settling)
+        except SearchGoesOn:
+            searching = True
+        full = batches == batches_max or 0 < bytes_max <= size
+        more = not self.halted and (late or full or searching or self.core.settling)
         self.more = more
         if settled or batches:
             self._counted = None
@@ -225,6 +251,9 @@ class TaskRunner:
         if self._resubscribe:
             self._guarded(raise_resubscribe(self._catalog, self.task_id, epoch=self.row.epoch))
             self._resubscribe = False
+        for store_id, e in list(self.contradicted.items()):
+            self._guarded(record_quarantine(self._catalog, self.row.tenant, self.task_id, self.row.epoch, found_by(e)))
+            del self.contradicted[store_id]
         if self.broken is not None:
             self._guarded(stop_task(self._catalog, self.task_id, epoch=self.row.epoch, error=str(self.broken)))
             self.ended = True
@@ -331,9 +360,13 @@ class TaskRunner:
     def _absorb(self, batch: FeedBatch) -> None:
         try:
             self._step(lambda: self.core.handle(batch))
-        except RowsOutOfReach:
+        except (RowsOutOfReach, SearchGoesOn):
             self.inbox.put_back(batch)
             raise
+        except PromiseContradicted as e:
+            log.error("store contradicts its promise", tenant=str(self.row.tenant), error=str(e))
+            self.contradicted[batch.store_id] = e
+            self._leave_store(batch.store_id)
         except (FeedGap, CorruptObject) as e:
             self._resubscribe_store(batch.store_id, e)
         else:
@@ -351,7 +384,7 @@ class TaskRunner:
             effects = step()
         except (UpstreamContractViolated, StateUnreadable) as e:
             self.stop_for(e)
-        except (RowsOutOfReach, FeedGap, CorruptObject):
+        except (RowsOutOfReach, SearchGoesOn, FeedGap, CorruptObject, PromiseContradicted):
             raise  # the core is unchanged
         except Exception as e:  # noqa: BLE001 - the core may be half-way and is loaded again
             log.warning("core step failed, reloading the task", task=self.task_id, error=str(e))
@@ -366,6 +399,14 @@ class TaskRunner:
         if problem != self._problem:
             log.warning("batch refused, resubscribing", task=self.task_id, store=store_id, error=str(error))
         self._problem = problem
+        self._stop_reader(store_id)
+
+    def _leave_store(self, store_id: int) -> None:
+        """Take nothing more of a store."""
+        self._stop_reader(store_id)
+        self.inbox.drop(store_id)
+
+    def _stop_reader(self, store_id: int) -> None:
         reader = self._readers.pop(store_id, None)
         if reader is not None:
             reader.ask_to_stop()

@@ -10,6 +10,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from sorter.core.contradictions import LogQuestion
 from sorter.core.task_core import CoreSnapshot, Effect, TaskCore
 from sorter.core.watermark import Stuck
 from sorter.rows.output import Output
@@ -43,16 +44,29 @@ class StateUnreadable(CorruptObject):
 class StoredCore(TaskCore):
     """Every step that reads rows may raise RowsOutOfReach or StateUnreadable, before it has changed anything."""
 
-    def __init__(self, task_id: int, range_: KeyRange, start_ts: int, durable_ts: int, read: Read) -> None:
+    def __init__(
+        self,
+        task_id: int,
+        range_: KeyRange,
+        start_ts: int,
+        durable_ts: int,
+        read: Read,
+        search: Callable[[LogQuestion], pa.Table] | None = None,
+    ) -> None:
+        """`search` finds rows of the task's committed log. Without it none is taken to be there, so a row that
+        contradicts a promise is never taken for a repeated one."""
         super().__init__(task_id, range_, start_ts, durable_ts)
         self._read = read
+        self._search = search
 
-    def handle(self, batch: FeedBatch) -> list[Effect]:
+    def handle(self, batch: FeedBatch, logged: pa.Table | None = None) -> list[Effect]:
         effects: list[Effect] = []
         while self.settling:
             effects += self.settle()
         load(partial(self.needs, batch), self._read)
-        return effects + super().handle(batch)
+        if logged is None and self._search is not None and (asked := self.question(batch)) is not None:
+            logged = self._search(asked)
+        return effects + super().handle(batch, logged)
 
     def settle(self) -> list[Effect]:
         load(self.needs, self._read)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from functools import partial
 
 import structlog
@@ -41,6 +41,7 @@ from sorter.worker.runner import TaskRunner
 from sorter.worker.spill import Spill
 from sorter.worker.stored_core import StateUnreadable
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.quarantines import Decisions, decisions
 from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.stores import stores_of_tenants
 from tistream.catalog.work.tasks import TaskRow, count_tasks_of, stop_task
@@ -103,6 +104,7 @@ class SorterWorker:
         self._steps: Containment[tuple[int, str]] = Containment(
             worker_id, clock, name=lambda at: f"task {at[0]} {at[1]}"
         )
+        self._quarantines = Decisions()  # of the tenants here
         self._stopped: dict[int, str] = {}  # tasks stopped in the catalog, and why
         self._schedule = FairSchedule(clock)
         self._flushing = Flushing(worker_id, clock, self._schedule, self._tenants, self._may_write)
@@ -197,6 +199,7 @@ class SorterWorker:
         for contained in (self._activities, self._steps, self._flushing.tenants, self._merging.pairs):
             found += contained.problems()
         found += self._stalls.problems
+        found += [row.problem() for row in self._quarantines.open]
         found += [
             Problem(source=f"task {task_id}", code=TaskStopped.code, message=why)
             for task_id, why in self._stopped.items()
@@ -329,13 +332,20 @@ class SorterWorker:
         return all(self._steps.is_due((task_id, name)) for name in STEPS)
 
     def _follow_stores(self) -> None:
-        """Subscribe every task to all stores of its tenant."""
+        """Subscribe every task to all stores of its tenant, except quarantined ones."""
         tenants = {runner.row.tenant for runner in self._runners.values()}
         store_ids = stores_of_tenants(self._catalog, tenants) if tenants else {}
+        self._quarantines = decisions(self._catalog, tenants) if tenants else Decisions()
         for runner in list(self._runners.values()):
             if not runner.halted:
                 of_tenant = store_ids.get(runner.row.tenant, frozenset[int]())
-                self._step(runner.task_id, "follow", partial(runner.follow, of_tenant, self._read))
+                self._step(runner.task_id, "follow", partial(self._follow, runner, of_tenant))
+
+    def _follow(self, runner: TaskRunner, store_ids: Set[int]) -> None:
+        tenant = runner.row.tenant
+        held = self._quarantines.held.get(tenant, frozenset())
+        runner.heed(held, self._quarantines.given_up.get(tenant, frozenset()))
+        runner.follow(store_ids - held, self._read)
 
     def _read(self, request: FeedRequest, inbox: Inbox) -> Reader:
         if self._pump is not None:
@@ -368,6 +378,8 @@ class SorterWorker:
             )
         if self._memory is not None:
             self._memory.took(absorbed.nbytes, settling=runner.core.settling)
+        if runner.contradicted:
+            self._refresh.run_soon()  # it is recorded before anything else is served
         error = runner.core_error or absorbed.error
         if error is not None:
             raise error

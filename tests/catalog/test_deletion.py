@@ -26,7 +26,7 @@ from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.committed import TaskAdvance, find_segments
 from tistream.catalog.log.objects import live_objects, superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_lease, open_lease
-from tistream.catalog.log.retention import check_floor, raise_floor
+from tistream.catalog.log.retention import check_listing, raise_floor
 from tistream.catalog.log.safe_points import list_safe_points, set_safe_point
 from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
 from tistream.catalog.log.seeds import add_seed, list_seeds
@@ -136,7 +136,7 @@ class TestDeletion:
             lambda: set_safe_point(catalog, T, "late", START + 9, 60),
             lambda: set_retention(catalog, T, 60),
             lambda: get_tenant(catalog, T),
-            lambda: check_floor(catalog, T, START),
+            lambda: check_listing(catalog, T, START, START + 1),
         ):
             with pytest.raises(TenantDeleted):
                 late()

@@ -36,7 +36,7 @@ from tistream.catalog.log.objects import (
     tombstone,
 )
 from tistream.catalog.log.read_leases import drop_lease, open_lease
-from tistream.catalog.log.retention import check_floor, raise_floor, retire_below_floor
+from tistream.catalog.log.retention import check_listing, raise_floor, retire_below_floor
 from tistream.catalog.log.safe_points import list_safe_points, remove_safe_point, set_safe_point
 from tistream.catalog.log.seeds import SeedRow, add_seed, list_seeds, seed_segments_of
 from tistream.catalog.log.segments import segment_in
@@ -243,11 +243,11 @@ class TestRetention:
         assert get_tenant(catalog, T).floor_ts == START + 5 + won.index(True)
 
     def test_who_lists_from_below_the_floor_is_told(self, catalog: Catalog) -> None:
-        check_floor(catalog, T, 0)  # nothing was given up: it is no business of this check
+        check_listing(catalog, T, 0, 1)  # nothing was given up: it is no business of this check
         assert raise_floor(catalog, T, seen_floor=0, to_ts=START + 20)
-        check_floor(catalog, T, START + 20)
+        check_listing(catalog, T, START + 20, START + 21)
         with pytest.raises(TsExpired) as caught:
-            check_floor(catalog, T, START + 19)
+            check_listing(catalog, T, START + 19, START + 20)
         assert caught.value.facts["earliest_ts"] == str(START + 20)
         assert str(caught.value.facts["earliest_time"]).endswith("Z")
 

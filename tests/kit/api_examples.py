@@ -31,13 +31,16 @@ from tests.kit.catalog_cases import elected
 from tests.kit.stream_world import served
 from tistream.admin.views import Sources
 from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work.quarantines import record_quarantine
 from tistream.catalog.work.stops import Scope, Stopped, list_stops, record_stop
+from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import assign_task, get_task, list_tasks, stop_task
 from tistream.catalog.work.workers import register_worker
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.roles import Role
 from tistream.http.auth.issue import issue_key
 from tistream.ids import Tenant
+from tistream.model.contradiction import ContradictingRow, Contradiction
 from tistream.objectstore.layout import SchemaSnapKey
 
 PLACE = Path(__file__).parents[2] / "apiserver" / "openapi" / "examples.json"
@@ -180,18 +183,27 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
     stopped = get_task(world.catalog, task)
     stop_task(world.catalog, task, epoch=stopped.epoch, error="a prewrite is missing")
     record_stop(world.catalog, _stopped())
+    issue_incarnation(world.catalog, Tenant(1, 1), 1)
+    record_quarantine(world.catalog, Tenant(1, 1), task, stopped.epoch, _contradiction(data[0].range.start))
     (stop,) = list_stops(world.catalog)
     asked = [
         ("list_watermark_gaps", "GET", "/v1/gaps", tenant),
         ("list_stops", "GET", "/v1/stops", {}),
         ("resume_stop", "POST", f"/v1/stops/{stop.stop_id}:resume", {}),
         ("retry_stopped_task", "POST", f"/v1/tasks/{task}:retry", {}),
+        ("list_quarantines", "GET", f"{BASE}/quarantines", {}),
+        ("reject_store", "POST", f"{BASE}/stores/1:reject", {}),
         ("list_events", "GET", "/v1/events", {}),
         ("pause_tenant", "POST", f"{BASE}:pause", {"reason": "the cluster moves"}),
         ("resume_tenant", "POST", f"{BASE}:resume", {}),
         ("delete_tenant", "DELETE", BASE, {"dry_run": "true"}),
     ]
     return found | {name: _json(http, method, path, query) for name, method, path, query in asked}
+
+
+def _contradiction(key: bytes) -> Contradiction:
+    row = ContradictingRow(key=key, start_ts=8, commit_ts=10, region_id=2, promised_ts=20)
+    return Contradiction(store_id=1, incarnation=1, seq=7, good_ts=9, rows=1, sample=[row])
 
 
 def _stopped() -> Stopped:

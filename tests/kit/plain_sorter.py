@@ -18,18 +18,21 @@ from sorter.core import sort_buffer
 from sorter.core.admission import Limits
 from sorter.core.conflict_rule import Candidate, choose
 from sorter.core.conflicts import COMMITS, OPEN, READY, SUBSCRIPTION_ID, TXN, VERSION
+from sorter.core.contradictions import contradicted
 from sorter.core.prewrite_buffer import Undecided
 from sorter.core.task_core import TaskCore
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, empty, from_arrow, to_arrow
 from sorter.rows.run import Run
 from sorter.rows.saved import NO_LATE_READY, RunState
+from tests.kit.plain_promised import PlainPromised, same_commit, same_row
 from tests.kit.sorter_states import frame_from, runs_from
 from tistream.codec.table_key import table_ids
 from tistream.errors import CorruptObject, UpstreamContractViolated, invariant
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
 from tistream.model.change import COMMITTED, Op, RowKind
+from tistream.model.contradiction import SAMPLE_ROWS_MAX, ContradictingRow, Contradiction
 
 CHUNKS_MAX = 32  #: a buffer in more pieces is copied into one
 _ORDER = ["table_id", "commit_ts", "start_ts", "key"]
@@ -47,6 +50,7 @@ class PlainTaskCore(TaskCore):
         super().__init__(task_id, range_, start_ts, durable_ts)
         self._prewrites = PlainPrewriteBuffer()  # type: ignore[assignment]
         self._ready = PlainSortBuffer()  # type: ignore[assignment]
+        self._promised = PlainPromised()  # type: ignore[assignment]
 
     def bytes_held(self) -> int:
         return self._prewrites.nbytes() + self._ready.nbytes()  # type: ignore[attr-defined,no-any-return]
@@ -59,6 +63,37 @@ class PlainTaskCore(TaskCore):
         w = self._watermarks.w_of(rows["key"])
         self._prewrites.take_in(rows, w, self._limits(), self._ready)  # type: ignore[arg-type, call-arg]
         self._next_row_no += batch.rows.num_rows
+
+    def _refuse_contradictions(self, batch: FeedBatch, logged: pa.Table | None) -> None:
+        rows = arrivals(batch, self.range, 0).to_dicts()
+        held = [*self._ready.rows.to_dicts(), *(logged.to_pylist() if logged is not None else ())]  # type: ignore[attr-defined]
+        waiting = self._prewrites.commits.to_dicts()  # type: ignore[attr-defined]
+        late = [
+            row
+            for row in rows
+            if row["kind"] in (RowKind.COMMIT, RowKind.COMMITTED)
+            and row["commit_ts"] <= self._promised.of(row)  # type: ignore[attr-defined]
+            and not any(same_row(row, other) for other in held)
+            and not any(same_commit(row, other) for other in waiting)
+        ]
+        if late:
+            late.sort(key=lambda row: row["commit_ts"])
+            sample = [
+                ContradictingRow(
+                    **{name: row[name] for name in ("key", "start_ts", "commit_ts", "region_id")},
+                    promised_ts=self._promised.of(row),  # type: ignore[attr-defined]
+                )
+                for row in late[:SAMPLE_ROWS_MAX]
+            ]
+            found = Contradiction(
+                store_id=batch.store_id,
+                incarnation=batch.incarnation,
+                seq=batch.seq,
+                good_ts=late[0]["commit_ts"] - 1,
+                rows=len(late),
+                sample=sample,
+            )
+            raise contradicted(self.task_id, found)
 
 
 @dataclass(frozen=True, slots=True)

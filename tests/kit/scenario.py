@@ -15,6 +15,7 @@ Blocks are divided by empty lines; what follows `----` is the expected output of
     file store=N [life=N] [cut=N]    the next file of that store; `region` lines and their rows follow, indented
     again                            the last file comes a second time
     gap store=N                      a file is skipped: the next one of that store is handed over in its place
+    give up store=N [life=N]         an operator has rejected that life
     closes store=N [life=N]          that life of the store's pusher has ended
     flush                            write out what can be
     flush, reply lost                ... and never learn whether it arrived
@@ -34,13 +35,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
+from sorter.core.contradictions import found_by
 from sorter.core.task_core import CoreSnapshot, TaskCore
 from tests.kit.routed import routed
-from tests.kit.sorter_oracle import DELETE, PUT, C, D, Mark, OracleBroken, OracleSorter, P, R, Row, Served
+from tests.kit.sorter_oracle import (
+    DELETE,
+    PUT,
+    C,
+    D,
+    Mark,
+    OracleBroken,
+    OracleContradicted,
+    OracleSorter,
+    P,
+    R,
+    Row,
+    Served,
+)
 from tests.kit.sorter_states import SnapshotFiles, tables_of
 from tests.kit.sorter_world import File, feed_batch, served
-from tistream.errors import FeedGap, UpstreamContractViolated
+from tistream.errors import FeedGap, PromiseContradicted, UpstreamContractViolated
 from tistream.keyrange import KeyRange
+from tistream.model.change import COMMITTED
 
 DIVIDER = "----"
 _KINDS = {"prewrite": P, "delete": P, "fake": P, "commit": C, "committed": D, "rollback": R}
@@ -65,6 +83,7 @@ class _Run:
     seqs: dict[tuple[int, int], int] = field(default_factory=dict)
     last: File | None = None
     saved: CoreSnapshot | None = None
+    log: list[pa.Table] = field(default_factory=list)
     files: SnapshotFiles = field(default_factory=SnapshotFiles)
 
     def play(self, lines: list[str]) -> Iterator[str]:
@@ -93,6 +112,10 @@ class _Run:
                 yield from self._gap(options)
             case "closes":
                 yield from self._closes(options)
+            case "give":
+                self._core.give_up(int(options["store"]), int(options.get("life", 1)))
+                self._core.check()
+                self.oracle = None
             case "flush,":
                 w = self._core.pending()
                 assert w is not None, "nothing to write"
@@ -130,8 +153,10 @@ class _Run:
     def _hand_over(self, file: File, *, repeated: bool = False) -> Iterator[str]:
         self.last = file
         broken = False
+        good_ts = None
         try:
-            for effect in self._core.handle(routed(feed_batch(file), self._core.range)):
+            batch = routed(feed_batch(file), self._core.range)
+            for effect in self._core.handle(batch, pa.concat_tables([COMMITTED.empty_table(), *self.log])):
                 u = effect.undecided
                 yield f"resubscribe {u.key.decode()}@{u.start_ts} -> {u.commit_ts}"
         except UpstreamContractViolated as e:
@@ -139,17 +164,32 @@ class _Run:
             f = e.facts
             at = f"region {f['region_id']} store {f['store_id']} file {f['incarnation']}/{f['seq']}"
             yield f"broken promise: {_text(f['key'])}@{f['start_ts']} -> {f['commit_ts']} from {at}"
+        except PromiseContradicted as e:
+            good_ts = found_by(e).good_ts
+            self.seqs[file.store_id, file.incarnation] -= 1
+            for row in found_by(e).sample:
+                yield (
+                    f"contradiction: {_text(row.key)}@{row.start_ts} -> {row.commit_ts} of region {row.region_id} "
+                    f"after {row.promised_ts} was promised, good up to {good_ts}"
+                )
+            self._core.check()
         else:
             self._core.check()
         if self.oracle is None or repeated:
             return
         try:
             self.oracle.file(file.store_id, file.incarnation, file.cut_ts, file.rows, file.marks)
+        except OracleContradicted as found:
+            self._same(found.good_ts, good_ts)
         except OracleBroken:
             assert broken, "the oracle finds a broken promise, the sorter does not"
             self.oracle = None
         else:
             assert not broken, "the sorter finds a broken promise, the oracle does not"
+            assert good_ts is None, "the sorter finds a contradiction, the oracle does not"
+
+    def _same(self, expected: int, good_ts: int | None) -> None:
+        assert good_ts == expected, "the oracle finds another contradiction than the sorter"
 
     def _gap(self, options: dict[str, str]) -> Iterator[str]:
         file = self._file(options, [])
@@ -171,7 +211,9 @@ class _Run:
         if w is None:
             yield "nothing to write"
             return
-        rows = served(self._core.take(w).table())
+        written = self._core.take(w).table()
+        self.log.append(written)
+        rows = served(written)
         if self.oracle is not None:
             assert self.oracle.flush() == rows, "the oracle writes other rows"
             assert self.oracle.durable_ts == w, "the oracle has another watermark"

@@ -22,6 +22,14 @@ class OracleBroken(Exception):
     """The upstream broke its promise."""
 
 
+class OracleContradicted(Exception):
+    """A subscription sent what it had promised not to send any more; nothing was taken."""
+
+    def __init__(self, good_ts: int, rows: int) -> None:
+        super().__init__(good_ts, rows)
+        self.good_ts, self.rows = good_ts, rows
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A row of the feed, with the subscription that sent it."""
@@ -102,10 +110,15 @@ class OracleSorter:
         self.waiting: dict[tuple[bytes, int], Waiting] = {}
         self.ready: dict[tuple[bytes, int], Served] = {}
         self.undecided: set[tuple[bytes, int]] = set()
+        self.promised: dict[tuple[int, ...], int] = {}
+        self.log: dict[tuple[bytes, int], Served] = {}
 
     def file(self, store: int, incarnation: int, cut_ts: int, rows: Sequence[Row], marks: Sequence[Mark]) -> None:
         """Take one file."""
         subscriptions = [(store, incarnation, m.region_id, m.version, m.checkpoint_ts, m.open_ts) for m in marks]
+        late = [r.commit_ts for r in rows if self._contradicts(r, self.promised.get(subscriptions[r.subscription], 0))]
+        if late:
+            raise OracleContradicted(min(late) - 1, len(late))
         for row in rows:
             if row.key < self.start or (self.end and row.key >= self.end):
                 continue
@@ -116,6 +129,9 @@ class OracleSorter:
                 for mark, subscription in zip(marks, subscriptions, strict=True):
                     if h.subscription == subscription and h.ready_ts == 0:
                         h.ready_ts = mark.ready_ts
+        for mark, subscription in zip(marks, subscriptions, strict=True):
+            if mark.ready_ts:
+                self.promised[subscription] = max(self.promised.get(subscription, 0), mark.resolved_ts)
         self.marks += [m for m in marks if m.ready_ts and m.resolved_ts]
         while any(self._lift(m) for m in self.marks):
             pass
@@ -133,12 +149,28 @@ class OracleSorter:
         if w is None or w <= self.durable_ts:
             return []
         out = sorted(row for row in self.ready.values() if row.commit_ts <= w)
+        self.log |= {k: row for k, row in self.ready.items() if row.commit_ts <= w}
         self.ready = {k: row for k, row in self.ready.items() if row.commit_ts > w}
         self.durable_ts = w
         return out
 
     def w_of(self, key: bytes) -> int:
         return self.w[bisect_right(self.bounds, key) - 1]
+
+    def _contradicts(self, r: Row, promised: int) -> bool:
+        """Whether the row is an outcome that its subscription may not send any more, and no repeated one."""
+        inside = r.key >= self.start and (not self.end or r.key < self.end)
+        if not inside or r.kind not in (C, D) or r.commit_ts > promised:
+            return False
+        version = (r.key, r.commit_ts)
+        waits, known = self.waiting.get(version), self.ready.get(version) or self.log.get(version)
+        if waits is not None:
+            return waits.start_ts != r.start_ts or (waits.op != r.op and 0 not in (waits.op, r.op))
+        if known is None or known.start_ts != r.start_ts:
+            return True
+        if r.kind == D:
+            return _content(r) != (known.op, known.value, known.old_value)
+        return r.op not in (0, known.op) or (bool(r.value) and r.value != known.value)
 
     def _row(self, r: Row, h: Held) -> None:
         txn, version = (r.key, r.start_ts), (r.key, r.commit_ts)

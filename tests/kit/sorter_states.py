@@ -39,8 +39,8 @@ def unread(_key: str, _offset: int, _length: int) -> bytes:
 class LoadingCore(StoredCore):
     """As the runner uses a core: what a file makes due is decided in slices, after its rows are loaded."""
 
-    def handle(self, batch: FeedBatch) -> list[Effect]:
-        effects = super().handle(batch)
+    def handle(self, batch: FeedBatch, logged: pa.Table | None = None) -> list[Effect]:
+        effects = super().handle(batch, logged)
         while self.needs():
             effects += self.settle()
         return effects
@@ -51,9 +51,10 @@ class LoadingCore(StoredCore):
 
 
 def tables_of(state: CoreSnapshot, read: Read = unread) -> dict[str, pa.Table]:
-    """All that a state holds: open, commits and ready by their schemas, slices and waiting. Loads nothing into it."""
+    """All that a state holds: open, commits and ready by their schemas, slices, waiting and promised. Loads
+    nothing into it."""
     found = {kind: table_of(getattr(state, kind), kind, read) for kind in SCHEMAS}
-    return {**found, "slices": state.slices, "waiting": state.waiting}
+    return {**found, "slices": state.slices, "waiting": state.waiting, "promised": state.promised}
 
 
 def table_of(states: tuple[RunState, ...], kind: str, read: Read = unread) -> pa.Table:

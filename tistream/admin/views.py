@@ -330,6 +330,13 @@ def _event_text(event: EventRow) -> str:
             if isinstance(to, dict):
                 return f"{what}s {verb}, {event.subject}: " + ", ".join(f"{n} to {name}" for name, n in to.items())
             return f"{subject} {verb}{was} to {to}{epoch}"
+        case "store.quarantined":
+            return (
+                f"{subject} sent {detail.get('rows')} rows at or below its own promise in {detail.get('object')}: "
+                f"it is quarantined, and nothing above {detail.get('good_ts')} is served"
+            )
+        case "store.rejected":
+            return f"{subject} was rejected: {detail.get('rows')} rows are not taken, and the log is served on"
         case "task.stopped":
             return f"{subject} stopped: {detail.get('error')}"
         case "task.split":

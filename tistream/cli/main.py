@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, str] = {
     "workers": "operate:workers",
     "tasks": "operate:tasks",
     "stops": "operate:stops",
+    "store": "store:commands",
     "api": "operate:api",
     "gaps": "operate:watermark_gaps",
     "events": "operate:events",

@@ -56,6 +56,7 @@ _BY_CLASS: Mapping[type[TiStreamError], int] = {
     errors.RateLimited: 429,
     errors.TooLarge: 413,
     errors.StateForbids: 409,
+    errors.BeyondQuarantine: 409,
     errors.ChangedMeanwhile: 412,
 }
 

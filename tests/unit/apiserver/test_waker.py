@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection, Mapping
 
 from apiserver.waker import Waker
+from tistream.catalog.tenancy.served import Edge
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
 
@@ -19,15 +20,16 @@ class Watermarks:
 
     def __init__(self) -> None:
         self.of = {A: 10, B: 20}
+        self.good: dict[Tenant, int] = {}
         self.asked: list[set[Tenant]] = []
         self.fails = 0
 
-    def look(self, tenants: Collection[Tenant]) -> Mapping[Tenant, int]:
+    def look(self, tenants: Collection[Tenant]) -> Mapping[Tenant, Edge]:
         self.asked.append(set(tenants))
         if self.fails:
             self.fails -= 1
             raise CatalogUnavailable
-        return {t: self.of[t] for t in tenants if t in self.of}
+        return {t: Edge(self.of[t], self.good.get(t)) for t in tenants if t in self.of}
 
 
 def waker_over(watermarks: Watermarks) -> Waker:

@@ -15,6 +15,7 @@ from tistream.ids import Position
 from tistream.keyrange import KeyRange
 
 MARK = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0)
+OTHER = replace(MARK, open_ts=7)  # another subscription, which has promised nothing yet
 
 
 class Driver:
@@ -99,7 +100,7 @@ def test_only_what_was_taken_can_be_flushed_and_only_what_is_complete_taken() ->
 def test_a_late_commit_with_its_prewrite_is_accepted_above_the_highest_attempted_flush() -> None:
     d = Driver()
     d.file(prewrite(b"a", 11), upto=20, cut=30)
-    d.file(commit(b"a", 11, 15), upto=21, cut=31)
+    d.file(commit(b"a", 11, 15), upto=21, cut=31, mark=OTHER)
     assert d.write() == [(b"a", 15, b"v")]
 
 
@@ -108,7 +109,7 @@ def test_a_late_commit_at_or_below_the_highest_attempted_flush_violates_the_cont
     d.file(prewrite(b"a", 11), upto=20, cut=30)
     d.core.take(20)  # its fate is unknown
     with pytest.raises(UpstreamContractViolated):
-        d.file(commit(b"a", 11, 15), upto=21, cut=31)
+        d.file(commit(b"a", 11, 15), upto=21, cut=31, mark=OTHER)
     assert d.core.positions() == {1: {1: Position(seq=1)}}
 
 
@@ -117,7 +118,7 @@ def test_what_was_handed_out_counts_although_w_of_the_key_is_further() -> None:
     d.file(prewrite(b"a", 11), upto=30, cut=30)
     d.core.take(20)  # a part of what could be written; its fate is unknown
     with pytest.raises(UpstreamContractViolated):
-        d.file(commit(b"a", 11, 15), upto=31, cut=31)
+        d.file(commit(b"a", 11, 15), upto=31, cut=31, mark=OTHER)
 
 
 def test_a_contract_violation_names_the_row_the_region_and_the_file() -> None:
@@ -137,7 +138,7 @@ def test_a_refused_batch_changes_nothing() -> None:
     d.file(prewrite(b"a", 11), upto=20, cut=30)
     before = tables_of(d.core.snapshot())
     with pytest.raises(UpstreamContractViolated):
-        d.file(prewrite(b"b", 12), whole(b"c", 14, 15), commit(b"d", 11, 15), upto=40)
+        d.file(prewrite(b"b", 12), whole(b"c", 14, 15), commit(b"d", 11, 15), upto=40, mark=OTHER)
     after = tables_of(d.core.snapshot())
     assert all(table.equals(before[name]) for name, table in after.items())
 
@@ -154,7 +155,7 @@ def test_prewrites_of_what_was_written_already_are_not_kept() -> None:
     d = Driver()
     d.file(whole(b"a", 11, 12), upto=20)
     d.write()
-    d.file(prewrite(b"a", 11), commit(b"a", 11, 12), upto=20, cut=30)
+    d.file(prewrite(b"a", 11), commit(b"a", 11, 12), upto=20, cut=30, mark=OTHER)
     stats = d.core.stats()
     assert (stats.open_prewrites, stats.duplicates, stats.dropped_by_store) == (0, 1, {1: 1})
 

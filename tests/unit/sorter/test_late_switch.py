@@ -31,7 +31,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def take(task: TaskRunner, *seqs: int) -> None:
     for seq in seqs:
         mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=20 + seq)
-        rows = change(b"a%d" % seq, 11 + seq, 12 + seq, b"1")
+        rows = change(b"a%d" % seq, 19 + seq, 20 + seq, b"1")
         file = feed_batch(File(store_id=1, incarnation=1, seq=seq, cut_ts=20 + seq, rows=rows, marks=(mark,)))
         assert task.inbox.put(routed(file, task.row.range), 1)
     task.absorb(99, 1 << 30)

@@ -49,6 +49,8 @@ class EventKind(StrEnum):
     TASK_MERGE_ASKED = "task.merge_asked"  #: by an operator; TASK_MERGED follows when done
     TASK_MERGED = "task.merged"
     STORE_ASSIGNED = "store.assigned"
+    STORE_QUARANTINED = "store.quarantined"  #: it contradicted its own promise; see `quarantines`
+    STORE_REJECTED = "store.rejected"  #: by an operator
     TENANT_REGISTERED = "tenant.registered"
     TENANT_ACTIVATED = "tenant.activated"
     TENANT_PAUSED = "tenant.paused"

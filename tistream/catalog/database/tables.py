@@ -64,6 +64,14 @@ def _id(name: str, **kwargs: Any) -> Column[int]:
     return Column(name, UInt, primary_key=True, autoincrement=False, **kwargs)
 
 
+def _ids(*names: str) -> list[Column[int]]:
+    return [_id(name) for name in names]
+
+
+def _uints(*names: str) -> list[Column[int]]:
+    return [_uint(name) for name in names]
+
+
 def _uint(name: str) -> Column[int]:
     return Column(name, UInt, nullable=False)
 
@@ -75,8 +83,7 @@ def _key(name: str) -> Column[bytes]:
 tenants = Table(
     "tenants",
     metadata,
-    _id("cluster_id"),
-    _id("tenant_id"),
+    *_ids("cluster_id", "tenant_id"),
     Column("state", Word, nullable=False),
     Column("reason", SqlText, nullable=False),
     _uint("start_ts"),
@@ -92,14 +99,11 @@ tasks = Table(
     "tasks",
     metadata,
     _id("task_id"),
-    _uint("cluster_id"),
-    _uint("tenant_id"),
+    *_uints("cluster_id", "tenant_id"),
     Column("kind", Word, nullable=False),
     _key("start_key"),
     _key("end_key"),
-    _uint("start_ts"),
-    _uint("durable_ts"),
-    _uint("epoch"),
+    *_uints("start_ts", "durable_ts", "epoch"),
     Column("owner", WorkerName),
     Column("snapshot_key", ObjectName),
     _uint("snapshot_n"),
@@ -131,8 +135,7 @@ snapshot_objects = Table(
 stores = Table(
     "stores",
     metadata,
-    _id("cluster_id"),
-    _id("tenant_id"),
+    *_ids("cluster_id", "tenant_id"),
     _id("store_id"),
     _uint("incarnation"),
     _uint("max_cut_ts"),
@@ -144,11 +147,23 @@ stores = Table(
 incarnations = Table(
     "incarnations",
     metadata,
-    _id("cluster_id"),
-    _id("tenant_id"),
+    *_ids("cluster_id", "tenant_id"),
     _id("store_id"),
     _id("incarnation"),
     _uint("reclaimed_seq"),
+)
+
+quarantines = Table(
+    "quarantines",
+    metadata,
+    *_ids("cluster_id", "tenant_id", "store_id", "incarnation", "seq", "task_id"),
+    Column("object_key", ObjectName, nullable=False),
+    *_uints("good_ts", "served_ts", "row_count"),
+    Column("sample", SqlText, nullable=False),
+    Column("state", Word, nullable=False),
+    *_uints("since_ms", "decided_ms"),
+    Column("decided_by", WorkerName, nullable=False),
+    Index("quarantines_by_state", "state"),
 )
 
 workers = Table(
@@ -177,8 +192,7 @@ objects = Table(
     "objects",
     metadata,
     Column("object_key", ObjectName, primary_key=True),
-    _uint("cluster_id"),
-    _uint("tenant_id"),
+    *_uints("cluster_id", "tenant_id"),
     Column("kind", Word, nullable=False),
     Column("state", Word, nullable=False),
     _uint("bytes"),
@@ -192,20 +206,14 @@ segments = Table(
     metadata,
     Column("object_key", ObjectName, primary_key=True),
     Column("segment_no", Integer, primary_key=True, autoincrement=False),
-    _uint("cluster_id"),
-    _uint("tenant_id"),
+    *_uints("cluster_id", "tenant_id"),
     Column("kind", Word, nullable=False),
     _uint("task_id"),
     _key("start_key"),
     _key("end_key"),
     Column("table_lo", BigInteger, nullable=False),
     Column("table_hi", BigInteger, nullable=False),
-    _uint("lo_ts"),
-    _uint("hi_ts"),
-    _uint("row_count"),
-    _uint("byte_offset"),
-    _uint("byte_length"),
-    _uint("crc"),
+    *_uints("lo_ts", "hi_ts", "row_count", "byte_offset", "byte_length", "crc"),
     Column("format", Word, nullable=False, server_default="segment"),
     Column("footer_offset", UInt, nullable=False, server_default="0"),
     Column("footer_length", UInt, nullable=False, server_default="0"),
@@ -228,8 +236,7 @@ read_leases = Table(
 schema_versions = Table(
     "schema_versions",
     metadata,
-    _id("cluster_id"),
-    _id("tenant_id"),
+    *_ids("cluster_id", "tenant_id"),
     _id("ts"),
     Column("object_key", ObjectName, nullable=False),
 )
@@ -237,15 +244,12 @@ schema_versions = Table(
 seeds = Table(
     "seeds",
     metadata,
-    _id("cluster_id"),
-    _id("tenant_id"),
+    *_ids("cluster_id", "tenant_id"),
     _id("ts"),
     _id("table_id"),
     Column("state", Word, nullable=False),
     Column("manifest_key", ObjectName, nullable=False),
-    _uint("row_count"),
-    _uint("bytes"),
-    _uint("created_ms"),
+    *_uints("row_count", "bytes", "created_ms"),
 )
 
 seed_segments = Table(
@@ -253,31 +257,21 @@ seed_segments = Table(
     metadata,
     Column("object_key", ObjectName, primary_key=True),
     Column("segment_no", Integer, primary_key=True, autoincrement=False),
-    _uint("cluster_id"),
-    _uint("tenant_id"),
-    _uint("ts"),
-    _uint("seed_table_id"),
-    _uint("table_id"),
+    *_uints("cluster_id", "tenant_id"),
+    *_uints("ts", "seed_table_id", "table_id"),
     _key("start_key"),
     _key("end_key"),
-    _uint("row_count"),
-    _uint("byte_offset"),
-    _uint("byte_length"),
-    _uint("crc"),
+    *_uints("row_count", "byte_offset", "byte_length", "crc"),
     Index("seed_segments_of_table", "cluster_id", "tenant_id", "ts", "seed_table_id", "table_id"),
 )
 
 bases = Table(
     "bases",
     metadata,
-    _id("cluster_id"),
-    _id("tenant_id"),
+    *_ids("cluster_id", "tenant_id"),
     _id("table_id"),
     _id("ts"),
-    _uint("seed_ts"),
-    _uint("row_count"),
-    _uint("bytes"),
-    _uint("created_ms"),
+    *_uints("seed_ts", "row_count", "bytes", "created_ms"),
 )
 
 base_segments = Table(
@@ -285,29 +279,22 @@ base_segments = Table(
     metadata,
     Column("object_key", ObjectName, primary_key=True),
     Column("segment_no", Integer, primary_key=True, autoincrement=False),
-    _uint("cluster_id"),
-    _uint("tenant_id"),
+    *_uints("cluster_id", "tenant_id"),
     _uint("table_id"),
     _uint("ts"),
     _key("start_key"),
     _key("end_key"),
-    _uint("row_count"),
-    _uint("byte_offset"),
-    _uint("byte_length"),
-    _uint("crc"),
+    *_uints("row_count", "byte_offset", "byte_length", "crc"),
     Index("base_segments_of_table", "cluster_id", "tenant_id", "table_id", "ts"),
 )
 
 changefeeds = Table(
     "changefeeds",
     metadata,
-    _id("cluster_id"),
-    _id("tenant_id"),
+    *_ids("cluster_id", "tenant_id"),
     Column("changefeed_id", WorkerName, primary_key=True),
     Column("state", Word, nullable=False),
-    _uint("start_ts"),
-    _uint("checkpoint_ts"),
-    _uint("target_ts"),
+    *_uints("start_ts", "checkpoint_ts", "target_ts"),
     Column("tables", SqlText, nullable=False),
     _uint("created_ms"),
     _uint("seen_ms"),
@@ -316,8 +303,7 @@ changefeeds = Table(
 safe_points = Table(
     "safe_points",
     metadata,
-    _id("cluster_id"),
-    _id("tenant_id"),
+    *_ids("cluster_id", "tenant_id"),
     Column("service_id", WorkerName, primary_key=True),
     _uint("safe_ts"),
     _uint("expires_ms"),
@@ -334,10 +320,7 @@ api_keys = Table(
     Column("tenant_id", UInt),
     Column("made_by", Word, nullable=False),
     Column("replaced_by", Word),
-    _uint("created_ms"),
-    _uint("expires_ms"),
-    _uint("used_ms"),
-    _uint("revoked_ms"),
+    *_uints("created_ms", "expires_ms", "used_ms", "revoked_ms"),
     Index("api_keys_of_tenant", "cluster_id", "tenant_id"),
 )
 
@@ -393,9 +376,7 @@ stops = Table(
     Column("code", Word, nullable=False),
     Column("message", SqlText, nullable=False),
     Column("object", SqlText, nullable=False),
-    _uint("since_ms"),
-    _uint("tried_ms"),
-    _uint("tries"),
+    *_uints("since_ms", "tried_ms", "tries"),
     Column("resumed", Boolean, nullable=False),
     Index("stops_by_item", "role", "item", unique=True),
 )
@@ -404,8 +385,7 @@ jobs = Table(
     "jobs",
     metadata,
     _id("job_id"),
-    _uint("cluster_id"),
-    _uint("tenant_id"),
+    *_uints("cluster_id", "tenant_id"),
     Column("kind", Word, nullable=False),
     Column("scope", WorkerName, nullable=False),
     Column("executor", Word, nullable=False),

@@ -3,6 +3,7 @@
 A base is made of its predecessor (an older base, a seed, or nothing) and the log since. `add_bases` is one transaction:
 
     every `durable_ts` of the tenant's data has passed the bases   else: a defect
+    no store is quarantined with a lower `good_ts`                 else: no effect
     the predecessors still exist, locked                           else: no effect
     insert the objects, live, the bases and their segments
 
@@ -37,6 +38,7 @@ from tistream.catalog.database.tables import (
 from tistream.catalog.log.objects import ObjectKind, insert_live, replacing_unnamed
 from tistream.catalog.log.seeds import SeedRow
 from tistream.catalog.log.segments import SegmentRow, segment_of_table, segment_values
+from tistream.catalog.tenancy.served import good_ts_of_asked_tenant
 from tistream.catalog.tenancy.tenants import TaskKind, lock_tenant
 from tistream.errors import NotFound, TenantDeleted, invariant
 from tistream.ids import Tenant
@@ -117,8 +119,8 @@ def add_bases(
 ) -> bool:
     """Make bases visible. `files`: object key -> bytes; `log_start_ts`: the start of the log when they were built.
 
-    False, without effect, when a predecessor no longer exists or a base exists already. Fenced when an object's key
-    has a row."""
+    False, without effect, when a predecessor no longer exists, a base exists already, or a quarantine began meanwhile
+    whose `good_ts` is lower. Fenced when an object's key has a row."""
     invariant(bool(new), "there are bases to add")
     try:
         with catalog.transaction() as conn:
@@ -161,6 +163,9 @@ def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mappin
     durable_ts = select(func.min(tasks.c.durable_ts)).where(of_tenant(tasks, tenant), tasks.c.kind == TaskKind.DATA)
     edge, newest = int(conn.execute(durable_ts).scalar() or 0), max(base.ts for base in new)
     invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, durable_ts=edge)
+    good_ts = conn.execute(good_ts_of_asked_tenant(), tenant_ids(tenant)).scalar()
+    if good_ts is not None and newest > good_ts:
+        raise GuardFailed
     for base in sorted(new, key=lambda b: b.table_id):
         if not _lock_previous(conn, tenant, base.previous):
             raise GuardFailed

@@ -37,6 +37,7 @@ from tistream.catalog.database.tables import (
 from tistream.catalog.log.objects import ObjectKind, ObjectState, insert_live, replacing_unnamed
 from tistream.catalog.log.page import span_class
 from tistream.catalog.log.segments import SegmentFormat, SegmentRow, segment_of_log, segment_values
+from tistream.catalog.tenancy.served import edge_of_asked_tenant
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
@@ -55,7 +56,7 @@ def _behind(lo_ts: ColumnElement[int], *name: ColumnElement[Any]) -> ColumnEleme
     return or_(lo_ts > bindparam("after_lo"), same)
 
 
-_DURABLE_TS = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks), tasks.c.kind == TaskKind.DATA)
+_EDGE = edge_of_asked_tenant(tasks.c.kind == TaskKind.DATA)
 _PIECES = (
     select(
         _s.object_key,
@@ -106,9 +107,10 @@ class Output:
 
 
 def lowest_durable_ts(catalog: Catalog, tenant: Tenant) -> int:
-    """The lowest `durable_ts` of the tenant's data tasks: the live edge of its log. 0 without tasks."""
+    """The lowest `durable_ts` of the tenant's data tasks: the live edge of its log; less while a store is quarantined.
+    0 without tasks."""
     with catalog.reading() as conn:
-        return int(conn.execute(_DURABLE_TS, tenant_ids(tenant)).scalar() or 0)
+        return int(conn.execute(_EDGE, tenant_ids(tenant)).scalar() or 0)
 
 
 def pieces(

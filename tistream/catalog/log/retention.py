@@ -3,7 +3,7 @@
 `raise_floor` is one transaction:
 
     lock the tenant's row; is the floor still the one the caller saw?
-    no changefeed and no safe point is lower than the new floor
+    no changefeed, no safe point and no quarantine is lower than the new floor
     floor_ts = the new floor
     delete bases and seeds below it; objects without a segment -> superseded, under the next swap number
 
@@ -13,7 +13,7 @@ that lie entirely below, some objects at a time:
     lock the objects, in order of key; delete their segments at or below the floor
     objects without a segment -> superseded, under the next swap number
 
-Readers list segments and check the floor afterwards (`check_floor`): a reader that missed a retired segment sees a
+Readers list segments and check the floor afterwards (`check_listing`): a reader that missed a retired segment sees a
 floor above its position. What it did list stays while its read lease is live, as with a compaction.
 
 Rows of DDL tasks stay: they are few, and every schema history is made of them.
@@ -47,15 +47,18 @@ from tistream.catalog.database.tables import (
 )
 from tistream.catalog.log.objects import ObjectState
 from tistream.catalog.tenancy.changefeeds import HOLDING
+from tistream.catalog.tenancy.served import good_ts_of_asked_tenant
 from tistream.catalog.tenancy.tenants import GIVEN_UP, TaskKind, given_up, lock_tenant
-from tistream.errors import NotFound, TenantDeleted, TsExpired, invariant
+from tistream.errors import BeyondQuarantine, NotFound, TenantDeleted, TsExpired, invariant
 from tistream.ids import Tenant
 
 OBJECTS_AT_ONCE = 200
 
 _o, _s = objects.c, segments.c
 _FLOOR = select(tenants.c.floor_ts).where(of_asked_tenant(tenants))
-_FLOOR_AND_STATE = select(tenants.c.floor_ts, tenants.c.state).where(of_asked_tenant(tenants))
+_LISTED = select(
+    tenants.c.floor_ts, tenants.c.state, good_ts_of_asked_tenant().scalar_subquery().label("good_ts")
+).where(of_asked_tenant(tenants))
 _EDGE = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks))
 _LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(
     of_asked_tenant(changefeeds), changefeeds.c.state.in_(HOLDING)
@@ -63,6 +66,7 @@ _LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(
 _LOWEST_POINT = select(func.min(safe_points.c.safe_ts)).where(
     of_asked_tenant(safe_points), safe_points.c.expires_ms > now_ms()
 )
+_GOOD_TS = good_ts_of_asked_tenant()
 _RAISE = tenants.update().where(of_asked_tenant(tenants)).values(floor_ts=bindparam("to_ts"))
 _BELOW: BindParameter[int] = bindparam("to_ts", type_=tenants.c.floor_ts.type)
 _HELD = {
@@ -126,15 +130,30 @@ def database_time_ms(catalog: Catalog) -> int:
         return database_ms(conn)
 
 
-def check_floor(catalog: Catalog, tenant: Tenant, after_ts: int) -> None:
-    """Raise unless a listing made before this call is complete above `after_ts`: TsExpired when retention may have
-    removed some of it, TenantDeleted when the tenant's deletion may have."""
+def check_listing(catalog: Catalog, tenant: Tenant, after_ts: int, upto_ts: int) -> None:
+    """Raise unless a listing made before this call is complete and final in (after_ts, upto_ts]: TsExpired when
+    retention may have removed some of it, TenantDeleted when the tenant's deletion may have, BeyondQuarantine when a
+    quarantined store may still change some of it."""
     with catalog.reading() as conn:
-        row = conn.execute(_FLOOR_AND_STATE, tenant_ids(tenant)).one_or_none()
-    if row is not None and row.state in GIVEN_UP:
+        row = conn.execute(_LISTED, tenant_ids(tenant)).one_or_none()
+    if row is None:
+        return
+    if row.state in GIVEN_UP:
         raise given_up(tenant)
-    if row is not None and after_ts < row.floor_ts:
+    if after_ts < row.floor_ts:
         raise expired(after_ts, int(row.floor_ts))
+    if row.good_ts is not None and upto_ts > row.good_ts:
+        raise beyond_quarantine(upto_ts, int(row.good_ts))
+
+
+def beyond_quarantine(asked_ts: int, good_ts: int, **facts: object) -> BeyondQuarantine:
+    """The error of a read above the last timestamp known to be good."""
+    return BeyondQuarantine(
+        f"A store of this tenant is quarantined: nothing above {good_ts} is served, and {asked_ts} was asked for.",
+        good_ts=str(good_ts),
+        good_time=tso.to_text(good_ts),
+        **facts,
+    )
 
 
 def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
@@ -147,8 +166,8 @@ def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
 
 
 def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int) -> bool:
-    """Raise the floor to `to_ts`. False, without effect, when the floor is not `seen_floor`, a changefeed or safe point
-    is lower, or the tenant was deleted."""
+    """Raise the floor to `to_ts`. False, without effect, when the floor is not `seen_floor`, a changefeed, safe point
+    or quarantine is lower, or the tenant was deleted."""
     asked = tenant_ids(tenant)
     with catalog.transaction() as conn:
         try:
@@ -189,6 +208,7 @@ def _lowest(conn: Connection, tenant: Tenant) -> list[Hold]:
     found = {
         "changefeed": conn.execute(_LOWEST_FEED, tenant_ids(tenant)).scalar(),
         "safe point": conn.execute(_LOWEST_POINT, tenant_ids(tenant)).scalar(),
+        "quarantine": conn.execute(_GOOD_TS, tenant_ids(tenant)).scalar(),
     }
     return [Hold(ts=int(ts), who=who) for who, ts in found.items() if ts is not None]
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import and_, bindparam, case, func, select
+from sqlalchemy import and_, bindparam, case, select
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import changefeeds, now_ms, of_asked_tenant, tasks, tenant_ids
+from tistream.catalog.database.tables import changefeeds, now_ms, of_asked_tenant, tenant_ids
+from tistream.catalog.tenancy.served import edge_of_asked_tenant
 from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.errors import Fenced, InvalidInput, NotFound, TsExpired, TsOutOfRange
 from tistream.ids import Tenant
@@ -55,7 +56,7 @@ _f = changefeeds.c
 _ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
 _GET = select(changefeeds).where(_ONE)
 _ALL = select(changefeeds).where(of_asked_tenant(changefeeds)).order_by(_f.changefeed_id)
-_EDGE = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks))
+_EDGE = edge_of_asked_tenant()
 _MOVE = (
     changefeeds.update()
     .where(_ONE, _f.state.in_(HOLDING), _f.checkpoint_ts <= bindparam("to_ts"))

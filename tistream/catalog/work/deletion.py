@@ -4,7 +4,7 @@
 
     its row: the state that the caller saw -> DELETING
     its tasks, their positions and snapshot references are deleted
-    its stores have no dispatcher, under a new epoch; its changefeeds and safe points are deleted
+    its stores have no dispatcher, under a new epoch; its changefeeds, safe points and quarantines are deleted
     its open maintenance jobs are cancelled
     the keys of its pushers are revoked
 
@@ -32,6 +32,7 @@ from tistream.catalog.database.tables import (
     objects,
     of_asked_tenant,
     positions,
+    quarantines,
     safe_points,
     schema_versions,
     seed_segments,
@@ -68,7 +69,7 @@ _UNDISPATCH = (
     .where(of_asked_tenant(stores))
     .values(dispatcher=None, dispatcher_epoch=stores.c.dispatcher_epoch + 1)
 )
-_DROP_HOLDS = [table.delete().where(of_asked_tenant(table)) for table in (changefeeds, safe_points)]
+_DROP_HOLDS = [table.delete().where(of_asked_tenant(table)) for table in (changefeeds, safe_points, quarantines)]
 _STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
 _LOCK = _STATE.with_for_update()
 _LIVE = (

@@ -11,16 +11,18 @@ one when the catalog is unavailable. A row not tried for STALE_MS belongs to a r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic
 
-from sqlalchemy import and_, bindparam, func, literal_column, select
+from sqlalchemy import and_, bindparam, func, literal, literal_column, select, union_all
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import next_numbers, now_ms, of_tenant, stops
+from tistream.catalog.tenancy.served import IS_OPEN
 from tistream.errors import NotFound
 from tistream.ids import Tenant
 from tistream.runtime.containment import Containment, Item
@@ -77,7 +79,10 @@ _OF_ITEM = select(stops).where(_IS_ITEM).with_for_update()
 _OF_ROLE = select(stops).where(_s.role == bindparam("asked_role")).order_by(_s.stop_id)
 _RESUMED = select(_s.item).where(_s.role == bindparam("asked_role"), _s.resumed)
 _ONE = select(stops).where(_s.stop_id == bindparam("asked_stop"))
-_COUNTS = select(_s.scope, func.count().label("number")).group_by(_s.scope)
+_COUNTS = union_all(
+    select(_s.scope, func.count().label("number")).group_by(_s.scope),
+    select(literal("store").label("scope"), func.count()).where(IS_OPEN),
+)
 
 
 def record_stop(catalog: Catalog, stopped: Stopped) -> None:
@@ -151,9 +156,12 @@ def list_stops(
 
 
 def count_stops(catalog: Catalog) -> Mapping[str, int]:
-    """The number of stopped items by scope."""
+    """The number of stopped items by scope; a quarantined store counts as one for each record."""
+    found = Counter[str]()
     with catalog.reading() as conn:
-        return {row.scope: int(row.number) for row in conn.execute(_COUNTS)}
+        for row in conn.execute(_COUNTS):
+            found[row.scope] += int(row.number)
+    return +found
 
 
 def stops_of_role(catalog: Catalog, role: str) -> list[StopRow]:

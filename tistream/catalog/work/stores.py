@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, and_, bindparam, exists, func, select, tuple_
+from sqlalchemy import Connection, Select, and_, bindparam, exists, func, select, tuple_
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments, record_event
@@ -138,13 +138,24 @@ _FORGET = incarnations.delete().where(_IN_STORE, incarnations.c.incarnation < bi
 def issue_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> tuple[int, int]:
     """Issue an incarnation to a pusher: (incarnation, largest known cut_ts of the store). Adds unknown stores."""
     with catalog.transaction() as conn:
-        key: dict[str, Any] = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "store_id": store_id}
-        ensure_row(conn, stores, **key, incarnation=0, max_cut_ts=0, dispatcher=None, dispatcher_epoch=0)
-        mine = _store(tenant, store_id)
-        conn.execute(_ISSUE, mine)
-        row = conn.execute(_NEWEST, mine).one()
-        conn.execute(_ADD_INCARNATION, {**key, "incarnation": row.incarnation, "reclaimed_seq": 0})
-        return row.incarnation, row.max_cut_ts
+        return _issue(conn, tenant, store_id)
+
+
+def issue_in(conn: Connection, tenant: Tenant, store_id: int, *, above: int) -> int:
+    """Issue an incarnation within a larger transaction, unless the newest is above this one; the newest. The pusher of
+    an older one ends and begins again."""
+    newest = conn.execute(_NEWEST.with_for_update(), _store(tenant, store_id)).one().incarnation
+    return int(newest) if newest > above else _issue(conn, tenant, store_id)[0]
+
+
+def _issue(conn: Connection, tenant: Tenant, store_id: int) -> tuple[int, int]:
+    key: dict[str, Any] = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "store_id": store_id}
+    ensure_row(conn, stores, **key, incarnation=0, max_cut_ts=0, dispatcher=None, dispatcher_epoch=0)
+    mine = _store(tenant, store_id)
+    conn.execute(_ISSUE, mine)
+    row = conn.execute(_NEWEST, mine).one()
+    conn.execute(_ADD_INCARNATION, {**key, "incarnation": row.incarnation, "reclaimed_seq": 0})
+    return row.incarnation, row.max_cut_ts
 
 
 def newest_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> int:

@@ -18,7 +18,17 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments, record_event
-from tistream.catalog.database.tables import leader, of_asked_tenant, of_tenant, tasks, tenant_ids, tenant_of, tenants
+from tistream.catalog.database.tables import (
+    leader,
+    of_asked_tenant,
+    of_tenant,
+    quarantines,
+    tasks,
+    tenant_ids,
+    tenant_of,
+    tenants,
+)
+from tistream.catalog.tenancy.served import Edge, edge_columns, edge_of, limits
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState
 from tistream.catalog.work.workers import is_newest_incarnation
 from tistream.errors import NotFound
@@ -287,41 +297,46 @@ def frontier(catalog: Catalog, tenant: Tenant) -> list[FrontierRow]:
         ]
 
 
-def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:
-    """The watermark of a key range: the lowest `durable_ts` of the data tasks that intersect it and of all DDL tasks.
+def served_edge(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> Edge:
+    """Up to where a key range may be read: the lowest `durable_ts` of the data tasks that intersect it and of all DDL
+    tasks, or less while a store of the tenant is quarantined.
 
-    0 when no data task intersects the range, as before activation. It never falls: no `durable_ts` does, and a paused
-    tenant keeps its tasks.
+    0 when no data task intersects the range, as before activation. It falls only when a quarantine begins: no
+    `durable_ts` does, and a paused tenant keeps its tasks.
     """
     wanted = range or KeyRange()
-    is_data = tasks.c.kind == TaskKind.DATA
+    found = limits(
+        of_tasks=and_(of_tenant(tasks, tenant), or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))),
+        of_stores=of_tenant(quarantines, tenant),
+    )
     with catalog.reading() as conn:
-        lowest, data_tasks = conn.execute(
-            select(func.min(tasks.c.durable_ts), func.count(case((is_data, 1)))).where(
-                of_tenant(tasks, tenant), or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))
-            )
-        ).one()
-    return int(lowest) if data_tasks else 0
+        return edge_of(conn.execute(select(*edge_columns(found))).one())
+
+
+def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:
+    """The timestamp of `served_edge`."""
+    return served_edge(catalog, tenant, range).ts
+
+
+def served_edges(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, Edge]:
+    """`served_edge` of several tenants in one statement; tenants without tasks are missing."""
+    wanted = set(tenants)
+    found = limits()
+    if len(wanted) <= _TENANTS_NAMED_MAX:
+        ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in wanted]
+        found = limits(
+            of_tasks=tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids),
+            of_stores=tuple_(quarantines.c.cluster_id, quarantines.c.tenant_id).in_(ids),
+        )
+    c = found.c
+    query = select(c.cluster_id, c.tenant_id, *edge_columns(found)).group_by(c.cluster_id, c.tenant_id)
+    with catalog.reading() as conn:
+        return {tenant: edge_of(row) for row in conn.execute(query) if (tenant := tenant_of(row)) in wanted}
 
 
 def served_watermarks(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, int]:
-    """`served_watermark` of several tenants in one statement; tenants without tasks are missing."""
-    query = select(
-        tasks.c.cluster_id,
-        tasks.c.tenant_id,
-        func.min(tasks.c.durable_ts),
-        func.count(case((tasks.c.kind == TaskKind.DATA, 1))),
-    ).group_by(tasks.c.cluster_id, tasks.c.tenant_id)
-    if len(tenants) <= _TENANTS_NAMED_MAX:
-        ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in tenants]
-        query = query.where(tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids))
-    wanted = set(tenants)
-    with catalog.reading() as conn:
-        return {
-            tenant: int(lowest) if data_tasks else 0
-            for cluster_id, tenant_id, lowest, data_tasks in conn.execute(query)
-            if (tenant := Tenant(int(cluster_id), int(tenant_id))) in wanted
-        }
+    """The timestamps of `served_edges`."""
+    return {tenant: edge.ts for tenant, edge in served_edges(catalog, tenants).items()}
 
 
 def _intersects(wanted: KeyRange) -> ColumnElement[bool]:

@@ -30,6 +30,7 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
         InvalidInput, errors.CursorInvalid, errors.TsOutOfRange, errors.TsExpired, NotFound, errors.AheadOfWatermark,
         RateLimited, errors.TooManyOpen, errors.StateForbids, errors.ChangedMeanwhile, errors.SeedNeeded,
         errors.NotConvertible, errors.Unauthenticated, errors.NotAllowed, errors.AnotherRequest, StillInFlight,
+        errors.BeyondQuarantine,
     )
 }  # fmt: skip
 

@@ -125,6 +125,17 @@ def _stores_and_workers() -> None:
         *_uints("reclaimed_seq"),
     )
     create_table(
+        "quarantines",
+        *_uints(*_TENANT, "store_id", "incarnation", "seq", "task_id", key=True),
+        _name("object_key", 512),
+        *_uints("good_ts", "served_ts", "row_count"),
+        _text("sample"),
+        *_words("state"),
+        *_uints("since_ms", "decided_ms"),
+        _name("decided_by", 128),
+    )
+    create_index("quarantines_by_state", "quarantines", ["state"])
+    create_table(
         "workers",
         _name("worker_id", 128, key=True),
         *_words("kind"),
