@@ -51,6 +51,7 @@ DOWN_S = 5.0  #: from a kill to the restart
 RECOVERY_S = 30.0  #: rows committed in this time after a kill do not count for the lag
 SAMPLE_S = 15.0
 WARM_S = 60.0  #: before the first kill
+API_KILLS_S = 240.0  #: later none: the read lease of a dead API server keeps replaced objects for 15 minutes
 
 
 @dataclass(slots=True)
@@ -135,17 +136,17 @@ def run(args: argparse.Namespace, folder: Path) -> Found:
         "TISTREAM_META_RETENTION_INTERVAL_S": "30",
         "TISTREAM_META_COLLECT_INTERVAL_S": "30",
     }
-    shape = Shape(dispatchers=2, sorters=2, settings=tuple(settings.items()))
+    shape = Shape(dispatchers=2, sorters=2, executor=args.executor, settings=tuple(settings.items()))
     found = Found(str(shape))
     with ExitStack() as open_, Deployment(folder, shape) as d:
         for n in range(args.tenants):
             register_tenant(d.catalog, Tenant(1, n + 1))
         load = Load(
-            url=d.control, tenants=args.tenants, writing=args.tenants, tables=5, active=2, rows_per_s=args.rows_per_s
+            url=d.url, tenants=args.tenants, writing=args.tenants, tables=5, active=2, rows_per_s=args.rows_per_s
         )
         push = open_.enter_context(PushProcess(d, load))
         push.wait_until_ready()
-        readers = [Reader(d.pull, n + 1) for n in range(args.tenants)]
+        readers = [Reader(d.url, n + 1) for n in range(args.tenants)]
         for reader in readers:
             reader.start()
         wait_for("the readers are there", lambda: all(reader.marks for reader in readers), 120)
@@ -172,7 +173,9 @@ def _load(d: Deployment, found: Found, args: argparse.Namespace, rand: random.Ra
             d.start(down[1])
             down = None
         if down is None and now >= kill_at:
-            name = rand.choice(sorted(d.processes))
+            name = rand.choice(
+                [each for each in sorted(d.processes) if now < API_KILLS_S or not each.startswith("api")]
+            )
             found.kills.append((time.time(), name))
             d.processes[name].kill()
             down, kill_at = (now + DOWN_S, name), now + args.kill_every
@@ -214,7 +217,8 @@ def _jobs(catalog: Catalog) -> dict[str, int]:
 
 def _say(sample: Sizes, kills: list[tuple[float, str]]) -> None:
     shown = {name: round(value) for name, value in sample.total().items()}
-    print(f"{sample.at_s:6.0f} s, {len(kills)} kills: {json.dumps(shown)}", file=sys.stderr, flush=True)
+    folders = json.dumps(dict(sample.objects))
+    print(f"{sample.at_s:6.0f} s, {len(kills)} kills: {json.dumps(shown)} {folders}", file=sys.stderr, flush=True)
 
 
 def show(found: Found) -> bool:
@@ -241,6 +245,7 @@ def main() -> int:
     parser.add_argument("--rows-per-s", type=float, default=50, help="of each of a tenant's two stores")
     parser.add_argument("--retention-minutes", type=float, default=5)
     parser.add_argument("--kill-every", type=float, default=60, help="seconds")
+    parser.add_argument("--executor", choices=("maintain", "spark"), default="maintain")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tistream-soak-") as folder:

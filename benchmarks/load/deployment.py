@@ -38,6 +38,7 @@ class Shape:
     dispatchers: int = 1
     sorters: int = 2
     apis: int = 1
+    executor: str = ""  #: the role that does maintenance jobs, `maintain` or `spark`; none without it
     mariadb: bool = True  #: else SQLite
     s3: bool = True  #: else a folder
     settings: tuple[tuple[str, str], ...] = ()  #: TISTREAM_* variables of every process
@@ -46,6 +47,7 @@ class Shape:
         where = f"{'MariaDB' if self.mariadb else 'SQLite'}, {'S3 server' if self.s3 else 'folder'}"
         return (
             f"{where}; 1 meta server, {self.dispatchers} dispatchers, {self.sorters} sorters, {self.apis} API servers"
+            f"{self.executor and f', 1 executor ({self.executor})'}"
         )
 
 
@@ -153,6 +155,8 @@ class Deployment:
         self.start("meta-1", *(f"api-{n + 1}" for n in range(shape.apis)))
         self.start(*(f"dispatcher-{n + 1}" for n in range(shape.dispatchers)))
         self.start(*(f"sorter-{n + 1}" for n in range(shape.sorters)))
+        if shape.executor:
+            self.start(f"{shape.executor}-1")
         self.wait_until_ready()
 
     def _args(self, name: str) -> tuple[str, ...]:
@@ -166,6 +170,8 @@ class Deployment:
                 return ("sort", "--name", name, "--metrics-port", port)
             case "dispatcher":
                 return ("dispatch", "--name", name, "--metrics-port", port)
+            case "maintain" | "spark" as role:
+                return (role, "--name", name, "--metrics-port", port)
         raise ValueError(name)
 
 
