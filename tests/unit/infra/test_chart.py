@@ -139,7 +139,7 @@ def test_what_a_container_mounts_is_there_and_hides_no_kernels(case: str) -> Non
             assert any(path.startswith(mount["mountPath"]) for mount in mounts), path
 
 
-def test_only_sorters_reach_the_rows_and_only_prometheus_the_metrics(case: str) -> None:
+def test_only_sorters_and_notifiers_reach_dispatchers_and_only_prometheus_the_metrics(case: str) -> None:
     allowed: dict[tuple[str, int], list[Any]] = {}
     isolated: set[str] = set()
     for policy in of_kind(case, "NetworkPolicy"):
@@ -154,9 +154,10 @@ def test_only_sorters_reach_the_rows_and_only_prometheus_the_metrics(case: str) 
     assert isolated == everyone
     assert set(allowed) == {("api", 8711), ("dispatcher", 8712)} | {(component, 9464) for component in everyone}
     assert allowed["api", 8711] == ["anywhere"]
-    (sorters,) = allowed["dispatcher", 8712]
-    assert set(sorters) == {"podSelector"}
-    assert selected(case, sorters["podSelector"]["matchLabels"]) == {"sorter"}
+    callers = {"sorter", "meta"} if case == "production" else {"sorter"}  # which passes notifications on
+    assert all(set(each) == {"podSelector"} for each in allowed["dispatcher", 8712])
+    chosen_callers = [selected(case, each["podSelector"]["matchLabels"]) for each in allowed["dispatcher", 8712]]
+    assert set().union(*chosen_callers) == callers
     prometheus = {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
     for component in everyone:
         assert allowed[component, 9464] == [{"namespaceSelector": {}, "podSelector": prometheus}]

@@ -80,6 +80,19 @@ capabilities:
   value: "0.0.0.0"
 - name: TISTREAM_METRICS_PORT
   value: "9464"
+{{- with .root.Values.notifications }}
+{{- with .sqsQueueUrl }}
+- name: TISTREAM_NOTIFICATIONS_SQS_QUEUE_URL
+  value: {{ . | quote }}
+{{- end }}
+{{- with .webhookSecret }}
+- name: TISTREAM_NOTIFICATIONS_WEBHOOK_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ . }}
+      key: webhook-token
+{{- end }}
+{{- end }}
 {{- range $section, $settings := .root.Values.settings }}
 {{- range $name, $value := $settings }}
 - name: TISTREAM_{{ upper $section }}_{{ upper $name }}
@@ -89,6 +102,42 @@ capabilities:
 {{- with concat .root.Values.extraEnv .of.extraEnv }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{- /* The kinds of pods that pass notifications of the bucket on to dispatchers. */ -}}
+{{- define "tistream.notifiers" -}}
+{{- with .Values.notifications }}{{ if .sqsQueueUrl }}meta {{ end }}{{ if .webhookSecret }}api{{ end }}{{ end }}
+{{- end }}
+
+{{- /* TLS of callers of dispatchers that are no sorters: root, component. */ -}}
+{{- define "tistream.calls" -}}
+{{- if and .root.Values.feed.tls (has .component (include "tistream.notifiers" .root | splitList " ")) }}true{{ end }}
+{{- end }}
+
+{{- /* The variables of TLS between dispatchers and their callers: root, peer. */ -}}
+{{- define "tistream.feedEnv" -}}
+- name: TISTREAM_FEED_TLS_CERTIFICATE
+  value: /etc/tistream/feed/tls.crt
+- name: TISTREAM_FEED_TLS_KEY
+  value: /etc/tistream/feed/tls.key
+- name: TISTREAM_FEED_TLS_CA
+  value: /etc/tistream/feed/ca.crt
+- name: TISTREAM_FEED_TLS_PEER_NAME
+  value: {{ .root.Release.Name }}-{{ .peer }}
+{{- end }}
+
+{{- define "tistream.feedMount" -}}
+- name: feed
+  mountPath: /etc/tistream/feed
+  readOnly: true
+{{- end }}
+
+{{- /* root, role = of the certificate */ -}}
+{{- define "tistream.feedVolume" -}}
+- name: feed
+  secret:
+    secretName: {{ .root.Release.Name }}-{{ .role }}-feed
+    defaultMode: 0440
 {{- end }}
 
 {{- define "tistream.envFrom" -}}
