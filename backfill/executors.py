@@ -53,7 +53,7 @@ class SparkExecutor:
         """One Spark job for all rows. Spark's own error when a Spark task has failed too often."""
         name = f"tistream-replay-{secrets.token_hex(4)}"
         plan, work = [encode(row) for row in rows], partial(_replay, self._store_url)
-        lines = run_lines(self._session, name, plan, work, self._clock, progress)
+        lines = run_lines(self._session, name, plan, work, self._clock, progress, pool=str(rows[0].tenant))
         yield from (decode(PartitionResult, line) for line in lines)
 
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from compactor.job_run import JobDone, Progress, Work
+from tistream.catalog.work.job_rows import JobRow
 from tistream.clock import Clock
 from tistream.errors import ConfigError, SparkEnded
 from tistream.runtime.service import Problem, Repeating
@@ -115,6 +117,21 @@ class SessionWatch:
         java = getattr(self._session.sparkContext._gateway, "proc", None)
         if java is not None:  # else of spark-submit, which ends with this process
             java.kill()
+
+    def guarding(self, work: Work) -> Work:
+        """The same work, for as long as the session lives. A job that is leased after its end is held until this
+        process gives it back, so that it loses no try."""
+
+        def guarded(job: JobRow, progress: Progress) -> JobDone:
+            try:
+                self._check()
+            except SparkEnded:
+                while True:
+                    progress(0, 0)
+                    self._clock.wait(threading.Event(), _CHECK_S)
+            return work(job, progress)
+
+        return guarded
 
     def _check(self) -> None:
         """SparkEnded when the session has ended or does not answer."""

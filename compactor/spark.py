@@ -5,9 +5,10 @@
     driver    collects the lines
 
 Only plan rows and results cross the JVM, never a row of the log. There is no shuffle: the inputs are already cut by
-range. Spark may run a task twice (speculation, a lost executor): every attempt has a unique name, so files do not
-collide, and the driver takes one result per plan row. A partition holds several rows, because a Spark task costs about
-as much processor time as a row of usual size (0.18 s in JVMs and worker, measured).
+range. Spark jobs of one tenant share a pool, so that with `spark.scheduler.mode=FAIR` no tenant waits for the jobs of
+another one. Spark may run a task twice (speculation, a lost executor): every attempt has a unique name, so files do
+not collide, and the driver takes one result per plan row. A partition holds several rows, because a Spark task costs
+about as much processor time as a row of usual size (0.18 s in JVMs and worker, measured).
 """
 
 from __future__ import annotations
@@ -55,16 +56,17 @@ class SparkExecutor:
 
     def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult | Failed]:
         """One Spark job for all rows. Spark's own error when a Spark task has failed too often."""
-        name, work = f"tistream-compaction-{rows[0].job}", partial(_compact, self._store_url)
-        yield from (decode(RangeResult | Failed, line) for line in self._lines(name, rows, work))
+        lines = self._lines("compaction", rows, partial(_compact, self._store_url))
+        yield from (decode(RangeResult | Failed, line) for line in lines)
 
     def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult | Failed]:
         """A BaseExecutor."""
-        name, work = f"tistream-bases-{rows[0].job}", partial(_build, self._store_url)
-        yield from (decode(BaseResult | Failed, line) for line in self._lines(name, rows, work))
+        lines = self._lines("bases", rows, partial(_build, self._store_url))
+        yield from (decode(BaseResult | Failed, line) for line in lines)
 
-    def _lines(self, name: str, rows: Sequence[object], work: Callable[[str], str]) -> list[str]:
-        return run_lines(self._session, name, [encode(row) for row in rows], work, self._clock, self._progress)
+    def _lines(self, what: str, rows: Sequence[PlanRow | BasePlanRow], work: Callable[[str], str]) -> list[str]:
+        name, plan = f"tistream-{what}-{rows[0].job}", [encode(row) for row in rows]
+        return run_lines(self._session, name, plan, work, self._clock, self._progress, pool=str(rows[0].tenant))
 
 
 def run_lines(
@@ -74,9 +76,12 @@ def run_lines(
     work: Callable[[str], str],
     clock: Clock,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    pool: str = "default",
 ) -> list[str]:
     """One Spark job `name` that maps each line of the plan to a result, in plan order. `work` is pickled: a function
-    that workers can import, and plain values. What `progress` raises cancels the Spark job."""
+    that workers can import, and plain values. What `progress` raises cancels the Spark job. `pool` of Spark's fair
+    scheduler."""
     context = session.sparkContext
     partitions = _partitions(context, len(plan))
     numbers = session.range(0, len(plan), 1, partitions)
@@ -84,17 +89,19 @@ def run_lines(
 
     def collect() -> list[str]:
         context.setJobGroup(name, name)
+        context.setLocalProperty("spark.scheduler.pool", pool)
         return [line.result for line in done.collect()]
 
-    with ThreadPoolExecutor(1, thread_name_prefix="spark") as pool:
-        lines = pool.submit(collect)
+    with ThreadPoolExecutor(1, thread_name_prefix="spark") as threads:
+        lines = threads.submit(collect)
         finished = threading.Event()
         lines.add_done_callback(lambda _: finished.set())
         try:
             while not clock.wait(finished, _LOOK_EVERY_S):
                 progress(len(plan) * _tasks_done(context, name) // partitions, len(plan))
         except BaseException:  # `progress` stops the work
-            context.cancelJobGroup(name)
+            while not clock.wait(finished, _LOOK_EVERY_S):
+                context.cancelJobGroup(name)  # again: the Spark job may not have begun yet
             raise
         return lines.result()
 

@@ -197,6 +197,18 @@ class NotificationsSettings(_Section):
     )
 
 
+class SparkSettings(_Section):
+    """The role that does maintenance jobs on Spark."""
+
+    master: str = Field(
+        "", description="local[*], spark://host:7077 or k8s://https://host:6443; empty = as Spark's own files say"
+    )
+    conf: str = Field("", description="settings of Spark, NAME=VALUE, one a line")
+    jobs: int = Field(2, ge=1, le=64, description="jobs at once in the session")
+    stop_timeout_s: int = Field(10, ge=1, description="seconds that SIGTERM waits before jobs are given back")
+    scratch_folder: str = Field("", description="folder for Spark's temporary files; empty = Spark's choice")
+
+
 class MetricsSettings(_Section):
     """The port for probes and metrics of a service. It asks for no key: keep it on a private network. An API server
     also serves them on its HTTP port, where `/metrics` asks for a key."""
@@ -226,6 +238,7 @@ class Settings(_Section):
     maintenance: MaintenanceSettings = MaintenanceSettings()
     push: PushSettings = PushSettings()
     notifications: NotificationsSettings = NotificationsSettings()
+    spark: SparkSettings = SparkSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 

@@ -1,8 +1,7 @@
-"""Compaction and bases on Spark: in this process, in a driver that is killed, and on a standalone cluster."""
+"""Compaction on Spark: in this process, and in a driver that is killed."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -10,13 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 
 from compactor.core.plan import PlanSettings
@@ -25,14 +22,13 @@ from compactor.local import LocalExecutor
 from compactor.spark import WAVES, SparkExecutor, run_lines
 from compactor.task import merge, read_inputs
 from metaserver.collect import Collector
-from simulator.chaos.servers.ports import free_port
 from tests.kit.api_world import ApiWorld, api_world, has_more
 from tests.kit.log_builder import TENANT
 from tests.kit.spark_session import SPARK_OPTIONS, local_session
 from tistream.catalog.database import tables
 from tistream.catalog.log.compaction import pieces
 from tistream.clock import SystemClock
-from tistream.errors import invariant
+from tistream.errors import Fenced
 from tistream.objectstore.local import LocalStore
 
 if TYPE_CHECKING:
@@ -106,6 +102,21 @@ def test_tasks_share_the_lines_of_a_plan_and_answer_in_its_order(session: SparkS
     assert all(done <= total == len(plan) for done, total in told)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_work_that_must_stop_ends_its_spark_job(session: SparkSession) -> None:
+    tracker = session.sparkContext.statusTracker()
+
+    def stop(done: int, total: int) -> None:
+        if tracker.getActiveJobsIds():
+            raise Fenced("the lease is lost")
+
+    began = time.monotonic()
+    with pytest.raises(Fenced):
+        run_lines(session, "stops", ["sleep 30"] * 2, os.system, SystemClock(), stop)  # type: ignore[arg-type]
+    assert time.monotonic() - began < 25
+    assert list(tracker.getActiveJobsIds()) == []
+
+
 def start_driver(folder: Path) -> subprocess.Popen[bytes]:
     options = {**SPARK_OPTIONS, "spark.local.dir": str(folder / "spark")}
     conf = [f"--spark-conf={name}={value}" for name, value in options.items()]
@@ -148,80 +159,3 @@ def test_a_driver_that_is_killed_leaves_the_log_as_it_was(world: ApiWorld, tmp_p
     left = {str(path.relative_to(tmp_path / "bucket")) for path in files(tmp_path)}
     assert left == {key for key in live if key.startswith("compacted/")}, "what was replaced or never named is gone"
     assert bodies(world) == before
-
-
-def tables_and_changes(world: ApiWorld) -> list[bytes]:
-    tables = ("acct", "customers", "p_range", "evolve")
-    rows = [world.ok(f"/databases/shop/tables/{name}/rows").content for name in tables]
-    return [world.ok(format="ndjson", limit=200_000).content, *rows]
-
-
-@pytest.mark.slow
-def test_two_workers_merge_and_build_what_is_read_the_same(tmp_path: Path) -> None:
-    with api_world(tmp_path, LocalStore(tmp_path / "bucket")) as world:
-        world.log.build(12).seed()
-        before = tables_and_changes(world)
-        path = os.pathsep.join(p for p in sys.path if p)
-        conf = {**SPARK_OPTIONS, "spark.executor.memory": "512m", "spark.executorEnv.PYTHONPATH": path}
-        conf |= {"spark.driver.host": "127.0.0.1", "spark.cores.max": "2"}
-        (tmp_path / "spark").mkdir()
-        with spark_cluster(tmp_path / "spark", workers=2) as master:
-            done = subprocess.run(
-                [
-                    *(sys.executable, "-m", "tistream.cli.main", "compact", "--cluster=1", "--tenant=1"),
-                    *(f"--catalog=sqlite:///{tmp_path}/catalog.db", f"--object-store=file://{tmp_path}/bucket"),
-                    *("--lag-s=0", "--inputs-min=2", "--target-mb=1", "--base-tail-mb=0", f"--master={master}"),
-                    *(f"--spark-conf={name}={value}" for name, value in conf.items()),
-                ],
-                env={**os.environ, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"},
-                capture_output=True,
-                check=False,
-                timeout=240,
-            )
-        assert done.returncode == 0, done.stderr[-3000:]
-        report = json.loads(done.stdout)
-        assert (report["end"], report["bases"]["end"]) == ("swapped", "swapped")
-        executors = [p for n in (0, 1) for p in (tmp_path / "spark" / f"worker-{n}").glob("app-*/*/stderr")]
-        assert len({p.parents[2].name for p in executors}) == 2, "each worker ran an executor"
-        assert tables_and_changes(world) == before
-        base_ts = world.ok("/databases/shop/tables/acct/rows").headers["TiStream-Base-Ts"]
-        assert base_ts == str(report["bases"]["ts"])
-
-
-_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-
-
-@contextmanager
-def spark_cluster(folder: Path, *, workers: int, cores: int = 1, memory: str = "900m") -> Iterator[str]:
-    """The master's address. All processes end with the block."""
-    port = free_port()
-    url = f"spark://127.0.0.1:{port}"
-    with ExitStack() as stack:
-        master = ["master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
-        _started(folder / "master", master, stack)
-        _said(folder / "master", "I have been elected leader", 1)
-        for n in range(workers):
-            name = folder / f"worker-{n}"
-            worker = ["worker.Worker", "--host", "127.0.0.1", "--cores", str(cores), "--memory", memory]
-            _started(name, [*worker, "--webui-port", "0", "--work-dir", str(name), url], stack)
-        _said(folder / "master", "Registering worker", workers)
-        yield url
-
-
-def _started(folder: Path, words: list[str], stack: ExitStack) -> None:
-    folder.mkdir()
-    home = Path(pyspark.__file__).parent
-    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{words[0]}", *words[1:]]
-    quick = {"SPARK_DAEMON_JAVA_OPTS": _QUICK, "SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
-    env = {**os.environ, **quick, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home)}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=folder)
-    stack.callback(process.wait, 30)
-    stack.callback(process.terminate)
-
-
-def _said(folder: Path, words: str, times: int) -> None:
-    deadline = time.monotonic() + 90
-    while (folder / "log").read_text(errors="replace").count(words) < times:
-        invariant(time.monotonic() < deadline, "Spark starts", log=(folder / "log").read_text()[-2000:])
-        time.sleep(0.1)

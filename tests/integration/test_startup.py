@@ -14,9 +14,9 @@ import pytest
 from simulator.chaos.servers.mariadb import mariadb
 
 
-def start(catalog: str, bucket: str, tmp_path: Path, **environment: str) -> tuple[int, str, float]:
-    """(exit status, the text on standard error, seconds) of `tistream meta`."""
-    command = [sys.executable, "-m", "tistream.cli.main", "meta", "--catalog", catalog]
+def start(catalog: str, bucket: str, tmp_path: Path, role: str = "meta", **environment: str) -> tuple[int, str, float]:
+    """(exit status, the text on standard error, seconds) of a service."""
+    command = [sys.executable, "-m", "tistream.cli.main", role, "--catalog", catalog]
     began = time.monotonic()
     done = subprocess.run(
         [*command, "--object-store", bucket],
@@ -54,3 +54,13 @@ def test_a_bucket_that_does_not_answer_names_the_setting(answering: bool, tmp_pa
     assert said.endswith("Check object_store.url and AWS_* variables. [TS-1002]"), said
     assert took_s < 30  # 5 s, and the interpreter's start on a busy machine; the driver alone tries for 30 s and more
     assert not (tmp_path / "catalog.db").exists() or (tmp_path / "catalog.db").stat().st_size == 0
+
+
+def test_spark_without_java_says_what_to_install(tmp_path: Path) -> None:
+    where = f"sqlite:///{tmp_path}/catalog.db", f"file://{tmp_path}/bucket"
+    status, said, _ = start(*where, tmp_path, "spark", PATH=str(tmp_path), JAVA_HOME="")
+    assert status == 2, said
+    assert (
+        "Java is not installed. Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless. [TS-1002]"
+        in said
+    )

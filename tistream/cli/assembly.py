@@ -20,7 +20,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.drain import Drainable, drain
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.cli import allocator, warm
-from tistream.cli.executors import maintenance_rules, threads_worker
+from tistream.cli.executors import maintenance_rules, spark_worker, threads_worker
 from tistream.cli.first_key import first_words
 from tistream.cli.server import HttpServer
 from tistream.cli.startup import answers
@@ -257,6 +257,18 @@ def maintain(parts: Parts, name: str, slots: int) -> Running:
     allocator.keep_freed_memory()
     worker = threads_worker(parts, name, slots=slots)
     return Running(parts, [worker], probes=_probes(parts, worker, worker.lease_age_s, lambda: []))
+
+
+def spark(parts: Parts, name: str, conf: Mapping[str, str]) -> Running:
+    """A Spark session that takes maintenance jobs. `conf`: settings of Spark."""
+    from compactor.session import SessionWatch, new_session
+
+    session = new_session(parts.settings.spark.master or None, conf, "tistream spark")
+    watch = SessionWatch(session, parts.clock, name)
+    worker = spark_worker(parts, name, session, watch)
+    both = ServiceGroup(name, [worker, watch], parts.clock)
+    probes = _probes(parts, both, worker.lease_age_s, list)
+    return Running(parts, both.members, closing=watch.end_session, probes=probes)
 
 
 def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], measured: Collect) -> Probes:

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from backfill.executors import Executor as ReplayExecutor
     from compactor.job_run import Progress, Work
     from compactor.maintenance import Executors, Plans
+    from compactor.session import SessionWatch
     from compactor.worker import MaintenanceWorker
     from metaserver.core.maintenance import MaintenanceRules
     from tistream.cli.assembly import Parts
@@ -72,3 +75,30 @@ def threads_worker(parts: Parts, name: str, *, slots: int, nice: int = 0) -> Mai
     replays = ThreadsExecutor(parts.store, threads=_REPLAY_THREADS)
     work = job_work(parts, lambda progress: local, replays, _REPLAY_THREADS, SMALL_PLANS)
     return MaintenanceWorker(parts.catalog, parts.clock, name, work, kinds=ALL_KINDS, slots=slots)
+
+
+def spark_worker(parts: Parts, name: str, session: SparkSession, watch: SessionWatch) -> MaintenanceWorker:
+    """An executor with a Spark session: it also takes what is too large for threads."""
+    from backfill.executors import SparkExecutor as ReplayOnSpark
+    from compactor.maintenance import Plans
+    from compactor.spark import SparkExecutor
+    from compactor.worker import ALL_KINDS, MaintenanceWorker
+    from tistream.catalog.work.job_rows import JobExecutor
+    from tistream.catalog.work.workers import WorkerKind
+
+    settings, store_url = parts.settings.spark, parts.settings.object_store.url
+    replays, width = ReplayOnSpark(session, store_url, parts.clock), session.sparkContext.defaultParallelism
+    work = job_work(
+        parts, lambda progress: SparkExecutor(session, store_url, parts.clock, progress), replays, width, Plans()
+    )
+    return MaintenanceWorker(
+        parts.catalog,
+        parts.clock,
+        name,
+        watch.guarding(work),
+        kind=WorkerKind.SPARK,
+        executors=(JobExecutor.SPARK, JobExecutor.THREADS),
+        kinds=ALL_KINDS,
+        slots=settings.jobs,
+        stop_s=settings.stop_timeout_s,
+    )

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "sort": "run:sort",
     "maintain": "run:maintain",
     "serve": "run:serve",
+    "spark": "run:spark",
     "demo": "demo:demo",
     "compile": "compiling:compile_all",
     "tenant": "tenant:commands",

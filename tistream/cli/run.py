@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tistream.cli.jobs import Master, SparkConf, pairs
 from tistream.cli.options import Bucket, Catalog, Config, Host, MetricsPort, Port
 from tistream.errors import ConfigError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tistream.config import Settings
 
 _POLL_S = 1.0
+# Spark's own page shows plans to everyone who reaches its port; tenants' jobs share the cores.
+_SPARK_CONF = {"spark.ui.enabled": "false", "spark.scheduler.mode": "FAIR"}
 _EXIT_STOPPED = 5  # a part ended: fenced by another process, or by a defect; a supervisor may restart the process
 
 Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only), or keys: each request needs one.")]
@@ -138,6 +141,27 @@ def serve(
 
     settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)
     _run(assembly.api_server(assembly.open_parts(settings)))
+
+
+def spark(
+    name: Name = None,
+    master: Master = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Jobs at once (setting spark.jobs).")] = None,
+    spark_conf: SparkConf = None,
+    catalog: Catalog = None,
+    object_store: Bucket = None,
+    metrics_port: MetricsPort = None,
+    config: Config = None,
+) -> None:
+    """Take maintenance jobs from the catalog and do them on Spark, several at once in one session. Needs Java 17."""
+    from tistream.cli import assembly
+
+    more: dict[str, object] = {"spark.master": master, "spark.jobs": jobs, "metrics.port": metrics_port}
+    settings = settings_of(config, catalog=catalog, object_store=object_store, more=more)
+    conf = {**_SPARK_CONF, **pairs(settings.spark.conf.splitlines()), **pairs(spark_conf or [])}
+    if settings.spark.scratch_folder:
+        conf["spark.local.dir"] = settings.spark.scratch_folder
+    _run(assembly.spark(assembly.open_parts(settings), name or _default_name("spark"), conf))
 
 
 def settings_of(
