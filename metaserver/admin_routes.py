@@ -29,12 +29,12 @@ from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
 _INT_MAX = (1 << 63) - 1
-_Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
-_Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of items")]
-_Cursor = Annotated[str | None, Query(max_length=20_000, description="next_cursor of the previous page")]
-_ClusterFilter = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="of this cluster; needs tenant_id")]
-_TenantFilter = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="of this tenant; needs cluster_id")]
-_DryRun = Annotated[bool, Query(description="return the effect, and do nothing")]
+Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of items")]
+Cursor = Annotated[str | None, Query(max_length=20_000, description="next_cursor of the previous page")]
+ClusterFilter = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="of this cluster; needs tenant_id")]
+TenantFilter = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="of this tenant; needs cluster_id")]
+DryRun = Annotated[bool, Query(description="return the effect, and do nothing")]
 _Kind = Annotated[
     str | None, Query(max_length=32, description="a kind as task.moved, or all of task, worker, tenant ...")
 ]
@@ -61,14 +61,14 @@ def admin_router(sources: Sources) -> APIRouter:
 def _add_lists(routes: APIRouter, sources: Sources) -> None:
     @route(routes, "GET", "/v1/tasks", Right.LOOK, "list_tasks", "List tasks by id, with owners and load")
     def list_tasks(
-        limit: _Limit = 100,
-        cursor: _Cursor = None,
-        cluster_id: _ClusterFilter = None,
-        tenant_id: _TenantFilter = None,
+        limit: Limit = 100,
+        cursor: Cursor = None,
+        cluster_id: ClusterFilter = None,
+        tenant_id: TenantFilter = None,
         owner: Annotated[str | None, Query(max_length=128, description="of this worker")] = None,
         stopped: Annotated[bool, Query(description="only stopped ones")] = False,
     ) -> dict[str, Any]:
-        tenant = _tenant(cluster_id, tenant_id)
+        tenant = tenant_filter(cluster_id, tenant_id)
         return views.tasks_page(sources, limit=limit, cursor=cursor, tenant=tenant, owner=owner, stopped=stopped)
 
     @route(
@@ -77,8 +77,8 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
     def list_ranges(
         cluster_id: Annotated[int, Query(ge=0, le=_INT_MAX)],
         tenant_id: Annotated[int, Query(ge=0, le=_INT_MAX)],
-        limit: _Limit = 100,
-        cursor: _Cursor = None,
+        limit: Limit = 100,
+        cursor: Cursor = None,
     ) -> dict[str, Any]:
         return views.ranges_page(sources, Tenant(cluster_id, tenant_id), limit=limit, cursor=cursor)
 
@@ -87,20 +87,20 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
         return views.owner(sources)
 
     @route(routes, "GET", "/v1/gaps", Right.LOOK, "list_watermark_gaps", "List stalled ranges")
-    def list_watermark_gaps(cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None) -> dict[str, Any]:
-        return views.watermark_gaps(sources, _tenant(cluster_id, tenant_id))
+    def list_watermark_gaps(cluster_id: ClusterFilter = None, tenant_id: TenantFilter = None) -> dict[str, Any]:
+        return views.watermark_gaps(sources, tenant_filter(cluster_id, tenant_id))
 
     @route(routes, "GET", "/v1/events", Right.LOOK, "list_events", "List events, newest first")
     def list_events(
-        limit: _Limit = 100,
-        cursor: _Cursor = None,
+        limit: Limit = 100,
+        cursor: Cursor = None,
         after: Annotated[str | None, Query(max_length=20, description="newer than this event_id, in order")] = None,
         kind: _Kind = None,
-        cluster_id: _ClusterFilter = None,
-        tenant_id: _TenantFilter = None,
+        cluster_id: ClusterFilter = None,
+        tenant_id: TenantFilter = None,
         subject: Annotated[str | None, Query(max_length=128, description="id of a task, store, worker ...")] = None,
     ) -> dict[str, Any]:
-        tenant = _tenant(cluster_id, tenant_id)
+        tenant = tenant_filter(cluster_id, tenant_id)
         return views.events_page(
             sources, limit=limit, cursor=cursor, after=after, kind=kind, tenant=tenant, subject=subject
         )
@@ -109,7 +109,9 @@ def _add_lists(routes: APIRouter, sources: Sources) -> None:
 def _add_workers(routes: APIRouter, sources: Sources) -> None:
     @route(routes, "GET", "/v1/workers", Right.LOOK, "list_workers", "List processes with state and load")
     def list_workers(
-        kind: Annotated[str | None, Query(max_length=32, description="sorter, dispatcher, api, meta or replay")] = None,
+        kind: Annotated[
+            str | None, Query(max_length=32, description="sorter, dispatcher, api, meta, maintain, spark or replay")
+        ] = None,
     ) -> dict[str, Any]:
         return views.workers(sources, kind)
 
@@ -125,7 +127,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
         "drain_worker",
         "Move all work away from a worker",
     )
-    def drain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
+    def drain(request: Request, worker_id: str, dry_run: DryRun = False) -> dict[str, Any]:
         return actions.drain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
 
     @route(
@@ -136,13 +138,13 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
         "undrain_worker",
         "Assign work to a worker again",
     )
-    def undrain(request: Request, worker_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
+    def undrain(request: Request, worker_id: str, dry_run: DryRun = False) -> dict[str, Any]:
         return actions.undrain(sources, worker_id, dry_run=dry_run, actor=actor_of(request))
 
 
 def _add_tasks(routes: APIRouter, sources: Sources) -> None:
     @route(routes, "GET", "/v1/tasks/{task_id}", Right.LOOK, "get_task", "Get one task with its stalled ranges")
-    def get_task(task_id: _Id, response: Response) -> dict[str, Any]:
+    def get_task(task_id: Id, response: Response) -> dict[str, Any]:
         found = views.task(sources, task_id)
         response.headers["ETag"] = f'"{found["epoch"]}"'
         return found
@@ -150,11 +152,11 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
     @route(routes, "POST", "/v1/tasks/{task_id}:move", Right.OPERATE, "move_task", "Move a task to another sorter")
     def move(
         request: Request,
-        task_id: _Id,
+        task_id: Id,
         to: Annotated[
             str | None, Query(max_length=128, description="a sorter; default: the one with least load")
         ] = None,
-        dry_run: _DryRun = False,
+        dry_run: DryRun = False,
         if_match: Annotated[str | None, Header(max_length=40, description="ETag of the task")] = None,
     ) -> dict[str, Any]:
         seen = _epoch(if_match)
@@ -163,26 +165,26 @@ def _add_tasks(routes: APIRouter, sources: Sources) -> None:
     @route(routes, "POST", "/v1/tasks/{task_id}:split", Right.OPERATE, "split_task", "Split a task in two")
     def split(
         request: Request,
-        task_id: _Id,
+        task_id: Id,
         key: Annotated[
             str | None,
             Query(max_length=20_000, description="hexadecimal; default: the split key that its sorter reports"),
         ] = None,
-        dry_run: _DryRun = False,
+        dry_run: DryRun = False,
     ) -> dict[str, Any]:
         return actions.split(sources, task_id, key, dry_run=dry_run, actor=actor_of(request))
 
     @route(routes, "POST", "/v1/tasks/{task_id}:merge", Right.OPERATE, "merge_tasks", "Merge two neighbouring tasks")
     def merge(
         request: Request,
-        task_id: _Id,
+        task_id: Id,
         other: Annotated[int, Query(alias="with", ge=0, le=_INT_MAX, description="id of the neighbour")],
-        dry_run: _DryRun = False,
+        dry_run: DryRun = False,
     ) -> dict[str, Any]:
         return actions.merge(sources, task_id, other, dry_run=dry_run, actor=actor_of(request))
 
     @route(routes, "POST", "/v1/tasks/{task_id}:retry", Right.OPERATE, "retry_stopped_task", "Retry a stopped task")
-    def retry(request: Request, task_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
+    def retry(request: Request, task_id: Id, dry_run: DryRun = False) -> dict[str, Any]:
         return actions.retry(sources, task_id, dry_run=dry_run, actor=actor_of(request))
 
 
@@ -196,12 +198,12 @@ def _add_stops(routes: APIRouter, sources: Sources) -> None:
         "List what errors have stopped: tenants, stores, jobs and tasks",
     )
     def list_stops(
-        limit: _Limit = 100, cursor: _Cursor = None, cluster_id: _ClusterFilter = None, tenant_id: _TenantFilter = None
+        limit: Limit = 100, cursor: Cursor = None, cluster_id: ClusterFilter = None, tenant_id: TenantFilter = None
     ) -> dict[str, Any]:
-        return stops.stops_page(sources, limit=limit, cursor=cursor, tenant=_tenant(cluster_id, tenant_id))
+        return stops.stops_page(sources, limit=limit, cursor=cursor, tenant=tenant_filter(cluster_id, tenant_id))
 
     @route(routes, "POST", "/v1/stops/{stop_id}:resume", Right.OPERATE, "resume_stop", "Retry a stopped item now")
-    def resume(request: Request, stop_id: str, dry_run: _DryRun = False) -> dict[str, Any]:
+    def resume(request: Request, stop_id: str, dry_run: DryRun = False) -> dict[str, Any]:
         return stops.resume(sources, stop_id, dry_run=dry_run, actor=actor_of(request))
 
 
@@ -211,25 +213,25 @@ def _add_tenants(routes: APIRouter, sources: Sources) -> None:
     @route(routes, "POST", f"{base}:pause", Right.TENANT, "pause_tenant", "Pause a tenant")
     def pause(
         request: Request,
-        cluster_id: _Id,
-        tenant_id: _Id,
+        cluster_id: Id,
+        tenant_id: Id,
         reason: Annotated[str, Query(max_length=500, description="shown with the tenant")] = "",
-        dry_run: _DryRun = False,
+        dry_run: DryRun = False,
     ) -> dict[str, Any]:
         tenant = Tenant(cluster_id, tenant_id)
         return actions.pause(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
 
     @route(routes, "POST", f"{base}:resume", Right.TENANT, "resume_tenant", "Resume a paused tenant")
-    def resume(request: Request, cluster_id: _Id, tenant_id: _Id, dry_run: _DryRun = False) -> dict[str, Any]:
+    def resume(request: Request, cluster_id: Id, tenant_id: Id, dry_run: DryRun = False) -> dict[str, Any]:
         return actions.resume(sources, Tenant(cluster_id, tenant_id), dry_run=dry_run, actor=actor_of(request))
 
     @route(routes, "DELETE", base, Right.OPERATE, "delete_tenant", "Delete a tenant for ever; idempotent")
     def delete(
         request: Request,
-        cluster_id: _Id,
-        tenant_id: _Id,
+        cluster_id: Id,
+        tenant_id: Id,
         reason: Annotated[str, Query(max_length=500, description="shown with the tenant")] = "",
-        dry_run: _DryRun = False,
+        dry_run: DryRun = False,
     ) -> dict[str, Any]:
         tenant = Tenant(cluster_id, tenant_id)
         return actions.delete(sources, tenant, reason=reason, dry_run=dry_run, actor=actor_of(request))
@@ -246,7 +248,7 @@ def _add_quarantines(routes: APIRouter, sources: Sources) -> None:
         "list_quarantines",
         "List stores that sent commits below their own promise",
     )
-    def list_all(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
+    def list_all(cluster_id: Id, tenant_id: Id) -> dict[str, Any]:
         return quarantines.quarantines_of(sources, Tenant(cluster_id, tenant_id))
 
     @route(
@@ -258,13 +260,14 @@ def _add_quarantines(routes: APIRouter, sources: Sources) -> None:
         "Give up the incarnation of a quarantined store",
     )
     def reject(
-        request: Request, cluster_id: _Id, tenant_id: _Id, store_id: _Id, dry_run: _DryRun = False
+        request: Request, cluster_id: Id, tenant_id: Id, store_id: Id, dry_run: DryRun = False
     ) -> dict[str, Any]:
         tenant = Tenant(cluster_id, tenant_id)
         return quarantines.reject(sources, tenant, store_id, dry_run=dry_run, actor=actor_of(request))
 
 
-def _tenant(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:
+def tenant_filter(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:
+    """The tenant of two query parameters; None without them."""
     if cluster_id is None and tenant_id is None:
         return None
     if cluster_id is None or tenant_id is None:

@@ -1,7 +1,7 @@
 """The routes by which pushers and operators control the service. Every API process answers them, from the catalog.
 
-They are registration, push access, seeds, retention, changefeeds, and the views and actions of operators. The elected
-meta server acts on what they write; it has no routes of its own.
+They are registration, push access, seeds, retention, changefeeds, maintenance jobs, and what operators see and do. The
+elected meta server acts on what they write; it has no routes of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from metaserver.admin_routes import admin_router
+from metaserver.job_routes import job_router
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_routes import push_router
 from metaserver.retention_routes import retention_router
@@ -31,6 +32,7 @@ def control_routers(
     catalog = sources.catalog
     return [
         admin_router(sources),
+        job_router(sources),
         control_router(catalog, store_url, issuer),
         push_router(catalog, store, issuer),
         retention_router(catalog),

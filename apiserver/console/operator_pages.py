@@ -11,8 +11,9 @@ from fastapi import Depends, Query, Request
 from apiserver.console import operator_views
 from apiserver.console.pages import Action, Pages
 from reading.deps import Id
-from tistream.admin import actions
+from tistream.admin import actions, jobs
 from tistream.catalog.tenancy.tenants import GIVEN_UP, look_up_tenant
+from tistream.catalog.work.job_rows import JobState
 from tistream.errors import InvalidInput
 from tistream.http.auth.bodies import read_body
 from tistream.http.auth.core.roles import Right
@@ -79,6 +80,10 @@ def _add_views(pages: Pages) -> None:
     def watermark_gaps(tenant: _TenantName = None) -> dict[str, Any]:
         return operator_views.watermark_gaps(services, _parse_tenant(tenant))
 
+    @pages.view("/jobs", "jobs.html", every=3)
+    def maintenance_jobs(tenant: _TenantName = None, cursor: _Cursor = None, state: _Kind = None) -> dict[str, Any]:
+        return operator_views.maintenance_jobs(services, cursor, _parse_state(state), _parse_tenant(tenant))
+
     @pages.view("/events", "events.html", every=3)
     def events(tenant: _TenantName = None, cursor: _Cursor = None, kind: _Kind = None) -> dict[str, Any]:
         return operator_views.events(services, cursor, kind, _parse_tenant(tenant))
@@ -114,6 +119,14 @@ def _add_work_actions(pages: Pages) -> None:
         run = partial(actions.undrain, sources, worker_id)
         return Action(run, f"Assign work to {worker_id} again", f"/workers/{quote(worker_id)}")
 
+    @pages.action("/jobs/{job_id}/retry")
+    def retry_job(job_id: Id) -> Action:
+        return Action(partial(jobs.retry, sources, job_id), f"Run job {job_id}", "/jobs")
+
+    @pages.action("/jobs/{job_id}/cancel")
+    def cancel_job(job_id: Id) -> Action:
+        return Action(partial(jobs.cancel, sources, job_id), f"Cancel job {job_id}", "/jobs")
+
 
 def _add_tenant_actions(pages: Pages) -> None:
     services, sources = pages.services, operator_views.sources_of(pages.services)
@@ -141,6 +154,13 @@ def _add_tenant_actions(pages: Pages) -> None:
             return {**done, "over": over, "name": str(tenant)}
 
         return Action(run, f"Delete tenant {tenant}", "/tenants")
+
+
+def _parse_state(text: str | None) -> JobState | None:
+    try:
+        return JobState(text) if text else None
+    except ValueError as e:
+        raise InvalidInput(f"Jobs are {', '.join(JobState)}.", state=text) from e
 
 
 def _parse_tenant(text: str | None) -> Tenant | None:

@@ -12,11 +12,12 @@ from apiserver.routes.schemas import describe
 from reading.deps import Services
 from schemas.registry.table_names import table_names
 from tistream import ts as tso
-from tistream.admin import views
+from tistream.admin import jobs, views
 from tistream.admin.core.formatting import range_label
 from tistream.admin.views import Sources
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import listing
+from tistream.catalog.work.job_rows import JobState
 from tistream.catalog.work.tasks import get_task
 from tistream.ids import Tenant
 
@@ -84,7 +85,7 @@ def workers(services: Services) -> dict[str, Any]:
     sources = sources_of(services)
     items = views.workers(sources)["items"]
     groups = []
-    for kind in ("sorter", "dispatcher", "meta", "api", "replay"):
+    for kind in ("sorter", "dispatcher", "meta", "api", "maintain", "spark", "replay"):
         mine = [w for w in items if w["kind"] == kind]
         most = max((w["bytes_per_s"] for w in mine), default=0)
         for w in mine:
@@ -133,6 +134,23 @@ def events(services: Services, cursor: str | None, kind: str | None, who: Tenant
     page = views.events_page(sources_of(services), limit=ROWS, cursor=cursor, kind=kind or None, tenant=who)
     chosen = None if who is None else str(who)
     return {**page, "kind": kind, "cursor": cursor, "tenants": _tenant_choices(services), "chosen": chosen}
+
+
+def maintenance_jobs(
+    services: Services, cursor: str | None, state: JobState | None, who: Tenant | None
+) -> dict[str, Any]:
+    """Maintenance jobs, the newest first, with counts of all."""
+    sources = sources_of(services)
+    page = jobs.jobs_page(sources, limit=ROWS, cursor=cursor, tenant=who, states=[] if state is None else [state])
+    return {
+        **page,
+        "figures": jobs.figures(sources),
+        "states": [str(each) for each in JobState],
+        "state": state,
+        "cursor": cursor,
+        "tenants": _tenant_choices(services),
+        "chosen": None if who is None else str(who),
+    }
 
 
 def all_tenants(services: Services) -> dict[str, Any]:

@@ -18,6 +18,7 @@ _MENU = (  #: address, name, needed right, whether it concerns the whole deploym
     ("/tenants", "Tenants", Right.LOOK, True),
     ("/tasks", "Tasks", Right.LOOK, True),
     ("/workers", "Workers", Right.LOOK, True),
+    ("/jobs", "Jobs", Right.LOOK, True),
     ("/gaps", "Stalled ranges", Right.LOOK, True),
     ("/events", "Events", Right.LOOK, True),
     ("/keys", "Keys", Right.KEYS, False),

@@ -84,7 +84,7 @@ class TestGauges:
         gauges = CatalogGauges(catalog, clock)
         gauges()
         once = len([each for each in asked if each])
-        assert 0 < once <= 12  # with what a driver asks for itself
+        assert 0 < once <= 16  # with what a driver asks for itself
         for _ in range(10):
             gauges()
         assert len(asked) == once

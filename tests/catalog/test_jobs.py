@@ -196,7 +196,7 @@ class TestEnds:
         assert (row.counts, row.outcome, row.code) == (COUNTS, "swapped", "TS-1020")
         assert row.ended_ms >= row.started_ms
         figures = job_figures(catalog)
-        assert (figures.by_state, figures.bytes_rewritten, figures.requests_saved) == ({"done": 2}, 2000, 38)
+        assert (figures.by_state, figures.bytes_read, figures.requests_saved) == ({"done": 2}, 2000, 38)
 
     def test_an_error_pauses_a_job_longer_each_time_and_fails_it_in_the_end(self, catalog: Catalog) -> None:
         enqueue(catalog, [merge()], leader_epoch=elected(catalog))
@@ -255,7 +255,7 @@ class TestEnds:
         wanted = {"finish": JobState.DONE, "give up": JobState.FAILED}.get(end, JobState.QUEUED)
         row = get_job(catalog, job.job_id)
         assert (row.state, row.tries) == (wanted, 0 if end == "release" else 1)
-        assert job_figures(catalog).bytes_rewritten == (1000 if end == "finish" else 0)
+        assert job_figures(catalog).bytes_read == (1000 if end == "finish" else 0)
         assert len(list_events(catalog, limit=9, kind="job")) == (end == "give up")
 
     def test_a_lease_whose_reply_is_lost_is_found_again(self, catalog: Catalog) -> None:

@@ -33,6 +33,8 @@ PAGES = {
     "dispatcher": "/workers/dispatcher-1",
     "watermark_gaps": "/gaps",
     "events": "/events",
+    "jobs": "/jobs",
+    "job-run": "/jobs/5/retry",
     "schema": "/tenants/1/1/schema",
     "confirm": "/workers/sorter-1/drain",
     "checklist": "/tenants/1/2/checklist",

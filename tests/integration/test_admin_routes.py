@@ -306,3 +306,43 @@ def _stopped(tenant: Tenant) -> Stopped:
         object=f"committed/{tenant}",
         tries=2,
     )
+
+
+def test_jobs_in_pages_by_state_and_what_each_did(site: Operated) -> None:
+    found = get(site, "/v1/jobs")["items"]
+    assert [(j["job_id"], j["kind"], j["state"]) for j in found] == [
+        ("5", "replay", "offered"),
+        ("4", "retire_seeds", "queued"),
+        ("3", "merge", "running"),
+        ("2", "bases", "failed"),
+        ("1", "merge", "done"),
+    ]
+    offered, _, running, failed, done = found
+    assert (done["objects_before"], done["objects_after"], done["requests_saved"]) == (160, 5, 151)
+    assert (running["parts_done"], running["parts_total"], running["holder"]) == (3, 7, "maintain-1/1 0")
+    assert (failed["code"], failed["error"]) == ("TS-1020", HOSTILE)
+    assert offered["reason"].endswith("tistream replay -c 2 -t 8")
+    first = get(site, "/v1/jobs", limit=2)
+    rest = get(site, "/v1/jobs", limit=9, cursor=first["next_cursor"])
+    assert [j["job_id"] for j in first["items"] + rest["items"]] == ["5", "4", "3", "2", "1"]
+    assert [j["job_id"] for j in get(site, "/v1/jobs", state=["failed", "done"])["items"]] == ["2", "1"]
+    assert [j["job_id"] for j in get(site, "/v1/jobs", cluster_id=1, tenant_id=1)["items"]] == ["3", "1"]
+    one = get(site, "/v1/jobs/3")
+    assert {**one, "duration_ms": 0} == {**running, "duration_ms": 0}
+    assert site.http.get("/v1/jobs/99").status_code == 404
+    assert site.http.get("/v1/jobs", params={"state": "lost"}).status_code == 400
+
+
+def test_a_job_is_run_or_cancelled_by_an_operator(site: Operated) -> None:
+    said = post(site, "/v1/jobs/5:retry", dry_run="true")
+    assert (said["done"], said["words"]) == (
+        False,
+        "The replay of a backlog of tenant 2/8 is queued for the next executor; it was offered.",
+    )
+    assert get(site, "/v1/jobs/5")["state"] == "offered"
+    post(site, "/v1/jobs/5:retry")
+    assert get(site, "/v1/jobs/5")["state"] == "queued"
+    assert "maintain-1/1 0 stops it" in post(site, "/v1/jobs/3:cancel")["words"]
+    assert get(site, "/v1/jobs/3")["state"] == "cancelled"
+    assert get(site, "/v1/events", kind="job", limit=1)["items"][0]["words"] == "job 3, merge, was cancelled"
+    assert post(site, "/v1/jobs/1:cancel", status=409)["code"] == post(site, "/v1/jobs/1:retry", status=409)["code"]

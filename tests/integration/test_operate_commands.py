@@ -193,7 +193,9 @@ def test_status_in_its_forms(site: tuple[Operated, str]) -> None:
     found = data(site, "status")
     assert found["health"]["status"] == "ok"
     lines = [json.loads(line) for line in run(site, "status", "-o", "ndjson").splitlines()]
-    assert lines[0] == {"health": found["health"], "stops": found["stops"]}
+    assert [(job["job_id"], job["kind"]) for job in found["offers"]] == [("5", "replay")]
+    assert lines[0] == {"health": found["health"], "stops": found["stops"], "offers": found["offers"]}
+    assert "offered replay of a backlog of tenant 2/8: 4000 s behind" in run(site, "status", "--no-color")
     assert len(lines) == 5
 
 
@@ -236,3 +238,15 @@ def test_what_has_stopped_is_listed_shown_in_status_and_resumed(site: tuple[Oper
     assert get_stop(site[0].world.catalog, row.stop_id).resumed
     assert clear_stop(site[0].world.catalog, "audit", str(TENANT))
     assert isinstance(refused(site, "stops", "resume", str(row.stop_id)), NotFound)
+
+
+def test_jobs_are_listed_shown_and_run(site: tuple[Operated, str]) -> None:
+    lines = run(site, "jobs", "list").splitlines()
+    assert [line.split()[0] for line in lines] == ["job", "5", "4", "3", "2", "1"]
+    assert "160 -> 5" in lines[5]
+    assert [j["job_id"] for j in data(site, "jobs", "list", "--state", "failed")["items"]] == ["2"]
+    assert data(site, "jobs", "show", "3")["parts_done"] == 3
+    assert "would happen" in run(site, "jobs", "retry", "2", "--dry-run")
+    assert "offered" in run(site, "jobs", "retry", "5")
+    assert "is cancelled" in run(site, "jobs", "cancel", "4")
+    assert isinstance(refused(site, "jobs", "cancel", "4"), StateForbids)

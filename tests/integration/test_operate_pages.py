@@ -236,3 +236,19 @@ def test_empty_pages_teach(fresh: ApiWorld) -> None:
             ("/gaps", "stalled ranges."), ("/events", "tistream events --follow"),
         ):  # fmt: skip
             assert words in http.get(path).text, path
+
+
+def test_jobs_say_what_they_saved_and_can_be_run(site: Operated) -> None:
+    found = twin(site, "/jobs")
+    api = site.http.get("/v1/jobs").json()["items"]
+    assert [j["job_id"] for j in found["items"]] == [j["job_id"] for j in api]
+    assert (found["figures"]["requests_saved"], found["figures"]["by_state"]["failed"]) == (151, 1)
+    text = page(site, "/jobs")
+    assert HOSTILE in text
+    assert "160 → 5" in text
+    assert "3 of 7" in text
+    assert "Show the offers" in text
+    assert "was offered" in page(site, "/jobs/5/retry")
+    assert site.http.post("/jobs/5/retry", headers=OURS, follow_redirects=False).status_code == 303
+    assert [j["state"] for j in twin(site, "/jobs", state="queued")["items"]] == ["queued", "queued"]
+    assert "Jobs are offered" in page(site, "/jobs?state=lost", status=400)

@@ -6,6 +6,7 @@
 Tenant 1/1 is the recording's with four data tasks: one goes on, one waits for a region of a silent store, one has a
 part that nobody spoke of, one belongs to a sorter that is not heard of any more. Tenant 2/7 has a task that stopped,
 with words that look like markup. Tenant 1/2 awaits its snapshot. Tenant 2/8 is paused. A thread beats for the living.
+Maintenance jobs: 1 is done, 2 failed, 3 runs, 4 is queued and 5 is offered.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.testclient import TestClient
 
 from apiserver.app import create_app
 from metaserver.admin_routes import admin_router
+from metaserver.job_routes import job_router
 from schemas.registry.table_names import table_names
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.catalog_cases import elected
@@ -27,6 +29,8 @@ from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tistream.admin.views import Sources
 from tistream.catalog.database import tables
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState, change_state, register_tenant
+from tistream.catalog.work.job_rows import JobCounts, JobExecutor, JobKind, NewJob
+from tistream.catalog.work.jobs import enqueue, fail, finish, lease, renew
 from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
 from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks, stop_task
@@ -103,10 +107,11 @@ def operated(folder: Path) -> Iterator[Operated]:
         change_state(catalog, PAUSED, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="upgrade", actor="ann")
         mine = [t for t in list_tasks(catalog, TENANT) if t.kind is TaskKind.DATA]
         sources = Sources(catalog=catalog, clock=world.clock, names=table_names(world.services.registry))
-        app = create_app(world.services, [admin_router(sources)])
+        app = create_app(world.services, [admin_router(sources), job_router(sources)])
         with TestClient(app, raise_server_exceptions=False) as http:
             made = Operated(world, http, epoch, lives, sorted(mine, key=lambda t: t.range.start))
             _report(made)
+            _jobs(made)
             drain_worker(catalog, "sorter-4", lives["sorter-4"], actor="ann")
             made.silence("sorter-3")
             with made.beating():
@@ -148,3 +153,30 @@ def _report(made: Operated) -> None:
     made.beat("sorter-1", WorkerReport(bytes_per_s=1.9e6, held_bytes=9 << 20, tasks=tuple(first)))
     made.beat("sorter-2", WorkerReport(bytes_per_s=4e3, held_bytes=1 << 20, tasks=(second,)))
     made.beat("dispatcher-1", WorkerReport(bytes_per_s=1.6e6, held_bytes=64 << 20, stores=tuple(stores)))
+
+
+def _jobs(made: Operated) -> None:
+    """One maintenance job in each state."""
+    catalog, mib = made.world.catalog, 1 << 20
+    merge = NewJob(
+        tenant=TENANT, kind=JobKind.MERGE, reason="160 files of 4 tasks, 61.0 MiB: about 150 requests fewer",
+        estimated_bytes=61 * mib, estimated_objects=160,
+    )  # fmt: skip
+    bases = NewJob(tenant=STOPPED, kind=JobKind.BASES, reason="9.0 MiB of log since the newest base")
+    held = NewJob(tenant=STOPPED, kind=JobKind.RETIRE_SEEDS, reason="table shop.orders needs the log of the last 700 s")
+    replay = NewJob(
+        tenant=PAUSED, kind=JobKind.REPLAY, executor=JobExecutor.SPARK, offered=True, estimated_bytes=2048 * mib,
+        reason="4000 s behind, 2048.0 MiB of batch files are unread: tistream replay -c 2 -t 8",
+    )  # fmt: skip
+    enqueue(catalog, [merge, bases], leader_epoch=made.leader_epoch)
+    done, failed = (lease(catalog, "maintain-1/1 0", [JobExecutor.THREADS]) for _ in range(2))
+    invariant(done is not None and failed is not None, "both are taken")
+    counts = JobCounts(
+        bytes_read=61 * mib, bytes_written=44 * mib, objects_before=160, objects_after=5, requests_saved=151
+    )
+    finish(catalog, done, counts, outcome="swapped")  # type: ignore[arg-type]
+    fail(catalog, failed, code="TS-1020", error=HOSTILE, retryable=False)  # type: ignore[arg-type]
+    enqueue(catalog, [merge, held, replay], leader_epoch=made.leader_epoch)
+    running = lease(catalog, "maintain-1/1 0", [JobExecutor.THREADS])
+    invariant(running is not None, "it is taken")
+    renew(catalog, running, done=3, total=7)  # type: ignore[arg-type]

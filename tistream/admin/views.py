@@ -63,7 +63,7 @@ def tasks_page(
 ) -> dict[str, Any]:
     """Tasks by id."""
     found = listing.page_tasks(
-        sources.catalog, limit=limit + 1, after_id=_number(cursor), tenant=tenant, owner=owner, stopped=stopped
+        sources.catalog, limit=limit + 1, after_id=number_of_cursor(cursor), tenant=tenant, owner=owner, stopped=stopped
     )
     items, more = found[:limit], len(found) > limit
     return {"items": _task_facts(sources, items), "next_cursor": str(items[-1].task_id) if more else None}
@@ -140,8 +140,8 @@ def events_page(
     subject: str | None = None,
 ) -> dict[str, Any]:
     """Events, the newest first and on to older ones by `cursor`; with `after` (an event's id) newer ones, in order."""
-    above = None if after is None else _number(after)
-    below = None if cursor is None else _number(cursor)
+    above = None if after is None else number_of_cursor(after)
+    below = None if cursor is None else number_of_cursor(cursor)
     found = list_events(
         sources.catalog, limit=limit + 1, below=below, above=above, kind=kind, tenant=tenant, subject=subject
     )
@@ -358,6 +358,10 @@ def _event_text(event: EventRow) -> str:
             return f"{event.subject} stopped: {detail.get('error')}"
         case "item.resumed":
             return f"{event.subject} will be retried"
+        case "job.failed":
+            return f"{subject}, {detail.get('job')}, failed: {detail.get('error')}"
+        case "job.retried" | "job.cancelled":
+            return f"{subject}, {detail.get('job')}, was {event.kind.split('.')[1]}"
         case "item.works":
             return f"{event.subject} works again"
         case "tenant.activated":
@@ -366,7 +370,8 @@ def _event_text(event: EventRow) -> str:
     return f"{subject} {event.kind.split('.')[-1]}{reason}"
 
 
-def _number(cursor: str | None) -> int:
+def number_of_cursor(cursor: str | None) -> int:
+    """The number in the cursor of a list; 0 without one. CursorInvalid for another text."""
     if cursor is None:
         return 0
     if not (cursor.isascii() and cursor.isdecimal()) or len(cursor) > 18:
@@ -379,6 +384,6 @@ def _place(cursor: str | None) -> tuple[bytes, int] | None:
         return None
     key, _, number = cursor.partition(".")
     try:
-        return bytes.fromhex(key), _number(number)
+        return bytes.fromhex(key), number_of_cursor(number)
     except ValueError as e:
         raise CursorInvalid("This is not a cursor of this list.", cursor=cursor[:40]) from e

@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "tasks": "operate:tasks",
     "stops": "operate:stops",
     "store": "store:commands",
+    "jobs": "job:commands",
     "api": "operate:api",
     "gaps": "operate:watermark_gaps",
     "events": "operate:events",

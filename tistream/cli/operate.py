@@ -36,7 +36,7 @@ TaskId = Annotated[int, typer.Argument(help="Id of the task.")]
 
 @workers.command("list")
 def list_workers(
-    kind: Annotated[str | None, typer.Option(help="Only these: sorter, dispatcher, meta, api or replay.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only these: sorter, dispatcher, meta, spark ...")] = None,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
@@ -91,9 +91,9 @@ def list_tasks(
     no_color: NoColor = False,
 ) -> None:
     """Tasks with owners, lag and load."""
-    asked = {**_of_tenant(tenant), **given(owner=owner, stopped="true" if stopped else None)}
+    asked = {**of_tenant(tenant), **given(owner=owner, stopped="true" if stopped else None)}
     with connect(url, retry_s=0) as client:
-        found = list(_pages(client, "/v1/tasks", limit, asked))
+        found = list(pages(client, "/v1/tasks", limit, asked))
     columns = [
         ("task", lambda t: t["task_id"]),
         ("tenant", lambda t: f"{t['cluster_id']}/{t['tenant_id']}"),
@@ -174,7 +174,7 @@ def list_stops(
 ) -> None:
     """Tenants, stores, jobs and tasks that an error has stopped, while everything else continues."""
     with connect(url, retry_s=0) as client:
-        found = list(_pages(client, "/v1/stops", limit, _of_tenant(tenant)))
+        found = list(pages(client, "/v1/stops", limit, of_tenant(tenant)))
     columns = [
         ("stop", lambda s: s["stop_id"]),
         ("what", lambda s: f"{s['scope']} {s['item']}"),
@@ -203,7 +203,7 @@ def watermark_gaps(
 ) -> None:
     """Stalled ranges, each in one sentence with what to look at."""
     with connect(url, retry_s=0) as client:
-        found = client.get("/v1/gaps", **_of_tenant(tenant))
+        found = client.get("/v1/gaps", **of_tenant(tenant))
     if output is not Output.TABLE:
         show_data(found, output)
         return
@@ -226,10 +226,10 @@ def events(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """What happened to tasks, stores, workers and tenants; the newest last."""
-    asked = {**_of_tenant(tenant), **given(kind=kind)}
+    asked = {**of_tenant(tenant), **given(kind=kind)}
     with connect(url, retry_s=30 if follow else 0) as client:
         newest = client.get("/v1/events", limit="1")["newest"]
-        found = list(_pages(client, "/v1/events", limit, asked))[::-1]
+        found = list(pages(client, "/v1/events", limit, asked))[::-1]
         _show_events(found, output, follow)
         newest = max([newest, *(event["event_id"] for event in found)], key=int)
         try:
@@ -274,7 +274,8 @@ def _act(url: str, path: str, dry_run: bool, output: Output, **parameters: str |
         act(client, path, dry_run, output, **parameters)
 
 
-def _pages(client: Client, path: str, limit: int, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
+def pages(client: Client, path: str, limit: int, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The items of a list, page by page, up to its end or `limit`."""
     cursor = None
     while limit > 0:
         page = client.get(path, limit=str(min(limit, _PAGE)), **asked, **given(cursor=cursor))
@@ -285,7 +286,8 @@ def _pages(client: Client, path: str, limit: int, asked: dict[str, str]) -> Iter
             return
 
 
-def _of_tenant(text: str | None) -> dict[str, str]:
+def of_tenant(text: str | None) -> dict[str, str]:
+    """The query parameters of CLUSTER/TENANT; none without it."""
     if text is None:
         return {}
     cluster, slash, tenant = text.partition("/")

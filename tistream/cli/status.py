@@ -21,16 +21,22 @@ def status(
         listed = client.get("/v1/tenants")["items"]
         tenants = [client.get(tenant_path(t["cluster_id"], t["tenant_id"])) for t in listed]
         stops = client.get("/v1/stops", limit=str(_STOPS_MAX))["items"]
+        offers = client.get("/v1/jobs", state="offered", limit=str(_STOPS_MAX))["items"]
     if output is Output.TABLE:
-        _show(url, health, stops, tenants, no_color)
+        _show(url, health, stops, offers, tenants, no_color)
     elif output is Output.NDJSON:
-        show_data([{"health": health, "stops": stops}, *tenants], output)
+        show_data([{"health": health, "stops": stops, "offers": offers}, *tenants], output)
     else:
-        show_data({"health": health, "stops": stops, "tenants": tenants}, output)
+        show_data({"health": health, "stops": stops, "offers": offers, "tenants": tenants}, output)
 
 
 def _show(
-    url: str, health: dict[str, Any], stops: list[dict[str, Any]], tenants: list[dict[str, Any]], no_color: bool
+    url: str,
+    health: dict[str, Any],
+    stops: list[dict[str, Any]],
+    offers: list[dict[str, Any]],
+    tenants: list[dict[str, Any]],
+    no_color: bool,
 ) -> None:
     from rich.markup import escape
 
@@ -41,6 +47,10 @@ def _show(
     for stop in stops:
         what = escape(f"{stop['role']} of {stop['scope']} {stop['item']}: {stop['message']}")
         out.print(f"  [red]stopped[/] {what} (tistream stops resume {stop['stop_id']})", soft_wrap=True)
+    for job in offers:
+        who = f"tenant {job['cluster_id']}/{job['tenant_id']}"
+        what = escape(f"{job['words']} of {who}: {job['reason']}")
+        out.print(f"  [yellow]offered[/] {what} (tistream jobs retry {job['job_id']})", soft_wrap=True)
     columns = [
         ("task", lambda t: t["task_id"]),
         ("kind", lambda t: t["kind"]),

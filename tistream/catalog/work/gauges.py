@@ -1,4 +1,4 @@
-"""Metrics of the whole service from the catalog: tenants, tasks, stops, workers and the leader.
+"""Metrics of the whole service from the catalog: tenants, tasks, stops, workers, jobs and the leader.
 
 Each figure is one aggregate statement, made at most once in CATALOG_LOOK_S. None grows with the number of tables;
 lag is read for the TENANTS_SHOWN_MAX slowest tenants. While the catalog is unavailable only `tistream_catalog_up` 0
@@ -16,6 +16,7 @@ from tistream import ts
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import now_ms, tasks, tenants, workers
 from tistream.catalog.tenancy.tenants import TenantState
+from tistream.catalog.work.job_rows import OPEN, JobState, job_figures
 from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.stops import STORED, count_stops
 from tistream.catalog.work.workers import WorkerState
@@ -65,7 +66,14 @@ class CatalogGauges:
     def _read(self) -> list[Metric]:
         try:
             states = {row.state: int(row.count) for row in self._rows(_TENANTS)}
-            found = [*self._lags(states), *self._tasks(), self._stops(), self._workers(), *self._leader()]
+            found = [
+                *self._lags(states),
+                *self._tasks(),
+                self._stops(),
+                self._workers(),
+                *self._leader(),
+                *self._jobs(),
+            ]
         except TiStreamError:
             return [metrics.single("tistream_catalog_up", 0)]
         return [metrics.single("tistream_catalog_up", 1), *found]
@@ -111,6 +119,17 @@ class CatalogGauges:
             return []
         age_s = row.heartbeat_age_ms / 1000
         return [metrics.single("tistream_owner_age_seconds", age_s), metrics.single("tistream_owner_epoch", row.epoch)]
+
+    def _jobs(self) -> list[Metric]:
+        figures, family = job_figures(self._catalog), metrics.collected("tistream_jobs")
+        for state in (*OPEN, JobState.FAILED):
+            family.add_metric([state], figures.by_state.get(state, 0))
+        return [
+            family,
+            metrics.single("tistream_job_oldest_queued_seconds", figures.oldest_queued_ms / 1000),
+            metrics.single("tistream_job_bytes_read", figures.bytes_read),
+            metrics.single("tistream_job_requests_saved", figures.requests_saved),
+        ]
 
     def _rows(self, query: Any) -> list[Any]:
         with self._catalog.reading() as conn:

@@ -200,26 +200,30 @@ def spent_bytes(catalog: Catalog, *, window_ms: int) -> int:
 class JobFigures:
     """Counts of all jobs, for metrics and screens."""
 
-    by_state: Mapping[str, int]
+    by_state: Mapping[str, int]  #: open ones, and ended ones that are the newest of their tenant, kind and scope
     oldest_queued_ms: int  #: age of the oldest job that is due and not leased; 0 without one
-    bytes_rewritten: int  #: since the catalog was made
+    bytes_read: int  #: since the catalog was made
     requests_saved: int
 
 
 def job_figures(catalog: Catalog) -> JobFigures:
-    """Count the jobs."""
-    waiting = case((and_(_j.state == JobState.QUEUED, _j.due_ms <= now_ms()), _j.created_ms))
+    """Count the jobs. A failure counts until the same is done, or cancelled."""
+    newest = select(func.max(_j.job_id)).group_by(_j.cluster_id, _j.tenant_id, _j.kind, _j.scope)
+    since = case((_j.due_ms > _j.created_ms, _j.due_ms), else_=_j.created_ms)
+    waiting = case((and_(_j.state == JobState.QUEUED, _j.due_ms <= now_ms()), since))
+    counted = or_(_j.open_key.is_not(None), _j.job_id.in_(newest))
     with catalog.reading() as conn:
-        counts = conn.execute(select(_j.state, func.count(), func.max(now_ms() - waiting)).group_by(_j.state)).all()
+        counts = conn.execute(
+            select(_j.state, func.count(), func.min(waiting), now_ms()).where(counted).group_by(_j.state)
+        ).all()
     with catalog.reading() as conn:
-        names = list(TOTALS)
-        found = conn.execute(select(counters.c.name, counters.c.value).where(counters.c.name.in_(names)))
-        totals = {name: int(value) for name, value in found}
+        found = conn.execute(select(counters.c.name, counters.c.value).where(counters.c.name.in_(list(TOTALS))))
+        totals = {TOTALS[name]: int(value) for name, value in found}
     return JobFigures(
-        by_state={str(state): int(number) for state, number, _ in counts},
-        oldest_queued_ms=max((int(age) for *_, age in counts if age is not None), default=0),
-        bytes_rewritten=totals.get("job bytes", 0),
-        requests_saved=totals.get("job requests saved", 0),
+        by_state={str(state): int(number) for state, number, *_ in counts},
+        oldest_queued_ms=max((int(now) - int(since) for *_, since, now in counts if since is not None), default=0),
+        bytes_read=totals.get("bytes_read", 0),
+        requests_saved=totals.get("requests_saved", 0),
     )
 
 
