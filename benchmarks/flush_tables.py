@@ -32,6 +32,7 @@ from tistream.ids import Tenant
 from tistream.model.change import COMMITTED
 from tistream.objectstore.layout import CommittedKey
 from tistream.objectstore.memory import MemoryStore
+from tistream.objectstore.protocol import Admit
 
 SIZES = {8: (20_000, 8.0), 16: (40_000, 8.0), 24: (60_000, 6.0)}  # MiB of a flush, about: its rows, and the target
 TABLES = 1000
@@ -45,9 +46,9 @@ class CountingStore(MemoryStore):
 
     requests = 0
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         self.requests += 1
-        return super().get(key)
+        return super().get(key, admit)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         self.requests += 1

@@ -32,6 +32,7 @@ import threading
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from dispatcher.admission import LargeFiles
 from dispatcher.cache import DecodedFile, FileCache
 from dispatcher.core.ack import EVERYTHING
 from dispatcher.core.router import directory
@@ -44,6 +45,7 @@ from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey, incarnation_prefix, parse
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
+from tistream.runtime.service import stops_item
 from tistream.runtime.service_time import ServiceTime
 
 TICK_SHARE = 0.6  #: busy stores flush early
@@ -130,10 +132,11 @@ class Tail:
         clock: Clock,
         time: ServiceTime,
         timing: TailTiming,
+        large: LargeFiles,
     ) -> None:
         self.tenant, self.store_id = tenant, store_id
         self._store, self._cache = store, cache
-        self._pool, self._clock, self._time, self._timing = pool, clock, time, timing
+        self._pool, self._clock, self._time, self._timing, self._large = pool, clock, time, timing, large
         self._lock = threading.Lock()
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._arrived: dict[int, tuple[int, float]] = {}  # incarnation -> the last awaited file, and when it came
@@ -306,7 +309,9 @@ class Tail:
                 file = self._read(key)  # it may have arrived during the listing
         except TiStreamError as e:
             file, error = None, e
-        except Exception as e:  # noqa: BLE001 - a defect in codec or store must not be silent
+        except BaseException as e:  # a defect in codec or store must not be silent
+            if not stops_item(e):
+                raise
             file, error = None, TiStreamError(f"{type(e).__name__}: {e}", object=str(key))
         with self._lock:
             if file is not None:
@@ -318,11 +323,12 @@ class Tail:
     def _read(self, key: BatchKey) -> DecodedFile | None:
         """The file; None when it is missing. AheadOfTime when its time has not come."""
         began = self._clock.monotonic()
-        try:
-            data = self._store.get(str(key))
-        except ObjectNotFound:
-            return None
-        found = decode_batch_file(key, data)
+        with self._large.reading(str(key)) as admit:
+            try:
+                data = self._store.get(str(key), admit)
+            except ObjectNotFound:
+                return None
+            found = decode_batch_file(key, data, admit)
         if held := self._ahead(key, found.latest_ts):
             raise held
         _FETCHED.observe(self._clock.monotonic() - began)

@@ -18,6 +18,7 @@ from functools import partial
 
 import structlog
 
+from dispatcher.admission import LargeFiles
 from dispatcher.cache import FileCache
 from dispatcher.reclaim import Reclaimer
 from dispatcher.reporting import Reporter
@@ -79,7 +80,7 @@ class DispatcherWorker:
         self._catalog, self._store, self._clock, self._timing = catalog, store, clock, timing
         self._owners = TaskOwners(catalog)
         self._time = ServiceTime(clock, skew_max_ms)
-        self._cache = FileCache(cache_bytes)
+        self._cache, self._large = FileCache(cache_bytes), LargeFiles()
         self._pool = ThreadPoolExecutor(PREFETCH_FILES_MAX, thread_name_prefix=f"{worker_id}-read")
         self._lock = threading.Lock()
         self._incarnation: int | None = None
@@ -278,6 +279,7 @@ class DispatcherWorker:
                     clock=self._clock,
                     time=self._time,
                     timing=self._timing,
+                    large=self._large,
                 )
         tail.set_newest(row.incarnation)
         return tail

@@ -5,20 +5,24 @@ The folder of pushed snapshots is listed for waiting tenants only, with growing 
 `durable_ts` of every task, in one transaction, once. An unusable snapshot stops the activation of its tenant alone,
 with a problem that names the object; a snapshot pushed under another ts replaces it within seconds. Nothing is ever
 guessed from a damaged snapshot. A snapshot ahead of the service's time is held until that time has come: else the log
-would begin after changes that are yet to come.
+would begin after changes that are yet to come. Of many snapshots the newest SNAPSHOTS_READ_MAX count.
+
+A large snapshot is parsed aside (`schemas.pushed`), one of a tenant at a time, while other tenants are activated.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import structlog
 
-from metaserver.bounded import SNAPSHOT_BYTES_MAX, check_size
+from metaserver.background import Background
+from metaserver.bounded import check_size
 from metaserver.contained import Contained
 from metaserver.initial_ranges import lay_out
-from schemas.saved import read_json
-from schemas.snapshot import PushedSchema, parse_pushed
+from schemas.history import History
+from schemas.pushed import history_of, is_small
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.service_time import service_time
 from tistream.catalog.tenancy.tenants import TenantState, activate_tenant, list_tenants
@@ -26,7 +30,7 @@ from tistream.catalog.work.stops import list_stops
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, TiStreamError, TooLarge
 from tistream.ids import Tenant
-from tistream.limits import CLOCK_SKEW_MAX_MS
+from tistream.limits import CLOCK_SKEW_MAX_MS, SNAPSHOT_BYTES_MAX, SNAPSHOTS_READ_MAX
 from tistream.objectstore.layout import SchemaSnapKey, parse, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectInfo, ObjectStore
 from tistream.runtime.service import Backoff, Problem
@@ -47,6 +51,7 @@ class _Waiting:
     due_s: float = 0.0
     #: object key -> (error, time of the read)
     refused: dict[str, tuple[TiStreamError, float]] = field(default_factory=dict)
+    parsing: tuple[str, Background[History]] | None = None  #: the key of a large snapshot, and what becomes of it
 
 
 class Activation:
@@ -116,18 +121,18 @@ class Activation:
 
     def _activate(self, tenant: Tenant, waiting: _Waiting) -> None:
         """Activate the tenant by the first usable snapshot; without one, raise the error of a refused one."""
-        for info in self._store.list(schema_snap_prefix(tenant)):
-            key = parse(info.key)
-            if not isinstance(key, SchemaSnapKey):
-                continue
+        for key, info in self._newest(tenant, waiting):
             if key.ts < TSO_END:
                 time = service_time(self._catalog, self._clock, self._skew_max_ms)
                 if ahead := time.ahead(key.ts, "schema snapshot", object=info.key, tenant=str(tenant)):
                     raise ahead  # as are all that follow: they are listed by ts
-            pushed = self._usable(key, info, waiting)
-            if pushed is None:
+            history = self._usable(key, info, waiting)
+            if waiting.parsing is not None:
+                waiting.backoff.reset()
+                return
+            if history is None:
                 continue
-            tasks = lay_out(pushed, self._data_tasks)
+            tasks = lay_out(history, self._data_tasks)
             if activate_tenant(self._catalog, tenant, key.ts, tasks):
                 log.info("tenant activated", tenant=str(tenant), start_ts=key.ts, tasks=len(tasks))
             waiting.refused = {}
@@ -135,22 +140,44 @@ class Activation:
         if waiting.refused:
             raise list(waiting.refused.values())[-1][0]
 
-    def _usable(self, key: SchemaSnapKey, info: ObjectInfo, waiting: _Waiting) -> PushedSchema | None:
-        """The snapshot, or None when it is refused; a known one is not read again."""
+    def _newest(self, tenant: Tenant, waiting: _Waiting) -> list[tuple[SchemaSnapKey, ObjectInfo]]:
+        """The snapshots that count, oldest first. Others are forgotten."""
+        listed = ((parse(info.key), info) for info in self._store.list(schema_snap_prefix(tenant)))
+        snapshots = ((key, info) for key, info in listed if isinstance(key, SchemaSnapKey))
+        newest = list(deque(snapshots, SNAPSHOTS_READ_MAX))
+        known = {info.key for _, info in newest}
+        waiting.refused = {key: found for key, found in waiting.refused.items() if key in known}
+        return newest
+
+    def _usable(self, key: SchemaSnapKey, info: ObjectInfo, waiting: _Waiting) -> History | None:
+        """The history that begins with the snapshot, or None when it is refused or still being parsed; a known one is
+        not read again."""
         now_s = self._clock.monotonic()
         known = waiting.refused.get(info.key)
         if known is not None and now_s - known[1] < _REREAD_S:
             return None
         try:
-            check_size(info.key, info.size, SNAPSHOT_BYTES_MAX)
-            pushed = read_snapshot(key, self._store.get(info.key))
+            history = self._read(key, info.key, waiting)
         except (CorruptObject, TooLarge) as e:
             if known is None:
                 log.warning("schema snapshot refused, the tenant keeps waiting", error=str(e))
             waiting.refused[info.key] = e, now_s
             return None
         waiting.refused.pop(info.key, None)
-        return pushed
+        return history
+
+    def _read(self, key: SchemaSnapKey, name: str, waiting: _Waiting) -> History | None:
+        """The history, or None while it is being parsed."""
+        if waiting.parsing is None or waiting.parsing[0] != name:
+            data = self._store.get(name, lambda size: check_size(name, size, SNAPSHOT_BYTES_MAX))
+            if is_small(data):
+                return read_snapshot(key, data)
+            waiting.parsing = name, Background(lambda: read_snapshot(key, data), f"parse {name}")
+        background = waiting.parsing[1]
+        if not background.done:
+            return None
+        waiting.parsing = None
+        return background.result()
 
 
 def is_refused(catalog: Catalog, tenant: Tenant) -> bool:
@@ -159,14 +186,15 @@ def is_refused(catalog: Catalog, tenant: Tenant) -> bool:
     return any(isinstance(parse(stopped.object), SchemaSnapKey) for stopped in of_role if stopped.object)
 
 
-def read_snapshot(key: SchemaSnapKey, data: bytes) -> PushedSchema:
-    """A pushed schema snapshot. CorruptObject with object and position when it is damaged or does not match its key."""
+def read_snapshot(key: SchemaSnapKey, data: bytes) -> History:
+    """The history that begins with a pushed schema snapshot. CorruptObject with object and position when it is damaged
+    or does not match its key."""
     try:
-        pushed = parse_pushed(read_json(data))
+        history = history_of(data)
     except CorruptObject as e:
         raise CorruptObject(e.message, **{**e.facts, "object": str(key)}) from e
     if key.ts >= TSO_END:
         raise CorruptObject("the ts of the schema snapshot is no TSO", object=str(key))
-    if pushed.snapshot.ts != key.ts:
-        raise CorruptObject("the schema snapshot was taken at another ts", object=str(key), found=pushed.snapshot.ts)
-    return pushed
+    if history.start_ts != key.ts:
+        raise CorruptObject("the schema snapshot was taken at another ts", object=str(key), found=history.start_ts)
+    return history

@@ -7,15 +7,12 @@ import hashlib
 from tistream.errors import TooLarge
 from tistream.objectstore.protocol import ObjectStore
 
-SNAPSHOT_BYTES_MAX = 64 << 20  #: of a schema snapshot, packed: about a million tables
-MANIFEST_BYTES_MAX = 64 << 20  #: of a seed's manifest
 _PART_BYTES = 8 << 20
 
 
 def small_object(store: ObjectStore, key: str, limit: int) -> bytes:
     """The object. TooLarge above `limit` bytes; ObjectNotFound."""
-    check_size(key, store.size(key), limit)
-    return store.get(key)
+    return store.get(key, lambda size: check_size(key, size, limit))
 
 
 def check_size(key: str, size: int, limit: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from schemas.snapshot import PushedSchema
+from schemas.history import History
 from tistream.catalog.tenancy.tenants import NewTask, TaskKind
 from tistream.codec.table_key import META_RANGE, SYSTEM_IDS_FROM, record_range, table_prefix
 from tistream.keyrange import KeyRange
@@ -20,11 +20,11 @@ from tistream.keyrange import KeyRange
 _DATA_START = b"t"
 
 
-def lay_out(pushed: PushedSchema, data_tasks: int) -> list[NewTask]:
-    """The tasks of a tenant that starts with this snapshot: two for DDL, at most `data_tasks` (>= 1) for data with
-    equally many physical ids of user tables."""
-    jobs = record_range(pushed.job_table.id)
-    ids = _user_ids(pushed)
+def lay_out(history: History, data_tasks: int) -> list[NewTask]:
+    """The tasks of a tenant whose history starts with this snapshot: two for DDL, at most `data_tasks` (>= 1) for data
+    with equally many physical ids of user tables."""
+    jobs = record_range(history.job_table.id)
+    ids = _user_ids(history)
     cuts = sorted({table_prefix(ids[len(ids) * i // data_tasks]) for i in range(1, data_tasks)} if ids else ())
     edges = [_DATA_START, *(cut for cut in cuts if cut < jobs.start), jobs.start]
     ranges = [KeyRange(start, end) for start, end in pairwise(edges)]
@@ -35,7 +35,8 @@ def lay_out(pushed: PushedSchema, data_tasks: int) -> list[NewTask]:
     ]
 
 
-def _user_ids(pushed: PushedSchema) -> list[int]:
+def _user_ids(history: History) -> list[int]:
     """Physical ids in order; rows of a partitioned table lie under the ids of its partitions."""
-    tables = pushed.snapshot.tables.values()
-    return sorted({i for table in tables if table.kind == "table" for i in table.physical_ids if i < SYSTEM_IDS_FROM})
+    ts = history.start_ts
+    of_databases = (history.physical_ids(db.name, None, ts, ts) for db in history.databases(ts))
+    return sorted({i for ids in of_databases for i in ids if i < SYSTEM_IDS_FROM})

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
-from metaserver.bounded import SNAPSHOT_BYTES_MAX, sha256_of, small_object
+from metaserver.bounded import sha256_of, small_object
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import push_prefixes
 from tistream.catalog.database.engine import Catalog
@@ -27,6 +27,7 @@ from tistream.errors import InvalidInput, NotFound, ObjectNotFound, StateForbids
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
+from tistream.limits import SNAPSHOT_BYTES_MAX
 from tistream.objectstore.keys import check_key
 from tistream.objectstore.layout import ProbeKey, SchemaSnapKey, foreign_probe, parse, probe_prefix, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectStore

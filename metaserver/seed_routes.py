@@ -14,7 +14,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
-from metaserver.bounded import MANIFEST_BYTES_MAX, small_object
+from metaserver.bounded import small_object
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.service_time import service_time
 from tistream.catalog.log.seeds import SeedRow, add_seed, list_seeds
@@ -25,6 +25,7 @@ from tistream.errors import InvalidInput, ObjectNotFound
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
+from tistream.limits import MANIFEST_BYTES_MAX
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.service_time import ServiceTime
 

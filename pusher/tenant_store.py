@@ -22,9 +22,10 @@ from tistream.clock import Clock, SystemClock
 from tistream.errors import InvalidInput, NotFound, ObjectConflict, ObjectNotFound, StoreRefused
 from tistream.ids import Tenant
 from tistream.objectstore.factory import open_session
+from tistream.objectstore.keys import admit_size
 from tistream.objectstore.layout import SchemaSnapKey, buffer_prefix, parse, schema_snap_prefix
 from tistream.objectstore.metered import MeteredStore, open_metered
-from tistream.objectstore.protocol import ObjectInfo, ObjectStore
+from tistream.objectstore.protocol import Admit, ObjectInfo, ObjectStore
 from tistream.objectstore.session import SessionCredentials
 
 
@@ -54,14 +55,16 @@ class TenantStore:
             self._session.refused(credentials)
             raise self._refusal(key, e) from e
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         snapshot = parse(key)
         if not isinstance(snapshot, SchemaSnapKey) or snapshot.tenant != self._control.tenant:
             self._not_allowed("read", key)
         try:
-            return self._control.pushed_schema(snapshot.ts)
+            data = self._control.pushed_schema(snapshot.ts)
         except NotFound as e:
             raise ObjectNotFound(key=key) from e
+        admit_size(key, len(data), admit)
+        return data
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         tenant = self._control.tenant

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
+from tistream.limits import JOB_BYTES_MAX, JOB_VALUES_MAX
+
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+NUMBER_END = 1 << 64
+LIST_MAX = 65_535  #: labels of an ENUM; TiDB has no longer list in a definition
 
 Json = Mapping[str, Any]
 
@@ -22,6 +29,16 @@ class WrongField(ValueError):
     def inside(self, place: str) -> WrongField:
         """The same error with `place` before the field's name."""
         return WrongField(f"{place}.{self}")
+
+
+def parsed(text: bytes | None) -> Any:
+    """The JSON in a value of the log. ValueError when it is none, or takes too much: its commas and brackets, which
+    bound the number of its values, are counted before any of them exists."""
+    data = text or b""
+    values = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if len(data) > JOB_BYTES_MAX or values > JOB_VALUES_MAX:
+        raise WrongField(f"{len(data)} bytes of JSON with up to {values} values are too many")
+    return orjson.loads(data)
 
 
 def integer(info: Json, name: str, *, least: int = INT_MIN, needed: bool = False) -> int:
@@ -50,7 +67,7 @@ def text(info: Json, name: str) -> str:
         return ""
     if not isinstance(value, str):
         raise WrongField(f"{name}: {_shown(value)} is not a text")
-    return value
+    return sys.intern(value)  # character sets and names of columns are the same in most tables
 
 
 def flag(info: Json, name: str, *, missing: bool = False) -> bool:
@@ -105,6 +122,8 @@ def scalar(info: Json, name: str) -> object:
     value = info.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
         raise WrongField(f"{name}: {_shown(value)} is neither a text nor a number")
+    if isinstance(value, int) and not INT_MIN <= value < NUMBER_END:
+        raise WrongField(f"{name}: the number does not fit 64 bits")
     return value
 
 
@@ -124,6 +143,8 @@ def _list(info: Json, name: str) -> list[Any]:
         return []
     if not isinstance(value, list):
         raise WrongField(f"{name}: {_shown(value)} is not a list")
+    if len(value) > LIST_MAX:
+        raise WrongField(f"{name}: {len(value)} entries, more than {LIST_MAX}")
     return value
 
 

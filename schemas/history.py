@@ -28,6 +28,7 @@ from types import MappingProxyType
 import numpy as np
 
 from schemas import ddl, merge, saved, switch
+from schemas.base_file import BaseHead, pack_base
 from schemas.current import Current
 from schemas.ddl import Change, Job
 from schemas.diff import SchemaDiff, diff
@@ -396,23 +397,21 @@ class History:
 
     def dump(self) -> bytes:
         """The bytes of a base: the whole history (see `schemas.saved`). Blocks that did not change are not parsed."""
-        blocks = list(self._start.blocks())
-        head = {
-            "kind": "base",
-            "resolved_ts": self._resolved_ts,
-            "job_table": self.job_table,
-            "start": {
-                "ts": self._start.ts,
-                "schema_version": self._start.schema_version,
-                "databases": sorted(self._start.databases.values(), key=lambda db: db.id),
-                "named": sorted(self._named_at_start.table_of.items()),
-                "highest_id": self._named_at_start.highest,
-            },
-            "drafts": saved.drafts_json(self._drafts),
-            "tables": self._start.index(),
-            "blocks": {"rows": [rows for rows, _ in blocks], "lengths": [len(packed) for _, packed in blocks]},
-        }
-        return saved.pack(head, self._changes, (packed for _, packed in blocks))
+        begins = BaseHead(
+            ts=self._start.ts,
+            schema_version=self._start.schema_version,
+            databases=self._start.databases,
+            named=self._named_at_start,
+            job_table=self.job_table,
+        )
+        return pack_base(
+            begins,
+            self._start.entries(),
+            self._start.blocks(),
+            resolved_ts=self._resolved_ts,
+            drafts=self._drafts,
+            changes=self._changes,
+        )
 
     def dump_increment(self, chain: Chain, after_ts: int) -> bytes:
         """The bytes of an increment: the changes after `after_ts`, which must not lie below the start."""

@@ -19,9 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import orjson
-
-from schemas import ddl, tidb_json
+from schemas import ddl, fields, tidb_json
 from schemas.actions import EVENTS, Action, action_name
 from schemas.ddl import Change, Job, SchemaState
 from schemas.ids import SYSTEM
@@ -260,8 +258,8 @@ class _View:
 
 def _json(definition: Definition) -> Json:
     try:
-        found: Json = orjson.loads(definition.info or b"")
-    except orjson.JSONDecodeError as error:
+        found: Json = fields.parsed(definition.info)
+    except ValueError as error:
         raise DecodeError(
             "a definition of the meta range is not JSON",
             database_id=definition.db_id,

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas import fields
 from schemas.ddl import STATE_QUEUEING, Job, parse_job
 from tistream.codec.memcomparable import decode_bytes, encode_bytes
 from tistream.errors import DecodeError
@@ -150,7 +150,7 @@ def _read(key: bytes, value: bytes | None, start_ts: int, commit_ts: int) -> Def
 
 def _job(value: bytes, start_ts: int, commit_ts: int) -> Job:
     try:
-        data = orjson.loads(value)
-    except orjson.JSONDecodeError as error:
-        raise DecodeError("a DDL job of the meta range is not JSON", commit_ts=commit_ts) from error
+        data = fields.parsed(value)
+    except ValueError as error:
+        raise DecodeError("a DDL job of the meta range is not JSON", commit_ts=commit_ts, reason=str(error)) from error
     return parse_job(data, start_ts=start_ts, commit_ts=commit_ts)

@@ -149,7 +149,14 @@ def increment_of(opening: Opening) -> Increment | None:
 
 def frame(data: bytes) -> bytes:
     """One zstd frame with checksum and size."""
-    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True, write_content_size=True).compress(data)
+    return exact(
+        zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True, write_content_size=True).compress(data)
+    )
+
+
+def exact(packed: bytes) -> bytes:
+    """The same bytes in as much memory: a compressor's answer keeps what its input could have needed."""
+    return bytes(memoryview(packed))
 
 
 def unframe(name: str, data: bytes, **facts: object) -> bytes:
@@ -161,28 +168,6 @@ def unframe(name: str, data: bytes, **facts: object) -> bytes:
     if rest:
         raise CorruptObject("a block of a schema history is damaged", object_key=name, **facts)
     return contents
-
-
-def decompress(data: bytes) -> bytes:
-    """Unpack a zstd object. CorruptObject when it is broken or too large for a schema."""
-    parts, size = [], 0
-    try:
-        for part in zstandard.ZstdDecompressor().read_to_iter(data):
-            size += len(part)
-            if size > SEGMENT_BYTES_MAX:
-                raise CorruptObject("a schema object is larger than allowed", limit=SEGMENT_BYTES_MAX)
-            parts.append(part)
-    except zstandard.ZstdError as error:
-        raise CorruptObject("a schema object is not zstd", reason=str(error)) from error
-    return b"".join(parts)
-
-
-def read_json(data: bytes) -> Any:
-    """The JSON in a zstd object. CorruptObject when it is not JSON."""
-    try:
-        return orjson.loads(decompress(data))
-    except orjson.JSONDecodeError as error:
-        raise CorruptObject("a schema object is not JSON", reason=str(error)) from error
 
 
 def _part(name: str, fetch: Fetch, offset: int, length: int) -> bytes:

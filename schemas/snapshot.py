@@ -8,10 +8,10 @@ rows carry every later schema change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from schemas import fields, tidb_json
 from schemas.ids import SYSTEM
@@ -19,6 +19,7 @@ from schemas.model import Database, Table
 from schemas.partitions import named_ids
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.errors import CorruptObject
+from tistream.limits import SNAPSHOT_PARTITIONS_MAX, SNAPSHOT_TABLES_MAX
 
 SYSTEM_DATABASES = frozenset(
     {
@@ -32,6 +33,9 @@ SYSTEM_DATABASES = frozenset(
         "workload_schema",
     }
 )
+
+
+_NAME_CHARS_MAX = 256  # TiDB's names have 64; every process that reads a history holds those of all tables
 
 
 def is_system_database(name: str) -> bool:
@@ -57,36 +61,144 @@ class PushedSchema:
     job_table: Table
 
 
+class OfTable(Protocol):
+    """What is kept of a table while a document is read: the table, or less."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def db_id(self) -> int: ...
+    @property
+    def physical_ids(self) -> tuple[int, ...]: ...
+
+
+T = TypeVar("T", bound=OfTable)
+
+
 def parse_pushed(data: object) -> PushedSchema:
     """The pushed JSON document. CorruptObject with the place of the fault, or when it lacks the DDL job table."""
+    reader = SnapshotReader[Table](lambda table: table)
     try:
-        return _parsed(data)
+        if not isinstance(data, Mapping):
+            raise fields.WrongField("it is not an object of JSON")
+        for name in ("ts", "schema_version"):
+            reader.take(name, 0, data.get(name))
+        for name in ("dbs", "tables"):
+            items = data.get(name)
+            for n, item in enumerate(items if isinstance(items, list) else [] if items is None else [items]):
+                reader.take(name, n, item)
+        reader.end()
+        return pushed_schema(reader.found())
     except fields.WrongField as error:
         raise CorruptObject("the pushed schema snapshot is not of the agreed form", reason=str(error)) from error
 
 
-def _parsed(data: object) -> PushedSchema:
-    if not isinstance(data, Mapping):
-        raise fields.WrongField("it is not an object of JSON")
-    ts = fields.integer(data, "ts", least=0, needed=True)
-    schema_version = fields.integer(data, "schema_version")
-    databases = {found.id: found for found in map(tidb_json.database, fields.mappings(data, "dbs"))}
-    found = [_table(n, entry, databases) for n, entry in enumerate(fields.mappings(data, "tables"))]
-    tables, named = [table for table, _ in found], {(table.id, i) for table, ids in found for i in ids}
-    job_table = next((t for t in tables if t.id == DDL_JOB_TABLE_ID), None)
-    if job_table is None:
-        raise CorruptObject("the pushed schema snapshot has no mysql.tidb_ddl_job: later DDL could not be read", ts=ts)
-    kept = {db_id: db for db_id, db in databases.items() if not is_system_database(db.name)}
-    shown = {t.id: t for t in tables if t.db_id in kept}
-    read = {i for t in shown.values() for i in t.physical_ids}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(Generic[T]):
+    """What a document says: of its system databases nothing but the DDL job table."""
+
+    ts: int
+    schema_version: int
+    databases: dict[int, Database]
+    tables: dict[int, T]
+    named: dict[int, int]
+    job_table: Table
+
+
+def pushed_schema(found: Found[Table]) -> PushedSchema:
+    """The document's tables, held in memory."""
     snapshot = SchemaSnapshot(
-        ts=ts,
-        schema_version=schema_version,
-        databases=MappingProxyType(kept),
-        tables=MappingProxyType(shown),
-        named=MappingProxyType({i: of if of in shown else SYSTEM for of, i in sorted(named) if i not in read}),
+        ts=found.ts,
+        schema_version=found.schema_version,
+        databases=MappingProxyType(found.databases),
+        tables=MappingProxyType(found.tables),
+        named=MappingProxyType(found.named),
     )
-    return PushedSchema(snapshot=snapshot, job_table=job_table)
+    return PushedSchema(snapshot=snapshot, job_table=found.job_table)
+
+
+class SnapshotReader(Generic[T]):
+    """Reads the members of the document, in any order. WrongField with the place of a fault."""
+
+    def __init__(self, keep: Callable[[Table], T]) -> None:
+        """`keep`: what to hold of each table."""
+        self._keep = keep
+        self.complete = False
+        self._numbers: dict[str, Any] = {}
+        self._databases: dict[int, Database] = {}
+        self._tables: dict[int, T] = {}
+        self._job_table: Table | None = None
+        self._named: set[tuple[int, int]] = set()
+        self._partitions = 0
+        self._early = False  # a table came before the databases
+        self._listed = False  # the databases are known
+
+    def take(self, name: str, n: int, value: Any) -> None:
+        """A member; of a list, item `n`."""
+        match name:
+            case "ts" | "schema_version":
+                self._numbers[name] = value
+            case "dbs" if not self._listed:
+                _check_count(name, n)
+                found = tidb_json.database(_object(name, n, value))
+                _check_name(f"dbs[{n}]", found.name)
+                self._databases[found.id] = found
+            case "tables":
+                _check_count(name, n)
+                self._early = self._early or not self._databases
+                if not self._early:
+                    self._table(n, _object(name, n, value))
+
+    def end(self) -> None:
+        """The end of the document. Not `complete` when it must be read again, now that the databases are known."""
+        self.complete, self._early, self._listed = not self._early or not self._databases, False, True
+
+    def _table(self, n: int, entry: Mapping[str, Any]) -> None:
+        table, named = _table(n, entry, self._databases)
+        _check_name(f"tables[{n}]", table.name)
+        if table.id == DDL_JOB_TABLE_ID and self._job_table is None:
+            self._job_table = table
+        self._tables[table.id] = self._keep(table)
+        self._named.update((table.id, i) for i in named)
+        self._partitions += len(named)
+        if self._partitions > SNAPSHOT_PARTITIONS_MAX:
+            raise fields.WrongField(f"tables[{n}]: more than {SNAPSHOT_PARTITIONS_MAX} physical ids in all")
+
+    def found(self) -> Found[T]:
+        """The result, once it is complete."""
+        ts = fields.integer(self._numbers, "ts", least=0, needed=True)
+        if self._job_table is None:
+            raise CorruptObject(
+                "the pushed schema snapshot has no mysql.tidb_ddl_job: later DDL could not be read", ts=ts
+            )
+        kept = {db_id: db for db_id, db in self._databases.items() if not is_system_database(db.name)}
+        shown = {table_id: t for table_id, t in self._tables.items() if t.db_id in kept}
+        read = {i for t in shown.values() for i in t.physical_ids}
+        unread = sorted((of, i) for of, i in self._named if i not in read)
+        return Found(
+            ts=ts,
+            schema_version=fields.integer(self._numbers, "schema_version"),
+            databases=kept,
+            tables=shown,
+            named={i: of if of in shown else SYSTEM for of, i in unread},
+            job_table=self._job_table,
+        )
+
+
+def _check_count(name: str, n: int) -> None:
+    if n >= SNAPSHOT_TABLES_MAX:
+        raise fields.WrongField(f"{name}: more than {SNAPSHOT_TABLES_MAX} entries")
+
+
+def _check_name(place: str, name: str) -> None:
+    if len(name) > _NAME_CHARS_MAX:
+        raise fields.WrongField(f"{place}: a name of {len(name)} characters")
+
+
+def _object(name: str, n: int, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise fields.WrongField(f"{name}[{n}]: it is not an object")
+    return value
 
 
 def _table(n: int, entry: Mapping[str, Any], databases: Mapping[int, Database]) -> tuple[Table, set[int]]:

@@ -13,7 +13,7 @@ Thread-safe; two threads that parse the same table at once agree on one object.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -41,6 +41,10 @@ class Entry:
     db_id: int
     kind: str
     partition_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, table: Table) -> Entry:
+        return cls(id=table.id, name=table.name, db_id=table.db_id, kind=table.kind, partition_ids=table.partition_ids)
 
 
 class SavedTables:
@@ -259,7 +263,7 @@ class Start:
     def _entries_in(self, db_id: int | None) -> Iterator[Entry]:
         if db_id is None:
             return
-        yield from (_entry(t) for t in self._own.values() if t.db_id == db_id)
+        yield from (Entry.of(t) for t in self._own.values() if t.db_id == db_id)
         if self._saved:
             entries = map(self._saved.entry, self._saved.rows_in(db_id))
             yield from (e for e in entries if e.id not in self._hidden)
@@ -279,23 +283,13 @@ class Start:
 
     # ---- storage
 
-    def index(self) -> dict[str, Any]:
-        entries = [self._entry(i) for i in self.ids()]
-        kinds: dict[str, list[int]] = {}
-        for row, entry in enumerate(entries):
-            if entry.kind != _ORDINARY:
-                kinds.setdefault(entry.kind, []).append(row)
-        return {
-            "ids": [e.id for e in entries],
-            "names": [e.name for e in entries],
-            "dbs": [e.db_id for e in entries],
-            "kinds": kinds,
-            "partitions": {str(row): e.partition_ids for row, e in enumerate(entries) if e.partition_ids},
-        }
+    def entries(self) -> list[Entry]:
+        """Of all tables, by id."""
+        return [self._entry(i) for i in self.ids()]
 
     def _entry(self, table_id: int) -> Entry:
         if (own := self._own.get(table_id)) is not None or self._saved is None:
-            return _entry(self._own[table_id] if own is None else own)
+            return Entry.of(self._own[table_id] if own is None else own)
         row = self._saved.row_of(table_id)
         assert row is not None
         return self._saved.entry(row)
@@ -303,8 +297,7 @@ class Start:
     def blocks(self) -> Iterator[tuple[int, bytes]]:
         """(number of tables, packed bytes) per block. Blocks of a saved base that did not change are copied
         unparsed."""
-        for _, group in groupby(self.ids(), key=lambda i: i >> BLOCK_BITS):
-            ids = list(group)
+        for ids in block_ids(self.ids()):
             yield len(ids), self._kept_block(ids) or frame(b"".join(dumps(self.table(i)) + b"\n" for i in ids))
 
     def _kept_block(self, ids: list[int]) -> bytes | None:
@@ -314,5 +307,22 @@ class Start:
         return self._saved.packed_block(rows)
 
 
-def _entry(table: Table) -> Entry:
-    return Entry(id=table.id, name=table.name, db_id=table.db_id, kind=table.kind, partition_ids=table.partition_ids)
+def index_of(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The index of these tables, by id, in the head of a base."""
+    kinds: dict[str, list[int]] = {}
+    for row, entry in enumerate(entries):
+        if entry.kind != _ORDINARY:
+            kinds.setdefault(entry.kind, []).append(row)
+    return {
+        "ids": [e.id for e in entries],
+        "names": [e.name for e in entries],
+        "dbs": [e.db_id for e in entries],
+        "kinds": kinds,
+        "partitions": {str(row): e.partition_ids for row, e in enumerate(entries) if e.partition_ids},
+    }
+
+
+def block_ids(ids: Iterable[int]) -> Iterator[list[int]]:
+    """The ids, in order, of the tables that share a block."""
+    for _, group in groupby(ids, key=lambda i: i >> BLOCK_BITS):
+        yield list(group)

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import orjson
-
+from schemas import fields
 from schemas.ddl import STATE_QUEUEING, STATE_ROLLING_BACK, STATE_SYNCED, STATES_ENDED, Job, SchemaState
 from schemas.meta import Definition, Step
 from schemas.partitions import read_ids
@@ -51,7 +50,7 @@ def _switches(definition: Definition, state: SchemaState) -> bool:
     if before is None or (_NO_PARTITIONS in definition.info and not before.partition_ids):
         return False
     try:
-        return set(read_ids(orjson.loads(definition.info))) != set(before.physical_ids)
+        return set(read_ids(fields.parsed(definition.info))) != set(before.physical_ids)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DecodeError(
             "a definition of the meta range cannot be read",

@@ -94,7 +94,7 @@ def _column(info: Json) -> Column:
         charset=fields.text(kind, "Charset"),
         collate=fields.text(kind, "Collate"),
         elems=fields.texts(kind, "Elems"),
-        origin_default=_scalar(info.get("origin_default")),
+        origin_default=_origin_default(info),
         origin_default_bit=fields.bits(info, "origin_default_bit"),
         default=fields.scalar(info, "default"),
         default_bit=fields.bits(info, "default_bit"),
@@ -109,11 +109,11 @@ def _column(info: Json) -> Column:
     )
 
 
-def _scalar(value: Any) -> str | int | float | None:
-    """A default of rows that were written before the column. TiDB writes texts and, in old tables, numbers; of other
+def _origin_default(info: Json) -> object:
+    """The default of rows that were written before the column. TiDB writes texts and, in old tables, numbers; of other
     values the text is kept, and only rows that lack the column fail."""
-    plain = value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
-    return value if plain else str(value)
+    value = info.get("origin_default")
+    return str(value) if isinstance(value, bool | list | Mapping) else fields.scalar(info, "origin_default")
 
 
 def _index(info: Json) -> Index:

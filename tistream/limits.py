@@ -17,6 +17,32 @@ SEGMENT_BYTES_MAX = 1 << 30  # decompressed bytes of one segment; larger is refu
 FOOTER_BYTES_MAX = 64 << 20
 HEAD_BYTES_MAX = 1 << 20
 
+# What a tenant's pushers may write. A process takes no more memory for one object than these allow, and reads objects
+# above BATCH_FILE_USUAL_BYTES one at a time.
+BATCH_ROWS_BYTES_MAX = 32 << 20  # the rows of a batch file, unpacked; pushers cut at BATCH_FILE_BYTES_TARGET
+ROW_BYTES_MAX = 256 << 20  # a file of one row may be as large as TiDB's largest row and the value before it
+BATCH_REGIONS_BYTES_MAX = 64 << 20  # the watermark rows of a batch file, unpacked
+BATCH_REGIONS_MAX = 500_000  # and their number: regions of one store
+BATCH_FOOTER_BYTES_MAX = 64 << 10  # with the head
+BATCH_FILE_USUAL_BYTES = BATCH_ROWS_BYTES_MAX + (8 << 20)  # stored
+BATCH_FILE_BYTES_MAX = ROW_BYTES_MAX + BATCH_REGIONS_BYTES_MAX + (1 << 20)  # stored
+SEED_SEGMENT_BYTES_MAX = 32 << 20  # of a seed or base, unpacked; one row may be larger
+MANIFEST_BYTES_MAX = 64 << 20  # of a seed, stored
+MANIFEST_RAW_BYTES_MAX = 128 << 20  # unpacked
+SEED_SEGMENTS_MAX = 500_000  # of one seed
+SNAPSHOT_BYTES_MAX = 64 << 20  # of a schema snapshot, stored: about a million tables
+SNAPSHOT_RAW_BYTES_MAX = 2 << 30  # unpacked; it is never unpacked as a whole
+SNAPSHOT_SMALL_BYTES = 2 << 20  # unpacked: parsed at once, for at most 50 times as much memory
+SNAPSHOT_TABLES_MAX = 1_000_000
+SNAPSHOT_PARTITIONS_MAX = 4_000_000  # of all tables
+SNAPSHOTS_READ_MAX = 32  # of a waiting tenant: the newest ones
+DEFINITION_BYTES_MAX = 16 << 20  # JSON of a table's definition: TiKV's values have 6 MiB by default
+JOB_BYTES_MAX = 128 << 20  # JSON of a DDL job or definition in the log: TiKV's largest value
+JOB_VALUES_MAX = 4_000_000  # in it; each takes about 100 bytes
+SCHEMA_WORKER_BYTES_MAX = 1 << 30  # memory of the process that parses one schema snapshot
+SCHEMA_WORKER_S_MAX = 300  # and its time
+CONFINED_MAX = 2  # such processes that a process has at once
+
 UPLOADS_IN_FLIGHT_MAX = 4
 UPLOAD_QUEUE_BYTES_MAX = 256 << 20  # encoded batch files waiting; a pusher with more drops its stream
 FRONTIER_CACHE_MS = 200  # a pusher reuses a frontier up to this age
@@ -48,4 +74,5 @@ SPLITS_MAX = 1000  # parts of one plan of a long pull
 
 assert HEARTBEAT_MS * 3 < LEASE_MS
 assert JOB_RENEW_MS * 3 < JOB_LEASE_MS
+assert 2 * BATCH_FILE_BYTES_TARGET <= BATCH_ROWS_BYTES_MAX < ROW_BYTES_MAX < SEGMENT_BYTES_MAX
 assert SEGMENT_OWN_BYTES_MIN <= SEGMENT_SHARED_BYTES_TARGET < SEGMENT_BYTES_TARGET < SEGMENT_BYTES_MAX <= FILE_BYTES_MAX

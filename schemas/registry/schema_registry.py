@@ -23,18 +23,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import structlog
 
+from schemas import fields
 from schemas.ddl import Job, parse_job
 from schemas.history import History
 from schemas.history_store import HistoryStore
 from schemas.layout import row_layout
 from schemas.meta import Definition, Step, read_meta, steps_of
 from schemas.model import Table
-from schemas.saved import read_json
-from schemas.snapshot import SchemaSnapshot, parse_pushed
+from schemas.pushed import history_of
+from schemas.snapshot import SchemaSnapshot
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.segments import SegmentRow
@@ -45,7 +45,9 @@ from tistream.codec.committed_file import decode_committed_segment
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, is_record
 from tistream.errors import CorruptObject, DecodeError, ErrorKind, NotFound, TiStreamError
 from tistream.ids import Tenant
+from tistream.limits import SNAPSHOT_BYTES_MAX
 from tistream.model.change import FLAG_NOT_A_CHANGE, Op
+from tistream.objectstore.keys import at_most
 from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.service import Problem
@@ -220,12 +222,12 @@ class CommittedSteps:
             raise NotFound("this tenant has not pushed its schema snapshot yet", tenant=tenant)
         key = str(SchemaSnapKey(tenant=tenant, ts=start_ts))
         try:
-            pushed = parse_pushed(read_json(self._store.get(key)))
+            history = history_of(self._store.get(key, at_most(key, SNAPSHOT_BYTES_MAX)))
         except CorruptObject as error:
             raise CorruptObject(error.message, **{**error.facts, "object_key": key}) from error
-        if pushed.snapshot.ts != start_ts:
-            raise CorruptObject("the pushed schema snapshot has the wrong ts", object_key=key, ts=pushed.snapshot.ts)
-        return History(pushed.snapshot, pushed.job_table)
+        if history.start_ts != start_ts:
+            raise CorruptObject("the pushed schema snapshot has the wrong ts", object_key=key, ts=history.start_ts)
+        return history
 
     def watermark(self, tenant: Tenant) -> int:
         durable_timestamps = [
@@ -286,9 +288,9 @@ def read_jobs(rows: pa.Table, job_table: Table, after_ts: int, upto_ts: int) -> 
     )
     for meta, start_ts, job_commit_ts in columns:
         try:
-            data = orjson.loads(meta)
-        except (orjson.JSONDecodeError, TypeError) as error:
-            raise DecodeError("a DDL job is not JSON", commit_ts=job_commit_ts) from error
+            data = fields.parsed(meta)
+        except (ValueError, TypeError) as error:
+            raise DecodeError("a DDL job is not JSON", commit_ts=job_commit_ts, reason=str(error)) from error
         yield parse_job(data, start_ts=start_ts, commit_ts=job_commit_ts)
 
 

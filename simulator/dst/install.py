@@ -77,7 +77,7 @@ def installed(
                 threads.ThreadPoolExecutor,
                 chance,
                 hidden,
-                _remembering(decode_batch_file, lambda key, data: (key, data)),
+                _remembering(decode_batch_file, lambda key, data, _admit=None: (key, data)),
                 _remembering(directory, lambda rows, regions: (id(rows), id(regions))),
             ),
             strict=True,

@@ -41,6 +41,7 @@ from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.work.tasks import frontier
 from tistream.errors import CatalogUnavailable, ErrorKind, Fenced, TiStreamError
 from tistream.ids import Tenant
+from tistream.objectstore.protocol import Admit
 from tistream.runtime.service import Problem, Service
 
 TENANT = Tenant(1, 1)
@@ -275,10 +276,10 @@ class _FarStore(SimStore):
         super().__init__(bucket)
         self._slow_s, self._rand = slow_s, rand
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         if self._slow_s:
             self._bucket.scheduler.sleep(self._slow_s * self._rand.random())
-        return super().get(key)
+        return super().get(key, admit)
 
 
 def _read(

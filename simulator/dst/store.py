@@ -22,7 +22,7 @@ from simulator.dst.harm import Harms
 from simulator.dst.scheduler import Scheduler
 from tistream.errors import ObjectNotFound, StoreUnavailable
 from tistream.objectstore.keys import check_key, check_prefix, check_range, settle, too_short
-from tistream.objectstore.protocol import ObjectInfo
+from tistream.objectstore.protocol import Admit, ObjectInfo
 
 _SOON_S = 0.2
 PAGE = 3  # entries of a listing's page
@@ -97,7 +97,7 @@ class SimStore:
             raise StoreUnavailable("no reply", key=key, determinate=False)
         settle(key, met[0], copy)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         check_key(key)
         b, s = self._bucket, self._bucket.scheduler
         s.point(f"get {key}")

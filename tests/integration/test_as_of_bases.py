@@ -41,6 +41,7 @@ from tistream.codec.row.cast import cast
 from tistream.codec.row.layout import ColumnSpec
 from tistream.errors import NotFound, TiStreamError
 from tistream.ids import Tenant
+from tistream.objectstore.protocol import Admit
 
 END = recording_end()
 MOMENTS = replica.moments(EXPECTED)
@@ -295,11 +296,11 @@ class Meddled(OpenFolder):
 
     before: Callable[[], object] | None = None
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         if key.startswith("bases/") and (act := self.before) is not None:
             self.before = None
             act()
-        return super().get(key)
+        return super().get(key, admit)
 
 
 def test_a_base_that_a_reader_has_listed_stays_until_it_has_read_it(tmp_path: Path, plain: ApiWorld) -> None:

@@ -25,6 +25,7 @@ from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, PREFETCH_FILES_MAX
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.memory import MemoryStore
+from tistream.objectstore.protocol import Admit
 
 T = Tenant(1, 1)
 LONG_S = 60.0
@@ -41,14 +42,14 @@ class SlowStore(MemoryStore):
         self._now = 0
         self._counting = threading.Lock()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         with self._counting:
             self.gets[key] += 1
             self._now += 1
             self.at_once = max(self.at_once, self._now)
         try:
             time.sleep(self.latency_s)
-            return super().get(key)
+            return super().get(key, admit)
         finally:
             with self._counting:
                 self._now -= 1

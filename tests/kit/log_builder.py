@@ -23,6 +23,7 @@ import zstandard
 from metaserver.initial_ranges import lay_out
 from metaserver.seed_routes import publish
 from pusher.seed_push import push_seed
+from schemas.history import History
 from schemas.snapshot import parse_pushed
 from simulator.capture import Capture, captured_rows
 from tests.kit.recording import RECORDING, committed_rows, meta_rows
@@ -79,7 +80,8 @@ class LogBuilder:
         self.start_ts = pushed.snapshot.ts
         self.store.put(str(SchemaSnapKey(tenant=self.tenant, ts=self.start_ts)), zstandard.compress(self.schema))
         register_tenant(self.catalog, self.tenant)
-        activated = activate_tenant(self.catalog, self.tenant, self.start_ts, lay_out(pushed, self.data_tasks))
+        tasks = lay_out(History(pushed.snapshot, pushed.job_table), self.data_tasks)
+        activated = activate_tenant(self.catalog, self.tenant, self.start_ts, tasks)
         invariant(activated, "a tenant is built once", tenant=self.tenant)
         return self
 

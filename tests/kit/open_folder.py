@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tistream.errors import ObjectNotFound, StoreUnavailable
-from tistream.objectstore.protocol import ObjectInfo
+from tistream.objectstore.protocol import Admit, ObjectInfo
 
 
 class OpenFolder:
@@ -24,7 +24,7 @@ class OpenFolder:
         with self._lock:
             self.objects[key] = bytes(data)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         with self._lock:
             self.gets[key] += 1
             found = self.objects.get(key)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import zstandard
 
 from metaserver.initial_ranges import lay_out
+from schemas.history import History
 from schemas.snapshot import parse_pushed
 from tests.kit.core_run import Trouble, prepare, run_tasks
 from tests.kit.recording import objects
@@ -74,7 +75,9 @@ def read_recording(folder: Path) -> PartitionRecording:
     pushed = parse_pushed(orjson.loads(schema))
     start_ts = pushed.snapshot.ts
     files.sort(key=lambda file: (file.cut_ts, file.key.store_id, file.key.seq))
-    ranges = dict(enumerate((task.range for task in lay_out(pushed, _DATA_TASKS)), 1))
+    ranges = dict(
+        enumerate((task.range for task in lay_out(History(pushed.snapshot, pushed.job_table), _DATA_TASKS)), 1)
+    )
     tasks = run_tasks(prepare(files), ranges, start_ts, random.Random(1), _UNTROUBLED)
     of_meta = [task.rows() for task in tasks.values() if task.range == META_RANGE]
     others = [task.rows() for task in tasks.values() if task.range != META_RANGE]

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from metaserver.initial_ranges import lay_out
 from pusher import seed_scan
 from pusher.core.batcher import Batcher
+from schemas.history import History
 from schemas.snapshot import parse_pushed
 from simulator.core.cluster import Cluster
 from simulator.ddl import Ddl, database
@@ -115,7 +116,9 @@ class PartitionWorld:
         return ts
 
     def _commit(self, streams: list[deque[Prepared]]) -> None:
-        tasks = {n: task.range for n, task in enumerate(lay_out(parse_pushed(json.loads(self.snapshot)), _DATA_TASKS))}
+        pushed = parse_pushed(json.loads(self.snapshot))
+        laid_out = lay_out(History(pushed.snapshot, pushed.job_table), _DATA_TASKS)
+        tasks = {n: task.range for n, task in enumerate(laid_out)}
         ran = run_tasks(self._arrivals(streams), tasks, self.start_ts, self.rand, Trouble(lag=0.8, again=0.0))
         assert all(task.durable_ts >= self.end_ts for task in ran.values()), "a task does not reach the end"
         rows = pa.concat_tables([task.rows() for task in ran.values()])

@@ -73,16 +73,15 @@ def activated(data: bytes) -> bool:
     """Do with the bytes what activation and the schema registry do. Whether they can be used."""
     refused = None
     try:
-        pushed = read_snapshot(KEY, data)
+        history = read_snapshot(KEY, data)
     except CorruptObject as error:
         refused = error
     if refused is not None:
         assert refused.facts["object"] == str(KEY)
         return False
-    tiles = [task.range for task in lay_out(pushed, 4)]
+    tiles = [task.range for task in lay_out(history, 4)]
     assert all(tile.start < tile.end for tile in tiles)
-    assert 0 < pushed.snapshot.ts <= INT_MAX
-    history = History(pushed.snapshot, pushed.job_table)
+    assert 0 < history.start_ts <= INT_MAX
     again = History.load(history.dump())
     for db in again.databases(KEY.ts):
         for table in again.tables(db.name, KEY.ts):

@@ -12,7 +12,9 @@ Relations, checked by writer and reader:
 - a region's range is not empty; `tenure_ready_ts` is 0 or not below `tenure_open_ts`;
 - timestamps are below 2**63. `cut_ts` was fetched after everything else in the file, so no row has a larger start_ts or
   commit_ts, and no region a larger resolved_ts or tenure_ready_ts;
-- a COMMIT comes after its `start_ts`. A COMMITTED row may have equal ones: imports write rows like that.
+- a COMMIT comes after its `start_ts`. A COMMITTED row may have equal ones: imports write rows like that;
+- several rows have at most BATCH_ROWS_BYTES_MAX bytes unpacked, a single one ROW_BYTES_MAX; regions are bounded, too.
+  The sizes in the footer are checked before a segment is unpacked, and unpacking must yield exactly them.
 
 A checkpoint_ts may be above the same region's resolved_ts, which an old lock holds back, and above `cut_ts`: it comes
 from the published frontier. Whether timestamps lie ahead of the service's time is checked where files are read
@@ -31,17 +33,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tistream.codec.arrow_stream import single_batch
-from tistream.codec.segment_file import FOOTER_PART, SegmentFile, SegmentFileWriter
+from tistream.codec.segment_file import FOOTER_PART, FileBounds, SegmentFile, SegmentFileWriter, SegmentInfo
 from tistream.errors import CorruptObject, InvalidInput
+from tistream.limits import (
+    BATCH_FILE_BYTES_MAX,
+    BATCH_FOOTER_BYTES_MAX,
+    BATCH_REGIONS_BYTES_MAX,
+    BATCH_REGIONS_MAX,
+    BATCH_ROWS_BYTES_MAX,
+    ROW_BYTES_MAX,
+)
 from tistream.model import change
 from tistream.model.change import Op, RowKind
 from tistream.objectstore.layout import BatchKey
+from tistream.objectstore.protocol import Admit
 from tistream.ts import TSO_END
 
 _REGION_TIMESTAMPS = ("tenure_open_ts", "tenure_ready_ts", "checkpoint_ts", "resolved_ts")
 
 ROWS_SEGMENT = 0
 REGIONS_SEGMENT = 1
+
+_BOUNDS = FileBounds(
+    file_bytes=BATCH_FILE_BYTES_MAX, footer_bytes=BATCH_FOOTER_BYTES_MAX, segments=2, raw_bytes=ROW_BYTES_MAX
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +99,22 @@ def encode_batch_file(
     if fault := _cut_fault(cut_ts) or _rows_fault(rows, cut_ts) or _regions_fault(regions, rows.num_rows, cut_ts):
         raise InvalidInput(f"not a valid batch file: {fault}", object=str(key))
     writer = SegmentFileWriter({**_identity(key), "cut_ts": cut_ts, "write_id": write_id})
-    writer.add("rows", rows)
-    writer.add("regions", regions)
+    for info in (writer.add("rows", rows), writer.add("regions", regions)):
+        if fault := _size_fault(info):
+            raise InvalidInput(f"not a valid batch file: {fault}", object=str(key))
     return writer.finish()
 
 
-def decode_batch_file(key: BatchKey, data: bytes | memoryview) -> BatchFile:
-    """The file stored under `key`. CorruptObject when it is damaged, belongs to another key or breaks a relation."""
-    file = SegmentFile.open(str(key), data)
+def decode_batch_file(key: BatchKey, data: bytes | memoryview, admit: Admit | None = None) -> BatchFile:
+    """The file stored under `key`. CorruptObject when it is damaged, belongs to another key or breaks a relation.
+
+    `admit` is called with the bytes that unpacking takes, before it takes them."""
+    file = SegmentFile.open(str(key), data, _BOUNDS)
     cut_ts, write_id = _checked_head(key, file)
-    rows = single_batch(file.read(ROWS_SEGMENT, change.ROWS))
-    regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
+    if admit is not None:
+        admit(sum(segment.raw_length for segment in file.segments))
+    rows = file.read_batch(ROWS_SEGMENT, change.ROWS).replace_schema_metadata(None)
+    regions = file.read_batch(REGIONS_SEGMENT, change.REGIONS).replace_schema_metadata(None)
     if fault := _rows_fault(rows, cut_ts):
         raise _broken(file, ROWS_SEGMENT, fault)
     if fault := _regions_fault(regions, rows.num_rows, cut_ts):
@@ -105,13 +125,13 @@ def decode_batch_file(key: BatchKey, data: bytes | memoryview) -> BatchFile:
 def decode_watermarks(key: BatchKey, end: bytes | memoryview, size: int) -> BatchWatermarks | None:
     """The watermarks of the file of `size` bytes stored under `key`, from its last bytes; None when these are too few.
     CorruptObject as `decode_batch_file`; rows are not checked."""
-    file = SegmentFile.open_end(str(key), end, size)
+    file = SegmentFile.open_end(str(key), end, size, _BOUNDS)
     if file is None:
         return None
     cut_ts, _ = _checked_head(key, file)
     if not file.holds(REGIONS_SEGMENT):
         return None
-    regions = single_batch(file.read(REGIONS_SEGMENT, change.REGIONS))
+    regions = file.read_batch(REGIONS_SEGMENT, change.REGIONS).replace_schema_metadata(None)
     if fault := _regions_fault(regions, file.segments[ROWS_SEGMENT].rows, cut_ts):
         raise _broken(file, REGIONS_SEGMENT, fault)
     return BatchWatermarks(cut_ts=cut_ts, regions=regions)
@@ -130,12 +150,26 @@ def _checked_head(key: BatchKey, file: SegmentFile) -> tuple[int, str]:
         raise CorruptObject("the head lacks cut_ts or write_id, or cut_ts is no TSO", **footer, head=file.head)
     if [s.kind for s in file.segments] != ["rows", "regions"]:
         raise CorruptObject("not the segments of a batch file", **footer, found=[s.kind for s in file.segments])
+    for segment in file.segments:
+        if fault := _size_fault(segment):
+            raise _broken(file, segment.number, fault)
     return cut_ts, write_id
 
 
 def _broken(file: SegmentFile, number: int, fault: str) -> CorruptObject:
     where = {"object": file.name, "segment": number, "offset": file.segments[number].offset}
     return CorruptObject(f"a batch file breaks its rules: {fault}", **where)
+
+
+def _size_fault(segment: SegmentInfo) -> str:
+    """Why a segment is too large, as text; empty when it is not."""
+    if segment.number == ROWS_SEGMENT:
+        allowed = ROW_BYTES_MAX if segment.rows == 1 else BATCH_ROWS_BYTES_MAX
+    else:
+        allowed = BATCH_REGIONS_BYTES_MAX
+        if segment.rows > BATCH_REGIONS_MAX:
+            return f"{segment.rows} region rows, more than {BATCH_REGIONS_MAX}"
+    return "" if segment.raw_length <= allowed else f"{segment.raw_length} bytes unpacked, more than {allowed}"
 
 
 def _identity(key: BatchKey) -> dict[str, object]:

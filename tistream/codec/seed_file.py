@@ -17,7 +17,7 @@ Relations, checked by writer and reader:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -27,11 +27,20 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tistream.codec.segment_file import SegmentFile, SegmentFileWriter, SegmentInfo, decode_segment
+from tistream.codec.segment_file import FileBounds, SegmentFile, SegmentFileWriter, SegmentInfo, decode_segment
 from tistream.codec.table_key import is_record, table_ids
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.ids import Tenant
-from tistream.limits import COMMITTED_FILE_BYTES_TARGET, SEED_SEGMENT_BYTES_TARGET
+from tistream.limits import (
+    COMMITTED_FILE_BYTES_TARGET,
+    HEAD_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    MANIFEST_RAW_BYTES_MAX,
+    ROW_BYTES_MAX,
+    SEED_SEGMENT_BYTES_MAX,
+    SEED_SEGMENT_BYTES_TARGET,
+    SEED_SEGMENTS_MAX,
+)
 from tistream.objectstore.layout import BaseKey, SeedKey
 
 KIND = "seed"
@@ -49,7 +58,7 @@ SEED = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SeedSegment:
     """One segment of a seed, as in manifest and catalog."""
 
@@ -85,6 +94,14 @@ class SeedManifest:
     def key_of(self, n: int) -> str:
         """Object key of a file."""
         return str(SeedKey(tenant=self.tenant, ts=self.ts, n=n))
+
+
+_MANIFEST_BOUNDS = FileBounds(
+    file_bytes=MANIFEST_BYTES_MAX,
+    footer_bytes=HEAD_BYTES_MAX + (64 << 10),
+    segments=1,
+    raw_bytes=MANIFEST_RAW_BYTES_MAX,
+)
 
 
 def manifest_key(tenant: Tenant, ts: int, table_id: int) -> SeedKey:
@@ -182,17 +199,21 @@ def build_manifest(
 
 def read_manifest(name: str, data: bytes, tenant: Tenant, ts: int, table_id: int) -> SeedManifest:
     """The seed that a manifest describes. CorruptObject when it is not a manifest, or of another seed."""
-    file = SegmentFile.open(name, data)
+    file = SegmentFile.open(name, data, _MANIFEST_BOUNDS)
     head = file.head
     try:
         said = (head["file"], head["cluster"], head["tenant"], int(head["ts"]), head["table_id"])
-        file_bytes = {int(n): int(size) for n, size in head["file_bytes"].items()}
+        file_bytes = {_count(n): _count(size) for n, size in head["file_bytes"].items()}
     except (KeyError, ValueError, TypeError, AttributeError) as e:
         raise CorruptObject("this is not the manifest of a seed", object=name, cause=repr(e)) from e
     if said != (MANIFEST_KIND, tenant.cluster_id, tenant.tenant_id, ts, table_id) or len(file.segments) != 1:
         raise CorruptObject("this is the manifest of another seed", object=name, found=orjson.dumps(said).decode())
-    rows = file.read(0, _MANIFEST).to_pylist()
-    segments = tuple(SeedSegment(**row) for row in rows)
+    if file.segments[0].rows > SEED_SEGMENTS_MAX:
+        raise CorruptObject(f"a seed of more than {SEED_SEGMENTS_MAX} segments", object=name)
+    columns = [column.to_pylist() for column in file.read_batch(0, _MANIFEST).columns]
+    segments = tuple(SeedSegment(*row) for row in zip(*columns, strict=True))
+    if fault := next(filter(None, (_segment_fault(segment, file_bytes) for segment in segments)), ""):
+        raise CorruptObject(f"the manifest of a seed contradicts itself: {fault}", object=name)
     starts = [segment.start_key for segment in segments[1:]]
     if any(a.end_key >= b for a, b in zip(segments, starts, strict=False)) or {s.n for s in segments} != set(
         file_bytes
@@ -201,11 +222,21 @@ def read_manifest(name: str, data: bytes, tenant: Tenant, ts: int, table_id: int
     return SeedManifest(tenant=tenant, ts=ts, table_id=table_id, file_bytes=file_bytes, segments=segments)
 
 
+def _count(value: str | int) -> int:
+    found = int(value)
+    if not 0 <= found < 1 << 63:
+        raise ValueError(f"{found} is no count")
+    return found
+
+
 def decode_seed_segment(
     name: str, number: int, data: bytes | memoryview, *, ts: int, crc: int, rows: int, offset: int
 ) -> pa.Table:
     """The rows of one segment from its stored bytes, as one chunk. CorruptObject when damaged."""
-    table = decode_segment(name, number, data, crc=crc, schema=SEED, rows=rows, offset=offset)
+    raw_bytes_max = ROW_BYTES_MAX if rows == 1 else SEED_SEGMENT_BYTES_MAX
+    table = decode_segment(
+        name, number, data, crc=crc, schema=SEED, rows=rows, raw_bytes_max=raw_bytes_max, offset=offset
+    )
     if fault := seed_fault(table, ts, b""):
         raise CorruptObject(f"the rows are no seed: {fault}", object=name, segment=number, offset=offset)
     return table
@@ -223,6 +254,16 @@ def seed_fault(rows: pa.Table, ts: int, after: bytes) -> str:
         return f"row {pc.index(rises, False).as_py() + 1} is not above the row before"
     if rows.num_rows and pc.max(rows["commit_ts"]).as_py() > ts:
         return "a row was committed above the seed's timestamp"
+    return ""
+
+
+def _segment_fault(segment: SeedSegment, file_bytes: Mapping[int, int]) -> str:
+    """Why a segment cannot be read from its file, as text; empty when it can."""
+    end = segment.offset + segment.length
+    if not (segment.offset >= 0 and 0 < segment.length <= ROW_BYTES_MAX and end <= file_bytes.get(segment.n, -1)):
+        return f"a segment lies outside of its file {segment.n}"
+    if segment.rows < 0 or segment.segment_no < 0 or not 0 <= segment.crc < 1 << 32:
+        return f"a segment of file {segment.n} has an impossible count"
     return ""
 
 

@@ -70,6 +70,18 @@ class SegmentInfo:
     sealed: bool = False  #: encrypted with the tenant's data key
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileBounds:
+    """How large the files of a kind may be. A larger one is refused before memory of that size is taken."""
+
+    file_bytes: int = FILE_BYTES_MAX
+    footer_bytes: int = FOOTER_BYTES_MAX  #: with the head
+    segments: int = FOOTER_BYTES_MAX >> 6
+    raw_bytes: int = SEGMENT_BYTES_MAX  #: of one segment, unpacked
+
+
+OWN_FILES = FileBounds()  #: files that only TiStream writes
+
 _FOOTER_TYPES = {"number": pa.uint32(), "crc": pa.uint32(), "kind": pa.string(), "sealed": pa.bool_()}
 _FOOTER_TYPES |= {"table_lo": pa.int64(), "table_hi": pa.int64(), "start_key": pa.binary(), "end_key": pa.binary()}
 
@@ -171,33 +183,39 @@ class SegmentFile:
         self._data, self._at = data, at
 
     @classmethod
-    def open(cls, name: str, data: bytes | memoryview) -> SegmentFile:
+    def open(cls, name: str, data: bytes | memoryview, bounds: FileBounds = OWN_FILES) -> SegmentFile:
         """Check the frame, the footer and the head of a file. CorruptObject names `name` and the offset."""
         view = memoryview(data).cast("B")
         _check_start(name, view)
-        opened = cls.open_end(name, view, len(view))
+        opened = cls.open_end(name, view, len(view), bounds)
         assert opened is not None, "a whole file has its footer"
         return opened
 
     @classmethod
-    def open_end(cls, name: str, data: bytes | memoryview, size: int) -> SegmentFile | None:
+    def open_end(
+        cls, name: str, data: bytes | memoryview, size: int, bounds: FileBounds = OWN_FILES
+    ) -> SegmentFile | None:
         """As `open`, from the last bytes of a file of `size` bytes; None when its footer begins before them. Segments
         outside of them cannot be read."""
         view = memoryview(data).cast("B")
         at = size - len(view)
-        found = _footer(name, view, at)
+        if size > bounds.file_bytes:
+            raise CorruptObject("the file is too large", **_where(name, FRAME_PART, 0), file_bytes=size)
+        found = _footer(name, view, at, bounds.footer_bytes)
         if found is None:
             return None
         footer_at, footer = found
         try:
             table = read_batch(footer, FOOTER)
+            if table.num_rows > bounds.segments:
+                raise ValueError(f"{table.num_rows} segments, more than {bounds.segments}")
             head = _head(table.schema)
             columns = [column.to_pylist() for column in table.columns]
             rows = zip(*columns, strict=True)
             segments = tuple(SegmentInfo(**dict(zip(FOOTER.names, row, strict=True))) for row in rows)
         except ValueError as e:
             raise CorruptObject("the footer is malformed", **_where(name, FOOTER_PART, footer_at), cause=e) from e
-        _check_tiling(name, segments, footer_at)
+        _check_tiling(name, segments, footer_at, bounds.raw_bytes)
         return cls(name, view, head, segments, footer_at, at)
 
     def segments_of(self, kind: str) -> tuple[SegmentInfo, ...]:
@@ -210,12 +228,16 @@ class SegmentFile:
 
     def read(self, number: int, schema: pa.Schema | None = None) -> pa.Table:
         """The rows of a segment, as one chunk. CorruptObject when its bytes do not match the footer."""
+        return pa.Table.from_batches([self.read_batch(number, schema)])
+
+    def read_batch(self, number: int, schema: pa.Schema | None = None) -> pa.RecordBatch:
+        """As `read`, as a batch."""
         info = self.segments[number]
         invariant(self.holds(number), "the segment is not in the end that was opened", object=self.name, segment=number)
         if info.sealed:
             raise CorruptObject("the segment is sealed and there is no key", **_where(self.name, number, info.offset))
         stored = self._data[info.offset - self._at :][: info.length]
-        return decode_segment(
+        return _decode_batch(
             self.name,
             number,
             stored,
@@ -236,31 +258,58 @@ def decode_segment(
     schema: pa.Schema | None = None,
     rows: int | None = None,
     raw_length: int | None = None,
+    raw_bytes_max: int = SEGMENT_BYTES_MAX,
     offset: int = 0,
 ) -> pa.Table:
     """The rows of one segment from its stored bytes, as one chunk.
 
     `crc`, `rows` and `raw_length` come from the footer or the catalog; `name`, `number` and `offset` are for errors.
-    CorruptObject when anything differs.
+    CorruptObject when anything differs, or more than `raw_bytes_max` would have to be unpacked.
     """
+    batch = _decode_batch(
+        name,
+        number,
+        data,
+        crc=crc,
+        schema=schema,
+        rows=rows,
+        raw_length=raw_length,
+        raw_bytes_max=raw_bytes_max,
+        offset=offset,
+    )
+    return pa.Table.from_batches([batch])
+
+
+def _decode_batch(
+    name: str,
+    number: int,
+    data: bytes | memoryview,
+    *,
+    crc: int,
+    schema: pa.Schema | None,
+    rows: int | None,
+    raw_length: int | None,
+    offset: int,
+    raw_bytes_max: int = SEGMENT_BYTES_MAX,
+) -> pa.RecordBatch:
     where = _where(name, number, offset)
     found = crc32c.crc32c(data)
     if found != crc:
         raise CorruptObject("the checksum of a segment is wrong", **where, expected=crc, found=found)
     try:
-        batch = read_batch(_unpack(data, raw_length), schema)
+        batch = read_batch(_unpack(data, raw_length, raw_bytes_max), schema)
     except (ValueError, zstandard.ZstdError) as e:
         raise CorruptObject("a segment is malformed", **where, cause=e) from e
     if rows is not None and batch.num_rows != rows:
         raise CorruptObject("a segment has another number of rows", **where, expected=rows, found=batch.num_rows)
-    return pa.Table.from_batches([batch])
+    return batch
 
 
-def _unpack(data: bytes | memoryview, raw_length: int | None) -> bytes:
+def _unpack(data: bytes | memoryview, raw_length: int | None, raw_bytes_max: int) -> bytes:
     """Decompress one zstd frame. The size that the frame claims is what gets allocated, so it is checked first."""
     claimed = zstandard.get_frame_parameters(data).content_size
-    if claimed == zstandard.CONTENTSIZE_UNKNOWN or claimed > SEGMENT_BYTES_MAX:
-        raise ValueError(f"the frame claims {claimed} bytes, more than {SEGMENT_BYTES_MAX}")
+    if claimed == zstandard.CONTENTSIZE_UNKNOWN or claimed > raw_bytes_max:
+        raise ValueError(f"the frame claims {claimed} bytes, more than {raw_bytes_max}")
     if raw_length is not None and claimed != raw_length:
         raise ValueError(f"the frame claims {claimed} bytes, the footer says {raw_length}")
     raw: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=claimed, allow_extra_data=False)
@@ -284,7 +333,7 @@ def _check_start(name: str, data: memoryview) -> None:
         raise CorruptObject("the format version is not supported", **where, found=start[-1])
 
 
-def _footer(name: str, data: memoryview, at: int) -> tuple[int, memoryview] | None:
+def _footer(name: str, data: memoryview, at: int, bytes_max: int) -> tuple[int, memoryview] | None:
     """Offset and bytes of the footer, once length and checksum are right; `data` begins at offset `at`. None when the
     footer begins before that."""
     size = at + len(data)
@@ -295,7 +344,7 @@ def _footer(name: str, data: memoryview, at: int) -> tuple[int, memoryview] | No
     if end != MAGIC:
         raise CorruptObject("the file is torn: no magic at its end", **_where(name, FRAME_PART, size - len(MAGIC)))
     footer_at = trailer_at - length
-    if length > FOOTER_BYTES_MAX or footer_at < len(MAGIC):
+    if length > bytes_max or footer_at < len(MAGIC):
         raise CorruptObject("the footer length is wrong", **_where(name, FRAME_PART, trailer_at), footer_bytes=length)
     if footer_at < at:
         return None
@@ -315,7 +364,7 @@ def _head(schema: pa.Schema) -> dict[str, Any]:
     return head
 
 
-def _check_tiling(name: str, segments: tuple[SegmentInfo, ...], footer_at: int) -> None:
+def _check_tiling(name: str, segments: tuple[SegmentInfo, ...], footer_at: int, raw_bytes_max: int) -> None:
     at = len(MAGIC)
     for i, s in enumerate(segments):
         where = _where(name, i, at)
@@ -323,8 +372,8 @@ def _check_tiling(name: str, segments: tuple[SegmentInfo, ...], footer_at: int) 
             raise CorruptObject("the segments are not numbered in order", **where, found=s.number)
         if s.offset != at or not 0 < s.length <= footer_at - at:
             raise CorruptObject("the segments are not contiguous", **where, found=s.offset, length=s.length)
-        if s.raw_length > SEGMENT_BYTES_MAX:
-            raise CorruptObject("the segment is too large", **where, raw_length=s.raw_length)
+        if s.raw_length > raw_bytes_max:
+            raise CorruptObject("the segment is too large unpacked", **where, raw_length=s.raw_length)
         if s.table_lo > s.table_hi or s.lo_ts > s.hi_ts or (s.end_key and s.start_key > s.end_key):
             raise CorruptObject("a range of the segment is reversed", **where)
         at += s.length

@@ -10,6 +10,7 @@ import re
 
 from tistream.errors import CorruptObject, InvalidInput, ObjectConflict
 from tistream.limits import FILE_BYTES_MAX
+from tistream.objectstore.protocol import Admit
 
 KEY_CHARS_MAX = 512  # the width of the catalog's columns
 
@@ -41,10 +42,22 @@ def settle(key: str, there: bytes, mine: bytes | memoryview) -> None:
         raise ObjectConflict(key=key, bytes_there=len(there), bytes_mine=len(mine))
 
 
-def check_size(key: str, size: int) -> None:
-    """CorruptObject when the object is too large to be read into memory."""
-    if size > FILE_BYTES_MAX:
+def admit_size(key: str, size: int, admit: Admit | None) -> None:
+    """CorruptObject when the object is too large to be read into memory, or what `admit` raises."""
+    check_size(key, size, FILE_BYTES_MAX)
+    if admit is not None:
+        admit(size)
+
+
+def check_size(key: str, size: int, bytes_max: int) -> None:
+    """CorruptObject when the object has more bytes than allowed."""
+    if size > bytes_max:
         raise CorruptObject("the object is too large", object=key, segment="frame", offset=0, size=size)
+
+
+def at_most(key: str, bytes_max: int) -> Admit:
+    """Refuses an object of more bytes."""
+    return lambda size: check_size(key, size, bytes_max)
 
 
 def too_short(key: str, offset: int, length: int, size: int) -> CorruptObject:

@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tistream.errors import InvalidInput, ObjectNotFound, StoreUnavailable
-from tistream.objectstore.keys import check_key, check_prefix, check_range, check_size, settle, too_short
-from tistream.objectstore.protocol import ObjectInfo
+from tistream.objectstore.keys import admit_size, check_key, check_prefix, check_range, settle, too_short
+from tistream.objectstore.protocol import Admit, ObjectInfo
 
 _TMP = ".tmp"
 _LEFTOVER_S = 3600
@@ -61,9 +61,9 @@ class LocalStore:
             with suppress(OSError):  # a leftover; see above
                 tmp.unlink(missing_ok=True)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         with self._reading(key), self._path(key).open("rb") as file:
-            check_size(key, os.fstat(file.fileno()).st_size)
+            admit_size(key, os.fstat(file.fileno()).st_size, admit)
             return file.read()
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 from tistream.errors import ObjectNotFound
-from tistream.objectstore.keys import check_key, check_prefix, check_range, check_size, settle, too_short
-from tistream.objectstore.protocol import ObjectInfo
+from tistream.objectstore.keys import admit_size, check_key, check_prefix, check_range, settle, too_short
+from tistream.objectstore.protocol import Admit, ObjectInfo
 
 
 class MemoryStore:
@@ -26,10 +26,10 @@ class MemoryStore:
         if there is not copy:
             settle(key, there, copy)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         check_key(key)
         data = self._object(key)
-        check_size(key, len(data))
+        admit_size(key, len(data), admit)
         return data
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from tistream.errors import ErrorKind, ObjectConflict, ObjectNotFound, TiStreamError
 from tistream.objectstore.factory import open_store
-from tistream.objectstore.protocol import ObjectInfo, ObjectStore
+from tistream.objectstore.protocol import Admit, ObjectInfo, ObjectStore
 from tistream.runtime import metrics
 
 LIST_PAGE = 1000
@@ -76,9 +76,9 @@ class MeteredStore:
             self._inner.put(key, data)
             moved.size = len(data)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         with self._noted("get", key) as moved:
-            data = self._inner.get(key)
+            data = self._inner.get(key, admit)
             moved.size = len(data)
             return data
 

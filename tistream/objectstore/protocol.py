@@ -10,9 +10,12 @@ bytes raise ObjectConflict. A writer never deletes its file to undo a put.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
+
+#: called with the size of an object before its bytes are read: waits until there is room, or raises
+Admit = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +34,9 @@ class ObjectStore(Protocol):
         """Create the object; succeeds if this same write arrived before. ObjectConflict if the key has other bytes."""
         ...
 
-    def get(self, key: str) -> bytes:
-        """The whole object. ObjectNotFound when missing; CorruptObject, unread, above FILE_BYTES_MAX."""
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
+        """The whole object. ObjectNotFound when missing; CorruptObject, unread, above FILE_BYTES_MAX, or what `admit`
+        raises."""
         ...
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:

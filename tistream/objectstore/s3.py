@@ -33,8 +33,8 @@ from obstore.exceptions import (
 from obstore.store import S3Store as _Bucket
 
 from tistream.errors import ConfigError, InvalidInput, ObjectNotFound, StoreRefused, StoreUnavailable, TiStreamError
-from tistream.objectstore.keys import check_key, check_prefix, check_range, check_size, settle, too_short
-from tistream.objectstore.protocol import ObjectInfo
+from tistream.objectstore.keys import admit_size, check_key, check_prefix, check_range, settle, too_short
+from tistream.objectstore.protocol import Admit, ObjectInfo
 from tistream.objectstore.session import WriteSession
 
 _RETRY = {
@@ -112,11 +112,11 @@ class S3Store:
                 return
         raise StoreUnavailable("the store reports the object as existing and as missing", key=key, determinate=False)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         check_key(key)
         try:
             found = obstore.get(self._bucket, key)
-            check_size(key, found.meta["size"])
+            admit_size(key, found.meta["size"], admit)
             return bytes(found.bytes())
         except (BaseError, OSError) as e:
             raise map_error(e, key) from e

@@ -10,6 +10,8 @@ decides:
   fatal and contained (the process stays ready), and it is tried again after a long pause (30 s doubling to 10
   minutes), or as soon as an operator resumes it.
 
+MemoryError, RecursionError and the panics of libraries in Rust are errors like others (`stops_item`).
+
 A waiting item delays no other. Its problem is shown until a step succeeds or the item is forgotten.
 `tistream.catalog.work.stops` records stopped items in the catalog: a restarted process shows them at once (`remember`)
 and retries them after the first pause.
@@ -26,7 +28,7 @@ import structlog
 
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, Fenced, TiStreamError
-from tistream.runtime.service import Backoff, Problem
+from tistream.runtime.service import Backoff, Problem, stops_item
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.2, 5.0
 STOPPED_FIRST_S, STOPPED_MAX_S = 30.0, 600.0
@@ -76,7 +78,9 @@ class Containment(Generic[Item]):
             return False
         try:
             step()
-        except Exception as e:
+        except BaseException as e:
+            if not stops_item(e):
+                raise
             if isinstance(e, Fenced) and not self._fenced_stops:
                 self.forget(item)
                 raise
@@ -85,7 +89,7 @@ class Containment(Generic[Item]):
         self._failures.pop(item, None)
         return True
 
-    def failed(self, item: Item, error: Exception) -> None:
+    def failed(self, item: Item, error: BaseException) -> None:
         """Record that a step of this item failed, for a step that did not run through `run`."""
         retry = isinstance(error, TiStreamError) and error.kind is ErrorKind.RETRY
         problem = Problem.of(f"{self._source}/{self._name(item)}", error, fatal=not retry, contained=not retry)

@@ -67,6 +67,12 @@ class Problem:
         }
 
 
+def stops_item(error: BaseException) -> bool:
+    """Whether an error may stop an item or a step, and not its thread: any Exception, and the panic of a library in
+    Rust, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 class Service(Protocol):
     """A long-running part of a process."""
 
@@ -171,7 +177,9 @@ class Repeating:
         """Run one step; the pause until the next, or None when there is none."""
         try:
             self._step()
-        except Exception as e:  # noqa: BLE001 - shown as a problem; ends at most this thread
+        except BaseException as e:
+            if not stops_item(e):
+                raise
             retry = isinstance(e, TiStreamError) and e.kind is ErrorKind.RETRY
             self._note(e, fatal=not retry)
             return self._backoff.next_s() if retry or self._lasting else None
@@ -182,7 +190,7 @@ class Repeating:
         self._settled.set()
         return self._interval_s
 
-    def _note(self, error: Exception, *, fatal: bool) -> None:
+    def _note(self, error: BaseException, *, fatal: bool) -> None:
         problem = Problem.of(self.name, error, fatal=fatal, contained=fatal and self._lasting)
         if problem == self._problem:
             return

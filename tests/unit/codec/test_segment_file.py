@@ -16,7 +16,15 @@ import pytest
 import zstandard
 
 from tistream.codec import segment_file
-from tistream.codec.segment_file import MAGIC, SegmentFile, SegmentFileWriter, SegmentInfo, decode_segment
+from tistream.codec.segment_file import (
+    MAGIC,
+    OWN_FILES,
+    FileBounds,
+    SegmentFile,
+    SegmentFileWriter,
+    SegmentInfo,
+    decode_segment,
+)
 from tistream.errors import CorruptObject, InvalidInput
 
 SCHEMA = pa.schema([pa.field("n", pa.uint64(), nullable=False), pa.field("text", pa.binary())])
@@ -87,9 +95,9 @@ def file_of(*tables: pa.Table) -> bytes:
     return writer.finish()
 
 
-def refused(data: bytes, cause: str, place: int | str = 0) -> CorruptObject:
+def refused(data: bytes, cause: str, place: int | str = 0, bounds: FileBounds = OWN_FILES) -> CorruptObject:
     with pytest.raises(CorruptObject) as e:
-        SegmentFile.open(NAME, data).read(0, SCHEMA)
+        SegmentFile.open(NAME, data, bounds).read(0, SCHEMA)
     assert e.value.facts["object"] == NAME
     assert 0 <= e.value.facts["offset"] <= len(data)
     assert e.value.facts["segment"] == place
@@ -211,16 +219,16 @@ def test_oversized_files_are_refused_before_they_are_read(monkeypatch: pytest.Mo
     with pytest.raises(InvalidInput):
         file_of(ROWS)
     monkeypatch.undo()
-    monkeypatch.setattr(segment_file, "FOOTER_BYTES_MAX", 100)
-    refused(data, "footer length", "frame")
-    monkeypatch.undo()
+    refused(data, "footer length", "frame", FileBounds(footer_bytes=100))
+    refused(data, "file is too large", "frame", FileBounds(file_bytes=len(data) - 1))
+    refused(data, "segment is too large", 0, FileBounds(raw_bytes=100))
+    refused(file_of(ROWS, ROWS), "2 segments, more than 1", "footer", FileBounds(segments=1))
     monkeypatch.setattr(segment_file, "HEAD_BYTES_MAX", 5)
     refused(data, "head has", "footer")
     with pytest.raises(InvalidInput):
         file_of(ROWS)
     monkeypatch.undo()
     monkeypatch.setattr(segment_file, "SEGMENT_BYTES_MAX", 100)
-    refused(data, "segment is too large")
     with pytest.raises(InvalidInput):
         file_of(ROWS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
+from dispatcher.admission import LargeFiles
 from dispatcher.cache import FileCache
 from dispatcher.subscription import Subscription
 from dispatcher.tail import Tail, TailTiming
@@ -41,6 +42,7 @@ class World:
             clock=self.clock,
             time=self.time,
             timing=timing or TailTiming(),
+            large=LargeFiles(),
         )
         self.tail.set_newest(1)
 

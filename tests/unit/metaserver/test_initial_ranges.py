@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from metaserver.initial_ranges import lay_out
+from schemas.history import History
 from schemas.snapshot import parse_pushed
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.keyrange import KeyRange, gaps
@@ -31,7 +32,7 @@ def tasks(data_tasks: int, *tables: dict[str, Any]) -> tuple[list[KeyRange], lis
     dbs = [{"id": i, "db_name": {"O": n, "L": n}, "state": 5} for i, n in names.items()]
     job = table(JOB_TABLE, 1, "tidb_ddl_job")
     pushed = parse_pushed({"ts": "9", "dbs": dbs, "tables": [job, table(4, 1, "user"), *tables]})
-    found = lay_out(pushed, data_tasks)
+    found = lay_out(History(pushed.snapshot, pushed.job_table), data_tasks)
     ddl = [task.range for task in found if task.kind is TaskKind.DDL]
     return ddl, [task.range for task in found if task.kind is TaskKind.DATA]
 

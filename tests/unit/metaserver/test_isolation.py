@@ -31,7 +31,7 @@ from tistream.errors import CorruptObject, StoreRefused, StoreUnavailable, TiStr
 from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey, CommittedKey, SchemaSnapKey
 from tistream.objectstore.memory import MemoryStore
-from tistream.objectstore.protocol import ObjectInfo
+from tistream.objectstore.protocol import Admit, ObjectInfo
 from tistream.runtime.containment import STOPPED_MAX_S
 from tistream.runtime.service import Problem
 
@@ -61,9 +61,9 @@ class Bucket(MemoryStore):
         if self.fails is not None and self.fails[0] == operation and f"/tenant-{BAD.tenant_id}/" in key:
             raise self.fails[1]
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         self._check("get", key)
-        return super().get(key)
+        return super().get(key, admit)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         self._check("list", prefix)

@@ -20,6 +20,7 @@ from tests.kit.open_folder import OpenFolder
 from tistream.catalog.database import tables
 from tistream.catalog.log.segments import SegmentRow
 from tistream.errors import CatalogUnavailable, CorruptObject, ObjectNotFound, StoreUnavailable
+from tistream.objectstore.protocol import Admit
 
 END = recording_end()
 EVERYTHING = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
@@ -30,10 +31,10 @@ class Watched(OpenFolder):
 
     before_get: Callable[[str], None] = staticmethod(lambda _key: None)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         happens, self.before_get = self.before_get, lambda _key: None
         happens(key)
-        return super().get(key)
+        return super().get(key, admit)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from tistream.ids import Tenant
 from tistream.model import change
 from tistream.model.change import Op
 from tistream.objectstore.layout import CommittedKey, SchemaSnapKey
-from tistream.objectstore.protocol import ObjectInfo
+from tistream.objectstore.protocol import Admit, ObjectInfo
 
 TENANT = Tenant(7, 1)
 SNAPSHOT = Path(simulator.__file__).parent / "recording" / "schema_snapshot.json"
@@ -51,7 +51,7 @@ class DictStore:
             raise StoreUnavailable("no", determinate=True)
         assert self.objects.setdefault(key, bytes(data)) == data
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
         self.reads.append(key)
         return self._found(key)
 
