@@ -25,7 +25,7 @@ from dispatcher.worker import DispatcherWorker
 from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError
 from tistream.feed.hints import Look
-from tistream.feed.tls import Tls, TlsFiles
+from tistream.feed.tls import TLS_SCHEME, Tls, TlsFiles
 from tistream.feed.wire import FEED_COMMAND, LOOK, as_flight, decode_command, decode_files
 from tistream.model.change import ROWS
 from tistream.runtime.service import Problem, Repeating
@@ -43,7 +43,7 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self, host: str, port: int, tokens: AcceptedTokens, clock: Clock | None = None, *, tls: Tls | None = None
     ) -> None:
         """`port` 0 picks a free one, see `port`."""
-        at = f"{'grpc' if tls is None else 'grpc+tls'}://{host}:{port}"
+        at = f"{'grpc://' if tls is None else TLS_SCHEME}{host}:{port}"
         check = {TokenCheck.NAME: TokenCheck(tokens)}
         super().__init__(at, middleware=check, **({} if tls is None else tls.server()))
         self.source: Source | None = None
@@ -162,8 +162,7 @@ class FlightDispatcher:
         self._tls = None if tls is None else tls.read()
         self._server = FlightFeedServer(host, port, tokens, clock, tls=self._tls)
         self._port = self._server.port
-        scheme = "grpc" if tls is None else "grpc+tls"
-        worker.address = f"{scheme}://{advertise or host}:{self._port}"
+        worker.address = f"{'grpc://' if tls is None else TLS_SCHEME}{advertise or host}:{self._port}"
         self._looks = Repeating(f"{self.name}/port", self._look, interval_s=LOOK_S, clock=clock, lasting=True)
 
     @property

@@ -286,6 +286,13 @@ def test_both_sides_check_the_certificate_of_the_other(secured: World, authority
     assert isinstance(error_of(secured.feed(lambda: "x", good).subscribe(secured.request())), ServiceRefused)
 
 
+def test_a_service_with_certificates_sends_its_token_to_no_port_without(world: World, authority: Path) -> None:
+    world.put()
+    error = error_of(world.feed(tls=files(authority, "sorter", of="DNS:sorter")).subscribe(world.request()))
+    assert isinstance(error, FeedUnavailable)
+    assert "the dispatcher has not" in error.message
+
+
 def test_renewed_files_are_used_and_a_wrong_one_is_shown_and_not_used(
     secured: World, authority: Path, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError, invariant
 from tistream.feed.exchange import Arrived, Exchange, Mailbox
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
-from tistream.feed.tls import Tls, TlsFiles
+from tistream.feed.tls import Tls, TlsFiles, connect
 from tistream.feed.wire import of_flight
 from tistream.ids import Position, Tenant
 from tistream.model.positions import position_of, without_ended
@@ -131,7 +131,7 @@ class FlightFeed:
         with self._lock:
             peer = self._peers.get(address)
             if peer is None:
-                peer = self._peers[address] = _Peer(*self._client(address))
+                peer = self._peers[address] = _Peer(*connect(address, self._tls))
             now, last = self._clock.monotonic(), peer.exchange
             if last is not None and last.ended is None:
                 return last
@@ -145,13 +145,9 @@ class FlightFeed:
                 raise ConnectionError(peer.error)
             if self._tls is not None and self._tls.read() != peer.tls:  # renewed
                 peer.client.close()
-                peer.client, peer.tls = self._client(address)
+                peer.client, peer.tls = connect(address, self._tls)
             peer.exchange = Exchange(peer.client, f"feed {address}", self._bearer(), self._clock)
             return peer.exchange
-
-    def _client(self, address: str) -> tuple[fl.FlightClient, Tls | None]:
-        tls = None if self._tls is None else self._tls.read()
-        return fl.FlightClient(address, **({} if tls is None else tls.client())), tls
 
 
 class FlightStream:

@@ -20,7 +20,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import note_schema_snapshot
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError
 from tistream.feed.flight import Bearer, Locate
-from tistream.feed.tls import TlsFiles
+from tistream.feed.tls import TlsFiles, connect
 from tistream.feed.wire import LOOK, call_options, encode_files
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.notifications import Written, read_events
@@ -108,8 +108,8 @@ class LookByFlight:
         with self._lock:
             client = self._clients.get(address)
             if client is None:
-                tls = {} if self._tls is None else self._tls.read().client()
-                client = self._clients[address] = fl.FlightClient(address, **tls)
+                client, _ = connect(address, self._tls)
+                self._clients[address] = client
             token = self._token = self._token or self._bearer()
         for _ in client.do_action(fl.Action(LOOK, encode_files(keys)), call_options(token, timeout_s=CALL_S)):
             pass

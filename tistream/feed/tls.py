@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.flight as fl
+
 from tistream.config import FeedSettings
-from tistream.errors import ConfigError
+from tistream.errors import ConfigError, FeedUnavailable
+
+TLS_SCHEME = "grpc+tls://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,17 @@ class TlsFiles:
     def _read(self) -> Tls:
         certificate, key, ca = (_contents(path) for path in (self.certificate, self.key, self.ca))
         return Tls(certificate, key, ca, self.peer_name)
+
+
+def connect(address: str, files: TlsFiles | None) -> tuple[fl.FlightClient, Tls | None]:
+    """A client of a dispatcher's port, and the contents that it uses. FeedUnavailable when these settings ask for TLS
+    and the dispatcher has none: the token would be sent in the clear."""
+    if files is None:
+        return fl.FlightClient(address), None
+    if not address.startswith(TLS_SCHEME):
+        raise FeedUnavailable("this service has the files of [feed], but the dispatcher has not", address=address)
+    tls = files.read()
+    return fl.FlightClient(address, **tls.client()), tls
 
 
 def _contents(path: Path) -> bytes:
