@@ -258,7 +258,7 @@ broken(
         "or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))",
         "is_data, _intersects(wanted)",
     ),
-    ("reading.deps:Services.served", "min(watermark, history.resolved_ts)", "watermark"),
+    ("reading.deps:Services.served", "min(edge.ts, history.resolved_ts)", "edge.ts"),
 )
 broken(
     "schema-at-commit (schemas): a row is read with the schema of its commit_ts, not of commit_ts - 1",
