@@ -23,7 +23,7 @@ import zstandard
 
 from simulator.dst.database import SimCatalog
 from simulator.dst.harm import HarmKind
-from simulator.dst.store import Bucket, SimStore
+from simulator.dst.store import Bucket, SimStore, put_at_last
 from simulator.hostile import HOSTILE
 from sorter.worker.runner import TaskRunner
 from tistream.catalog.log.committed import find_segments
@@ -116,7 +116,7 @@ class Neighbours:
             seq += 1
             key = BatchKey(tenant=NEIGHBOUR, store_id=STORE, incarnation=incarnation, seq=seq)
             data = _file(key, rows, checkpoint, open_ts, self.tso())
-            while not _is_there(store, str(key), data):
+            while not put_at_last(store, str(key), data):
                 if stopping.wait(TICK_S):
                     return
             self.newest = incarnation, seq
@@ -260,16 +260,6 @@ class Neighbours:
             return ""
         missing, wrong = sorted(set(want) - set(got)), sorted(set(got) - set(want))
         return f"missing {missing[:3]} wrong {wrong[:3]}, {len(got)} rows instead of {len(want)}"
-
-
-def _is_there(store: SimStore, key: str, data: bytes) -> bool:
-    try:
-        store.put(key, data)
-    except TiStreamError as e:
-        if e.kind is not ErrorKind.RETRY:
-            raise
-        return False
-    return True
 
 
 def _file(key: BatchKey, rows: list[Row], checkpoint: int, open_ts: int, cut_ts: int) -> bytes:

@@ -4,7 +4,9 @@ upstream commits    above everything that was served before                     
 every pull          its rows are the truth in (cursor, next cursor], once and in order         (P1, P3); nothing is
                     served that some task, of data or of DDL, has not written yet
 every watermark     a slice rises exactly as far as the admission rule lets it, and never falls
-every flush         at or below the watermark of the task; `durable_ts` never falls, frontier and W neither
+every flush         at or below the watermark of the task; `durable_ts` never falls, frontier and W neither, and is
+                    never further ahead of the database's clock than is allowed
+every held file     is further ahead than that
 every owner         one life of one worker for each epoch of a task
 every feed          file n + 1 right behind file n
 every transaction   see `catalog_rules`
@@ -29,15 +31,19 @@ from simulator.transactions import CommittedRow
 from sorter.core.task_core import TaskCore
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.worker.runner import TaskRunner
+from tistream import ts as tso
 from tistream.catalog.work.tasks import TaskRow
 from tistream.codec.table_key import SYSTEM_IDS_FROM
+from tistream.errors import AheadOfTime
 from tistream.feed.protocol import FeedBatch, FeedRequest
 from tistream.ids import Position
 from tistream.keyrange import end_before
 from tistream.objectstore.layout import BaseKey, BatchKey, CommittedKey, CompactedKey, SnapshotKey, parse
+from tistream.runtime.service_time import ServiceTime
 
 _COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
 _VIOLATIONS_MAX = 5
+_LATE_MS = 1500  # a read of the database's clock may take this long
 LOWEST = "SELECT min(durable_ts) FROM tasks WHERE tenant_id = 1"  #: of the tenant that is pulled
 JUDGED_FOLDER = "/tenant-1/"
 
@@ -56,6 +62,7 @@ class Oracle:
         self.committed, self.database, self.tell, self._shows = committed, database, tell, shows
         self.violations: list[str] = []
         self.rules = CatalogRules(database, {}, self.violated)
+        self.skew_ms = 0
         self.served_max = 0
         self.pulls = self.rows = 0
         self._below = 0  # true rows at or below the served timestamp
@@ -117,6 +124,8 @@ class Oracle:
                 f"durable_ts: task {task_id} went from {old} to {new}, "
                 f"last seen {self._durable_timestamps.get(task_id)}"
             )
+        if (ahead_ms := tso.physical_ms(new) - self.database.now_ms()) > self.skew_ms:
+            self.violated(f"ahead: durable_ts of task {task_id} is {ahead_ms} ms ahead of the database's clock")
         self._durable_timestamps[task_id] = new
         ((frontier,),) = self.database.query(LOWEST)
         if frontier < self._frontier:
@@ -178,7 +187,7 @@ class Oracle:
     def watching_cores(self) -> Iterator[None]:
         """Compare every watermark map with the rule itself, and every flush with its map."""
         apply, take = RangeWatermarkMap.apply, TaskCore.take
-        load, following = TaskRunner.load, Subscription.next
+        load, following, held = TaskRunner.load, Subscription.next, ServiceTime.ahead
 
         def watched(self_: RangeWatermarkMap, regions: Any, store_id: int, incarnation: int, seq: int) -> bool:
             known = self._promises.get(id(self_))
@@ -202,6 +211,13 @@ class Oracle:
             self._promises[id(watermarks)] = _Promises(watermarks, row.durable_ts)
             return runner
 
+        def ahead(self_: ServiceTime, ts: int, what: str, **facts: object) -> AheadOfTime | None:
+            found = held(self_, ts, what, **facts)
+            early_ms = self.database.now_ms() + self.skew_ms - tso.physical_ms(ts)
+            if found is not None and early_ms > _LATE_MS and not self.rules.clock_jumps:
+                self.violated(f"held: {found} although it has counted for {early_ms} ms")
+            return found
+
         def delivered(self_: Subscription, timeout_s: float) -> FeedBatch | None:
             batch = following(self_, timeout_s)
             self.delivered(self_._request, handed.setdefault(self_, {}), batch)
@@ -212,12 +228,13 @@ class Oracle:
         TaskCore.take = taken  # type: ignore[method-assign,assignment]
         TaskRunner.load = staticmethod(loaded)  # type: ignore[method-assign,assignment]
         Subscription.next = delivered  # type: ignore[method-assign,assignment]
+        ServiceTime.ahead = ahead  # type: ignore[method-assign,assignment]
         try:
             with self.rules.watching_flushes(), self.rules.watching_leases():
                 yield
         finally:
             RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]
-            Subscription.next = following  # type: ignore[method-assign]
+            Subscription.next, ServiceTime.ahead = following, held  # type: ignore[method-assign]
             TaskRunner.load = classmethod(load.__func__)  # type: ignore[attr-defined,method-assign,assignment]
 
     def _compare(self, known: _Promises) -> None:

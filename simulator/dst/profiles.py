@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator import profiles as upstream
 from simulator.dst.upstream import Habits
+from tistream.limits import CLOCK_SKEW_MAX_MS
 
 #: probabilities; `slow_s` is the longest delay in seconds
 USUAL: Mapping[str, float] = {
@@ -35,6 +36,8 @@ class Profile:
     compactors: int = 0
     shapers: int = 0  #: processes that request splits and merges
     neighbours: bool = False  #: other tenants, one of which is harmed
+    future: bool = False  #: an upstream whose clock is ahead at times, and a store that writes what it wants
+    skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
     shape_s: float = 1.0  #: mean time between two such requests
     data_tasks: int = 2
     tick_s: float = 1.0
@@ -322,6 +325,22 @@ PROFILES: dict[str, Profile] = {
             faults=_only(slow=0.05, put_lost=0.02, db_lost=0.01, net_cut=0.01),
             chaos={"crash": 4, "crash_io": 2},
             victims=("sorter", "dispatcher", "meta"),
+        ),
+        Profile(
+            name="future",
+            about="the upstream's clock is ahead of the database's at times; one store writes timestamps of the future",
+            upstream=replace(upstream.TINY, rows=4, patience=3, interactive=0.1),
+            future=True,
+            skew_ms=3000,
+            actions=250,
+            dispatchers=1,
+            metas=1,
+            snapshot_s=1.5,
+            flush_s=0.3,
+            tick_s=0.5,
+            faults=_only(slow=0.02, put_lost=0.02, db_lost=0.01, net_cut=0.01),
+            chaos={"crash": 4, "crash_io": 1},
+            victims=("pusher", "sorter", "dispatcher", "future"),
         ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )

@@ -26,7 +26,7 @@ from pusher.worker import PusherWorker
 from reading.deps import Services
 from reading.pull import PullRequest, pull
 from reading.scope import Scope
-from simulator.dst import threads
+from simulator.dst import future, threads
 from simulator.dst.database import SimCatalog
 from simulator.dst.network import SimFeed
 from simulator.dst.scheduler import Process
@@ -140,6 +140,8 @@ def run_role(world: Hosts, running: Running) -> None:
             _read(world, running, catalog, store, clock, rand)
         elif running.role == "neighbour":
             world.neighbours.push(catalog, store, running.stopping)
+        elif running.role == "future":
+            future.push(TENANT, catalog, store, running.stopping, rand, world.unix_ms(), world.tell)
         elif running.role == "compactor":
             _compact(world, running, catalog, store, clock, rand)
         elif running.role == "shaper":
@@ -164,6 +166,7 @@ def _service(world: Hosts, running: Running, catalog: SimCatalog, store: SimStor
             interval_s=0.6,
             collect_interval_s=profile.collect_s,
             grace_ms=profile.grace_ms,
+            skew_max_ms=profile.skew_ms,
         )
     if running.role == "dispatcher":
         worker = DispatcherWorker(
@@ -174,6 +177,7 @@ def _service(world: Hosts, running: Running, catalog: SimCatalog, store: SimStor
             timing=TailTiming(poll_s=0.2, gap_after_s=1.0, list_every_s=4.0, retry_s=0.5),
             cache_bytes=40_000,
             reclaim_s=1.0,
+            skew_max_ms=profile.skew_ms,
         )
         world.network.dispatchers[running.process] = worker
         return worker

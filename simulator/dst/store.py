@@ -20,7 +20,7 @@ from simulator.dst.boundaries import LATE_S, Boundaries, Point, Side
 from simulator.dst.faults import Dice
 from simulator.dst.harm import Harms
 from simulator.dst.scheduler import Scheduler
-from tistream.errors import ObjectNotFound, StoreUnavailable
+from tistream.errors import ErrorKind, ObjectNotFound, StoreUnavailable, TiStreamError
 from tistream.objectstore.keys import check_key, check_prefix, check_range, settle, too_short
 from tistream.objectstore.protocol import Admit, ObjectInfo
 
@@ -167,3 +167,14 @@ class SimStore:
         s.point(f"delete done {key}")
         if fault:
             raise StoreUnavailable("no reply", key=key, determinate=False)
+
+
+def put_at_last(store: SimStore, key: str, data: bytes) -> bool:
+    """Put an object; False when it may not be there and the PUT must be repeated."""
+    try:
+        store.put(key, data)
+    except TiStreamError as e:
+        if e.kind is not ErrorKind.RETRY:
+            raise
+        return False
+    return True

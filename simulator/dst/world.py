@@ -16,7 +16,7 @@ import structlog
 import zstandard
 
 from reading.deps import Services
-from simulator.dst import threads
+from simulator.dst import future, threads
 from simulator.dst.boundaries import Boundaries, Point
 from simulator.dst.catalog_rules import CatalogRules
 from simulator.dst.database import Database, SimCatalog
@@ -43,7 +43,7 @@ HEARTBEAT_MS = 700
 SWEEP_S = 4.0
 READ_LEASE_TTL_MS = 2400
 _REST_S = 60.0
-_PUSH_AND_PULL = ("pusher", "reader", "neighbour")  # gone before leftovers are checked
+_PUSH_AND_PULL = ("pusher", "reader", "neighbour", "future")  # gone before leftovers are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,9 @@ class World:
         self.database.on_durable_ts = self.oracle.durable_ts_moved
         self.oracle.rules = CatalogRules(self.database, self.bucket.objects, self.oracle.violated)
         self.oracle.rules.clock_jumps = "jump" in profile.chaos
+        self.oracle.skew_ms = profile.skew_ms
+        ahead = random.Random(f"{seed}/future")
+        self._ahead = future.plan_of(ahead, profile.skew_ms, actions * profile.action_s) if profile.future else []
         self.database.on_commit = self.oracle.rules.look
         self.running: list[Running] = []
         self.neighbours = Neighbours(random.Random(f"{seed}/neighbours"), self.bucket, self.tso, self.tell)
@@ -105,11 +108,16 @@ class World:
 
     def tso(self) -> int:
         """A timestamp for a tick of the upstream."""
-        self.workload.advance_to(tso.compose(self.unix_ms()))
+        self.workload.advance_to(tso.compose(self._upstream_ms()))
         return self.workload.tick()
 
     def unix_ms(self) -> int:
         return START_MS + int(self.scheduler.now * 1000)
+
+    def _upstream_ms(self) -> int:
+        """The upstream's clock."""
+        ahead = [part.ms for part in self._ahead if part.from_s <= self.scheduler.now]
+        return self.unix_ms() + (ahead[-1] if ahead and not self.resting else 0)
 
     def tell(self, text: str) -> None:
         """A line of the story."""
@@ -151,6 +159,8 @@ class World:
             self.start("pusher", f"pusher-{i + 1}")
         for i in range(p.readers):
             self.start("reader", f"reader-{i + 1}")
+        if p.future:
+            self.start("future", "future-1")
         if p.neighbours:
             self.start("neighbour", "neighbour-1")
             self._harm_later(main)
@@ -257,7 +267,7 @@ class World:
         """The next upstream action."""
         if left <= 0 or self.resting:
             return
-        self.workload.advance_to(tso.compose(self.unix_ms()))
+        self.workload.advance_to(tso.compose(self._upstream_ms()))
         self.tell(self.workload.step())
         self.oracle.upstream_moved()
         pause = self.rand.expovariate(1 / self.profile.action_s)
@@ -416,7 +426,8 @@ class World:
                 self.scheduler.kill(r.process)
 
         def close() -> None:
-            for store_id in range(1, self.profile.upstream.stores + 1):
+            stores = range(1, self.profile.upstream.stores + 1)
+            for store_id in (*stores, future.STORE) if self.profile.future else stores:
                 issue_incarnation(SimCatalog(self.database), TENANT, store_id)
 
         threads.spawn(main, close, "close incarnations")

@@ -89,6 +89,12 @@ QUICK = {
     "bytes-change-on-retry": 0,
     "errors-spread": 0,
     "durable-watermark-forgotten": 9,
+    "future-counts": 0,
+    "worker-clock": 0,
+    "skew-ignored": 0,
+    "held-overtaken": 0,
+    "held-for-good": 4,
+    "above-cut-counts": 0,
 }
 
 
