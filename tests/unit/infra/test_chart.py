@@ -72,7 +72,7 @@ def test_every_role_is_started_with_flags_and_settings_that_exist(case: str) -> 
         variables = [variable["name"] for variable in container["env"]]
         assert len(variables) == len(set(variables)), f"{component}: the last of two would win"
         assert {name for name in variables if name.startswith("TISTREAM_")} <= SETTINGS | OF_CLIENTS, component
-    assert started == (ROLES | {"pusher": "push"} if case == "production" else ROLES)
+    assert started == (ROLES | {"pusher": "push", "spark": "spark"} if case == "production" else ROLES)
 
 
 def test_settings_have_values_that_are_accepted(case: str) -> None:

@@ -45,7 +45,7 @@ def ours() -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, service
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "tistream.toml"])
+@pytest.mark.parametrize("name", ["Dockerfile", "spark.Dockerfile", "compose.yaml", "tistream.toml"])
 def test_settings_that_are_named_exist(name: str) -> None:
     named = set(re.findall(r"\bTISTREAM_[A-Z_]+\b", (INFRA / name).read_text("utf-8")))
     assert sorted(named - SETTINGS - OF_CLIENTS - OF_COMPOSE) == []
@@ -117,6 +117,15 @@ def test_the_image_holds_every_package_and_runs_as_nobody_special() -> None:
     assert 'ENTRYPOINT ["tistream"]' in last
     for source in re.findall(r"^COPY (?!--)(\S+) /", last, re.MULTILINE):
         assert (ROOT / source).is_file()
+
+
+def test_the_image_of_spark_adds_java_and_the_extra_and_runs_as_the_same_user() -> None:
+    text = (INFRA / "spark.Dockerfile").read_text("utf-8")
+    assert re.findall(r"^USER (.+)$", text, re.MULTILINE) == ["root", "10001:10001"]
+    assert "openjdk-17-jre-headless" in text
+    (extra,) = re.findall(r"'tistream\[(\w+)\]'", text)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert any(package.startswith("pyspark") for package in extras[extra])
 
 
 def test_the_health_check_follows_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
