@@ -1,8 +1,8 @@
 # syntax=docker/dockerfile:1
 # The image of `tistream spark`: the other services' image with Java and PySpark.
 #   docker build -f infra/Dockerfile -t tistream . && docker build -f infra/spark.Dockerfile -t tistream-spark .
-ARG TISTREAM_IMAGE=tistream
-FROM ${TISTREAM_IMAGE}
+ARG BASE=tistream
+FROM ${BASE}
 USER root
 # The extra's bounds are those of the distribution that is installed already.
 RUN apt-get update \
