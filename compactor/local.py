@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from compactor import task
 from compactor.base_task import BaseResult, build_bases
@@ -25,17 +24,26 @@ class LocalExecutor:
 
     def __call__(self, rows: Sequence[PlanRow]) -> Iterator[RangeResult | Failed]:
         with self._pool() as pool:
-            yield from pool.map(partial(attempt, task.compact_range, self._store), rows)
+            yield from pool.map(self._merged, rows)
 
     def bases(self, rows: Sequence[BasePlanRow]) -> Iterator[BaseResult | Failed]:
         """A BaseExecutor."""
         with self._pool() as pool:
-            yield from pool.map(partial(attempt, build_bases, self._store), rows)
+            yield from pool.map(self._built, rows)
 
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._threads, thread_name_prefix="compactor", initializer=self._begin)
+        return ThreadPoolExecutor(self._threads, thread_name_prefix="compactor")
 
-    def _begin(self) -> None:
-        if self._nice:  # Linux gives each thread a priority of its own
-            me = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + self._nice)
+    def _merged(self, row: PlanRow) -> RangeResult | Failed:
+        self._lower()
+        return attempt(task.compact_range, self._store, row)
+
+    def _built(self, row: BasePlanRow) -> BaseResult | Failed:
+        self._lower()
+        return attempt(build_bases, self._store, row)
+
+    def _lower(self) -> None:
+        """Lower the priority of this thread: on Linux each has its own."""
+        if self._nice:
+            wanted = os.getpriority(os.PRIO_PROCESS, os.getpid()) + self._nice
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, wanted))
