@@ -8,6 +8,7 @@ every flush         at or below the watermark of the task; `durable_ts` never fa
                     never further ahead of the database's clock than is allowed
 every held file     is further ahead than that
 every owner         one life of one worker for each epoch of a task
+every quarantine    nothing above its `good_ts` is served while it is undecided; see `lies`
 every feed          file n + 1 right behind file n
 every transaction   see `catalog_rules`
 every deletion      of what is not needed: no live object, none without a tombstone, no file above reclaimed_seq
@@ -117,6 +118,18 @@ class Oracle:
             twice = sorted({_show(r) for r in got if got.count(r) > 1})
             self.violated(f"pull: {who} in ({after}, {upto}]: missing {missing} wrong {extra} twice {twice}")
 
+    def good_ts(self) -> int | None:
+        """The last timestamp known to be good, while a store is quarantined."""
+        query = "SELECT min(good_ts) FROM quarantines WHERE tenant_id = 1 AND state = 'quarantined'"
+        ((good_ts,),) = self.database.query(query)
+        return None if good_ts is None else int(good_ts)
+
+    def held(self, who: str, upto: int, good_ts: int | None) -> None:
+        """A pull has given `upto`; `good_ts` as of when it began."""
+        now = self.good_ts()
+        if good_ts is not None and now is not None and upto > max(good_ts, now):
+            self.violated(f"quarantine: {who} got {upto}, only {good_ts} is known to be good")
+
     def durable_ts_moved(self, task_id: int, old: int, new: int) -> None:
         """A transaction moved `durable_ts`."""
         if new < old or old != self._durable_timestamps.get(task_id, old):
@@ -186,17 +199,22 @@ class Oracle:
     @contextmanager
     def watching_cores(self) -> Iterator[None]:
         """Compare every watermark map with the rule itself, and every flush with its map."""
-        apply, take = RangeWatermarkMap.apply, TaskCore.take
+        apply, take, withdraw = RangeWatermarkMap.apply, TaskCore.take, RangeWatermarkMap.withdraw
         load, following, held = TaskRunner.load, Subscription.next, ServiceTime.ahead
 
         def watched(self_: RangeWatermarkMap, regions: Any, store_id: int, incarnation: int, seq: int) -> bool:
             known = self._promises.get(id(self_))
             if known is None:
                 known = self._promises[id(self_)] = _Promises(self_, self_.start_ts)
-            known.rows += [r for r in regions.to_pylist() if r["tenure_ready_ts"] and r["resolved_ts"]]
+            known.rows += _counting(regions)
             moved = apply(self_, regions, store_id, incarnation, seq)
             self._compare(known)
             return moved
+
+        def withdrawn(self_: RangeWatermarkMap, store_id: int, incarnation: int, floor_ts: int) -> None:
+            withdraw(self_, store_id, incarnation, floor_ts)
+            known = self._promises[id(self_)] = _Promises(self_, int(self_._slots.floor))
+            known.rows += [r for newest in self_._newest.values() for r in _counting(newest.regions)]
 
         def taken(self_: TaskCore, w: int) -> pa.Table:
             lowest = self_._watermarks.watermark()
@@ -225,6 +243,7 @@ class Oracle:
 
         handed: dict[Subscription, dict[int, int]] = {}
         RangeWatermarkMap.apply = watched  # type: ignore[method-assign,assignment]
+        RangeWatermarkMap.withdraw = withdrawn  # type: ignore[method-assign,assignment]
         TaskCore.take = taken  # type: ignore[method-assign,assignment]
         TaskRunner.load = staticmethod(loaded)  # type: ignore[method-assign,assignment]
         Subscription.next = delivered  # type: ignore[method-assign,assignment]
@@ -235,6 +254,7 @@ class Oracle:
         finally:
             RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]
             Subscription.next, ServiceTime.ahead = following, held  # type: ignore[method-assign]
+            RangeWatermarkMap.withdraw = withdraw  # type: ignore[method-assign]
             TaskRunner.load = classmethod(load.__func__)  # type: ignore[attr-defined,method-assign,assignment]
 
     def _compare(self, known: _Promises) -> None:
@@ -267,6 +287,11 @@ class _Promises:
         )
         self.steps = _steps(map_)
         self.rows: list[dict[str, Any]] = list(map_.snapshot()[1].to_pylist())
+
+
+def _counting(regions: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The watermark rows of subscriptions that are ready."""
+    return [r for r in regions.to_pylist() if r["tenure_ready_ts"] and r["resolved_ts"]]
 
 
 def _steps(map_: RangeWatermarkMap) -> list[tuple[bytes, int]]:

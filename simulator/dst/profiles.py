@@ -38,6 +38,7 @@ class Profile:
     neighbours: bool = False  #: other tenants, one of which is harmed
     future: bool = False  #: an upstream whose clock is ahead at times, and a store that writes what it wants
     skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
+    lies: int = 0  #: rows with which stores contradict their own promises
     shape_s: float = 1.0  #: mean time between two such requests
     data_tasks: int = 2
     tick_s: float = 1.0
@@ -342,6 +343,21 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 4, "crash_io": 1},
             victims=("pusher", "sorter", "dispatcher", "future"),
         ),
+        Profile(
+            name="promises",
+            about="stores contradict their own promises, or repeat rows; sorters die, an operator rejects the stores",
+            upstream=replace(upstream.TINY, stores=2, tables=2, rows=4, patience=4),
+            dispatchers=1,
+            metas=1,
+            lies=4,
+            tick_s=0.5,
+            flush_s=0.2,
+            snapshot_s=0.4,
+            amounts=(0.1,),
+            faults=_only(slow=0.05, put_lost=0.02, db_lost=0.03, db_late=0.02, net_cut=0.01),
+            chaos={"crash": 6, "crash_io": 3},
+            victims=("sorter",),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -351,5 +367,5 @@ def profile_of(seed: int) -> Profile:
     """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
     if seed % 10 == 8:
         return PROFILES["isolation"]
-    others = [p for p in PROFILES.values() if p.name not in ("usual", "calm", "isolation")]
+    others = [p for p in PROFILES.values() if p.name not in ("usual", "calm", "isolation", "promises")]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

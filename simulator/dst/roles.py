@@ -39,7 +39,7 @@ from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.drain import drain
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.work.tasks import frontier
-from tistream.errors import CatalogUnavailable, ErrorKind, Fenced, TiStreamError
+from tistream.errors import BeyondQuarantine, CatalogUnavailable, ErrorKind, Fenced, TiStreamError
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import Admit
 from tistream.runtime.service import Problem, Service
@@ -108,6 +108,7 @@ class Hosts(Protocol):
     scheduler: Any
     resting: bool
     neighbours: Any
+    lies: Any
 
     def tso(self) -> int: ...
     def unix_ms(self) -> int: ...
@@ -230,6 +231,7 @@ def _push(
         tick_s=world.profile.tick_s,
         scan_rows=rand.choice(world.profile.scan_rows),
         habits=world.profile.habits,
+        lies=world.lies,
     )
     worker = PusherWorker(
         source=source,
@@ -296,6 +298,9 @@ def _read(
         start = rand.choice([cursors[-1], rand.choice(cursors), None]) if cursors else None
         try:
             end = read_once(world, services, running.name, start, rand.choice([1, 3, 10_000]))
+        except BeyondQuarantine:
+            cursors.clear()  # the reader waits at the beginning until an operator has decided
+            continue
         except TiStreamError as e:
             if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
                 raise
@@ -316,9 +321,10 @@ def read_once(world: Hosts, services: Services, who: str, start: str | None, lim
     request = PullRequest(
         scope=scope, start_ts=None if start else "earliest", cursor=start, format="arrow", options={}, limit=limit
     )
-    seen = world.oracle.served_max
+    seen, good_ts = world.oracle.served_max, world.oracle.good_ts()
     answer = pull(services, request)
     rows = pa.ipc.open_stream(answer.content).read_all()
     upto = position.decode_cursor(answer.next_cursor, scope)
     world.oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen)
+    world.oracle.held(who, max(upto, answer.resolved_ts), good_ts)
     return answer.next_cursor

@@ -137,6 +137,7 @@ def _prepared(
                 limits=profile.limits,
             ),
             world.oracle.watching_cores(),
+            world.lies.watching(world.oracle.violated) if profile.lies else contextlib.nullcontext(),
             world.neighbours.failing() if profile.neighbours else contextlib.nullcontext(),
         ):
             yield world

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pusher.core.source import CheckpointOf, Resolved, SourceEvent, Tick
+from pusher.core.source import CheckpointOf, Resolved, Rows, SourceEvent, Tick
 from simulator.core.cluster import Cluster
 from simulator.core.mvcc import Lock
+from simulator.dst.lies import Lies
 from simulator.dst.scheduler import Scheduler
 from simulator.push.model_source import ModelSource
 from simulator.transactions import State
@@ -52,8 +53,12 @@ class SimSource(ModelSource):
         tick_s: float,
         scan_rows: int | None,
         habits: Habits,
+        lies: Lies | None = None,
     ) -> None:
         super().__init__(cluster, store_id, scan_rows=scan_rows)
+        self._lies = lies
+        self._promised: dict[int, int] = {}  # by subscription: what the files of earlier ticks have promised
+        self._promises: dict[int, int] = {}  # and what that of this tick does
         self._scheduler, self._tso, self._tick_s, self._habits = scheduler, tso, tick_s, habits
         self._due = scheduler.now + tick_s * (0.5 + habits.apart * (store_id - 1))
         self._fetched = 0  # the timestamp of the next resolved ts, if it is there
@@ -69,12 +74,29 @@ class SimSource(ModelSource):
             else:
                 self._tick_by_habit()
         events = super().poll(0.0, checkpoint_of)
+        if self._lies is not None and self._lies.most:
+            events = [*events, *self._lie(events)]
         if s.now >= self._scan_due:
             self._scan_due = s.now + self._habits.scan_s
         return events
 
+    def _lie(self, events: Sequence[SourceEvent]) -> Iterator[SourceEvent]:
+        """A row at or below what an earlier file of its subscription promised, now and then."""
+        assert self._lies is not None
+        for event in events:
+            if isinstance(event, Resolved):
+                said = zip(event.subscriptions.tolist(), event.resolved_ts.tolist(), strict=True)
+                self._promises |= {id_: max(ts, self._promises.get(id_, 0)) for id_, ts in said}
+            elif isinstance(event, Tick):
+                self._promised = dict(self._promises)
+        for id_, subscription in self._subscriptions.items():
+            row = self._lies.row(subscription.region.range, self._promised.get(id_, 0))
+            if row is not None:
+                yield Rows(subscription=id_, rows=row)
+
     def drop(self) -> None:
         super().drop()
+        self._promised, self._promises = {}, {}
         self._fetched, self._said = 0, False
 
     def _scanned(self, subscription: int) -> Iterator[SourceEvent]:

@@ -7,6 +7,7 @@ leftovers the pushers end; batch files and orphans must go away
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Callable, Collection, Mapping, MutableMapping
@@ -21,6 +22,7 @@ from simulator.dst.boundaries import Boundaries, Point
 from simulator.dst.catalog_rules import CatalogRules
 from simulator.dst.database import Database, SimCatalog
 from simulator.dst.faults import Dice
+from simulator.dst.lies import Lies
 from simulator.dst.neighbours import LATE_FROM, Neighbours
 from simulator.dst.network import Network
 from simulator.dst.oracle import LOWEST, Oracle
@@ -32,9 +34,11 @@ from simulator.dst.upstream import workload_of
 from simulator.profiles import new_cluster
 from sorter.worker.worker import SorterWorker
 from tistream import ts as tso
+from tistream.catalog.tenancy.served import QuarantineState
 from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.quarantines import list_quarantines, reject_store
 from tistream.catalog.work.stores import issue_incarnation
-from tistream.errors import ErrorKind, ObjectConflict, TiStreamError
+from tistream.errors import CatalogUnavailable, ErrorKind, NotFound, ObjectConflict, TiStreamError
 from tistream.objectstore.layout import SchemaSnapKey
 
 START_MS = 1_750_000_000_000
@@ -94,6 +98,7 @@ class World:
         self.database.on_commit = self.oracle.rules.look
         self.running: list[Running] = []
         self.neighbours = Neighbours(random.Random(f"{seed}/neighbours"), self.bucket, self.tso, self.tell)
+        self.lies = Lies(random.Random(f"{seed}/lies"), self.workload.committed, profile.lies)
         self.bounds: Mapping[str, int] = {}  #: that are small in this run, see `bounds`
         self.resting = False
         self.rested = False
@@ -164,6 +169,8 @@ class World:
         if p.neighbours:
             self.start("neighbour", "neighbour-1")
             self._harm_later(main)
+        if p.lies:
+            self._decide_later(main)
         self._act(self.actions)
         for event in self.plan:
             self.scheduler.call_at(event.at, lambda event=event: self._befall(event))  # type: ignore[misc]
@@ -221,6 +228,26 @@ class World:
                     self._crash_now(r.process, 0.5)
 
         self.scheduler.call_at(self.scheduler.now + 3.0 + n.rand.random() * 4.0, harm)
+
+    def _decide_later(self, main: Process) -> None:
+        """An operator rejects what is quarantined, every now and then."""
+
+        def decide() -> None:
+            catalog = SimCatalog(self.database)
+            for row in list_quarantines(catalog, TENANT, state=QuarantineState.QUARANTINED):
+                self.tell(f"an operator rejects store {row.store_id}")
+                with contextlib.suppress(CatalogUnavailable, NotFound):
+                    reject_store(catalog, TENANT, row.store_id)
+
+        def tried() -> None:
+            with contextlib.suppress(CatalogUnavailable):
+                decide()
+
+        def again() -> None:
+            threads.spawn(main, tried, "an operator")
+            self.scheduler.call_at(self.scheduler.now + 2.5, again)
+
+        self.scheduler.call_at(self.scheduler.now + 2.5, again)
 
     def _judge_neighbours(self, main: Process) -> None:
         """After a restart of the neighbour's pusher, whatever may not stop is written out and what has stopped is
@@ -354,6 +381,7 @@ class World:
     def _rest(self) -> None:
         """Faults end and the upstream decides what is open."""
         self.resting = True
+        self.lies.most = 0
         self.tell("faults end")
         self._faults(on=False)
         self._catalog_back()
@@ -398,6 +426,8 @@ class World:
         if stopped:
             self.oracle.violated(f"stopped: task {stopped[0][0]}: {stopped[0][1]}")
         ((lowest,),) = self.database.query(LOWEST)
+        if self.oracle.good_ts() is not None:
+            return False
         return lowest is not None and lowest >= self._last_commit() and self.scheduler.now > self.bucket.all_there_at
 
     def _final_pull(self, main: Process) -> None:

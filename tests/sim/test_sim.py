@@ -243,6 +243,14 @@ def test_harm_to_one_tenant_stops_no_other(seed: int) -> None:
     assert run(seed, "isolation").violations == ()
 
 
+@pytest.mark.parametrize("seed", [0, 6])
+def test_a_store_that_contradicts_its_promise_is_never_taken_without_a_word(seed: int) -> None:
+    """Nor is one refused for rows that it only repeats; nothing above what is good is served until it is rejected."""
+    found = run(seed, "promises")
+    assert found.violations == ()
+    assert any("an operator rejects" in line for line in found.story)
+
+
 def test_every_mutant_names_a_scenario() -> None:
     assert {mutant.scenario for mutant in MUTANTS.values()} <= PROFILES.keys()
 

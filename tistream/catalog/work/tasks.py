@@ -28,7 +28,8 @@ from tistream.catalog.database.tables import (
     tenant_of,
     tenants,
 )
-from tistream.catalog.tenancy.served import Edge, edge_columns, edge_of, limits
+from tistream.catalog.tenancy import served
+from tistream.catalog.tenancy.served import Edge
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState
 from tistream.catalog.work.workers import is_newest_incarnation
 from tistream.errors import NotFound
@@ -305,12 +306,12 @@ def served_edge(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None)
     `durable_ts` does, and a paused tenant keeps its tasks.
     """
     wanted = range or KeyRange()
-    found = limits(
+    found = served.limits(
         of_tasks=and_(of_tenant(tasks, tenant), or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))),
         of_stores=of_tenant(quarantines, tenant),
     )
     with catalog.reading() as conn:
-        return edge_of(conn.execute(select(*edge_columns(found))).one())
+        return served.edge_of(conn.execute(select(*served.edge_columns(found))).one())
 
 
 def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:
@@ -321,17 +322,17 @@ def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = 
 def served_edges(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, Edge]:
     """`served_edge` of several tenants in one statement; tenants without tasks are missing."""
     wanted = set(tenants)
-    found = limits()
+    found = served.limits()
     if len(wanted) <= _TENANTS_NAMED_MAX:
         ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in wanted]
-        found = limits(
+        found = served.limits(
             of_tasks=tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids),
             of_stores=tuple_(quarantines.c.cluster_id, quarantines.c.tenant_id).in_(ids),
         )
     c = found.c
-    query = select(c.cluster_id, c.tenant_id, *edge_columns(found)).group_by(c.cluster_id, c.tenant_id)
+    query = select(c.cluster_id, c.tenant_id, *served.edge_columns(found)).group_by(c.cluster_id, c.tenant_id)
     with catalog.reading() as conn:
-        return {tenant: edge_of(row) for row in conn.execute(query) if (tenant := tenant_of(row)) in wanted}
+        return {tenant: served.edge_of(row) for row in conn.execute(query) if (tenant := tenant_of(row)) in wanted}
 
 
 def served_watermarks(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, int]:
