@@ -127,7 +127,7 @@ class Activation:
                 if ahead := time.ahead(key.ts, "schema snapshot", object=info.key, tenant=str(tenant)):
                     raise ahead  # as are all that follow: they are listed by ts
             history = self._usable(key, info, waiting)
-            if waiting.parsing is not None:
+            if waiting.parsing is not None and waiting.parsing[0] == info.key:
                 waiting.backoff.reset()
                 return
             if history is None:

@@ -29,7 +29,7 @@ from tistream.model.change import REGIONS, ROWS
 from tistream.objectstore.layout import BatchKey, SchemaSnapKey
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-TENANT = Tenant(1, 1)
+TENANT = Tenant(1, 2)
 BATCH_KEY = BatchKey(tenant=TENANT, store_id=1, incarnation=1, seq=1)
 MANIFEST_KEY = manifest_key(TENANT, 9, 0)
 
@@ -163,7 +163,7 @@ def real_schema(tables: int) -> bytes:
 
 def _manifest(rows: int) -> bytes:
     """A manifest that says to have this many segments."""
-    head = {"file": "seed-manifest", "cluster": 1, "tenant": 1, "ts": "9", "table_id": 0, "file_bytes": {"1": 100}}
+    head = {"file": "seed-manifest", "cluster": 1, "tenant": 2, "ts": "9", "table_id": 0, "file_bytes": {"1": 100}}
     return file_of(head, ("seed-manifest", zeros(GIB), rows, GIB))
 
 

@@ -19,9 +19,11 @@ import zstandard
 from metaserver import activation, collect, deletion, retention
 from metaserver.loop import MetaWorker
 from tests.kit.catalog_cases import activate
+from tests.kit.hostile_bytes import real_schema
 from tests.kit.log_builder import LogBuilder
 from tests.kit.manual_clock import ManualClock
 from tests.kit.recording import RECORDING
+from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import TenantState, get_tenant, look_up_tenant, register_tenant, set_retention
 from tistream.catalog.work.deletion import delete_tenant
@@ -29,6 +31,7 @@ from tistream.catalog.work.stops import list_stops, resume_stop
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, StoreRefused, StoreUnavailable, TiStreamError
 from tistream.ids import Tenant
+from tistream.limits import SNAPSHOT_SMALL_BYTES
 from tistream.objectstore.layout import BatchKey, CommittedKey, SchemaSnapKey
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import Admit, ObjectInfo
@@ -259,6 +262,25 @@ def test_a_hostile_snapshot_keeps_only_its_own_tenant_waiting(world: World, dama
     worker.activate()
     assert get_tenant(world.catalog, BAD).state is TenantState.ACTIVE
     assert (of_bad(worker), list_stops(world.catalog)) == ([], [])
+
+
+def test_large_snapshots_are_parsed_aside_one_after_the_other(world: World) -> None:
+    large, broken = real_schema(1000), zstandard.compress(b" " * (SNAPSHOT_SMALL_BYTES + 1))
+    register_tenant(world.catalog, BAD)
+    for ts, data in ((1, broken), (2, broken), (TS, large)):
+        world.bucket.put(str(SchemaSnapKey(tenant=BAD, ts=ts)), data)
+    _push(world, LATER)
+    worker = world.start()
+    worker.activate()
+    assert get_tenant(world.catalog, LATER).state is TenantState.ACTIVE, "it does not wait for the others"
+
+    def activated() -> bool:
+        world.clock.advance(1)
+        worker.activate()
+        return get_tenant(world.catalog, BAD).state is TenantState.ACTIVE
+
+    eventually(activated)
+    assert get_tenant(world.catalog, BAD).start_ts == TS
 
 
 def test_a_resumed_tenant_is_tried_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
