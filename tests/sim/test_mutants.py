@@ -20,8 +20,8 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 
 #: mutant -> the first seed of its scenario that showed it
 QUICK = {
-    "no-durable-watermark-guard": 25,
-    "no-epoch-guard": 0,
+    "no-durable-watermark-guard": 5,
+    "no-epoch-guard": 18,
     "stale-snapshot": 15,
     "torn-snapshot": 0,
     "let-go-too-early": 0,
@@ -36,7 +36,7 @@ QUICK = {
     "first-object-only": 0,
     "later-puts-not-checked": 4,
     "reclaim-from-memory": 0,
-    "floor-forgets-tasks": 0,
+    "floor-forgets-tasks": 4,
     "deleted-before-given-up": 0,
     "collected-without-tombstone": 0,
     "swap-of-what-is-gone": 0,
@@ -69,7 +69,7 @@ QUICK = {
     "fake-wins": 0,
     "lower-generation-wins": 0,
     "earlier-row-wins": 8,
-    "undecided-not-held": 10,
+    "undecided-not-held": 1,
     "partly-decided-written": 0,
     "commits-not-awaited": 0,
     "watermarks-before-data": 0,
@@ -85,7 +85,7 @@ QUICK = {
     "opens-above-frontier": 0,
     "scan-from-above": 0,
     "scan-without-prewrites": 0,
-    "scan-behind-live": 8,
+    "scan-behind-live": 0,
     "bytes-change-on-retry": 0,
     "promise-not-saved": 0,
     "promise-of-another": 0,
