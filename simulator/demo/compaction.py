@@ -5,8 +5,7 @@
 
     python -m simulator.demo.compaction CATALOG BUCKET SCRATCH      one Spark session for both; figures into SCRATCH
 
-The service runs on meanwhile: files may also be merged by its own maintenance, and then a job loses its work and is
-repeated.
+The service runs on meanwhile. A job that loses its work to another one is repeated.
 """
 
 from __future__ import annotations

@@ -187,10 +187,13 @@ def settings_of(
 
 
 def settings_in(folder: Path, port: int) -> Settings:
-    """Settings of a whole service that keeps everything in `folder`, whatever the environment names."""
+    """Settings of a whole service that keeps everything in `folder`, whatever the environment names. It schedules no
+    maintenance: the demo compacts as its last act."""
     root = folder.resolve()
     urls = {"catalog": f"sqlite:///{root}/catalog.db", "object_store": f"file://{root}/bucket"}
-    return settings_of(None, "127.0.0.1", port, "none", **urls, more={"log.level": "error"})
+    return settings_of(
+        None, "127.0.0.1", port, "none", **urls, more={"log.level": "error", "maintenance.enabled": False}
+    )
 
 
 def _run(running: Running) -> None:
