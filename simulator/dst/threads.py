@@ -394,14 +394,9 @@ class Future(_Waitable):
 class ThreadPoolExecutor(_Waitable):
     """concurrent.futures.ThreadPoolExecutor."""
 
-    def __init__(
-        self,
-        max_workers: int | None = None,
-        thread_name_prefix: str = "",
-        initializer: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, max_workers: int | None = None, thread_name_prefix: str = "") -> None:
         super().__init__()
-        self._max_workers, self._initializer = max_workers or 4, initializer
+        self._max_workers = max_workers or 4
         self._prefix = thread_name_prefix or f"pool-{self._number}"
         self._work: deque[tuple[Future, Callable[[], Any]]] = deque()
         self._threads: list[Thread] = []
@@ -441,7 +436,6 @@ class ThreadPoolExecutor(_Waitable):
                 thread.join()
 
     def _run(self) -> None:
-        self._initializer()
         while True:
             while not self._work:
                 if self._shut:
