@@ -1,5 +1,5 @@
 # Two commands: `make demo` runs the main job on real data, `make test` passes everything. Both do their own set-up and
-# need Debian, Python 3.11 and make; `make test` also installs MariaDB, Chromium, Java and promtool from Debian (see tools/debian.sh).
+# need Debian, Python 3.11 and make; `make test` also installs MariaDB, Chromium, Java, Prometheus and nftables from Debian (see tools/debian.sh).
 
 PYTHON ?= python3
 VENV := .venv

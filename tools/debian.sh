@@ -8,7 +8,9 @@ declare -A needed=(
   [mariadb]="mariadb-client-core"   # mariadb-install-db calls it
   [chromium]="chromium"             # the console's tests drive a real browser
   [java]="openjdk-17-jre-headless"  # compaction runs on Spark
-  [promtool]="prometheus"           # the alert rules are tested by it
+  [promtool]="prometheus"           # the alert rules are tested by it, and it watches the chart's pods
+  [ip]="iproute2"                   # networks of the chart's pods
+  [nft]="nftables"                  # their services and policies
 )
 missing=()
 ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing+=(libfaketime) # chaos sets clocks

@@ -28,7 +28,11 @@ class LoopbackCluster(ABC):
     """Use it as a context, or `close` it."""
 
     def __init__(
-        self, store_ids: Iterable[int], clock: Clock | None, interceptors: Sequence[grpc.ServerInterceptor] = ()
+        self,
+        store_ids: Iterable[int],
+        clock: Clock | None,
+        interceptors: Sequence[grpc.ServerInterceptor] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         self._clock = clock or SystemClock()
         self._lock = threading.Condition()
@@ -36,7 +40,7 @@ class LoopbackCluster(ABC):
         self._fault: Exception | None = None
         self.streams = FeedStreams(self._lock, self)
         self.store_ids = tuple(store_ids)
-        self._servers = {store_id: LoopbackServer(interceptors) for store_id in (_PD, *self.store_ids)}
+        self._servers = {store_id: LoopbackServer(interceptors, host) for store_id in (_PD, *self.store_ids)}
         self.pd_address = self._servers[_PD].address  #: host:port
         self._addresses = {store_id: self._servers[store_id].address for store_id in self.store_ids}
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)

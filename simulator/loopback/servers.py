@@ -42,10 +42,10 @@ def streaming(answer: Streaming) -> grpc.RpcMethodHandler:
 class LoopbackServer:
     """One server. It has its address before it is started, so that its answers may name it."""
 
-    def __init__(self, interceptors: Sequence[grpc.ServerInterceptor] = ()) -> None:
+    def __init__(self, interceptors: Sequence[grpc.ServerInterceptor] = (), host: str = "127.0.0.1") -> None:
         """`interceptors` see every call first, and may answer in its place."""
         self._server = grpc.server(ThreadPoolExecutor(_THREADS), options=_OPTIONS, interceptors=interceptors)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
 
     def start(self, methods: Mapping[str, grpc.RpcMethodHandler]) -> None:
         """Answer these methods, by their full names."""

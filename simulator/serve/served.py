@@ -54,7 +54,8 @@ class ServedCluster(LoopbackCluster):
 
     `stores`: their ids, 1 .. stores. `workload`: changes the cluster, by itself `steps_per_s` times a second. `seed`:
     of the faults. `keyspaces`: names and ids that PD knows. `api_v2`: whether the stores take keys of keyspaces.
-    `old_pd`: PD does not know the methods of its newer versions. `interceptors`: of all calls to PD and stores."""
+    `old_pd`: PD does not know the methods of its newer versions. `interceptors`: of all calls to PD and stores. `host`:
+    what they listen on."""
 
     def __init__(
         self,
@@ -72,8 +73,9 @@ class ServedCluster(LoopbackCluster):
         old_pd: bool = False,
         interceptors: Sequence[grpc.ServerInterceptor] = (),
         clock: Clock | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
-        super().__init__(range(1, stores + 1), clock, interceptors)
+        super().__init__(range(1, stores + 1), clock, interceptors, host)
         self._cluster, self.workload = cluster, workload
         self._steps_per_s, self._resolved_s = steps_per_s, resolved_s
         self._last_ts = cluster.now_ts

@@ -101,9 +101,9 @@ class GuardedS3(DurableS3):
 
 
 @contextmanager
-def guarded_s3(folder: Path) -> Iterator[GuardedS3]:
+def guarded_s3(folder: Path, host: str = "127.0.0.1") -> Iterator[GuardedS3]:
     """A running server with the bucket."""
-    server = GuardedS3(folder)
+    server = GuardedS3(folder, host)
     server.start()
     try:
         server.client("s3").create_bucket(Bucket=BUCKET)

@@ -22,15 +22,16 @@ START_S = 60
 class DurableS3:
     """The server over a folder. The process that talks to it needs `s3server.CREDENTIALS` in its environment."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self.port = folder, free_port()
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        """`host`: the address that it listens on."""
+        self._folder, self._host, self.port = folder, host, free_port()
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def server(self) -> S3Server:
         """Its address and buckets."""
-        return S3Server(endpoint=f"http://127.0.0.1:{self.port}")
+        return S3Server(endpoint=f"http://{self._host}:{self.port}")
 
     @property
     def pid(self) -> int:
@@ -58,7 +59,7 @@ class DurableS3:
             **os.environ,
             **CREDENTIALS,
             "SERVICES": "s3",
-            "BIND_HOST": "127.0.0.1",
+            "BIND_HOST": self._host,
             "GATEWAY_PORT": str(self.port),
             "SFTP_ENABLED": "0",
             "S3_PERSIST": "1",

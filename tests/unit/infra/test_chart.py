@@ -22,7 +22,7 @@ INFRA = ROOT / "infra"
 TOOL = runpy.run_path(str(ROOT / "tools" / "chart.py"))
 CASES: Mapping[str, Path | None] = TOOL["cases"]()
 WORKLOADS = ("Deployment", "StatefulSet")
-ROLES = {"api": "serve", "meta": "meta", "dispatcher": "dispatch", "sorter": "sort"}
+ROLES = {"api": "serve", "meta": "meta", "dispatcher": "dispatch", "sorter": "sort", "maintain": "maintain"}
 SETTINGS = {config.ENV_PREFIX + key.replace(".", "_").upper() for key in config.known_keys()}
 OF_CLIENTS = {"TISTREAM_URL", "TISTREAM_KEY"}
 
@@ -72,7 +72,8 @@ def test_every_role_is_started_with_flags_and_settings_that_exist(case: str) -> 
         variables = [variable["name"] for variable in container["env"]]
         assert len(variables) == len(set(variables)), f"{component}: the last of two would win"
         assert {name for name in variables if name.startswith("TISTREAM_")} <= SETTINGS | OF_CLIENTS, component
-    assert started == (ROLES | {"pusher": "push", "spark": "spark"} if case == "production" else ROLES)
+    more = {"minimal": {}, "trial": {"pusher": "push"}, "production": {"pusher": "push", "spark": "spark"}}
+    assert started == ROLES | more[case]
 
 
 def test_settings_have_values_that_are_accepted(case: str) -> None:
@@ -82,8 +83,8 @@ def test_settings_have_values_that_are_accepted(case: str) -> None:
             settings = config.load(environ={k: v for k, v in given.items() if k in SETTINGS})
             assert (settings.metrics.host, settings.metrics.port) == ("0.0.0.0", 9464)
             assert settings.object_store.url.startswith("s3://")
-            assert settings.meta.data_tasks == (16 if case == "production" else 8)
-            assert bool(settings.push.role_arn) == (component == "api" and case == "production")
+            assert settings.meta.data_tasks == {"minimal": 8, "production": 16, "trial": 4}[case]
+            assert bool(settings.push.role_arn) == (component == "api" and case != "minimal")
             assert (settings.server.auth == "keys") == (component == "api")
 
 
@@ -222,10 +223,10 @@ def test_numbers_are_written_out(case: str) -> None:
 
 
 def test_pushers_have_what_their_entries_say(case: str) -> None:
-    if case != "production":
-        assert "pusher" not in {component for component, *_ in pods(case)}
-        return
     args = {labels["pusher"]: container["args"] for _, labels, _, container in pods(case) if "pusher" in labels}
+    if case != "production":
+        assert list(args) == (["orders"] if case == "trial" else [])
+        return
     orders, billing = args["orders"], args["billing"]
     assert "--seed" in orders
     assert orders[orders.index("--ca") :][:6:2] == ["--ca", "--cert", "--key"]

@@ -1,0 +1,159 @@
+"""The chart as it is written, from the image of the Dockerfile: registered, pushed, pulled, watched, stopped."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.kit.pods.deployed import KEY, SERVICES, Deployed, Reader, deployed
+from tests.kit.waiting import eventually
+from tistream import ts
+from tistream.client import connect
+
+pytestmark = pytest.mark.slow
+CHROMIUM = "/usr/bin/chromium"
+expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    with deployed(tmp_path_factory.mktemp("chart")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def reader(world: Deployed) -> Reader:
+    """With a key that may only read this tenant."""
+    with connect(world.url, key=world.owner) as client:
+        made = client.post("/v1/keys", {"name": "reader", "role": "consumer", "cluster_id": 1, "tenant_id": 1})
+    return Reader(world, made["key"])
+
+
+def test_every_service_is_ready_and_compiles_nothing(world: Deployed) -> None:
+    for role, pods in SERVICES.items():
+        assert [pod.container.is_ready for pod in world.cluster.of(role)] == [True] * pods
+    for pod in world.cluster.pods.values():
+        assert '"level": "warning"' not in pod.container.output(), pod.container.output()
+
+
+def test_a_tenant_is_registered_in_the_console_with_the_first_key(world: Deployed) -> None:
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        url = world.url
+        page.goto(f"{url}/login?next=/tenants/register")
+        page.get_by_label("API key").fill(world.owner)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(f"{url}/tenants/register", wait_until="load")  # with the form's script
+        page.get_by_label("Cluster id").fill("1")
+        page.get_by_label("Tenant id").fill("1")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Tenant 1/1 is registered")).to_be_focused()
+        key = page.get_by_role("region", name="The key", exact=True).inner_text()
+        browser.close()
+    assert KEY.fullmatch(key)
+    world.cluster.secret("tistream-push-orders", {"api-key": key})
+    world.cluster.apply()
+    (pusher,) = world.cluster.of("pusher")
+    world.ready(pusher)
+
+
+def test_what_is_committed_is_pushed_with_session_credentials_and_pulled(world: Deployed, reader: Reader) -> None:
+    (pusher,) = world.cluster.of("pusher")
+    assert not [name for name in pusher.container.spec.env if name.startswith("AWS_")]
+
+    def enough() -> bool:
+        reader.pull()
+        return sum(reader.read.values()) > 200
+
+    eventually(enough, lambda: f"{reader.resolved_ts} {reader.read}\n{world.cluster.outputs()}")
+    assert not reader.has_more()
+
+
+def test_prometheus_sees_every_pod_and_the_lag(world: Deployed) -> None:
+    world.prometheus.discover()
+    names = set(world.cluster.pods)
+    eventually(
+        lambda: {labels["pod"] for labels, up in world.prometheus.query("up") if up == 1} == names,
+        lambda: world.prometheus.query("up"),
+    )
+    lag = "max(tistream_checkpoint_lag_seconds{tenant='1'})"
+    eventually(lambda: [True for _, value in world.prometheus.query(lag) if 0 < value < 15], world.cluster.outputs)
+    assert not [alert for alert in world.prometheus.firing() if alert[0] == "TiStreamProcessDown"]
+
+
+def test_ports_that_ask_for_no_key_are_reached_by_their_own_alone(world: Deployed) -> None:
+    cluster = world.cluster
+    cluster.visitor("stranger", {"app.kubernetes.io/instance": "tistream", "app.kubernetes.io/component": "sorter"})
+    (pusher,), (sorter, _), (dispatcher, _), (api, _) = map(cluster.of, ("pusher", "sorter", "dispatcher", "api"))
+    assert world.connects(sorter.name, dispatcher.address, 8712)
+    assert world.connects("prometheus", dispatcher.address, 9464)
+    assert world.connects("stranger", api.address, 8711)
+    for name in (pusher.name, api.name, "stranger", "prometheus"):
+        assert not world.connects(name, dispatcher.address, 8712), name
+    for name in (pusher.name, sorter.name, "stranger"):
+        assert not world.connects(name, api.address, 9464), name
+
+
+def test_a_container_writes_to_its_volumes_alone_and_its_health_check_passes(world: Deployed) -> None:
+    places = "/ /etc /opt/tistream /opt/tistream/kernels /tmp /var/lib/tistream"
+    script = f"id -u; for place in {places}; do touch $place/x 2>&- && echo $place; done; true"
+    for role in ("api", "sorter", "pusher"):
+        pod = world.cluster.of(role)[0]
+        assert world.run_beside(pod, ["/bin/sh", "-c", script + "; true"]).split() == [
+            "10001",
+            "/tmp",
+            "/var/lib/tistream",
+        ]
+        world.run_beside(pod, ["/bin/sh", "-c", "rm /tmp/x /var/lib/tistream/x"])
+        world.run_beside(pod, world.image.health)
+
+
+def test_an_alert_fires_while_the_node_of_a_sorter_hangs_and_clears(world: Deployed, reader: Reader) -> None:
+    sorter = world.cluster.of("sorter")[0]
+    alert = ("TiStreamProcessDown", sorter.name)
+    sorter.container.hang()
+    eventually(lambda: alert in world.prometheus.firing(), world.prometheus.firing)
+    sorter.container.resume()
+    eventually(lambda: alert not in world.prometheus.firing(), world.prometheus.firing)
+
+
+def test_the_log_is_compacted_as_scheduled_and_retention_advances(world: Deployed, reader: Reader) -> None:
+    done = "SELECT bytes_read FROM jobs WHERE kind = 'merge' AND state = 'done' AND bytes_read > 0"
+    eventually(lambda: world.rows(done), lambda: world.rows("SELECT * FROM jobs"))
+    with connect(world.url, key=world.owner) as client:
+        path = "/v1/clusters/1/tenants/1"
+        began = int(client.get(f"{path}/retention")["earliest_ts"])
+        client.send("PATCH", path, {"retention_hours": 10 / 3600})
+
+        def advanced() -> bool:
+            reader.pull()  # who keeps up loses nothing
+            return int(client.get(f"{path}/retention")["earliest_ts"]) > max(began, world.start_ts)
+
+        eventually(advanced, lambda: client.get(f"{path}/retention"))
+        client.send("PATCH", path, {"retention_hours": 0})
+
+
+@pytest.mark.parametrize("role", [*SERVICES, "pusher"])
+def test_a_pod_ends_in_order_and_another_is_ready_within_10_s(world: Deployed, reader: Reader, role: str) -> None:
+    before = world.cluster.of(role)[0]
+    began = time.monotonic()
+    assert world.cluster.delete(before.name) == 0, before.container.output()
+    ended_s = time.monotonic() - began
+    after = world.cluster.pods[before.name]
+    ready_s = world.ready(after)
+    print(f"{role}: ended after {ended_s:.1f} s, the next ready after {ready_s:.1f} s")
+    assert ready_s < 10
+
+
+def test_the_log_is_resolved_on_and_nothing_came_twice(world: Deployed, reader: Reader) -> None:
+    now_ts = ts.compose(int(time.time() * 1000))
+    eventually(lambda: reader.pull() or reader.resolved_ts > now_ts, world.cluster.outputs)
+    assert sum(reader.read.values()) > 200
+    assert not reader.has_more()
