@@ -1,14 +1,10 @@
 """Retention: computes each tenant's floor, raises it, and retires the log below.
 
-    policy            min(the database's time, served watermark) - retention
-    changefeeds, safe points                  the lowest one
-    reads as of a timestamp                   what each table needs (see `schemas.registry.retention`)
+    policy and holds (`schemas.registry.log_start`)
         -> floor -> raise_floor               one transaction that checks the holds again
         -> retire_below_floor                 repeatedly, also after a crash in between
 
-Retention counts back from the served watermark, and at most from the database's clock: a tenant whose upstream stalls
-keeps its last hours for ever, and a fast upstream clock deletes nothing. A hold that delays the floor by more than an
-hour is a problem that names it.
+A hold that delays the floor by more than an hour, or by more than a shorter retention, is a problem that names it.
 
 A day after it died, the row of an object that was once visible is deleted: its writer has published it and is done, and
 a late PUT would be an orphan like others. Tombstones of orphans stay, because their writers may still be running.
@@ -18,23 +14,17 @@ Objects are only superseded here; the collector deletes them when no read lease 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import structlog
 
 from metaserver.contained import Contained
-from schemas.registry.retention import Floor, births, lowest_floor, needs_of_reads
+from schemas.registry.log_start import LogStart, LogStarts
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
+from tistream.admin.core.units import duration_text
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.objects import forget_dead
-from tistream.catalog.log.retention import OBJECTS_AT_ONCE, Hold, database_time_ms, raise_floor, retire_below_floor
-from tistream.catalog.log.safe_points import list_safe_points
-from tistream.catalog.log.seeds import list_seeds
-from tistream.catalog.tenancy.changefeeds import HOLDING, list_changefeeds
-from tistream.catalog.tenancy.tenants import TenantRow, kept_s, list_tenants
-from tistream.catalog.work.tasks import served_watermark
+from tistream.catalog.log.retention import OBJECTS_AT_ONCE, raise_floor, retire_below_floor
+from tistream.catalog.tenancy.tenants import TenantRow, list_tenants
 from tistream.clock import Clock, SystemClock
 from tistream.errors import LogHeld
 from tistream.ids import Tenant
@@ -46,6 +36,7 @@ ROLE = "retention"
 _FORGETTING = "forgetting rows of deleted objects"
 FORGET_MS = 24 * 3_600_000
 _REPORTED_FROM_MS = 3_600_000
+_NAMED = 20  # holds that a problem lists
 _ROWS_AT_ONCE = 1000
 
 
@@ -62,7 +53,7 @@ class Retention:
         name: str = "",
     ) -> None:
         """`default_hours`: retention of tenants without their own; 0 = all. `name` of the process, for problems."""
-        self._catalog, self._registry, self._default_hours = catalog, registry, default_hours
+        self._catalog, self._starts = catalog, LogStarts(catalog, registry, default_hours=default_hours)
         self.tenants = Contained(catalog, clock or SystemClock(), name, ROLE)
         self._held: dict[Tenant, Problem] = {}
         self._processed = 0
@@ -97,53 +88,38 @@ class Retention:
         while forget_dead(self._catalog, older_ms=FORGET_MS, limit=_ROWS_AT_ONCE) == _ROWS_AT_ONCE:
             pass
 
-    def wanted(self, row: TenantRow) -> int | None:
-        """The floor by the policy alone; None when everything is kept."""
-        kept_ms = kept_s(row, self._default_hours) * 1000
-        served = served_watermark(self._catalog, row.tenant) if row.start_ts and kept_ms else 0
-        if not served:
-            return None
-        newest_ms = min(database_time_ms(self._catalog), tso.physical_ms(served))
-        return tso.compose(max(0, newest_ms - kept_ms))
-
     def _raise(self, row: TenantRow) -> None:
-        wanted = self.wanted(row)
+        wanted = self._starts.wanted(row)
         if wanted is None or wanted <= row.earliest_ts:
             self._held.pop(row.tenant, None)
             return
-        floor = self._floor(row, wanted)
-        self._note(row.tenant, floor, wanted)
+        start = self._starts.of(row, wanted)
+        self._note(row.tenant, start)
+        floor = start.floor
         if floor.ts > row.earliest_ts and raise_floor(
             self._catalog, row.tenant, seen_floor=row.floor_ts, to_ts=floor.ts
         ):
             log.info("floor raised", tenant=str(row.tenant), was=row.earliest_ts, earliest_ts=floor.ts)
 
-    def _floor(self, row: TenantRow, wanted: int) -> Floor:
-        holds = holds_of(self._catalog, row.tenant)
-        history = self._registry.history(row.tenant)
-        at = min(wanted, history.resolved_ts)
-        born = births(history, row.earliest_ts)
-        holds += needs_of_reads(
-            history,
-            at,
-            earliest_ts=row.earliest_ts,
-            seeds=list_seeds(self._catalog, row.tenant),
-            bases=list_bases(self._catalog, row.tenant),
-            born=born,
-        )
-        return lowest_floor(at, holds, born)
-
-    def _note(self, tenant: Tenant, floor: Floor, wanted: int) -> None:
-        held = floor.held_by
-        late_ms = tso.physical_ms(wanted) - tso.physical_ms(floor.ts)
-        if held is None or late_ms < _REPORTED_FROM_MS:
+    def _note(self, tenant: Tenant, start: LogStart) -> None:
+        held = start.floor.held_by
+        late_ms = tso.physical_ms(start.wanted_ts) - tso.physical_ms(start.floor.ts)
+        if held is None or late_ms < min(_REPORTED_FROM_MS, start.kept_ms):
             self._held.pop(tenant, None)
             return
+        others = len(start.holding) - 1
+        more = f", and {others} more: tistream tenant retention" if others > 0 else ""
         error = LogHeld(
-            f"{held.who} holds the log {late_ms / _REPORTED_FROM_MS:.1f} h longer than its retention.",
+            f"{held.who} holds the log {duration_text(late_ms)} longer than its retention{more}. Released by"
+            f" {held.release}.",
+            tenant=tenant,
+            kind=held.kind,
             held_by=held.who,
             held_at_ts=str(held.ts),
-            wanted_ts=str(wanted),
+            since=tso.to_text(tso.compose(start.since_ms(held))),
+            release=held.release,
+            wanted_ts=str(start.wanted_ts),
+            holds=", ".join(hold.who for hold in start.holding[:_NAMED]),
         )
         self._held[tenant] = Problem.of(f"retention/{tenant}", error)
 
@@ -153,14 +129,3 @@ class Retention:
             self._processed += found.objects
             if found.objects < OBJECTS_AT_ONCE:
                 return
-
-
-def holds_of(catalog: Catalog, tenant: Tenant) -> list[Hold]:
-    """The changefeeds and safe points that hold the log."""
-    feeds: Sequence[Hold] = [
-        Hold(ts=feed.checkpoint_ts, who=f"changefeed {feed.changefeed_id} ({feed.state})")
-        for feed in list_changefeeds(catalog, tenant)
-        if feed.state in HOLDING
-    ]
-    points = [Hold(ts=p.safe_ts, who=f"safe point of {p.service_id}") for p in list_safe_points(catalog, tenant)]
-    return [*feeds, *points]

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
-from metaserver.retention import holds_of
 from metaserver.routing import route
+from schemas.registry.log_start import LogStarts
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.safe_points import list_safe_points, remove_safe_point, set_safe_point
@@ -93,7 +93,7 @@ class Changefeed(BaseModel):
     seen_time: str
 
 
-def retention_router(catalog: Catalog) -> APIRouter:
+def retention_router(catalog: Catalog, starts: LogStarts) -> APIRouter:
     """The routes over this catalog."""
     routes = APIRouter(tags=["retention"])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
@@ -103,11 +103,11 @@ def retention_router(catalog: Catalog) -> APIRouter:
         tenant = _known(catalog, cluster_id, tenant_id)
         hours = wanted.retention_hours
         set_retention(catalog, tenant, None if hours is None else max(int(hours > 0), int(hours * 3600)))
-        return retention_of(catalog, tenant)
+        return starts.shown(tenant)
 
     @route(routes, "GET", f"{base}/retention", Right.LOOK, "get_retention", "Start of the log, and its holds")
     def retention(cluster_id: _Id, tenant_id: _Id) -> dict[str, Any]:
-        return retention_of(catalog, _known(catalog, cluster_id, tenant_id))
+        return starts.shown(Tenant(cluster_id, tenant_id))
 
     _safe_point_routes(catalog, routes, f"{base}/safe-point")
     _changefeed_routes(catalog, routes, f"{base}/changefeeds")
@@ -193,19 +193,6 @@ def _changefeed_states(catalog: Catalog, routes: APIRouter, one: str) -> None:
     def resume(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         return _shown(switch_changefeed(catalog, tenant, changefeed_id, FeedState.NORMAL))
-
-
-def retention_of(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
-    """Start of a tenant's log, and its holds."""
-    row = get_tenant(catalog, tenant)
-    return {
-        "retention_hours": None if row.retention_s is None else row.retention_s / 3600,
-        "earliest_ts": str(row.earliest_ts),
-        "earliest_time": tso.to_text(row.earliest_ts) if row.earliest_ts else None,
-        "holds": [
-            {"by": hold.who, "ts": str(hold.ts), "time": tso.to_text(hold.ts)} for hold in holds_of(catalog, tenant)
-        ],
-    }
 
 
 def safe_point_of(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from metaserver.push_routes import push_router
 from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
+from schemas.registry.log_start import LogStarts
 from tistream.admin.views import Sources
 from tistream.limits import CLOCK_SKEW_MAX_MS
 from tistream.objectstore.protocol import ObjectStore
@@ -23,6 +24,7 @@ from tistream.objectstore.protocol import ObjectStore
 def control_routers(
     sources: Sources,
     store: ObjectStore,
+    starts: LogStarts,
     store_url: str,
     issuer: CredentialIssuer | None = None,
     skew_max_ms: int = CLOCK_SKEW_MAX_MS,
@@ -35,6 +37,6 @@ def control_routers(
         job_router(sources),
         control_router(catalog, store_url, issuer),
         push_router(catalog, store, issuer),
-        retention_router(catalog),
+        retention_router(catalog, starts),
         seed_router(catalog, store, sources.clock, skew_max_ms),
     ]

@@ -12,6 +12,7 @@ from fastapi import Path
 from reading.excluded_rows import ExcludedRows
 from reading.position import Served
 from reading.reader import LogReader
+from schemas.registry.log_start import LogStarts
 from schemas.registry.schema_registry import SavePolicy, SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy import tenants
@@ -36,6 +37,7 @@ class Services:
     clock: Clock
     registry: SchemaRegistry
     reader: LogReader
+    log_starts: LogStarts
     excluded: ExcludedRows
     checks: Mapping[str, Callable[[], None]]  #: readiness by component: returns, or raises with the reason
     problems: Callable[[], list[dict[str, object]]]  #: current problems of this process
@@ -52,6 +54,7 @@ class Services:
         store: ObjectStore,
         clock: Clock,
         *,
+        retention_hours: float = 0,
         checks: Mapping[str, Callable[[], None]] = MappingProxyType({}),
         problems: Callable[[], list[dict[str, object]]] = list,
         reported: Callable[[], list[dict[str, object]]] = list,
@@ -61,7 +64,7 @@ class Services:
         skew_max_ms: int = CLOCK_SKEW_MAX_MS,
     ) -> Services:
         """The usual set over one catalog and one object store. `problems` are those of other components,
-        `reported` those of other processes."""
+        `reported` those of other processes. `retention_hours` of tenants without their own."""
         registry, excluded = SchemaRegistry(catalog, store, saving=SavePolicy(), clock=clock), ExcludedRows()
 
         def all_problems() -> list[dict[str, object]]:
@@ -73,6 +76,7 @@ class Services:
             clock=clock,
             registry=registry,
             reader=LogReader(catalog, store, clock),
+            log_starts=LogStarts(catalog, registry, default_hours=retention_hours),
             excluded=excluded,
             checks=checks,
             collect=collect,

@@ -120,7 +120,10 @@ class MetaSettings(_Section):
     data_tasks: int = Field(2, ge=1, le=1024, description="data tasks of a new tenant")
     interval_ms: int = Field(300, ge=50, le=LEADER_LEASE_MS // 3, description="how often assignments are checked")
     retention_hours: float = Field(
-        168, ge=0, description="hours of log to keep for tenants without their own retention; 0 = all"
+        168,
+        ge=0,
+        description="hours of log to keep for tenants without their own retention; 0 = all. API servers show it: give"
+        " them the same",
     )
     retention_interval_s: float = Field(600, ge=1, description="how often logs are cut to their retention")
     collect_interval_s: float = Field(600, ge=1, description="how often replaced and orphaned objects are deleted")

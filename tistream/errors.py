@@ -385,7 +385,7 @@ class LogHeld(TiStreamError):
 
     kind = ErrorKind.RETRY
     code = "TS-1076"
-    hint = "Advance or remove the changefeed or safe point; for a table, run tistream compact, which builds its base."
+    hint = "tistream tenant retention names every hold and what releases it; tistream compact builds a table's base."
 
 
 class BucketDiffers(TiStreamError):

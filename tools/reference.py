@@ -156,7 +156,8 @@ def api_app() -> Any:
 
     catalog, store, clock = Catalog("sqlite:////nowhere/catalog.db"), MemoryStore(), SystemClock()
     services = Services.create(catalog, store, clock, checks={}, problems=lambda: [])
-    return create_app(services, control_routers(Sources(catalog=catalog, clock=clock), store, "memory://"))
+    sources = Sources(catalog=catalog, clock=clock)
+    return create_app(services, control_routers(sources, store, services.log_starts, "memory://"))
 
 
 def error_classes() -> set[type[TiStreamError]]:

@@ -73,6 +73,11 @@ def _add_pages(pages: Pages) -> None:
         snippets = pull_snippets(of, table, keyed=onboarding.asks_for_keys(request))
         return {**views.tenant(services, of, who), "table": table, "snippets": snippets, "origin": ORIGIN}
 
+    @pages.view(f"{_TENANT}/retention", "retention.html")
+    def retention(cluster_id: int, tenant_id: int) -> dict[str, Any]:
+        start = services.log_starts.shown(Tenant(cluster_id, tenant_id))
+        return {"cluster_id": cluster_id, "tenant_id": tenant_id, **start}
+
     @pages.view(f"{_TENANT}/waterfall", "waterfall.html", every=5)
     def waterfall(cluster_id: int, tenant_id: int) -> dict[str, Any]:
         return views.waterfall(services, Tenant(cluster_id, tenant_id))

@@ -20,8 +20,13 @@ from dataclasses import dataclass
 from schemas.bases import source_of
 from schemas.history import History
 from tistream.catalog.log.bases import BaseRow
-from tistream.catalog.log.retention import Hold
+from tistream.catalog.log.retention import Hold, HoldKind
 from tistream.catalog.log.seeds import SeedRow
+
+_BUILDS = "the maintenance scheduler builds it when it is due, tistream compact at once"
+_FIRST_BASE = f"its first base, because all its rows are in the log since its CREATE: {_BUILDS}"
+_NEWER_BASE = f"a newer base of it: {_BUILDS}"
+_DDL_END = "the retention passes the end of the DDL that created it, whose rows may be older"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +36,11 @@ class Birth:
     physical_id: int
     from_ts: int
     born_ts: int
-    who: str
+    table: str
+
+    def hold(self, release: str) -> Hold:
+        """The log is kept from the request of the DDL on."""
+        return _table_hold(self.from_ts, self.table, self.physical_id, release)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +66,7 @@ def births(history: History, earliest_ts: int) -> dict[int, Birth]:
                         physical_id=physical_id,
                         from_ts=max(earliest_ts, requested - 1),
                         born_ts=change.commit_ts,
-                        who=f"table {table.db}.{table.name} (physical id {physical_id})",
+                        table=f"{table.db}.{table.name}",
                     )
     return found
 
@@ -83,11 +92,10 @@ def needs_of_reads(
             continue
         for physical_id in table.physical_ids:
             source = source_of(history, physical_id, at_ts, seeds=sown, bases=of_table.get(physical_id, []))
-            who = f"table {table.db}.{table.name} (physical id {physical_id})"
             if source is not None:
-                yield Hold(ts=source.ts, who=who)
+                yield _table_hold(source.ts, f"{table.db}.{table.name}", physical_id, _NEWER_BASE)
             elif physical_id in born:
-                yield Hold(ts=born[physical_id].from_ts, who=who)
+                yield born[physical_id].hold(_FIRST_BASE)
 
 
 def lowest_floor(wanted_ts: int, holds: Sequence[Hold], born: Mapping[int, Birth]) -> Floor:
@@ -101,4 +109,9 @@ def lowest_floor(wanted_ts: int, holds: Sequence[Hold], born: Mapping[int, Birth
         if not inside:
             return floor
         first = min(inside, key=lambda birth: birth.from_ts)
-        floor = Floor(ts=first.from_ts, held_by=Hold(ts=first.from_ts, who=first.who))
+        floor = Floor(ts=first.from_ts, held_by=first.hold(_DDL_END))
+
+
+def _table_hold(ts: int, table: str, physical_id: int, release: str) -> Hold:
+    who = f"table {table} (physical id {physical_id})"
+    return Hold(ts=ts, kind=HoldKind.TABLE, name=table, who=who, release=release)

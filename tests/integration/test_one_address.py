@@ -57,7 +57,7 @@ def answers(http: httpx2.Client, document: dict[str, Any]) -> dict[str, int]:
     found = {}
     for path, methods in document["paths"].items():
         for method in methods:
-            body = {} if method in ("post", "put", "patch") else None
+            body: dict[str, Any] | None = {} if method in ("post", "put", "patch") else None
             found[f"{method} {path}"] = http.request(method, fill(path), json=body).status_code
     return found
 

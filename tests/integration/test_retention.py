@@ -15,6 +15,7 @@ import pytest
 from metaserver import retention as keeping
 from metaserver.retention import Retention
 from reading.reader import LogReader
+from schemas.registry import log_start
 from schemas.registry import retention as rules
 from schemas.registry.schema_registry import SchemaRegistry
 from tests.kit.api_world import ApiWorld, next_cursor
@@ -36,7 +37,7 @@ from tests.kit.retention_world import (
     keep,
     kept,
     oldest,
-    retention,
+    starts,
 )
 from tistream import ts as tso
 from tistream.catalog.database import tables
@@ -54,7 +55,7 @@ from tistream.errors import TsExpired
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recording lasts half a minute: no lag is too short to report, and now is a second later."""
     monkeypatch.setattr(keeping, "_REPORTED_FROM_MS", 1)
-    monkeypatch.setattr(keeping, "database_time_ms", lambda _: tso.physical_ms(END) + 1000)
+    monkeypatch.setattr(log_start, "database_time_ms", lambda _: tso.physical_ms(END) + 1000)
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +132,19 @@ def test_what_reads_need_holds_the_log(world: ApiWorld) -> None:
     (problem,) = held.problems()
     assert problem.code == "TS-1076"
     assert "table " in problem.message
+    assert "more: tistream tenant retention" in problem.message, "many tables hold it"
+    assert "tistream compact" in problem.message
+    shown = world.services.log_starts.shown(TENANT)
+    assert {hold["kind"] for hold in shown["holds"]} == {"table"}
+    first = shown["holds"][0]
+    assert (first["by"], first["ts"]) == (problem.facts["held_by"], problem.facts["held_at_ts"])
+    assert first["since"] == problem.facts["since"] == tso.to_text(int(first["ts"]) + tso.compose(KEPT_S * 1000))
+    page = world.http.get(f"/tenants/{TENANT.cluster_id}/{TENANT.tenant_id}/retention")
+    assert (page.status_code, first["by"] in page.text) == (200, True)
     build(world)
     (at,) = {base.ts for base in list_bases(world.catalog, TENANT)}
+    after = world.services.log_starts.shown(TENANT)["holds"]
+    assert {hold["ts"] for hold in after} == {str(at)}, "the bases have released it"
     keep(world, KEPT_S)
     assert earliest(world) == at
     assert list_seeds(world.catalog, TENANT) == []
@@ -143,15 +155,33 @@ def test_what_reads_need_holds_the_log(world: ApiWorld) -> None:
     judged(world.services.reader, at)
 
 
+def test_a_created_table_alone_holds_the_log_until_its_base(world: ApiWorld) -> None:
+    with world.catalog.transaction() as conn:  # without a seed only tables that were created in the log can be read
+        conn.execute(tables.seed_segments.delete())
+        conn.execute(tables.seeds.delete())
+    (problem,) = keep(world, KEPT_S).problems()
+    history = world.services.registry.history(TENANT)
+    created = {(b.table, str(b.from_ts)) for b in rules.births(history, world.log.start_ts).values()}
+    holds = world.services.log_starts.shown(TENANT)["holds"]
+    assert holds
+    assert {(hold["name"], hold["ts"]) for hold in holds} <= created, "from the request of its CREATE TABLE on"
+    assert all("CREATE" in hold["release"] and hold["holding"] for hold in holds)
+    assert (problem.code, problem.facts["held_by"]) == ("TS-1076", holds[0]["by"])
+    assert earliest(world) == int(holds[0]["ts"])
+    build(world)
+    keep(world, KEPT_S)
+    assert earliest(world) > int(holds[0]["ts"])
+
+
 def test_a_log_with_an_idle_upstream_keeps_its_last_hours(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     set_retention(world.catalog, TENANT, 20)
     row = get_tenant(world.catalog, TENANT)
-    monkeypatch.setattr(keeping, "database_time_ms", lambda _: tso.physical_ms(END) + EVER_MS)
-    assert retention(world).wanted(row) == tso.compose(tso.physical_ms(END) - 20_000)
-    monkeypatch.setattr(keeping, "database_time_ms", lambda _: tso.physical_ms(END) - 5000)
-    assert retention(world).wanted(row) == tso.compose(tso.physical_ms(END) - 25_000)
+    monkeypatch.setattr(log_start, "database_time_ms", lambda _: tso.physical_ms(END) + EVER_MS)
+    assert starts(world).wanted(row) == tso.compose(tso.physical_ms(END) - 20_000)
+    monkeypatch.setattr(log_start, "database_time_ms", lambda _: tso.physical_ms(END) - 5000)
+    assert starts(world).wanted(row) == tso.compose(tso.physical_ms(END) - 25_000)
     set_retention(world.catalog, TENANT, 0)
-    assert retention(world).wanted(get_tenant(world.catalog, TENANT)) is None
+    assert starts(world).wanted(get_tenant(world.catalog, TENANT)) is None
 
 
 def test_a_tenant_whose_schema_cannot_be_read_keeps_its_log(based: ApiWorld) -> None:
@@ -378,13 +408,13 @@ def test_nothing_goes_before_the_floor_has_risen(based: ApiWorld, monkeypatch: p
 
 
 def ignores_checkpoints(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeping, "holds_of", lambda *_: [])
+    patch.setattr(log_start, "holds_of", lambda *_: [])
     patch.setattr(floors, "_lowest", lambda *_: [])
 
 
 def ignores_reads(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeping, "needs_of_reads", lambda *_, **__: [])
-    patch.setattr(keeping, "births", lambda *_: {})
+    patch.setattr(log_start, "needs_of_reads", lambda *_, **__: [])
+    patch.setattr(log_start, "births", lambda *_: {})
 
 
 def ignores_leases(patch: pytest.MonkeyPatch) -> None:

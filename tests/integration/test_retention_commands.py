@@ -134,19 +134,29 @@ def test_the_upstream_keeps_what_is_above_the_frontier_and_above_each_service(ht
 
 
 def test_a_tenants_retention(url: str, catalog: Catalog) -> None:
-    assert run("tenant", "retention", url=url) == {
+    assert run("tenant", "retention", "-o", "json", url=url) == {
         "retention_hours": None,
+        "policy_hours": 0,
+        "policy_ts": None,
+        "policy_time": None,
         "earliest_ts": str(START),
         "earliest_time": tso.to_text(START),
         "holds": [],
+        "holds_total": 0,
     }
     run("changefeed", "create", "ware", "--start-ts", str(START + 5), url=url)
-    found = run("tenant", "retention", "1.5", url=url)
+    found = run("tenant", "retention", "1.5", "-o", "json", url=url)
     assert found["retention_hours"] == 1.5
-    assert found["holds"][0]["by"] == "changefeed ware (normal)"
-    assert run("tenant", "retention", "0", url=url)["retention_hours"] == 0
+    (hold,) = found["holds"]
+    assert (hold["kind"], hold["name"], hold["by"]) == ("changefeed", "ware", "changefeed ware (normal)")
+    assert (hold["holding"], hold["since"]) == (False, None), "the policy has not passed it yet"
+    assert "tistream changefeed remove ware" in hold["release"]
+    table = run("tenant", "retention", url=url)
+    assert "keeps 1.5 hours" in table
+    assert "changefeed ware (normal)" in table
+    assert run("tenant", "retention", "0", "-o", "json", url=url)["retention_hours"] == 0
     assert get_tenant(catalog, T).retention_s == 0
-    assert run("tenant", "retention", "--default", url=url)["retention_hours"] is None
+    assert run("tenant", "retention", "--default", "-o", "json", url=url)["retention_hours"] is None
 
 
 def test_a_retention_below_nothing_is_refused(http: TestClient) -> None:

@@ -111,7 +111,8 @@ _TERMS = PushTerms(bucket="bucket", prefix="prefix", role_arn="arn:aws:iam::1234
 
 def _control(world: ApiWorld) -> list[APIRouter]:
     sources = Sources(catalog=world.catalog, clock=world.services.clock)
-    return control_routers(sources, world.store, "s3://bucket/prefix", _Issuer(_TERMS, duration_s=3600))
+    issuer = _Issuer(_TERMS, duration_s=3600)
+    return control_routers(sources, world.store, world.services.log_starts, "s3://bucket/prefix", issuer)
 
 
 def cut(value: Any) -> Any:

@@ -23,6 +23,7 @@ from compactor.local import LocalExecutor
 from metaserver.collect import Collector
 from metaserver.retention import Retention
 from reading.reader import LogReader
+from schemas.registry.log_start import LogStarts
 from tests.kit import replica
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, recording_end
@@ -84,6 +85,10 @@ def begun(folder: Path, what: Kept) -> Iterator[ApiWorld]:
     with api_world(folder, store) as made:
         made.log.start_ts = what.start_ts
         yield made
+
+
+def starts(world: ApiWorld) -> LogStarts:
+    return world.services.log_starts
 
 
 def retention(world: ApiWorld) -> Retention:

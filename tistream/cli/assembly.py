@@ -321,6 +321,7 @@ def _api(
         parts.store,
         parts.clock,
         checks={"services": none_stopped(lambda: [p for service in services for p in service.problems()])},
+        retention_hours=parts.settings.meta.retention_hours,
         problems=problems,
         reported=list if services else ReportedProblems(parts.catalog, parts.clock),
         collect=collect,
@@ -330,7 +331,8 @@ def _api(
     )
     sources = Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry))
     url, issuer = parts.settings.object_store.url, push_issuer(parts.settings)
-    control = control_routers(sources, parts.store, url, issuer, parts.settings.catalog.clock_skew_max_ms)
+    skew_max_ms = parts.settings.catalog.clock_skew_max_ms
+    control = control_routers(sources, parts.store, wired.log_starts, url, issuer, skew_max_ms)
     if notifications is not None and parts.settings.notifications.webhook_token:
         from apiserver.routes import notifications as webhook
 

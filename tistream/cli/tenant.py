@@ -11,7 +11,7 @@ import typer
 from tistream.admin.core.units import duration_text
 from tistream.admin.onboarding import checklist
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
-from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_rows
+from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_rows
 from tistream.cli.service import DryRun, act, connect, given, show_outcome, tenant_path
 from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError
 
@@ -157,13 +157,36 @@ def retention(
     default: Annotated[bool, typer.Option("--default", help="Return to the service's default.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
-    """How much of a tenant's log is kept, and where it begins; with HOURS or --default, change that."""
+    """How much of a tenant's log is kept, where it begins and what holds it; with HOURS or --default, change that."""
     with connect(url) as client:
         if default or hours is not None:
             body = {"retention_hours": None if default else hours}
             client.send("PATCH", tenant_path(cluster, tenant), body)
-        show_data(client.get(tenant_path(cluster, tenant, "retention")))
+        found = client.get(tenant_path(cluster, tenant, "retention"))
+    if output is not Output.TABLE:
+        show_data(found, output)
+        return
+    print(_retention_line(found))
+    columns: list[Column] = [
+        ("holds the log", lambda hold: "yes" if hold["holding"] else "not yet"),
+        ("what", lambda hold: hold["by"]),
+        ("above", lambda hold: hold["time"]),
+        ("since", lambda hold: hold["since"]),
+        ("released by", lambda hold: hold["release"]),
+    ]
+    show_rows(found["holds"], output, columns, empty="nothing holds it")
+    if found["holds_total"] > len(found["holds"]):
+        print(f"and {found['holds_total'] - len(found['holds']):,} more, above these")
+
+
+def _retention_line(found: dict[str, Any]) -> str:
+    """Policy and start in a sentence."""
+    hours, begins = found["policy_hours"], found["earliest_time"] or "not yet"
+    kept = f"keeps {hours:g} hours" if hours else "keeps all of its log"
+    wanted = f", by the policy {found['policy_time']}" if found["policy_time"] else ""
+    return f"The tenant {kept}. Its log begins: {begins}{wanted}."
 
 
 @commands.command("rotate-key")

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from sqlalchemy import BindParameter, Connection, bindparam, func, select
 
@@ -108,12 +109,24 @@ _LOCK_OBJECTS = (
 _RETIRE = segments.delete().where(*_RETIRED, _s.object_key.in_(bindparam("asked_keys", expanding=True)))
 
 
+class HoldKind(StrEnum):
+    """What keeps a log longer than its retention."""
+
+    CHANGEFEED = "changefeed"
+    SAFE_POINT = "safe_point"
+    TABLE = "table"
+    SCHEMA = "schema"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
     """A reason to keep the log above a timestamp."""
 
     ts: int
-    who: str
+    kind: HoldKind
+    name: str
+    who: str  #: kind and name in a sentence
+    release: str  #: what ends it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +191,7 @@ def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int
             return False
         edge = int(conn.execute(_EDGE, asked).scalar() or 0)
         invariant(to_ts <= edge, "the floor lies at or below the watermark", floor_ts=to_ts, durable_ts=edge)
-        if any(hold.ts < to_ts for hold in _lowest(conn, tenant)):
+        if any(ts < to_ts for ts in _lowest(conn, tenant)):
             return False
         conn.execute(_RAISE, {**asked, "to_ts": to_ts})
         below = {**asked, "to_ts": to_ts}
@@ -204,13 +217,10 @@ def retire_below_floor(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS
         return Retired(objects=len(keys), segments=gone)
 
 
-def _lowest(conn: Connection, tenant: Tenant) -> list[Hold]:
-    found = {
-        "changefeed": conn.execute(_LOWEST_FEED, tenant_ids(tenant)).scalar(),
-        "safe point": conn.execute(_LOWEST_POINT, tenant_ids(tenant)).scalar(),
-        "quarantine": conn.execute(_GOOD_TS, tenant_ids(tenant)).scalar(),
-    }
-    return [Hold(ts=int(ts), who=who) for who, ts in found.items() if ts is not None]
+def _lowest(conn: Connection, tenant: Tenant) -> list[int]:
+    """The lowest changefeed, the lowest safe point, and where a quarantine ends pulls."""
+    found = [conn.execute(lowest, tenant_ids(tenant)).scalar() for lowest in (_LOWEST_FEED, _LOWEST_POINT, _GOOD_TS)]
+    return [int(ts) for ts in found if ts is not None]
 
 
 def _replace(conn: Connection, keys: Iterable[str]) -> None:
