@@ -8,6 +8,7 @@
     objects      referenced objects are live, and no other snapshot object is live
     shapes       tasks that replace others: see `shape_rules`
     swaps        each task has as many visible rows after a compaction commit as before it
+    jobs         see `job_rules`
     read leases  nothing is deleted that a live one may need, unless the database's clock jumps; a reader continues only
                  under a read lease that it renewed in time, or tried to renew
 
@@ -25,6 +26,7 @@ from typing import Any
 
 from reading import read_leases
 from simulator.dst.database import Database
+from simulator.dst.job_rules import JobRules
 from simulator.dst.mutants import replaced
 from simulator.dst.scheduler import Process
 from simulator.dst.shape_rules import Shape, wrong
@@ -79,6 +81,7 @@ class CatalogRules:
         self._superseded: dict[str, int] = {}  # object -> the swap that replaced it
         self.clock_jumps = False
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
+        self._jobs = JobRules(violated)
 
     @contextmanager
     def watching_flushes(self) -> Iterator[None]:
@@ -138,6 +141,7 @@ class CatalogRules:
         self._check_positions(tasks)
         self._check_shapes(tasks, before)
         self._check_objects(tasks)
+        self._jobs.look(query)
         self._tasks = tasks
 
     def _check_shapes(self, tasks: Mapping[int, _Task], before: Mapping[int, _Positions]) -> None:

@@ -34,6 +34,7 @@ class Profile:
     sorters: int = 2
     metas: int = 2
     compactors: int = 0
+    jobs: bool = False  #: they do maintenance jobs, which they record themselves
     shapers: int = 0  #: processes that request splits and merges
     neighbours: bool = False  #: other tenants, one of which is harmed
     future: bool = False  #: an upstream whose clock is ahead at times, and a store that writes what it wants
@@ -226,6 +227,21 @@ PROFILES: dict[str, Profile] = {
             victims=("compactor", "compactor", "meta"),
         ),
         Profile(
+            name="jobs",
+            about="three executors of maintenance jobs, which die and pause beyond their lease; replies are lost",
+            **SINGLE,
+            compactors=3,
+            jobs=True,
+            compact_s=0.3,
+            actions=200,
+            flush_s=0.15,
+            tick_s=0.25,
+            amounts=(0.5, 3.5),
+            faults=_only(slow=0.3, slow_s=0.9, put_lost=0.05, db_lost=0.05, db_late=0.03, db_undone=0.03),
+            chaos={"crash": 4, "crash_io": 6, "pause": 6},
+            victims=("compactor", "compactor", "compactor", "meta"),
+        ),
+        Profile(
             name="zombies",
             about="sorters pause beyond their lease in the middle of long requests, and continue once replaced",
             upstream=replace(upstream.TINY, rows=4, patience=2, interactive=0.0),
@@ -367,5 +383,6 @@ def profile_of(seed: int) -> Profile:
     """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
     if seed % 10 == 8:
         return PROFILES["isolation"]
-    others = [p for p in PROFILES.values() if p.name not in ("usual", "calm", "isolation", "promises")]
+    named = ("usual", "calm", "isolation", "promises", "jobs")
+    others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from compactor.core.plan import PlanRow, PlanSettings
-from compactor.job import JobSettings, compact_tenant
+from compactor.job import Executor, JobSettings, compact_tenant
 from compactor.local import LocalExecutor
 from compactor.task import Failed, RangeResult
 from dispatcher.tail import TailTiming
@@ -28,6 +28,7 @@ from reading.pull import PullRequest, pull
 from reading.scope import Scope
 from simulator.dst import future, threads
 from simulator.dst.database import SimCatalog
+from simulator.dst.job_rules import LEASE_MS
 from simulator.dst.network import SimFeed
 from simulator.dst.scheduler import Process
 from simulator.dst.shaping import shape
@@ -36,7 +37,10 @@ from simulator.dst.upstream import SimSource
 from sorter.worker.spill import Spill
 from sorter.worker.worker import SorterWorker
 from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.work import jobs
 from tistream.catalog.work.drain import drain
+from tistream.catalog.work.job_rows import JobCounts, JobExecutor, JobKind, NewJob
+from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.work.tasks import frontier
 from tistream.errors import BeyondQuarantine, CatalogUnavailable, ErrorKind, Fenced, TiStreamError
@@ -269,10 +273,28 @@ def _compact(
             plan=PlanSettings(target_bytes=rand.choice((8_000, 40_000)), inputs_min=rand.choice((2, 2, 3))),
         )
         try:
-            compact_tenant(catalog, TENANT, executor, settings, clock)
+            if world.profile.jobs:
+                _do_job(running, catalog, executor, settings, clock)
+            else:
+                compact_tenant(catalog, TENANT, executor, settings, clock)
         except TiStreamError as e:
             if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT, ErrorKind.NOT_FOUND, ErrorKind.FENCED):
                 raise
+
+
+def _do_job(running: Running, catalog: SimCatalog, executor: Executor, settings: JobSettings, clock: SimClock) -> None:
+    """Record a job as the leader would, lease one, do it, and end it. An error leaves it to the next lease."""
+    leader = get_leader(catalog)
+    if leader is not None:
+        jobs.enqueue(catalog, [NewJob(tenant=TENANT, kind=JobKind.MERGE)], leader_epoch=leader.epoch)
+    job = jobs.lease(catalog, running.process.name, [JobExecutor.THREADS], lease_ms=LEASE_MS)
+    if job is not None:
+
+        def progress(done: int, total: int) -> None:
+            jobs.renew(catalog, job, done=done, total=total)
+
+        report = compact_tenant(catalog, TENANT, executor, settings, clock, progress=progress)
+        jobs.finish(catalog, job, JobCounts(bytes_read=report.bytes_before), outcome=str(job.epoch))
 
 
 class _FarStore(SimStore):

@@ -44,6 +44,9 @@ QUICK = {
     "compacted-unverified": 0,
     "leased-object-collected": 0,
     "lease-not-renewed": 0,
+    "job-ended-without-epoch": 0,
+    "job-lease-ignored": 0,
+    "job-open-twice": 0,
     "part-without-positions": 0,
     "part-without-state": 0,
     "new-task-above-durable-watermark": 0,
@@ -122,6 +125,11 @@ def test_a_broken_rule_is_noticed(name: str, first: int) -> None:
     without: frozenset[str] = frozenset() if mutant.scenario == "isolation" else NO_BOUNDS
     with mutant.patch():
         assert any(not run(seed, mutant.scenario, without=without).held for seed in range(first, first + SEEDS))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_jobs_are_done_once_although_their_executors_die(seed: int) -> None:
+    assert run(seed, "jobs", without=NO_BOUNDS).violations == ()
 
 
 def test_the_document_speaks_of_every_mutant_with_its_scenario() -> None:
