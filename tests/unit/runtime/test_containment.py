@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+import pyarrow as pa
 import pytest
+from polars.exceptions import PanicException
 
 from tests.kit.manual_clock import ManualClock
 from tistream.errors import CorruptObject, Fenced, StoreUnavailable
@@ -12,7 +14,7 @@ from tistream.runtime.containment import RETRY_MAX_S, STOPPED_FIRST_S, STOPPED_M
 from tistream.runtime.service import Problem
 
 
-def _raise(error: Exception) -> None:
+def _raise(error: BaseException) -> None:
     raise error
 
 
@@ -25,8 +27,19 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.mark.parametrize("error", [CorruptObject("damaged"), KeyError("dbs"), RecursionError(), MemoryError()])
-def test_an_unexpected_error_stops_its_item_only(clock: ManualClock, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        CorruptObject("damaged"),
+        KeyError("dbs"),
+        RecursionError(),
+        MemoryError(),
+        OverflowError(),
+        pa.ArrowInvalid("no"),
+        PanicException("a library in Rust"),
+    ],
+)
+def test_an_unexpected_error_stops_its_item_only(clock: ManualClock, error: BaseException) -> None:
     contained = Containment[str]("meta-1/activation", clock)
     assert not contained.run("1/7", lambda: _raise(error))
     assert contained.run("1/8", _ok)
@@ -34,6 +47,11 @@ def test_an_unexpected_error_stops_its_item_only(clock: ManualClock, error: Exce
     assert problem.source == "meta-1/activation/1/7"
     assert problem.fatal
     assert set(contained.stopped()) == {"1/7"}
+
+
+def test_the_end_of_a_process_is_no_error_of_an_item(clock: ManualClock) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Containment[int]("x", clock).run(1, lambda: _raise(KeyboardInterrupt()))
 
 
 def test_a_stopped_item_waits_long_and_ever_longer(clock: ManualClock) -> None:
