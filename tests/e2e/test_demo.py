@@ -18,6 +18,7 @@ import pytest
 COMMAND = (sys.executable, "-m", "tistream.cli.main", "demo")
 DEMO = (*COMMAND, "--engine", "threads", "--speed", "max")
 WAIT_S = 100
+SPARK_S = 240  # a session starts Java and its workers, on a machine that is busy with other tests
 LINES = re.compile(r"^  (curl .*|\S*tistream pull .*|\S*python -c .*)$", re.MULTILINE)
 
 
@@ -27,7 +28,7 @@ def environment() -> dict[str, str]:
 
 def test_the_demo_ends_by_itself_and_shows_no_warnings() -> None:
     done = subprocess.run(
-        [*COMMAND, "--speed", "max", "--seconds", "25"], capture_output=True, timeout=WAIT_S, env=environment()
+        [*COMMAND, "--speed", "max", "--seconds", "25"], capture_output=True, timeout=SPARK_S, env=environment()
     )
     text = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
