@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from reading.core import merge
 from tistream.model import change
+from tistream.model.change import Op
 
 _ORDER = ("commit_ts", "start_ts", "table_id", "key")
 
@@ -38,11 +39,12 @@ def select(
 def deletes_nothing(table: pa.Table) -> npt.NDArray[np.bool_]:
     """Which rows of tables delete a row that did not exist. TiDB leaves such a record when a transaction deletes a row
     that it has inserted itself."""
-    found = table["old_value"].is_null().to_numpy() & (table["op"].to_numpy() == change.Op.DELETE)
+    found: npt.NDArray[np.bool_] = table["old_value"].is_null().to_numpy() & (table["op"].to_numpy() == Op.DELETE)
     if not found.any():
         return found
-    known = table["flags"].to_numpy() & change.FLAG_OLD_VALUE_UNKNOWN == 0
-    return found & known & (table["table_id"].to_numpy() > 0)
+    known: npt.NDArray[np.bool_] = table["flags"].to_numpy() & change.FLAG_OLD_VALUE_UNKNOWN == 0
+    of_table: npt.NDArray[np.bool_] = table["table_id"].to_numpy() > 0
+    return found & known & of_table
 
 
 def only(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:

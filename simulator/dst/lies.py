@@ -78,10 +78,10 @@ class Lies:
                     violated(f"promise: task {self_.task_id} refuses {at}/{batch.seq} without a reason: {e}")
                 raise
             if lies and not batch.closes and not before.closed and before.seq == batch.seq - 1:
-                violated(f"promise: task {self_.task_id} takes {at}/{batch.seq} with {lies} without a word")
+                violated(f"promise: task {self_.task_id} takes {at}/{batch.seq} with {lies} and names no contradiction")
             return effects
 
-        TaskCore.handle = handled  # type: ignore[method-assign]
+        TaskCore.handle = handled  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
