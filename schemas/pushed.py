@@ -59,12 +59,15 @@ def history_of(data: bytes) -> History:
 
 
 def is_small(data: bytes) -> bool:
-    """Whether `history_of` parses it here, in little time and memory."""
+    """Whether `history_of` parses it here, in little time and memory, or refuses it at once."""
     size = 0
-    for part in _unpacked(data):
-        size += len(part)
-        if size > SNAPSHOT_SMALL_BYTES:
-            return False
+    try:
+        for part in _unpacked(data):
+            size += len(part)
+            if size > SNAPSHOT_SMALL_BYTES:
+                return False
+    except CorruptObject:
+        return True
     return True
 
 
