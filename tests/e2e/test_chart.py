@@ -74,6 +74,7 @@ def test_what_is_committed_is_pushed_with_session_credentials_and_pulled(world: 
 
     eventually(enough, lambda: f"{reader.resolved_ts} {reader.read}\n{world.cluster.outputs()}")
     assert not reader.has_more()
+    assert not reader.lacks()
 
 
 def test_prometheus_sees_every_pod_and_the_lag(world: Deployed) -> None:
@@ -157,3 +158,4 @@ def test_the_log_is_resolved_on_and_nothing_came_twice(world: Deployed, reader: 
     eventually(lambda: reader.pull() or reader.resolved_ts > now_ts, world.cluster.outputs)
     assert sum(reader.read.values()) > 200
     assert not reader.has_more()
+    assert not reader.lacks()

@@ -119,6 +119,11 @@ class Reader:
                 if not page.has_more:
                     return
 
+    def lacks(self) -> Counter[int]:
+        """What was written at or below the resolved ts and was not read; not counting deletes: one of a row that never
+        was is left out of a pull."""
+        return self._committed() - self.read
+
     def has_more(self) -> Counter[int]:
         """What was read and was not committed, or twice."""
         return self.read - self._committed()
