@@ -73,11 +73,11 @@ class World:
         self.worker = DispatcherWorker(
             self.catalog, self.store, SystemClock(), "d1", timing=timing, cache_bytes=cache_bytes
         )
+        make_token(self.catalog, leader_epoch)
         self.dispatcher = flight_dispatcher(self.catalog, self.worker)
         self.dispatcher.start()
         assert self.dispatcher.wait_until_ready(10)
         assert assign_store(self.catalog, T, 7, worker_id="d1", seen_epoch=0, leader_epoch=leader_epoch)
-        make_token(self.catalog, leader_epoch)
         owned(self.catalog, 1, leader_epoch)
         self.flight = catalog_feed(self.catalog)
         self.streams: list[FeedStream] = []

@@ -29,7 +29,7 @@ from tistream.catalog.tenancy.tenants import TenantState, get_tenant, look_up_te
 from tistream.catalog.work.deletion import delete_tenant
 from tistream.catalog.work.stops import list_stops, resume_stop
 from tistream.clock import SystemClock
-from tistream.errors import CorruptObject, StoreRefused, StoreUnavailable, TiStreamError
+from tistream.errors import CorruptObject, LogHeld, StoreRefused, StoreUnavailable, TiStreamError
 from tistream.ids import Tenant
 from tistream.limits import SNAPSHOT_SMALL_BYTES
 from tistream.objectstore.layout import BatchKey, CommittedKey, SchemaSnapKey
@@ -370,5 +370,6 @@ def test_one_tenant_whose_log_cannot_be_given_up_harms_no_other(
     world.clock.advance(STOPPED_MAX_S)
     worker.retain()
     assert all(floors().values())
-    assert (of_bad(worker), list_stops(world.catalog)) == ([], [])
+    others = [problem for problem in of_bad(worker) if problem.code != LogHeld.code]  # tables without a base hold it
+    assert (others, list_stops(world.catalog)) == ([], [])
     world.catalog.close()
