@@ -22,7 +22,7 @@ SEEDS = 4  # tried from the recorded one on: a change of the simulator may move 
 QUICK = {
     "no-durable-watermark-guard": 5,
     "no-epoch-guard": 18,
-    "stale-snapshot": 15,
+    "stale-snapshot": 41,
     "torn-snapshot": 0,
     "let-go-too-early": 0,
     "never-let-go": 0,
