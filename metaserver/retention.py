@@ -4,7 +4,8 @@
         -> floor -> raise_floor               one transaction that checks the holds again
         -> retire_below_floor                 repeatedly, also after a crash in between
 
-A hold that delays the floor by more than an hour, or by more than a shorter retention, is a problem that names it.
+A hold that delays the floor by more than an hour, or by more than a shorter retention (at least five minutes), is a
+problem that names it.
 
 A day after it died, the row of an object that was once visible is deleted: its writer has published it and is done, and
 a late PUT would be an orphan like others. Tombstones of orphans stay, because their writers may still be running.
@@ -36,6 +37,7 @@ ROLE = "retention"
 _FORGETTING = "forgetting rows of deleted objects"
 FORGET_MS = 24 * 3_600_000
 _REPORTED_FROM_MS = 3_600_000
+_BUILDING_MS = 300_000  # a base takes some minutes, however short the retention
 _NAMED = 20  # holds that a problem lists
 _ROWS_AT_ONCE = 1000
 
@@ -104,7 +106,7 @@ class Retention:
     def _note(self, tenant: Tenant, start: LogStart) -> None:
         held = start.floor.held_by
         late_ms = tso.physical_ms(start.wanted_ts) - tso.physical_ms(start.floor.ts)
-        if held is None or late_ms < min(_REPORTED_FROM_MS, start.kept_ms):
+        if held is None or late_ms < min(_REPORTED_FROM_MS, max(_BUILDING_MS, start.kept_ms)):
             self._held.pop(tenant, None)
             return
         others = len(start.holding) - 1

@@ -28,7 +28,7 @@ from tests.kit import replica
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.open_folder import OpenFolder
-from tests.kit.recording import EXPECTED, committed_rows
+from tests.kit.recording import EXPECTED, changed_rows
 from tistream import ts as tso
 from tistream.catalog.database import tables
 from tistream.catalog.log.retention import raise_floor, retire_below_floor
@@ -46,7 +46,7 @@ OLDEST = tso.compose(tso.physical_ms(END) - KEPT_S * 1000)  # what retention lea
 
 def truth() -> npt.NDArray[np.uint64]:
     """The commit_ts of every change that the data tasks hold."""
-    rows = committed_rows()
+    rows = changed_rows()
     hidden = pc.bit_wise_and(rows["flags"], pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()))
     ours = pc.and_(pc.equal(hidden, 0), pc.greater_equal(rows["key"], DATA_TASKS.start))
     found: npt.NDArray[np.uint64] = rows.filter(pc.and_(ours, pc.less(rows["key"], DATA_TASKS.end)))[
