@@ -106,7 +106,7 @@ def test_packages_named_in_the_contracts_exist() -> None:
 
 
 def test_no_package_among_the_tests() -> None:
-    assert {p.parent.name for p in (ROOT / "tests").rglob("__init__.py")} == {"kit"}
+    assert {p.relative_to(ROOT / "tests").parts[0] for p in (ROOT / "tests").rglob("__init__.py")} == {"kit"}
     assert not (ROOT / "infra" / "__init__.py").exists()
 
 
