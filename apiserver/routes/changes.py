@@ -160,6 +160,8 @@ async def _first_page(followers: Followers, request: PullRequest, wait_s: float)
 
 
 async def _next_change(followers: Followers, request: PullRequest, answer: PullAnswer, seconds: float) -> PullAnswer:
+    """The first page with changes, or what there is when the time is up. BeyondQuarantine when a store is quarantined
+    meanwhile below the position."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     seen, tenant = answer.resolved_ts, request.scope.tenant
@@ -167,9 +169,13 @@ async def _next_change(followers: Followers, request: PullRequest, answer: PullA
         request = replace(request, end_ts=str(answer.end_ts))
     with followers.waker.watching(tenant) as watch:
         while answer.waits:
+            if watch.good_ts is not None and answer.end > watch.good_ts:
+                (await followers.run(followers.served.now, tenant)).check_good(answer.end)
             watermark = await watch.moved(seen, deadline - loop.time())
             if watermark is None:
-                break
+                if followers.waker.closing or loop.time() >= deadline:
+                    break
+                continue  # a store was quarantined
             served = await followers.served_at(tenant, watermark)
             seen = served.covers
             resumed = replace(request, start_ts=None, cursor=answer.next_cursor)

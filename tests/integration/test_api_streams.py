@@ -18,9 +18,12 @@ import pyarrow as pa
 import pytest
 import zstandard
 
+from apiserver.routes import changes as changes_route
 from apiserver.stream.followers import FollowLimits
+from apiserver.stream.stream_loop import StreamLoop
 from reading import position
 from reading.scope import Scope
+from simulator.dst.mutants import reworded
 from tests.kit.api_world import BASE, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.stream_world import StreamWorld, events_until, lines_of, sse_of, stream_world
@@ -30,6 +33,11 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.objects import superseded_objects, tombstone
 from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work.deletion import delete_tenant, finish_deletion, retire_objects
+from tistream.catalog.work.quarantines import record_quarantine, reject_store
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.catalog.work.tasks import list_tasks
+from tistream.model.contradiction import Contradiction
+from tistream.objectstore.layout import BatchKey
 
 END = recording_end()
 FLUSHES = 20
@@ -264,6 +272,71 @@ def test_when_the_server_stops_streams_end_with_their_cursor_and_waits_answer(tm
             assert (events[-1]["reason"], events[-1]["resolved_ts"]) == ("shutdown", str(END))
             assert waiting.result().status_code == 200
             stopping.result()
+
+
+def quarantine(world: StreamWorld, good_ts: int) -> str:
+    """As a sorter records it; the object."""
+    found = Contradiction(store_id=4, incarnation=1, seq=9, good_ts=good_ts, rows=1, sample=())
+    issue_incarnation(world.api.log.catalog, TENANT, 4)
+    task = list_tasks(world.api.log.catalog, TENANT)[0]
+    assert record_quarantine(world.api.log.catalog, TENANT, task.task_id, task.epoch, found)
+    return str(BatchKey(tenant=TENANT, store_id=4, incarnation=1, seq=9))
+
+
+def assert_ended_beyond(world: StreamWorld) -> None:
+    """A stream and a waiting pull that stand beyond `good_ts` when the store is quarantined both end with the error."""
+    at = world.api.log.cuts(2)[0]
+    params = {"cursor": position.encode_cursor(Scope(tenant=TENANT), at), "wait": 3, "format": "ndjson"}
+    with ThreadPoolExecutor(1) as pool, world.stream(start_ts="latest") as answer:
+        waiting = pool.submit(httpx2.get, f"{world.base}/changes", params=params, timeout=WAIT_S)
+        eventually(lambda: world.followers.waker.waiting == 2, "both wait")
+        object_key = quarantine(world, at - 1)
+        world.api.log.flush(world.api.log.cuts(20)[12])
+        begun = time.monotonic()
+        events = events_until(answer, lambda e: is_end(e) or time.monotonic() - begun > 2.5)
+        refused = waiting.result()
+    assert changes(events) == [], "rows above what is known to be good"
+    assert events[-1]["type"] == "end", "the stream goes on"
+    assert events[-1]["reason"] == "error"
+    assert refused.status_code == 409, "the pull is answered"
+    for error in (events[-1]["problem"], refused.json()):
+        named = {name: error["facts"][name] for name in ("tenant", "store", "good_ts")}
+        assert (error["code"], named) == ("TS-1017", {"tenant": str(TENANT), "store": "4", "good_ts": str(at - 1)})
+        assert error["facts"]["object"] == object_key
+
+
+def test_who_stands_beyond_a_quarantine_ends_with_its_error(growing: StreamWorld) -> None:
+    assert_ended_beyond(growing)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "change", "what"),
+    [
+        (StreamLoop, "_check_good", ("self._at > watch.good_ts", "False"), "the stream goes on"),
+        (changes_route, "_next_change", ("answer.end > watch.good_ts", "False"), "the pull is answered"),
+    ],
+    ids=["stream", "waiting-pull"],
+)
+def test_a_reader_without_the_check_is_found(
+    growing: StreamWorld, owner: object, name: str, change: tuple[str, str], what: str
+) -> None:
+    with reworded(owner, name, change), pytest.raises(AssertionError, match=what):
+        assert_ended_beyond(growing)
+
+
+def test_a_wait_at_what_is_good_lasts_until_the_store_is_rejected(growing: StreamWorld) -> None:
+    at, later = growing.api.log.cuts(2)[0], growing.api.log.cuts(20)[12]
+    quarantine(growing, at)
+    growing.api.log.flush(later)
+    params = {"cursor": position.encode_cursor(Scope(tenant=TENANT), at), "wait": 1, "format": "ndjson"}
+    begun = time.monotonic()
+    answer = httpx2.get(f"{growing.base}/changes", params=params, timeout=WAIT_S)
+    assert (changes(events_of(answer)), time.monotonic() - begun > 0.9) == ([], True)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx2.get, f"{growing.base}/changes", params=params | {"wait": 30}, timeout=WAIT_S)
+        eventually(lambda: growing.followers.waker.waiting == 1, "it waits")
+        reject_store(growing.api.log.catalog, TENANT, 4)
+        assert len(changes(events_of(waiting.result()))) > 10
 
 
 def test_any_number_of_waits_asks_the_catalog_once_a_look(growing: StreamWorld) -> None:
