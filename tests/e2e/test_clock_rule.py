@@ -1,4 +1,5 @@
-"""Tenants whose pushers write timestamps of the future, beside one that is well, on real processes.
+"""Tenants whose pushers write timestamps of the future, or against their own promise, beside one that is well, on real
+processes.
 
 Each hostile pusher does what a tenant's credentials allow: it takes an incarnation and puts files into its own folder.
 The neighbour is served all the time, no process ends, a restart changes nothing, each problem names its tenant, store
@@ -21,14 +22,16 @@ import zstandard
 
 from pusher.schema_push import empty_snapshot
 from simulator.chaos.servers.mariadb import mariadb, new_database
-from simulator.chaos.servers.processes import Up, client, wait_until_ready
+from simulator.chaos.servers.processes import TiStreamProcess, Up, client, wait_until_ready
 from tests.kit.service_cluster import ServiceCluster
 from tests.kit.waiting import eventually
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
+from tistream.client.core.requests import Page
 from tistream.codec.segment_file import SegmentFileWriter
 from tistream.codec.table_key import record_key
+from tistream.errors import BeyondQuarantine
 from tistream.ids import Tenant
 from tistream.log.committed_log import SegmentSource
 from tistream.model.change import REGIONS, ROWS, Op, RowKind
@@ -136,11 +139,23 @@ class Service:
             found += list(zip(rows["key"].to_pylist(), rows["commit_ts"].to_pylist(), strict=True))
         return found
 
-    def problem(self, key: str) -> dict[str, Any]:
-        """The problem of the dispatcher that names the object, as /healthz or the worker's report show it."""
+    def problems(self, code: str = "") -> list[dict[str, Any]]:
+        """What /healthz and the workers' reports show."""
         with client(self.url) as c:
             workers = [c.get(f"/v1/workers/{w['worker_id']}") for w in c.get("/v1/workers")["items"]]
             shown = [*c.get("/healthz")["problems"], *(p for w in workers for p in w["problems"])]
+        return [p for p in shown if code in ("", p["code"])]
+
+    def quarantine(self, pusher: Pusher) -> dict[str, Any]:
+        """The tenant's only quarantine."""
+        with client(self.url) as c:
+            tenant = f"/v1/clusters/{pusher.tenant.cluster_id}/tenants/{pusher.tenant.tenant_id}"
+            found = c.get(f"{tenant}/quarantines")["items"]
+        return dict(found[0]) if found else {}
+
+    def problem(self, key: str) -> dict[str, Any]:
+        """The dispatcher's problem that names the object."""
+        shown = self.problems()
         of_dispatcher = [p for p in shown if p["facts"].get("object") == key and p["source"].startswith("dispatcher")]
         return dict(of_dispatcher[0]) if of_dispatcher else {}
 
@@ -228,6 +243,59 @@ def test_timestamps_of_the_future_harm_no_neighbour_and_lose_nothing(
         commits = [commit_ts for _, commit_ts in here.log(NEIGHBOUR)]
         assert commits == sorted(commits)
         assert here.alive()
+
+
+def test_a_store_against_its_own_promise_is_held_until_it_is_rejected(tmp_path: Path) -> None:
+    with on_mariadb(tmp_path) as here:
+        neighbour, hostile = here.pusher(1), here.pusher(2)
+        neighbour.tick()
+        for _ in range(2):
+            served_ts = hostile.tick()
+            eventually(lambda: is_served(hostile), "a sound file is not served")
+        beyond = page_of(here, hostile).next_cursor
+        good_ts = served_ts - 2
+        with ticking(neighbour):
+            key = hostile.put([(record_key(100, 50), good_ts + 1)], cut_ts=served_ts + 1, resolved_ts=served_ts + 1)
+            eventually(lambda: here.quarantine(hostile).get("object") == key, f"no quarantine names {key}")
+            held = assert_held(here, hostile, key, good_ts, beyond)
+            assert_served(here, neighbour)
+            before = neighbour.written[-1][1]
+            here.restart()
+            eventually(lambda: neighbour.resolved_ts > before, "the restarted processes serve nothing")
+            assert assert_held(here, hostile, key, good_ts, beyond) == held
+            assert_served(here, neighbour)
+            where = ("-c", "1", "-t", "2", "--url", here.url)
+            with TiStreamProcess("store", "quarantine", "reject", f"{STORE}", *where, log=tmp_path / "cli.log") as cli:
+                assert cli.wait(60) == 0, cli.output()
+            eventually(lambda: here.quarantine(hostile)["state"] == "rejected", "it is not decided")
+            hostile.restart()
+            hostile.tick()
+            eventually(lambda: is_served(hostile), "the restarted pusher is not served")
+            eventually(lambda: not here.problems("TS-1068"), "its problem stays")
+            assert page_of(here, hostile, cursor=beyond).resolved_ts >= hostile.written[-1][1]
+        eventually(lambda: is_served(neighbour), "the neighbour's last file is not served")
+        for pusher in (neighbour, hostile):
+            assert sorted(here.log(pusher.tenant)) == sorted(pusher.written), "lost, or twice"
+        assert here.alive()
+
+
+def page_of(here: Service, pusher: Pusher, cursor: str | None = None) -> Page:
+    """A page of the tenant, from the beginning or from a cursor."""
+    with client(here.url) as c:
+        return c.page(pusher.tenant.cluster_id, pusher.tenant.tenant_id, format="raw-arrow", cursor=cursor)
+
+
+def assert_held(here: Service, hostile: Pusher, key: str, good_ts: int, beyond: str) -> dict[str, Any]:
+    """The problem names tenant, store and object; pulls end at `good_ts`, and a cursor beyond is refused."""
+    eventually(lambda: here.problems("TS-1068"), "no problem is shown")
+    for problem in here.problems("TS-1068"):
+        named = {name: problem["facts"][name] for name in ("tenant", "store", "object")}
+        assert named == {"tenant": str(hostile.tenant), "store": f"{STORE}", "object": key}
+    assert page_of(here, hostile).resolved_ts == hostile.resolved_ts == good_ts
+    with pytest.raises(BeyondQuarantine) as refused:
+        page_of(here, hostile, cursor=beyond)
+    assert refused.value.code == "TS-1017"
+    return here.quarantine(hostile)
 
 
 def attacks(hostile: list[Pusher]) -> list[tuple[Pusher, str, str]]:
