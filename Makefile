@@ -28,7 +28,7 @@ $(BIN)/python:
 # uv installs several times faster than pip; where it cannot be had, pip does.
 define install
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv 2>/dev/null \
-		&& $(BIN)/uv pip install --quiet --python $(BIN)/python -e '$(1)' \
+		&& UV_SYSTEM_CERTS=1 $(BIN)/uv pip install --quiet --python $(BIN)/python -e '$(1)' \
 		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '$(1)'
 endef
 

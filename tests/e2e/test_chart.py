@@ -14,7 +14,7 @@ from tests.kit.waiting import eventually
 from tistream import ts
 from tistream.client import connect
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the image is built first
 CHROMIUM = "/usr/bin/chromium"
 expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 

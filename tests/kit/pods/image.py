@@ -144,10 +144,10 @@ class _Step:
             mounts += [Mount(source=uv, target=f"{STAND_IN}/uv")]
             install = rf"{STAND_IN}/uv pip install --quiet --cache-dir {cache} --python \1/bin/python"
             own = "--link-mode copy --no-deps --reinstall-package tistream"  # the console serves no links
-            script = _PIP.sub(rf"{install} --link-mode symlink \2 && {install} {own} \2", script)
+            script = _PIP.sub(rf"{install} --link-mode hardlink \2 && {install} {own} \2", script)
         _seed_kernels(self.image)
         passed = {k: v for k, v in os.environ.items() if re.match(r"PIP_|UV_|SSL_|REQUESTS_|OPENBLAS|.*_proxy$", k)}
-        env = {**passed, **self.image.env, "HOME": "/root"}
+        env = {"UV_SYSTEM_CERTS": "1", **passed, **self.image.env, "HOME": "/root"}
         spec = self.image.sandbox(["/bin/sh", "-ec", script], env=env, mounts=mounts, writable_root=True)
         run_in(spec, self.image.root.with_suffix(".json"), timeout_s=_STEP_S)
 
