@@ -16,7 +16,7 @@ import pytest
 
 from simulator.chaos.servers.processes import TiStreamProcess, Up, pull_all, register, wait_until_ready
 from tests.kit.real_tables import moments
-from tests.kit.real_tikv import lines, stored_versions
+from tests.kit.real_tikv import deletes_of_nothing, lines, stored_versions
 from tests.kit.replica import Replica, same_rows
 from tistream.codec.table_key import table_prefix
 
@@ -62,11 +62,12 @@ def check(body: bytes) -> None:
     prefixes = tuple(table_prefix(t) + b"_r" for t in tables)
     mine = {(bytes.fromhex(key), int(ts)) for key, ts in replica.delivered}
     first, last = asked[0].ts, asked[-1].ts
-    stored = {v: w for v, w in stored_versions(TRAFFIC).items() if v[0].startswith(prefixes) and first < v[1] <= last}
+    whole = stored_versions(TRAFFIC)
+    stored = {v: w for v, w in whole.items() if v[0].startswith(prefixes) and first < v[1] <= last}
     keys = {key for key, _ in stored}
     assert len(stored) > 5000
     assert not {v for v in mine if v[0] in keys and first < v[1] <= last} - stored.keys()
-    assert not stored.keys() - mine
+    assert stored.keys() - mine == stored.keys() & deletes_of_nothing(whole)
 
 
 def pushed_up_to(pusher: TiStreamProcess) -> int:

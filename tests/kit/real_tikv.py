@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,18 @@ def stored_versions(folder: Path) -> dict[Version, Write]:
                 value = bytes.fromhex(short) if short is not None else long_values.get(w["start_ts"], b"")
             op = Op.PUT if w["type"] == "Put" else Op.DELETE
             out[key, w["commit_ts"]] = Write(w["start_ts"], int(op), value)
+    return out
+
+
+def deletes_of_nothing(stored: Mapping[Version, Write]) -> set[Version]:
+    """The deletes of rows that did not exist: the version before is a delete, or there is none."""
+    out: set[Version] = set()
+    last: dict[bytes, int] = {}
+    for version in sorted(stored):
+        key, op = version[0], stored[version].op
+        if op == Op.DELETE and last.get(key, int(Op.DELETE)) == Op.DELETE:
+            out.add(version)
+        last[key] = op
     return out
 
 
