@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.chaos.servers.s3server import CREDENTIALS, S3Server, s3_server
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.auth_site import Site, auth_site
 from tests.kit.sorter_bench import Bench
@@ -40,3 +41,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """An S3 server; the environment has its credentials."""
+    with s3_server() as made, pytest.MonkeyPatch.context() as environment:
+        for name, value in CREDENTIALS.items():
+            environment.setenv(name, value)
+        yield made

@@ -19,7 +19,7 @@ from dispatcher.worker import DispatcherWorker
 from metaserver.activation import Activation
 from schemas.snapshot import parse_pushed
 from simulator.chaos.servers.ports import free_port
-from simulator.chaos.servers.s3server import CREDENTIALS, S3Server, s3_server
+from simulator.chaos.servers.s3server import S3Server
 from tests.kit.batch_files import batch_bytes
 from tests.kit.catalog_cases import begin, elected, new_catalog
 from tests.kit.feed_port import catalog_feed, flight_dispatcher, make_token, owned, request_of
@@ -53,22 +53,11 @@ FILES, EVERY_S = 5, 1.6
 TOKEN = "a-token-of-the-webhook"
 
 _bucket = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
+pytestmark = pytest.mark.usefixtures("server")
 
 
 class World:
-    """Two dispatchers, each with one store of a tenant that seldom writes, and a tenant that awaits its snapshot."""
+    """Two dispatchers, each with one store of a rarely writing tenant, and a tenant that waits for its snapshot."""
 
     def __init__(self, path: Path, server: S3Server) -> None:
         self.bucket = f"changes-{next(_bucket)}"

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from simulator.chaos.servers.s3server import CREDENTIALS, S3Server, s3_server
+from simulator.chaos.servers.s3server import S3Server
 from tests.kit.objectstore_suite import KEY, ObjectStoreSuite
 from tistream.errors import ObjectConflict, StoreUnavailable
 from tistream.objectstore.factory import open_store
@@ -17,18 +17,7 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.objectstore.s3 import S3Store
 
 _number = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
+pytestmark = pytest.mark.usefixtures("server")
 
 
 class TestS3Store(ObjectStoreSuite):
@@ -123,9 +112,7 @@ def faulty() -> Iterator[Server]:
 
 
 @pytest.fixture
-def store(faulty: Server, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
+def store(faulty: Server) -> S3Store:
     endpoint = f"http://127.0.0.1:{faulty.server_port}"
     return S3Store("bucket", endpoint=endpoint, region="us-east-1", path_style=True)
 
@@ -194,9 +181,7 @@ def test_a_get_is_retried(faulty: Server, store: S3Store) -> None:
     assert store.get("a/b") == b"data"
 
 
-def test_a_dead_server_is_unavailable(faulty: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
+def test_a_dead_server_is_unavailable(faulty: Server) -> None:
     store = S3Store("bucket", endpoint="http://127.0.0.1:1", region="us-east-1", path_style=True)
     with pytest.raises(StoreUnavailable) as caught:
         store.get("a/b")
