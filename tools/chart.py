@@ -86,7 +86,7 @@ def lint(program: str) -> None:
 
 
 def validate(paths: list[Path]) -> None:
-    """Against Kubernetes' own schemas; without a word on the Prometheus operator's kinds, of which it knows none."""
+    """Check manifests against the Kubernetes schemas, which do not cover the kinds of the Prometheus operator."""
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     for version in KUBERNETES:
         command = [uv, "tool", "run", "--quiet", "--from", VALIDATOR, "kubernetes-validate"]

@@ -6,7 +6,7 @@ Between two ticks a store may send, on a subscription, a COMMITTED row at or bel
     changed    a version of the upstream with another value
     repeated   a version as it is: ordinary
 
-A task that takes a file with an added or changed row without a word, or refuses one without, breaks the rule. An
+A task breaks the rule if it accepts a file with an added or changed row, or refuses a file without one. An
 operator rejects a quarantined store a while after it was recorded.
 """
 

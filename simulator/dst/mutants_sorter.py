@@ -110,7 +110,7 @@ broken(
     ("sorter.core.prewrite_buffer:PrewriteBuffer.look", "look(self.commits,", "look((),"),
 )
 broken(
-    "partly-decided-written (pieces): W passes a commit_ts of which only some rows are decided",
+    "partly-decided-written (pieces): W passes a commit_ts before all its rows are decided",
     ("sorter.core.prewrite_buffer:PrewriteBuffer.hold", "self._decisions.lowest()", "list[int]()"),
 )
 broken(

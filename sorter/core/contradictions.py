@@ -111,7 +111,7 @@ def question(rows: Arrivals, at: I64, durable_ts: int) -> LogQuestion:
 
 
 def remaining(rows: Arrivals, at: I64, logged: pa.Table | None) -> I64:
-    """Those of the rows that the log, of which these rows (change.COMMITTED) were read, does not hold."""
+    """The rows that the log does not hold. `logged`: what was read of the log, with schema change.COMMITTED."""
     if logged is None or not logged.num_rows or not len(at):
         return at
     held = from_arrow(logged).select(READY.names)
@@ -146,8 +146,8 @@ def described(rows: Arrivals, at: I64, promised: Stamps) -> Contradiction:
 
 
 def _frame(rows: Arrivals, at: I64) -> pl.DataFrame:
-    """The rows with the columns of READY, their number and whether they are complete. A value that says nothing is
-    null."""
+    """The rows with the columns of READY, their number and whether they are complete. Where a row
+    has no value, it is null."""
     place, op = rows.place.take(at), rows.numbers["op"][at]
     complete = rows.kind[at] == RowKind.COMMITTED
     value = pl.col("value")

@@ -41,7 +41,7 @@ class Attack:
 
 
 def zeros(size: int, *, declared: bool = True) -> bytes:
-    """A frame of so many zero bytes, written without holding them."""
+    """A zstd frame that unpacks to this many zero bytes, made without holding them in memory."""
     return repeated(b"", bytes(MIB), size // MIB, b"", declared=size if declared else -1)
 
 
@@ -144,7 +144,7 @@ def schema_with(tables: bytes, part: bytes, times: int, end: bytes) -> bytes:
 
 
 def real_schema(tables: int) -> bytes:
-    """A snapshot of so many tables of ten columns, as a pusher writes it."""
+    """A schema snapshot of this many tables with ten columns each, as a pusher writes it."""
     document = _document()
     jobs = next(t for t in document["tables"] if t["info"]["name"]["L"] == "tidb_ddl_job")
     model = next(t for t in document["tables"] if t["db_id"] == 116)

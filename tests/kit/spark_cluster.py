@@ -1,4 +1,4 @@
-"""A standalone Spark cluster of processes: a master and workers, each of which can be killed."""
+"""A standalone Spark cluster: a master and workers as processes that a test can kill."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.unit.dispatcher.test_subscription import World
 from tistream.errors import FeedGap
 from tistream.ids import Position
 
-INTERVALS_S = 60.0, 600.0  # between files of a store that seldom writes, in turn
+INTERVALS_S = 60.0, 600.0  # between the files of a rarely writing store, alternating
 INTERVAL_S = INTERVALS_S[0]
 FILES = 8
 
