@@ -55,7 +55,7 @@ def _fallen(new_id: int, new: ShapePositions, old_id: int, old: ShapePositions) 
     for life, (seq, closed) in old.items():
         lowest = min((incarnation for store, incarnation in new if store == life[0]), default=0)
         now, ended = new.get(life, (0, life[1] < lowest))  # those below the lowest entry have ended
-        if (closed and not ended) or (not closed and now < seq):
+        if not ended and (closed or now < seq):  # an incarnation that one half has closed counts as read
             yield f"shapes: task {new_id} is at {now} of {life}, the snapshot of task {old_id} was at {seq}"
 
 
