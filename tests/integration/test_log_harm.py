@@ -37,7 +37,7 @@ from tests.kit.open_folder import OpenFolder
 from tests.kit.recording import EXPECTED, RECORDING, committed_rows
 from tistream.catalog.database import tables
 from tistream.catalog.log.bases import list_bases
-from tistream.codec import committed_file, seed_file
+from tistream.codec import segment_file
 from tistream.codec.newest import STATE
 from tistream.errors import CorruptObject, ObjectNotFound
 from tistream.ids import Tenant
@@ -295,12 +295,12 @@ MUTANTS: dict[str, tuple[str, str, Callable[[], AbstractContextManager[None]]]] 
     "a reader of the log ignores the checksum": (
         "committed",
         QUIET,
-        lambda: reworded(committed_file, "decode_segment", ("found != crc", "False")),
+        lambda: reworded(segment_file, "_decode_batch", ("found != crc", "False")),
     ),
     "a reader of a base ignores the checksum": (
         "bases",
         QUIET,
-        lambda: reworded(seed_file, "decode_segment", ("found != crc", "False")),
+        lambda: reworded(segment_file, "_decode_batch", ("found != crc", "False")),
     ),
     "a reader of the log skips what is missing": (
         "committed",
