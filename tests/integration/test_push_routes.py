@@ -32,6 +32,7 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.layout import SchemaSnapKey, buffer_prefix, committed_prefix, seeds_prefix
 from tistream.objectstore.memory import MemoryStore
+from tistream.objectstore.protocol import Admit
 
 T, OTHER = Tenant(1, 1), Tenant(1, 10)
 BASE = "/v1/clusters/1/tenants/1"
@@ -177,7 +178,12 @@ def test_what_a_pusher_put_is_read_within_bounds(world: World, monkeypatch: pyte
     world.store.put(str(manifest_key(T, 7, 0)), data)
     http, whole = world.http(), world.store.get
     monkeypatch.setattr(world.store, "size", lambda _: len(data))
-    monkeypatch.setattr(world.store, "get", lambda key: pytest.fail(f"{key} is read whole"))
+
+    def get(key: str, admit: Admit) -> bytes:
+        admit(len(data))
+        pytest.fail(f"{key} is read whole")
+
+    monkeypatch.setattr(world.store, "get", get)
     answers = [http.get(f"{BASE}/push-schemas/7"), http.post(f"{BASE}/seeds", json={"ts": "7"})]
     told = [(a.status_code, a.json()["code"], a.json()["facts"]["bytes"]) for a in answers]
     assert told == [(413, "TS-1008", "11")] * 2
@@ -187,10 +193,17 @@ def test_what_a_pusher_put_is_read_within_bounds(world: World, monkeypatch: pyte
     assert whole(key) == data
 
 
-@pytest.mark.parametrize("ts", [0, (1 << 63) - 1, 1 << 63, 9_999_999_999_999_999_999, tso.compose(4 * 10**12)])
-def test_a_seed_of_a_time_that_has_not_come_is_refused(world: World, ts: int) -> None:
+@pytest.mark.parametrize("ts", [0, 1 << 63, 9_999_999_999_999_999_999])
+def test_a_seed_of_no_timestamp_is_refused(world: World, ts: int) -> None:
     answer = world.http().post(f"{BASE}/seeds", json={"ts": str(ts)})
     assert (answer.status_code, answer.json()["code"]) == (400, "TS-1001")
+    assert list_seeds(world.catalog, T) == []
+
+
+@pytest.mark.parametrize("ts", [(1 << 63) - 1, tso.compose(4 * 10**12)])
+def test_a_seed_ahead_of_the_services_time_is_refused_until_then(world: World, ts: int) -> None:
+    answer = world.http().post(f"{BASE}/seeds", json={"ts": str(ts)})
+    assert (answer.status_code, answer.json()["code"]) == (503, "TS-1067")
     assert list_seeds(world.catalog, T) == []
 
 

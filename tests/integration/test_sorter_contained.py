@@ -148,10 +148,10 @@ def test_an_unexpected_error_of_one_task_does_not_stop_the_other(bench: Bench, m
     bench.assign("s1")
     handle, flushes = TaskCore.handle, TaskCore.take
 
-    def failing(core: TaskCore, found: FeedBatch) -> Any:
+    def failing(core: TaskCore, found: FeedBatch, *logged: Any) -> Any:
         if core.task_id == 1 and found.seq == 2:
             raise KeyError("a defect")
-        return handle(core, found)
+        return handle(core, found, *logged)
 
     monkeypatch.setattr(TaskCore, "handle", failing)
     worker = bench.worker("s1")
