@@ -85,6 +85,11 @@ def test_the_store_is_held_its_rows_are_named_and_nothing_above_is_served(bench:
     assert bench.row(1).error is None, "no task stops"
 
 
+def _closed(bench: Bench, task: int) -> bool:
+    position = positions(bench.catalog, task).get(1, {}).get(1)
+    return position is not None and position.closed
+
+
 def _base(ts: int) -> NewBase:
     return NewBase(table_id=1, ts=ts, previous=None, rows=0, segments=())
 
@@ -134,7 +139,7 @@ def test_a_rejected_store_begins_again_and_brings_what_is_missing(bench: Bench) 
     assert (kept.sample, kept.decided_by) == (decided.sample, "ops")
     assert served_edge(bench.catalog, TENANT).good_ts is None
     assert served_edge(bench.catalog, TENANT).gap == (16, 20), "served already, and perhaps not complete"
-    bench.wait(lambda: all(positions(bench.catalog, t)[1][1].closed for t in (1, 2)), "the old life ends")
+    bench.wait(lambda: all(_closed(bench, task) for task in (1, 2)), "the old incarnation ends in both states")
     again = replace(MARK, checkpoint_ts=20, open_ts=41, ready_ts=42)
     file(bench, 1, whole(b"a5", 24, 25), upto=50, life=2, mark=again)
     bench.wait_for_durable_ts(50)
