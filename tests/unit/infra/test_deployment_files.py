@@ -41,7 +41,7 @@ def flags_of(command: str) -> set[str]:
 def ours() -> Iterator[tuple[str, dict[str, Any]]]:
     """Compose's services that are processes of TiStream."""
     for name, service in COMPOSE["services"].items():
-        if service.get("image") == "tistream:local":
+        if service.get("image") in ("tistream:local", "tistream-spark:local"):
             yield name, service
 
 
@@ -57,10 +57,20 @@ def test_the_example_configuration_is_accepted() -> None:
 
 def test_the_compose_file_starts_every_role_with_flags_it_has() -> None:
     started = [service["command"][0] for _, service in ours()]
-    assert sorted(started) == ["dispatch", "dispatch", "meta", "serve", "sort", "sort"]
+    assert sorted(started) == ["dispatch", "dispatch", "maintain", "meta", "serve", "sort", "sort", "spark"]
     for name, service in ours():
         command, *args = service["command"]
         assert {arg for arg in args if arg.startswith("--")} <= flags_of(command), name
+
+
+def test_spark_is_a_profile_whose_image_is_built_on_that_of_the_other_services() -> None:
+    spark = COMPOSE["services"]["spark"]
+    assert spark["profiles"] == ["spark"]
+    base = spark["build"]["args"]["BASE"]
+    built_by = spark["build"]["additional_contexts"][base].removeprefix("service:")
+    assert COMPOSE["services"][built_by]["image"] == "tistream:local"
+    text = (INFRA / spark["build"]["dockerfile"].removeprefix("infra/")).read_text("utf-8")
+    assert re.search(r"^ARG BASE=.*\nFROM \$\{BASE\}$", text, re.MULTILINE)
 
 
 def test_the_compose_file_gives_values_that_settings_accept() -> None:
@@ -94,7 +104,12 @@ def test_what_compose_mounts_is_there_and_ports_stay_on_the_machine() -> None:
 def test_prometheus_looks_at_every_process_of_the_compose_file() -> None:
     scraped = yaml.safe_load((INFRA / "prometheus/prometheus.yml").read_text("utf-8"))["scrape_configs"]
     targets = {target for job in scraped for static in job["static_configs"] for target in static["targets"]}
-    assert targets == {f"{name}:9464" for name, _ in ours()}  # the HTTP port asks for a key
+    always = {name for name, service in ours() if "profiles" not in service}
+    assert targets == {f"{name}:9464" for name in always}  # the HTTP port asks for a key
+    looked_up = [dns for job in scraped for dns in job["dns_sd_configs"]]
+    assert {(name, dns["type"], dns["port"]) for dns in looked_up for name in dns["names"]} == {
+        (name, "A", 9464) for name, _ in ours() if name not in always
+    }, "no target without its profile: nothing is reported as down"
     assert {job["job_name"] for job in scraped} == {"tistream"}  # what the rules ask for
 
 
