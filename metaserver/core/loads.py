@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
-from tistream.catalog.work.reports import RATE_WINDOW_S, StoreReport, TaskReport, WorkerReport
+from tistream.catalog.work.reports import StoreReport, TaskReport, WorkerReport
+from tistream.limits import RATE_WINDOW_S
 
 SETTLING_S = 2 * RATE_WINDOW_S
 FORGET_S = 30.0

@@ -12,9 +12,9 @@ from collections import deque
 import numpy as np
 import pyarrow as pa
 
-from tistream.catalog.work.reports import RATE_WINDOW_S
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
+from tistream.limits import RATE_WINDOW_S
 from tistream.runtime.rates import Rate
 
 SAMPLE = 256  #: keys kept

@@ -250,3 +250,15 @@ def test_jobs_are_listed_shown_and_run(site: tuple[Operated, str]) -> None:
     assert "offered" in run(site, "jobs", "retry", "5")
     assert "is cancelled" in run(site, "jobs", "cancel", "4")
     assert isinstance(refused(site, "jobs", "cancel", "4"), StateForbids)
+
+
+def test_doctor_compares_the_reported_load_with_what_was_measured(site: tuple[Operated, str]) -> None:
+    result = _run(site, "doctor", "-o", "json")
+    found = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    of_sorters = found["capacity: sorter"]
+    assert (of_sorters["verdict"], of_sorters["facts"]["processes"]) == ("ok", 3), "a silent one does not count"
+    assert "the last 10 s brought 2,606 changes and 2.0 files a second" in of_sorters["words"]
+    jobs = found["maintenance jobs"]
+    assert (jobs["verdict"], jobs["facts"]["maintain"], jobs["facts"]["spark"]) == ("fail", 0, 0)
+    assert jobs["words"].endswith("no executor is up: start tistream maintain")
+    assert result.exit_code == 1

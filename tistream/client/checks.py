@@ -1,4 +1,5 @@
-"""Checks a running service over HTTP, as far as the key allows: version, clock, parts, leader, workers, tenants.
+"""Checks a running service over HTTP, as far as the key allows: version, clock, parts, leader, workers, whether these
+carry the load, maintenance jobs, tenants.
 
 When parts of a service fail, the other checks still run. What the key may not read is a warning. Nothing is changed,
 and no request is retried.
@@ -16,6 +17,7 @@ import httpx2
 import orjson
 
 from tistream import __version__
+from tistream.admin.core.capacity import check_capacity, check_jobs
 from tistream.client.core.requests import error_of, unreachable
 from tistream.clock import Clock
 from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
@@ -25,6 +27,7 @@ _TIMEOUT_S = 20.0
 _RESOLUTION_MS = 1_000  # of a Date header
 _NEEDED = ("dispatcher", "sorter")  # worker kinds without which no change is sorted
 _STOPPED = "stopped"
+_JOBS_MAX = 1000  # looked at
 
 
 def check_service(url: str, key: str | None, clock: Clock) -> list[Finding]:
@@ -41,6 +44,7 @@ def check_service(url: str, key: str | None, clock: Clock) -> list[Finding]:
         found.check("problems", partial(service.asked, "/healthz", check_problems))
         found.check("owner", partial(service.asked, "/v1/owner", check_owner))
         found.check("workers", partial(service.asked, "/v1/workers", check_workers))
+        service.capacity(found)
         service.tenants(found)
         return found.findings
 
@@ -86,6 +90,21 @@ class _Service:
         except TiStreamError as e:
             return _unanswered(e)
 
+    def capacity(self, found: Checklist) -> None:
+        """One finding for each role, and one for maintenance jobs. None without permission to list workers, which is
+        a finding already."""
+        try:
+            workers = self._get("/v1/workers")[1]["items"]
+            tenants = self._get("/v1/tenants")[1]["items"]
+            queued = self._get(f"/v1/jobs?state=queued&limit={_JOBS_MAX}")[1]["items"]
+        except TiStreamError as e:
+            if not isinstance(e, NotAllowed):
+                found.check("capacity", partial(_unanswered, e))
+            return
+        for name, finding in check_capacity(workers, sum(tenant["state"] == "ACTIVE" for tenant in tenants)):
+            found.check(name, partial(_itself, finding))
+        found.check("maintenance jobs", partial(check_jobs, queued, workers))
+
     def tenants(self, found: Checklist) -> None:
         """One finding for each tenant that the key may see."""
         try:
@@ -114,6 +133,10 @@ class _Service:
             return answer, orjson.loads(answer.content)
         except orjson.JSONDecodeError as e:
             raise TiStreamError(f"{self._url}{path} does not answer as TiStream does", status=answer.status_code) from e
+
+
+def _itself(finding: Finding) -> Finding:
+    return finding
 
 
 def _unanswered(error: TiStreamError) -> Finding:

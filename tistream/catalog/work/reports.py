@@ -1,7 +1,7 @@
 """Load reports that workers send with a heartbeat, including what stalled watermarks wait for.
 
 Reports serve balancing and operators; correctness does not depend on them: a leader with an old report moves the wrong
-task and loses nothing. Rates are averages over RATE_WINDOW_S. A report is JSON in the worker's row, at most
+task and loses nothing. Rates are averages over `limits.RATE_WINDOW_S`. A report is JSON in the worker's row, at most
 REPORT_BYTES_MAX, replaced by each heartbeat that carries one.
 
 Workers of two versions run side by side during an upgrade: a reader ignores unknown fields and uses defaults for
@@ -26,7 +26,6 @@ log = structlog.get_logger(__name__)
 Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-RATE_WINDOW_S = 10.0
 REPORT_BYTES_MAX = 1 << 20
 STUCK_MAX = 5  #: reasons reported per task
 _DECODED_MAX = 1000  # workers whose reports are kept decoded
