@@ -23,10 +23,9 @@ def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[di
     of = f" {shlex.quote(scope)}" if scope else ""
     names = [(name, value) for name, value in (("database", database), ("table", table)) if value]
     python = "".join(f", {name}={value!r}" for name, value in names)
-    spark = "".join(f".option({name!r}, {value!r})" for name, value in names)
+    spark = "".join(f", {name}={value!r}" for name, value in names)
     cluster, number = tenant.cluster_id, tenant.tenant_id
     header = '-H "Authorization: Bearer $TISTREAM_KEY" ' if keyed else ""
-    imports, token = ("import os; ", ".option('key', os.environ['TISTREAM_KEY'])") if keyed else ("", "")
     return [
         {"name": "curl", "text": f"curl -s {header}'{ORIGIN}{path}/changes?start_ts=earliest&format=ndjson'"},
         {
@@ -40,8 +39,9 @@ def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[di
         },
         {
             "name": "Spark",
-            "text": f'{imports}spark.readStream.format("tistream").option("url", "{ORIGIN}")'
-            f'.option("cluster", {cluster}).option("tenant", {number}){spark}{token}.load()',
+            "text": "from pyspark.sql import SparkSession; "
+            f'changes = SparkSession.builder.getOrCreate().read.format("tistream").options(url="{ORIGIN}", '
+            f"cluster={cluster}, tenant={number}{spark}).load(); changes.show()",
         },
     ]
 

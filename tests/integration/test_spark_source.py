@@ -16,11 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from apiserver.console.snippets import ORIGIN, pull_snippets
+from tests.kit.doc_blocks import IN_SPARK, Block, PagePlayer, blocks_of
 from tests.kit.log_builder import recording_end
 from tests.kit.served_log import ServedLog, served_log
 from tests.kit.spark_session import local_session
 from tistream.client import connect
-from tistream.spark import TiStreamDataSource
+from tistream.ids import Tenant
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,13 +30,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore")
 #: with more of them micro-batches are smaller, so that each meets the query in its middle
 KILLS = int(os.environ.get("SPARK_KILLS", "1"))
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHOWN = [(page, block) for page in PAGES for block in blocks_of(page) if block.title == IN_SPARK]
 PUSHDOWN = {"spark.sql.python.filterPushdown.enabled": "true"}
 
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[SparkSession]:
     with local_session(PUSHDOWN) as made:
-        made.dataSource.register(TiStreamDataSource)
         yield made
 
 
@@ -171,3 +175,47 @@ def test_offsets_mean_the_same_rows_each_time(session: SparkSession, served: Ser
     rows = sorted(row for batch in seen.values() for row in batch)
     columns = ("_commit_ts", "_key", "_op")
     assert rows == sorted(tuple(row[name] for name in columns) for row in truth.select(columns).to_pylist())
+
+
+@pytest.mark.parametrize(("page", "block"), SHOWN, ids=[page.stem for page, _ in SHOWN])
+def test_a_program_of_the_documentation(
+    session: SparkSession, served: ServedLog, tmp_path: Path, page: Path, block: Block
+) -> None:
+    names: dict[str, Any] = {}
+    words = {
+        "http://127.0.0.1:8711": served.url,
+        '"cp"': repr(str(tmp_path / "cp")),
+        '"out"': repr(str(tmp_path / "out")),
+    }
+    text = block.text  # Java's working folder is the one of its start
+    for word, instead in words.items():
+        text = text.replace(word, instead)
+    exec(compile(text, page.name, "exec"), names)
+    for query in session.streams.active:
+        query.processAllAvailable()
+        query.stop()
+    if "query" in names:
+        with connect(served.url) as client:
+            truth = client.table(1, 1, "shop.customers").to_arrow()
+        assert session.read.parquet(str(tmp_path / "out")).count() == truth.num_rows > 0
+
+
+def test_the_documentation_shows_spark_in_the_readme_too() -> None:
+    assert {page.stem for page, _ in SHOWN} >= {"README", "spark", "data-frames"}
+
+
+@pytest.mark.parametrize("scope", ["", "shop.customers"])
+def test_the_lines_that_the_console_shows(
+    session: SparkSession, served: ServedLog, tmp_path: Path, scope: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = {each["name"]: each["text"].replace(ORIGIN, served.url) for each in pull_snippets(Tenant(1, 1), scope)}
+    assert set(lines) == {"curl", "CLI", "Python", "Spark"}
+    player = PagePlayer(tmp_path, os.environ, {})
+    try:
+        assert player.play(Block(line=1, info="sh", text=lines["curl"])).count('"type"') > 10
+        assert '"type"' in player.play(Block(line=2, info='sh title="Until Ctrl-C"', text=lines["CLI"]))
+        assert "key: [" in player.play(Block(line=3, info="python", text=lines["Python"]))
+    finally:
+        player.close()
+    exec(lines["Spark"], {})
+    assert ("_commit_ts" if scope else "commit_ts") in capfd.readouterr().out

@@ -6,6 +6,7 @@ A title in a fence's info string says how a block is meant; readers of the site 
     In a terminal of its own      each command goes on until the page's end. The same command again: Ctrl-C first
     Until Ctrl-C                  shows something, is interrupted then, and ends well
     NAME.py (Python only)         is saved under that name, for later blocks
+    With Java 17 and Spark        is a program that tests/integration/test_spark_source.py runs
     Not run by the tests: REASON  needs something that is not here
 
 Anything else is refused, so no command of the documentation escapes unseen.
@@ -28,6 +29,7 @@ from tests.kit.waiting import eventually
 
 SHELL = ("sh", "bash", "console")
 NOT_RUN = "Not run by the tests: "
+IN_SPARK = "With Java 17 and Spark"
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INFO = re.compile(r'(\w+)(?: title="([^"]*)")?')
 _COMMAND = re.compile(r"^(\$ |# )?(tistream|python|pip|make|curl|spark-submit|docker|helm|terraform) ", re.MULTILINE)
@@ -72,6 +74,8 @@ class Block:
         if not _INFO.fullmatch(self.info):
             raise ValueError(f"line {self.line}: {self.info!r} is not understood")
         if self.title.startswith(NOT_RUN) and len(self.title) > len(NOT_RUN) + 8:
+            return How.LEAVE
+        if self.language == "python" and self.title == IN_SPARK:
             return How.LEAVE
         if self.language == "python" and re.fullmatch(r"\w+\.py", self.title):
             return How.SAVE

@@ -95,8 +95,8 @@ def link(distribution: importlib.metadata.Distribution, site: Path) -> None:
 def test_it_holds_the_packages_and_their_data_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    source = {
+    assert {top for top in tops if not top.endswith(".dist-info")} == {*PACKAGES, "pyspark_tistream.py"}
+    source = {"pyspark_tistream.py"} | {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")

@@ -45,6 +45,7 @@ def pull(
     The query of a whole URL is used too: start_ts, end_ts, cursor, format, limit and the format's options. A flag takes
     precedence.
     """
+    from tistream.cli.pages_out import output_of
     from tistream.client import connect
 
     query: dict[str, str] = {}
@@ -64,25 +65,28 @@ def pull(
     )  # fmt: skip
     at = cursor or query.get("cursor")
     status = StatusLine(sys.stderr if follow and sys.stderr.isatty() else None)
+    out = output_of(asked.format, sys.stdout.buffer, follow=follow)
     with connect(url, sleep=_patience(url)) as client, Whole() as whole:
         try:
-            for page in client.pull(
-                cluster, tenant, database=database, table=table, start_ts=since or "earliest", end_ts=asked.until,
-                cursor=at, follow=follow, format=asked.format, limit=asked.limit, options=asked.options,
-            ):  # fmt: skip
-                with whole:
-                    status.clear()
-                    sys.stdout.buffer.write(page.content)
-                    sys.stdout.buffer.flush()
-                    at = page.next_cursor
-                status.show(page.content.count(b"\n"), page.resolved_ts, at)
-                if page.quarantined:
-                    print(f"tistream: {page.quarantined} rows of this page could not be decoded", file=sys.stderr)
-        except KeyboardInterrupt:
-            status.clear()
-            print(f"\nresume with: {asked.resume(at or '', follow=follow)}", file=sys.stderr)
-            if not follow:
-                raise
+            try:
+                for page in client.pull(
+                    cluster, tenant, database=database, table=table, start_ts=since or "earliest", end_ts=asked.until,
+                    cursor=at, follow=follow, format=asked.format, limit=asked.limit, options=asked.options,
+                ):  # fmt: skip
+                    with whole:
+                        status.clear()
+                        rows = out.write(page)
+                        at = page.next_cursor
+                    status.show(rows, page.resolved_ts, at)
+                    if page.quarantined:
+                        print(f"tistream: {page.quarantined} rows of this page could not be decoded", file=sys.stderr)
+                out.close()
+            except KeyboardInterrupt:
+                status.clear()
+                out.close()
+                print(f"\nresume with: {asked.resume(at or '', follow=follow)}", file=sys.stderr)
+                if not follow:
+                    raise
         except BrokenPipeError:
             # the reader is gone: the rest of the buffer must not be written at exit either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -151,26 +151,32 @@ class AsyncTablePull:
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
     """One table of tables whose columns may differ."""
-    tables = _with_same_own_names(tables)
-    schema = tables[0].schema
-    for table in tables[1:]:
-        schema = _union(schema, table.schema)
-    return pa.concat_tables([_as(table, schema) for table in tables]) if len(tables) > 1 else tables[0]
+    union = Union([table.schema for table in tables])
+    return pa.concat_tables([union.conform(table) for table in tables])
 
 
-def _with_same_own_names(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Give each of our own columns one name in all tables that no column of theirs has."""
-    theirs = {field.name.lower() for table in tables for field in table.schema if _own(field) is None}
-    found = []
-    for table in tables:
-        names = []
-        for field in table.schema:
+class Union:
+    """The schema that holds tables whose columns may differ. InvalidInput when a column was both text and bytes."""
+
+    def __init__(self, schemas: Sequence[pa.Schema]) -> None:
+        self._theirs = {field.name.lower() for schema in schemas for field in schema if _own(field) is None}
+        self.schema = self._renamed(schemas[0])
+        for schema in schemas[1:]:
+            self.schema = _union(self.schema, self._renamed(schema))
+
+    def conform(self, table: pa.Table) -> pa.Table:
+        """The rows of one of the tables in this schema."""
+        return _as(table.rename_columns(self._renamed(table.schema).names), self.schema)
+
+    def _renamed(self, schema: pa.Schema) -> pa.Schema:
+        """Give each of our own columns one name in all schemas that no column of theirs has."""
+        fields = []
+        for field in schema:
             name = _own(field) or field.name
-            while _own(field) is not None and name in theirs:
+            while _own(field) is not None and name in self._theirs:
                 name = "_" + name
-            names.append(name)
-        found.append(table.rename_columns(names))
-    return found
+            fields.append(field.with_name(name))
+        return pa.schema(fields)
 
 
 def _own(field: pa.Field) -> str | None:
@@ -205,7 +211,7 @@ def _union(a: Any, b: Any) -> Any:
     fields = {field.name: field for field in a}
     for field in b:
         known = fields.get(field.name)
-        fields[field.name] = field if known is None else field.with_type(_wider(known.type, field.type))
+        fields[field.name] = field if known is None else field.with_type(_wider(known, field))
     made = [_kept_metadata(field.with_nullable(True)) for field in fields.values()]
     return pa.schema(made) if isinstance(a, pa.Schema) else pa.struct(made)
 
@@ -215,16 +221,28 @@ def _kept_metadata(field: pa.Field) -> pa.Field:
     return field.remove_metadata() if own is None else field.with_metadata({OWN_COLUMN: own})
 
 
-def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+def _wider(known: pa.Field, field: pa.Field) -> pa.DataType:
+    a, b = known.type, field.type
     if pa.types.is_struct(a) and pa.types.is_struct(b):
         return _union(a, b)
     if a == b:
         return a
+    if {_bytes_or_text(a), _bytes_or_text(b)} == {True, False}:
+        raise InvalidInput(
+            f"Column {field.name} was both text and bytes in this span: read the times before and after apart, with "
+            "since and until, or take the pages one by one.",
+            column=field.name,
+        )
     try:
         pair = [pa.schema([pa.field("c", type_)]) for type_ in (a, b)]
         return pa.unify_schemas(pair, promote_options="permissive").field("c").type
     except (pa.ArrowTypeError, pa.ArrowInvalid):
         return pa.string()
+
+
+def _bytes_or_text(type_: pa.DataType) -> bool | None:
+    """True for bytes, False for what may only become text beside them, None for nulls."""
+    return None if pa.types.is_null(type_) else bool(pa.types.is_binary(type_))
 
 
 def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -253,8 +271,6 @@ def _cast(values: Any, type_: pa.DataType) -> Any:
         import pyarrow.compute as pc
 
         return pc.binary_join(values.cast(pa.list_(pa.string())), ",")
-    if pa.types.is_string(type_) and pa.types.is_binary(values.type):
-        raise InvalidInput("A column was both text and bytes in this span; take the pages one by one.")
     return values.cast(type_)
 
 

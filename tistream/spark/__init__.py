@@ -1,4 +1,4 @@
-"""Changes in Spark: `spark.dataSource.register(TiStreamDataSource)`, then `format("tistream")`; docs/spark.md."""
+"""Changes in Spark: `format("tistream")`, which `pyspark_tistream` registers; docs/spark.md."""
 
 from tistream.spark.source import TiStreamDataSource
 

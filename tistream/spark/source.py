@@ -64,7 +64,7 @@ class _Query:
 
 
 class TiStreamDataSource(DataSource):  # type: ignore[misc]
-    """`spark.dataSource.register(TiStreamDataSource)`."""
+    """The source `tistream`; every session knows it by `pyspark_tistream`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """Called once for a frame. `latest`, a span or a date is resolved here, because Spark asks for a reader with
