@@ -19,6 +19,7 @@ from apiserver.routes import tenants as tenant_routes
 from apiserver.waterfall import Points, Stage, waterfall
 from reading.deps import Id, Services
 from tistream import ts as tso
+from tistream.admin.core.units import duration_text
 from tistream.catalog.database.service_time import service_time
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import stores, tasks
@@ -193,8 +194,10 @@ def _of_store(
 ) -> str:
     if store is None:
         return "no store has pushed yet"
-    age = _seconds(now_ms - tso.physical_ms(_cut(store, newest)))
-    found = newest.get(store.store_id)
+    cut_ts, found = _cut(store, newest), newest.get(store.store_id)
+    age = _age(now_ms - tso.physical_ms(cut_ts))
+    if found is None and not cut_ts:
+        return f"store {store.store_id}: it has pushed no file yet"
     if found is None:
         return f"store {store.store_id}: its last file was cut {age} ago"
     text = f"store {store.store_id}: its newest file {found.key.incarnation}/{found.key.seq}"
@@ -215,7 +218,7 @@ def _slowest_region(promises: BatchWatermarks) -> str:
     if not at[slowest]:
         return f"region {region} is not initialized in it"
     behind = tso.physical_ms(promises.cut_ts) - tso.physical_ms(int(at[slowest]))
-    return f"region {region} has its watermark {_seconds(behind)} before that"
+    return f"region {region} has its watermark {_age(behind)} before that"
 
 
 def _of_dispatcher(store: StoreRow | None, workers: Mapping[str, WorkerRow]) -> str:
@@ -231,7 +234,7 @@ def _worker(kind: str, name: str | None, workers: Mapping[str, WorkerRow]) -> st
     if name is None:
         return f"without a {kind}"
     row = workers.get(name)
-    return f"{kind} {name}" + (f", last seen {_seconds(row.heartbeat_age_ms)} ago" if row is not None else "")
+    return f"{kind} {name}" + (f", last seen {_age(row.heartbeat_age_ms)} ago" if row is not None else "")
 
 
 def _stage(stage: Stage, where: Mapping[str, str]) -> dict[str, Any]:
@@ -264,5 +267,5 @@ def _task(task: TaskRow, watermark: int | None, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _seconds(ms: int) -> str:
-    return f"{max(0, ms) / 1000:.1f} s"
+def _age(ms: int) -> str:
+    return duration_text(max(0, ms))

@@ -115,7 +115,7 @@ def test_each_watermark_gap_is_one_sentence(site: Operated) -> None:
     assert "waits for region 12 v7 from store 3; last file 41.0 s ago; probably the store is down" in waits["sentence"]
     assert (waits["region_id"], waits["store_id"], waits["file"], waits["file_age_s"]) == (12, 3, "1/88", 41.0)
     (gap,) = by_cause["watermark_gap"]
-    assert "no store has reported it yet" in gap["sentence"]
+    assert gap["sentence"].count("no store has reported") == 1
     assert gap["watermark"] is None
     (silent,) = by_cause["silent"]
     assert "belongs to sorter-3, which has sent no heartbeat for" in silent["sentence"]

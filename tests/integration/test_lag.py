@@ -183,6 +183,20 @@ def test_a_look_costs_two_requests_for_a_store(world: ApiWorld) -> None:
     assert tally.seen() == {("list", "batch", "ok"): 2, ("get_range", "batch", "ok"): 1}
 
 
+def test_a_store_without_a_file_yet_is_named_without_an_age(world: ApiWorld) -> None:
+    push(world, 1, 1, ago(100))
+    found = world.ok("/lag", why="true").json()
+    assert found["stages"][0]["where"] == "store 2: it has pushed no file yet"
+    assert found["stores"][1]["behind_ms"] is None
+
+
+def test_the_age_of_a_file_is_in_units_that_are_read_at_a_glance(world: ApiWorld) -> None:
+    push(world, 1, 1, ago(100))
+    note_cut_ts(world.catalog, TENANT, 2, ago(5 * 86_400_000))
+    found = world.ok("/lag", why="true").json()
+    assert found["stages"][0]["where"] == "store 2: its last file was cut 5 days ago"
+
+
 def test_a_tenant_that_nobody_pushed_yet_has_no_stages(fresh: ApiWorld) -> None:
     found = fresh.ok("/lag", why="true").json()
     assert (found["state"], found["lag_ms"]) == ("AWAITING_SNAPSHOT", None)

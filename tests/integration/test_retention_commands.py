@@ -152,8 +152,9 @@ def test_a_tenants_retention(url: str, catalog: Catalog) -> None:
     assert (hold["holding"], hold["since"]) == (False, None), "the policy has not passed it yet"
     assert "tistream changefeed remove ware" in hold["release"]
     table = run("tenant", "retention", url=url)
-    assert "keeps 1.5 hours" in table
+    assert "keeps 1.5 hours of its log. It begins" in table
     assert "changefeed ware (normal)" in table
+    assert "keeps 1 hour of its log. It begins" in run("tenant", "retention", "1", url=url)
     assert run("tenant", "retention", "0", "-o", "json", url=url)["retention_hours"] == 0
     assert get_tenant(catalog, T).retention_s == 0
     assert run("tenant", "retention", "--default", "-o", "json", url=url)["retention_hours"] is None

@@ -211,7 +211,8 @@ def watermark_gaps(
     if not found["items"]:
         out.print("no stalled ranges", style="green")
     for gap in found["items"]:
-        out.print(f"{gap['cause']}: {gap['sentence']}", style="yellow", markup=False, soft_wrap=True)
+        of = f"{gap['cluster_id']}/{gap['tenant_id']}"
+        out.print(f"{of} {gap['cause']}: {gap['sentence']}", style="yellow", markup=False, soft_wrap=True)
         out.print(f"  {gap['next_step']}", markup=False, soft_wrap=True)
 
 

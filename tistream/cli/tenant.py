@@ -183,10 +183,11 @@ def retention(
 
 def _retention_line(found: dict[str, Any]) -> str:
     """Policy and start in a sentence."""
-    hours, begins = found["policy_hours"], found["earliest_time"] or "not yet"
-    kept = f"keeps {hours:g} hours" if hours else "keeps all of its log"
-    wanted = f", by the policy {found['policy_time']}" if found["policy_time"] else ""
-    return f"The tenant {kept}. Its log begins: {begins}{wanted}."
+    hours = found["policy_hours"]
+    kept = f"{hours:g} hour{'' if hours == 1 else 's'}" if hours else "all"
+    begins = f"It begins at {found['earliest_time']}" if found["earliest_time"] else "It has not begun yet"
+    wanted = f", by the policy at {found['policy_time']}" if found["policy_time"] else ""
+    return f"The tenant keeps {kept} of its log. {begins}{wanted}."
 
 
 @commands.command("rotate-key")

@@ -18,6 +18,7 @@ import orjson
 
 from tistream import __version__
 from tistream.admin.core.capacity import check_capacity, check_jobs
+from tistream.admin.core.units import duration_text
 from tistream.client.core.requests import error_of, unreachable
 from tistream.clock import Clock
 from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
@@ -28,6 +29,7 @@ _RESOLUTION_MS = 1_000  # of a Date header
 _NEEDED = ("dispatcher", "sorter")  # worker kinds without which no change is sorted
 _STOPPED = "stopped"
 _JOBS_MAX = 1000  # looked at
+_LAG_WARN_MS = 30_000  # as the alert TiStreamLagHigh
 
 
 def check_service(url: str, key: str | None, clock: Clock) -> list[Finding]:
@@ -219,10 +221,14 @@ def check_tenants(found: Checklist, tenants: list[Mapping[str, Any]], gaps: list
 def _tenant(tenant: Mapping[str, Any], gaps: list[Mapping[str, Any]]) -> Finding:
     facts = {"state": tenant["state"], "lag_ms": tenant["lag_ms"], "watermark_gaps": len(gaps)}
     words = str(tenant["state"])
-    if tenant["lag_ms"] is not None:
-        words += f", {tenant['lag_ms'] / 1000:,.1f} s behind"
-    if not gaps:
+    lag_ms = tenant["lag_ms"]
+    if lag_ms is not None:
+        words += f", {duration_text(lag_ms)} behind"
+    if not gaps and (lag_ms or 0) < _LAG_WARN_MS:
         return ok(words, **facts)
+    if not gaps:
+        ids = f"-c {tenant['cluster_id']} -t {tenant['tenant_id']}"
+        return warn(f"{words}: tistream lag --why {ids} shows where it goes", **facts)
     stopped = [gap for gap in gaps if gap["cause"] == _STOPPED]
     first = (stopped or gaps)[0]
     more = f" (and {len(gaps) - 1} more: tistream gaps)" if len(gaps) > 1 else ""

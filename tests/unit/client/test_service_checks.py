@@ -131,6 +131,23 @@ def test_each_tenant_with_its_watermark_gaps() -> None:
     assert found[2].words == "ACTIVE, 1.5 s behind; it stopped: retry (and 1 more: tistream gaps)"
 
 
+@pytest.mark.parametrize(
+    ("lag_ms", "verdict", "words"),
+    [
+        (None, OK, "AWAITING_SNAPSHOT"),
+        (29_999, OK, "ACTIVE, 30.0 s behind"),
+        (30_000, WARN, "ACTIVE, 30.0 s behind: tistream lag --why -c 1 -t 1 shows where it goes"),
+        (4 * 86_400_000, WARN, "ACTIVE, 4 days behind: tistream lag --why -c 1 -t 1 shows where it goes"),
+    ],
+)
+def test_a_tenant_that_is_far_behind_is_a_warning(lag_ms: int | None, verdict: Verdict, words: str) -> None:
+    checklist = Checklist()
+    state = "AWAITING_SNAPSHOT" if lag_ms is None else "ACTIVE"
+    check_tenants(checklist, [{"cluster_id": 1, "tenant_id": 1, "state": state, "lag_ms": lag_ms}], [])
+    (found,) = checklist.findings
+    assert (found.verdict, found.words) == (verdict, words)
+
+
 def test_a_check_that_raises_fails_with_the_text_of_the_error() -> None:
     def refused() -> Any:
         raise StoreRefused("AccessDenied", key="k")

@@ -149,9 +149,7 @@ def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, 
     elif stuck.file:
         words.append(f"last file {stuck.file}")
     guess, then = _guess(stuck, age_s, dispatcher, known)
-    words.append(guess)
-    if stuck.reason:
-        words.append(stuck.reason)
+    words += [more for more in (guess, stuck.reason) if more]
     return _watermark_gap(
         task,
         Cause.WATERMARK_GAP if stuck.watermark is None else Cause.STANDING,
@@ -189,12 +187,9 @@ def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known,
 
 
 def _guess(stuck: StuckReport, age_s: float | None, dispatcher: str | None, known: Known) -> tuple[str, str]:
-    """What is probably wrong, and what to look at."""
+    """What is probably wrong, if the sentence does not have it yet, and what to look at."""
     if not stuck.store_id:
-        return (
-            "no store has reported it yet",
-            "check that the pushers of all stores run and follow its regions",
-        )
+        return "", "check that the pushers of all stores run and follow its regions"
     if dispatcher is None or not Known.is_alive(known.workers.get(dispatcher)):
         who = f"its dispatcher {dispatcher} is down" if dispatcher else "it has no dispatcher"
         return who, "check that a dispatcher and a meta server are up: tistream workers list"
