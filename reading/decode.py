@@ -11,7 +11,7 @@ affected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 
 from reading.core.changes import TableChanges
 from reading.core.split import build_changes
-from reading.scope import Scope
+from reading.scope import Scope, wanted
 from schemas.history import History
 from schemas.layout import key_layout, row_layout
 from schemas.model import Table
-from schemas.names import folded
 from tistream.codec.row.decode import EMPTY_ROW, Decoded, decode
+from tistream.codec.row.layout import RowLayout
 from tistream.codec.table_key import is_record
 from tistream.model.change import Op
 
@@ -54,23 +54,23 @@ class Decoding:
     quarantined: tuple[Quarantined, ...]
 
 
-def wanted(table: Table, scope: Scope) -> bool:
-    """Whether rows of this table belong to the scope."""
-    if table.kind != "table":
-        return False
-    if scope.database is not None and folded(table.db) != folded(scope.database):
-        return False
-    return scope.table is None or folded(table.name) == folded(scope.table)
+Shown = Callable[[Table], Table]
 
 
-def decode_rows(history: History, rows: pa.Table, scope: Scope) -> Decoding:
-    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts."""
+def as_it_is(table: Table) -> Table:
+    """The table version with all its columns."""
+    return table
+
+
+def decode_rows(history: History, rows: pa.Table, scope: Scope, shown: Shown = as_it_is) -> Decoding:
+    """Decode the rows of the scope. `rows` has schema change.COMMITTED, sorted by commit_ts. `shown` gives the table
+    version with the columns that are wanted."""
     rows = rows.combine_chunks()
     changes: list[TableChanges] = []
     bad: list[Quarantined] = []
     for table, index in rows_of(history, rows, scope):
         part = rows.take(pa.array(index)).combine_chunks()
-        built, failed = _decode_table(table, part)
+        built, failed = _decode_table(shown(table), part)
         changes.append(built)
         bad.extend(failed)
     return Decoding(changes=tuple(changes), quarantined=tuple(sorted(bad, key=lambda q: (q.commit_ts, q.key))))
@@ -96,17 +96,25 @@ def rows_of(history: History, rows: pa.Table, scope: Scope) -> Iterator[tuple[Ta
 
 
 def _decode_table(table: Table, rows: pa.Table) -> tuple[TableChanges, list[Quarantined]]:
-    layout, build = row_layout(table), partial(build_changes, table)
+    build = partial(build_changes, table)
+    after, before, failed = decode_images(table, row_layout(table), rows)
+    if failed:
+        keep = np.ones(rows.num_rows, dtype=bool)
+        keep[list(failed)] = False
+        mask = pa.array(keep)
+        return build(rows.filter(mask), after.filter(mask), before.filter(mask)), list(failed.values())
+    return build(rows, after, before), []
+
+
+def decode_images(
+    table: Table, layout: RowLayout, rows: pa.Table
+) -> tuple[pa.RecordBatch, pa.RecordBatch, dict[int, Quarantined]]:
+    """(new images, old images, rows that cannot be decoded by their number) of one table version, with the columns of
+    `layout` only."""
     keys = rows["key"].combine_chunks()
     after = decode(layout, keys, rows["value"].combine_chunks())
     before = _with_keys(table, rows, decode(layout, keys, rows["old_value"].combine_chunks()))
-    failed = _quarantine(table, rows, after, before)
-    if failed:
-        keep = np.ones(rows.num_rows, dtype=bool)
-        keep[[e.index for decoded in (after, before) for e in decoded.errors]] = False
-        mask = pa.array(keep)
-        return build(rows.filter(mask), after.batch.filter(mask), before.batch.filter(mask)), failed
-    return build(rows, after.batch, before.batch), failed
+    return after.batch, before.batch, _quarantine(table, rows, after, before)
 
 
 def _with_keys(table: Table, rows: pa.Table, before: Decoded) -> Decoded:
@@ -133,7 +141,7 @@ def _with_keys(table: Table, rows: pa.Table, before: Decoded) -> Decoded:
     )
 
 
-def _quarantine(table: Table, rows: pa.Table, after: Decoded, before: Decoded) -> list[Quarantined]:
+def _quarantine(table: Table, rows: pa.Table, after: Decoded, before: Decoded) -> dict[int, Quarantined]:
     seen: dict[int, Quarantined] = {}
     for image, decoded in (("value", after), ("old value", before)):
         for e in decoded.errors:
@@ -150,4 +158,4 @@ def _quarantine(table: Table, rows: pa.Table, after: Decoded, before: Decoded) -
                     cause=f"{e.cause} (in the {image})",
                 ),
             )
-    return list(seen.values())
+    return seen

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from schemas.actions import Action
 from schemas.history import History
-from schemas.model import DdlEvent
+from schemas.model import DdlEvent, Table
 from schemas.names import folded
 from tistream.errors import NotFound
 from tistream.ids import Tenant
@@ -23,6 +23,15 @@ class Scope:
 
     def __str__(self) -> str:
         return "/".join([str(self.tenant), self.database or "*", self.table or "*"])
+
+
+def wanted(table: Table, scope: Scope) -> bool:
+    """Whether rows of this table belong to the scope."""
+    if table.kind != "table":
+        return False
+    if scope.database is not None and folded(table.db) != folded(scope.database):
+        return False
+    return scope.table is None or folded(table.name) == folded(scope.table)
 
 
 def table_ids(history: History, scope: Scope, after: int, upto: int) -> Collection[int] | None:

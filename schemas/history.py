@@ -21,7 +21,7 @@ Relations:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -40,7 +40,7 @@ from schemas.names import folded, no_database, no_table
 from schemas.saved import Chain, Fetch, Increment
 from schemas.snapshot import SchemaSnapshot
 from schemas.start import SavedTables, Start
-from schemas.timeline import Timeline, Timelines, VersionIntervals
+from schemas.timeline import Timeline, Timelines, VersionIntervals, ids_during
 from tistream.errors import CorruptObject, InvalidInput, TsExpired, TsOutOfRange, UpstreamContractViolated
 
 _SNAPSHOTS_KEPT = 8
@@ -305,11 +305,21 @@ class History:
         self._check(upto_ts)
         db = folded(db)
         if table is not None:
-            return _ids_during([self._timelines.named(db, folded(table))], after_ts, upto_ts)
+            return ids_during([self._timelines.named(db, folded(table))], after_ts, upto_ts)
         timelines = self._timelines.names_in(db)
         at_start = (self._start.named(db, name) for name in timelines)
         changed = {physical_id for t in at_start if t is not None for physical_id in t.physical_ids}
-        return (self._start.physical_ids_in(db) - changed) | _ids_during(timelines.values(), after_ts, upto_ts)
+        return (self._start.physical_ids_in(db) - changed) | ids_during(timelines.values(), after_ts, upto_ts)
+
+    def physical_ids_named(self, wanted: Callable[[str, str], bool]) -> set[int]:
+        """The physical ids that tables with a wanted name (database, table, both in lower case) had at any time."""
+        found: set[int] = set()
+        for db in list(self._db_timelines):
+            changed = self._timelines.names_in(db)
+            unchanged = {n for n in map(folded, self._start.names_in(db)) if n not in changed and wanted(db, n)}
+            found |= self._start.physical_ids_of(db, unchanged)
+            found |= ids_during((t for n, t in changed.items() if wanted(db, n)), self.start_ts, self.resolved_ts)
+        return found
 
     def snapshot(self, ts: int) -> SchemaSnapshot:
         """The whole schema at `ts`. Snapshots between the same two jobs share everything but `ts`."""
@@ -484,11 +494,6 @@ def _restored(
         history._take(change)
     history.advance(resolved_ts)
     return history
-
-
-def _ids_during(timelines: Iterable[Timeline[Table]], after_ts: int, upto_ts: int) -> set[int]:
-    versions = (version for timeline in timelines for version in timeline.during(after_ts, upto_ts))
-    return {physical_id for version in versions if version.kind == "table" for physical_id in version.physical_ids}
 
 
 def _commit_ts(change: Change) -> int:

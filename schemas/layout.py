@@ -12,7 +12,7 @@ _ENCODED = ("gbk", "gb18030")  # charsets whose texts have their own encoding in
 _ZEROFILL = 64
 
 
-class _ByIdentity:
+class ByIdentity:
     """A cache key by identity: a version is one shared object, so its columns need no comparison."""
 
     __slots__ = ("table",)
@@ -24,16 +24,16 @@ class _ByIdentity:
         return id(self.table)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and other.table is self.table
+        return isinstance(other, ByIdentity) and other.table is self.table
 
 
 def row_layout(table: Table) -> RowLayout:
     """The layout of the table's visible columns; the same object for the same version."""
-    return _build(_ByIdentity(table))
+    return _build(ByIdentity(table))
 
 
 @lru_cache(maxsize=4096)
-def _build(key: _ByIdentity) -> RowLayout:
+def _build(key: ByIdentity) -> RowLayout:
     table = key.table
     return RowLayout(
         name=f"{table.db}.{table.name}",
@@ -48,11 +48,11 @@ def key_layout(table: Table) -> RowLayout:
 
     Keys hold the sort form of texts. With a binary collation that is the text (except trailing spaces in most of them);
     other texts and prefixes are not included."""
-    return _build_of_key(_ByIdentity(table))
+    return _build_of_key(ByIdentity(table))
 
 
 @lru_cache(maxsize=4096)
-def _build_of_key(key: _ByIdentity) -> RowLayout:
+def _build_of_key(key: ByIdentity) -> RowLayout:
     table, layout = key.table, row_layout(key.table)
     primary = next((i for i in table.indexes if i.primary), None)
     parts = {c.offset: c.length for c in primary.columns} if primary and table.is_common_handle else {}

@@ -13,7 +13,7 @@ Thread-safe; two threads that parse the same table at once agree on one object.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -280,6 +280,11 @@ class Start:
             found = self._saved.physical_ids_in(db_id)
             found.difference_update(p for e in gone for p in e.partition_ids or (e.id,))
         return found.union(*(t.physical_ids for t in self._own.values() if t.db_id == db_id and t.kind == _ORDINARY))
+
+    def physical_ids_of(self, db: str, names: Collection[str]) -> set[int]:
+        """Of the ordinary tables of a database with these lower-case names, without parsing them."""
+        wanted = (e for e in self._entries_in(self._db_ids.get(db)) if names and folded(e.name) in names)
+        return {p for e in wanted if e.kind == _ORDINARY for p in e.partition_ids or (e.id,)}
 
     # ---- storage
 

@@ -119,3 +119,9 @@ class Timelines:
 
     def _from_start(self, table: Table | None) -> Timeline[Table]:
         return Timeline() if table is None else Timeline((self._start.ts,), (table,))
+
+
+def ids_during(timelines: Iterable[Timeline[Table]], after_ts: int, upto_ts: int) -> set[int]:
+    """The physical ids of the ordinary tables in force at any time in (after_ts, upto_ts]."""
+    versions = (version for timeline in timelines for version in timeline.during(after_ts, upto_ts))
+    return {physical_id for version in versions if version.kind == "table" for physical_id in version.physical_ids}

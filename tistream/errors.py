@@ -8,6 +8,7 @@ had no effect; after an indeterminate error the caller must read back the state,
       InvalidInput          the request is invalid: fix it
         ConfigError         a setting is unknown or wrong
         CursorInvalid       a cursor of another service or scope
+        FilterInvalid       a filter of a pull is wrong
         TsOutOfRange        a timestamp in the future
         TsExpired           a timestamp below what is retained
         StateForbids        the object's state does not allow it now
@@ -108,6 +109,15 @@ class CursorInvalid(InvalidInput):
 
     code = "TS-1003"
     hint = "Pass back TiStream-Next-Cursor unchanged, to the same path, or start again with start_ts."
+
+
+class FilterInvalid(InvalidInput):
+    """A filter of the pull is not understood, or does not fit the tables.
+
+    The facts name the parameter and the place in its text, counted in characters from 0."""
+
+    code = "TS-1018"
+    hint = "docs/filters.md has the grammar of each filter."
 
 
 class TsOutOfRange(InvalidInput):

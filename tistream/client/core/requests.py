@@ -27,7 +27,8 @@ _RETRY_MAX_S = 2.0
 _BY_CODE: dict[str, type[TiStreamError]] = {
     error.code: error
     for error in (
-        InvalidInput, errors.CursorInvalid, errors.TsOutOfRange, errors.TsExpired, NotFound, errors.AheadOfWatermark,
+        InvalidInput, errors.CursorInvalid, errors.FilterInvalid,
+        errors.TsOutOfRange, errors.TsExpired, NotFound, errors.AheadOfWatermark,
         RateLimited, errors.TooManyOpen, errors.StateForbids, errors.ChangedMeanwhile, errors.SeedNeeded,
         errors.NotConvertible, errors.Unauthenticated, errors.NotAllowed, errors.AnotherRequest, StillInFlight,
         errors.BeyondQuarantine,

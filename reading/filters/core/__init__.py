@@ -1,0 +1,1 @@
+"""Parsing and evaluating filters (pure)."""

@@ -1,0 +1,177 @@
+"""A filter as a request asks for it, and what it means for tables, columns and DDL of a schema history."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from weakref import WeakKeyDictionary
+
+from reading.filters.core.events import (
+    PARAMETER,
+    EventFilter,
+    Operations,
+    parse_event_filters,
+    parse_operations,
+)
+from reading.filters.core.refusal import refused
+from reading.filters.core.rules import ColumnRules, TableRules, parse_column_rules, parse_table_rules
+from reading.filters.core.syntax import Expression, parse_expression
+from reading.formats.rows import handle_columns
+from reading.scope import Scope, table_ids, wanted
+from schemas.history import History
+from schemas.layout import ByIdentity
+from schemas.model import DdlEvent, Table
+from schemas.names import folded, similar
+from tistream.errors import NotFound
+
+#: the parameters of a request
+FILTER_NAMES = ("tables", "columns", "ops", "where", "changed", PARAMETER)
+_RULES_KEPT = 64  # lists of table ids of one history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """What a reader wants of a scope; None means everything."""
+
+    tables: TableRules | None = None
+    columns: ColumnRules | None = None
+    ops: Operations | None = None
+    where: Expression | None = None
+    changed: ColumnRules | None = None
+    event_filters: tuple[EventFilter, ...] = ()
+
+    def means(self, table: Table) -> bool:
+        """Whether rows of the table may pass."""
+        return self.tables is None or self.tables.matches(table.db, table.name)
+
+    def keeps_ddl(self, event: DdlEvent) -> bool:
+        """Whether a DDL passes: by any of the names that it concerns."""
+        if self.ops is not None and not self.ops.ddl:
+            return False
+        if self.tables is not None and not _concerned(self.tables, event):
+            return False
+        return not any(each.ignores_ddl(event) for each in self.event_filters)
+
+    def table_ids(self, history: History, scope: Scope, after: int, upto: int) -> Collection[int] | None:
+        """The physical ids whose rows may pass in (after, upto], or some more; None for all of a tenant."""
+        of_scope = table_ids(history, scope, after, upto)
+        if self.tables is None:
+            return of_scope
+        meant = _ids_of(history, self.tables)
+        return meant if of_scope is None else meant.intersection(of_scope)
+
+    def shown(self, table: Table) -> Table:
+        """The table version with the columns that are delivered: those that `columns` means, and those of the key."""
+        return table if self.columns is None else _projected(self.columns, ByIdentity(table))
+
+    def check_names(self, history: History, scope: Scope, *timestamps: int) -> None:
+        """FilterInvalid for a table or column that is named and does not exist at any of these timestamps."""
+        if self.tables is not None:
+            for rule in self.tables.rules:
+                if rule.is_one_table:
+                    names = str(rule.database.name), str(rule.table.name)
+                    _check_table(self.tables, rule.database.at, history, names, timestamps)
+        missing = {(parameter, text, at): name for parameter, text, name, at in self._columns_named()}
+        known: dict[str, str] = {}
+        for table in _tables(history, scope, timestamps) if missing else ():
+            if not self.means(table):
+                continue
+            known |= {folded(c.name): c.name for c in table.visible_columns}
+            missing = {place: name for place, name in missing.items() if folded(name) not in known}
+            if not missing:
+                return
+        for (parameter, text, at), name in missing.items() if known else ():
+            close = similar(name, list(known.values()))
+            hint = f". Did you mean {close[0]}?" if close else "."
+            cause = f"there is no column {name!r}"
+            raise refused(parameter, text, at, cause, hint=hint, column=name, did_you_mean=close)
+
+    def _columns_named(self) -> Iterator[tuple[str, str, str, int]]:
+        """(parameter, its text, column, place)."""
+        rules = [r.expression for f in self.event_filters for r in f.row_rules]
+        for expression in ([self.where] if self.where is not None else []) + rules:
+            for column in expression.columns():
+                yield expression.parameter, expression.text, column.name, column.at
+        for given in (self.columns, self.changed):
+            if given is not None:
+                for name, at in given.names():
+                    yield given.parameter, given.text, name, at
+
+
+NO_FILTER = Filter()
+
+
+def parse_filter(given: Mapping[str, str]) -> Filter:
+    """The filter of these parameters (`FILTER_NAMES`; others are not looked at). FilterInvalid for a wrong one."""
+    tables, columns, ops, where, changed, events = (given.get(name) for name in FILTER_NAMES)
+    return Filter(
+        tables=None if tables is None else parse_table_rules(tables),
+        columns=None if columns is None else parse_column_rules(columns, "columns"),
+        ops=None if ops is None else parse_operations(ops),
+        where=None if where is None else parse_expression(where),
+        changed=None if changed is None else parse_column_rules(changed, "changed"),
+        event_filters=() if events is None else parse_event_filters(events),
+    )
+
+
+def _concerned(rules: TableRules, event: DdlEvent) -> bool:
+    if not event.table:
+        return rules.may_match_in(event.db)
+    names = [(event.db, event.table), (event.old_db, event.old_table)]
+    names += [(t.db, t.name) for t in (event.version, event.exchanged) if t is not None]
+    return any(rules.matches(db, name) for db, name in names if name)
+
+
+_IDS: WeakKeyDictionary[History, dict[TableRules, frozenset[int]]] = WeakKeyDictionary()
+
+
+def _ids_of(history: History, rules: TableRules) -> frozenset[int]:
+    """The physical ids that tables of these names ever had. A history that changes is a new object, so the same object
+    has the same names."""
+    known = _IDS.setdefault(history, {})
+    found = known.get(rules)
+    if found is None:
+        if len(known) >= _RULES_KEPT:
+            known.clear()
+        found = known[rules] = frozenset(history.physical_ids_named(rules.matches))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _projected(rules: ColumnRules, key: ByIdentity) -> Table:
+    """One object for one version, so that layouts of it are kept. Indexes over columns that are left out are too."""
+    table = key.table
+    handles = {c.offset for c in handle_columns(table)}
+    columns = tuple(c for c in table.columns if not c.visible or c.offset in handles or rules.matches(c.name))
+    offsets = {c.offset for c in columns}
+    indexes = tuple(i for i in table.indexes if all(c.offset in offsets for c in i.columns))
+    return replace(table, columns=columns, indexes=indexes)
+
+
+def _tables(history: History, scope: Scope, timestamps: Collection[int]) -> Iterator[Table]:
+    """The tables of the scope at these timestamps."""
+    for ts in dict.fromkeys(timestamps):
+        if scope.database is not None and scope.table is not None:
+            found = history.named(scope.database, scope.table, ts)
+            yield from [found] if found is not None else []
+            continue
+        for database in history.databases(ts):
+            if scope.database is None or folded(database.name) == folded(scope.database):
+                yield from (table for table in history.tables(database.name, ts) if wanted(table, scope))
+
+
+def _check_table(
+    rules: TableRules, at: int, history: History, names: tuple[str, str], timestamps: Collection[int]
+) -> None:
+    error: NotFound | None = None
+    for ts in timestamps:
+        try:
+            history.find(*names, ts)
+        except NotFound as e:
+            error = error or e
+        else:
+            return
+    if error is not None:
+        hint = f", {did[0]}?" if (did := error.message.partition(", ")[2:]) and did[0] else "."
+        raise refused("tables", rules.text, at, error.message.partition(", ")[0], hint=hint, **error.facts) from error

@@ -1,0 +1,127 @@
+"""What a filter means for the tables, columns and DDL of a schema history: that of the recording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reading.filters import parse_filter, select_rows
+from reading.scope import Scope
+from schemas.model import DdlEvent
+from tests.kit.log_builder import with_broken_value
+from tests.kit.recording import committed_rows, recorded_history
+from tistream.errors import FilterInvalid
+from tistream.ids import Tenant
+
+ALL = Scope(tenant=Tenant(1, 1))
+HISTORY = recorded_history()
+START, END = HISTORY.start_ts, HISTORY.resolved_ts
+EVENT: dict[str, Any] = {"commit_ts": 5, "start_ts": 4, "job_id": 1, "schema_version": 1, "db_id": 1, "table_id": 7}
+
+
+def event(type_: int, db: str = "shop", table: str = "orders", query: str = "q", **more: Any) -> DdlEvent:
+    return DdlEvent(**{**EVENT, "type": type_, "kind": "", "db": db, "table": table, "query": query, **more})
+
+
+def names_of(ids: set[int]) -> set[tuple[str, str]]:
+    return {(t.db, t.name) for i in ids for t in HISTORY.version_intervals(i).versions if t is not None}
+
+
+@pytest.mark.parametrize("rules", ["shop.*", "*.*,!shop.*", "shop.customers", "/./.t*", "nowhere.*"])
+@pytest.mark.parametrize("scope", [ALL, Scope(tenant=ALL.tenant, database="shop")])
+def test_the_ids_that_are_read_hold_all_rows_that_pass(rules: str, scope: Scope) -> None:
+    chosen, rows = parse_filter({"tables": rules}), committed_rows()
+    ids = chosen.table_ids(HISTORY, scope, START, END)
+    assert ids is not None
+    found = select_rows(chosen, HISTORY, rows, scope).rows
+    assert set(found["table_id"].to_pylist()) <= set(ids)
+    every = {
+        (t.db, t.name) for i in set(rows["table_id"].to_pylist()) for t in HISTORY.version_intervals(i).versions if t
+    }
+    inside = {n for n in every if chosen.tables is not None and chosen.tables.matches(*n)}
+    if scope is ALL:
+        assert inside == {n for n in every & names_of(set(ids)) if n in inside}
+        assert (found.num_rows > 0) == bool(inside)
+
+
+def test_columns_of_the_key_stay_and_indexes_over_others_go() -> None:
+    table = HISTORY.find("shop", "customers", START)
+    keys = {c.name for c in table.visible_columns if c.primary}
+    chosen = parse_filter({"columns": "nothing"})
+    shown = chosen.shown(table)
+    assert {c.name for c in shown.visible_columns} == keys
+    assert chosen.shown(table) is shown, "layouts are kept by object"
+    offsets = {c.offset for c in shown.columns}
+    assert all(c.offset in offsets for i in shown.indexes for c in i.columns)
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "wanted"),
+    [
+        ({}, event(5), True),
+        ({"ops": "insert,update"}, event(5), False),
+        ({"ops": "ddl"}, event(5), True),
+        ({"tables": "shop.*"}, event(5), True),
+        ({"tables": "shop.customers"}, event(5), False),
+        ({"tables": "shop.old"}, event(14, table="new", old_db="shop", old_table="old"), True),
+        ({"tables": "shop.*"}, event(1, table=""), True),
+        ({"tables": "*.*,!shop.*"}, event(2, table=""), False),
+        ({"event_filters": '[{"matcher":["shop.*"],"ignore-event":["all ddl"]}]'}, event(5), False),
+        ({"event_filters": '[{"matcher":["x.*"],"ignore-event":["all ddl"]}]'}, event(5), True),
+        ({"event_filters": '[{"matcher":["shop.*"],"ignore-event":["alter table"]}]'}, event(7), False),
+        ({"event_filters": '[{"matcher":["shop.*"],"ignore-event":["alter table"]}]'}, event(4), True),
+        ({"event_filters": '[{"matcher":["shop.*"],"ignore-event":["drop database"]}]'}, event(2, table=""), False),
+        (
+            {"event_filters": '[{"matcher":["shop.*"],"ignore-sql":["^drop","add column"]}]'},
+            event(4, query="DROP TABLE x"),
+            False,
+        ),
+        (
+            {"event_filters": '[{"matcher":["shop.*"],"ignore-sql":["^drop"]}]'},
+            event(5, query="ALTER TABLE t DROP c"),
+            True,
+        ),
+    ],
+)
+def test_which_ddl_passes(given: dict[str, str], found: DdlEvent, wanted: bool) -> None:
+    assert parse_filter(given).keeps_ddl(found) is wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"where": "nmae = 'x'"}, ["where: there is no column 'nmae'", "character 0", "Did you mean name?"]),
+        ({"columns": "id, nmae"}, ["columns:", "character 4", "Did you mean name?"]),
+        ({"changed": "nmae"}, ["changed:", "character 0", "Did you mean name?"]),
+        ({"tables": "*.*,shop.custmers"}, ["tables:", "character 4", "there is no table 'custmers'", "customers"]),
+        ({"event_filters": '[{"matcher":["*.*"],"ignore-delete-value-expr":"nmae=1"}]'}, ["ignore-delete-value-expr:"]),
+    ],
+)
+def test_a_name_that_does_not_exist_is_refused(given: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(FilterInvalid) as refused:
+        parse_filter({"tables": "shop.customers"} | given).check_names(HISTORY, ALL, START, END)
+    for word in words:
+        assert word in refused.value.message
+
+
+def test_names_that_exist_at_either_time_are_accepted() -> None:
+    parse_filter({"tables": "shop.customers", "where": "NAME = 'x'", "columns": "id"}).check_names(
+        HISTORY, ALL, START, END
+    )
+    parse_filter({"where": "id = 1"}).check_names(HISTORY, ALL, START, END)
+
+
+def test_a_row_that_cannot_be_asked_is_reported() -> None:
+    rows = committed_rows()
+    chosen = parse_filter({"tables": "shop.customers", "where": "id > 0 AND name IS NOT NULL"})
+    passing = select_rows(chosen, HISTORY, rows, ALL)
+    assert passing.rows.num_rows > 10
+    assert not passing.quarantined
+    keys = rows["key"].to_pylist(), rows["commit_ts"].to_pylist()
+    puts = passing.rows.filter(passing.rows["value"].is_valid())
+    key, ts = puts["key"][3].as_py(), puts["commit_ts"][3].as_py()
+    at = next(n for n, pair in enumerate(zip(*keys, strict=True)) if pair == (key, ts))
+    hurt = select_rows(chosen, HISTORY, with_broken_value(rows, at), ALL)
+    assert [(q.key, q.commit_ts) for q in hurt.quarantined] == [(key, ts)]
+    assert hurt.rows.num_rows == passing.rows.num_rows - 1
