@@ -8,14 +8,24 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simulator.chaos.servers.processes import TiStreamProcess, Up, client, pull_all, register, wait_until_ready
 from tests.kit.replica import compare
 from tests.kit.ticdc import compare_canal
+from tests.kit.waiting import eventually
+from tistream import ts as tso
 
 CANAL = {"enable-tidb-extension": "true"}
+#: rounds of retention and maintenance each second; bases a little below the recording's end, and no merges
+OFTEN = {
+    "TISTREAM_META_RETENTION_INTERVAL_S": "1",
+    "TISTREAM_MAINTENANCE_INTERVAL_S": "1",
+    "TISTREAM_MAINTENANCE_LAG_S": "1.5",
+    "TISTREAM_MAINTENANCE_MERGE_FILES_MIN": "1000000",
+}
 
 
 def push(recording: Path, url: str, folder: Path) -> TiStreamProcess:
@@ -28,7 +38,7 @@ def push(recording: Path, url: str, folder: Path) -> TiStreamProcess:
 def pushed(tmp_path_factory: pytest.TempPathFactory, recording: Path) -> Iterator[Up]:
     """A service that holds the whole recording."""
     folder = tmp_path_factory.mktemp("up")
-    with Up(folder) as up:
+    with Up(folder, env=OFTEN) as up:
         register(up.url)
         with push(recording, up.url, folder) as pusher:
             assert pusher.wait(240) == 0, pusher.output()
@@ -78,6 +88,25 @@ def test_pushing_again_delivers_nothing_twice(
         assert pusher.wait(240) == 0, pusher.output()
     body = pull_all(pushed.url, last_resolved_ts, format="canal-json", **CANAL)
     assert compare_canal(expected, body.splitlines()) > 12_000
+
+
+def test_retention_advances_past_created_tables_by_itself(pushed: Up) -> None:
+    """A table that was created needs the log from there on, until maintenance has built its base."""
+    path = "/v1/clusters/1/tenants/1"
+    with client(pushed.url) as c:
+
+        def kept() -> dict[str, Any]:
+            found: dict[str, Any] = c.get(f"{path}/retention")
+            return found
+
+        c.send("PATCH", path, {"retention_hours": 1 / 3600})
+        policy_ts = int(kept()["policy_ts"])
+        upto_ts = tso.compose(tso.physical_ms(policy_ts) - 1000)  # bases lie a little below the end
+        ddl = c.get(f"{path}/ddl", limit="1000")["items"]
+        created = [int(job["commit_ts"]) for job in ddl if job["kind"] == "create table"]
+        newest = max(ts for ts in created if ts < upto_ts)
+        eventually(lambda: newest < int(kept()["earliest_ts"]) <= policy_ts, kept)
+        assert {job["kind"] for job in c.get("/v1/jobs")["items"]} == {"retire_seeds"}
 
 
 @pytest.mark.parametrize("seed", [1])

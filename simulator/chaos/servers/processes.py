@@ -102,11 +102,11 @@ class TiStreamProcess:
 class Up(TiStreamProcess):
     """`tistream up` over a folder."""
 
-    def __init__(self, folder: Path, *more: str) -> None:
+    def __init__(self, folder: Path, *more: str, env: Mapping[str, str] | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         args = ("up", "--data", str(folder / "data"), "--port", str(self.port), "--auth", "none", *more)
-        super().__init__(*args, log=folder / "up.log")
+        super().__init__(*args, log=folder / "up.log", env=env)
 
     def __enter__(self) -> Self:
         super().__enter__()
