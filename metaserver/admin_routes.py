@@ -110,7 +110,7 @@ def _add_workers(routes: APIRouter, sources: Sources) -> None:
     @route(routes, "GET", "/v1/workers", Right.LOOK, "list_workers", "List processes with state and load")
     def list_workers(
         kind: Annotated[
-            str | None, Query(max_length=32, description="sorter, dispatcher, api, meta, maintain, spark or replay")
+            str | None, Query(max_length=32, description="sorter, dispatcher, maintain, spark or replay")
         ] = None,
     ) -> dict[str, Any]:
         return views.workers(sources, kind)

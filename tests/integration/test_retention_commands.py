@@ -67,9 +67,12 @@ def test_a_changefeeds_life(url: str) -> None:
     assert run("changefeed", "pause", "ware", url=url)["state"] == "stopped"
     assert run("changefeed", "resume", "ware", url=url)["state"] == "normal"
     assert run("changefeed", "show", "ware", url=url)["checkpoint_ts"] == str(START + 9)
-    assert run("changefeed", "list", url=url).split()[:3] == ["ware", "normal", str(START + 9)]
+    headings, row = run("changefeed", "list", url=url).splitlines()
+    assert headings.split()[:3] == ["changefeed", "state", "checkpoint_ts"]
+    assert row.split()[:3] == ["ware", "normal", str(START + 9)]
+    assert run("changefeed", "list", "-o", "json", url=url)["items"][0]["changefeed_id"] == "ware"
     run("changefeed", "remove", "ware", url=url)
-    assert run("changefeed", "list", url=url) == ""
+    assert run("changefeed", "list", url=url) == "no changefeed\n"
 
 
 def test_a_request_that_is_repeated_changes_nothing(http: TestClient) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
-from tistream.cli.output import show_data
+from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_rows
 from tistream.cli.service import connect, tenant_path
 
 commands = typer.Typer(help="Registered consumers: the log above their checkpoints is kept.", no_args_is_help=True)
@@ -32,10 +32,24 @@ def create(
 
 
 @commands.command("list")
-def list_all(cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
+def list_all(
+    cluster: Cluster,
+    tenant: Tenant,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+    no_color: NoColor = False,
+) -> None:
     """All consumers of a tenant with state and checkpoint."""
-    for row in _send(url, "GET", tenant_path(cluster, tenant, "changefeeds"))["items"]:
-        print(f"{row['changefeed_id']:<24} {row['state']:<9} {row['checkpoint_ts']}  {row['checkpoint_time']}")
+    columns: list[Column] = [
+        ("changefeed", lambda row: row["changefeed_id"]),
+        ("state", lambda row: row["state"]),
+        ("checkpoint_ts", lambda row: row["checkpoint_ts"]),
+        ("checkpoint", lambda row: row["checkpoint_time"]),
+        ("last seen", lambda row: row["seen_time"]),
+        ("tables", lambda row: row["tables"]),
+    ]
+    found = _send(url, "GET", tenant_path(cluster, tenant, "changefeeds"))
+    show_rows(found, output, columns, no_color=no_color, empty="no changefeed")
 
 
 @commands.command()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Key, Url
-from tistream.cli.output import show_data
+from tistream.cli.output import Column, NoColor, Output, OutputOption, show_rows
 from tistream.cli.service import connect
 from tistream.errors import InvalidInput
 
@@ -52,24 +52,25 @@ def create(
 def list_all(
     cluster: OfCluster = None,
     tenant: OfTenant = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
+    output: OutputOption = Output.TABLE,
+    no_color: NoColor = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
     """Keys without their secrets: all that your key may see, or those of a tenant."""
-    if output not in ("table", "json"):
-        raise InvalidInput("--output: table or json")
     asked = {"cluster_id": cluster, "tenant_id": tenant}
     with connect(url) as client:
         items = client.get("/v1/keys", **{k: str(v) for k, v in asked.items() if v is not None})["items"]
-    if output == "json":
-        show_data(items)
-        return
-    for row in items:
-        of = "all tenants" if row["tenant_id"] is None else f"tenant {row['cluster_id']}/{row['tenant_id']}"
-        used = f"last used {row['last_used'][:19]}" if row["last_used"] else "never used"
-        ends = f", ends {row['expires'][:19]}" if row["expires"] and row["state"] == "living" else ""
-        print(f"{row['key_id']}  {row['state']:<8} {row['role']:<13} {of:<16} {used}{ends}  {row['name']}")
+    columns: list[Column] = [
+        ("key", lambda row: row["key_id"]),
+        ("state", lambda row: row["state"]),
+        ("role", lambda row: row["role"]),
+        ("tenant", lambda row: "all" if row["tenant_id"] is None else f"{row['cluster_id']}/{row['tenant_id']}"),
+        ("last used", lambda row: (row["last_used"] or "never")[:19]),
+        ("ends", lambda row: (row["expires"] or "never")[:19]),
+        ("name", lambda row: row["name"]),
+    ]
+    show_rows(items, output, columns, no_color=no_color, empty="no key")
 
 
 @commands.command()

@@ -36,7 +36,7 @@ TaskId = Annotated[int, typer.Argument(help="Id of the task.")]
 
 @workers.command("list")
 def list_workers(
-    kind: Annotated[str | None, typer.Option(help="Only these: sorter, dispatcher, meta, spark ...")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only these: sorter, dispatcher, maintain, spark or replay.")] = None,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,

@@ -134,12 +134,14 @@ def serve(
     auth: Auth = None,
     catalog: Catalog = None,
     object_store: Bucket = None,
+    metrics_port: MetricsPort = None,
     config: Config = None,
 ) -> None:
     """Run an API server: every route, and the console."""
     from tistream.cli import assembly
 
-    settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)
+    more: dict[str, object] = {"metrics.port": metrics_port}
+    settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store, more=more)
     _run(assembly.api_server(assembly.open_parts(settings)))
 
 
