@@ -72,7 +72,7 @@ def event_view(event: DdlEvent) -> dict[str, Any]:
         "database": event.db,
         "table": event.table or None,
         "table_id": event.table_id or None,
-        "query": event.query,
+        "query": event.statement,
         "schema_version": event.schema_version,
     }
 

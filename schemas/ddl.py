@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from schemas import queries, tidb_json
 from schemas.actions import EARLY, EVENTS, IGNORED, Action, action_name
 from schemas.model import Database, DdlEvent, Table
+from schemas.names import folded
 from schemas.show_create import Dialect, define
 from schemas.snapshot import is_system_database
 from schemas.tidb_json import Json
@@ -48,7 +49,10 @@ class Job:
     table_id: int
     created_ts: int = 0  #: when the user requested it
     schema_name: str  #: lower case; used only to recognise system databases
+    table_name: str = ""  #: lower case; the name of a view in events
     query: str
+    sql_mode: int = 0
+    charset: str = ""  #: of the session
     start_ts: int
     commit_ts: int
     finished_ts: int = 0  #: commit_ts of the row that ends the job; 0 = none yet
@@ -114,7 +118,10 @@ def parse_job(data: Json, *, start_ts: int, commit_ts: int) -> Job:
             table_id=int(data.get("table_id") or 0),
             created_ts=int(data.get("start_ts") or 0),
             schema_name=data.get("schema_name") or "",
+            table_name=data.get("table_name") or "",
             query=data.get("query") or "",
+            sql_mode=int(data.get("sql_mode") or 0),
+            charset=data.get("charset") or "",
             start_ts=start_ts,
             commit_ts=commit_ts,
             finished_ts=commit_ts if state in STATES_ENDED else 0,
@@ -196,6 +203,9 @@ def _event(job: Job, table: Table | None, db: str, *, query: str = "", **more: A
         kind=action_name(job.type),
         query=query or job.query,
         job_query=job.query,
+        as_written=not query,
+        sql_mode=job.sql_mode,
+        charset=job.charset,
         db=db,
         table=table.name if table else "",
         db_id=table.db_id if table else job.schema_id,
@@ -272,12 +282,21 @@ def _put_table(job: Job, state: SchemaState) -> Change:
         events = (_appeared(job, new, db),)
     elif job.type == Action.RENAME_TABLE:
         events = (_renamed(job, new, *_old_name(job, state)),)
+    elif job.type == Action.CREATE_VIEW:
+        events = (
+            replace(_event(job, new, new.db), table=_view_name(job, new), view_select=tidb_json.view_select(info)),
+        )
     elif job.type == Action.TRUNCATE_TABLE:
         events = (_event(job, new, new.db, query=queries.truncate(new.db, new.name)),)
     else:
         known = job.type in EVENTS and not _took_effect_before(job, old, new)
         events = (_event(job, new, new.db),) if known else ()
     return _change(job, drop_tables=tuple(sorted(drops)), put_tables=(new,), events=events)
+
+
+def _view_name(job: Job, view: Table) -> str:
+    """The name of a view in events: TiCDC takes the job's, which is in lower case."""
+    return job.table_name or folded(view.name)
 
 
 def _took_effect_before(job: Job, old: Table | None, new: Table) -> bool:
@@ -324,8 +343,11 @@ def _drop_table(job: Job, state: SchemaState) -> Change:
     if old is None:
         db = _database_of(job, state, job.schema_id)
         old = tidb_json.table(_definition(job), db_id=db.id, db=db.name)
-    what = "VIEW" if job.type == Action.DROP_VIEW else "TABLE"
-    event = _event(job, old, old.db, query=queries.drop(what, old.db, old.name))
+    if job.type == Action.DROP_VIEW:
+        name = _view_name(job, old)
+        event = replace(_event(job, old, old.db, query=queries.drop("VIEW", old.db, name)), table=name)
+    else:
+        event = _event(job, old, old.db, query=queries.drop("TABLE", old.db, old.name))
     return _change(job, drop_tables=(old.id,), events=(event,) if job.type in EVENTS else ())
 
 
@@ -340,7 +362,8 @@ def _create_tables(job: Job, state: SchemaState) -> Change:
         if state.table(new.id):
             continue
         puts.append(new)
-        events.append(_event(job, new, db.name, query=texts[sub] if matched else "", sub=sub))
+        event = _event(job, new, db.name, sub=sub)
+        events.append(replace(event, query=texts[sub]) if matched else event)
     return _change(job, put_tables=tuple(puts), events=tuple(events))
 
 
@@ -422,5 +445,6 @@ def _exchange_partition(job: Job, state: SchemaState) -> Change:
     if len(given_up) != 1 or plain.id not in partitioned.partition_ids:
         raise DecodeError("an EXCHANGE PARTITION does not swap two ids", job_id=job.id, given_up=sorted(given_up))
     swapped = replace(plain, id=given_up.pop(), update_ts=partitioned.update_ts)
-    event = replace(_event(job, plain, plain.db), version=partitioned, exchanged=plain)
+    query = queries.exchange(job.query, (before.db, before.name), (plain.db, plain.name))
+    event = replace(_event(job, plain, plain.db, query=query), version=partitioned, exchanged=plain)
     return _change(job, drop_tables=(plain.id,), put_tables=(partitioned, swapped), events=(event,))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schemas.restore import restored
+
 STATE_PUBLIC = 5
 
 
@@ -141,3 +143,16 @@ class DdlEvent:
     old_table: str = ""
     exchanged: Table | None = None  #: EXCHANGE PARTITION: the plain table
     job_query: str = ""  #: the user's own text, which may name several tables
+    as_written: bool = False  #: `query` is the user's text, or the part of it for this table
+    sql_mode: int = 0  #: of the session
+    charset: str = ""  #: of the session; "" = utf8mb4
+    view_select: str = ""  #: CREATE VIEW: the SELECT as TiDB stored it, with the databases of all tables
+
+    @property
+    def statement(self) -> str:
+        """The statement for consumers: as TiDB's parser restores it where `schemas.restore` can."""
+        if not self.as_written:
+            return self.query
+        return restored(
+            self.query, sql_mode=self.sql_mode, charset=self.charset, schema=self.db, view_select=self.view_select
+        )

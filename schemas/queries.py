@@ -19,6 +19,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_EXCHANGE = re.compile(r"\bEXCHANGE\s+PARTITION\s+(`(?:[^`]|``)+`|[^\s`]+)\s+WITH\s+TABLE\b", re.IGNORECASE)
+_UNCHECKED = re.compile(r"\bWITHOUT\s+VALIDATION\s*;?\s*$", re.IGNORECASE)
 
 
 def split_statements(text: str) -> list[str]:
@@ -40,6 +42,18 @@ def drop(what: str, *names: str) -> str:
 
 def truncate(db: str, table: str) -> str:
     return f"TRUNCATE TABLE {quoted(db, table)}"
+
+
+def exchange(text: str, partitioned: tuple[str, str], plain: tuple[str, str]) -> str:
+    """The user's EXCHANGE PARTITION with qualified names; the text itself if the partition's name is not found."""
+    found = _EXCHANGE.search(text)
+    if found is None:
+        return text
+    name = found[1].strip()
+    name = name[1:-1].replace("``", "`") if name.startswith("`") else name
+    without = " WITHOUT VALIDATION" if _UNCHECKED.search(text) else ""
+    swapped = f"EXCHANGE PARTITION {quoted(name)} WITH TABLE {quoted(*plain)}"
+    return f"ALTER TABLE {quoted(*partitioned)} {swapped}{without}"
 
 
 def rename(old_db: str, old_table: str, db: str, table: str) -> str:

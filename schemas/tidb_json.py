@@ -135,6 +135,11 @@ def _index_column(info: Json) -> IndexColumn:
     )
 
 
+def view_select(info: Json) -> str:
+    """The SELECT of a view as TiDB stored it; empty for anything else."""
+    return fields.text(info.get("view") or {}, "view_select")
+
+
 def is_dropped(info: Json) -> bool:
     """Whether the definition is what a DROP leaves behind (state none) rather than a table in use."""
     return int(info.get("state", STATE_PUBLIC) or 0) == 0

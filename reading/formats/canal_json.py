@@ -126,7 +126,9 @@ class CanalJson(Encoder):
         """One message. With the extension, a DDL that took effect before its job finished carries `finishedTs`."""
         done = {"finishedTs": event.finished_ts} if event.finished_ts > event.commit_ts else {}
         extension = {"_tidb": {"commitTs": event.commit_ts, **done}}
-        return [self._bare(event.db, event.table, True, ddl_type(event.type), event.commit_ts, event.query, extension)]
+        return [
+            self._bare(event.db, event.table, True, ddl_type(event.type), event.commit_ts, event.statement, extension)
+        ]
 
     def watermark(self, ts: int) -> bytes | None:
         """A TIDB_WATERMARK message, with the extension only."""

@@ -107,7 +107,7 @@ class Debezium(Encoder):
                 "ts_ms": self.options.built_ms,
                 "databaseName": event.db,
                 "schemaName": None,
-                "ddl": event.query,
+                "ddl": event.statement,
                 "tableChanges": debezium_ddl.table_changes(event, type_),
             }
         }

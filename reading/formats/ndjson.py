@@ -70,7 +70,7 @@ class Ndjson(Encoder):
         """One line."""
         line = {
             "type": "ddl",
-            "query": event.query,
+            "query": event.statement,
             "database": event.db,
             "table": event.table,
             "commit_ts": str(event.commit_ts),

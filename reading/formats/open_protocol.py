@@ -67,7 +67,7 @@ class OpenProtocol(Encoder):
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """One line."""
         key = {"ts": event.commit_ts, "scm": event.db, "tbl": event.table, "t": _DDL}
-        return [json_bytes({"key": key, "value": {"q": event.query, "t": single_action(event.type)}})]
+        return [json_bytes({"key": key, "value": {"q": event.statement, "t": single_action(event.type)}})]
 
     def watermark(self, ts: int) -> bytes | None:
         """A key alone."""

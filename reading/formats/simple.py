@@ -69,7 +69,7 @@ class Simple(Encoder):
             "version": 1,
             # as canal-json, but EXCHANGE PARTITION is an ALTER
             "type": "ALTER" if event.type == Action.EXCHANGE_PARTITION else ddl_type(event.type),
-            "sql": event.query,
+            "sql": event.statement,
             "commitTs": event.commit_ts,
             "buildTs": self.options.built_ms,
         }

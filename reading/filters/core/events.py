@@ -128,7 +128,9 @@ class EventFilter:
     def ignores_ddl(self, event: DdlEvent) -> bool:
         """Whether a DDL is ignored: by its type or its text, and by the name that it gives a table."""
         means = self.matcher.matches(event.db, event.table) if event.table else self.matcher.may_match_in(event.db)
-        return means and (event.type in self.ddl_types or any(_in_text(each, event.query) for each in self.ddl_texts))
+        return means and (
+            event.type in self.ddl_types or any(_in_text(each, event.statement) for each in self.ddl_texts)
+        )
 
 
 def _in_text(regex: str, query: str) -> bool:

@@ -200,6 +200,40 @@ def test_a_replaced_view_is_dropped(history: History) -> None:
     assert history.physical_ids("shop", "v", START, 115) == set()  # views have no rows
 
 
+def test_a_view_has_the_name_of_its_job_in_events(history: History) -> None:
+    """As TiCDC gives it: in lower case; the statement has the user's spelling."""
+    view = info(50, "VParties", view={"view_select": "SELECT `Store`.`T`.`a` AS `a` FROM `Store`.`T`"})
+    of_job = {"table_id": 50, "table_name": "vparties", "binlog": {"TableInfo": view}}
+    (made,) = history.apply(job(21, 110, query="create view VParties as select a from T", **of_job))
+    head = "CREATE ALGORITHM = UNDEFINED DEFINER = CURRENT_USER SQL SECURITY DEFINER VIEW `VParties` AS "
+    assert (made.table, made.statement) == ("vparties", head + "SELECT `Store`.`T`.`a` AS `a` FROM `Store`.`T`")
+    history.advance(112)
+    assert history.find("shop", "vparties", 112).name == "VParties"
+    (dropped,) = history.apply(job(24, 115, query="drop view VParties, other", **of_job))
+    assert (dropped.table, dropped.statement) == ("vparties", "DROP VIEW `Shop`.`vparties`")
+
+
+def test_the_session_of_the_job_decides_how_its_text_is_read(history: History) -> None:
+    (event,) = history.apply(
+        job(3, 110, query='create table "New" (id int)', sql_mode=4, binlog={"TableInfo": info(30, "New")})
+    )
+    assert event.statement == "CREATE TABLE `New` (`id` INT)"
+    assert event.query == event.job_query == 'create table "New" (id int)'
+
+
+@pytest.mark.parametrize(("asked", "written"), [
+    ("alter table Parts exchange partition p21 with table Orders",
+     "ALTER TABLE `Shop`.`Parts` EXCHANGE PARTITION `p21` WITH TABLE `Shop`.`Orders`"),
+    ("ALTER TABLE Parts EXCHANGE  PARTITION `p``x` WITH TABLE Orders without validation;",
+     "ALTER TABLE `Shop`.`Parts` EXCHANGE PARTITION `p``x` WITH TABLE `Shop`.`Orders` WITHOUT VALIDATION"),
+    ("the user's text", "the user's text"),
+])  # fmt: skip
+def test_an_exchange_names_both_tables_in_full(history: History, asked: str, written: str) -> None:
+    swapped = info(20, "Parts", (10, 22))
+    (event,) = history.apply(job(42, 110, table_id=10, query=asked, binlog={"TableInfo": swapped}))
+    assert (event.statement, event.job_query) == (written, asked)
+
+
 def test_sequences_exist_but_have_no_events(history: History) -> None:
     sequence = info(60, "Seq", sequence={"sequence_start": 1})
     assert history.apply(job(34, 110, table_id=60, binlog={"TableInfo": sequence})) == []
