@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from reading.asof.output import without_durations
 from reading.asof.read import RowsRequest, read_rows
 from reading.deps import Services
 from tistream.clock import Clock
@@ -110,7 +111,7 @@ class TableFiles:
     def _make(self, request: RowsRequest) -> TableFile:
         answer = read_rows(self._services, request)
         stream = pa.ipc.open_stream(_Body(answer.content))
-        schema = _without_durations(stream.schema)
+        schema = without_durations(stream.schema)
         file = tempfile.TemporaryFile(prefix="tistream-rows-")  # noqa: SIM115 - lives as long as the TableFile
         hashed = _Hashed(file, self._grow)
         try:
@@ -163,10 +164,6 @@ def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         elif pa.types.is_list(column.type):
             found += pc.fill_null(pc.list_value_length(column), 0).to_numpy() * 4
     return found
-
-
-def _without_durations(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([f.with_type(pa.int64()) if pa.types.is_duration(f.type) else f for f in schema])
 
 
 class _Body(io.RawIOBase):

@@ -53,7 +53,8 @@ def choose(
         elif covering or mine:
             earliest = min([seed.ts for seed in covering] + [base.ts for base in mine])
             raise TsExpired(
-                f"The rows of {table.db}.{table.name} are known from {earliest} on, not as of {as_of}.",
+                f"The rows of {table.db}.{table.name} are known from {tso.described(earliest)} on, not as of "
+                f"{tso.described(as_of)}.",
                 earliest_ts=str(earliest),
                 earliest_time=tso.to_text(earliest),
                 database=table.db,
@@ -91,6 +92,16 @@ def _covers(history: History, seed: SeedRow, physical_id: int) -> bool:
         return True
     then = history.table_at(physical_id, seed.ts)
     return then is not None and then.id == seed.table_id
+
+
+def seeded_after(history: History, table: Table, as_of: int, seeds: Sequence[SeedRow]) -> int | None:
+    """The first timestamp above `as_of` for which seeds hold all rows of the table; None when there is none."""
+    later = sorted(seed.ts for seed in seeds if as_of < seed.ts <= history.resolved_ts)
+    for ts in later:
+        there = [seed for seed in seeds if seed.ts == ts]
+        if all(any(_covers(history, seed, id_) for seed in there) for id_ in table.physical_ids):
+            return ts
+    return None
 
 
 def source_of(

@@ -35,6 +35,18 @@ def no_table(db: str, name: str, known: Sequence[str], *, ts: int) -> NotFound:
     )
 
 
+def no_column(db: str, table: str, name: str, known: Sequence[str]) -> NotFound:
+    """The facts are `database`, `table`, `column`, `did_you_mean` (may be empty) and `known` names."""
+    return NotFound(
+        f"there is no column {name!r} in table {f'{db}.{table}'!r}{_guess(name, known)}",
+        database=db,
+        table=table,
+        column=name,
+        did_you_mean=similar(name, known),
+        known=known[:_NAMES_SHOWN_MAX],
+    )
+
+
 def similar(name: str, known: Sequence[str]) -> list[str]:
     """Up to three known names that look alike, best first, whatever their case."""
     spelled, wanted = {folded(each): each for each in known}, folded(name)

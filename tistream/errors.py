@@ -14,6 +14,7 @@ had no effect; after an indeterminate error the caller must read back the state,
         StateForbids        the object's state does not allow it now
         BeyondQuarantine    a timestamp above what is known to be good: an operator decides about a store
         ChangedMeanwhile    the object changed since the caller read it
+        ColumnNotStored     a virtual generated column was asked for by name
         TenantDeleted       the tenant was deleted for good
         SeedNeeded          the log alone cannot rebuild these rows
           NotConvertible    because a column was changed since
@@ -216,7 +217,17 @@ class NotConvertible(SeedNeeded):
     """A column's type changed after a row was written, and the row's converted value is unknown."""
 
     code = "TS-1012"
-    hint = "Add a seed of the table, taken after the column change, with tistream seed."
+    hint = (
+        "Read as of readable_upto_ts or earlier, as of readable_from_ts or later if it is given, or without the column "
+        "(columns=). Or add a seed of the table, taken after the column change, with tistream seed."
+    )
+
+
+class ColumnNotStored(InvalidInput):
+    """A virtual generated column has no values in the log: TiDB computes it when it is read."""
+
+    code = "TS-1019"
+    hint = "Ask for the columns that the expression names, and compute it from them."
 
 
 class StateForbids(InvalidInput):

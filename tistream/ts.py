@@ -42,3 +42,9 @@ def to_datetime(ts: int) -> datetime:
 def to_text(ts: int) -> str:
     """RFC 3339 text of a TSO in UTC, with milliseconds."""
     return to_datetime(ts).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def described(ts: int) -> str:
+    """A TSO for people: its time and its number. The number alone beyond the year 9999, and for times near 1970, which
+    only invented timestamps have."""
+    return f"{to_text(ts)} (TSO {ts})" if 1 << 48 <= ts < 1 << 62 else str(ts)

@@ -55,6 +55,8 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
     if names & {"as_of", "ts"}:
         yield from (errors.AheadOfWatermark, errors.BeyondQuarantine, errors.TsExpired)
         yield from (errors.SeedNeeded, errors.NotConvertible)
+    if "columns" in names:
+        yield errors.ColumnNotStored
     if "accept" in names:
         yield NotAcceptable
     if "wait" in names or path.endswith(":stream"):

@@ -1,6 +1,7 @@
 """The rows and the definition of a table as of a timestamp.
 
-    GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&format=ndjson|csv|arrow|parquet|sql
+    GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&columns=A,B
+        &format=ndjson|csv|arrow|parquet|sql
     GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/definition?as_of=TS&dialect=mysql|mariadb|tidb
 
 A read that waits for the watermark sleeps on the event loop, as a waiting pull does.
@@ -19,8 +20,9 @@ from apiserver import negotiate
 from apiserver.negotiate import NotAcceptable
 from apiserver.routes.parameters import TABLE, Accept
 from apiserver.stream.followers import Followers
+from reading.asof.core.projection import parse_columns
 from reading.asof.csv import load_statement
-from reading.asof.output import FORMATS
+from reading.asof.output import FORMATS, left_out_json
 from reading.asof.read import RowsAnswer, RowsRequest, moment, read_rows
 from reading.deps import Id
 from reading.position import FORMS
@@ -36,6 +38,10 @@ AsOf = Annotated[str, Query(description=f"The timestamp: {FORMS}.")]
 FormatName = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
 Wait = Annotated[
     float, Query(ge=0, le=PULL_WAIT_MS_MAX / 1000, description="Seconds to wait until the watermark has passed as_of.")
+]
+Columns = Annotated[
+    str | None,
+    Query(description="Names separated by commas, one with a comma in backquotes; all columns with values by default."),
 ]
 DialectName = Annotated[Dialect, Query(description="The server that will run the statements.")]
 
@@ -58,6 +64,7 @@ def router(followers: Followers) -> APIRouter:
         table: str,
         as_of: AsOf = "latest",
         format: FormatName = None,
+        columns: Columns = None,
         wait: Wait = 0,
         accept: Accept = None,
     ) -> Response:
@@ -68,16 +75,10 @@ def router(followers: Followers) -> APIRouter:
                 "well (nginx: proxy_http_version 1.1)."
             )
         tenant = Tenant(cluster_id, tenant_id)
-        request = RowsRequest(tenant=tenant, database=database, table=table, as_of=as_of, format=name)
+        names = parse_columns(columns)
+        request = RowsRequest(tenant=tenant, database=database, table=table, as_of=as_of, format=name, columns=names)
         answer = await _read(followers, request, wait)
-        headers = {
-            "TiStream-As-Of": str(answer.as_of),
-            "TiStream-Base-Ts": str(answer.base_ts),
-            "TiStream-Resolved-Ts": str(answer.resolved_ts),
-            "Cache-Control": "no-store",
-            "Vary": "Accept",
-        }
-        return StreamingResponse(answer.content, media_type=FORMATS[name], headers=headers)
+        return StreamingResponse(answer.content, media_type=FORMATS[name], headers=_headers(answer))
 
     @routes.get(
         f"{TABLE}/definition",
@@ -122,6 +123,19 @@ def choose_format(name: str | None, accept: str | None) -> str:
     raise NotAcceptable(
         f"Accept '{(accept or '')[:80]}' names no offered media type.", offers=", ".join(FORMATS.values())
     )
+
+
+def _headers(answer: RowsAnswer) -> dict[str, str]:
+    found = {
+        "TiStream-As-Of": str(answer.as_of),
+        "TiStream-Base-Ts": str(answer.base_ts),
+        "TiStream-Resolved-Ts": str(answer.resolved_ts),
+        "Cache-Control": "no-store",
+        "Vary": "Accept",
+    }
+    if answer.left_out:
+        found["TiStream-Left-Out"] = left_out_json(answer.left_out)
+    return found
 
 
 async def _read(followers: Followers, request: RowsRequest, wait_s: float) -> RowsAnswer:

@@ -11,14 +11,17 @@ A writer takes batches in storage form and returns bytes; concatenated, they are
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reading.asof import csv
+from reading.asof.core.projection import LeftOut
 from reading.asof.sql import SETTINGS, inserts
 from reading.formats.lines import Block, write
 from reading.formats.ndjson import column_values
@@ -27,6 +30,8 @@ from reading.formats.rows import fields_of, image, json_bytes
 from schemas.layout import row_layout
 from schemas.model import Table
 from tistream.codec.row.native import native, native_type
+
+LEFT_OUT_KEY = "tistream.left_out"  #: in the metadata of an Arrow or Parquet schema
 
 #: format name -> media type
 FORMATS: Mapping[str, str] = {
@@ -41,7 +46,7 @@ FORMATS: Mapping[str, str] = {
 class RowsWriter(ABC):
     """Writes one body."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, left_out: Sequence[LeftOut]) -> None:
         self.table = table
 
     def begin(self) -> bytes:
@@ -57,16 +62,16 @@ class RowsWriter(ABC):
         return b""
 
 
-def writer_of(name: str, table: Table) -> RowsWriter:
-    """The writer of a format in FORMATS."""
-    writers: Mapping[str, Callable[[Table], RowsWriter]] = {
+def writer_of(name: str, table: Table, left_out: Sequence[LeftOut] = ()) -> RowsWriter:
+    """The writer of a format in FORMATS. Arrow and Parquet name in their metadata what is left out."""
+    writers: Mapping[str, Callable[[Table, Sequence[LeftOut]], RowsWriter]] = {
         "ndjson": _Ndjson,
         "csv": _Csv,
         "arrow": _Arrow,
         "parquet": _Parquet,
         "sql": _Sql,
     }
-    return writers[name](table)
+    return writers[name](table, left_out)
 
 
 class _Ndjson(RowsWriter):
@@ -94,9 +99,9 @@ class _Sql(RowsWriter):
 
 
 class _Arrow(RowsWriter):
-    def __init__(self, table: Table) -> None:
-        super().__init__(table)
-        self._schema = native_schema(table)
+    def __init__(self, table: Table, left_out: Sequence[LeftOut]) -> None:
+        super().__init__(table, left_out)
+        self._schema = native_schema(table, left_out)
         self._sink = _Sink()
         self._writer = pa.ipc.new_stream(self._sink, self._schema)
 
@@ -110,9 +115,9 @@ class _Arrow(RowsWriter):
 
 
 class _Parquet(RowsWriter):
-    def __init__(self, table: Table) -> None:
-        super().__init__(table)
-        self._schema = _without_durations(native_schema(table))
+    def __init__(self, table: Table, left_out: Sequence[LeftOut]) -> None:
+        super().__init__(table, left_out)
+        self._schema = without_durations(native_schema(table, left_out))
         self._sink = _Sink()
         self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd", compression_level=3)
 
@@ -166,9 +171,15 @@ class _Sink:
         return found
 
 
-def native_schema(table: Table) -> pa.Schema:
-    """The columns in native types."""
-    return pa.schema([pa.field(spec.name, native_type(spec)) for spec in row_layout(table).columns])
+def left_out_json(left_out: Sequence[LeftOut]) -> str:
+    """The columns that are left out, as JSON in ASCII."""
+    return json.dumps([asdict(each) for each in left_out])
+
+
+def native_schema(table: Table, left_out: Sequence[LeftOut] = ()) -> pa.Schema:
+    """The columns in native types; what is left out is metadata."""
+    told = {LEFT_OUT_KEY: left_out_json(left_out)} if left_out else None
+    return pa.schema([pa.field(spec.name, native_type(spec)) for spec in row_layout(table).columns], metadata=told)
 
 
 def _native(table: Table, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -177,8 +188,10 @@ def _native(table: Table, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _without_durations(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([f.with_type(pa.int64()) if pa.types.is_duration(f.type) else f for f in schema])
+def without_durations(schema: pa.Schema) -> pa.Schema:
+    """The schema with integers of microseconds where it has durations, which Parquet lacks."""
+    fields = [f.with_type(pa.int64()) if pa.types.is_duration(f.type) else f for f in schema]
+    return pa.schema(fields, metadata=schema.metadata)
 
 
 def _lines(rows: int, pieces: list[Piece], end: bytes) -> bytes:

@@ -16,11 +16,12 @@ from itertools import chain
 import pyarrow as pa
 
 from reading.asof.core.columns import Reading, decoded, readings
+from reading.asof.core.projection import LeftOut, left_out, projected
 from reading.asof.output import writer_of
 from reading.asof.source import BaseGone, TableSource
 from reading.deps import Services
 from reading.position import parse_ts
-from schemas.bases import Base, choose
+from schemas.bases import Base, choose, seeded_after
 from schemas.history import History
 from schemas.model import Table
 from tistream.catalog.log.bases import list_bases
@@ -43,6 +44,7 @@ class RowsRequest:
     table: str
     as_of: str
     format: str  #: a name in `output.FORMATS`
+    columns: tuple[str, ...] | None = None  #: names; None = all that have values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class RowsAnswer:
     as_of: int
     base_ts: int  #: changes between this and `as_of` come from the log
     resolved_ts: int
+    left_out: tuple[LeftOut, ...]  #: columns of the table that are not in the body, though not asked to be omitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,8 @@ class TableAsOf:
 def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     """Start the read. AheadOfWatermark when the timestamp is not served yet; see the module for other errors."""
     history, as_of, resolved, _ = moment(services, request.tenant, request.as_of)
-    table = history.find_base_table(request.database, request.table, as_of)
+    whole = history.find_base_table(request.database, request.table, as_of)
+    table, missing = projected(whole, request.columns), left_out(whole) if request.columns is None else ()
     tries = 0
     while True:
         log_start = get_tenant(services.catalog, request.tenant).earliest_ts  # advances, and retires bases below it
@@ -90,24 +94,25 @@ def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
         try:
             found = _chosen(services, request.tenant, history, table, as_of, log_start)
             found.check()
-            content = _read_ahead(_body(found, request.format))
+            content = _read_ahead(_body(found, request.format, missing))
         except BaseGone:
             tries += 1
             if tries == _CHOICES_MAX:
                 raise
             continue
         base_ts = min(base.ts for base in found.bases)
-        return RowsAnswer(content=content, as_of=as_of, base_ts=base_ts, resolved_ts=resolved)
+        return RowsAnswer(content=content, as_of=as_of, base_ts=base_ts, resolved_ts=resolved, left_out=missing)
 
 
 def _chosen(
     services: Services, tenant: Tenant, history: History, table: Table, as_of: int, log_start: int
 ) -> TableAsOf:
+    seeds = list_seeds(services.catalog, tenant)
     bases = choose(
         history,
         table,
         as_of,
-        seeds=list_seeds(services.catalog, tenant),
+        seeds=seeds,
         bases=list_bases(services.catalog, tenant, table.physical_ids),
         log_start_ts=log_start,
     )
@@ -117,7 +122,13 @@ def _chosen(
         bases=bases,
         source=TableSource(catalog=services.catalog, store=services.store, reader=services.reader),
         tenant=tenant,
-        readings=readings(history, table, as_of),
+        readings=readings(
+            history,
+            table,
+            as_of,
+            log_start_ts=max(log_start, history.start_ts),
+            seeded_ts=seeded_after(history, table, as_of, seeds),
+        ),
     )
 
 
@@ -137,8 +148,8 @@ def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int,
     return history, as_of, resolved, served.row.earliest_ts
 
 
-def _body(found: TableAsOf, format_: str) -> Iterator[bytes]:
-    writer = writer_of(format_, found.table)
+def _body(found: TableAsOf, format_: str, missing: tuple[LeftOut, ...]) -> Iterator[bytes]:
+    writer = writer_of(format_, found.table, missing)
     yield writer.begin()
     for batch in found.batches():
         yield writer.rows(batch)

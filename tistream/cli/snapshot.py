@@ -34,6 +34,7 @@ def snapshot(
     what: Annotated[str, typer.Argument(help="'database.table'.")],
     as_of: AsOf = "latest",
     format: Annotated[str, typer.Option(help="ndjson, csv, parquet, arrow or sql.")] = "ndjson",
+    columns: Annotated[str | None, typer.Option(help="Names separated by commas instead of all columns.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
@@ -49,7 +50,7 @@ def snapshot(
         raise InvalidInput(f"'{what}' names no table: write database.table.")
     _check_format(format, SNAPSHOT_FORMATS)
     with connect(url) as client:
-        rows = client.rows(cluster, tenant, database, table, as_of=as_of, format=format, wait_s=wait)
+        rows = client.rows(cluster, tenant, database, table, as_of=as_of, format=format, columns=columns, wait_s=wait)
         if output is not None:
             _write(output, rows)
             return

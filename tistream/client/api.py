@@ -169,11 +169,14 @@ class Client:
         *,
         as_of: str | int = "latest",
         format: str = "ndjson",
+        columns: str | None = None,
         wait_s: float = 0,
     ) -> Iterator[bytes]:
-        """The rows of a table as of a timestamp, in pieces. StoreUnavailable when the answer is truncated."""
+        """The rows of a table as of a timestamp, in pieces; `columns` are names separated by commas, None all of them.
+        StoreUnavailable when the answer is truncated."""
         path = f"{scope_path(cluster_id, tenant_id, database, table)}/rows"
         params = {"as_of": str(as_of), "format": format} | ({"wait": str(wait_s)} if wait_s else {})
+        params |= given({"columns": columns})
         with closing(self._request("GET", path, stream=True, params=params, timeout=wait_s + TIMEOUT_S)) as response:
             try:
                 yield from response.iter_bytes()

@@ -19,6 +19,7 @@ from schemas.layout import column_spec, row_layout
 from schemas.lineage import Ancestor, Lineages, Version, column_lineages
 from schemas.model import Table
 from schemas.types import full_type
+from tistream import ts as tso
 from tistream.codec.row.cast import cast
 from tistream.codec.row.decode import Decoded, decode
 from tistream.codec.row.layout import ColumnSpec, RowLayout, storage_schema, storage_type
@@ -26,6 +27,7 @@ from tistream.codec.table_key import table_ids
 from tistream.errors import DecodeError, NotConvertible
 
 Mask = npt.NDArray[np.bool_]
+_QUERY_MAX = 1000  # characters of a DDL's text in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class Reading:
     table: Table
     layout: RowLayout  #: of the delivered columns, then of their ancestors
     lines: Lineages
+    log_start_ts: int = 0
+    seeded_ts: int | None = None  #: the first seed of the whole table above the timestamp
 
     @property
     def converts(self) -> bool:
@@ -42,9 +46,12 @@ class Reading:
         return bool(self.lines)
 
 
-def readings(history: History, table: Table, as_of: int) -> dict[int, Reading]:
-    """Physical id -> Reading, for the table at `as_of`."""
-    return {id_: _reading(history, table, id_, as_of) for id_ in table.physical_ids}
+def readings(
+    history: History, table: Table, as_of: int, *, log_start_ts: int = 0, seeded_ts: int | None = None
+) -> dict[int, Reading]:
+    """Physical id -> Reading, for the table at `as_of`. `seeded_ts`: its first seed above that, if there is one."""
+    found = {id_: _reading(history, table, id_, as_of) for id_ in table.physical_ids}
+    return {id_: replace(each, log_start_ts=log_start_ts, seeded_ts=seeded_ts) for id_, each in found.items()}
 
 
 def decoded(found: dict[int, Reading], rows: pa.Table) -> pa.RecordBatch:
@@ -128,10 +135,13 @@ def _converted(
         return found.batch.column(own)
     index, written = pa.array(lacking), commit_ts[lacking]
     value, form, known = pa.nulls(len(lacking), storage_type(spec)), spec, np.zeros(len(lacking), np.bool_)
+    lost = np.zeros(len(lacking), np.intp)  # the place in the line of the change at which the value became unknown
     for n, ancestor in enumerate(line):
         target = column_spec(ancestor.became)
         if ancestor.column is None:
-            value, form, known = pa.nulls(len(lacking), storage_type(target)), target, np.zeros(len(lacking), np.bool_)
+            value, form = pa.nulls(len(lacking), storage_type(target)), target
+            lost[known] = n
+            known = np.zeros(len(lacking), np.bool_)
             continue
         at = place[ancestor.column.id]
         source = reading.layout.columns[at]
@@ -139,11 +149,14 @@ def _converted(
         holds |= True if n == 0 else written > np.uint64(line[n - 1].ddl_ts)
         before, kept = _in_place(form, source, value)
         value, fits = cast(source, target, _chosen(holds, found.batch.column(at).take(index), before))
-        form, known = target, (holds | (known & kept)) & fits
+        had, form, known = holds | known, target, (holds | (known & kept)) & fits
+        lost[had & ~known] = n
     value, kept = _in_place(form, spec, value)
+    lost[known & ~kept] = len(line) - 1
     known &= kept
     if not known.all():
-        _refuse(reading.table, spec, line[-1], rows, int(lacking[np.flatnonzero(~known)[0]]))
+        first = int(np.flatnonzero(~known)[0])
+        _refuse(reading, spec, line[int(lost[first])], rows, int(lacking[first]))
     places = np.arange(rows.num_rows, dtype=np.int64)
     places[lacking] = rows.num_rows + np.arange(len(lacking))
     return pa.concat_arrays([found.batch.column(own), value]).take(pa.array(places))
@@ -162,17 +175,43 @@ def _chosen(mask: Mask, chosen: pa.Array, other: pa.Array) -> pa.Array:
     return pa.concat_arrays([chosen, other]).take(pa.array(places))
 
 
-def _refuse(table: Table, spec: ColumnSpec, ancestor: Ancestor, rows: pa.Table, at: int) -> None:
+def _refuse(reading: Reading, spec: ColumnSpec, ancestor: Ancestor, rows: pa.Table, at: int) -> None:
+    """Raise NotConvertible: it names the DDL, and the timestamps that can be read."""
+    table = reading.table
     column = next(c for c in table.columns if c.id == spec.id)
     was = "an unknown column" if ancestor.column is None else full_type(ancestor.column)
+    upto, seeded = ancestor.ddl_ts - 1, reading.seeded_ts
+    before = upto >= reading.log_start_ts
+    readable = [f"as of {tso.described(upto)} and earlier"] * before
+    readable.append(
+        f"as of {tso.described(seeded)} and later, where a seed begins"
+        if seeded is not None
+        else "from a seed on that is taken after the change"
+    )
     raise NotConvertible(
-        f"Column {column.name} of {table.db}.{table.name} was changed from {was} to {full_type(column)}; the change "
-        "feed does not carry the rewritten rows, and the value of this one cannot be converted with certainty.",
+        f"Column {column.name} of {table.db}.{table.name} was changed from {was} to {full_type(ancestor.became)} at "
+        f"{tso.described(ancestor.ddl_ts)}, by {_shortened(ancestor.query)!r}. The change feed does not carry the rows "
+        "that this rewrote, and the value of one of them cannot be converted with certainty. The column can be read "
+        f"{', and '.join(readable)}.",
         database=table.db,
         table=table.name,
         table_id=table.id,
         column=column.name,
+        ddl=_shortened(ancestor.query),
         ddl_ts=str(ancestor.ddl_ts),
+        ddl_time=_time(ancestor.ddl_ts),
+        readable_upto_ts=str(upto) if before else None,
+        readable_upto_time=_time(upto) if before else None,
+        readable_from_ts=None if seeded is None else str(seeded),
+        readable_from_time=None if seeded is None else _time(seeded),
         key=rows["key"][at].as_py(),
         commit_ts=str(rows["commit_ts"][at].as_py()),
     )
+
+
+def _shortened(query: str) -> str:
+    return query if len(query) <= _QUERY_MAX else query[:_QUERY_MAX] + "..."
+
+
+def _time(ts: int) -> str:
+    return tso.to_text(ts) if ts < 1 << 62 else ""

@@ -172,7 +172,8 @@ def beyond_quarantine(asked_ts: int, good_ts: int, **facts: object) -> BeyondQua
 def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
     """The error of a read below the start of the log."""
     return TsExpired(
-        f"The log of this tenant begins at {earliest_ts}; it is not complete above {asked_ts}.",
+        f"The log of this tenant begins at {tso.described(earliest_ts)}; it is not complete above "
+        f"{tso.described(asked_ts)}.",
         earliest_ts=str(earliest_ts),
         earliest_time=tso.to_text(earliest_ts) if earliest_ts < 1 << 62 else "",
     )

@@ -1,0 +1,180 @@
+"""Columns as of a timestamp over HTTP: virtual ones, chosen ones, and those whose rewritten rows are unknown."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reading.asof.core import columns
+from tests.kit import replica
+from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of
+from tests.kit.recording import EXPECTED, expected, recorded_history, replayed
+from tistream import ts as tso
+from tistream.codec.row.cast import cast
+from tistream.codec.row.layout import ColumnSpec
+
+MOMENTS = {moment.label: moment for moment in replica.moments(EXPECTED)}
+END = MOMENTS["end"]
+VIRTUAL = re.compile(r"`(\w+)` [^\n]* GENERATED ALWAYS AS \((.*)\) VIRTUAL")
+GEN, EVOLVE = "/databases/shop/tables/t_gen/rows", "/databases/shop/tables/evolve/rows"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    with api_world(tmp_path_factory.mktemp("columns")) as made:
+        made.log.build(3).seed()
+        yield made
+
+
+def virtual_columns(name: str) -> list[tuple[str, str]]:
+    """(column, expression) of the virtual generated columns, as TiDB shows them."""
+    (create,) = (t["create"] for t in END.tables if (t["db"], t["table"]) == ("shop", name))
+    return VIRTUAL.findall(create)
+
+
+def told(text: str | bytes) -> list[tuple[str, str]]:
+    found = json.loads(text)
+    assert {each["reason"] for each in found} == {"virtual generated column"}
+    return [(each["column"], each["expression"]) for each in found]
+
+
+def test_virtual_columns_are_left_out_and_that_is_said(world: ApiWorld) -> None:
+    wanted = virtual_columns("t_gen")
+    assert [name for name, _ in wanted] == ["vv", "jv"]
+    for form in ("ndjson", "csv", "sql", "arrow", "parquet"):
+        assert told(world.ok(GEN, format=form).headers["TiStream-Left-Out"]) == wanted
+    (names,) = {tuple(line["columns"]) for line in events_of(world.ok(GEN))}
+    assert names == ("id", "a", "b", "sv", "c", "tail")
+    arrow = arrow_of(world.ok(GEN, format="arrow"))
+    parquet = pq.read_table(io.BytesIO(world.ok(GEN, format="parquet").content))
+    file = pq.read_table(io.BytesIO(world.ok(f"{GEN}/{END.ts}.parquet").content))
+    for table in (arrow, parquet, file):
+        assert tuple(table.schema.names) == names
+        assert told(table.schema.metadata[b"tistream.left_out"]) == wanted
+
+
+def test_a_table_without_virtual_columns_leaves_nothing_out(world: ApiWorld) -> None:
+    assert virtual_columns("acct") == []
+    answer = world.ok("/databases/shop/tables/acct/rows", format="arrow")
+    assert "TiStream-Left-Out" not in answer.headers
+    assert arrow_of(answer).schema.metadata is None
+
+
+@pytest.mark.parametrize("asked", ["vv", "VV,id", "`jv`, a"])
+def test_a_virtual_column_asked_for_by_name_is_refused_with_its_expression(world: ApiWorld, asked: str) -> None:
+    answer = world.get(GEN, columns=asked)
+    found = answer.json()
+    assert (answer.status_code, found["code"]) == (400, "TS-1019")
+    assert (found["facts"]["column"], found["facts"]["expression"]) in virtual_columns("t_gen")
+    assert found["facts"]["column"] in asked.lower()
+    assert found["facts"]["expression"] in found["detail"]
+
+
+def test_chosen_columns_have_the_values_of_the_whole_row(world: ApiWorld) -> None:
+    whole = [line["columns"] for line in events_of(world.ok(GEN))]
+    answer = world.ok(GEN, columns="SV , `a`")
+    assert [line["columns"] for line in events_of(answer)] == [{"a": row["a"], "sv": row["sv"]} for row in whole]
+    assert "TiStream-Left-Out" not in answer.headers, "nothing is missing that was asked for"
+    arrow = arrow_of(world.ok(GEN, format="arrow", columns="a,sv"))
+    parquet = pq.read_table(io.BytesIO(world.ok(GEN, format="parquet", columns="a,sv").content))
+    assert arrow.to_pylist() == parquet.to_pylist() == [{"a": row["a"], "sv": row["sv"]} for row in whole]
+    records = world.ok(GEN, format="csv", columns="a,sv").content.split(b"\r\n")
+    assert (records[0], len(records)) == (b'"a","sv"', len(whole) + 2)
+    assert b"INSERT INTO `shop`.`t_gen` (`a`,`sv`) VALUES\n" in world.ok(GEN, format="sql", columns="a,sv").content
+
+
+def test_every_column_alone_is_that_of_the_whole_row(world: ApiWorld) -> None:
+    """Keys of every kind, partitions and rewritten columns: what is not shown is still needed to read what is."""
+    for db, name in [("shop", "k_comp"), ("shop", "k_u64"), ("shop", "p_range"), ("shop", "order"), ("shop", "evolve")]:
+        path = f"/databases/{db}/tables/{name}/rows"
+        whole = [line["columns"] for line in events_of(world.ok(path))]
+        assert whole
+        for column in whole[0]:
+            asked = "`" + column.replace("`", "``") + "`"
+            found = [line["columns"] for line in events_of(world.ok(path, columns=asked))]
+            assert found == [{column: row[column]} for row in whole], (name, column)
+
+
+@pytest.mark.parametrize(("asked", "status"), [("nope", 404), ("", 400), ("a,", 400), ("`a", 400), ("a`b", 400)])
+def test_columns_that_are_not_there_and_lists_that_are_none(world: ApiWorld, asked: str, status: int) -> None:
+    assert world.get(GEN, columns=asked).status_code == status
+
+
+def test_an_unknown_column_is_answered_with_a_known_one(world: ApiWorld) -> None:
+    assert world.get(GEN, columns="taill").json()["facts"]["did_you_mean"] == ["tail"]
+
+
+# ---- MODIFY COLUMN whose result is not known
+
+
+def doubted(source: ColumnSpec, target: ColumnSpec, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    found, certain = cast(source, target, values)
+    return found, np.zeros_like(certain)
+
+
+def refused(world: ApiWorld, path: str, ts: int) -> dict[str, Any]:
+    answer = world.get(path, as_of=ts)
+    assert (answer.status_code, answer.json()["code"]) == (409, "TS-1012"), answer.text
+    facts: dict[str, Any] = answer.json()["facts"]
+    assert facts["ddl"] in answer.json()["detail"]
+    assert facts["ddl_time"] in answer.json()["detail"]
+    return facts
+
+
+def test_a_refused_conversion_names_its_ddl_and_what_can_be_read(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`b` was a VARCHAR until `modify column b int`."""
+    ddls = [e for e in expected("ticdc-canal-json-tidb") if e["kind"] == "ddl" and e["table"] == "evolve"]
+    (ddl,) = (e for e in ddls if "modify column b int" in e["job_query"])
+    before = events_of(world.ok(EVOLVE, as_of=int(ddl["commit_ts"]) - 1, columns="b"))
+    assert before
+    monkeypatch.setattr(columns, "cast", doubted)
+    facts = refused(world, EVOLVE, int(ddl["commit_ts"]))
+    assert {facts.pop(name) is not None for name in ("key", "commit_ts", "table_id")} == {True}
+    assert facts == {
+        "database": "shop",
+        "table": "evolve",
+        "column": "b",
+        "ddl": ddl["job_query"],
+        "ddl_ts": ddl["commit_ts"],
+        "ddl_time": tso.to_text(int(ddl["commit_ts"])),
+        "readable_upto_ts": str(int(ddl["commit_ts"]) - 1),
+        "readable_upto_time": tso.to_text(int(ddl["commit_ts"]) - 1),
+        "readable_from_ts": None,
+        "readable_from_time": None,
+    }
+    assert events_of(world.ok(EVOLVE, as_of=facts["readable_upto_ts"], columns="b")) == before
+    refused(world, EVOLVE + "?columns=b", MOMENTS["m-ddl"].ts)
+    assert world.ok(EVOLVE, as_of=ddl["commit_ts"], columns="id").content, "without the column the rows are known"
+
+
+def test_it_names_the_seed_from_which_the_table_can_be_read_again(
+    fresh: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh.log.activate().seed()
+    fresh.log.flush(END.ts)
+    middle, later = MOMENTS["m-ddl"].ts, MOMENTS["m-ddl2"].ts
+    table = recorded_history().find("shop", "evolve", later)
+    fresh.log.seed(replayed(table.id, later), ts=later, table_id=table.id)
+    monkeypatch.setattr(columns, "cast", doubted)
+    facts = refused(fresh, EVOLVE, middle)
+    assert (facts["readable_from_ts"], facts["readable_from_time"]) == (str(later), tso.to_text(later))
+
+
+def test_a_time_before_the_log_is_answered_with_the_time_at_which_it_begins(world: ApiWorld) -> None:
+    start = world.log.start_ts
+    for what in ("rows", "definition"):
+        answer = world.get(f"/databases/shop/tables/acct/{what}", as_of="-15d")
+        assert (answer.status_code, answer.json()["code"]) == (410, "TS-1005")
+        assert f"begins at {tso.to_text(start)} (TSO {start})" in answer.json()["detail"]
+        assert answer.json()["facts"]["earliest_time"] == tso.to_text(start)
