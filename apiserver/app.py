@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import structlog
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 
 from apiserver import console
 from apiserver.negotiate import NotAcceptable
@@ -24,7 +24,9 @@ from tistream.errors import ObjectNotFound, TiStreamError
 from tistream.http import problem
 from tistream.http.auth import install as auth
 from tistream.http.auth.authenticator import Authenticator
+from tistream.http.heads import Heads
 from tistream.http.probes import probe_router
+from tistream.http.strict import refuse_unknown
 
 log = structlog.get_logger(__name__)
 
@@ -45,8 +47,10 @@ def create_app(
         summary="The ordered change log of TiDB and TiKV clusters",
         docs_url=None,
         redoc_url=None,
+        dependencies=[Depends(refuse_unknown)],
     )
     problem.install(app)
+    app.add_middleware(Heads)
     app.add_middleware(NameSlashes)
     app.add_middleware(RequestLimits, limits=rates or RateLimits(), clock=services.clock)
     app.add_exception_handler(NotAcceptable, _not_acceptable)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 
-from tistream.errors import InvalidInput
+from tistream.errors import InvalidInput, did_you_mean
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -48,9 +47,8 @@ def choose(name: str | None, accept: str | None) -> str:
     """The format of the answer. InvalidInput for an unknown name, NotAcceptable when Accept names none."""
     if name is not None:
         if name not in FORMATS:
-            near = difflib.get_close_matches(name, FORMATS, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise InvalidInput(f"Unknown format '{name[:40]}'.{hint}", offers=", ".join(FORMATS))
+            near = did_you_mean(name, FORMATS)
+            raise InvalidInput(f"There is no format '{name[:40]}'{near}", offers=", ".join(FORMATS))
         return name
     if not accept:
         return "json"

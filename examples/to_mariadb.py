@@ -149,9 +149,9 @@ class Replica:
         """The tables at `ts`, each with what it must have been made as. Views and sequences have no rows to keep."""
         base = f"/v1/clusters/{self.cluster}/tenants/{self.tenant}/databases"
         found = {}
-        for database in self.source.get(base, at_ts=str(ts))["items"]:
+        for database in self.source.get(base, start_ts=str(ts))["items"]:
             db = database["database"]
-            items = self.source.get(f"{base}/{quote(db, safe='')}/tables", at_ts=str(ts))["items"]
+            items = self.source.get(f"{base}/{quote(db, safe='')}/tables", start_ts=str(ts))["items"]
             found |= {(db, t["table"]): json.dumps(t, sort_keys=True) for t in items if t["kind"] == "table"}
         return found
 

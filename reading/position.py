@@ -17,7 +17,7 @@ from typing import Protocol
 
 import orjson
 
-from reading.scope import Scope, check_names
+from reading.scope import Scope, check_names, check_renamed
 from schemas.history import History
 from tistream import ts as tso
 from tistream.catalog.log.retention import beyond_quarantine, expired
@@ -162,13 +162,16 @@ def locate(request: Position, served: Served, now_ms: int) -> Interval:
     """The requested part of what is served.
 
     Names are checked where a read starts, not where it resumes: a reader of a dropped table continues to get empty
-    bodies. Errors: CursorInvalid, InvalidInput, TsExpired, TsOutOfRange, BeyondQuarantine, NotFound.
+    bodies, one of a renamed table is refused with the new name. Errors: CursorInvalid, InvalidInput, TsExpired,
+    TsOutOfRange, BeyondQuarantine, NotFound, TableRenamed.
     """
+    if request.cursor is None and request.start_ts is None:
+        raise _no_start(request.scope, served)
     if request.cursor is not None:
         # a cursor at 0 was given out before the tenant's schema snapshot arrived
         after = decode_cursor(request.cursor, request.scope) or served.row.start_ts
     else:
-        after = served.parse_ts("earliest" if request.start_ts is None else request.start_ts, now_ms)
+        after = served.parse_ts(str(request.start_ts), now_ms)
     end = None if request.end_ts is None else served.parse_ts(request.end_ts, now_ms)
     if end is not None and end < after and request.cursor is None:
         raise InvalidInput(f"The pull ends ({end}) before it starts ({after}).", start_ts=after, end_ts=end)
@@ -176,8 +179,20 @@ def locate(request: Position, served: Served, now_ms: int) -> Interval:
         served.check_start(after, now_ms)
         if request.cursor is None:
             check_names(served.history, request.scope, min(after, served.resolved), served.resolved)
+        else:
+            check_renamed(served.history, request.scope, min(after, served.resolved), served.resolved)
     upto = served.resolved if end is None else min(end, served.resolved)
     return Interval(after=after, upto=upto, end_ts=end)
+
+
+def _no_start(scope: Scope, served: Served) -> InvalidInput:
+    """The error of a read without a position. NotFound when what it names does not exist either."""
+    if served.history is not None:
+        check_names(served.history, scope, min(served.row.earliest_ts, served.resolved), served.resolved)
+    return InvalidInput(
+        "A read needs a start: give start_ts (start_ts=earliest for the whole log, start_ts=latest for what is to "
+        "come) or cursor."
+    )
 
 
 def check_start(start_ts: int, *, earliest: int, resolved_ts: int, now_ms: int) -> None:

@@ -9,7 +9,7 @@ from schemas.actions import Action
 from schemas.history import History
 from schemas.model import DdlEvent, Table
 from schemas.names import folded
-from tistream.errors import NotFound
+from tistream.errors import NotFound, TableRenamed
 from tistream.ids import Tenant
 
 
@@ -47,6 +47,29 @@ def check_names(history: History, scope: Scope, after: int, upto: int) -> None:
         _find(history, scope.database, scope.table, after)
     except NotFound:
         _find(history, scope.database, scope.table, upto)
+
+
+def check_renamed(history: History, scope: Scope, after: int, upto: int) -> None:
+    """TableRenamed when a read resumes at or above the RENAME that took the scope's name from a table, and no table
+    had the name since."""
+    if scope.database is None or scope.table is None or table_ids(history, scope, after, upto):
+        return
+    if history.named(scope.database, scope.table, after) is not None:
+        return
+    name = (folded(scope.database), folded(scope.table))
+    for event in reversed(history.events(history.start_ts, after)):
+        if (folded(event.old_db), folded(event.old_table)) != name:
+            continue
+        table = history.table_at(event.version.id, upto) if event.version is not None else None
+        if table is not None:
+            raise TableRenamed(
+                f"Table {scope.database}.{scope.table} is {table.db}.{table.name} since {event.commit_ts}.",
+                database=table.db,
+                table=table.name,
+                table_id=table.id,
+                renamed_ts=str(event.commit_ts),
+            )
+        return
 
 
 def concerns(event: DdlEvent, scope: Scope) -> bool:

@@ -11,6 +11,7 @@ had no effect; after an indeterminate error the caller must read back the state,
         FilterInvalid       a filter of a pull is wrong
         TsOutOfRange        a timestamp in the future
         TsExpired           a timestamp below what is retained
+        TableRenamed        a table that has another name now
         StateForbids        the object's state does not allow it now
         BeyondQuarantine    a timestamp above what is known to be good: an operator decides about a store
         ChangedMeanwhile    the object changed since the caller read it
@@ -45,6 +46,8 @@ had no effect; after an indeterminate error the caller must read back the state,
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -133,6 +136,13 @@ class TsExpired(InvalidInput):
 
     code = "TS-1005"
     hint = "start_ts=earliest starts at the beginning of the log; earlier rows must come from a dump of the source."
+
+
+class TableRenamed(InvalidInput):
+    """The table has another name since."""
+
+    code = "TS-1009"
+    hint = "Pull the table by its new name, with start_ts at the timestamp of the rename."
 
 
 class Unauthenticated(InvalidInput):
@@ -440,3 +450,11 @@ def invariant(condition: bool, message: str, **facts: object) -> None:
     """Raise when a relation that must hold does not. Survives `python -O`, unlike `assert`."""
     if not condition:
         raise TiStreamError(f"invariant violated: {message}", **facts)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the nearest known ones, or all of them."""
+    names = sorted(known)
+    near = {name.replace("_", "-"): name for name in names}
+    close = [near[name] for name in difflib.get_close_matches(word.lower().replace("_", "-"), near, n=2, cutoff=0.6)]
+    return f". Did you mean {' or '.join(close)}?" if close else f". Known: {', '.join(names)}."

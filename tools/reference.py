@@ -125,8 +125,9 @@ def api_page() -> str:
             lines += [
                 f"## `{method.upper()} {path}`",
                 "",
-                f"{route['summary']}. *{', '.join(route.get('tags', []))}*",
+                f"{route['summary']}. {route['description']} *{', '.join(route.get('tags', []))}*",
                 "",
+                *(line for sample in route["x-codeSamples"] for line in ("```", sample["source"], "```", "")),
             ]
             query = [p for p in route.get("parameters", []) if p["in"] == "query"]
             if query:

@@ -59,7 +59,7 @@ class ErrorPages:
 
 def _wants_page(request: HTTPConnection) -> bool:
     path = request.scope["path"]
-    is_for_programs = path.startswith("/v1/") or path.endswith(".json") or request.scope["method"] == "HEAD"
+    is_for_programs = path.startswith("/v1/") or path.endswith(".json")
     return not is_for_programs and "text/html" in request.headers.get("accept", "")
 
 

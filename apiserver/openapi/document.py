@@ -1,15 +1,19 @@
-"""Completes FastAPI's OpenAPI description with example answers, their shapes, and problems by status.
+"""Completes FastAPI's OpenAPI description: texts, example requests and answers, shapes of answers, problems by status.
 
-Examples are recorded from the service (`examples.json`, see `tests.kit.api_examples`). A route declared as "an object"
-gets the shape of its example. The problems of a route follow from its parameters, see `route_errors`.
+Examples are recorded from the service (`examples.json` and `requests.json`, see `tests.kit.api_examples`), texts are in
+`descriptions.json`. A route declared as "an object" gets the shape of its example. The problems of a route follow from
+its parameters, see `route_errors`.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlencode
 
 from fastapi import FastAPI
 
@@ -17,7 +21,7 @@ from apiserver.openapi.route_errors import problems_of
 from tistream.errors import TiStreamError
 from tistream.http import problem
 
-_EXAMPLES = Path(__file__).with_name("examples.json")
+_FOLDER = Path(__file__).parent
 _JSON = "application/json"
 _BINARY = ("application/vnd.apache", "application/octet-stream")
 _PROBLEM = {
@@ -42,28 +46,81 @@ def install(app: FastAPI) -> None:
 
     def completed() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = complete(described(), recorded())
+            app.openapi_schema = complete(described(), recorded(), requests(), descriptions())
         return app.openapi_schema
 
     app.openapi = completed  # type: ignore[method-assign]
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """Operation -> media type -> example."""
-    found: dict[str, dict[str, Any]] = json.loads(_EXAMPLES.read_text("utf-8"))
+    """Operation -> media type -> example of the answer."""
+    found: dict[str, dict[str, Any]] = json.loads((_FOLDER / "examples.json").read_text("utf-8"))
     return found
 
 
-def complete(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The document with examples and problems, changed in place."""
+def requests() -> dict[str, dict[str, Any]]:
+    """Operation -> path, query and body of an example request."""
+    found: dict[str, dict[str, Any]] = json.loads((_FOLDER / "requests.json").read_text("utf-8"))
+    return found
+
+
+def descriptions() -> dict[str, str]:
+    """Operation -> what it does."""
+    found: dict[str, str] = json.loads((_FOLDER / "descriptions.json").read_text("utf-8"))
+    return found
+
+
+def complete(
+    document: dict[str, Any],
+    examples: Mapping[str, Mapping[str, Any]],
+    asked: Mapping[str, Mapping[str, Any]],
+    texts: Mapping[str, str],
+) -> dict[str, Any]:
+    """The document with texts, examples and problems, changed in place. The app may lack routes of other services."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas["Problem"] = _PROBLEM
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            _complete(path, method, operation, examples.get(operation["operationId"], {}), schemas)
+            name = operation["operationId"]
+            _complete(path, method, operation, examples.get(name, {}), schemas)
+            if name in texts:
+                operation["description"] = texts[name]
+            if name in asked:
+                _show_request(path, method, operation, asked[name], schemas)
     return document
+
+
+def _show_request(
+    path: str, method: str, operation: dict[str, Any], asked: Mapping[str, Any], schemas: dict[str, Any]
+) -> None:
+    """Add a request to the parameters, to the body and as a line for curl."""
+    pattern = re.sub(r"\\\{([a-z_]+)\\\}", r"(?P<\1>.+?)", re.escape(path))
+    found = re.fullmatch(pattern, asked["path"])
+    values = {**(found.groupdict() if found else {}), **asked["query"]}
+    for parameter in operation.get("parameters", ()):
+        if parameter["name"] in values:
+            parameter["example"] = _typed(unquote(values[parameter["name"]]), parameter["schema"])
+    query = f"?{urlencode(asked['query'])}" if asked["query"] else ""
+    words = ["curl", "-s", *([] if method == "get" else ["-X", method.upper()])]
+    if asked["body"] is not None and "requestBody" in operation:
+        content = operation["requestBody"]["content"][_JSON]
+        content["example"] = asked["body"]
+        for each in (content["schema"], *content["schema"].get("anyOf", ())):
+            if "$ref" in each:  # unknown members are refused
+                schemas[each["$ref"].rpartition("/")[2]]["additionalProperties"] = False
+        words += ["-H", "Content-Type: application/json", "-d", json.dumps(asked["body"])]
+    line = shlex.join([*words, f"http://127.0.0.1:8711{asked['path']}{query}"])
+    operation["x-codeSamples"] = [{"lang": "Shell", "source": line}]
+
+
+def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """The value of a parameter as its schema has it."""
+    kinds = {each.get("type") for each in (schema, *schema.get("anyOf", ()))}
+    if kinds & {"integer", "number", "boolean"} and "string" not in kinds:
+        return json.loads(text)
+    return text
 
 
 def shape_of(example: Any) -> dict[str, Any]:

@@ -50,7 +50,9 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield errors.TenantDeleted
     if "cursor" in names:
         yield errors.CursorInvalid
-    if names & {"start_ts", "at_ts"}:
+    if "cursor" in names and "{table}" in path:
+        yield errors.TableRenamed
+    if "start_ts" in names:
         yield from (errors.TsOutOfRange, errors.TsExpired, errors.BeyondQuarantine)
     if names & {"as_of", "ts"}:
         yield from (errors.AheadOfWatermark, errors.BeyondQuarantine, errors.TsExpired)
@@ -61,7 +63,7 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield NotAcceptable
     if "wait" in names or path.endswith(":stream"):
         yield errors.TooManyOpen
-    if names & {"start_ts", "at_ts", "as_of", "ts", "name"}:
+    if names & {"start_ts", "as_of", "ts", "name"}:
         yield from (errors.StoreUnavailable, errors.CorruptObject)
     if path.endswith(":retry"):
         yield errors.Fenced

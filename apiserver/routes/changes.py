@@ -30,12 +30,11 @@ from apiserver.routes.parameters import (
     Cursor,
     EndTs,
     FormatName,
+    Options,
     StartTs,
     StartTsDashed,
     add_scoped,
     arrow_buffers,
-    format_options,
-    require_start,
 )
 from apiserver.stream.answer import PageAnswer, disconnected
 from apiserver.stream.followers import Followers
@@ -66,6 +65,7 @@ class _Query:
 
 async def _query(
     request: Request,
+    options: Options,
     start_ts: StartTs = None,
     start_ts_dashed: StartTsDashed = None,
     end_ts: EndTs = None,
@@ -78,7 +78,6 @@ async def _query(
     accept_encoding: AcceptEncoding = None,
 ) -> _Query:
     start = start_ts if start_ts is not None else start_ts_dashed
-    require_start(start, cursor)
     name = negotiate.choose(format, accept)
     made = partial(
         PullRequest,
@@ -86,7 +85,7 @@ async def _query(
         end_ts=end_ts,
         cursor=cursor,
         format=name,
-        options=format_options(request),
+        options=options,
         limit=limit,
         buffers=arrow_buffers(name, compression),
     )

@@ -1,8 +1,8 @@
 """Files of the log and of tables as of a timestamp: listings, and bytes by ranges.
 
-    GET       /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/files
-    GET|HEAD  /v1/clusters/{c}/tenants/{t}/files/{name}
-    GET|HEAD  /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows/{ts}.parquet
+    GET  /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/files
+    GET  /v1/clusters/{c}/tenants/{t}/files/{name}
+    GET  /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows/{ts}.parquet
 
 A body is read from the bucket in pieces while it is sent; a read error breaks it off.
 """
@@ -32,6 +32,7 @@ from tistream.errors import InvalidInput, NotFound, ObjectNotFound
 from tistream.http import problem
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
+from tistream.http.heads import is_head
 from tistream.ids import Tenant
 
 Ts = Annotated[int, Path(ge=0, lt=1 << 63, description="A TSO: other forms would mean something else each time.")]
@@ -97,7 +98,6 @@ def router(services: Services) -> APIRouter:
         ),
     ):
         routes.add_api_route(path, endpoint, methods=["GET"], operation_id=operation_id, summary=summary)
-        routes.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     return routes
 
 
@@ -131,7 +131,7 @@ def answer(http: Request, *, size: int, etag: str, media_type: str, read: Callab
     wanted = ByteRange(offset=0, length=size) if asked is None else asked
     headers["Content-Length"] = str(wanted.length)
     status = 200 if asked is None else 206
-    if http.method == "HEAD":
+    if is_head(http):
         return Response(status_code=status, headers=headers, media_type=media_type)
     body = _pieces(read, wanted)
     first = next(body, b"")  # a missing object becomes a status, not a broken body

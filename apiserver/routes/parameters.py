@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query
 
 from apiserver import negotiate
 from reading.deps import Id
+from reading.formats import option_meanings
 from reading.rendering import ARROW_FORMS
 from reading.scope import Scope
 from tistream.errors import InvalidInput
@@ -17,9 +19,6 @@ from tistream.ids import Tenant
 TENANT = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 DATABASE = TENANT + "/databases/{database:name}"
 TABLE = DATABASE + "/tables/{table:name}"
-
-#: query parameters of changes and streams; all others are options of the format
-_KNOWN = {"start_ts", "start-ts", "end_ts", "cursor", "format", "limit", "wait", "compression", "framing"}
 
 StartTs = Annotated[
     str | None,
@@ -74,15 +73,25 @@ def _table_scope(cluster_id: Id, tenant_id: Id, database: str, table: str) -> Sc
     return Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
 
 
-def require_start(start_ts: str | None, cursor: str | None, example: str = "earliest") -> None:
-    """InvalidInput when a read has neither."""
-    if start_ts is None and cursor is None:
-        raise InvalidInput(f"A read needs a start: give start_ts (for example start_ts={example}) or cursor.")
+def _format_options(**given: str | None) -> dict[str, str]:
+    return {name.replace("_", "-"): text for name, text in given.items() if text is not None}
 
 
-def format_options(request: Request) -> dict[str, str]:
-    """Options of the format, as the query has them."""
-    return {name: value for name, value in request.query_params.items() if name not in _KNOWN}
+#: each option is a parameter of the route, so that its description has them and the route knows their names
+_format_options.__signature__ = Signature(  # type: ignore[attr-defined]
+    [
+        Parameter(
+            name.replace("-", "_"),
+            Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, Query(alias=name, description=f"Option of formats. {meaning}.")],
+        )
+        for name, meaning in option_meanings().items()
+    ]
+)
+
+#: options of the format, as the query has them
+Options = Annotated[dict[str, str], Depends(_format_options)]
 
 
 def arrow_buffers(format: str, compression: str | None) -> str | None:

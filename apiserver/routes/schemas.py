@@ -7,7 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from apiserver import schema_views
+from apiserver.routes.parameters import StartTsDashed
 from reading.deps import Id, Services
+from reading.position import FORMS
 from schemas.history import History
 from schemas.model import Table
 from schemas.types import full_type
@@ -15,11 +17,10 @@ from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
 
-AtTs = Annotated[
-    str | None, Query(description="As of this timestamp (also `start-ts`); default: the served watermark.")
+StartTs = Annotated[
+    str | None, Query(description=f"List as of this timestamp: {FORMS}. Default: the served watermark.")
 ]
 DiffTs = Annotated[str | None, Query(max_length=40, description="A timestamp, clamped to the known history.")]
-AtTsAsStart = Annotated[str | None, Query(alias="start-ts", include_in_schema=False)]
 
 
 def router(services: Services) -> APIRouter:
@@ -28,8 +29,10 @@ def router(services: Services) -> APIRouter:
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
     @routes.get(f"{base}/databases", operation_id="list_dbs", summary="Databases of a tenant")
-    def list_dbs(cluster_id: Id, tenant_id: Id, at_ts: AtTs = None, start_ts: AtTsAsStart = None) -> dict[str, Any]:
-        history, ts = _at(services, Tenant(cluster_id, tenant_id), at_ts or start_ts)
+    def list_dbs(
+        cluster_id: Id, tenant_id: Id, start_ts: StartTs = None, start_ts_dashed: StartTsDashed = None
+    ) -> dict[str, Any]:
+        history, ts = _at(services, Tenant(cluster_id, tenant_id), start_ts or start_ts_dashed)
         items = [
             {"database": d.name, "db_id": d.id, "charset": d.charset, "collate": d.collate}
             for d in history.databases(ts)
@@ -40,9 +43,9 @@ def router(services: Services) -> APIRouter:
         f"{base}/databases/{{database:name}}/tables", operation_id="list_tables", summary="Tables of a database"
     )
     def list_tables(
-        cluster_id: Id, tenant_id: Id, database: str, at_ts: AtTs = None, start_ts: AtTsAsStart = None
+        cluster_id: Id, tenant_id: Id, database: str, start_ts: StartTs = None, start_ts_dashed: StartTsDashed = None
     ) -> dict[str, Any]:
-        history, ts = _at(services, Tenant(cluster_id, tenant_id), at_ts or start_ts)
+        history, ts = _at(services, Tenant(cluster_id, tenant_id), start_ts or start_ts_dashed)
         items = [describe(t) for t in history.tables(database, ts)]
         return {"database": history.database(database, ts).name, "items": items, "at_ts": str(ts)}
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
 
-from apiserver.routes.parameters import Cursor, EndTs, StartTs, add_scoped, require_start
+from apiserver.routes.parameters import Cursor, EndTs, StartTs, add_scoped
 from reading.deps import Services
 from reading.scope import Scope
 from reading.splits import SplitRequest, plan, shown
@@ -35,7 +35,6 @@ def _query(
     parts: Parts = 1,
     part_bytes: PartBytes = _PART_BYTES,
 ) -> Callable[..., SplitRequest]:
-    require_start(start_ts, cursor)
     return partial(
         SplitRequest, start_ts=start_ts, cursor=cursor, end_ts=end_ts, rows=rows, parts=parts, part_bytes=part_bytes
     )

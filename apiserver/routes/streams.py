@@ -25,12 +25,11 @@ from apiserver.routes.parameters import (
     Buffers,
     Cursor,
     EndTs,
+    Options,
     StartTs,
     StartTsDashed,
     add_scoped,
     arrow_buffers,
-    format_options,
-    require_start,
 )
 from apiserver.stream.answer import StreamAnswer
 from apiserver.stream.followers import Followers
@@ -68,6 +67,7 @@ class _Query:
 
 async def _query(
     request: Request,
+    options: Options,
     start_ts: StartTs = None,
     start_ts_dashed: StartTsDashed = None,
     end_ts: EndTs = None,
@@ -82,9 +82,8 @@ async def _query(
 ) -> _Query:
     start = start_ts if start_ts is not None else start_ts_dashed
     cursor = last_event_id or cursor
-    require_start(start, cursor, example="latest")
     name, in_events = choose_form(format, framing, accept)
-    buffers, options = arrow_buffers(name, compression), format_options(request)
+    buffers = arrow_buffers(name, compression)
     made = partial(
         PullRequest,
         start_ts=start,

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from tistream.errors import InvalidInput
+from tistream.errors import InvalidInput, did_you_mean
 
 _BINARY_ENCODINGS = ("base64", "hex")
-_INTERNAL = frozenset({"built_ms"})
+_MEANING = "meaning"
+
+
+def _option(default: bool | str, meaning: str) -> Any:
+    return field(default=default, metadata={_MEANING: meaning})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatOptions:
     """Options of all formats; each format reads its own."""
 
-    enable_tidb_extension: bool = False  #: canal-json, debezium: commit_ts in messages, watermark messages
-    content_compatible: bool = False  #: canal-json: full column types, only changed columns in `old`
-    only_output_updated_columns: bool = False  #: canal-json, open-protocol: only changed columns of the old row
-    debezium_disable_schema: bool = False
-    cluster_name: str = "default"  #: debezium: source.name
-    delimiter: str = ","  #: csv
-    quote: str = '"'  #: csv; empty = escape with a backslash instead
-    null: str = "\\N"  #: csv
-    terminator: str = "\r\n"  #: csv
-    include_commit_ts: bool = False  #: csv
-    output_old_value: bool = False  #: csv: an update as two records
-    binary_encoding_method: str = "base64"  #: csv: base64 or hex
-    output_raw_change_event: bool = False  #: never split an update
+    enable_tidb_extension: bool = _option(
+        False, "canal-json, debezium: commit_ts in messages, and watermark messages: true or false"
+    )
+    content_compatible: bool = _option(
+        False, "canal-json: full column types, and only changed columns in `old`: true or false"
+    )
+    only_output_updated_columns: bool = _option(
+        False, "canal-json, open-protocol: only changed columns of the old row: true or false"
+    )
+    debezium_disable_schema: bool = _option(False, "debezium: messages without their schema: true or false")
+    cluster_name: str = _option("default", "debezium: `source.name`")
+    delimiter: str = _option(",", "csv: between two columns")
+    quote: str = _option('"', "csv: around text; empty = escape with a backslash instead")
+    null: str = _option("\\N", "csv: the text for NULL")
+    terminator: str = _option("\r\n", "csv: the end of a line")
+    include_commit_ts: bool = _option(False, "csv: a column with the commit_ts: true or false")
+    output_old_value: bool = _option(False, "csv: an update as two records: true or false")
+    binary_encoding_method: str = _option("base64", "csv: base64 or hex")
+    output_raw_change_event: bool = _option(False, "never split an update: true or false")
     built_ms: int = 0  #: Unix milliseconds, the build time of messages
+
+
+def option_meanings() -> dict[str, str]:
+    """Option, as it is written in a query -> what it means."""
+    return {f.name.replace("_", "-"): f.metadata[_MEANING] for f in fields(FormatOptions) if f.metadata}
 
 
 def parse_options(query: Mapping[str, str], *, built_ms: int = 0) -> FormatOptions:
@@ -37,23 +52,16 @@ def parse_options(query: Mapping[str, str], *, built_ms: int = 0) -> FormatOptio
 
     InvalidInput for an unknown option or value.
     """
-    kinds = {f.name.replace("_", "-"): f for f in fields(FormatOptions) if f.name not in _INTERNAL}
+    kinds = {f.name.replace("_", "-"): f for f in fields(FormatOptions) if f.metadata}
     chosen: dict[str, bool | str] = {}
     for word, text in query.items():
-        field = kinds.get(word)
-        if field is None:
+        found = kinds.get(word)
+        if found is None:
             raise InvalidInput(f"There is no option {word!r}{did_you_mean(word, kinds)}", option=word)
-        chosen[field.name] = _boolean(word, text) if isinstance(field.default, bool) else text
+        chosen[found.name] = _boolean(word, text) if isinstance(found.default, bool) else text
     options = replace(FormatOptions(built_ms=built_ms), **chosen)  # type: ignore[arg-type]
     _check(options)
     return options
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: the nearest known ones, or all of them."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word.lower().replace("_", "-"), names, n=2, cutoff=0.6)
-    return f". Did you mean {' or '.join(close)}?" if close else f". Known: {', '.join(names)}."
 
 
 def _boolean(word: str, text: str) -> bool:

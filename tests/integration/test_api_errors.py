@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from reading import position
+from reading.formats import option_meanings
 from reading.scope import Scope
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.log_builder import TENANT, recording_end, with_broken_value
@@ -75,14 +76,26 @@ def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
         ("/databases/shop/tables/custmers/changes", {"start_ts": "earliest"}, 404, "did you mean 'customers'"),
         ("/databases/mysql/tables/user/changes", {"start_ts": "earliest"}, 404, "no database 'mysql'"),
         ("/databases/shop/tables/customers/changes", {"start_ts": "earliest", "end_ts": "1"}, 400, "ends"),
-        ("/databases", {"at_ts": EARLIEST - 1}, 410, str(EARLIEST)),
-        ("/databases", {"at_ts": FUTURE}, 400, "future"),
+        ("/databases", {"start_ts": EARLIEST - 1}, 410, str(EARLIEST)),
+        ("/databases", {"start_ts": FUTURE}, 400, "future"),
         ("/databases/shpo/tables", {}, 404, "did you mean 'shop'"),
+        ("/databases", {"limit": 5}, 400, "no parameter 'limit'. Known: start_ts."),
+        ("/databases", {"star_ts": EARLIEST}, 400, "Did you mean start_ts?"),
+        ("/databases/shop/tables/custmers/changes", {}, 404, "did you mean 'customers'"),
+        ("/databases/shop/tables/custmers/changes:stream", {}, 404, "did you mean 'customers'"),
+        ("/databases/shop/tables/custmers/changes/splits", {}, 404, "did you mean 'customers'"),
+        ("/databases/shop/tables/customers/changes", {}, 400, "start_ts=earliest"),
         ("/nothing", {}, 404, "/nothing"),
     ],
 )
 def test_a_refusal_says_what_to_do(world: ApiWorld, path: str, params: dict[str, Any], status: int, words: str) -> None:
     assert words in problem(world.get(path, **params), status)["detail"]
+
+
+def test_the_head_of_a_stream_ends(world: ApiWorld) -> None:
+    answer = world.http.head("/v1/clusters/1/tenants/1/changes:stream", params={"start_ts": "earliest"})
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
 
 
 def test_what_is_gone_names_the_earliest(world: ApiWorld) -> None:
@@ -310,6 +323,7 @@ def test_every_route_is_described(world: ApiWorld) -> None:
         "limit",
         "wait",
         "compression",
+        *option_meanings(),
     }
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from starlette.testclient import TestClient
 
-from apiserver.openapi.document import recorded
+from apiserver.openapi.document import descriptions, recorded, requests
 from tests.kit.api_examples import record, shape
+from tests.kit.catalog_cases import new_catalog
 from tests.kit.control_app import control_app
 from tistream.catalog.database.engine import Catalog
 from tistream.http.error_reference import known_errors
@@ -83,11 +87,97 @@ def test_operations_have_names_of_their_own(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1")
 
 
+def address(name: str) -> str:
+    """The path of an operation with a value for each parameter."""
+    return re.sub(r"\{[^}]+\}", "1", name.partition(" ")[2])
+
+
+def test_every_route_refuses_a_parameter_that_it_does_not_know(http: TestClient, document: dict[str, Any]) -> None:
+    for name, operation in operations(document):
+        known = [p["name"] for p in operation.get("parameters", []) if p["in"] == "query"]
+        answer = http.request(name.partition(" ")[0], address(name), params={"limitt": "5"})
+        assert answer.status_code == 400, f"{name}: {answer.text}"
+        assert answer.json()["facts"]["name"] == "limitt", name
+        hint = "Did you mean limit" if "limit" in known else "Known: " if known else "the route takes none"
+        assert hint in answer.json()["detail"], name
+
+
+def test_every_route_refuses_a_member_of_the_body_that_it_does_not_know(
+    http: TestClient, document: dict[str, Any]
+) -> None:
+    schemas, bodies = document["components"]["schemas"], 0
+    for name, operation in operations(document):
+        if name.startswith("GET "):
+            continue
+        text = json.dumps(operation.get("requestBody", {}))
+        found = re.search(r"#/components/schemas/(\w+)", text)
+        assert bool(found) == ("requestBody" in operation), name
+        answer = http.request(name.partition(" ")[0], address(name), json={"database": "shop"})
+        assert answer.status_code == 400, f"{name}: {answer.text}"
+        if found is None:
+            assert "takes no body" in answer.json()["detail"], name
+            continue
+        bodies += 1
+        assert answer.json()["facts"]["name"] == "database", name
+        assert "$ref" not in json.dumps([f.get("items") for f in schemas[found[1]]["properties"].values()]), name
+    assert bodies > 7
+
+
+def test_every_get_route_answers_head(document: dict[str, Any], tmp_path: Path) -> None:
+    asked = [address(name) for name, _ in operations(document) if name.startswith("GET ")]
+    assert len(asked) > 40
+    with TestClient(control_app(new_catalog(tmp_path))) as http:
+        for path in asked:
+            got, head = http.get(path), http.head(path)
+            assert (head.status_code, head.content) == (got.status_code, b""), path
+            assert head.headers.get("content-type") == got.headers.get("content-type"), path
+
+
 def test_examples_have_the_shape_of_what_is_answered_now(tmp_path: Path) -> None:
-    now, kept = record(tmp_path), recorded()
-    assert set(now) == set(kept), "run: python -m tests.kit.api_examples"
-    for operation, examples in now.items():
-        assert shape(examples) == shape(kept[operation]), f"{operation}: run python -m tests.kit.api_examples"
+    now, asked = record(tmp_path)
+    for found, kept in ((now, recorded()), (asked, requests())):
+        assert set(found) == set(kept), "run: python -m tests.kit.api_examples"
+        for operation, examples in found.items():
+            assert shape(examples) == shape(kept[operation]), f"{operation}: run python -m tests.kit.api_examples"
+
+
+def test_every_operation_is_described_and_shows_a_request(document: dict[str, Any]) -> None:
+    names = {operation["operationId"] for _, operation in operations(document)}
+    assert names == set(descriptions()) == set(requests())
+    for name, operation in operations(document):
+        assert len(operation["description"]) > 30, name
+        (line,) = operation["x-codeSamples"]
+        assert line["source"].startswith("curl -s "), name
+        for parameter in operation.get("parameters", []):
+            if parameter["in"] == "path":
+                assert str(parameter["example"]), f"{name}: {parameter['name']}"
+        if "requestBody" in operation:
+            assert operation["requestBody"]["content"]["application/json"]["example"], name
+
+
+def test_examples_fit_their_schemas(document: dict[str, Any]) -> None:
+    def check(schema: dict[str, Any], value: Any, where: str) -> None:
+        whole = {**schema, "components": document["components"]}
+        problems = [e.message for e in Draft202012Validator(whole).iter_errors(value)]
+        assert not problems, f"{where}: {problems}"
+
+    checked = 0
+    for name, operation in operations(document):
+        contents = [
+            content for answer in operation["responses"].values() for content in answer.get("content", {}).values()
+        ]
+        contents += operation.get("requestBody", {}).get("content", {}).values()
+        for content in contents:
+            examples = [content["example"]] if "example" in content else []
+            examples += [each["value"] for each in content.get("examples", {}).values()]
+            for example in examples:
+                check(content.get("schema", {}), example, name)
+                checked += 1
+        for parameter in operation.get("parameters", []):
+            if "example" in parameter:
+                check(parameter["schema"], parameter["example"], f"{name}: {parameter['name']}")
+                checked += 1
+    assert checked > 500
 
 
 def test_the_page_to_read_it_brings_everything(http: TestClient) -> None:

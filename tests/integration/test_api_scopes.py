@@ -85,6 +85,30 @@ def test_a_renamed_table_is_followed_by_name_not_by_id(world: ApiWorld, everythi
             assert str(event.commit_ts) in {e["commit_ts"] for e in events if e["type"] == "ddl"}
 
 
+def test_a_reader_of_a_renamed_table_is_told_its_new_name(world: ApiWorld) -> None:
+    history = recording.recorded_history()
+    end, told = history.resolved_ts, 0
+    events = sorted([*ddl("rename table"), *ddl("rename tables")], key=lambda e: e.commit_ts)
+    for event in {(e.old_db, e.old_table): e for e in events}.values():
+        old = f"/databases/{event.old_db}/tables/{event.old_table}/changes"
+        if world.get(old, start_ts="earliest").status_code != 200:
+            continue  # a name in between
+        cursor = next_cursor(list(world.pages(old))[-1])
+        answer = world.get(old, cursor=cursor)
+        table = history.table_at(event.table_id, end)
+        if history.named(event.old_db, event.old_table, end) is not None or table is None:
+            assert answer.status_code == 200, "the name has a table, or the table is gone"
+            continue
+        assert (answer.status_code, answer.json()["code"]) == (410, "TS-1009")
+        facts = answer.json()["facts"]
+        assert (facts["database"], facts["table"], facts["table_id"]) == (table.db, table.name, str(table.id))
+        new = f"/databases/{facts['database']}/tables/{facts['table']}/changes"
+        assert world.ok(new, start_ts=facts["renamed_ts"]).status_code == 200
+        assert world.get(f"{old}:stream", cursor=cursor).json()["code"] == "TS-1009"
+        told += 1
+    assert told
+
+
 def test_a_truncated_table_goes_on_under_its_new_id(world: ApiWorld, everything: list[dict[str, object]]) -> None:
     several = {}
     for event in ddl("truncate table"):
@@ -149,7 +173,7 @@ def test_databases_and_tables_at_every_moment_are_tidbs(world: ApiWorld) -> None
     heads = [json.loads(p.read_text("utf-8")) for p in EXPECTED.glob("tables-*.json")]
     assert len(heads) > 10
     for head in heads:
-        listed = world.ok("/databases", at_ts=head["ts"]).json()
+        listed = world.ok("/databases", start_ts=head["ts"]).json()
         assert listed["at_ts"] == str(head["ts"])
         names = [d["database"] for d in listed["items"]]
         assert names == sorted(d["db"] for d in head["databases"])
@@ -174,7 +198,7 @@ def test_a_listed_table_shows_its_columns(world: ApiWorld) -> None:
 
 
 def test_a_time_above_the_served_one_lists_what_is_served(world: ApiWorld) -> None:
-    assert world.ok("/databases", at_ts="-0s").json()["at_ts"] == str(END)
+    assert world.ok("/databases", start_ts="-0s").json()["at_ts"] == str(END)
 
 
 @pytest.mark.parametrize("path", ["changes", "rows", "files", "changes/splits", "definition", "changes:stream"])

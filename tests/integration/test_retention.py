@@ -96,7 +96,7 @@ def test_below_the_floor_there_is_nothing_but_410(world: ApiWorld) -> None:
         ("/changes/splits", {"start_ts": begin}),
         ("/changes/splits", {"cursor": next_cursor(first)}),
         ("/files", {"start_ts": begin}),
-        ("/databases", {"at_ts": begin}),
+        ("/databases", {"start_ts": begin}),
         ("/databases/shop/tables/customers/rows", {"as_of": begin}),
         ("/databases/shop/tables/customers/changes", {"start_ts": begin}),
     ):

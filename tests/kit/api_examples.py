@@ -1,6 +1,6 @@
-"""Examples of answers, recorded from the service over the recording that ships with the package.
+"""Examples of requests and answers, recorded from the service over the recording that ships with the package.
 
-    python -m tests.kit.api_examples      write apiserver/openapi/examples.json
+    python -m tests.kit.api_examples      write apiserver/openapi/examples.json and requests.json
 
 Lists are cut to their first two items and text to its first lines; nothing else is touched.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx2
 import zstandard
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
@@ -46,6 +46,7 @@ from tistream.model.contradiction import ContradictingRow, Contradiction
 from tistream.objectstore.layout import SchemaSnapKey
 
 PLACE = Path(__file__).parents[2] / "apiserver" / "openapi" / "examples.json"
+REQUESTS = PLACE.with_name("requests.json")
 _ITEMS, _LINES = 2, 6
 _TABLE = "/databases/shop/tables/customers"
 _SCOPES = {"tenant": "", "db": "/databases/shop", "table": _TABLE}
@@ -75,27 +76,70 @@ _JSON_ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def record(folder: Path) -> dict[str, dict[str, Any]]:
-    """Operation -> media type -> example."""
+class Requests:
+    """Keeps the first request of each operation that was answered well."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._paths = [
+            (method.upper(), re.compile(_pattern(path)), operation["operationId"])
+            for path, methods in app.openapi()["paths"].items()
+            for method, operation in methods.items()
+        ]
+        self.kept: dict[str, dict[str, Any]] = {}
+
+    def take(self, answer: httpx2.Response) -> None:
+        """Look at an answer; a hook of clients."""
+        request = answer.request
+        path, method = request.url.raw_path.decode().partition("?")[0], request.method
+        names = [name for word, pattern, name in self._paths if word == method and pattern.fullmatch(path)]
+        if not answer.is_success or not names:
+            return
+        body = request.content
+        found = {"path": path, "query": dict(request.url.params), "body": json.loads(body) if body else None}
+        self.kept.setdefault(names[0], found)
+
+
+def _pattern(path: str) -> str:
+    literal = re.split(r"\{[a-z_]+\}", path)
+    return (".+" if path.endswith("/files/{name}") else "[^/:]+").join(re.escape(part) for part in literal)
+
+
+def record(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Operation -> media type -> example of the answer; operation -> example of the request."""
     with api_world(folder) as world:
         world.log.build(4)
         world.log.seed()
         authenticator = Authenticator(world.catalog, world.services.clock)
         owner = issue_key(world.catalog, name="me", role=Role.OWNER, tenant=None, made_by="").text
-        with TestClient(create_app(world.services, _control(world), authenticator=authenticator)) as http:
+        app = create_app(world.services, _control(world), authenticator=authenticator)
+        requests = Requests(app)
+        world.http.event_hooks = {"response": [requests.take]}
+        with TestClient(app) as http:
+            http.event_hooks = {"response": [requests.take]}
             http.headers["Authorization"] = f"Bearer {owner}"
             found = {name: {JSON: cut(_ok(http.get(p, params=q)).json())} for name, (p, q) in _JSON_ANSWERS.items()}
             found["metrics"] = {"text/plain": _text("text/plain", http.get("/metrics").content)}
             found |= _posted(http, world)
             found |= _steered(http, world)
             found |= _kept(http)
+            _removed(http)
             found |= _keys(http)
         found |= _pulled(world)
         with served(create_app(world.services)) as server:
-            found |= _streamed(server.url, world)
+            found |= _streamed(server.url, world, requests)
+    return _plain(found), _plain(requests.kept)
+
+
+def _plain(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     text = re.sub(r"(tsk_|tsl_)[a-z0-9_]+", r"\1...", json.dumps(dict(sorted(found.items()))))
     whole: dict[str, dict[str, Any]] = json.loads(text)
     return whole
+
+
+def _removed(http: TestClient) -> None:
+    """Answers without a body."""
+    for path in (f"{BASE}/safe-point/backfill", f"{BASE}/changefeeds/warehouse", f"{BASE}/push-probes/check-1"):
+        _ok(http.delete(path))
 
 
 class _Issuer(CredentialIssuer):
@@ -286,7 +330,7 @@ def _head(world: ApiWorld, url: str) -> bytes:
     return bytes(_ok(world.http.get(url, headers={"Range": "bytes=0-47"})).content)
 
 
-def _streamed(url: str, world: ApiWorld) -> dict[str, dict[str, Any]]:
+def _streamed(url: str, world: ApiWorld, requests: Requests) -> dict[str, dict[str, Any]]:
     end = world.log.cuts(50)[0]
     found: dict[str, dict[str, Any]] = {}
     for name, path in _SCOPES.items():
@@ -295,6 +339,7 @@ def _streamed(url: str, world: ApiWorld) -> dict[str, dict[str, Any]]:
             query = {"start_ts": "earliest", "end_ts": end, "format": word, "framing": framing}
             with httpx2.stream("GET", f"{url}{BASE}{path}/changes:stream", params=query) as answer:
                 content = answer.read()
+                requests.take(answer)
             media = answer.headers["content-type"].split(";")[0]
             lines = content.split(b"\n")
             streamed[media] = _text(media, content if word == "arrow" else b"\n".join(lines[:3] + lines[-6:]))
@@ -313,10 +358,11 @@ def _ok(answer: httpx2.Response) -> httpx2.Response:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the files."""
     with tempfile.TemporaryDirectory() as folder:
-        text = json.dumps(record(Path(folder)), indent=1, ensure_ascii=False, sort_keys=False)
-    PLACE.write_text(text + "\n", "utf-8")
+        answers, requests = record(Path(folder))
+    for place, found in ((PLACE, answers), (REQUESTS, requests)):
+        place.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def show(
     no_color: NoColor = False,
 ) -> None:
     """The tables of a tenant, or the columns of one, as of a time."""
-    when = given(at_ts=at)
+    when = given(start_ts=at)
     database, _, name = (table or "").partition(".")
     with connect(url, retry_s=0) as client:
         listed = [] if table else client.get(tenant_path(cluster, tenant, "databases"), **when)["items"]

@@ -50,7 +50,7 @@ def seed(
         raise InvalidInput(f"'{what}' names no table: write database.table.")
     with connect(url) as client:
         tables = f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{quote(database, safe='')}/tables"
-        table_id, physical_ids = _ids(client.get(tables, at_ts=str(ts)), table, ts)
+        table_id, physical_ids = _ids(client.get(tables, start_ts=str(ts)), table, ts)
         made = client.definition(cluster, tenant, database, table, as_of=str(ts))
     rows = read_rows(file, ts) if is_raw(file) else read_decoded(file, ts, of_json(made["shape"]))
     check_tables(rows, physical_ids, what)

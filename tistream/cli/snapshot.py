@@ -136,7 +136,7 @@ def _tables(
     path = f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{quote(database, safe='')}/tables"
 
     def listed(at: str) -> list[str]:
-        return [item["table"] for item in client.get(path, at_ts=at)["items"] if item["kind"] == "table"]
+        return [item["table"] for item in client.get(path, start_ts=at)["items"] if item["kind"] == "table"]
 
     names = [table] if table is not None else listed(as_of)
     if not names:

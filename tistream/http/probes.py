@@ -25,6 +25,7 @@ from tistream.http import problem
 from tistream.http.auth.access import access_of, needs
 from tistream.http.auth.core.roles import Right
 from tistream.http.auth.middleware import AuthMiddleware
+from tistream.http.heads import Heads
 from tistream.limits import LEASE_MS
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
@@ -97,6 +98,7 @@ def probe_app(probes: Probes) -> FastAPI:
     app = FastAPI(title="TiStream probes", version=__version__, docs_url=None, redoc_url=None)
     problem.install(app, where=_API_IS_ELSEWHERE)
     app.include_router(probe_router(probes))
+    app.add_middleware(Heads)
     app.add_middleware(AuthMiddleware, authenticator=None, any_host=True)  # Prometheus may use any name
     return app
 
