@@ -148,7 +148,7 @@ def test_lines_to_copy_are_quoted_and_about_the_table_that_is_asked_for(world: A
     of_table = page(world, "/tenants/1/1?table=shop.customers").text
     assert "/databases/shop/tables/customers/changes?start_ts=earliest" in of_table
     assert "database='shop', table='customers'" in of_table
-    assert ".option('database', 'shop').option('table', 'customers')" in of_table
+    assert ", database='shop', table='customers').load()" in of_table
     hostile = page(world, "/tenants/1/1?table=" + quote("a'b;\"<script>.c d")).text
     assert "/databases/a%27b%3B%22%3Cscript%3E/tables/c%20d/changes" in hostile
     assert """tistream pull 'a'"'"'b;"<script>.c d' --cluster""" in hostile
