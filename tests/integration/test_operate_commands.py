@@ -66,6 +66,7 @@ def test_one_answer_in_four_forms(site: tuple[Operated, str]) -> None:
     assert [json.loads(line)["worker_id"] for line in lines] == names
     table = run(site, "workers", "list").splitlines()
     assert [line.split()[0] for line in table] == ["worker", *names]
+    assert "starts" in table[0].split(), "a first start counts, too"
     assert "\x1b[" not in run(site, "workers", "list", "--no-color")
     assert len(run(site, "workers", "list", "--kind", "sorter").splitlines()) == 5
 

@@ -53,7 +53,7 @@ def list_workers(
         ("bytes/s", lambda w: bytes_text(w["bytes_per_s"])),
         ("held", lambda w: bytes_text(w["held_bytes"])),
         ("last seen", lambda w: f"{duration_text(w['heartbeat_age_ms'])} ago"),
-        ("restarts", lambda w: w["incarnation"]),
+        ("starts", lambda w: w["incarnation"]),
         ("address", lambda w: w["address"]),
     ]
     show_rows(found, output, columns, no_color=no_color, empty="no worker has registered: start one, as tistream sort")

@@ -71,7 +71,8 @@ def test_a_task_that_advances_has_no_gap() -> None:
 def test_a_region_of_a_silent_store() -> None:
     gap = only(TASK, known(report(40.0, STUCK), silent_s=41.0))
     assert gap.sentence == (
-        "shop.orders waits for region 12 v7 from store 3; last file 41.0 s ago; probably the store is down"
+        "the watermark of shop.orders waits for region 12 v7 from store 3; last file 41.0 s ago; "
+        "probably the store is down"
     )
     assert (gap.cause, gap.region_id, gap.version, gap.store_id) == (Cause.STANDING, 12, 7, 3)
     assert gap.file_age_s == 41.0
@@ -94,7 +95,9 @@ def test_a_watermark_gap_is_reported_at_once_and_names_its_range() -> None:
     part = replace(STUCK, start_key=record_key(100, 5), watermark=None, region_id=0, version=0, store_id=0, file="")
     gap = only(TASK, known(report(0.1, part)))
     assert gap.cause is Cause.WATERMARK_GAP
-    assert gap.sentence.startswith("[shop.orders, row 5 to its end) waits for a region that no store has reported")
+    assert gap.sentence == (
+        "the watermark of [shop.orders, row 5 to its end) waits for a region that no store has reported"
+    )
     assert gap.range == KeyRange(record_key(100, 5), ORDERS.end)
 
 
@@ -111,8 +114,8 @@ def test_an_open_lock_is_named_with_its_transaction_and_age() -> None:
     region, lock = gaps_of(task, known(report(40.0, replace(STUCK, watermark=begun), locked)))
     assert region.region_id == 12
     assert lock.sentence == (
-        f"shop.orders waits for transaction {begun}, which began 60.0 min ago and has a lock on shop.orders, row 5 "
-        f"(key {key.hex()}); 2 are here"
+        f"the watermark of shop.orders waits for transaction {begun}, which began 60.0 min ago and has a lock on "
+        f"shop.orders, row 5 (key {key.hex()}); 2 are here"
     )
     assert (lock.cause, lock.watermark, lock.range) == (Cause.STANDING, begun, KeyRange(key, key + b"\0"))
 

@@ -143,7 +143,9 @@ def _stuck(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known, 
     dispatcher = known.dispatchers.get(place)
     age_s = store.silent_s if store is not None else None
     region = f"region {stuck.region_id} v{stuck.version}" if stuck.region_id else "a region that no store has reported"
-    words = [f"{what} waits for {region}" + (f" from store {stuck.store_id}" if stuck.store_id else "")]
+    words = [
+        f"the watermark of {what} waits for {region}" + (f" from store {stuck.store_id}" if stuck.store_id else "")
+    ]
     if age_s is not None:
         words.append(f"last file {duration_text(age_s * 1000)} ago")
     elif stuck.file:
@@ -171,8 +173,8 @@ def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known,
     key = stuck.start_key
     age = duration_text(known.unix_ms - tso.physical_ms(stuck.start_ts))
     words = [
-        f"{range_label(task.range, task.kind, name_of)} waits for transaction {stuck.start_ts}, which began {age} ago "
-        f"and has a lock on {key_text(key, name_of)} (key {key.hex()})",
+        f"the watermark of {range_label(task.range, task.kind, name_of)} waits for transaction {stuck.start_ts}, "
+        f"which began {age} ago and has a lock on {key_text(key, name_of)} (key {key.hex()})",
         stuck.reason,
     ]
     return _watermark_gap(
