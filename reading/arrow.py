@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
 from reading.core.page_rows import only
 from reading.core.split import order_messages
-from reading.decode import Quarantined, decode_rows, rows_of
+from reading.decode import Quarantined, Shown, as_it_is, decode_rows, rows_of
 from reading.scope import Scope
 from schemas.history import History
 from schemas.layout import row_layout
@@ -86,29 +86,40 @@ def _each(which: npt.NDArray[np.int32], texts: list[str]) -> pa.Array:
     return pa.array(texts, pa.string()).take(pa.array(which))
 
 
-def native_page(history: History, rows: pa.Table, scope: Scope, end: int, buffers: str | None = None) -> NativePage:
-    """The decoded rows of one table. `rows` (schema change.COMMITTED, by commit_ts) are all those up to `end`."""
-    cut = _other_columns_from(history, rows, scope)
+def native_page(
+    history: History,
+    rows: pa.Table,
+    scope: Scope,
+    end: int,
+    buffers: str | None = None,
+    *,
+    shown: Shown = as_it_is,
+    quarantined: Sequence[Quarantined] = (),
+) -> NativePage:
+    """The decoded rows of one table. `rows` (schema change.COMMITTED, by commit_ts) are all those up to `end` that are
+    wanted, `quarantined` those that could not be asked; `shown` gives a table version with the wanted columns."""
+    cut = _other_columns_from(history, rows, scope, shown)
     if cut is not None:
         rows = rows.slice(0, int(np.searchsorted(rows["commit_ts"].to_numpy(), np.uint64(cut))))
         end = cut - 1
-    decoded = decode_rows(history, rows, scope)
+    decoded = decode_rows(history, rows, scope, shown)
+    bad = [*(q for q in quarantined if q.commit_ts <= end), *decoded.quarantined]
     changes = order_messages(decoded.changes, split=False)
-    table = _columns(history, changes) if changes else empty(history, scope, end)
-    if decoded.quarantined:
-        listed = orjson.dumps([_facts(q) for q in decoded.quarantined])
+    table = _columns(history, changes) if changes else empty(history, scope, end, shown)
+    if bad:
+        listed = orjson.dumps([_facts(q) for q in bad])
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"quarantined": listed})
-    return NativePage(content=ipc(table, buffers), rows=table.num_rows, quarantined=len(decoded.quarantined), end=end)
+    return NativePage(content=ipc(table, buffers), rows=table.num_rows, quarantined=len(bad), end=end)
 
 
-def empty(history: History | None, scope: Scope, ts: int) -> pa.Table:
+def empty(history: History | None, scope: Scope, ts: int, shown: Shown = as_it_is) -> pa.Table:
     """No rows, with the columns that the table has at `ts`; only our own columns when there is no such table."""
     specs: Sequence[ColumnSpec] = ()
     ids: Sequence[int] = ()
     if history is not None and scope.database is not None and scope.table is not None:
         table = history.named(scope.database, scope.table, ts)
         if table is not None:
-            specs = row_layout(table).columns if table.kind == "table" else ()
+            specs = row_layout(shown(table)).columns if table.kind == "table" else ()
             ids = table_ids(history, table, ts)
     return _schema(specs, ids).empty_table()
 
@@ -131,10 +142,10 @@ def _write(sink: pa.NativeFile, table: pa.Table, buffers: str | None) -> None:
         writer.write_table(table)
 
 
-def _other_columns_from(history: History, rows: pa.Table, scope: Scope) -> int | None:
+def _other_columns_from(history: History, rows: pa.Table, scope: Scope, shown: Shown) -> int | None:
     """The lowest commit_ts of a row with other columns than the first row; None when all have the same."""
     groups = sorted(rows_of(history, rows, scope), key=lambda group: int(group[1][0]))
-    shapes = [(index[0], _shape(table)) for table, index in groups]
+    shapes = [(index[0], _shape(shown(table))) for table, index in groups]
     other = next((row for row, shape in shapes if shape != shapes[0][1]), None)
     return None if other is None else int(rows["commit_ts"][int(other)].as_py())
 

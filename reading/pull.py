@@ -4,10 +4,14 @@
     position         `position.locate`: cursor or start_ts, end_ts -> (after, upto], checked
     history          `scope.table_ids`: the tables of the scope by its schema history
     page             `LogReader.page`: the rows of the log
+    selection        `Rendering.select`: those that pass the filter
     rendering        `Rendering.page`: decoded changes -> lines or Arrow
 
 A body holds all changes of the scope with commit_ts in (cursor, next cursor], once and in commit order. Without
 `has_more` the next cursor is at the served watermark, or at the request's `end_ts`.
+
+A filter changes what a body holds, never what a cursor means: a pull may go on with another filter. A body without a
+change still advances the cursor; it ends after so many rows were looked at, and `has_more` says that there are others.
 
 A tenant that awaits its first schema snapshot gives empty bodies and a cursor at 0, which later means the beginning of
 its log.
@@ -15,23 +19,27 @@ its log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from reading.core import merge
 from reading.deps import Services
 from reading.excluded_rows import excluded_rows
+from reading.filters import NO_FILTER, Filter, Selected
 from reading.formats import parse_options
 from reading.position import Interval, Served, encode_cursor, locate
 from reading.rendering import Rendered, Rendering, json_document
-from reading.scope import Scope, table_ids
+from reading.scope import Scope
 from schemas.history import History
 from tistream.limits import PULL_ROWS_MAX
 from tistream.runtime import metrics
 
 _SERVED, _BYTES_OUT = metrics.STAGE.labels("serve"), metrics.BYTES.labels("api", "out")
 _STREAM_PAGE_BYTES = 2 << 20  # of keys and values: what a stream holds while its consumer is slow
+_SELECTED_BYTES = 32 << 20  # of rows that passed a filter, after which no more is read for a page
+_LOOKED_AT_MAX = 5 * PULL_ROWS_MAX  # rows for one body with a filter, which may then be empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,7 @@ class PullRequest:
     end_ts: str | None = None  #: serve nothing above it
     buffers: str | None = None  #: compression of Arrow buffers: zstd or lz4
     follows: bool = False  #: for a stream: small pages without a watermark line, which the stream writes
+    filter: Filter = NO_FILTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +85,11 @@ def pull(services: Services, request: PullRequest, served: Served | None = None)
         options=parse_options(request.options, built_ms=now_ms),
         buffers=request.buffers,
         watermarks=not request.follows,
+        filter=request.filter,
     )
     asked = locate(request, served, now_ms)
+    if served.history is not None and request.cursor is None:
+        request.filter.check_names(served.history, request.scope, min(asked.after, served.resolved), served.resolved)
     if served.history is None or asked.upto <= asked.after:
         content = rendering.empty(served.history, min(asked.after, served.resolved))
         page = Rendered(content=content, end=asked.after)
@@ -106,16 +118,70 @@ def _next_page(
     services: Services, request: PullRequest, rendering: Rendering, history: History, asked: Interval
 ) -> Rendered:
     """The next page of the scope. Stretches that deliver nothing, such as rows of system tables, are skipped in growing
-    steps: only the last page may be empty."""
-    tenant, after, rows = request.scope.tenant, asked.after, request.limit
-    ids = table_ids(history, request.scope, after, asked.upto)
-    page_bytes = _STREAM_PAGE_BYTES if request.follows else None
+    steps: only the last page may be empty, or one that looked at many rows."""
+    after, rows, looked_at = asked.after, request.limit, 0
+    ids = request.filter.table_ids(history, request.scope, after, asked.upto)
     while True:
-        found = services.reader.page(
-            tenant, after=after, upto=asked.upto, rows=rows, table_ids=ids, page_bytes=page_bytes
-        )
-        services.excluded.add(tenant, excluded_rows(history, found.rows))
-        page = rendering.page(history, found, after)
-        if page.holds_changes or not page.has_more:
+        stretch = _Stretch(after=after, upto=asked.upto, table_ids=ids, rows=rows)
+        found = _select(services, request, rendering, history, stretch)
+        page = rendering.page(history, found.selected, after, found.upto, has_more=found.has_more)
+        looked_at += found.looked_at
+        if page.holds_changes or not page.has_more or (looked_at >= _LOOKED_AT_MAX and request.filter != NO_FILTER):
             return page
         after, rows = page.end, min(2 * rows, PULL_ROWS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """The part (after, upto] of the log, the table ids that are read, and the rows of a first step."""
+
+    after: int
+    upto: int
+    table_ids: Collection[int] | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The selected rows up to `upto`."""
+
+    selected: Selected
+    upto: int
+    has_more: bool
+    looked_at: int  #: rows of the log
+
+
+def _select(
+    services: Services, request: PullRequest, rendering: Rendering, history: History, stretch: _Stretch
+) -> _Found:
+    """Rows that pass the filter, at most about as many as the request's limit. Where few pass, several pages of the
+    log are read, in growing steps."""
+    at, rows, looked_at, passed = stretch.after, stretch.rows, 0, 0
+    page_bytes = _STREAM_PAGE_BYTES if request.follows else None
+    parts: list[Selected] = []
+    while True:
+        found = services.reader.page(
+            request.scope.tenant,
+            after=at,
+            upto=stretch.upto,
+            rows=rows,
+            table_ids=stretch.table_ids,
+            page_bytes=page_bytes,
+        )
+        services.excluded.add(request.scope.tenant, excluded_rows(history, found.rows))
+        parts.append(rendering.select(history, found.rows))
+        looked_at, passed = looked_at + found.rows.num_rows, passed + parts[-1].rows.num_rows
+        held = sum(part.rows.nbytes for part in parts)
+        enough = 2 * passed >= request.limit or looked_at >= _LOOKED_AT_MAX or held >= (page_bytes or _SELECTED_BYTES)
+        if request.filter == NO_FILTER:
+            return _Found(parts[0], found.upto, found.has_more, looked_at)
+        if not found.has_more or enough:
+            break
+        at, rows = found.upto, min(4 * rows, PULL_ROWS_MAX)
+    whole = pa.concat_tables([part.rows for part in parts])
+    bad = tuple(q for part in parts for q in part.quarantined)
+    n, end = merge.cut(whole["commit_ts"].to_numpy(), upto=found.upto, rows=max(request.limit, stretch.rows))
+    if end == found.upto:
+        return _Found(Selected(rows=whole, quarantined=bad), found.upto, found.has_more, looked_at)
+    selected = Selected(rows=whole.slice(0, n), quarantined=tuple(q for q in bad if q.commit_ts <= end))
+    return _Found(selected, end, True, looked_at)

@@ -10,8 +10,8 @@ import pyarrow as pa
 from reading import arrow, body
 from reading.core.split import order_messages
 from reading.decode import decode_rows
+from reading.filters import NO_FILTER, Filter, Selected, refused, select_rows
 from reading.formats import FormatOptions, create_format
-from reading.reader import LogPage
 from reading.scope import Scope, concerns
 from schemas.history import History
 from tistream import ts as tso
@@ -32,58 +32,81 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendering:
-    """How a request wants its pages. `arrow` of one table is decoded; several tables and `raw-arrow` are not."""
+    """How a request wants its pages. `arrow` of one table is decoded; several tables and `raw-arrow` are not, so their
+    columns cannot be left out."""
 
     scope: Scope
     format: str
     options: FormatOptions
     buffers: str | None  #: compression of Arrow buffers
     watermarks: bool  #: text: end a last page with a watermark line
+    filter: Filter = NO_FILTER
 
-    def page(self, history: History, found: LogPage, after: int) -> Rendered:
-        """The rows and DDL in (after, found.upto]. An Arrow page ends early where the table's columns change."""
+    def __post_init__(self) -> None:
+        if self.filter.columns is not None and self.format in ARROW_FORMS and not self._decodes:
+            raise refused("columns", self.filter.columns.text, 0, "undecoded rows keep all columns: ask for one table")
+
+    def select(self, history: History, rows: pa.Table) -> Selected:
+        """The rows that pass the filter."""
+        if self.filter == NO_FILTER:
+            return Selected(rows=rows, quarantined=())
+        return select_rows(self.filter, history, rows, self.scope)
+
+    def page(self, history: History, found: Selected, after: int, upto: int, *, has_more: bool) -> Rendered:
+        """The selected rows and the DDL in (after, upto]. An Arrow page ends early where the table's columns change."""
         if self.format not in ARROW_FORMS:
-            return self._text(history, found, after)
+            return self._text(history, found, after, upto, has_more)
         if self._decodes:
-            native = arrow.native_page(history, found.rows, self.scope, found.upto, self.buffers)
+            native = arrow.native_page(
+                history,
+                found.rows,
+                self.scope,
+                upto,
+                self.buffers,
+                shown=self.filter.shown,
+                quarantined=found.quarantined,
+            )
             return Rendered(
                 content=native.content,
                 end=native.end,
-                has_more=found.has_more or native.end < found.upto,
+                has_more=has_more or native.end < upto,
                 quarantined=native.quarantined,
                 holds_changes=native.rows + native.quarantined > 0,
             )
         raw = arrow.raw_page(history, found.rows, self.scope)
         content = arrow.ipc(raw, self.buffers)
-        return Rendered(content=content, end=found.upto, has_more=found.has_more, holds_changes=raw.num_rows > 0)
+        bad = len(found.quarantined)
+        return Rendered(
+            content=content, end=upto, has_more=has_more, quarantined=bad, holds_changes=raw.num_rows + bad > 0
+        )
 
     def empty(self, history: History | None, ts: int) -> pa.Buffer:
         """The body without changes; Arrow has the columns that the table has at `ts`."""
         if self.format not in ARROW_FORMS:
             return pa.py_buffer(b"")
-        table = arrow.empty(history, self.scope, ts) if self._decodes else arrow.RAW.empty_table()
+        table = arrow.empty(history, self.scope, ts, self.filter.shown) if self._decodes else arrow.RAW.empty_table()
         return arrow.ipc(table, self.buffers)
 
     @property
     def _decodes(self) -> bool:
         return self.format == "arrow" and self.scope.table is not None
 
-    def _text(self, history: History, found: LogPage, after: int) -> Rendered:
+    def _text(self, history: History, found: Selected, after: int, upto: int, has_more: bool) -> Rendered:
         in_json = self.format == "json"
         fmt = create_format("ndjson" if in_json else self.format, self.options)
-        decoded = decode_rows(history, found.rows, self.scope)
+        decoded = decode_rows(history, found.rows, self.scope, self.filter.shown)
         changes = order_messages(decoded.changes, split=fmt.splits_updates)
-        events = [e for e in history.events(after, found.upto) if concerns(e, self.scope)]
-        watermark = found.upto if self.watermarks and not (found.has_more or in_json) else None
+        events = [e for e in history.events(after, upto) if concerns(e, self.scope) and self.filter.keeps_ddl(e)]
+        watermark = upto if self.watermarks and not (has_more or in_json) else None
         separator = b"," if in_json else None
-        content = body.render(fmt, changes, events, decoded.quarantined, watermark, separator=separator)
-        quarantined = len(decoded.quarantined)
+        bad = [*found.quarantined, *decoded.quarantined]
+        content = body.render(fmt, changes, events, bad, watermark, separator=separator)
         return Rendered(
             content=content,
-            end=found.upto,
-            has_more=found.has_more,
-            quarantined=quarantined,
-            holds_changes=content.size > 0 or quarantined > 0,
+            end=upto,
+            has_more=has_more,
+            quarantined=len(bad),
+            holds_changes=content.size > 0 or bool(bad),
         )
 
 

@@ -52,6 +52,8 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield errors.CursorInvalid
     if "cursor" in names and "{table}" in path:
         yield errors.TableRenamed
+    if "where" in names:
+        yield errors.FilterInvalid
     if "start_ts" in names:
         yield from (errors.TsOutOfRange, errors.TsExpired, errors.BeyondQuarantine)
     if names & {"as_of", "ts"}:

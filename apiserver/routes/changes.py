@@ -29,6 +29,7 @@ from apiserver.routes.parameters import (
     Buffers,
     Cursor,
     EndTs,
+    Filtered,
     FormatName,
     Options,
     StartTs,
@@ -66,6 +67,7 @@ class _Query:
 async def _query(
     request: Request,
     options: Options,
+    filtered: Filtered,
     start_ts: StartTs = None,
     start_ts_dashed: StartTsDashed = None,
     end_ts: EndTs = None,
@@ -87,6 +89,7 @@ async def _query(
         format=name,
         options=options,
         limit=limit,
+        filter=filtered,
         buffers=arrow_buffers(name, compression),
     )
     coding = choose_coding(accept_encoding, () if name in ARROW_FORMS else CODINGS)

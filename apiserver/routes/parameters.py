@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Query, Request
 
 from apiserver import negotiate
 from reading.deps import Id
+from reading.filters import FILTER_NAMES, Filter, parse_filter, refused
 from reading.formats import option_meanings
 from reading.rendering import ARROW_FORMS
 from reading.scope import Scope
@@ -31,6 +32,28 @@ FormatName = Annotated[str | None, Query(description="One of " + ", ".join(negot
 Buffers = Annotated[
     Literal["zstd", "lz4"] | None,
     Query(alias="compression", description="Arrow formats: how the buffers inside the answer are compressed."),
+]
+Tables = Annotated[
+    str | None,
+    Query(description="Only tables that these rules mean, such as `shop.*,!shop.audit_*`: TiCDC's table rules."),
+]
+Columns = Annotated[
+    str | None, Query(description="Only columns that these rules mean, such as `id,name` or `*,!photo`, and the key.")
+]
+Operations = Annotated[str | None, Query(description="Only these kinds: `insert`, `update`, `delete`, `ddl`.")]
+Where = Annotated[
+    str | None,
+    Query(
+        description="Only rows for which this is true, such as `price > 10 AND state IN ('new', 'paid')`. An update "
+        "that leaves them is a delete, one that enters them an insert."
+    ),
+]
+Changed = Annotated[
+    str | None, Query(description="Of updates only those that change a column that these rules mean: `*,!seen_at`.")
+]
+EventFilters = Annotated[
+    str | None,
+    Query(description="TiCDC's event filters: a JSON list of objects with `matcher`, `ignore-event` and so on."),
 ]
 Accept = Annotated[str | None, Header()]
 AcceptEncoding = Annotated[str | None, Header()]
@@ -92,6 +115,29 @@ _format_options.__signature__ = Signature(  # type: ignore[attr-defined]
 
 #: options of the format, as the query has them
 Options = Annotated[dict[str, str], Depends(_format_options)]
+
+
+def given_filter(
+    request: Request,
+    tables: Tables = None,
+    columns: Columns = None,
+    ops: Operations = None,
+    where: Where = None,
+    changed: Changed = None,
+    event_filters: EventFilters = None,
+) -> Filter:
+    """The filter of a query; of rules that are given several times all count. FilterInvalid for a wrong one."""
+    found: dict[str, str] = {}
+    for name in FILTER_NAMES:
+        values = request.query_params.getlist(name)
+        if len(values) > 1 and name in ("where", "event_filters"):
+            raise refused(name, values[1], 0, "is given more than once")
+        if values:
+            found[name] = ",".join(values)
+    return parse_filter(found)
+
+
+Filtered = Annotated[Filter, Depends(given_filter)]
 
 
 def arrow_buffers(format: str, compression: str | None) -> str | None:

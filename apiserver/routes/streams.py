@@ -25,6 +25,7 @@ from apiserver.routes.parameters import (
     Buffers,
     Cursor,
     EndTs,
+    Filtered,
     Options,
     StartTs,
     StartTsDashed,
@@ -68,6 +69,7 @@ class _Query:
 async def _query(
     request: Request,
     options: Options,
+    filtered: Filtered,
     start_ts: StartTs = None,
     start_ts_dashed: StartTsDashed = None,
     end_ts: EndTs = None,
@@ -92,6 +94,7 @@ async def _query(
         format=name,
         options=options,
         limit=limit,
+        filter=filtered,
         buffers=buffers,
         follows=True,
     )

@@ -3,13 +3,15 @@
     parse_filter    the parameters of a request -> Filter, or FilterInvalid
     Filter          what was asked; `table_ids`, `keeps_ddl`, `shown` and `check_names` apply it to a schema history
     select_rows     the rows of a page that pass, before they are decoded
+    refused         FilterInvalid with parameter, place and cause
 
 A position in the log does not depend on a filter: a page ends where it would end without one, or later.
 """
 
 from __future__ import annotations
 
+from reading.filters.core.refusal import refused
 from reading.filters.filter import FILTER_NAMES, NO_FILTER, Filter, parse_filter
 from reading.filters.select import Selected, select_rows
 
-__all__ = ["FILTER_NAMES", "NO_FILTER", "Filter", "Selected", "parse_filter", "select_rows"]
+__all__ = ["FILTER_NAMES", "NO_FILTER", "Filter", "Selected", "parse_filter", "refused", "select_rows"]

@@ -173,5 +173,5 @@ def _check_table(
         else:
             return
     if error is not None:
-        hint = f", {did[0]}?" if (did := error.message.partition(", ")[2:]) and did[0] else "."
-        raise refused("tables", rules.text, at, error.message.partition(", ")[0], hint=hint, **error.facts) from error
+        cause, _, guess = error.message.partition(", ")
+        raise refused("tables", rules.text, at, cause, hint=f", {guess}" if guess else ".", **error.facts) from error

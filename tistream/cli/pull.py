@@ -13,11 +13,14 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
+from tistream.cli.filter_options import Changed, Columns, FilterFile, Ops, Tables, Where, filters_of
 from tistream.cli.following import StatusLine, Whole
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.errors import InvalidInput
 
-_OWN_WORDS = {"format", "end_ts", "limit", "cursor", "wait"}  # in a URL's query; others are options of the format
+_RULES = frozenset({"tables", "columns", "ops", "changed"})  # filters that may be repeated in a URL's query
+#: in a URL's query; others are options of the format
+_OWN_WORDS = frozenset({"format", "end_ts", "limit", "cursor", "wait", "where", "event_filters", *_RULES})
 
 
 def pull(
@@ -39,15 +42,18 @@ def pull(
         typer.Option(help="ndjson (default), canal-json, debezium, open-protocol, simple, csv, json or arrow."),
     ] = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE of the format.")] = None,
+    tables: Tables = None,
+    columns: Columns = None,
+    ops: Ops = None,
+    where: Where = None,
+    changed: Changed = None,
+    filter_file: FilterFile = None,
 ) -> None:
     """Pull changes of a tenant, a database or a table, in commit order.
 
-    The query of a whole URL is used too: start_ts, end_ts, cursor, format, limit and the format's options. A flag takes
-    precedence.
+    The query of a whole URL is used too: start_ts, end_ts, cursor, format, limit, filters and the format's options. A
+    flag takes precedence.
     """
-    from tistream.cli.pages_out import output_of
-    from tistream.client import connect
-
     query: dict[str, str] = {}
     if what.startswith(("http://", "https://")):
         url, cluster, tenant, database, table = parse_url(what)
@@ -62,16 +68,27 @@ def pull(
         until=until or query.get("end_ts"),
         limit=_limit(query.get("limit")),
         options={k: v for k, v in query.items() if k not in _OWN_WORDS} | dict(_option(text) for text in option or ()),
+        filters=filters_of(
+            query, filter_file, tables=tables, columns=columns, ops=ops, where=where, changed=changed
+        ),
     )  # fmt: skip
-    at = cursor or query.get("cursor")
+    _write(asked, cursor or query.get("cursor"), follow=follow)
+
+
+def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
+    """Write the pages from `at` on."""
+    from tistream.cli.pages_out import output_of
+    from tistream.client import connect
+
     status = StatusLine(sys.stderr if follow and sys.stderr.isatty() else None)
     out = output_of(asked.format, sys.stdout.buffer, follow=follow)
-    with connect(url, sleep=_patience(url)) as client, Whole() as whole:
+    with connect(asked.url, sleep=_patience(asked.url)) as client, Whole() as whole:
         try:
             try:
                 for page in client.pull(
-                    cluster, tenant, database=database, table=table, start_ts=since or "earliest", end_ts=asked.until,
-                    cursor=at, follow=follow, format=asked.format, limit=asked.limit, options=asked.options,
+                    asked.cluster, asked.tenant, database=asked.database, table=asked.table,
+                    start_ts=asked.since or "earliest", end_ts=asked.until, cursor=at, follow=follow,
+                    format=asked.format, limit=asked.limit, options=asked.sent,
                 ):  # fmt: skip
                     with whole:
                         status.clear()
@@ -106,6 +123,12 @@ class _Asked:
     limit: int | None
     since: str | None = None
     options: dict[str, str]
+    filters: dict[str, str]
+
+    @property
+    def sent(self) -> dict[str, str]:
+        """The part of the query that the client passes on as it is."""
+        return self.options | self.filters
 
     def resume(self, cursor: str, *, follow: bool) -> str:
         """A command line that continues at the cursor."""
@@ -114,6 +137,8 @@ class _Asked:
         words += ["--format", self.format]
         for name, value in self.options.items():
             words += ["-O", f"{name}={value}"]
+        for name, value in self.filters.items():
+            words += ["-O", f"{name}={value}"] if name == "event_filters" else [f"--{name}={value}"]
         words += ["--until", self.until] if self.until else []
         since = ["--since", self.since] if self.since else []
         words += ["--cursor", cursor] if cursor else since
@@ -148,8 +173,11 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def parse_query(text: str) -> dict[str, str]:
-    """The query of a .../changes URL; of a repeated name the last value."""
-    return dict(parse_qsl(urlsplit(text).query, keep_blank_values=True))
+    """The query of a .../changes URL; of a repeated name the last value, of rules all."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(urlsplit(text).query, keep_blank_values=True):
+        found[name] = f"{found[name]},{value}" if name in _RULES and name in found else value
+    return found
 
 
 def _limit(text: str | None) -> int | None:

@@ -53,13 +53,17 @@ class _Walk:
         cursor: str | None = None,
         limit: int | None = None,
         progress: Callable[[Progress], None] | None = None,
+        columns: str | Sequence[str] | None = None,
+        ops: str | Sequence[str] | None = None,
+        where: str | None = None,
+        changed: str | Sequence[str] | None = None,
     ) -> None:
         database, dot, table = name.partition(".")
         if not (database and dot and table):
             raise InvalidInput(f"{name!r} is not a table: write database.table.", table=name)
         self._asked: dict[str, Any] = {
             "database": database, "table": table, "start_ts": since, "end_ts": until, "cursor": cursor,
-            "limit": limit, "format": "arrow",
+            "limit": limit, "format": "arrow", "columns": columns, "ops": ops, "where": where, "changed": changed,
         }  # fmt: skip
         self._progress = progress
         self._pages = self._rows = self._bytes = 0
@@ -97,7 +101,8 @@ class TablePull:
     """The changes of a table from `since` (or `cursor`) to `until`, or to what is served now.
 
     Requests are made when it is read; each reading starts again. `since` and `until` have the forms of `start_ts`,
-    `limit` is the rows of a page, `progress` is called after each page.
+    `limit` is the rows of a page, `progress` is called after each page. `columns`, `ops`, `where` and `changed` are
+    filters.
     """
 
     def __init__(self, page: Callable[..., Page], cluster_id: int, tenant_id: int, name: str, **more: Any) -> None:

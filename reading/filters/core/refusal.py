@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from reading.formats.options import did_you_mean
-from tistream.errors import FilterInvalid
+from tistream.errors import FilterInvalid, did_you_mean
 
 TEXT_MAX = 16_384  #: characters of one parameter
 _SHOWN = 24  # characters of the text that a message repeats

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from tistream.cli import main as cli
 from tistream.cli import run
 from tistream.cli.files import split_url
+from tistream.cli.filter_options import filters_of, read_filter_file
 from tistream.cli.pull import _Asked, parse_names, parse_query, parse_url
 from tistream.cli.push import parse_speed
 from tistream.errors import (
@@ -206,12 +208,38 @@ def test_names_and_addresses_of_a_pull() -> None:
 def test_the_line_that_resumes_a_pull_asks_for_the_same() -> None:
     asked = _Asked(
         url="http://h:1", cluster=2, tenant=3, database="shop", table=None, format="canal-json", until=None, limit=None,
-        options={"enable-tidb-extension": "true"},
+        options={"enable-tidb-extension": "true"}, filters={"tables": "shop.*,!shop.x", "where": "a > 'b'"},
     )  # fmt: skip
-    assert asked.resume("abc", follow=True) == (
-        "tistream pull shop --url http://h:1 -c 2 -t 3 --format canal-json -O enable-tidb-extension=true"
-        " --cursor abc --follow"
+    assert shlex.split(asked.resume("abc", follow=True)) == [
+        *("tistream", "pull", "shop", "--url", "http://h:1", "-c", "2", "-t", "3", "--format", "canal-json"),
+        *("-O", "enable-tidb-extension=true", "--tables=shop.*,!shop.x", "--where=a > 'b'"),
+        *("--cursor", "abc", "--follow"),
+    ]
+    assert asked.sent == {"enable-tidb-extension": "true", "tables": "shop.*,!shop.x", "where": "a > 'b'"}
+
+
+def test_filters_come_from_address_file_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "changefeed.toml"
+    file.write_text(
+        """[filter]
+        rules = ['shop.*', '!shop.audit_*']
+        [[filter.event-filters]]
+        matcher = ["test.worker"]
+        ignore-event = ["insert"]
+        """
     )
+    query = parse_query("http://h/changes?tables=a.*&tables=!a.b&columns=id&where=x=1")
+    assert query == {"tables": "a.*,!a.b", "columns": "id", "where": "x=1"}
+    nothing = {"tables": None, "columns": None, "ops": None, "where": None, "changed": None}
+    found = filters_of(query, file, **{**nothing, "where": "y = 2", "ops": ["insert", "ddl"]})
+    assert found == {
+        "tables": "shop.*,!shop.audit_*", "columns": "id", "where": "y = 2", "ops": "insert,ddl",
+        "event_filters": '[{"matcher":["test.worker"],"ignore-event":["insert"]}]',
+    }  # fmt: skip
+    for text, words in (("[sink]", r"no \[filter\]"), ("[filter]\nx = 1", "x of"), ("[filter", "cannot be read")):
+        file.write_text(text)
+        with pytest.raises(InvalidInput, match=words):
+            read_filter_file(file)
 
 
 def test_speeds() -> None:

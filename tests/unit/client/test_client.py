@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from tistream.client import Client, connect
+from tistream.client.core.requests import pull_params
 from tistream.errors import (
     CursorInvalid,
     ErrorKind,
@@ -227,3 +228,16 @@ def test_an_unknown_argument_is_refused(method: str) -> None:
     with client(script) as c, pytest.raises(TypeError, match="databse"):
         list(getattr(c, method)(1, 1, databse="shop"))
     assert not script.asked
+
+
+def test_filters_are_part_of_the_query() -> None:
+    asked = pull_params(
+        {
+            "cursor": "c", "tables": ["shop.*", "!shop.a"], "columns": "id,name", "ops": ("insert", "ddl"),
+            "where": "a = 'x,y'", "event_filters": [{"matcher": ["a.b"], "ignore-event": ["insert"]}],
+        }
+    )  # fmt: skip
+    assert asked == {
+        "cursor": "c", "format": "ndjson", "tables": "shop.*,!shop.a", "columns": "id,name", "ops": "insert,ddl",
+        "where": "a = 'x,y'", "event_filters": '[{"matcher":["a.b"],"ignore-event":["insert"]}]',
+    }  # fmt: skip

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
@@ -47,6 +47,16 @@ class PullOptions(TypedDict, total=False):
     format: str  #: ndjson by default
     limit: int | None  #: rows of a page
     options: Mapping[str, str] | None  #: of the format
+    tables: str | Sequence[str] | None  #: this and the following: filters, see docs/filters.md
+    columns: str | Sequence[str] | None
+    ops: str | Sequence[str] | None
+    where: str | None
+    changed: str | Sequence[str] | None
+    event_filters: str | Sequence[Mapping[str, Any]] | None
+
+
+#: the arguments of a pull that are filters, named as in the query
+FILTERS = ("tables", "columns", "ops", "where", "changed", "event_filters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +142,18 @@ def pull_params(asked: PullOptions) -> dict[str, str]:
     params = {**(asked.get("options") or {}), "format": asked.get("format", "ndjson")}
     cursor, start_ts = asked.get("cursor"), asked.get("start_ts")
     start = {"start_ts": "earliest" if start_ts is None else start_ts} if cursor is None else {"cursor": cursor}
-    return params | given({**start, "end_ts": asked.get("end_ts"), "limit": asked.get("limit")})
+    filters = {name: filter_text(value) for name in FILTERS if (value := asked.get(name)) is not None}
+    return params | filters | given({**start, "end_ts": asked.get("end_ts"), "limit": asked.get("limit")})
+
+
+def filter_text(value: object) -> str:
+    """A filter as the query has it: a list of rules between commas, event filters as JSON."""
+    if isinstance(value, str):
+        return value
+    items = list(value) if isinstance(value, Iterable) else []
+    if all(isinstance(item, str) for item in items):
+        return ",".join(items)
+    return orjson.dumps([dict(item) for item in items]).decode()
 
 
 def given(params: Mapping[str, str | int | None]) -> dict[str, str]:
