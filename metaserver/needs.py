@@ -22,6 +22,7 @@ from tistream.catalog.log.seeds import list_seeds
 from tistream.catalog.log.snapshots import positions
 from tistream.catalog.tenancy.tenants import TenantRow, kept_s
 from tistream.catalog.work.stores import list_stores
+from tistream.catalog.work.stream_ends import stream_end
 from tistream.catalog.work.tasks import list_tasks, served_watermark
 from tistream.clock import Clock
 from tistream.ids import Tenant
@@ -70,7 +71,8 @@ class Needs:
         built = base_figures(catalog, tenant)
         kept_ms = int(kept_s(row, self._default_hours) * 1000)
         held = self._holding(row, kept_ms)
-        behind_ms = max(0, database_time_ms(catalog) - tso.physical_ms(served_watermark(catalog, tenant)))
+        now_ms, end_ts = database_time_ms(catalog), stream_end(catalog, tenant)
+        behind_ms = tso.lag_ms(served_watermark(catalog, tenant), now_ms, end_ts)
         return TenantNeed(
             tenant=tenant,
             tasks=tuple(

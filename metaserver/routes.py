@@ -5,6 +5,7 @@
     GET  /v1/clusters/{c}/tenants/{t}/frontier                           where new subscriptions may start
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            issue an incarnation to a pusher
     GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            the newest incarnation of a store
+    POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations/{i}:end    the stream of a store ends
     POST /v1/clusters/{c}/tenants/{t}/tasks/{id}:retry                   retry a stopped task
 
 Any process, leader or not, answers them from the catalog. 64-bit numbers are text, keys are hexadecimal. Errors are
@@ -28,6 +29,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.keys import list_keys
 from tistream.catalog.tenancy.tenants import TenantRow, TenantState, get_tenant, register_tenant
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
+from tistream.catalog.work.stream_ends import end_stream
 from tistream.catalog.work.tasks import frontier, get_task, list_tasks, retry_task
 from tistream.errors import Fenced, NotFound
 from tistream.http.auth.access import Who
@@ -115,6 +117,20 @@ class NewestIncarnation(BaseModel):
     incarnation: int = Field(description="0 when none was issued")
 
 
+class StreamEnd(BaseModel):
+    """The end of a store's stream: a recording has one, a live store has none."""
+
+    end_ts: int = Field(ge=1, le=_INT_MAX, description="the store has no change above it")
+
+
+class EndedStream(BaseModel):
+    """A store whose stream ends."""
+
+    store_id: int
+    incarnation: int
+    end_ts: str
+
+
 class RetriedTask(BaseModel):
     """A retried task."""
 
@@ -186,7 +202,30 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
         return NewestIncarnation(incarnation=newest_incarnation(catalog, row.tenant, store_id))
 
+    _end_route(routes, catalog)
     return routes
+
+
+def _end_route(routes: APIRouter, catalog: Catalog) -> None:
+    @route(
+        routes,
+        "POST",
+        f"{_TENANT}/stores/{{store_id}}/incarnations/{{incarnation}}:end",
+        Right.PUSH,
+        "end_stream",
+        "End the stream of a store",
+        description="Of a recording: the store has no change above `end_ts`. Its tenant's lag counts up to there, and"
+        " once the watermark is there the tenant has ended. A newer incarnation of the store takes it back.",
+    )
+    def end(cluster_id: _Id, tenant_id: _Id, store_id: _Id, incarnation: _Id, at: StreamEnd) -> EndedStream:
+        row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
+        if not end_stream(catalog, row.tenant, store_id, incarnation, at.end_ts):
+            raise Fenced(
+                f"incarnation {incarnation} is not the newest of store {store_id}",
+                store_id=store_id,
+                incarnation=incarnation,
+            )
+        return EndedStream(store_id=store_id, incarnation=incarnation, end_ts=str(at.end_ts))
 
 
 def bucket_access(tenant: Tenant, store_url: str, issuer: CredentialIssuer | None) -> BucketAccess:

@@ -2,6 +2,7 @@
 
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    a new incarnation, and the store's largest cut_ts
     GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations    the newest incarnation
+    POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations/{i}:end    the stream of a recorded store ends
     GET  /v1/clusters/{c}/tenants/{t}/frontier                   where new subscriptions may start
     GET  /v1/clusters/{c}/tenants/{t}/push                       where to write, and the tenant's state
     GET  /v1/clusters/{c}/tenants/{t}/seeds                      the seeds that exist
@@ -150,7 +151,15 @@ class CheckControl(SessionControl, Protocol):
     def drop_probe(self, name: str) -> None: ...
 
 
-class CaptureControl(Control, SeedControl, Protocol):
+class RecordingControl(Control, Protocol):
+    """The control plane for the push of a recording, which has an end."""
+
+    def end_stream(self, store_id: int, incarnation: int, end_ts: int) -> None:
+        """The store has no change above `end_ts`. Fenced when it has a newer incarnation."""
+        ...
+
+
+class CaptureControl(RecordingControl, SeedControl, Protocol):
     """The control plane for a push that also writes the tenant's seed."""
 
 
@@ -182,6 +191,9 @@ class HttpControl:
 
     def newest_incarnation(self, store_id: int) -> int:
         return self._request("GET", f"stores/{store_id}/incarnations", lambda a: _number(a["incarnation"], 0))
+
+    def end_stream(self, store_id: int, incarnation: int, end_ts: int) -> None:
+        self._response("POST", f"stores/{store_id}/incarnations/{incarnation}:end", {"end_ts": str(end_ts)})
 
     def frontier(self) -> Sequence[FrontierEntry]:
         return self._request("GET", "frontier", lambda a: [_entry(e) for e in a])

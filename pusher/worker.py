@@ -95,6 +95,10 @@ class PusherWorker:
         return self._grant.incarnation if self._grant else 0
 
     @property
+    def store_id(self) -> int:
+        return self._source.store_id
+
+    @property
     def resubscribing(self) -> bool:
         """New subscriptions were requested at the last tick; their first rows come with the next one."""
         return self._resubscribing

@@ -29,6 +29,12 @@ def earlier(ts: int, ms: int) -> int:
     return compose(max(0, physical_ms(ts) - ms)) if ms else ts
 
 
+def lag_ms(ts: int, now_ms: int, end_ts: int | None = None) -> int:
+    """Milliseconds by which a watermark is behind now, or behind the end of its stream."""
+    until_ms = now_ms if end_ts is None else min(now_ms, physical_ms(end_ts))
+    return max(0, until_ms - physical_ms(ts))
+
+
 def logical(ts: int) -> int:
     """The logical part of a TSO, 0..262143."""
     return ts & LOGICAL_MASK

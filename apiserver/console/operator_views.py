@@ -18,6 +18,7 @@ from tistream.admin.views import Sources
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import listing
 from tistream.catalog.work.job_rows import JobState
+from tistream.catalog.work.stream_ends import stream_ends
 from tistream.catalog.work.tasks import get_task
 from tistream.ids import Tenant
 
@@ -155,10 +156,10 @@ def maintenance_jobs(
 
 def all_tenants(services: Services) -> dict[str, Any]:
     """All tenants."""
-    items = []
+    items, ends = [], stream_ends(services.catalog)
     for row in tenants.list_tenants(services.catalog):
         created = tso.to_text(tso.compose(row.created_ms))
-        items.append({**tenant_routes.summary(services, row), "reason": row.reason, "created": created})
+        items.append({**tenant_routes.summary(services, row, ends), "reason": row.reason, "created": created})
     return {"items": items}
 
 

@@ -18,6 +18,7 @@ from tistream.admin.core.units import bytes_text, duration_text
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work import tasks
+from tistream.catalog.work.stream_ends import stream_ends
 from tistream.codec import memcomparable
 from tistream.codec.table_key import SYSTEM_IDS_FROM
 from tistream.http.auth.core.roles import ANYONE, Principal
@@ -33,15 +34,17 @@ _TAIL_MS = 30_000
 def overview(services: Services, who: Principal, lags: LagHistory) -> dict[str, Any]:
     """The tenants that `who` may see, their lag and problems; throughput and requests only for those who see all."""
     visible = {row.tenant: row for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)}
-    rows = {tenant: tenant_routes.summary(services, row) for tenant, row in visible.items()}
+    ends = stream_ends(services.catalog)
+    rows = {tenant: tenant_routes.summary(services, row, ends) for tenant, row in visible.items()}
     active = [tenant for tenant, row in rows.items() if row["state"] == TenantState.ACTIVE]
-    known = {tenant: row["lag_ms"] for tenant, row in rows.items() if row["lag_ms"] is not None}
+    known = {t: row["lag_ms"] for t, row in rows.items() if row["lag_ms"] is not None and not row["ended"]}
     lags.note(services.clock.monotonic(), {tenant: known[tenant] for tenant in active if tenant in known})
-    percentiles = lags.percentiles(active)
+    percentiles = lags.percentiles([tenant for tenant in active if tenant in known])
     worst = max((known[tenant] for tenant in active if tenant in known), default=None)
     return {
         "tenants": list(rows.values()),
         "active": len(active),
+        "ended": sum(row["ended"] for row in rows.values()),
         "states": dict(Counter(str(row["state"]) for row in rows.values())),
         "lag_ms_max": max(known.values(), default=None),
         "lag_p50_ms": percentiles.p50_ms,

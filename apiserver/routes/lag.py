@@ -25,6 +25,7 @@ from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import stores, tasks
 from tistream.catalog.work.reports import StuckReport, TaskReport
 from tistream.catalog.work.stores import StoreRow
+from tistream.catalog.work.stream_ends import ends_of, stream_end
 from tistream.catalog.work.tasks import TaskRow
 from tistream.catalog.work.workers import WorkerRow, list_workers
 from tistream.codec.batch_file import BatchWatermarks, decode_watermarks
@@ -65,7 +66,8 @@ def router(services: Services) -> APIRouter:
     )
     def lag(cluster_id: Id, tenant_id: Id, why: Why = False) -> dict[str, Any]:
         row = tenants.get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
-        summary = tenant_routes.summary(services, row)
+        end_ts = stream_end(services.catalog, row.tenant)
+        summary = tenant_routes.summary(services, row, {} if end_ts is None else {row.tenant: end_ts})
         if not why or not row.start_ts:
             return summary
         return {**summary, **explained(services, row.tenant)}
@@ -82,7 +84,9 @@ def explained(services: Services, tenant: Tenant) -> dict[str, Any]:
     workers = {worker.worker_id: worker for worker in list_workers(services.catalog)}
     reported = _reported(owned, workers)
     marks = {**{t: r.watermark for t, r in reported.items()}, **{t: s.watermark for t, s in here.items()}}
-    served, now_ms = services.served(tenant).resolved, services.clock.unix_ms()
+    served, now_ms, end_ts = services.served(tenant).resolved, services.clock.unix_ms(), ends_of(followed).get(tenant)
+    if end_ts is not None:
+        now_ms = min(now_ms, tso.physical_ms(end_ts))
     points = Points(
         durable=min((_cut(store, newest) for store in followed), default=None) if newest else None,
         fetched=min((store.max_cut_ts for store in followed), default=None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,6 +11,7 @@ from reading.deps import Id, Services
 from tistream import ts as tso
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import stores, tasks
+from tistream.catalog.work.stream_ends import ends_of, stream_ends
 from tistream.http.auth.access import Who, needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
@@ -26,8 +28,11 @@ def router(services: Services) -> APIRouter:
         dependencies=[needs(Right.LOOK, filtered=True)],
     )
     def list_tenants(who: Who) -> dict[str, Any]:
+        ends = stream_ends(services.catalog)
         return {
-            "items": [summary(services, row) for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)]
+            "items": [
+                summary(services, row, ends) for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)
+            ]
         }
 
     @routes.get(
@@ -42,9 +47,9 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-def summary(services: Services, row: tenants.TenantRow) -> dict[str, Any]:
-    """State and lag of one tenant."""
-    resolved = tasks.served_watermark(services.catalog, row.tenant)
+def summary(services: Services, row: tenants.TenantRow, ends: Mapping[Tenant, int]) -> dict[str, Any]:
+    """State and lag of one tenant. `ends`: where the streams of tenants end that do."""
+    resolved, end_ts = tasks.served_watermark(services.catalog, row.tenant), ends.get(row.tenant)
     return {
         "cluster_id": row.tenant.cluster_id,
         "tenant_id": row.tenant.tenant_id,
@@ -54,7 +59,9 @@ def summary(services: Services, row: tenants.TenantRow) -> dict[str, Any]:
         "retention_s": row.retention_s,
         "resolved_ts": str(resolved),
         "resolved_time": tso.to_text(resolved) if resolved else None,
-        "lag_ms": max(0, services.clock.unix_ms() - tso.physical_ms(resolved)) if resolved else None,
+        "end_ts": None if end_ts is None else str(end_ts),
+        "ended": end_ts is not None and resolved >= end_ts,
+        "lag_ms": tso.lag_ms(resolved, services.clock.unix_ms(), end_ts) if resolved else None,
     }
 
 
@@ -63,8 +70,9 @@ def detail(services: Services, tenant: Tenant) -> dict[str, Any]:
     row = tenants.look_up_tenant(services.catalog, tenant)  # shown until it is deleted
     if row.state is tenants.TenantState.DELETED:
         raise tenants.given_up(tenant)
+    followed = stores.list_stores(services.catalog, tenant)
     return {
-        **summary(services, row),
+        **summary(services, row, ends_of(followed)),
         "tasks": [task(t) for t in tasks.list_tasks(services.catalog, tenant)],
         "stores": [
             {
@@ -72,8 +80,9 @@ def detail(services: Services, tenant: Tenant) -> dict[str, Any]:
                 "incarnation": s.incarnation,
                 "max_cut_ts": str(s.max_cut_ts),
                 "dispatcher": s.dispatcher,
+                "end_ts": str(s.end_ts) if s.end_ts else None,
             }
-            for s in stores.list_stores(services.catalog, tenant)
+            for s in followed
         ],
     }
 

@@ -13,6 +13,7 @@ Relations:
 - pushed again, the recording first plays silently to the first tick that is not behind what any of its stores has
   pushed, and writes that tick again, as new incarnations whose subscriptions start at the frontier. So a recording
   that was pushed completely still writes one file per store, with the final watermarks;
+- a recording knows its end: the service learns it before the first tick, and lag counts up to there;
 - the player waits for the uploads: a recording can be held, unlike a cluster.
 """
 
@@ -116,7 +117,9 @@ class _CapturePush(RecordingPush):
             self._sources.append(ModelSource(player.cluster, store_id))
             # the player waits instead of the worker: see _wait_for_uploads
             pushed_to = max(pushed_to, self._start_worker(self._sources[-1], store, _UNBOUNDED_BYTES))
-        if pushed_to and not self._stop.is_set():
+        if self._stop.is_set() or not self._end_streams(self._capture.meta.last_resolved_ts):
+            return
+        if pushed_to:
             self._skip(player, pushed_to)
 
     def _skip(self, player: CapturePlayer, pushed_to: int) -> None:

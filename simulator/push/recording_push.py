@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pusher.control import Control
+from pusher.control import RecordingControl
 from pusher.core.source import Source
 from pusher.push_run import PushRun
 from pusher.schema_push import put_schema_snapshot
@@ -49,7 +49,7 @@ class RecordingPush(PushRun):
 
     def __init__(
         self,
-        control: Control,
+        control: RecordingControl,
         progress: Callable[[PushProgress], None],
         stop: threading.Event | None,
         clock: Clock | None,
@@ -76,6 +76,7 @@ class RecordingPush(PushRun):
         try:
             complete = self._play(store)
             complete = self._wait_until_durable(self._workers) and complete
+            complete = complete and self._end_streams(self._played()[2])
         finally:
             for worker in self._workers:
                 worker.close()
@@ -107,6 +108,16 @@ class RecordingPush(PushRun):
         )
         self._workers.append(worker)
         return worker.start(self._stop)
+
+    def _end_streams(self, end_ts: int) -> bool:
+        """Say that no store has a change above `end_ts`; False when stopped first."""
+
+        def end() -> bool:
+            for worker in self._workers:
+                self._control.end_stream(worker.store_id, worker.incarnation, end_ts)
+            return True
+
+        return not self._workers or self._retry(end, "finishing") is not None
 
     def _pushed(self) -> dict[str, int]:
         uploads = [w.uploads() for w in self._workers]

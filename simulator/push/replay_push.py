@@ -9,6 +9,7 @@ Relations:
   an empty cluster with the DDL job table, because recordings begin before their tables are created;
 - the recorded cluster waits for its registrations, so nothing is missed, however slow the service is;
 - when everything was played, each store gets the time for a last tick, so that the last resolved ts is written;
+- then the streams of its stores have ended, at the last resolved ts;
 - it always plays from its beginning, so a tenant whose stores have pushed later timestamps is refused.
 """
 
@@ -19,7 +20,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from pusher.control import Control
+from pusher.control import RecordingControl
 from pusher.schema_push import empty_snapshot, snapshot_ts
 from pusher.tikv.source import TikvSource
 from simulator.push.recording_push import PushProgress, PushResult, RecordingPush
@@ -41,7 +42,7 @@ _IDLE_S = 2.5 * _FLUSH_S  # after the last row; by then every store has ticked
 
 def push_replay(
     directory: Path,
-    control: Control,
+    control: RecordingControl,
     open_store: Callable[[str], ObjectStore],
     *,
     speed: float | None = None,
@@ -65,7 +66,7 @@ class _ReplayPush(RecordingPush):
         self,
         cluster: ReplayCluster,
         schema: bytes,
-        control: Control,
+        control: RecordingControl,
         progress: Callable[[PushProgress], None],
         stop: threading.Event | None,
         clock: Clock | None,

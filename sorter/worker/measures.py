@@ -39,8 +39,9 @@ def flushed(tasks: Sequence[tuple[int, Mapping[int, int]]], *, seconds: float, c
             )
 
 
-def collect(reports: Iterable[TaskState], clock: Clock) -> list[Metric]:
-    """Sums over the tasks of this process, and the lag of its tenants."""
+def collect(reports: Iterable[TaskState], clock: Clock, ends: Mapping[Tenant, int]) -> list[Metric]:
+    """Sums over the tasks of this process, and the lag of its tenants. `ends`: where the streams of tenants end that
+    do."""
     tasks = list(reports)
     sums = {
         "tistream_sorter_tasks": len(tasks),
@@ -51,13 +52,14 @@ def collect(reports: Iterable[TaskState], clock: Clock) -> list[Metric]:
         "tistream_sorter_inbox_bytes": sum(t.inbox_bytes for t in tasks),
         "tistream_sorter_watermark_gaps": sum(t.watermark_gaps for t in tasks),
     }
-    lowest: dict[Tenant, int] = {}
+    now_ms, lowest = clock.unix_ms(), dict[Tenant, int]()
     for t in tasks:
         at = t.durable_ts if t.watermark is None else max(t.watermark, t.durable_ts)
         lowest[t.tenant] = min(at, lowest.get(t.tenant, at))
     family = metrics.collected("tistream_resolved_ts_lag_seconds")
-    for tenant, at in sorted(lowest.items(), key=lambda each: each[1])[: metrics.TENANTS_SHOWN_MAX]:
-        family.add_metric([str(tenant.cluster_id), str(tenant.tenant_id)], _age_s(at, clock))
+    lags = {tenant: ts.lag_ms(at, now_ms, ends.get(tenant)) for tenant, at in lowest.items()}
+    for tenant, lag_ms in sorted(lags.items(), key=lambda each: -each[1])[: metrics.TENANTS_SHOWN_MAX]:
+        family.add_metric([str(tenant.cluster_id), str(tenant.tenant_id)], lag_ms / 1000)
     return [*(metrics.single(name, value) for name, value in sums.items()), family]
 
 

@@ -21,6 +21,7 @@ from tistream import ts as tso
 from tistream.catalog.log.retention import database_time_ms
 from tistream.catalog.work.reports import StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
+from tistream.catalog.work.stream_ends import end_stream
 from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks
 from tistream.catalog.work.workers import heartbeat, register_worker
 from tistream.cli.main import command_line
@@ -71,6 +72,27 @@ def test_without_why_it_is_the_lag_alone(world: ApiWorld) -> None:
     found = world.ok("/lag").json()
     assert found["lag_ms"] == 1000
     assert "stages" not in found
+
+
+def test_a_recording_that_has_ended_does_not_lag(world: ApiWorld) -> None:
+    served = int(world.ok("/lag").json()["resolved_ts"])
+    for store_id in STORES:
+        assert end_stream(world.catalog, TENANT, store_id, 1, served + tso.compose(300))
+    behind = world.ok("/lag", why="true").json()
+    assert (behind["ended"], behind["lag_ms"], sum(stages(behind).values())) == (False, 300, 300)
+    for store_id in STORES:
+        assert end_stream(world.catalog, TENANT, store_id, 1, served)
+    over = world.ok("/lag", why="true").json()
+    assert (over["ended"], over["end_ts"], over["lag_ms"]) == (True, str(served), 0)
+    overview = world.http.get("/overview.json").json()
+    assert (overview["ended"], overview["lag_ms_max"], overview["late"]) == (1, None, 0)
+    assert "all streams have ended" in world.http.get("/overview").text
+    assert "complete up to the end of the recording" in world.http.get("/tenants/1/1").text
+    assert set(stages(over).values()) == {0}
+    tasks = world.http.get("/tasks.json").json()["items"]
+    assert {task["lag_ms"] for task in tasks} == {0}
+    issue_incarnation(world.catalog, TENANT, STORES[0])
+    assert (world.ok("/lag").json()["ended"], world.ok("/lag").json()["lag_ms"]) == (False, 1000), "it goes on"
 
 
 def test_the_slowest_store_is_named_with_its_newest_file_and_region(world: ApiWorld) -> None:
@@ -201,6 +223,23 @@ def test_a_tenant_that_nobody_pushed_yet_has_no_stages(fresh: ApiWorld) -> None:
     found = fresh.ok("/lag", why="true").json()
     assert (found["state"], found["lag_ms"]) == ("AWAITING_SNAPSHOT", None)
     assert fresh.http.get("/v1/clusters/9/tenants/9/lag").status_code == 404
+
+
+def test_commands_say_that_a_recording_has_ended(world: ApiWorld) -> None:
+    facts = world.ok("/lag").json()
+    for store_id in STORES:
+        assert end_stream(world.catalog, TENANT, store_id, 1, int(facts["resolved_ts"]))
+    server = HttpServer(create_app(world.services), "127.0.0.1", 0)
+    server.start()
+    try:
+        run = CliRunner()
+        said = {
+            name: run.invoke(command_line(), [*name.split(), "--url", server.url]) for name in ("lag", "tenant list")
+        }
+    finally:
+        server.stop()
+    assert said["lag"].stdout == f"tenant 1/1: ended, complete up to {facts['resolved_time']}\n"
+    assert "ended" in said["tenant list"].stdout
 
 
 def test_the_command_draws_it(world: ApiWorld) -> None:

@@ -25,6 +25,7 @@ from tistream.catalog.work.handover import take_tasks
 from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.reports import TaskReport, WorkerReport
 from tistream.catalog.work.stores import issue_incarnation, list_stores, note_cut_ts
+from tistream.catalog.work.stream_ends import stream_end
 from tistream.catalog.work.tasks import get_task, list_tasks, stop_task
 from tistream.catalog.work.workers import drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import SystemClock
@@ -396,6 +397,19 @@ def test_incarnations_rise_and_carry_the_largest_cut_ts_as_text(http: TestClient
     assert http.post(url).json() == {"incarnation": 2, "max_cut_ts": str((1 << 62) + 1)}
     assert http.get(url).json() == {"incarnation": 2}
     assert http.get(f"{BASE}/stores/8/incarnations").json() == {"incarnation": 0}
+
+
+def test_only_the_newest_incarnation_ends_a_stream(http: TestClient, catalog: Catalog) -> None:
+    register_tenant(catalog, T)
+    url, at = f"{BASE}/stores/7/incarnations", {"end_ts": str((1 << 62) + 1)}
+    http.post(url)
+    assert http.post(f"{url}/1:end", json=at).json() == {"store_id": 7, "incarnation": 1, **at}
+    assert stream_end(catalog, T) == (1 << 62) + 1
+    http.post(url)
+    refused = http.post(f"{url}/1:end", json=at)
+    assert (refused.status_code, refused.json()["code"]) == (409, Fenced.code)
+    assert http.post(f"{url}/2:end", json={"end_ts": "0"}).status_code == 400
+    assert stream_end(catalog, T) is None
 
 
 def test_the_frontier_is_all_tasks(

@@ -98,6 +98,20 @@ def test_a_recording_is_complete_in_any_order(whole: Bench, expected: dict[tuple
     whole.check(expected, seed=1)
 
 
+def test_its_end_is_known_before_the_first_tick_and_again_when_it_is_pushed_again(
+    expected: dict[tuple[bytes, int], Change],
+) -> None:
+    bench, ends = Bench(), []
+    bench.stop_at = 1
+    bench.on_progress = lambda p: ends.append(dict(bench.control.ends)) if p.phase == "pushing" else None  # type: ignore[method-assign]
+    known = dict.fromkeys(CAPTURE.meta.store_ids, LAST)
+    for life in (1, 2):
+        assert not bench.push().complete
+        assert ends[0] == known
+        assert set(bench.control.incarnations.values()) == {life}
+        ends.clear()
+
+
 def test_each_store_writes_every_tick_and_the_schema_comes_first(whole: Bench) -> None:
     lives = batch_files(whole.store)
     assert set(lives) == {(s, 1) for s in CAPTURE.meta.store_ids}

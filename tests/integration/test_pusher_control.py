@@ -77,10 +77,11 @@ def control(server: Server) -> Iterator[HttpControl]:
     made.close()
 
 
-def test_the_four_requests(server: Server, control: HttpControl) -> None:
+def test_the_five_requests(server: Server, control: HttpControl) -> None:
     server.answers = {
         ("POST", f"{ROOT}/stores/5/incarnations"): (200, {"incarnation": 3, "max_cut_ts": str((1 << 60) + 1)}),
         ("GET", f"{ROOT}/stores/5/incarnations"): (200, {"incarnation": 4}),
+        ("POST", f"{ROOT}/stores/5/incarnations/3:end"): (200, {}),
         ("GET", f"{ROOT}/frontier"): (
             200,
             [{"start_key": "", "end_key": "74", "durable_ts": str((1 << 60) + 3), "resubscribe_id": 2}],
@@ -89,6 +90,7 @@ def test_the_four_requests(server: Server, control: HttpControl) -> None:
     }
     assert control.issue_incarnation(5) == IncarnationGrant(incarnation=3, max_cut_ts=(1 << 60) + 1)
     assert control.newest_incarnation(5) == 4
+    control.end_stream(5, 3, (1 << 60) + 5)
     assert control.frontier() == [FrontierEntry(range=KeyRange(b"", b"t"), durable_ts=(1 << 60) + 3, resubscribe_id=2)]
     assert control.push_bundle() == PushBundle(object_store="file:///b", state="ACTIVE")
     assert {r[2] for r in server.requests} == {"Bearer secret"}

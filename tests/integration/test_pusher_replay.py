@@ -57,6 +57,12 @@ def pushed() -> tuple[Bench, PushResult]:
     return bench, bench.push()
 
 
+def test_its_stores_have_ended(pushed: tuple[Bench, PushResult]) -> None:
+    bench, result = pushed
+    assert set(bench.control.ends) == set(bench.control.incarnations)
+    assert set(bench.control.ends.values()) == {result.last_resolved_ts}
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_version_is_served_in_any_order_of_arrival(pushed: tuple[Bench, PushResult], seed: int) -> None:
     bench, result = pushed

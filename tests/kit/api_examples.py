@@ -181,6 +181,7 @@ def _posted(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
     asked = {
         "register_tenant": ("/v1/tenants", {"cluster_id": 1, "tenant_id": 2}),
         "issue_incarnation": (f"{BASE}/stores/1/incarnations", None),
+        "end_stream": (f"{BASE}/stores/1/incarnations/1:end", {"end_ts": 470613540554145793}),
         "retry_task": (f"{BASE}/tasks/{task}:retry", None),
         "add_seed": (f"{BASE}/seeds", {"ts": seed["ts"], "table_id": seed["table_id"]}),
     }

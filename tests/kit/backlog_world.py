@@ -38,6 +38,7 @@ from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.objects import ObjectState, object_states
 from tistream.catalog.tenancy.tenants import TaskKind, register_tenant
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation, note_cut_ts
+from tistream.catalog.work.stream_ends import end_stream
 from tistream.catalog.work.tasks import frontier, list_tasks
 from tistream.clock import SystemClock
 from tistream.ids import Tenant
@@ -65,6 +66,9 @@ class CatalogControl:
     def issue_incarnation(self, store_id: int) -> IncarnationGrant:
         incarnation, max_cut_ts = issue_incarnation(self._catalog, TENANT, store_id)
         return IncarnationGrant(incarnation=incarnation, max_cut_ts=max_cut_ts)
+
+    def end_stream(self, store_id: int, incarnation: int, end_ts: int) -> None:
+        assert end_stream(self._catalog, TENANT, store_id, incarnation, end_ts)
 
     def newest_incarnation(self, store_id: int) -> int:
         return newest_incarnation(self._catalog, TENANT, store_id)

@@ -28,6 +28,7 @@ from tistream.objectstore.memory import MemoryStore
 
 _ROUTES = (
     ("issue", "POST", "stores/([0-9]+)/incarnations"),
+    ("end", "POST", "stores/([0-9]+)/incarnations/([0-9]+):end"),
     ("newest", "GET", "stores/([0-9]+)/incarnations"),
     ("frontier", "GET", "frontier"),
     ("push", "GET", "push"),
@@ -146,6 +147,10 @@ class ControlHttp:
     def _issue(self, store_id: int) -> dict[str, Any]:
         grant = self._control.issue_incarnation(store_id)
         return {"incarnation": grant.incarnation, "max_cut_ts": str(grant.max_cut_ts)}
+
+    def _end(self, store_id: int, incarnation: int, body: dict[str, Any]) -> dict[str, Any]:
+        self._control.end_stream(store_id, incarnation, int(body["end_ts"]))
+        return {"store_id": store_id, "incarnation": incarnation, "end_ts": body["end_ts"]}
 
     def _newest(self, store_id: int) -> dict[str, Any]:
         return {"incarnation": self._control.newest_incarnation(store_id)}

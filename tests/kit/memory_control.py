@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pusher.control import ControlUnavailable, IncarnationGrant, PushBundle
 from pusher.frontier import FrontierEntry
+from tistream.errors import Fenced
 from tistream.ids import Tenant
 
 
@@ -19,6 +20,7 @@ class MemoryControl:
         self.entries = list(frontier)  #: the published frontier; empty while the tenant awaits its snapshot
         self.max_cut_ts: dict[int, int] = defaultdict(int)  #: store -> largest cut_ts known
         self.incarnations: dict[int, int] = defaultdict(int)  #: store -> newest one issued
+        self.ends: dict[int, int] = {}  #: store -> the end of its stream, until it gets an incarnation
         self.seeds: set[tuple[int, int]] = set()  #: (ts, table id) of those that were said to be complete
         self.away = False  #: nothing is answered while it is set
         self.fail_next = 0  #: so many requests fail
@@ -31,7 +33,14 @@ class MemoryControl:
     def issue_incarnation(self, store_id: int) -> IncarnationGrant:
         self._request()
         self.incarnations[store_id] += 1
+        self.ends.pop(store_id, None)
         return IncarnationGrant(incarnation=self.incarnations[store_id], max_cut_ts=self.max_cut_ts[store_id])
+
+    def end_stream(self, store_id: int, incarnation: int, end_ts: int) -> None:
+        self._request()
+        if incarnation != self.incarnations[store_id]:
+            raise Fenced("a newer incarnation of the store has started")
+        self.ends[store_id] = end_ts
 
     def newest_incarnation(self, store_id: int) -> int:
         self._request()

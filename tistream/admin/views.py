@@ -21,6 +21,7 @@ from tistream.catalog.work import listing
 from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.reports import StoreReport, TaskReport
 from tistream.catalog.work.stores import list_stores
+from tistream.catalog.work.stream_ends import ends_of
 from tistream.catalog.work.tasks import TaskRow, get_task
 from tistream.catalog.work.workers import WorkerKind, WorkerRow, get_worker, list_workers
 from tistream.clock import Clock
@@ -186,7 +187,7 @@ def watermark_gap_fact(sources: Sources, gap: WatermarkGap, name_of: NameOf) -> 
         "end_text": key_text(part.end, name_of) if part else None,
         "label": range_label(part, gap.task.kind, name_of) if part and gap.task else None,
         "watermark": str(gap.watermark) if gap.watermark else None,
-        "lag_ms": _lag(sources, gap.watermark),
+        "lag_ms": _lag(sources, gap.watermark, None),
         "standing_s": gap.standing_s,
         "region_id": gap.region_id or None,
         "version": gap.version or None,
@@ -203,7 +204,7 @@ def _attributes(row: object, *names: str) -> dict[str, Any]:
 def known_now(sources: Sources, tenant: Tenant | None = None) -> Known:
     """The last reports of all workers."""
     catalog = sources.catalog
-    rows = list_workers(catalog)
+    rows, followed = list_workers(catalog), list_stores(catalog, tenant)
     stores: dict[tuple[Tenant, int], StoreReport] = {}
     for row in rows:
         if Known.is_alive(row):
@@ -212,7 +213,8 @@ def known_now(sources: Sources, tenant: Tenant | None = None) -> Known:
         workers={row.worker_id: row for row in rows},
         tasks=_newest(report for row in rows for report in row.report.tasks),
         stores=stores,
-        dispatchers={(s.tenant, s.store_id): s.dispatcher for s in list_stores(catalog, tenant)},
+        dispatchers={(s.tenant, s.store_id): s.dispatcher for s in followed},
+        ends=ends_of(followed),
         resting={row.tenant for state in _RESTING for row in list_tenants(catalog, state)},
         unix_ms=sources.clock.unix_ms(),
     )
@@ -266,7 +268,7 @@ def _task_fact(sources: Sources, row: TaskRow, name_of: NameOf, known: Known) ->
         "start_ts": str(row.start_ts),
         "durable_ts": str(row.durable_ts),
         "durable_time": tso.to_text(row.durable_ts),
-        "lag_ms": _lag(sources, row.durable_ts),
+        "lag_ms": _lag(sources, row.durable_ts, known.ends.get(row.tenant)),
         **_attributes(row, "epoch", "owner", "resubscribe_id", "snapshot_n", "error"),
         "load": _load(report) if report is not None and report.epoch == row.epoch else None,
     }
@@ -313,8 +315,8 @@ def _store_fact(store: StoreReport) -> dict[str, Any]:
     return {**ids_of(store.tenant), **load}
 
 
-def _lag(sources: Sources, ts: int | None) -> int | None:
-    return max(0, sources.clock.unix_ms() - tso.physical_ms(ts)) if ts else None
+def _lag(sources: Sources, ts: int | None, end_ts: int | None) -> int | None:
+    return tso.lag_ms(ts, sources.clock.unix_ms(), end_ts) if ts else None
 
 
 def _event_text(event: EventRow) -> str:

@@ -287,8 +287,10 @@ def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], me
 
 def _of_tasks(parts: Parts, sorters: Sequence[SorterWorker]) -> Collect:
     from sorter.worker import measures
+    from tistream.catalog.work.stream_ends import StreamEnds
 
-    return lambda: measures.collect([report for sorter in sorters for report in sorter.reports], parts.clock)
+    ends = StreamEnds(parts.catalog, parts.clock)
+    return lambda: measures.collect([report for sorter in sorters for report in sorter.reports], parts.clock, ends())
 
 
 def _logged(app: FastAPI, parts: Parts) -> FastAPI:

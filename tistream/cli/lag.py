@@ -51,6 +51,9 @@ def _show(out: Console, facts: dict[str, Any]) -> None:
     if facts["lag_ms"] is None:
         out.print(f"{name}: {facts['state']}, nothing is served yet")
         return
+    if facts["ended"]:
+        out.print(f"[bold]{name}[/]: ended, complete up to {facts['resolved_time']}")
+        return
     behind = duration_text(facts["lag_ms"], digits=2)
     out.print(f"[bold]{name}[/]: {behind} behind, watermark {facts['resolved_time']}")
     stages = facts.get("stages", ())

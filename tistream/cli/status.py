@@ -61,6 +61,8 @@ def _show(
         ("error", lambda t: t["error"] or ""),
     ]
     for tenant in tenants:
-        lag = duration_text(tenant["lag_ms"])
-        title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, lag {lag}"
+        lag = f"lag {duration_text(tenant['lag_ms'])}"
+        if tenant["ended"]:
+            lag = f"ended, complete up to {tenant['resolved_time']}"
+        title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, {lag}"
         show_rows(tenant["tasks"], Output.TABLE, columns, no_color=no_color, title=title)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tistream.admin.core.units import duration_text
+from tistream.admin.core.units import lag_text
 from tistream.admin.onboarding import checklist
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_rows
@@ -70,7 +70,7 @@ def list_all(
     columns = [
         ("tenant", lambda t: f"{t['cluster_id']}/{t['tenant_id']}"),
         ("state", lambda t: t["state"]),
-        ("lag", lambda t: duration_text(t["lag_ms"])),
+        ("lag", lag_text),
         ("resolved", lambda t: t["resolved_time"]),
         ("resolved_ts", lambda t: t["resolved_ts"]),
     ]

@@ -222,7 +222,9 @@ def _tenant(tenant: Mapping[str, Any], gaps: list[Mapping[str, Any]]) -> Finding
     facts = {"state": tenant["state"], "lag_ms": tenant["lag_ms"], "watermark_gaps": len(gaps)}
     words = str(tenant["state"])
     lag_ms = tenant["lag_ms"]
-    if lag_ms is not None:
+    if tenant["ended"]:
+        words += f", ended, complete up to {tenant['resolved_time']}"
+    elif lag_ms is not None:
         words += f", {duration_text(lag_ms)} behind"
     if not gaps and (lag_ms or 0) < _LAG_WARN_MS:
         return ok(words, **facts)

@@ -152,12 +152,12 @@ _OF_TENANT = ("cluster", "tenant")
 COLLECTED = _collected(
     (
         "tistream_checkpoint_lag_seconds",
-        "Lag of an active tenant: wall time minus the lowest durable watermark of its tasks",
+        "Lag of an active tenant: wall time, or the end of its stream, minus the lowest durable watermark of its tasks",
         _OF_TENANT,
     ),
     (
         "tistream_resolved_ts_lag_seconds",
-        "Lag of a tenant in this process: wall time minus the lowest watermark of its tasks here",
+        "Lag of a tenant in this process: wall time, or the end of its stream, minus the lowest watermark of its tasks",
         _OF_TENANT,
     ),
     ("tistream_checkpoint_lag_max_seconds", "The largest checkpoint lag of an active tenant", ()),

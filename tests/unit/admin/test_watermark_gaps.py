@@ -68,6 +68,14 @@ def test_a_task_that_advances_has_no_gap() -> None:
     assert gaps_of(TASK, known(report(9.9, STUCK))) == []
 
 
+def test_a_task_at_the_end_of_its_stream_is_not_stalled() -> None:
+    facts = known(report(40.0, STUCK))
+    assert gaps_of(TASK, replace(facts, ends={T: TASK.durable_ts})) == []
+    assert gaps_of(TASK, replace(facts, ends={T: TASK.durable_ts + 1})) != []
+    gone = known(report(40.0, STUCK), s1=LEASE_MS + 1)
+    assert only(TASK, replace(gone, ends={T: 1})).cause is Cause.SILENT, "what it lacks is named nevertheless"
+
+
 def test_a_region_of_a_silent_store() -> None:
     gap = only(TASK, known(report(40.0, STUCK), silent_s=41.0))
     assert gap.sentence == (

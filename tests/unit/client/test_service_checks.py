@@ -116,16 +116,19 @@ def test_workers(workers: list[dict[str, Any]], verdict: Verdict, words: str) ->
 
 
 def test_each_tenant_with_its_watermark_gaps() -> None:
-    tenants = [{"cluster_id": 1, "tenant_id": n, "state": "ACTIVE", "lag_ms": 1_500} for n in (1, 2, 3)]
+    tenants = [{"cluster_id": 1, "tenant_id": n, "state": "ACTIVE", "lag_ms": 1_500, "ended": False} for n in (1, 2, 3)]
     watermark_gaps = [
         {"cluster_id": 1, "tenant_id": 2, "cause": "standing", "sentence": "it waits", "next_step": "look at store 3"},
         {"cluster_id": 1, "tenant_id": 3, "cause": "standing", "sentence": "it waits", "next_step": "look"},
         {"cluster_id": 1, "tenant_id": 3, "cause": "stopped", "sentence": "it stopped", "next_step": "retry"},
     ]
+    tenants.append({**tenants[0], "tenant_id": 4, "lag_ms": 0, "ended": True, "resolved_time": "2026-11-21T08:02:58Z"})
     checklist = Checklist()
     check_tenants(checklist, tenants, watermark_gaps)
     found = checklist.findings
-    assert [(f.name, f.verdict) for f in found] == [("tenant 1/1", OK), ("tenant 1/2", WARN), ("tenant 1/3", FAIL)]
+    assert [f.verdict for f in found] == [OK, WARN, FAIL, OK]
+    assert found[3].name == "tenant 1/4"
+    assert found[3].words == "ACTIVE, ended, complete up to 2026-11-21T08:02:58Z"
     assert found[0].words == "ACTIVE, 1.5 s behind"
     assert found[1].words == "ACTIVE, 1.5 s behind; it waits: look at store 3"
     assert found[2].words == "ACTIVE, 1.5 s behind; it stopped: retry (and 1 more: tistream gaps)"
@@ -143,7 +146,7 @@ def test_each_tenant_with_its_watermark_gaps() -> None:
 def test_a_tenant_that_is_far_behind_is_a_warning(lag_ms: int | None, verdict: Verdict, words: str) -> None:
     checklist = Checklist()
     state = "AWAITING_SNAPSHOT" if lag_ms is None else "ACTIVE"
-    check_tenants(checklist, [{"cluster_id": 1, "tenant_id": 1, "state": state, "lag_ms": lag_ms}], [])
+    check_tenants(checklist, [{"cluster_id": 1, "tenant_id": 1, "state": state, "lag_ms": lag_ms, "ended": False}], [])
     (found,) = checklist.findings
     assert (found.verdict, found.words) == (verdict, words)
 

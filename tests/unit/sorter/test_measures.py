@@ -37,8 +37,8 @@ def value(name: str, **labels: str) -> float:
     return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-def collected(*states: TaskState) -> dict[str, dict[tuple[str, ...], float]]:
-    families = measures.collect(states, CLOCK)
+def collected(*states: TaskState, ends: dict[Tenant, int] | None = None) -> dict[str, dict[tuple[str, ...], float]]:
+    families = measures.collect(states, CLOCK, ends or {})
     return {f.name: {tuple(s.labels.values()): s.value for s in f.samples} for f in families}
 
 
@@ -63,6 +63,14 @@ def test_tasks_are_summed_and_a_tenant_is_as_far_as_its_slowest_task() -> None:
 
 def test_the_lag_counts_from_durable_ts_when_the_watermark_is_lower_after_a_start() -> None:
     assert collected(replace(ONE, watermark=at(9000)))["tistream_resolved_ts_lag_seconds"] == {("1", "1"): 5.0}
+
+
+def test_a_tenant_whose_stream_ends_lags_up_to_its_end() -> None:
+    ends = {ONE.tenant: at(1500), Tenant(1, 2): at(7000)}
+    found = collected(ONE, replace(ONE, task_id=2, tenant=Tenant(1, 2), watermark=at(7000)), ends=ends)
+    assert found["tistream_resolved_ts_lag_seconds"] == {("1", "1"): 0.5, ("1", "2"): 0.0}, (
+        "2 s, of which 1.5 s are over"
+    )
 
 
 def test_only_the_tenants_that_lag_most_are_shown() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 def duration_text(ms: float | None, digits: int = 1) -> str:
     """Milliseconds in the largest unit that fits. `digits`: decimals of seconds."""
@@ -12,6 +15,11 @@ def duration_text(ms: float | None, digits: int = 1) -> str:
     if ms < 3_600_000:
         return f"{ms / 60_000:.1f} min"
     return f"{ms / 3_600_000:.1f} h" if ms < 48 * 3_600_000 else f"{ms / 86_400_000:.0f} days"
+
+
+def lag_text(tenant: Mapping[str, Any], digits: int = 1) -> str:
+    """The lag of a tenant, of its facts in the API; of one whose stream has ended that it has."""
+    return "ended" if tenant["ended"] else duration_text(tenant["lag_ms"], digits)
 
 
 def bytes_text(amount: float | None) -> str:

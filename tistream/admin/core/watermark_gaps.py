@@ -14,7 +14,7 @@ Heartbeats of sorters and dispatchers describe the recent past: the sentence is 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tistream import ts as tso
@@ -26,6 +26,7 @@ from tistream.catalog.work.workers import WorkerRow
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
+from tistream.ts import TSO_END
 
 STALLED_S = 10.0  #: a watermark that has stalled for longer is reported
 SILENT_S = 10.0  #: a store without a new file for longer is probably down
@@ -72,6 +73,7 @@ class Known:
     stores: Mapping[tuple[Tenant, int], StoreReport]
     dispatchers: Mapping[tuple[Tenant, int], str | None]  #: who dispatches a store
     unix_ms: int  #: now
+    ends: Mapping[Tenant, int] = field(default_factory=dict)  #: where the streams of tenants end that do
     resting: Collection[Tenant] = ()  #: tenants whose tasks have no owners on purpose: paused, or being deleted
 
     @staticmethod
@@ -120,7 +122,7 @@ def watermark_gaps_of(task: TaskRow, known: Known, name_of: NameOf) -> list[Wate
         then = "another sorter takes it over within seconds if one is up and a meta server is elected"
         return [_watermark_gap(task, Cause.SILENT, words, then)]
     report = known.tasks.get(task.task_id)
-    if report is None or report.epoch != task.epoch:
+    if report is None or report.epoch != task.epoch or task.durable_ts >= known.ends.get(task.tenant, TSO_END):
         return []
     reported = [s for s in report.stuck if s.watermark is None or report.standing_s >= STALLED_S]
     waits = [s for s in reported if not s.start_ts or (s.watermark is not None and s.start_ts <= s.watermark + 1)]

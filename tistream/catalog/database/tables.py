@@ -141,6 +141,7 @@ stores = Table(
     _uint("max_cut_ts"),
     Column("dispatcher", WorkerName),
     _uint("dispatcher_epoch"),
+    Column("end_ts", UInt, nullable=False, server_default="0"),
     Index("stores_of_dispatcher", "dispatcher"),
 )
 

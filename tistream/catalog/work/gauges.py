@@ -19,6 +19,7 @@ from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work.job_rows import OPEN, JobState, job_figures
 from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.stops import STORED, count_stops
+from tistream.catalog.work.stream_ends import ENDED
 from tistream.catalog.work.workers import WorkerState
 from tistream.clock import Clock
 from tistream.errors import TiStreamError
@@ -26,12 +27,14 @@ from tistream.limits import LEASE_MS
 from tistream.runtime import metrics
 from tistream.runtime.metrics import Metric
 
+_ENDED = ENDED.subquery("ended")
 _SLOWEST = (
-    select(tasks.c.cluster_id, tasks.c.tenant_id, func.min(tasks.c.durable_ts).label("durable_ts"))
+    select(tasks.c.cluster_id, tasks.c.tenant_id, func.min(tasks.c.durable_ts).label("durable_ts"), _ENDED.c.end_ts)
     .join(tenants, and_(tenants.c.cluster_id == tasks.c.cluster_id, tenants.c.tenant_id == tasks.c.tenant_id))
+    .outerjoin(_ENDED, and_(_ENDED.c.cluster_id == tasks.c.cluster_id, _ENDED.c.tenant_id == tasks.c.tenant_id))
     .where(tenants.c.state == TenantState.ACTIVE)
-    .group_by(tasks.c.cluster_id, tasks.c.tenant_id)
-    .order_by(func.min(tasks.c.durable_ts))
+    .group_by(tasks.c.cluster_id, tasks.c.tenant_id, _ENDED.c.end_ts)
+    .order_by(_ENDED.c.end_ts.is_not(None), func.min(tasks.c.durable_ts))
     .limit(metrics.TENANTS_SHOWN_MAX)
 )
 _TENANTS = select(tenants.c.state, func.count().label("count")).group_by(tenants.c.state)
@@ -82,7 +85,7 @@ class CatalogGauges:
         family, now_ms, lags = metrics.collected("tistream_checkpoint_lag_seconds"), self._clock.unix_ms(), [0.0]
         rows = self._rows(_SLOWEST)
         for row in rows:
-            lags.append(max(0, now_ms - ts.physical_ms(int(row.durable_ts))) / 1000)
+            lags.append(ts.lag_ms(int(row.durable_ts), now_ms, row.end_ts) / 1000)
             family.add_metric([str(row.cluster_id), str(row.tenant_id)], lags[-1])
         counts = metrics.collected("tistream_tenants")
         for state in TenantState:

@@ -46,6 +46,7 @@ class StoreRow:
     max_cut_ts: int  #: the largest cut_ts seen in its files; an incarnation may not start below it
     dispatcher: str | None  #: worker id
     dispatcher_epoch: int  #: rises with each assignment
+    end_ts: int = 0  #: the store has no change above it (`tistream.catalog.work.stream_ends`); 0 = it continues
 
 
 class AssignedStores(NamedTuple):
@@ -81,7 +82,7 @@ _OF_TENANT = _ALL.where(of_asked_tenant(stores))
 _OF_DISPATCHER = _ALL.add_columns(now_ms().label("now_ms")).where(
     stores.c.dispatcher == bindparam("asked_worker"), is_newest_incarnation()
 )
-_ISSUE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1)
+_ISSUE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1, end_ts=0)
 _NEWEST = select(stores.c.incarnation, stores.c.max_cut_ts).where(_IS_STORE)
 _ASSIGN = stores.update().where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
 _IS_ONE = tuple_(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id).in_(
@@ -318,4 +319,5 @@ def _store_row(row: Any) -> StoreRow:
         max_cut_ts=row.max_cut_ts,
         dispatcher=row.dispatcher,
         dispatcher_epoch=row.dispatcher_epoch,
+        end_ts=row.end_ts,
     )

@@ -117,6 +117,7 @@ def _stores_and_workers() -> None:
         *_uints("incarnation", "max_cut_ts"),
         _name("dispatcher", 128, nullable=True),
         *_uints("dispatcher_epoch"),
+        _with_default("end_ts", "0"),
     )
     create_index("stores_of_dispatcher", "stores", ["dispatcher"])
     create_table(
