@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from reading import position
+from reading.filters.filter import FILTER_NAMES
 from reading.formats import option_meanings
 from reading.scope import Scope
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
@@ -323,6 +324,7 @@ def test_every_route_is_described(world: ApiWorld) -> None:
         "limit",
         "wait",
         "compression",
+        *FILTER_NAMES,
         *option_meanings(),
     }
 

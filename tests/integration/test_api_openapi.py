@@ -123,6 +123,13 @@ def test_every_route_refuses_a_member_of_the_body_that_it_does_not_know(
     assert bodies > 7
 
 
+@pytest.mark.parametrize(("sent", "refused"), [("csrf=abc", False), ("csrf=abc&database=shop", True)])
+def test_a_form_of_the_console_may_carry_its_token_alone(http: TestClient, sent: str, refused: bool) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = http.post("/v1/console-codes", content=sent, headers=headers)
+    assert ("takes no body" in answer.text) == refused, answer.text
+
+
 def test_every_get_route_answers_head(document: dict[str, Any], tmp_path: Path) -> None:
     asked = [address(name) for name, _ in operations(document) if name.startswith("GET ")]
     assert len(asked) > 40

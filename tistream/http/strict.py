@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from typing import get_args
+from urllib.parse import parse_qsl
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
@@ -16,6 +17,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from tistream.errors import InvalidInput, did_you_mean
+from tistream.http.auth.middleware import CSRF_FIELD
 
 
 async def refuse_unknown(request: Request) -> None:
@@ -31,6 +33,8 @@ async def refuse_unknown(request: Request) -> None:
     if not body:
         return
     members = _members(route)
+    if not members and _is_bare_form(request, body):
+        return
     try:
         sent = json.loads(body)
     except ValueError:
@@ -39,6 +43,13 @@ async def refuse_unknown(request: Request) -> None:
         raise InvalidInput(f"{request.method} {request.url.path} takes no body.")
     if isinstance(sent, dict):
         _check("member in the body", sent, members)
+
+
+def _is_bare_form(request: Request, body: bytes) -> bool:
+    """Whether the body is a form of the console that carries nothing but the token against forgery."""
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        return False
+    return {name for name, _ in parse_qsl(body.decode("latin-1"), keep_blank_values=True)} == {CSRF_FIELD}
 
 
 def _check(kind: str, given: Collection[str], known: Collection[str], hidden: Collection[str] = ()) -> None:
