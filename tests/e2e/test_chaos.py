@@ -14,8 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_in_chaos(tmp_path: Path) -> None:
-    """The seed has 23 events: all seven kinds of harm, and every process, the database, the bucket and the control plane
-    are hit."""
+    """The seed has 23 events: all seven kinds of harm, on every process, the database, the bucket and the control."""
     with (tmp_path / "said").open("w") as said:
         command = [sys.executable, "-m", "tistream.cli.main", "chaos", "--minutes=0.9", "--seed=6113", "--every=1"]
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=said, timeout=580, check=False)
