@@ -40,8 +40,8 @@ class Watch:
 
     async def moved(self, seen: int, seconds: float) -> int | None:
         """The watermark once it is above `seen`, or -1 when the tenant is gone; None on timeout or shutdown, or when it
-        moved otherwise while a store is quarantined."""
-        deadline = self.loop.time() + seconds
+        moved otherwise while a store is quarantined, or the log was amended."""
+        deadline, amended = self.loop.time() + seconds, self.amended
         while not self._waker.closing:
             self.event.clear()
             known = self._waker.known(self.tenant)
@@ -55,14 +55,19 @@ class Watch:
                     await self.event.wait()
             except TimeoutError:
                 return None
-            if self.good_ts is not None:
-                return None  # a store was quarantined: the waiter looks where it stands
+            if self.good_ts is not None or self.amended != amended:
+                return None  # a store was quarantined, or its rows were accepted: the waiter looks where it stands
         return None
 
     @property
     def good_ts(self) -> int | None:
         """The last timestamp known to be good while a store of the tenant is quarantined, by the last poll."""
         return self._waker.good_ts(self.tenant)
+
+    @property
+    def amended(self) -> int:
+        """The number of the newest amendment of the tenant's log, by the last poll; 0 without."""
+        return self._waker.amended(self.tenant)
 
 
 class Waker:
@@ -107,6 +112,10 @@ class Waker:
     def good_ts(self, tenant: Tenant) -> int | None:
         """The last timestamp known to be good while a store of a watched tenant is quarantined, by the last poll."""
         return self._known.get(tenant, _NOT_POLLED).good_ts
+
+    def amended(self, tenant: Tenant) -> int:
+        """The number of the newest amendment of a watched tenant's log, by the last poll; 0 without."""
+        return self._known.get(tenant, _NOT_POLLED).amended
 
     @property
     def waiting(self) -> int:

@@ -35,6 +35,7 @@ from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
+from tistream.catalog.log.amendments import newest_amendment
 from tistream.catalog.log.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.compaction import new_job
@@ -105,6 +106,7 @@ def build_tenant_bases(
     row = get_tenant(catalog, tenant)
     if not row.start_ts:
         return BaseReport(end=JobEnd.NOTHING_TO_DO)
+    amended = newest_amendment(catalog, tenant)
     watermark = served_watermark(catalog, tenant)
     history = registry.history(tenant)
     edge = min(watermark, history.resolved_ts)
@@ -120,7 +122,7 @@ def build_tenant_bases(
     for each in failed:
         log.error("table excluded from bases", tenant=str(tenant), table=each.table_id, error=each.message)
     rows, results = [row for row, _ in made], [result for _, result in made]
-    added = not made or _add(catalog, tenant, rows, results, sources, row.earliest_ts)
+    added = not made or _add(catalog, tenant, rows, results, sources, row.earliest_ts, amended)
     retired = _retire(catalog, tenant, history, tso.earlier(edge, settings.window_ms))
     report = BaseReport(
         end=_end(bool(made), added, bool(failed)),
@@ -278,6 +280,7 @@ def _add(
     results: Sequence[BaseResult],
     sources: dict[int, Base],
     start_ts: int,
+    amended: int,
 ) -> bool:
     new: list[NewBase] = []
     for row, result in zip(rows, results, strict=True):
@@ -297,7 +300,7 @@ def _add(
         ]
     files = {file.object_key: file.object_bytes for result in results for file in result.files}
     return commit_or_read_back(
-        lambda: add_bases(catalog, tenant, new, files, log_start_ts=start_ts),
+        lambda: add_bases(catalog, tenant, new, files, log_start_ts=start_ts, amended=amended),
         lambda: _is_visible(catalog, tenant, new[0]) or None,
     )
 

@@ -1,12 +1,12 @@
 """Routes for operators: views and actions.
 
     GET  /v1/tasks  /v1/tasks/{id}  /v1/ranges  /v1/workers  /v1/workers/{id}  /v1/owner  /v1/gaps  /v1/events
-         /v1/stops  /v1/clusters/{c}/tenants/{t}/quarantines
+         /v1/stops  /v1/clusters/{c}/tenants/{t}/quarantines  .../amendments
     POST /v1/workers/{id}:drain  :undrain
     POST /v1/tasks/{id}:move  :split  :merge  :retry
     POST /v1/stops/{id}:resume
     POST /v1/clusters/{c}/tenants/{t}:pause  :resume
-    POST /v1/clusters/{c}/tenants/{t}/stores/{s}:reject
+    POST /v1/clusters/{c}/tenants/{t}/stores/{s}:accept  :reject
     DELETE /v1/clusters/{c}/tenants/{t}
 
 Any process, leader or not, answers them from the catalog. Lists are paged. Each action takes `dry_run=true` to return
@@ -264,6 +264,31 @@ def _add_quarantines(routes: APIRouter, sources: Sources) -> None:
     ) -> dict[str, Any]:
         tenant = Tenant(cluster_id, tenant_id)
         return quarantines.reject(sources, tenant, store_id, dry_run=dry_run, actor=actor_of(request))
+
+    @route(
+        routes,
+        "POST",
+        base + "/stores/{store_id}:accept",
+        Right.OPERATE,
+        "accept_store",
+        "Merge the rows of a quarantined store into the log",
+    )
+    def accept(
+        request: Request, cluster_id: Id, tenant_id: Id, store_id: Id, dry_run: DryRun = False
+    ) -> dict[str, Any]:
+        tenant = Tenant(cluster_id, tenant_id)
+        return quarantines.accept(sources, tenant, store_id, dry_run=dry_run, actor=actor_of(request))
+
+    @route(
+        routes,
+        "GET",
+        f"{base}/amendments",
+        Right.LOOK,
+        "list_amendments",
+        "List rows that were accepted into the log after it had been served",
+    )
+    def amendments(cluster_id: Id, tenant_id: Id) -> dict[str, Any]:
+        return quarantines.amendments_of(sources, Tenant(cluster_id, tenant_id))
 
 
 def tenant_filter(cluster_id: int | None, tenant_id: int | None) -> Tenant | None:

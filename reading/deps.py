@@ -15,6 +15,7 @@ from reading.reader import LogReader
 from schemas.registry.log_start import LogStarts
 from schemas.registry.schema_registry import SavePolicy, SchemaRegistry
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.amendments import list_amendments
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import tasks
 from tistream.catalog.work.quarantines import lowest_quarantine
@@ -102,4 +103,12 @@ class Services:
         history = self.registry.history(tenant)
         resolved = min(edge.ts, history.resolved_ts)
         held = None if edge.good_ts is None else lowest_quarantine(self.catalog, tenant)
-        return Served(row=row, history=history, resolved=resolved, covers=resolved, quarantine=held, gap=edge.gap)
+        return Served(
+            row=row,
+            history=history,
+            resolved=resolved,
+            covers=resolved,
+            quarantine=held,
+            gap=edge.gap,
+            amendments=list_amendments(self.catalog, tenant) if edge.amended else (),
+        )

@@ -3,6 +3,10 @@
 A cursor is an opaque, URL-safe, versioned resume point: "every change of this scope with commit_ts at or below T has
 been delivered". It names no file, offset, task or region, so splits, merges, failovers, DDL and compaction leave it
 valid, and it never cuts a transaction in two. Its checksum detects damage, not forgery; access is checked elsewhere.
+
+It also carries the number of the newest amendment of the log that its reader has seen
+(`tistream.catalog.log.amendments`). Above the `from_ts` of a newer one it is refused: its reader lacks the accepted
+rows.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import base64
 import binascii
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -20,10 +25,11 @@ import orjson
 from reading.scope import Scope, check_names, check_renamed
 from schemas.history import History
 from tistream import ts as tso
+from tistream.catalog.log.amendments import Amendment
 from tistream.catalog.log.retention import beyond_quarantine, expired
 from tistream.catalog.tenancy.tenants import TenantRow
 from tistream.catalog.work.quarantines import QuarantineRow
-from tistream.errors import CursorInvalid, InvalidInput, NotFound, TsOutOfRange
+from tistream.errors import CursorInvalid, InvalidInput, LogAmended, NotFound, TsOutOfRange
 from tistream.ids import Tenant
 
 _VERSION = b"1"
@@ -44,6 +50,12 @@ class Served:
     covers: int  #: valid for watermarks of tasks up to this
     quarantine: QuarantineRow | None = None  #: of a store of the tenant: nothing above its `good_ts` is served
     gap: tuple[int, int] | None = None  #: (after, upto): rows of rejected stores may be missing here
+    amendments: Sequence[Amendment] = ()  #: of the log, by number
+
+    @property
+    def amended(self) -> int:
+        """The number of the newest amendment; 0 without any."""
+        return self.amendments[-1].number if self.amendments else 0
 
     @property
     def known_history(self) -> History:
@@ -70,6 +82,29 @@ class Served:
         if self.gap is None or self.gap[1] <= after or self.gap[0] >= upto:
             return None
         return max(after, self.gap[0]), min(upto, self.gap[1])
+
+    def amended_in(self, after: int, upto: int) -> tuple[int, int] | None:
+        """The part of (after, upto] in which rows were added to the log after it had been served."""
+        found = [a for a in self.amendments if a.from_ts < upto and a.to_ts > after]
+        if not found:
+            return None
+        return max(after, min(a.from_ts for a in found)), min(upto, max(a.to_ts for a in found))
+
+    def check_seen(self, ts: int, seen: int) -> None:
+        """LogAmended when amendments after number `seen` have rows at or below this timestamp."""
+        missed = [a for a in self.amendments if a.number > seen and a.from_ts < ts]
+        if missed:
+            from_ts = min(a.from_ts for a in missed)
+            rows = sum(a.rows for a in missed)
+            raise LogAmended(
+                f"An operator has accepted {rows} rows of a store above {from_ts} since this cursor was given out, and "
+                f"it is at {ts}: its reader lacks them. Read again with start_ts={from_ts}.",
+                from_ts=str(from_ts),
+                from_time=tso.to_text(from_ts),
+                amendment=missed[-1].number,
+                rows=rows,
+                stores=sorted({a.store_id for a in missed}),
+            )
 
     def check_start(self, start_ts: int, now_ms: int) -> None:
         """See `check_start`. BeyondQuarantine above what is known to be good."""
@@ -102,14 +137,20 @@ class Position(Protocol):
     def end_ts(self) -> str | None: ...
 
 
-def encode_cursor(scope: Scope, commit_ts: int) -> str:
-    """The cursor of `scope` after everything at or below `commit_ts`."""
-    body = orjson.dumps([scope.tenant.cluster_id, scope.tenant.tenant_id, scope.database, scope.table, commit_ts])
+def encode_cursor(scope: Scope, commit_ts: int, seen: int = 0) -> str:
+    """The cursor of `scope` after everything at or below `commit_ts`, with the amendments up to number `seen`."""
+    ids = scope.tenant.cluster_id, scope.tenant.tenant_id
+    body = orjson.dumps([*ids, scope.database, scope.table, commit_ts, seen])
     return base64.urlsafe_b64encode(_VERSION + zlib.crc32(body).to_bytes(4, "big") + body).rstrip(b"=").decode()
 
 
 def decode_cursor(text: str, scope: Scope) -> int:
     """The commit_ts of a cursor. CursorInvalid when it is damaged or belongs to another scope."""
+    return read_cursor(text, scope)[0]
+
+
+def read_cursor(text: str, scope: Scope) -> tuple[int, int]:
+    """(commit_ts, number of the newest amendment seen) of a cursor. Errors as of `decode_cursor`."""
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as e:
@@ -119,16 +160,16 @@ def decode_cursor(text: str, scope: Scope) -> int:
     if len(raw) < 6 or raw[1:5] != zlib.crc32(raw[5:]).to_bytes(4, "big"):
         raise CursorInvalid("The cursor is damaged: its checksum does not match.", cursor=text[:80])
     try:
-        cluster, tenant, database, table, commit_ts = orjson.loads(raw[5:])
+        cluster, tenant, database, table, commit_ts, seen = orjson.loads(raw[5:])
         cursor_scope = Scope(tenant=Tenant(int(cluster), int(tenant)), database=database, table=table)
-        at = int(commit_ts)
+        at, seen = int(commit_ts), int(seen)
     except (ValueError, TypeError) as e:
         raise CursorInvalid("The cursor is not one of ours: it does not hold a position.", cursor=text[:80]) from e
     if cursor_scope != scope:
         raise CursorInvalid("The cursor belongs to another scope.", cursor_scope=str(cursor_scope), scope=str(scope))
     if not 0 <= at < 1 << 63:
         raise CursorInvalid("The cursor is not one of ours: its position has more than 63 bits.", cursor=text[:80])
-    return at
+    return at, seen
 
 
 def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:
@@ -163,13 +204,15 @@ def locate(request: Position, served: Served, now_ms: int) -> Interval:
 
     Names are checked where a read starts, not where it resumes: a reader of a dropped table continues to get empty
     bodies, one of a renamed table is refused with the new name. Errors: CursorInvalid, InvalidInput, TsExpired,
-    TsOutOfRange, BeyondQuarantine, NotFound, TableRenamed.
+    TsOutOfRange, BeyondQuarantine, LogAmended, NotFound, TableRenamed.
     """
     if request.cursor is None and request.start_ts is None:
         raise _no_start(request.scope, served)
     if request.cursor is not None:
         # a cursor at 0 was given out before the tenant's schema snapshot arrived
-        after = decode_cursor(request.cursor, request.scope) or served.row.start_ts
+        at, seen = read_cursor(request.cursor, request.scope)
+        served.check_seen(at, seen)
+        after = at or served.row.start_ts
     else:
         after = served.parse_ts(str(request.start_ts), now_ms)
     end = None if request.end_ts is None else served.parse_ts(request.end_ts, now_ms)

@@ -72,6 +72,8 @@ class PullAnswer:
     end: int  #: the end position: everything of the scope up to here has been delivered
     end_ts: int | None = None  #: the request's `end_ts` as a TSO
     gap: tuple[int, int] | None = None  #: (after, upto) of the page: rows of rejected stores may be missing here
+    amended: tuple[int, int] | None = None  #: (after, upto) of the page: has rows that were accepted later
+    seen: int = 0  #: number of the newest amendment, as in the cursor
 
 
 def pull(services: Services, request: PullRequest, served: Served | None = None) -> PullAnswer:
@@ -95,7 +97,7 @@ def pull(services: Services, request: PullRequest, served: Served | None = None)
         page = Rendered(content=content, end=asked.after)
     else:
         page = _next_page(services, request, rendering, served.history, asked)
-    next_cursor = encode_cursor(request.scope, page.end)
+    next_cursor = encode_cursor(request.scope, page.end, served.amended)
     if asked.upto > asked.after:  # else it was a poll at the watermark
         _SERVED.observe(services.clock.monotonic() - began)
         _BYTES_OUT.inc(page.content.size)
@@ -111,6 +113,8 @@ def pull(services: Services, request: PullRequest, served: Served | None = None)
         end=page.end,
         end_ts=asked.end_ts,
         gap=served.gap_in(asked.after, page.end),
+        amended=served.amended_in(asked.after, page.end),
+        seen=served.amended,
     )
 
 

@@ -31,7 +31,7 @@ from tistream.catalog.log.objects import ObjectState, object_states
 from tistream.catalog.log.retention import check_listing
 from tistream.catalog.log.segments import SegmentRow
 from tistream.clock import Clock, SystemClock
-from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable
+from tistream.errors import CorruptObject, LogAmended, ObjectNotFound, StoreUnavailable
 from tistream.ids import Tenant
 from tistream.log.committed_log import SegmentSource
 from tistream.model import change
@@ -110,14 +110,16 @@ class LogReader:
                 at = end
         return LogPage(rows=change.COMMITTED.empty_table(), upto=at, has_more=False)
 
-    def versions(self, tenant: Tenant, *, after: int, upto: int, table_ids: Collection[int]) -> Iterator[pa.Table]:
+    def versions(
+        self, tenant: Tenant, *, after: int, upto: int, table_ids: Collection[int], amended: int
+    ) -> Iterator[pa.Table]:
         """Tables (schema change.COMMITTED) of all rows of these table ids with commit_ts in (after, upto], in no order:
         changes, and rows kept only for reads as of a timestamp. Rows may repeat if compaction replaces a listed
-        segment."""
+        segment. LogAmended unless `amended` is the number of the log's newest amendment to the end."""
         tries = 0
         with self._leases.held() as lease:
             while after < upto:
-                listed, end = self._stretch(tenant, after, upto, table_ids)
+                listed, end = self._stretch(tenant, after, upto, table_ids, amended)
                 try:
                     for at in range(0, len(listed), _REQUESTS_IN_FLIGHT_MAX):
                         lease.renew()
@@ -134,12 +136,14 @@ class LogReader:
                 after = end
 
     def _stretch(
-        self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int]
+        self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int], amended: int
     ) -> tuple[list[SegmentRow], int]:
         """(the segments with all rows of these tables in (after, end], end)."""
         limit = _SEGMENTS_PER_QUERY
         while True:
-            segments = self._listed(tenant, after, upto, table_ids, limit)
+            segments, number = self._listed(tenant, after, upto, table_ids, limit)
+            if number != amended:
+                raise LogAmended("Rows were accepted into the log while it was read.", amendment=number)
             end = upto if len(segments) < limit else min(upto, segments[-1].lo_ts - 1)
             if end > after:
                 return [segment for segment in segments if segment.lo_ts <= end], end
@@ -150,7 +154,7 @@ class LogReader:
     ) -> tuple[pa.Table, int]:
         limit = _SEGMENTS_PER_QUERY
         while True:
-            segments = self._listed(tenant, after, upto, table_ids, limit)
+            segments, _ = self._listed(tenant, after, upto, table_ids, limit)
             count, end = merge.plan(
                 segments,
                 after=after,
@@ -173,14 +177,14 @@ class LogReader:
 
     def _listed(
         self, tenant: Tenant, after: int, upto: int, table_ids: Collection[int] | None, limit: int
-    ) -> list[SegmentRow]:
-        """The segments. TsExpired when retention may have removed some, BeyondQuarantine when a quarantined store
-        may still change some."""
+    ) -> tuple[list[SegmentRow], int]:
+        """(the segments, number of the newest amendment that they include). TsExpired when retention may have removed
+        some, BeyondQuarantine when a quarantined store may still change some."""
         segments = committed.find_segments(
             self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=table_ids, limit=limit
         )
-        check_listing(self._catalog, tenant, after, upto)  # after the listing, so that a concurrent removal is noticed
-        return segments
+        # after the listing, so that a concurrent removal is noticed
+        return segments, check_listing(self._catalog, tenant, after, upto)
 
     def leased(self) -> AbstractContextManager[ReadLease]:
         """A read lease for segments that the caller lists and fetches."""

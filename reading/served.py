@@ -59,6 +59,11 @@ class ServedCache:
         served = None if entry is None else entry.served
         return served if served is not None and served.covers >= watermark >= 0 else None
 
+    def amended(self, tenant: Tenant) -> int:
+        """The number of the newest amendment that the cached state knows; 0 without. Never blocks."""
+        entry = self._entries.get(tenant)
+        return 0 if entry is None or entry.served is None else entry.served.amended
+
     def at(self, tenant: Tenant, watermark: int) -> Served:
         """A state that covers `watermark`: cached, or read now."""
         entry = self._entry(tenant)
@@ -74,6 +79,8 @@ class ServedCache:
     def _read(self, tenant: Tenant, entry: _Entry, watermark: int) -> Served:
         served, last = self._services.served(tenant), entry.served
         resolved = served.resolved
+        if last is not None and last.amended != served.amended:
+            entry.steps.clear()  # they do not know the segments of the amendment
         if last is not None and 0 < last.resolved < resolved:
             entry.steps.append(self._step(tenant, last.resolved, resolved))
         elif last is None or last.resolved != resolved:

@@ -9,7 +9,9 @@ a plan made again with the same start and end may have other parts but covers th
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from reading.core.cuts import bounded_end, cut_points, estimated_rows
@@ -68,10 +70,11 @@ class Plan:
 def plan(services: Services, request: SplitRequest) -> Plan:
     """Plan against the newest served state. Raises as a pull from the same position."""
     scope, served = request.scope, services.served(request.scope.tenant)
+    cursor = partial(encode_cursor, scope, seen=served.amended)
     asked = locate(request, served, services.clock.unix_ms())
     after, upto, resolved = asked.after, asked.upto, served.resolved
     if served.history is None or upto <= after:
-        return _plan(scope, [], after, after, resolved, has_more=False, request=request)
+        return _plan(cursor, [], after, after, resolved, has_more=False, request=request)
     ids = table_ids(served.history, scope, after, upto)
     found = committed.find_segments(
         services.catalog, scope.tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=_SEGMENTS_MAX
@@ -86,11 +89,11 @@ def plan(services: Services, request: SplitRequest) -> Plan:
         rows = min(request.rows or PULL_ROWS_MAX, PULL_ROWS_MAX)
         page = services.reader.page(scope.tenant, after=after, upto=upto, rows=rows, table_ids=ids)
         end = max(end, page.upto)
-    return _plan(scope, found, after, end, resolved, has_more=end < upto, request=request)
+    return _plan(cursor, found, after, end, resolved, has_more=end < upto, request=request)
 
 
 def _plan(
-    scope: Scope,
+    cursor: Callable[[int], str],
     found: list[SegmentRow],
     after: int,
     end: int,
@@ -104,12 +107,12 @@ def _plan(
     bounds = [after, *cuts, end] if end > after else []
     return Plan(
         parts=tuple(
-            Part(cursor=encode_cursor(scope, a), start_ts=a, end_ts=b, rows=estimated_rows(within, after=a, upto=b))
+            Part(cursor=cursor(a), start_ts=a, end_ts=b, rows=estimated_rows(within, after=a, upto=b))
             for a, b in itertools.pairwise(bounds)
         ),
-        cursor=encode_cursor(scope, after),
+        cursor=cursor(after),
         start_ts=after,
-        next_cursor=encode_cursor(scope, end),
+        next_cursor=cursor(end),
         end_ts=end,
         resolved_ts=resolved,
         has_more=has_more,

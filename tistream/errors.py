@@ -14,6 +14,7 @@ had no effect; after an indeterminate error the caller must read back the state,
         TableRenamed        a table that has another name now
         StateForbids        the object's state does not allow it now
         BeyondQuarantine    a timestamp above what is known to be good: an operator decides about a store
+        LogAmended          a cursor above rows that an operator has accepted since: read again from below them
         ChangedMeanwhile    the object changed since the caller read it
         ColumnNotStored     a virtual generated column was asked for by name
         TenantDeleted       the tenant was deleted for good
@@ -42,6 +43,7 @@ had no effect; after an indeterminate error the caller must read back the state,
       FeedUnavailable       no dispatcher serves the store right now: find its owner and subscribe again
       UpstreamContractViolated  the upstream sent a change below its own watermark: stop and keep everything
       PromiseContradicted   a store sent commits at or below a resolved ts that it had promised: quarantine the store
+      RowsNotAcceptable         rows that an operator has accepted cannot be merged: the store stays quarantined
 """
 
 from __future__ import annotations
@@ -255,8 +257,15 @@ class BeyondQuarantine(InvalidInput):
     code = "TS-1017"
     hint = (
         "Read up to good_ts. An operator looks at the rows with tistream store quarantine list, and decides with "
-        "tistream store quarantine reject."
+        "tistream store quarantine accept or reject."
     )
+
+
+class LogAmended(InvalidInput):
+    """An operator has accepted rows of a store at or below the cursor, after the cursor was given out."""
+
+    code = "TS-1013"
+    hint = "Read again from from_ts, as start_ts: what was read above it lacks the accepted rows."
 
 
 class ChangedMeanwhile(InvalidInput):
@@ -442,7 +451,19 @@ class PromiseContradicted(TiStreamError):
     found: object = None  #: the rows, as the sorter's core describes them
     hint = (
         "Pulls of the tenant end at good_ts until an operator decides: tistream store quarantine list shows the rows, "
-        "tistream store quarantine reject gives up this incarnation of the store."
+        "tistream store quarantine accept merges them into the log, tistream store quarantine reject gives up this "
+        "incarnation of the store."
+    )
+
+
+class RowsNotAcceptable(TiStreamError):
+    """Rows of a quarantined store cannot be merged into the log. The store stays quarantined."""
+
+    kind = ErrorKind.CORRUPT
+    code = "TS-1069"
+    hint = (
+        "Reject the store with tistream store quarantine reject, and load the rows that the source has with "
+        "tistream seed."
     )
 
 

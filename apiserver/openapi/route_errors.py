@@ -55,7 +55,7 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
     if "where" in names:
         yield errors.FilterInvalid
     if "start_ts" in names:
-        yield from (errors.TsOutOfRange, errors.TsExpired, errors.BeyondQuarantine)
+        yield from (errors.TsOutOfRange, errors.TsExpired, errors.BeyondQuarantine, errors.LogAmended)
     if names & {"as_of", "ts"}:
         yield from (errors.AheadOfWatermark, errors.BeyondQuarantine, errors.TsExpired)
         yield from (errors.SeedNeeded, errors.NotConvertible)

@@ -120,6 +120,8 @@ async def _answer(followers: Followers, scope: Scope, asked: _Query) -> Response
         headers["TiStream-End-Ts"] = str(answer.end_ts)
     if answer.gap is not None:
         headers["TiStream-Gap"] = f"{answer.gap[0]}-{answer.gap[1]}"
+    if answer.amended is not None:
+        headers["TiStream-Amended"] = f"{answer.amended[0]}-{answer.amended[1]}"
     if answer.quarantined:
         headers["TiStream-Quarantined"] = str(answer.quarantined)
     content: memoryview = memoryview(answer.content)
@@ -163,7 +165,7 @@ async def _first_page(followers: Followers, request: PullRequest, wait_s: float)
 
 async def _next_change(followers: Followers, request: PullRequest, answer: PullAnswer, seconds: float) -> PullAnswer:
     """The first page with changes, or what there is when the time is up. BeyondQuarantine when a store is quarantined
-    meanwhile below the position."""
+    meanwhile below the position, LogAmended when rows are accepted there."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     seen, tenant = answer.resolved_ts, request.scope.tenant
@@ -173,6 +175,8 @@ async def _next_change(followers: Followers, request: PullRequest, answer: PullA
         while answer.waits:
             if watch.good_ts is not None and answer.end > watch.good_ts:
                 (await followers.run(followers.served.now, tenant)).check_good(answer.end)
+            if watch.amended > answer.seen:
+                (await followers.run(followers.served.now, tenant)).check_seen(answer.end, answer.seen)
             watermark = await watch.moved(seen, deadline - loop.time())
             if watermark is None:
                 if followers.waker.closing or loop.time() >= deadline:

@@ -142,6 +142,8 @@ async def _answer(followers: Followers, scope: Scope, asked: _Query) -> Response
         }
         if first.end_ts is not None:
             headers["TiStream-End-Ts"] = str(first.end_ts)
+        if first.amended is not None:
+            headers["TiStream-Amended"] = f"{first.amended[0]}-{first.amended[1]}"
         if first.quarantined:
             headers["TiStream-Quarantined"] = str(first.quarantined)
         if asked.coding is not None:

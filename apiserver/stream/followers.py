@@ -66,10 +66,15 @@ class Followers:
 
     async def served_at(self, tenant: Tenant, watermark: int) -> Served:
         """The served state at or above `watermark`."""
-        if self.waker.good_ts(tenant) is not None:  # less is served than before
+        if self.must_read(tenant):
             return await self.run(self.served.now, tenant)
         known = self.served.known(tenant, watermark)
         return known if known is not None else await self.run(self.served.at, tenant, watermark)
+
+    def must_read(self, tenant: Tenant) -> bool:
+        """Whether a cached state may not be used: less is served while a store is quarantined, and then the log may
+        have been amended."""
+        return self.waker.good_ts(tenant) is not None or self.waker.amended(tenant) > self.served.amended(tenant)
 
     def first_page(self, request: PullRequest) -> PullAnswer:
         """A follower's first page, as of now. Blocks. Followers that start together share it."""

@@ -61,4 +61,4 @@ class SharedPages:
 def _key(request: PullRequest, served: Served) -> Hashable:
     """Everything a page depends on."""
     wanted = tuple(getattr(request, f.name) for f in fields(request) if f.name != "options")
-    return wanted, tuple(sorted(request.options.items())), served.resolved
+    return wanted, tuple(sorted(request.options.items())), served.resolved, served.amended

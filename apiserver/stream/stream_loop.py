@@ -63,6 +63,7 @@ class StreamLoop:
         self._request = replace(request, start_ts=None, end_ts=end_ts)
         self._loop = asyncio.get_running_loop()
         self._at = first.after
+        self._amended = first.seen  # number of the newest amendment of the log that the consumer has seen
         self._delivered = self._mark(self._at)
         self._waiting: deque[Piece] = deque()  # coded pieces that the socket has not taken
         self._ended = False
@@ -146,7 +147,7 @@ class StreamLoop:
         """The page as coded pieces; None when it does not fit this stream."""
         if not self._frames.fits(answer):
             return None
-        mark = Mark(ts=answer.end, cursor=answer.next_cursor)
+        mark, self._amended = Mark(ts=answer.end, cursor=answer.next_cursor), answer.seen
         return mark, [self._coder.push(piece) for piece in self._frames.page(answer, mark)]
 
     async def _served_now(self) -> Served | None:
@@ -167,10 +168,12 @@ class StreamLoop:
                 continue
             served = await self._served_at(moved)
             self._seen = served.covers
+            served.check_seen(self._at, self._amended)
             if served.resolved <= self._at:
                 continue
             if not self._followers.served.is_idle(scope, self._at, served):
                 return served
+            self._amended = served.amended
             self._at = served.resolved if self._end_ts is None else min(served.resolved, self._end_ts)
             if self._is_at_end() or self._loop.time() - self._sent_at >= _IDLE_MOVES_EACH_S:
                 await self._send_watermark()
@@ -184,16 +187,19 @@ class StreamLoop:
     async def _served_at(self, watermark: int) -> Served:
         """A served state that covers `watermark`; while a store is quarantined the newest, which may not."""
         tenant, served = self._request.scope.tenant, self._followers.served
-        if self._followers.waker.good_ts(tenant) is not None:
+        if self._followers.must_read(tenant):
             return await self._retried(served.now, tenant)
         known = served.known(tenant, watermark)
         return await self._retried(served.at, tenant, watermark) if known is None else known
 
     async def _check_good(self, watch: Watch) -> None:
-        """BeyondQuarantine when a quarantined store may still change what was delivered."""
-        if watch.good_ts is not None and self._at > watch.good_ts:
+        """BeyondQuarantine when a quarantined store may still change what was delivered, LogAmended when rows have been
+        accepted there since."""
+        held = watch.good_ts is not None and self._at > watch.good_ts
+        if held or watch.amended > self._amended:
             served = await self._retried(self._followers.served.now, self._request.scope.tenant)
             served.check_good(self._at)
+            served.check_seen(self._at, self._amended)
 
     async def _retried(self, make: Callable[..., T], *args: object) -> T:
         """Call `make` in a thread. Retryable errors are retried with heartbeats in between."""
@@ -216,4 +222,4 @@ class StreamLoop:
         await self._deliver(mark, [self._coder.push(self._frames.mark(mark))])
 
     def _mark(self, ts: int) -> Mark:
-        return Mark(ts=ts, cursor=position.encode_cursor(self._request.scope, ts))
+        return Mark(ts=ts, cursor=position.encode_cursor(self._request.scope, ts, self._amended))

@@ -8,7 +8,8 @@ The log is listed once per base timestamp, so that an idle partition with an old
 neighbours be read again. The time grows with the table's rows and its changes since the bases only.
 
 A base may be retired while it is read. Its segments are listed under a read lease held to the end; when the base is
-already gone then, BaseGone is raised before the first row, and the read chooses again.
+already gone then, BaseGone is raised before the first row, and the read chooses again. So it is when the log is amended
+while it is read.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from reading.read_leases import ReadLease
 from reading.reader import LogReader
 from schemas.bases import Base
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.amendments import newest_amendment
 from tistream.catalog.log.bases import BaseRow, base_segments_of
 from tistream.catalog.log.seeds import SeedRow, seed_segments_of
 from tistream.catalog.log.segments import SegmentRow
 from tistream.codec.newest import Run
-from tistream.errors import CorruptObject, ObjectNotFound, StoreUnavailable, TsExpired
+from tistream.errors import CorruptObject, LogAmended, ObjectNotFound, StoreUnavailable, TsExpired
 from tistream.ids import Tenant
 from tistream.log.table_rows import base_rows, rows_at
 from tistream.objectstore.protocol import ObjectStore
@@ -54,16 +56,19 @@ class TableSource:
     def rows(self, tenant: Tenant, bases: Sequence[Base], as_of: int) -> Iterator[pa.Table]:
         """The live rows (schema newest.STATE) of these physical tables, in key order."""
         with self.reader.leased() as lease:
+            amended = newest_amendment(self.catalog, tenant)  # a later one deletes the bases that lack its rows
             listed = {base.physical_id: self._segments(base) for base in bases}
-            yield from rows_at(self._base(bases, listed, lease), self._changes(tenant, bases, as_of))
+            yield from rows_at(self._base(bases, listed, lease), self._changes(tenant, bases, as_of, amended))
 
-    def _changes(self, tenant: Tenant, bases: Sequence[Base], as_of: int) -> Iterator[pa.Table]:
+    def _changes(self, tenant: Tenant, bases: Sequence[Base], as_of: int, amended: int) -> Iterator[pa.Table]:
         of_ts: dict[int, list[int]] = {}
         for base in bases:
             of_ts.setdefault(base.ts, []).append(base.physical_id)
         for after, ids in sorted(of_ts.items()):
             try:
-                yield from self.reader.versions(tenant, after=after, upto=as_of, table_ids=ids)
+                yield from self.reader.versions(tenant, after=after, upto=as_of, table_ids=ids, amended=amended)
+            except LogAmended as e:
+                raise BaseGone("the log was amended", ts=str(after), amendment=e.facts["amendment"]) from e
             except TsExpired as e:  # retention removed the log above the bases, and the bases
                 raise BaseGone("a base was retired", ts=str(after), earliest_ts=e.facts["earliest_ts"]) from e
 

@@ -40,5 +40,5 @@ broken(
 broken(
     "quarantine-not-heeded (promises): readers are served above the last timestamp known to be good",
     ("tistream.catalog.tenancy.served:limits", '"ts": _q.good_ts, "good_ts": _q.good_ts', '"good_ts": none'),
-    ("reading.reader:LogReader._listed", "tenant, after, upto)  #", "tenant, after, 0)  #"),
+    ("reading.reader:LogReader._listed", "self._catalog, tenant, after, upto)", "self._catalog, tenant, after, 0)"),
 )

@@ -160,8 +160,7 @@ def merge_with_older(rows: Arrivals, fresh: I64, open_: RunSet, removed: Removed
     """Runs with these prewrites and the older ones of the same (key, start_ts), which leave."""
     if not len(fresh):
         return []
-    is_fake = (rows.numbers["op"][fresh] == Op.PUT) & ~_has_value(rows, fresh)
-    run = rows.run(fresh, _OPEN_NUMBERS, fake=np.asarray(is_fake))
+    run = prewrites_of(rows, fresh)
     first = run.first_equals("start_ts")
     again = first != np.arange(len(run))
     doubtful = again.copy()
@@ -178,6 +177,12 @@ def merge_with_older(rows: Arrivals, fresh: I64, open_: RunSet, removed: Removed
     group.append(frame_of(run, at, OPEN))
     run.kill(at)
     return [run, *runs_of(merged(pl.concat(group)), OPEN)]
+
+
+def prewrites_of(rows: Arrivals, at: I64) -> Run:
+    """A run of these prewrites."""
+    is_fake = (rows.numbers["op"][at] == Op.PUT) & ~_has_value(rows, at)
+    return rows.run(at, _OPEN_NUMBERS, fake=np.asarray(is_fake))
 
 
 def refuse_late_commits(

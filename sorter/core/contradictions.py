@@ -38,6 +38,7 @@ class LogQuestion:
 
     keys: list[bytes]
     commit_ts: list[int]
+    thorough: bool = False  #: until it is answered; else a search may end early
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -95,7 +96,7 @@ def needs_of(rows: Arrivals, at: I64, ready: RunSet, commits: RunSet) -> list[Ne
 def unheld(rows: Arrivals, at: I64, ready: RunSet, commits: RunSet) -> I64:
     """Those of the rows that are neither ready nor waiting with equal bytes."""
     held = _NONE
-    mine = _frame(rows, at)
+    mine = outcomes_of(rows, at)
     for run, _, there in ready.find(rows.needles(at, "commit_ts"), "commit_ts"):
         held = np.union1d(held, _equal(mine, frame_of(run, np.unique(there), READY)))
     for run, _, there in commits.find(rows.needles(at, "commit_ts"), "commit_ts"):
@@ -104,10 +105,11 @@ def unheld(rows: Arrivals, at: I64, ready: RunSet, commits: RunSet) -> I64:
     return np.setdiff1d(at, held)
 
 
-def question(rows: Arrivals, at: I64, durable_ts: int) -> LogQuestion:
+def question(rows: Arrivals, at: I64, durable_ts: int, *, thorough: bool = False) -> LogQuestion:
     """What the log must be asked about these rows."""
     old = at[rows.ts("commit_ts")[at] <= np.uint64(durable_ts)]
-    return LogQuestion(rows.place.take(old).column("key").to_pylist(), rows.ts("commit_ts")[old].tolist())
+    keys = rows.place.take(old).column("key").to_pylist()
+    return LogQuestion(keys, rows.ts("commit_ts")[old].tolist(), thorough)
 
 
 def remaining(rows: Arrivals, at: I64, logged: pa.Table | None) -> I64:
@@ -115,7 +117,7 @@ def remaining(rows: Arrivals, at: I64, logged: pa.Table | None) -> I64:
     if logged is None or not logged.num_rows or not len(at):
         return at
     held = from_arrow(logged).select(READY.names)
-    return np.setdiff1d(at, _equal(_frame(rows, at), held))
+    return np.setdiff1d(at, _equal(outcomes_of(rows, at), held))
 
 
 def described(rows: Arrivals, at: I64, promised: Stamps) -> Contradiction:
@@ -145,7 +147,7 @@ def described(rows: Arrivals, at: I64, promised: Stamps) -> Contradiction:
     )
 
 
-def _frame(rows: Arrivals, at: I64) -> pl.DataFrame:
+def outcomes_of(rows: Arrivals, at: I64) -> pl.DataFrame:
     """The rows with the columns of READY, their number and whether they are complete. Where a row
     has no value, it is null."""
     place, op = rows.place.take(at), rows.numbers["op"][at]

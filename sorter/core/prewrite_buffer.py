@@ -35,7 +35,7 @@ from sorter.core.admission import Buffers, Limits, needs_of, raise_violation, ta
 from sorter.core.conflicts import COMMITS, OPEN, SUBSCRIPTION_ID, TXN, VERSION, frame_of, frame_of_all, matched, runs_of
 from sorter.core.decision_queue import DecisionQueue
 from sorter.core.sort_buffer import SortBuffer
-from sorter.core.watermark import RangeWatermarkMap
+from sorter.core.watermark import RangeWatermarkMap, Stuck
 from sorter.core.watermark_index import Thresholds, may_reach, reached
 from sorter.rows.batch_rows import Arrivals, empty, from_arrow
 from sorter.rows.kernels import I64, Flags
@@ -94,7 +94,7 @@ class PrewriteBuffer:
 
     def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
         """Take the rows of one file, before its watermark rows. UpstreamContractViolated changes nothing."""
-        admitted = take_in(rows, self._buffers(ready), watermarks, at)
+        admitted = take_in(rows, self.buffers(ready), watermarks, at)
         self.forgotten += admitted.forgotten
         self.duplicates += admitted.duplicates
         self._clash |= admitted.clash
@@ -106,7 +106,7 @@ class PrewriteBuffer:
         """What `take_in` of these rows and `note_ready` read of saved runs and is not loaded."""
         runs = [run for run in self.open if run.live and run.facts.get("unready")]
         needs = [need for run in runs for need in run.missing(("origins",))]
-        return needs + (needs_of(rows, self._buffers(ready), at) if rows is not None else [])
+        return needs + (needs_of(rows, self.buffers(ready), at) if rows is not None else [])
 
     def note_ready(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Record subscriptions whose opening scan has finished after their prewrites arrived."""
@@ -357,7 +357,7 @@ class PrewriteBuffer:
                 gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]
                 self.dead += run.kill(gone)
 
-    def _buffers(self, ready: SortBuffer) -> Buffers:
+    def buffers(self, ready: SortBuffer) -> Buffers:
         return Buffers(self.open, self.commits, ready)
 
 
@@ -386,3 +386,26 @@ def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
     if len(fake):
         sure[fake] &= np.diff(commits.place.take(at[fake]).layout("value")[0]) == 0
     return np.asarray(sure)
+
+
+def stuck_prewrite(start_ts: int, count: int, key: bytes, w: int | None) -> Stuck:
+    """What `oldest_open` means for the watermark."""
+    locked = f"one locks key {key.hex()}" if count > 1 else f"it locks key {key.hex()}"
+    reason = f"the oldest open transaction began at {start_ts}, {count} of its prewrites are buffered, {locked}"
+    return Stuck(range=KeyRange(key, key + b"\0"), w=w, start_ts=start_ts, reason=reason)
+
+
+def stuck_commit(commit: Undecided, incarnation: int, seq: int, count: int) -> Stuck:
+    """What an entry of `undecided` means for the watermark."""
+    others = f", and {count - 1} more of this region" if count > 1 else ""
+    key = commit.key.hex()
+    return Stuck(
+        range=KeyRange(commit.key, commit.key + b"\0"),
+        w=commit.commit_ts - 1,
+        region_id=commit.region_id,
+        store_id=commit.store_id,
+        incarnation=incarnation,
+        seq=seq,
+        reason=f"transaction {commit.start_ts} committed an unknown value at {commit.commit_ts} to key {key}{others}; "
+        "a new subscription was requested",
+    )

@@ -29,7 +29,7 @@ Relations:
 
 When `handle` raises FeedGap, CorruptObject or PromiseContradicted the state is unchanged; UpstreamContractViolated ends
 the task. PromiseContradicted means that the store broke its own promise (`sorter.core.contradictions`): its files are
-not taken until an operator has decided, and `give_up` ends the incarnation when it is rejected.
+not taken until an operator has decided: `give_up` ends a rejected incarnation, `accept` completes accepted rows.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from sorter.core import contradictions
+from sorter.core import acceptance, contradictions
+from sorter.core.acceptance import Accepted
 from sorter.core.admission import Limits
 from sorter.core.contradictions import LogQuestion, contradicted
 from sorter.core.eviction import Disk, evict, held_bytes
-from sorter.core.prewrite_buffer import PrewriteBuffer, Undecided
+from sorter.core.prewrite_buffer import PrewriteBuffer, Undecided, stuck_commit, stuck_prewrite
 from sorter.core.promised import Promised
 from sorter.core.slots import Stamps
 from sorter.core.sort_buffer import SortBuffer
@@ -145,9 +147,12 @@ class TaskCore:
         """Every change at or below it is durable."""
         return self._durable_ts
 
-    def handle(self, batch: FeedBatch, logged: pa.Table | None = None) -> list[Effect]:
+    def handle(
+        self, batch: FeedBatch, logged: pa.Table | None = None, accepted: Accepted | None = None
+    ) -> list[Effect]:
         """Take one batch and decide a bounded number of commits; `settle` or the next batch decides the rest. `logged`
-        answers `question`. Errors as described in the module docstring."""
+        answers `question`. `accepted`, from `accept`: its contradicting rows belong to the log. Errors as described in
+        the module docstring."""
         if not self._is_next(batch):
             return []
         self.batches += 1
@@ -164,7 +169,10 @@ class TaskCore:
         self._uncovered_by = f"store {store} file {incarnation}/{batch.seq}"
         try:
             if batch.rows.num_rows:
-                self._refuse_contradictions(batch, logged)
+                if accepted is None:
+                    self._refuse_contradictions(batch, logged)
+                else:
+                    self._ready.add(accepted.above)
                 self._take_rows(batch)
             self._prewrites.note_ready(batch.regions, store, incarnation)
             moved = self._watermarks.apply(batch.regions, store, incarnation, batch.seq)
@@ -194,17 +202,47 @@ class TaskCore:
             return []
         rows = self._arrivals(batch) if batch.rows.num_rows else None
         needs = self._prewrites.needs_of(rows, self._limits(), self._ready)
-        if rows is None or not len(at := self._suspects(batch)):
+        if rows is None or not len(at := self._prepare(batch).suspects):
             return needs
         return needs or contradictions.needs_of(rows, at, self._ready.runs, self._prewrites.commits)
 
     def question(self, batch: FeedBatch) -> LogQuestion | None:
         """What only the committed log can tell about this batch: whether it holds rows that the store may not send any
         more. Nearly always None. Call it with nothing left of `needs(batch)`. Errors as of `handle`."""
-        if batch.closes or not batch.rows.num_rows or not self._is_next(batch) or not len(self._suspects(batch)):
-            return None
-        found = contradictions.question(self._arrivals(batch), self._unheld(batch), self._durable_ts)
-        return found if len(found) else None
+        at = self._contradicting(batch, None)
+        found = contradictions.question(self._arrivals(batch), at, self._durable_ts) if len(at) else ()
+        return found or None
+
+    def accept(self, batch: FeedBatch, logged: pa.Table | None = None) -> Accepted:
+        """Complete the rows of an accepted batch that contradict a promise; nothing changes. `logged` answers
+        `question_of_accept`, and nothing is left of `needs_of_accept`. No flush may be under way (`is_flushing`).
+        RowsNotAcceptable when a row cannot be completed, else errors as of `handle`."""
+        invariant(not self.is_flushing, "rows are accepted between flushes", task=self.task_id)
+        at = self._contradicting(batch, logged)
+        if not len(at):
+            return acceptance.NOTHING
+        buffers = self._prewrites.buffers(self._ready)
+        return acceptance.accept(self._arrivals(batch), at, buffers, logged, self._durable_ts)
+
+    def needs_of_accept(self, batch: FeedBatch) -> list[Need]:
+        """What `accept` and `question_of_accept` read and is not loaded. Errors as of `handle`."""
+        if batch.closes or not batch.rows.num_rows or not self._is_next(batch):
+            return []
+        rows, at, buffers = self._arrivals(batch), self._prepare(batch).suspects, self._prewrites.buffers(self._ready)
+        return contradictions.needs_of(rows, at, buffers.ready.runs, buffers.commits) or acceptance.needs_of(
+            rows, at, buffers
+        )
+
+    def question_of_accept(self, batch: FeedBatch) -> LogQuestion | None:
+        """What only the committed log can tell `accept` about this batch."""
+        at = self._contradicting(batch, None)
+        found = contradictions.question(self._arrivals(batch), at, self._durable_ts, thorough=True) if len(at) else ()
+        return found or None
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether rows have been handed out that are not known to be durable."""
+        return self._attempted_ts != self._durable_ts
 
     def needs_of_flush(self, w: int | None = None) -> list[Need]:
         """What `take(w)`, or without w `pending` and `flushable_bytes`, reads and is not loaded."""
@@ -286,14 +324,14 @@ class TaskCore:
         if wanted is None:
             return []
         stuck = self._watermarks.explain(wanted)
-        undecided = [_undecided(*entry) for entry in self._prewrites.undecided(wanted)]
+        undecided = [stuck_commit(*entry) for entry in self._prewrites.undecided(wanted)]
         lowest = min((s.w for s in stuck if s.w is not None), default=None)
         if undecided and lowest is not None:
             held = [s for s in undecided if s.w is not None and s.w <= lowest]
             stuck = held or stuck
         oldest = self._prewrites.oldest_open()
         if oldest is not None and range_ is None:
-            stuck.append(_undecided_prewrite(*oldest, self.watermark()))
+            stuck.append(stuck_prewrite(*oldest, self.watermark()))
         return stuck
 
     def open_rows(self) -> int:
@@ -403,22 +441,22 @@ class TaskCore:
     def _arrivals(self, batch: FeedBatch) -> Arrivals:
         return self._prepare(batch).rows
 
-    def _suspects(self, batch: FeedBatch) -> I64:
-        return self._prepare(batch).suspects
-
-    def _unheld(self, batch: FeedBatch) -> I64:
-        """The suspects that no buffer holds."""
-        prepared = self._prepare(batch)
-        return contradictions.unheld(prepared.rows, prepared.suspects, self._ready.runs, self._prewrites.commits)
+    def _contradicting(self, batch: FeedBatch, logged: pa.Table | None) -> I64:
+        """The rows of the batch that contradict a promise and are not held with equal bytes."""
+        if batch.closes or not batch.rows.num_rows or not self._is_next(batch):
+            return np.empty(0, np.int64)
+        rows, at = self._arrivals(batch), self._prepare(batch).suspects
+        if not len(at):
+            return at
+        at = contradictions.unheld(rows, at, self._ready.runs, self._prewrites.commits)
+        return contradictions.remaining(rows, at, logged)
 
     def _refuse_contradictions(self, batch: FeedBatch, logged: pa.Table | None) -> None:
-        """Raise PromiseContradicted when rows of the batch contradict a promise and are not held with equal bytes."""
-        prepared = self._prepare(batch)
-        if prepared.promised is None or not len(prepared.suspects):
-            return
-        at = contradictions.remaining(prepared.rows, self._unheld(batch), logged)
+        """Raise PromiseContradicted when there are such rows."""
+        at, prepared = self._contradicting(batch, logged), self._prepare(batch)
         if len(at):
             self._prepared = None
+            assert prepared.promised is not None
             raise contradicted(self.task_id, contradictions.described(prepared.rows, at, prepared.promised))
 
     def _need_resubscribe(self, undecided: list[Undecided]) -> list[Effect]:
@@ -457,24 +495,3 @@ class TaskCore:
                 closed=at.closed,
             )
         return True
-
-
-def _undecided_prewrite(start_ts: int, count: int, key: bytes, w: int | None) -> Stuck:
-    locked = f"one locks key {key.hex()}" if count > 1 else f"it locks key {key.hex()}"
-    reason = f"the oldest open transaction began at {start_ts}, {count} of its prewrites are buffered, {locked}"
-    return Stuck(range=KeyRange(key, key + b"\0"), w=w, start_ts=start_ts, reason=reason)
-
-
-def _undecided(commit: Undecided, incarnation: int, seq: int, count: int) -> Stuck:
-    others = f", and {count - 1} more of this region" if count > 1 else ""
-    key = commit.key.hex()
-    return Stuck(
-        range=KeyRange(commit.key, commit.key + b"\0"),
-        w=commit.commit_ts - 1,
-        region_id=commit.region_id,
-        store_id=commit.store_id,
-        incarnation=incarnation,
-        seq=seq,
-        reason=f"transaction {commit.start_ts} committed an unknown value at {commit.commit_ts} to key {key}{others}; "
-        "a new subscription was requested",
-    )

@@ -4,7 +4,8 @@ A search is asked for again until it is complete, and reads STEP_BYTES at a time
 tasks in between. It goes from one wanted commit_ts to the next, so what lies between them is not read. A store that
 keeps its promises never causes one.
 
-After SEGMENTS_MAX segments it ends: what was not found by then counts as missing, and the store is quarantined.
+After SEGMENTS_MAX segments it ends: what was not found by then counts as missing, and the store is quarantined. A
+thorough search has no such end: an operator has accepted the rows, and none of them may enter the log twice.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class _Search:
 
     @property
     def complete(self) -> bool:
-        return (not self._wanted and not self.segments) or self.read >= SEGMENTS_MAX
+        ends_early = self.read >= SEGMENTS_MAX and not self.asked.thorough
+        return (not self._wanted and not self.segments) or ends_early
 
     @property
     def at(self) -> int:

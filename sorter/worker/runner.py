@@ -28,6 +28,7 @@ from sorter.core.traffic import Traffic
 from sorter.state.merge_barrier import is_beyond
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
+from sorter.worker.amending import write_amendment
 from sorter.worker.inbox import Inbox
 from sorter.worker.log_search import LogSearch, SearchGoesOn
 from sorter.worker.publisher import Publication
@@ -36,6 +37,7 @@ from sorter.worker.stored_core import RowsOutOfReach, StateUnreadable, StoredCor
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.snapshots import NewSnapshot, positions, switch_snapshot
+from tistream.catalog.work.acceptance import amend, refuse
 from tistream.catalog.work.quarantines import record_quarantine
 from tistream.catalog.work.tasks import TaskRow, get_task, raise_resubscribe, stop_task
 from tistream.errors import (
@@ -46,10 +48,12 @@ from tistream.errors import (
     ObjectConflict,
     ObjectNotFound,
     PromiseContradicted,
+    RowsNotAcceptable,
     StoreUnavailable,
     UpstreamContractViolated,
 )
 from tistream.feed.protocol import FeedBatch, FeedRequest
+from tistream.model.contradiction import BatchFile
 from tistream.model.positions import Positions, position_of
 from tistream.model.task_state import TaskState
 from tistream.objectstore.layout import SnapshotKey
@@ -57,6 +61,8 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
+
+Switch = Callable[[NewSnapshot], bool]  #: makes a snapshot the task's state; False when this epoch has ended
 
 BACKLOG_BYTES_MAX = 16 << 20  #: of rows that could be written; a task with more takes no batches
 FEW_BATCHES = 8  #: batches that an idle tenant may accumulate
@@ -100,6 +106,8 @@ class TaskRunner:
         self._unsaved_batches = self._unsaved_rows = self._passed = 0  # since the last snapshot; rounds without one
         self._resubscribe = False
         self.contradicted: dict[int, PromiseContradicted] = {}  #: store -> what is not recorded in the catalog yet
+        self.accepted: Set[BatchFile] = frozenset()  #: files whose contradicting rows an operator has accepted
+        self._refused: dict[BatchFile, RowsNotAcceptable] = {}  # those of them that cannot be, until that is recorded
         self._problem: Problem | None = None
 
     @classmethod
@@ -142,7 +150,7 @@ class TaskRunner:
 
     def follow(self, store_ids: Set[int], read: Read) -> None:
         """Open a reader for each store of the tenant."""
-        store_ids = store_ids - self.contradicted.keys()
+        store_ids = store_ids - self.contradicted.keys() - {file.store_id for file in self._refused}
         if store_ids <= self._readers.keys():
             return
         for store_id in sorted(store_ids - self._readers.keys()):
@@ -254,6 +262,9 @@ class TaskRunner:
         for store_id, e in list(self.contradicted.items()):
             self._guarded(record_quarantine(self._catalog, self.row.tenant, self.task_id, self.row.epoch, found_by(e)))
             del self.contradicted[store_id]
+        for file, refused in list(self._refused.items()):
+            self._refuse(file, refused)
+            del self._refused[file]
         if self.broken is not None:
             self._guarded(stop_task(self._catalog, self.task_id, epoch=self.row.epoch, error=str(self.broken)))
             self.ended = True
@@ -272,20 +283,23 @@ class TaskRunner:
         owner rereads them quickly, so saving waits a few rounds, longer where tasks are many (`seldom`)."""
         self._passed += 1
         passed_max = SELDOM_MAX if seldom else PASSED_MAX
-        return self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= passed_max
+        much = self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= passed_max
+        return much or bool(self.accepted)  # readers wait until every task has durably taken the files
 
     def save(self) -> None:
         """Save the state if it has changed. Fenced when another worker owns the task; a failed attempt is repeated
         under a new key."""
-        if not self._dirty or self.halted:
-            return
+        if self._dirty and not self.halted:
+            self._save(partial(switch_snapshot, self._catalog, self.task_id, self.row.epoch))
+
+    def _save(self, switch: Switch) -> None:
         state = self.core.snapshot()
         save = Save(state, self.next_key, secrets.token_hex(16))
         load(save.needs, self._store.get_range)
         try:
             for key, data in save.objects():
                 self._store.put(key, data)
-            switched = self._switch(save, state.positions)
+            switched = self._switch(save, state.positions, switch)
         except (ObjectConflict, Fenced) as e:  # used by an earlier incarnation, or its orphan was collected
             raise StoreUnavailable("snapshot key already used", task=self.task_id, cause=str(e)) from e
         self._guarded(switched)
@@ -339,7 +353,7 @@ class TaskRunner:
         cost memory. Before a merge the limit is off, because nothing above the barrier is written."""
         return sys.maxsize if self.publication.upto is not None else max(0, BACKLOG_BYTES_MAX - self.backlog)
 
-    def _switch(self, save: Save, consumed: Positions) -> bool:
+    def _switch(self, save: Save, consumed: Positions, switch: Switch) -> bool:
         new = NewSnapshot(
             key=str(save.key),
             n=save.key.n,
@@ -355,17 +369,25 @@ class TaskRunner:
                 return False
             return True if found.snapshot_key == str(save.key) else None
 
-        return commit_or_read_back(lambda: switch_snapshot(self._catalog, self.task_id, self.row.epoch, new), read_back)
+        return commit_or_read_back(lambda: switch(new), read_back)
 
     def _absorb(self, batch: FeedBatch) -> None:
+        file = BatchFile(batch.store_id, batch.incarnation, batch.seq)
         try:
-            self._step(lambda: self.core.handle(batch))
+            if file in self.accepted and not batch.closes:
+                self._take_accepted(batch, file)
+            else:
+                self._step(lambda: self.core.handle(batch))
         except (RowsOutOfReach, SearchGoesOn):
             self.inbox.put_back(batch)
             raise
         except PromiseContradicted as e:
             log.error("store contradicts its promise", tenant=str(self.row.tenant), error=str(e))
             self.contradicted[batch.store_id] = e
+            self._leave_store(batch.store_id)
+        except RowsNotAcceptable as e:
+            log.error("accepted rows cannot be merged", tenant=str(self.row.tenant), error=str(e))
+            self._refused[file] = e
             self._leave_store(batch.store_id)
         except (FeedGap, CorruptObject) as e:
             self._resubscribe_store(batch.store_id, e)
@@ -378,6 +400,28 @@ class TaskRunner:
                 self._unsaved_rows + batch.rows.num_rows,
             )
             self.traffic.note(batch)
+
+    def _take_accepted(self, batch: FeedBatch, file: BatchFile) -> None:
+        """Take a file whose contradicting rows belong to the log. Those at or below `durable_ts` and the state behind
+        the file become durable in one transaction: if that fails the core is loaded again, as of before."""
+        if self.core.is_flushing:
+            raise RowsOutOfReach("An accepted file waits until a flush of its task has ended.", task=self.task_id)
+        accepted = self.core.accept(batch)
+        written = write_amendment(self._store, self.next_key(), file, self.core.durable_ts, accepted.below)
+        self._step(lambda: self.core.handle(batch, accepted=accepted))
+        if self.halted:
+            return
+        try:
+            self._save(partial(amend, self._catalog, self.row.tenant, self.task_id, self.row.epoch, written))
+        except Fenced:
+            raise
+        except Exception as e:  # noqa: BLE001 - the core is ahead of the catalog and is loaded again
+            self.core_error = e
+            if isinstance(e, RowsNotAcceptable):
+                self._refuse(file, e)
+
+    def _refuse(self, file: BatchFile, error: RowsNotAcceptable) -> None:
+        self._guarded(refuse(self._catalog, self.row.tenant, self.task_id, self.row.epoch, file, error.message))
 
     def _step(self, step: Callable[[], list[Effect]]) -> None:
         try:

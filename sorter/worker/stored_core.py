@@ -10,6 +10,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from sorter.core.acceptance import Accepted
 from sorter.core.contradictions import LogQuestion
 from sorter.core.task_core import CoreSnapshot, Effect, TaskCore
 from sorter.core.watermark import Stuck
@@ -59,14 +60,24 @@ class StoredCore(TaskCore):
         self._read = read
         self._search = search
 
-    def handle(self, batch: FeedBatch, logged: pa.Table | None = None) -> list[Effect]:
+    def handle(
+        self, batch: FeedBatch, logged: pa.Table | None = None, accepted: Accepted | None = None
+    ) -> list[Effect]:
         effects: list[Effect] = []
         while self.settling:
             effects += self.settle()
         load(partial(self.needs, batch), self._read)
-        if logged is None and self._search is not None and (asked := self.question(batch)) is not None:
+        searches = logged is None and accepted is None and self._search is not None
+        if searches and (asked := self.question(batch)) is not None:
+            assert self._search is not None
             logged = self._search(asked)
-        return effects + super().handle(batch, logged)
+        return effects + super().handle(batch, logged, accepted)
+
+    def accept(self, batch: FeedBatch, logged: pa.Table | None = None) -> Accepted:
+        load(partial(self.needs_of_accept, batch), self._read)
+        if logged is None and self._search is not None and (asked := self.question_of_accept(batch)) is not None:
+            logged = self._search(asked)
+        return super().accept(batch, logged)
 
     def settle(self) -> list[Effect]:
         load(self.needs, self._read)

@@ -41,6 +41,7 @@ from sorter.worker.runner import TaskRunner
 from sorter.worker.spill import Spill
 from sorter.worker.stored_core import StateUnreadable
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.acceptance import finish_accepted
 from tistream.catalog.work.quarantines import Decisions, decisions
 from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.stores import stores_of_tenants
@@ -332,10 +333,13 @@ class SorterWorker:
         return all(self._steps.is_due((task_id, name)) for name in STEPS)
 
     def _follow_stores(self) -> None:
-        """Subscribe every task to all stores of its tenant, except quarantined ones."""
+        """Subscribe every task to all stores of its tenant, except quarantined ones; accepted files that every task has
+        taken are done."""
         tenants = {runner.row.tenant for runner in self._runners.values()}
         store_ids = stores_of_tenants(self._catalog, tenants) if tenants else {}
         self._quarantines = decisions(self._catalog, tenants) if tenants else Decisions()
+        for tenant in self._quarantines.accepted:
+            finish_accepted(self._catalog, tenant)
         for runner in list(self._runners.values()):
             if not runner.halted:
                 of_tenant = store_ids.get(runner.row.tenant, frozenset[int]())
@@ -345,6 +349,7 @@ class SorterWorker:
         tenant = runner.row.tenant
         held = self._quarantines.held.get(tenant, frozenset())
         runner.heed(held, self._quarantines.given_up.get(tenant, frozenset()))
+        runner.accepted = self._quarantines.accepted.get(tenant, frozenset())
         runner.follow(store_ids - held, self._read)
 
     def _read(self, request: FeedRequest, inbox: Inbox) -> Reader:

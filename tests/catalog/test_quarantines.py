@@ -58,7 +58,7 @@ class TestQuarantines:
         with pytest.raises(NotFound):
             reject_store(catalog, T, STORE)
         assert newest_incarnation(catalog, T, STORE) == 2
-        assert served_edge(catalog, T) == (START + 20, None, (START + 8, START + 20))
+        assert served_edge(catalog, T) == (START + 20, None, (START + 8, START + 20), 0)
         now = decisions(catalog, [T, OTHER])
         assert (now.held, now.given_up, now.open) == ({}, {T: {(STORE, 1)}}, [])
         assert {row.decided_by for row in list_quarantines(catalog)} == {"ops"}

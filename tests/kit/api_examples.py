@@ -247,6 +247,8 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
         ("retry_job", "POST", f"/v1/jobs/{job}:retry", {}),
         ("retry_stopped_task", "POST", f"/v1/tasks/{task}:retry", {}),
         ("list_quarantines", "GET", f"{BASE}/quarantines", {}),
+        ("accept_store", "POST", f"{BASE}/stores/1:accept", {"dry_run": "true"}),
+        ("list_amendments", "GET", f"{BASE}/amendments", {}),
         ("reject_store", "POST", f"{BASE}/stores/1:reject", {}),
         ("list_events", "GET", "/v1/events", {}),
         ("pause_tenant", "POST", f"{BASE}:pause", {"reason": "the cluster moves"}),

@@ -13,6 +13,7 @@ from dataclasses import replace
 import polars as pl
 import pyarrow as pa
 
+from sorter.core.acceptance import Accepted
 from sorter.core.conflicts import COMMITS, OPEN, READY, VERSION, frame_of_all, run_of, run_sized
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.task_core import CoreSnapshot, Effect, TaskCore
@@ -39,8 +40,10 @@ def unread(_key: str, _offset: int, _length: int) -> bytes:
 class LoadingCore(StoredCore):
     """As the runner uses a core: what a file makes due is decided in slices, after its rows are loaded."""
 
-    def handle(self, batch: FeedBatch, logged: pa.Table | None = None) -> list[Effect]:
-        effects = super().handle(batch, logged)
+    def handle(
+        self, batch: FeedBatch, logged: pa.Table | None = None, accepted: Accepted | None = None
+    ) -> list[Effect]:
+        effects = super().handle(batch, logged, accepted)
         while self.needs():
             effects += self.settle()
         return effects

@@ -341,6 +341,12 @@ def _event_text(event: EventRow) -> str:
             )
         case "store.rejected":
             return f"{subject} was rejected: {detail.get('rows')} rows are not taken, and the log is served on"
+        case "store.accepted":
+            return f"{subject} was accepted: {detail.get('rows')} rows above {detail.get('good_ts')} are merged"
+        case "store.amended":
+            return f"{subject}: {detail.get('rows')} accepted rows are in the log, and it is served on"
+        case "store.not_accepted":
+            return f"{subject} stays quarantined: {detail.get('error')}"
         case "task.stopped":
             return f"{subject} stopped: {detail.get('error')}"
         case "task.split":

@@ -1,4 +1,4 @@
-"""`tistream store quarantine list|reject`: stores that sent commits below their own promise."""
+"""`tistream store quarantine list|accept|reject`: stores that sent commits below their own promise."""
 
 from __future__ import annotations
 
@@ -40,6 +40,21 @@ def list_all(
         ("decided by", lambda q: q["decided_by"] or "–"),
     ]
     show_rows(found, output, columns, no_color=no_color, empty="no store is quarantined")
+
+
+@quarantine.command()
+def accept(
+    store: Store,
+    cluster: Cluster,
+    tenant: Tenant,
+    dry_run: DryRun = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Merge the store's rows into the log. Readers that have passed their place get TS-1013 and read again."""
+    with connect(url, retry_s=0) as client:
+        act(client, tenant_path(cluster, tenant, "stores", f"{store}") + ":accept", dry_run, output)
 
 
 @quarantine.command()

@@ -58,6 +58,7 @@ _BY_CLASS: Mapping[type[TiStreamError], int] = {
     errors.TooLarge: 413,
     errors.StateForbids: 409,
     errors.BeyondQuarantine: 409,
+    errors.LogAmended: 409,
     errors.ChangedMeanwhile: 412,
 }
 

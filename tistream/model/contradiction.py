@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SAMPLE_ROWS_MAX = 20  #: rows that a record names
+
+
+class BatchFile(NamedTuple):
+    """A batch file of a tenant's store."""
+
+    store_id: int
+    incarnation: int
+    seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +38,7 @@ class Contradiction:
     good_ts: int  #: below the first of the rows
     rows: int
     sample: Sequence[ContradictingRow]  #: those with the lowest commit_ts
+
+    @property
+    def file(self) -> BatchFile:
+        return BatchFile(self.store_id, self.incarnation, self.seq)

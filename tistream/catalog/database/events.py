@@ -51,6 +51,9 @@ class EventKind(StrEnum):
     STORE_ASSIGNED = "store.assigned"
     STORE_QUARANTINED = "store.quarantined"  #: it contradicted its own promise; see `quarantines`
     STORE_REJECTED = "store.rejected"  #: by an operator
+    STORE_ACCEPTED = "store.accepted"  #: by an operator; STORE_AMENDED or STORE_NOT_ACCEPTED follows
+    STORE_AMENDED = "store.amended"  #: its accepted rows are in the log; see `amendments`
+    STORE_NOT_ACCEPTED = "store.not_accepted"  #: its rows cannot be merged: it stays quarantined
     TENANT_REGISTERED = "tenant.registered"
     TENANT_ACTIVATED = "tenant.activated"
     TENANT_PAUSED = "tenant.paused"

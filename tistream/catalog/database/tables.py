@@ -164,7 +164,19 @@ quarantines = Table(
     Column("state", Word, nullable=False),
     *_uints("since_ms", "decided_ms"),
     Column("decided_by", WorkerName, nullable=False),
+    *_uints("amended_from", "amended_to", "amended_rows"),
+    Column("error", SqlText),
     Index("quarantines_by_state", "state"),
+)
+
+amendments = Table(
+    "amendments",
+    metadata,
+    *_ids("cluster_id", "tenant_id"),
+    _id("number"),
+    *_uints("from_ts", "to_ts", "row_count", "store_id"),
+    Column("decided_by", WorkerName, nullable=False),
+    _uint("at_ms"),
 )
 
 workers = Table(

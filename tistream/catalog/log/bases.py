@@ -4,6 +4,7 @@ A base is made of its predecessor (an older base, a seed, or nothing) and the lo
 
     every `durable_ts` of the tenant's data has passed the bases   else: a defect
     no store is quarantined with a lower `good_ts`                 else: no effect
+    the log below them was not amended since they were planned     else: no effect
     the predecessors still exist, locked                           else: no effect
     insert the objects, live, the bases and their segments
 
@@ -35,6 +36,7 @@ from tistream.catalog.database.tables import (
     tasks,
     tenant_ids,
 )
+from tistream.catalog.log.amendments import lowest_since
 from tistream.catalog.log.objects import ObjectKind, insert_live, replacing_unnamed
 from tistream.catalog.log.seeds import SeedRow
 from tistream.catalog.log.segments import SegmentRow, segment_of_table, segment_values
@@ -115,16 +117,23 @@ def base_segments_of(catalog: Catalog, base: BaseRow) -> Sequence[SegmentRow] | 
 
 
 def add_bases(
-    catalog: Catalog, tenant: Tenant, new: Sequence[NewBase], files: Mapping[str, int], *, log_start_ts: int
+    catalog: Catalog,
+    tenant: Tenant,
+    new: Sequence[NewBase],
+    files: Mapping[str, int],
+    *,
+    log_start_ts: int,
+    amended: int = 0,
 ) -> bool:
-    """Make bases visible. `files`: object key -> bytes; `log_start_ts`: the start of the log when they were built.
+    """Make bases visible. `files`: object key -> bytes; `log_start_ts`: the start of the log when they were built;
+    `amended`: the number of its newest amendment, read before the log.
 
-    False, without effect, when a predecessor no longer exists, a base exists already, or a quarantine began meanwhile
-    whose `good_ts` is lower. Fenced when an object's key has a row."""
+    False, without effect, when a predecessor no longer exists, a base exists already, or a quarantine with a lower
+    `good_ts` began or ended with an amendment meanwhile. Fenced when an object's key has a row."""
     invariant(bool(new), "there are bases to add")
     try:
         with catalog.transaction() as conn:
-            _add(conn, tenant, new, files, log_start_ts)
+            _add(conn, tenant, new, files, log_start_ts, amended)
     except GuardFailed:
         return False
     return True
@@ -154,7 +163,14 @@ def retire_bases(catalog: Catalog, tenant: Tenant, gone: Iterable[BaseRow]) -> i
     return count
 
 
-def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mapping[str, int], log_start_ts: int) -> None:
+def _add(
+    conn: Connection,
+    tenant: Tenant,
+    new: Sequence[NewBase],
+    files: Mapping[str, int],
+    log_start_ts: int,
+    amended: int,
+) -> None:
     try:
         if max(lock_tenant(conn, tenant)) != log_start_ts:
             raise GuardFailed
@@ -164,7 +180,8 @@ def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mappin
     edge, newest = int(conn.execute(durable_ts).scalar() or 0), max(base.ts for base in new)
     invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, durable_ts=edge)
     good_ts = conn.execute(good_ts_of_asked_tenant(), tenant_ids(tenant)).scalar()
-    if good_ts is not None and newest > good_ts:
+    from_ts = lowest_since(conn, tenant, amended)
+    if any(ts is not None and newest > ts for ts in (good_ts, from_ts)):
         raise GuardFailed
     for base in sorted(new, key=lambda b: b.table_id):
         if not _lock_previous(conn, tenant, base.previous):

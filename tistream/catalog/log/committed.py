@@ -76,7 +76,7 @@ def flush_in(
         used = {s.object_key for a in advanced for s in a.segments}
         sizes = {key: size for key, size in objects.items() if key in used}
         insert_all_live(conn, tenant, sizes, ObjectKind.COMMITTED)
-        rows = [_values(tenant, kinds[a.task_id], a.task_id, s) for a in advanced for s in a.segments]
+        rows = [values_of_segment(tenant, kinds[a.task_id], a.task_id, s) for a in advanced for s in a.segments]
         conn.execute(_ADD_SEGMENTS, rows)
     return frozenset(a.task_id for a in advanced)
 
@@ -197,7 +197,8 @@ def _kinds(conn: Connection, task_ids: list[int]) -> dict[int, str]:
     return {row.task_id: row.kind for row in rows}
 
 
-def _values(tenant: Tenant, kind: str, task_id: int, s: SegmentRow) -> dict[str, Any]:
+def values_of_segment(tenant: Tenant, kind: str, task_id: int, s: SegmentRow) -> dict[str, Any]:
+    """The columns of `segments` for a segment that a sorter has written."""
     others = {"object_key": s.object_key, "kind": kind, "task_id": task_id, "span_class": span_class(s.lo_ts, s.hi_ts)}
     return segment_values(segments, tenant, s, **others)
 

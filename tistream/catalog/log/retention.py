@@ -46,6 +46,7 @@ from tistream.catalog.database.tables import (
     tenant_ids,
     tenants,
 )
+from tistream.catalog.log.amendments import newest_of_asked_tenant
 from tistream.catalog.log.objects import ObjectState
 from tistream.catalog.tenancy.changefeeds import HOLDING
 from tistream.catalog.tenancy.served import good_ts_of_asked_tenant
@@ -58,7 +59,10 @@ OBJECTS_AT_ONCE = 200
 _o, _s = objects.c, segments.c
 _FLOOR = select(tenants.c.floor_ts).where(of_asked_tenant(tenants))
 _LISTED = select(
-    tenants.c.floor_ts, tenants.c.state, good_ts_of_asked_tenant().scalar_subquery().label("good_ts")
+    tenants.c.floor_ts,
+    tenants.c.state,
+    good_ts_of_asked_tenant().scalar_subquery().label("good_ts"),
+    newest_of_asked_tenant().scalar_subquery().label("amended"),
 ).where(of_asked_tenant(tenants))
 _EDGE = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks))
 _LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(
@@ -143,20 +147,21 @@ def database_time_ms(catalog: Catalog) -> int:
         return database_ms(conn)
 
 
-def check_listing(catalog: Catalog, tenant: Tenant, after_ts: int, upto_ts: int) -> None:
+def check_listing(catalog: Catalog, tenant: Tenant, after_ts: int, upto_ts: int) -> int:
     """Raise unless a listing made before this call is complete and final in (after_ts, upto_ts]: TsExpired when
     retention may have removed some of it, TenantDeleted when the tenant's deletion may have, BeyondQuarantine when a
-    quarantined store may still change some of it."""
+    quarantined store may still change some of it. Returns the number of the newest amendment of the log, 0 without."""
     with catalog.reading() as conn:
         row = conn.execute(_LISTED, tenant_ids(tenant)).one_or_none()
     if row is None:
-        return
+        return 0
     if row.state in GIVEN_UP:
         raise given_up(tenant)
     if after_ts < row.floor_ts:
         raise expired(after_ts, int(row.floor_ts))
     if row.good_ts is not None and upto_ts > row.good_ts:
         raise beyond_quarantine(upto_ts, int(row.good_ts))
+    return int(row.amended or 0)
 
 
 def beyond_quarantine(asked_ts: int, good_ts: int, **facts: object) -> BeyondQuarantine:

@@ -4,7 +4,8 @@
 
     its row: the state that the caller saw -> DELETING
     its tasks, their positions and snapshot references are deleted
-    its stores have no dispatcher, under a new epoch; its changefeeds, safe points and quarantines are deleted
+    its stores have no dispatcher, under a new epoch
+    its changefeeds, safe points, quarantines and amendments are deleted
     its open maintenance jobs are cancelled
     the keys of its pushers are revoked
 
@@ -24,6 +25,7 @@ from sqlalchemy import Connection, bindparam, select
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import (
+    amendments,
     base_segments,
     bases,
     changefeeds,
@@ -69,7 +71,9 @@ _UNDISPATCH = (
     .where(of_asked_tenant(stores))
     .values(dispatcher=None, dispatcher_epoch=stores.c.dispatcher_epoch + 1)
 )
-_DROP_HOLDS = [table.delete().where(of_asked_tenant(table)) for table in (changefeeds, safe_points, quarantines)]
+_DROP_HOLDS = [
+    table.delete().where(of_asked_tenant(table)) for table in (changefeeds, safe_points, quarantines, amendments)
+]
 _STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
 _LOCK = _STATE.with_for_update()
 _LIVE = (

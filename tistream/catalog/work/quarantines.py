@@ -3,7 +3,8 @@
     record_quarantine    a task found such rows in a file; guarded by the task's epoch. From now on nothing above
                          `good_ts` is served of the tenant (`tistream.catalog.tenancy.served`), and no task of the
                          tenant takes a file of the store. Nothing is deleted: positions do not move
-    reject_store         an operator's decision: the incarnation is given up from the file on. The store gets a new
+    accept_store         an operator's decision: its rows are merged into the log (`tistream.catalog.work.acceptance`)
+    reject_store         the other decision: the incarnation is given up from the file on. The store gets a new
                          incarnation, so its pusher begins again with new subscriptions at the frontier, and every task
                          ends the old one where it stands (`decisions`)
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from sqlalchemy import and_, bindparam, exists, or_, select
+from sqlalchemy import Connection, and_, bindparam, exists, or_, select
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
@@ -33,11 +34,13 @@ from tistream.catalog.database.tables import (
     tenant_ids,
     tenant_of,
 )
-from tistream.catalog.tenancy.served import IS_OPEN, QuarantineState, edge_of_asked_tenant
+from tistream.catalog.log.amendments import publish_in
+from tistream.catalog.tenancy.served import IS_OPEN, OPEN_STATES, QuarantineState, edge_of_asked_tenant
+from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.catalog.work.stores import issue_in
 from tistream.errors import NotFound, PromiseContradicted
 from tistream.ids import Tenant
-from tistream.model.contradiction import SAMPLE_ROWS_MAX, ContradictingRow, Contradiction
+from tistream.model.contradiction import SAMPLE_ROWS_MAX, BatchFile, ContradictingRow, Contradiction
 from tistream.objectstore.layout import BatchKey
 from tistream.runtime.service import Problem
 
@@ -62,13 +65,26 @@ class QuarantineRow:
     since_ms: int
     decided_ms: int
     decided_by: str
+    amended_from: int = 0  #: what its task has added to the log lies in (amended_from, amended_to]
+    amended_to: int = 0
+    amended_rows: int = 0
+    error: str | None = None  #: why its rows could not be accepted
+
+    @property
+    def file(self) -> BatchFile:
+        return BatchFile(self.store_id, self.incarnation, self.seq)
 
     def problem(self) -> Problem:
         """What is shown while it is undecided."""
         facts = {"store": self.store_id, "incarnation": self.incarnation, "seq": self.seq, "object": self.object_key}
+        what = "no file of the store is taken."
+        if self.state == QuarantineState.ACCEPTING:
+            what = f"the rows are being merged into the log, as {self.decided_by or 'an operator'} has decided."
+        if self.error is not None:
+            what += f" They could not be accepted: {self.error}"
         error = PromiseContradicted(
             f"Store {self.store_id} of tenant {self.tenant} sent {self.rows} rows at or below its own promise in "
-            f"{self.object_key}. Nothing above {self.good_ts} is served, and no file of the store is taken.",
+            f"{self.object_key}. Nothing above {self.good_ts} is served, and {what}",
             tenant=str(self.tenant),
             task=self.task_id,
             rows=self.rows,
@@ -84,13 +100,14 @@ class Decisions:
 
     held: Mapping[Tenant, frozenset[int]] = field(default_factory=dict)  #: no file of these stores is taken
     given_up: Mapping[Tenant, frozenset[tuple[int, int]]] = field(default_factory=dict)  #: ended (store, incarnation)
+    accepted: Mapping[Tenant, frozenset[BatchFile]] = field(default_factory=dict)  #: files whose rows are merged
     open: Sequence[QuarantineRow] = ()
 
 
 _q = quarantines.c
 _ALL = select(quarantines).order_by(_q.since_ms, _q.cluster_id, _q.tenant_id, _q.store_id, _q.incarnation, _q.seq)
 _LOCK_TASK = select(tasks.c.epoch).where(tasks.c.task_id == bindparam("asked_task")).with_for_update()
-_OPEN_OF_STORE = and_(of_asked_tenant(quarantines), _q.store_id == bindparam("asked_store"), IS_OPEN)
+OPEN_OF_STORE = and_(of_asked_tenant(quarantines), _q.store_id == bindparam("asked_store"), IS_OPEN)
 _IS_KNOWN = exists().where(
     incarnations.c.cluster_id == _q.cluster_id,
     incarnations.c.tenant_id == _q.tenant_id,
@@ -102,31 +119,26 @@ _IN_FORCE = _ALL.where(or_(IS_OPEN, and_(_q.state == QuarantineState.REJECTED, _
 
 def record_quarantine(catalog: Catalog, tenant: Tenant, task_id: int, epoch: int, found: Contradiction) -> bool:
     """Quarantine a store. False, without effect, when the task has another owner by now."""
-    key = {
-        "cluster_id": tenant.cluster_id,
-        "tenant_id": tenant.tenant_id,
-        "store_id": found.store_id,
-        "incarnation": found.incarnation,
-        "seq": found.seq,
-        "task_id": task_id,
-    }
-    batch_file = BatchKey(tenant=tenant, store_id=found.store_id, incarnation=found.incarnation, seq=found.seq)
+    key, object_key = key_of(tenant, task_id, found.file), object_key_of(tenant, found.file)
     sample = [_shown(row) for row in found.sample[:SAMPLE_ROWS_MAX]]
     with catalog.transaction() as conn:
         if conn.execute(_LOCK_TASK, {"asked_task": task_id}).scalar() != epoch:
             return False
-        mine = and_(*(quarantines.c[name] == value for name, value in key.items()))
-        if conn.execute(select(_q.state).where(mine)).first() is not None:
-            return True
+        file = {name: value for name, value in key.items() if name != "task_id"}
+        of_file = and_(*(quarantines.c[name] == value for name, value in file.items()))
+        known = or_(_q.task_id == task_id, _q.state == QuarantineState.ACCEPTING)
+        if conn.execute(select(_q.state).where(of_file, known)).first() is not None:
+            return True  # recorded, or an operator has accepted the rows of the file since
         served_ts = int(conn.execute(edge_of_asked_tenant(), tenant_ids(tenant)).scalar() or 0)
         ensure_row(
-            conn, quarantines, timed="since_ms", **key, object_key=str(batch_file), good_ts=found.good_ts,
+            conn, quarantines, timed="since_ms", **key, object_key=object_key, good_ts=found.good_ts,
             served_ts=served_ts, row_count=found.rows, sample=orjson.dumps(sample).decode(),
-            state=QuarantineState.QUARANTINED, decided_ms=0, decided_by="",
+            state=QuarantineState.QUARANTINED, decided_ms=0, decided_by="", amended_from=0, amended_to=0,
+            amended_rows=0,
         )  # fmt: skip
         record_event(
             conn, EventKind.STORE_QUARANTINED, found.store_id, tenant=tenant, incarnation=found.incarnation,
-            seq=found.seq, task=task_id, object=str(batch_file), good_ts=str(found.good_ts), served_ts=str(served_ts),
+            seq=found.seq, task=task_id, object=object_key, good_ts=str(found.good_ts), served_ts=str(served_ts),
             rows=found.rows,
         )  # fmt: skip
         return True
@@ -135,15 +147,18 @@ def record_quarantine(catalog: Catalog, tenant: Tenant, task_id: int, epoch: int
 def reject_store(catalog: Catalog, tenant: Tenant, store_id: int, *, actor: str = "") -> list[QuarantineRow]:
     """Give up the quarantined incarnations of a store; the quarantines that this decides. NotFound when there is none.
 
-    The rows stay named in the record. What of them had a place at or below what was served is missing in the log, or
-    never was in the upstream: the operator has decided that."""
+    What tasks have merged of accepted rows by now becomes an amendment. The rows stay named in the record. What of them
+    had a place at or below what was served is missing in the log, or never was in the upstream: the operator has
+    decided that."""
     asked = {**tenant_ids(tenant), "asked_store": store_id}
     with catalog.transaction() as conn:
-        found = [_row(row) for row in conn.execute(select(quarantines).where(_OPEN_OF_STORE).with_for_update(), asked)]
+        lock_tenant(conn, tenant)
+        found = [row_of(row) for row in conn.execute(select(quarantines).where(OPEN_OF_STORE).with_for_update(), asked)]
         if not found:
             raise NotFound(f"Store {store_id} of tenant {tenant} is not quarantined.", store=store_id)
         decided = {"state": QuarantineState.REJECTED, "decided_ms": now_ms(), "decided_by": actor[:128]}
-        conn.execute(quarantines.update().where(_OPEN_OF_STORE).values(**decided), asked)
+        conn.execute(quarantines.update().where(OPEN_OF_STORE).values(**decided), asked)
+        publish_amended(conn, tenant, found, actor[:128])
         newest = issue_in(conn, tenant, store_id, above=max(row.incarnation for row in found))
         record_event(
             conn, EventKind.STORE_REJECTED, store_id, tenant=tenant, actor=actor, newest_incarnation=newest,
@@ -151,6 +166,23 @@ def reject_store(catalog: Catalog, tenant: Tenant, store_id: int, *, actor: str 
             rows=sum(row.rows for row in found), objects=sorted({row.object_key for row in found})[:SAMPLE_ROWS_MAX],
         )  # fmt: skip
         return found
+
+
+def publish_amended(conn: Connection, tenant: Tenant, rows: Sequence[QuarantineRow], actor: str) -> int | None:
+    """Make what tasks have added for these quarantines an amendment; its number, None when they added nothing. The
+    caller has locked the tenant's row and the quarantines."""
+    added = [row for row in rows if row.amended_rows]
+    if not added:
+        return None
+    return publish_in(
+        conn,
+        tenant,
+        from_ts=min(row.amended_from for row in added),
+        to_ts=max(row.amended_to for row in added),
+        rows=sum(row.amended_rows for row in added),
+        store_id=added[0].store_id,
+        actor=actor,
+    )
 
 
 def list_quarantines(
@@ -163,31 +195,51 @@ def list_quarantines(
     if state is not None:
         query = query.where(_q.state == state)
     with catalog.reading() as conn:
-        return [_row(row) for row in conn.execute(query)]
+        return [row_of(row) for row in conn.execute(query)]
+
+
+def open_quarantines(catalog: Catalog, tenant: Tenant | None = None) -> list[QuarantineRow]:
+    """Those that bound what is served: undecided, or with rows that are being merged."""
+    return [row for row in list_quarantines(catalog, tenant) if row.state in OPEN_STATES]
 
 
 def lowest_quarantine(catalog: Catalog, tenant: Tenant) -> QuarantineRow | None:
     """The open quarantine with the lowest `good_ts`, or None."""
-    found = list_quarantines(catalog, tenant, state=QuarantineState.QUARANTINED)
+    found = open_quarantines(catalog, tenant)
     return min(found, key=lambda row: row.good_ts, default=None)
 
 
 def decisions(catalog: Catalog, tenants: Collection[Tenant]) -> Decisions:
     """What holds for the stores of these tenants now: one state of the catalog. Nearly always empty."""
     with catalog.reading() as conn:
-        found = [row for row in map(_row, conn.execute(_IN_FORCE)) if row.tenant in tenants]
-    open_ = [row for row in found if row.state == QuarantineState.QUARANTINED]
-    held, given_up = dict[Tenant, set[int]](), dict[Tenant, set[tuple[int, int]]]()
+        found = [row for row in map(row_of, conn.execute(_IN_FORCE)) if row.tenant in tenants]
+    held, accepted = dict[Tenant, set[int]](), dict[Tenant, set[BatchFile]]()
+    given_up = dict[Tenant, set[tuple[int, int]]]()
     for row in found:
-        if row.state == QuarantineState.QUARANTINED:
-            held.setdefault(row.tenant, set()).add(row.store_id)
-        else:
-            given_up.setdefault(row.tenant, set()).add((row.store_id, row.incarnation))
+        match row.state:
+            case QuarantineState.QUARANTINED:
+                held.setdefault(row.tenant, set()).add(row.store_id)
+            case QuarantineState.ACCEPTING:
+                accepted.setdefault(row.tenant, set()).add(row.file)
+            case _:
+                given_up.setdefault(row.tenant, set()).add((row.store_id, row.incarnation))
     return Decisions(
         {tenant: frozenset(stores) for tenant, stores in held.items()},
         {tenant: frozenset(lives) for tenant, lives in given_up.items()},
-        open_,
+        {tenant: frozenset(files) for tenant, files in accepted.items()},
+        [row for row in found if row.state in OPEN_STATES],
     )
+
+
+def key_of(tenant: Tenant, task_id: int, file: BatchFile) -> dict[str, int]:
+    """The primary key of a task's quarantine."""
+    ids = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id}
+    return {**ids, **file._asdict(), "task_id": task_id}
+
+
+def object_key_of(tenant: Tenant, file: BatchFile) -> str:
+    """Where the file lies."""
+    return str(BatchKey(tenant=tenant, store_id=file.store_id, incarnation=file.incarnation, seq=file.seq))
 
 
 def _shown(row: ContradictingRow) -> dict[str, Any]:
@@ -200,7 +252,8 @@ def _shown(row: ContradictingRow) -> dict[str, Any]:
     }
 
 
-def _row(row: Any) -> QuarantineRow:
+def row_of(row: Any) -> QuarantineRow:
+    """Convert a row of `quarantines`."""
     return QuarantineRow(
         tenant=tenant_of(row),
         store_id=row.store_id,
@@ -216,4 +269,8 @@ def _row(row: Any) -> QuarantineRow:
         since_ms=int(row.since_ms),
         decided_ms=int(row.decided_ms),
         decided_by=row.decided_by,
+        amended_from=int(row.amended_from),
+        amended_to=int(row.amended_to),
+        amended_rows=int(row.amended_rows),
+        error=row.error,
     )

@@ -19,6 +19,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments, record_event
 from tistream.catalog.database.tables import (
+    amendments,
     leader,
     of_asked_tenant,
     of_tenant,
@@ -309,6 +310,7 @@ def served_edge(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None)
     found = served.limits(
         of_tasks=and_(of_tenant(tasks, tenant), or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))),
         of_stores=of_tenant(quarantines, tenant),
+        of_amendments=of_tenant(amendments, tenant),
     )
     with catalog.reading() as conn:
         return served.edge_of(conn.execute(select(*served.edge_columns(found))).one())
@@ -328,6 +330,7 @@ def served_edges(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, 
         found = served.limits(
             of_tasks=tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids),
             of_stores=tuple_(quarantines.c.cluster_id, quarantines.c.tenant_id).in_(ids),
+            of_amendments=tuple_(amendments.c.cluster_id, amendments.c.tenant_id).in_(ids),
         )
     c = found.c
     query = select(c.cluster_id, c.tenant_id, *served.edge_columns(found)).group_by(c.cluster_id, c.tenant_id)

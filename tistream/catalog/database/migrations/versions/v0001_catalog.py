@@ -134,8 +134,17 @@ def _stores_and_workers() -> None:
         *_words("state"),
         *_uints("since_ms", "decided_ms"),
         _name("decided_by", 128),
+        *_uints("amended_from", "amended_to", "amended_rows"),
+        _text("error", nullable=True),
     )
     create_index("quarantines_by_state", "quarantines", ["state"])
+    create_table(
+        "amendments",
+        *_uints(*_TENANT, "number", key=True),
+        *_uints("from_ts", "to_ts", "row_count", "store_id"),
+        _name("decided_by", 128),
+        *_uints("at_ms"),
+    )
     create_table(
         "workers",
         _name("worker_id", 128, key=True),
