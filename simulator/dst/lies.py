@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from simulator.transactions import CommittedRow
+from sorter.core.acceptance import Accepted
 from sorter.core.task_core import TaskCore
 from tistream.errors import PromiseContradicted
 from tistream.feed.protocol import FeedBatch
@@ -67,17 +68,19 @@ class Lies:
         """Compare what tasks take and refuse with what was added and changed."""
         handle = TaskCore.handle
 
-        def handled(self_: TaskCore, batch: FeedBatch, logged: pa.Table | None = None) -> Any:
+        def handled(
+            self_: TaskCore, batch: FeedBatch, logged: pa.Table | None = None, accepted: Accepted | None = None
+        ) -> Any:
             lies = self._in(batch, self_.range)
             at = batch.store_id, batch.incarnation
             before = position_of(self_.positions().get(at[0], {}), at[1])
             try:
-                effects = handle(self_, batch, logged)
+                effects = handle(self_, batch, logged, accepted)
             except PromiseContradicted as e:
                 if not lies:
                     violated(f"promise: task {self_.task_id} refuses {at}/{batch.seq} without a reason: {e}")
                 raise
-            if lies and not batch.closes and not before.closed and before.seq == batch.seq - 1:
+            if lies and accepted is None and not batch.closes and not before.closed and before.seq == batch.seq - 1:
                 violated(f"promise: task {self_.task_id} takes {at}/{batch.seq} with {lies} and names no contradiction")
             return effects
 
