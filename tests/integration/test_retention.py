@@ -423,8 +423,9 @@ def ignores_leases(patch: pytest.MonkeyPatch) -> None:
 
 def looks_before_it_lists(patch: pytest.MonkeyPatch) -> None:
     def listed(self: LogReader, tenant: Any, after: int, upto: int, ids: Any, limit: int) -> Any:
-        floors.check_listing(self._catalog, tenant, after, upto)
-        return committed.find_segments(self._catalog, tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=limit)
+        amended = floors.check_listing(self._catalog, tenant, after, upto)
+        asked = {"after_ts": after, "upto_ts": upto, "table_ids": ids, "limit": limit}
+        return committed.find_segments(self._catalog, tenant, **asked), amended
 
     patch.setattr(LogReader, "_listed", listed)
 
