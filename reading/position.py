@@ -233,8 +233,8 @@ def _no_start(scope: Scope, served: Served) -> InvalidInput:
     if served.history is not None:
         check_names(served.history, scope, min(served.row.earliest_ts, served.resolved), served.resolved)
     return InvalidInput(
-        "A read needs a start: give start_ts (start_ts=earliest for the whole log, start_ts=latest for what is to "
-        "come) or cursor."
+        "A read needs a start: give start_ts (start_ts=earliest for the whole log, start_ts=latest for new changes "
+        "only) or cursor."
     )
 
 

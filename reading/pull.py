@@ -11,7 +11,7 @@ A body holds all changes of the scope with commit_ts in (cursor, next cursor], o
 `has_more` the next cursor is at the served watermark, or at the request's `end_ts`.
 
 A filter changes what a body holds, never what a cursor means: a pull may go on with another filter. A body without a
-change still advances the cursor; it ends after so many rows were looked at, and `has_more` says that there are others.
+change still advances the cursor. It ends after _LOOKED_AT_MAX rows of the log; then `has_more` is true.
 
 A tenant that awaits its first schema snapshot gives empty bodies and a cursor at 0, which later means the beginning of
 its log.

@@ -49,7 +49,7 @@ from tistream.objectstore.layout import CommittedKey, SchemaSnapKey
 calm = settings(max_examples=80, derandomize=True, database=None)
 CONSTANT = 2 * MIB  #: of memory for any object: buffers of Python, Arrow and hypothesis
 TIMES = 40  #: memory for each byte of an object and of what it unpacks to
-SECONDS = 2.0  #: of the processor, of which it usually takes a thousandth
+SECONDS = 2.0  #: of processor time; parsing usually takes 2 ms
 
 _EDGES = [0, 1, 2, 3, 4, 7, 8, 0x7F, 0x80, 0xFF, 1 << 15, (1 << 16) - 1, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
 _EDGES += [1 << 40, (1 << 62), (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
@@ -99,7 +99,7 @@ class Kind:
 
 @contextmanager
 def bounded(unpacked: int) -> Iterator[None]:
-    """Whether the block takes no more memory and time than an object that unpacks to so many bytes may."""
+    """Fail when the block takes more memory or time than an object of `unpacked` bytes may."""
     pool, before = pa.proxy_memory_pool(pa.system_memory_pool()), pa.default_memory_pool()
     pa.set_memory_pool(pool)
     tracemalloc.start(1)

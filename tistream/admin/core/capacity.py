@@ -119,7 +119,7 @@ def _scaled(role: str, processes: int, load: Load, least: int) -> Finding:
 
 
 def _single(role: str, load: Load) -> Finding:
-    """Judge a role of which one process does the work."""
+    """Judge a role in which one process does all the work."""
     capacity, cores = CAPACITY[role], cores_for(CAPACITY[role], load)
     share = cores + capacity.at_rest
     words = f"one carries {capacity.writing:,.0f} tenants that write; {_brought(load)}: {_filled(share, 1)}"
