@@ -81,10 +81,11 @@ class CredentialIssuer:
     def _client(self) -> Any:
         with self._lock:
             if self._sts is None:
-                import boto3
+                from boto3.session import Session
                 from botocore.config import Config
 
-                self._sts = boto3.client(
+                # A session of its own: boto3's default one keeps the first credentials that the process used.
+                self._sts = Session().client(
                     "sts",
                     region_name=self._region,
                     endpoint_url=self._endpoint,

@@ -24,6 +24,7 @@ from tistream.catalog.tenancy import tenants
 from tistream.catalog.work.deletion import delete_tenant
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
+from tistream.errors import CredentialsUnavailable
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.factory import open_store
@@ -125,6 +126,17 @@ def test_own_credentials_and_a_role_it_cannot_assume(server: GuardedS3, terms: P
     with control_plane(catalog, server.url, bucket, issuer_of(server, absent)) as url:
         status, found = look(url)
     assert (status, list(found)[-1], not_ok(found)) == (1, "credentials", {"credentials": "fail"})
+
+
+def test_an_issuer_uses_the_credentials_of_now(
+    server: GuardedS3, terms: PushTerms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The credentials that another client of this process used before are not kept."""
+    with monkeypatch.context() as another:
+        another.setenv("AWS_ACCESS_KEY_ID", "nobodys")
+        with pytest.raises(CredentialsUnavailable):
+            issuer_of(server, terms).issue(T)
+    assert issuer_of(server, terms).issue(T).session_token
 
 
 def test_another_bucket_than_the_services(server: GuardedS3, catalog: Catalog) -> None:

@@ -75,10 +75,10 @@ class GuardedS3(DurableS3):
 
     def client(self, service: str, **config: Any) -> Any:
         """boto3's, as who may do everything."""
-        import boto3
+        from boto3.session import Session
         from botocore.config import Config
 
-        return boto3.client(
+        return Session().client(
             service,
             endpoint_url=self.endpoint,
             region_name=REGION,

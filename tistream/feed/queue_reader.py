@@ -85,8 +85,8 @@ class QueueReader:
             return None
 
     def _client(self) -> Any:
-        import boto3
+        from boto3.session import Session
         from botocore.config import Config
 
         config = Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": 1})
-        return boto3.client("sqs", region_name=self._region, endpoint_url=self._endpoint, config=config)
+        return Session().client("sqs", region_name=self._region, endpoint_url=self._endpoint, config=config)

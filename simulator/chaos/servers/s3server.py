@@ -80,10 +80,10 @@ class S3Server:
 
     @contextmanager
     def _client(self, service: str = "s3") -> Iterator[Any]:
-        import boto3
+        from boto3.session import Session
 
         with closing(
-            boto3.client(
+            Session().client(
                 service,
                 endpoint_url=self.endpoint,
                 region_name=REGION,
