@@ -127,6 +127,12 @@ class MetaSettings(_Section):
     )
     retention_interval_s: float = Field(600, ge=1, description="how often logs are cut to their retention")
     collect_interval_s: float = Field(600, ge=1, description="how often replaced and orphaned objects are deleted")
+    collect_grace_s: float = Field(
+        3600,
+        ge=0,
+        description="how long they stay before that: a catalog that is restored from a younger backup still finds"
+        " its objects",
+    )
     split_mb_per_s: float = Field(
         16, ge=0, description="split a data task that exceeds this for split_after_s; 0 = never"
     )

@@ -47,6 +47,13 @@ def compare_canal(expected: Path, lines: Iterable[bytes]) -> int:
     return got.total()
 
 
+def message_text(message: Any) -> str:
+    """What TiCDC wrote, as recorded; bytes that are not UTF-8 become U+FFFD, as everywhere in TiStream."""
+    if isinstance(message, dict):
+        return bytes.fromhex(message["hex"]).decode("utf-8", "replace")
+    return str(message)
+
+
 def takes_effect_early(sql: str) -> bool:
     """Whether the statement, in any spelling, is a DDL that may take effect before its job is done."""
     return _EARLY.match("".join(sql.replace("`", "").lower().split())) is not None

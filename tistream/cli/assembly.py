@@ -450,6 +450,7 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         skew_max_ms=parts.settings.catalog.clock_skew_max_ms,
         retention_interval_s=settings.retention_interval_s,
         collect_interval_s=settings.collect_interval_s,
+        grace_ms=round(settings.collect_grace_s * 1000),
         maintenance=maintenance_rules(parts.settings),
         maintenance_interval_s=parts.settings.maintenance.interval_s,
         activation_pause_max_s=floor_s if announced.sqs_queue_url or announced.webhook_token else LONGEST_PAUSE_S,

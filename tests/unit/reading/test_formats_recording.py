@@ -17,7 +17,7 @@ from reading.formats import FormatOptions, create_format
 from reading.formats.lines import written
 from reading.scope import Scope
 from tests.kit.recording import committed_rows, expected, recorded_history
-from tests.kit.ticdc import takes_effect_early
+from tests.kit.ticdc import message_text, takes_effect_early
 from tistream.ids import Tenant
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "formats"
@@ -65,13 +65,6 @@ def encode(decoding: Decoding, kind: str) -> list[str]:
     return [line.decode() for *_, line in sorted(found)]
 
 
-def text_of(message: Any) -> str:
-    """What TiCDC wrote; bytes that are not UTF-8 become U+FFFD, as everywhere in TiStream."""
-    if isinstance(message, dict):
-        return bytes.fromhex(message["hex"]).decode("utf-8", "replace")
-    return str(message)
-
-
 def comparable(kind: str, line: str) -> Any:
     """The message without build times."""
     if kind.startswith("csv"):
@@ -96,7 +89,7 @@ def timeless(*parts: dict[str, Any]) -> None:
 
 
 def wanted_line(kind: str, entry: dict[str, Any]) -> str:
-    message = text_of(entry["msg"])
+    message = message_text(entry["msg"])
     if kind in PAIRS:
         return f'{{"key":{entry["key"]},"value":{message}}}'
     return message.removesuffix("\r\n") if kind.startswith("csv") else message
@@ -105,7 +98,7 @@ def wanted_line(kind: str, entry: dict[str, Any]) -> str:
 def test_a_default_never_replaces_null(produced: Lines) -> None:
     """TiCDC's debezium does that; its canal-json tells where the nulls are."""
     nulls = [
-        json.loads(text_of(e["msg"]))["data"][0]
+        json.loads(message_text(e["msg"]))["data"][0]
         for e in expected("ticdc-canal-json-tidb")
         if e["kind"] == "row" and e["type"] != "delete"
     ]
@@ -145,7 +138,7 @@ def null_columns() -> dict[tuple[str, str, str], tuple[set[str], set[str]]]:
     for entry in expected("ticdc-canal-json-tidb"):
         if entry["kind"] != "row":
             continue
-        message = json.loads(text_of(entry["msg"]))
+        message = json.loads(message_text(entry["msg"]))
         data, old = message["data"][0], (message["old"] or [{}])[0]
         if entry["type"] == "delete":
             data, old = {}, data
@@ -157,7 +150,7 @@ def null_columns() -> dict[tuple[str, str, str], tuple[set[str], set[str]]]:
 def fill(entry: dict[str, Any], nulls: dict[tuple[str, str, str], tuple[set[str], set[str]]]) -> bool:
     """Put the nulls back into a debezium message."""
     if entry["kind"] == "row":
-        message = json.loads(text_of(entry["msg"]))
+        message = json.loads(message_text(entry["msg"]))
         empty = nulls[entry["commit_ts"], entry["key_hex"], entry["type"]]
         for image, names in zip(("after", "before"), empty, strict=True):
             for name in names if message["payload"][image] else ():
