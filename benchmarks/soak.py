@@ -135,7 +135,7 @@ def run(args: argparse.Namespace, folder: Path) -> Found:
         "TISTREAM_META_RETENTION_HOURS": str(args.retention_minutes / 60),
         "TISTREAM_META_RETENTION_INTERVAL_S": "30",
         "TISTREAM_META_COLLECT_INTERVAL_S": "30",
-        "TISTREAM_META_COLLECT_GRACE_S": "60",
+        "TISTREAM_META_COLLECT_GRACE_S": "60",  # an hour otherwise, longer than the run
     }
     shape = Shape(dispatchers=2, sorters=2, executor=args.executor, settings=tuple(settings.items()))
     found = Found(str(shape))

@@ -160,6 +160,24 @@ def test_the_tombstone_comes_before_the_delete(rig: Rig) -> None:
     assert sorted(rig.bucket.deleted) == sorted([first, committed(1)])
 
 
+def test_the_row_of_a_deleted_object_goes_a_grace_period_later(rig: Rig) -> None:
+    rig.put(committed(1))  # an orphan: its tombstone stays, because its writer may still publish it
+    first, second = switch(rig, 1), switch(rig, 2)
+    rig.age()
+    rig.collector.step()
+    assert rig.state(first) == ObjectState.DEAD
+    rig.age(GRACE_MS - 60_000)
+    rig.collector.step()
+    assert rig.state(first) == ObjectState.DEAD
+    rig.age(60_000)
+    rig.collector.step()
+    assert [rig.state(key) for key in (first, second, committed(1))] == [None, ObjectState.LIVE, ObjectState.DEAD]
+    rig.put(first)  # sent long ago
+    rig.age()
+    rig.collector.step()
+    assert rig.bucket.names() == [second]
+
+
 def test_who_publishes_a_buried_key_is_fenced_and_nothing_becomes_visible(rig: Rig) -> None:
     rig.put(committed(1))
     rig.age()
