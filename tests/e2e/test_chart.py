@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.kit.pods.deployed import KEY, SERVICES, Deployed, Reader, deployed
+from tests.kit.pods.cluster import Pod
+from tests.kit.pods.deployed import KEY, MAINTAIN, SERVICES, SPARK, Deployed, Reader, deployed
 from tests.kit.waiting import eventually
 from tistream import ts
 from tistream.client import connect
@@ -26,21 +27,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 
 @pytest.fixture(scope="module")
-def reader(world: Deployed) -> Reader:
-    """With a key that may only read this tenant."""
-    with connect(world.url, key=world.owner) as client:
-        made = client.post("/v1/keys", {"name": "reader", "role": "consumer", "cluster_id": 1, "tenant_id": 1})
-    return Reader(world, made["key"])
-
-
-def test_every_service_is_ready_and_compiles_nothing(world: Deployed) -> None:
-    for role, pods in SERVICES.items():
-        assert [pod.container.is_ready for pod in world.cluster.of(role)] == [True] * pods
-    for pod in world.cluster.pods.values():
-        assert '"level": "warning"' not in pod.container.output(), pod.container.output()
-
-
-def test_a_tenant_is_registered_in_the_console_with_the_first_key(world: Deployed) -> None:
+def pusher(world: Deployed) -> Pod:
+    """Of a tenant that was registered in the console with the first key."""
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
@@ -60,7 +48,30 @@ def test_a_tenant_is_registered_in_the_console_with_the_first_key(world: Deploye
     assert KEY.fullmatch(key)
     world.cluster.secret("tistream-push-orders", {"api-key": key})
     world.cluster.apply()
-    (pusher,) = world.cluster.of("pusher")
+    (pod,) = world.cluster.of("pusher")
+    return pod
+
+
+@pytest.fixture(scope="module")
+def reader(world: Deployed, pusher: Pod) -> Reader:
+    return reader_of(world)
+
+
+def reader_of(world: Deployed) -> Reader:
+    """With a key that may only read this tenant."""
+    with connect(world.url, key=world.owner) as client:
+        made = client.post("/v1/keys", {"name": "reader", "role": "consumer", "cluster_id": 1, "tenant_id": 1})
+    return Reader(world, made["key"])
+
+
+def test_every_service_is_ready_and_compiles_nothing(world: Deployed) -> None:
+    for role, pods in SERVICES.items():
+        assert [pod.container.is_ready for pod in world.cluster.of(role)] == [True] * pods
+    for pod in world.cluster.pods.values():
+        assert '"level": "warning"' not in pod.container.output(), pod.container.output()
+
+
+def test_a_pusher_is_ready_with_the_key_from_the_console(world: Deployed, pusher: Pod) -> None:
     world.ready(pusher)
 
 
@@ -123,6 +134,25 @@ def test_an_alert_fires_while_the_node_of_a_sorter_hangs_and_clears(world: Deplo
     eventually(lambda: alert in world.prometheus.firing(), world.prometheus.firing)
     sorter.container.resume()
     eventually(lambda: alert not in world.prometheus.firing(), world.prometheus.firing)
+
+
+def test_a_scheduled_compaction_runs_on_spark_and_the_role_ends_in_order(world: Deployed, reader: Reader) -> None:
+    cluster = world.cluster
+    cluster.scale(MAINTAIN, 0)  # it would do the jobs, too
+    now_ts = ts.compose(int(time.time() * 1000))
+    eventually(lambda: reader.pull() or reader.resolved_ts > now_ts, cluster.outputs)
+    before = reader.all_rows()
+    cluster.scale(SPARK, 1)
+    (spark,) = cluster.of("spark")
+    world.ready(spark)
+    done = f"SELECT 1 FROM jobs WHERE state = 'done' AND bytes_read > 0 AND holder LIKE '{spark.name}/%'"
+    eventually(lambda: world.rows(done), lambda: (world.rows("SELECT * FROM jobs"), spark.container.output()[-3000:]))
+    assert reader.all_rows() == before != b""
+    assert cluster.delete(spark.name) == 0, spark.container.output()
+    world.ready(cluster.pods[spark.name])
+    cluster.scale(SPARK, 0)
+    assert world.rows(f"SELECT kind, state FROM workers WHERE worker_id = '{spark.name}'") == [("spark", "gone")]
+    cluster.scale(MAINTAIN, 1)
 
 
 def test_the_log_is_compacted_as_scheduled_and_retention_advances(world: Deployed, reader: Reader) -> None:

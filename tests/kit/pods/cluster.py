@@ -58,6 +58,7 @@ class Cluster:
         self.network = Network()
         self.pods: dict[str, Pod] = {}
         self._objects: dict[tuple[str, str], dict[str, str]] = {}
+        self._scaled: dict[str, int] = {}
         self._external: dict[str, ServiceRule] = {}
         self._addresses: dict[str, str] = {}
         self._labels: dict[str, Mapping[str, str]] = {}  # of pods that are not of the chart
@@ -102,7 +103,7 @@ class Cluster:
                     name = service["metadata"]["name"]
                     self._addresses.setdefault(name, self.network.service_address())
             for controller in self.of_kind(*_CONTROLLERS):
-                for name in _names(controller):
+                for name in self._names(controller):
                     if name not in self.pods:
                         try:
                             self._start(name, controller)
@@ -120,6 +121,17 @@ class Cluster:
         self.apply()
         return status
 
+    def scale(self, controller: str, replicas: int) -> None:
+        """`kubectl scale`: start the pods that are missing, end the others in their grace period."""
+        with self._lock:
+            self._scaled[controller] = replicas
+            (found,) = (each for each in self.of_kind(*_CONTROLLERS) if each["metadata"]["name"] == controller)
+            kept = self._names(found)
+            ended = [pod for pod in self.pods.values() if pod.controller == controller and pod.name not in kept]
+        for pod in ended:
+            self.delete(pod.name)
+        self.apply()
+
     def of(self, component: str) -> list[Pod]:
         """The running pods of a component."""
         with self._lock:
@@ -128,6 +140,10 @@ class Cluster:
     def outputs(self) -> str:
         """The end of every pod's log."""
         return "\n".join(f"{name}:\n{pod.container.output()[-1500:]}" for name, pod in sorted(self.pods.items()))
+
+    def _names(self, controller: Mapping[str, Any]) -> list[str]:
+        name = controller["metadata"]["name"]
+        return [f"{name}-{n}" for n in range(self._scaled.get(name, controller["spec"].get("replicas", 1)))]
 
     def _start(self, name: str, controller: Mapping[str, Any]) -> None:
         template = controller["spec"]["template"]
@@ -268,11 +284,6 @@ class Cluster:
     def _same(self, peer: Mapping[str, Any], other: str) -> bool:
         """Whether a peer's namespaces include that of another pod; those that are not of the chart are elsewhere."""
         return "namespaceSelector" in peer or other in self.pods
-
-
-def _names(controller: Mapping[str, Any]) -> list[str]:
-    count = controller["spec"].get("replicas", 1)
-    return [f"{controller['metadata']['name']}-{n}" for n in range(count)]
 
 
 def _chosen(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

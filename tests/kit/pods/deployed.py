@@ -35,7 +35,8 @@ from tistream.model.change import Op
 REPOSITORY = Path(__file__).parents[3]
 RENDERED = REPOSITORY / "infra" / "helm" / "rendered" / "trial.yaml"
 KEY = re.compile(r"tsk_[a-z2-7]{13}_[a-z2-7]{46}")
-#: of the chart's services, without pushers -> pods
+SPARK, MAINTAIN = "tistream-spark", "tistream-maintain"
+#: of the chart's services, without pushers and Spark -> pods
 SERVICES = {"api": 2, "meta": 2, "dispatcher": 2, "sorter": 2, "maintain": 1}
 _JOBS = (1 << 63 | 0xFFFF_FFFF_FFFE).to_bytes(8, "big")  #: TiDB's table of DDL jobs; pulls do not deliver its rows
 _PUTS = [f"arn:aws:s3:::{BUCKET}/{FOLDER}/{kind}/*" for kind in ("data_change_buffer", "seeds")]
@@ -119,6 +120,12 @@ class Reader:
                 if not page.has_more:
                     return
 
+    def all_rows(self) -> bytes:
+        """What one who begins now is given up to the resolved ts of the last pull."""
+        with connect(self._world.url, key=self._key) as client:
+            pages = client.pull(1, 1, end_ts=self.resolved_ts, format="ndjson", limit=5000)
+            return b"".join(page.content for page in pages)
+
     def lacks(self) -> Counter[int]:
         """What was written at or below the resolved ts and was not read; not counting deletes: one of a row that never
         was is left out of a pull."""
@@ -140,10 +147,14 @@ class Reader:
 @contextmanager
 def deployed(folder: Path) -> Iterator[Deployed]:
     """All of it, every service ready; no pusher yet: its tenant is not registered."""
-    image = build(REPOSITORY / "infra" / "Dockerfile", REPOSITORY, folder / "image")
+    infra = REPOSITORY / "infra"
+    image = build(infra / "Dockerfile", REPOSITORY, folder / "image")
+    spark = build(infra / "spark.Dockerfile", REPOSITORY, folder / "spark-image", images={"tistream": image})
+    images = {"tistream:0.1.0": image, "tistream-spark:0.1.0": spark}
     manifests = [each for each in yaml.safe_load_all(RENDERED.read_text("utf-8")) if each]
     with ExitStack() as stack:
-        cluster = stack.enter_context(Cluster(manifests, {"tistream:0.1.0": image}, folder / "pods"))
+        cluster = stack.enter_context(Cluster(manifests, images, folder / "pods"))
+        cluster.scale(SPARK, 0)  # until it is wanted
         node = cluster.network.node
         database = MariaDBServer(_made(folder / "mariadb"), options=[f"--bind-address=127.0.0.1,{node}"])
         database.start()

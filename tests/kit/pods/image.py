@@ -4,9 +4,11 @@
     image.root, image.env, image.entrypoint ...
 
 A base image is stood in for by this machine: its /usr and a copy of its /etc, read only, and the Python that runs the
-tests as `python`. Everything else of a root folder is empty until a step writes it. Two things are done faster, to the
-same end: uv installs what `pip install` asks for, dependencies as links into its cache; and kernels that this user
-compiled before, which are named by what they were made from, are there when the step that compiles them runs.
+tests as `python`. Everything else of a root folder is empty until a step writes it. Four things are done faster, to
+the same end: uv installs what `pip install` asks for, dependencies as links into its cache; an extra's packages are
+links to those beside the Python that runs the tests (pip would pack the 400 MB of Spark first); kernels that this user
+compiled before, which are named by what they were made from, are there when the step that compiles them runs; and what
+`apt-get install` asks for must be installed on this machine.
 """
 
 from __future__ import annotations
@@ -19,16 +21,24 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import distribution
 from pathlib import Path
+from types import MappingProxyType
+
+from packaging.requirements import Requirement
 
 from tests.kit.pods.sandbox import Mount, Sandbox
 
 BASE = re.compile(r"python:3\.\d+-slim-\w+")
 STAND_IN = "/opt/stand-in"  #: of a base image's /usr/local
 _LINKS = ("bin", "sbin", "lib", "lib64")
-_PIP = re.compile(r"(\S+)/bin/pip install(?: --no-cache-dir| --disable-pip-version-check)* ('[^']+'|\S+)")
+_APT = re.compile(r"apt-get update && apt-get install -y --no-install-recommends (\S+) && rm -rf \S+")
+_INSTALL = r"(\S+)/bin/pip install(?: --no-cache-dir| --disable-pip-version-check)*"
+_EXTRA = re.compile(_INSTALL + r" 'tistream\[(\w+)\]'")  #: more for the distribution that is installed already
+_PIP = re.compile(_INSTALL + r" ('[^']+'|\S+)")
 _STEP_S = 900
 
 
@@ -72,13 +82,24 @@ def machine_mounts() -> Iterator[Mount]:
         yield Mount(source=name, target=name, writable=True)
 
 
-def build(dockerfile: Path, context: Path, folder: Path, *, target: str = "") -> Image:
-    """The last stage, or the one named `target`."""
-    stages: dict[str, Image] = {}
+def build(
+    dockerfile: Path,
+    context: Path,
+    folder: Path,
+    *,
+    target: str = "",
+    images: Mapping[str, Image] = MappingProxyType({}),
+) -> Image:
+    """The last stage, or the one named `target`. `images`: others by name, to begin from."""
+    stages: dict[str, Image] = dict(images)
+    arguments: dict[str, str] = {}
     current: Image | None = None
     for word, rest in instructions(dockerfile.read_text("utf-8")):
+        if word == "ARG":
+            name, _, arguments[name] = rest.partition("=")
+            continue
         if word == "FROM":
-            base, _, name = rest.partition(" AS ")
+            base, _, name = re.sub(r"\$\{(\w+)\}", lambda found: arguments[found[1]], rest).partition(" AS ")
             name = name or str(len(stages))
             current = stages[name] = _from(base, stages, folder / f"stage-{name}")
         elif current is None:
@@ -123,7 +144,7 @@ class _Step:
                 _inside(image.root, rest).mkdir(parents=True, exist_ok=True)
             case "USER":
                 user, _, group = rest.partition(":")
-                image.user, image.group = int(user), int(group or user)
+                image.user, image.group = (0, 0) if user == "root" else (int(user), int(group or user))
             case "ENTRYPOINT":
                 image.entrypoint, image.command = json.loads(rest), []
             case "CMD":
@@ -136,6 +157,11 @@ class _Step:
                 raise ValueError(f"a step that is not known here: {word} {rest}")
 
     def _run(self, script: str) -> None:
+        for package in _APT.findall(script):
+            subprocess.run(["dpkg", "-s", package], check=True, stdout=subprocess.DEVNULL)
+        for folder, extra in _EXTRA.findall(script):
+            self._link(extra, _inside(self.image.root, folder))
+        script = _EXTRA.sub("true", _APT.sub("true", script))
         cache = _uv_cache()
         mounts = [m for m in machine_mounts() if m.source != str(cache)]
         if uv := _uv():
@@ -150,6 +176,28 @@ class _Step:
         env = {"UV_SYSTEM_CERTS": "1", **passed, **self.image.env, "HOME": "/root"}
         spec = self.image.sandbox(["/bin/sh", "-ec", script], env=env, mounts=mounts, writable_root=True)
         run_in(spec, self.image.root.with_suffix(".json"), timeout_s=_STEP_S)
+
+    def _link(self, extra: str, environment: Path) -> None:
+        """Put the packages of the project's extra, and all that they need, into an environment."""
+        project = tomllib.loads((self.context / "pyproject.toml").read_text("utf-8"))["project"]
+        wanted = list(map(Requirement, project["optional-dependencies"][extra]))
+        (site,) = environment.glob("lib/python*/site-packages")
+        seen: set[str] = set()
+        while wanted:
+            requirement = wanted.pop()
+            is_of_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
+            if requirement.name in seen or is_of_extra:
+                continue
+            seen.add(requirement.name)
+            found = distribution(requirement.name)
+            if found.version not in requirement.specifier:
+                raise ValueError(f"{requirement} is asked for, and {found.version} is here")
+            wanted += map(Requirement, found.requires or ())
+            for file in found.files or ():
+                target = site / file
+                if ".." not in file.parts and not target.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.link(file.locate(), target)
 
     def _copy(self, words: list[str]) -> None:
         source_root, ignored = self.context, _ignored(self.context)
