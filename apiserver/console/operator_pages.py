@@ -11,7 +11,7 @@ from fastapi import Depends, Query, Request
 from apiserver.console import operator_views
 from apiserver.console.pages import Action, Pages
 from reading.deps import Id
-from tistream.admin import actions, jobs
+from tistream.admin import actions, jobs, quarantines
 from tistream.catalog.tenancy.tenants import GIVEN_UP, look_up_tenant
 from tistream.catalog.work.job_rows import JobState
 from tistream.errors import InvalidInput
@@ -45,6 +45,7 @@ def add_pages(pages: Pages) -> None:
     _add_views(pages)
     _add_work_actions(pages)
     _add_tenant_actions(pages)
+    _add_store_actions(pages)
 
 
 def _add_views(pages: Pages) -> None:
@@ -154,6 +155,20 @@ def _add_tenant_actions(pages: Pages) -> None:
             return {**done, "over": over, "name": str(tenant)}
 
         return Action(run, f"Delete tenant {tenant}", "/tenants")
+
+
+def _add_store_actions(pages: Pages) -> None:
+    sources = operator_views.sources_of(pages.services)
+
+    @pages.action(f"{_TENANT}/stores/{{store_id}}/accept")
+    def accept(cluster_id: Id, tenant_id: Id, store_id: Id) -> Action:
+        run = partial(quarantines.accept, sources, Tenant(cluster_id, tenant_id), store_id)
+        return Action(run, f"Accept the rows of store {store_id}", f"/tenants/{cluster_id}/{tenant_id}")
+
+    @pages.action(f"{_TENANT}/stores/{{store_id}}/reject")
+    def reject(cluster_id: Id, tenant_id: Id, store_id: Id) -> Action:
+        run = partial(quarantines.reject, sources, Tenant(cluster_id, tenant_id), store_id)
+        return Action(run, f"Reject store {store_id}", f"/tenants/{cluster_id}/{tenant_id}")
 
 
 def _parse_state(text: str | None) -> JobState | None:

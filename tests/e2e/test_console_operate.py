@@ -17,8 +17,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.kit.amended_log import FILE, quarantine_for
 from tests.kit.operated import Operated, operated
+from tests.kit.recording import committed_rows
 from tests.kit.stream_world import served
+from tistream.catalog.tenancy.served import QuarantineState
+from tistream.catalog.work.quarantines import list_quarantines
 from tistream.catalog.work.tasks import get_task
 from tistream.catalog.work.workers import WorkerState, get_worker
 
@@ -193,4 +197,32 @@ def test_pages_follow_what_happens(site: Site) -> None:
     expect(page.locator(".events li").first).to_be_visible()
     assert site.cluster.http.post("/v1/workers/sorter-4:undrain").status_code == 200
     expect(page.locator(".events li").first).to_contain_text("worker sorter-4 returned")
+    page.context.close()
+
+
+def test_a_quarantined_store_is_accepted_and_rejected_from_its_tenants_page(site: Site) -> None:
+    """The page before says what a decision means to readers. Later tests of this file would find the tenant changed."""
+    catalog, rows = site.cluster.world.catalog, committed_rows().slice(0, 3)
+    quarantine_for(site.cluster.world.log, rows)
+    good_ts = min(rows["commit_ts"].to_pylist()) - 1
+    page = site.page()
+    page.goto(f"{site.url}/tenants/1/1")
+    page.get_by_role("link", name="Accept…").click()
+    said = page.locator(".sentence")
+    expect(said).to_contain_text(f"3 rows of store {FILE.store_id} are merged into the log above {good_ts}")
+    expect(said).to_contain_text(f"Cursors above {good_ts} are refused once")
+    expect(said).to_contain_text("read again from where the error says")
+    page.screenshot(path=ARTEFACTS / "accept-store.png")
+    assert [row.state for row in list_quarantines(catalog)] == [QuarantineState.QUARANTINED]
+    page.get_by_role("button", name=f"Accept the rows of store {FILE.store_id}").click()
+    expect(page).to_have_url(f"{site.url}/tenants/1/1")
+    expect(page.locator(".alarm")).to_contain_text("being merged into the log, as console has decided")
+    expect(page.get_by_role("link", name="Accept…")).to_have_count(0)
+    assert [row.state for row in list_quarantines(catalog)] == [QuarantineState.ACCEPTING]
+    page.get_by_role("link", name="Reject…").click()
+    expect(said).to_contain_text(f"Pulls go on above {good_ts}")
+    page.get_by_role("button", name=f"Reject store {FILE.store_id}").click()
+    expect(page.locator(".alarm").filter(has_text="store")).to_have_count(0)
+    assert [row.state for row in list_quarantines(catalog)] == [QuarantineState.REJECTED]
+    assert site.complaints == []
     page.context.close()

@@ -72,8 +72,16 @@ def amendments_of(sources: Sources, tenant: Tenant) -> dict[str, Any]:
 
 
 def problems_of(sources: Sources, tenant: Tenant | None) -> list[dict[str, object]]:
-    """The open quarantines in the form of problems."""
-    return [row.problem().shown() for row in open_quarantines(sources.catalog, tenant)]
+    """The open quarantines in the form of problems, each with the console's page of its store and whether its rows can
+    be accepted."""
+    return [
+        {
+            **row.problem().shown(),
+            "store_page": f"/tenants/{row.tenant}/stores/{row.store_id}",
+            "may_accept": row.state == QuarantineState.QUARANTINED,
+        }
+        for row in open_quarantines(sources.catalog, tenant)
+    ]
 
 
 def _open(sources: Sources, tenant: Tenant, store_id: int) -> list[QuarantineRow]:
