@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -19,7 +18,7 @@ from reading import position
 from reading.position import Served
 from reading.scope import Scope
 from simulator.dst.mutants import reworded
-from tests.kit.amended_log import accept_rows, quarantine_for
+from tests.kit.amended_log import accept_rows, quarantine_for, split_off
 from tests.kit.api_world import ApiWorld, api_world, events_of, next_cursor
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tests.kit.recording import committed_rows
@@ -29,16 +28,6 @@ from tistream.catalog.log.amendments import list_amendments
 
 END = recording_end()
 ROWS = committed_rows()
-
-
-def split_off(rows: pa.Table, low: int, high: int) -> tuple[pa.Table, pa.Table]:
-    """(the rows without, those of every third commit_ts in (low, high] of tables that users have made)."""
-    ids, commit_ts = rows["table_id"].to_numpy(), rows["commit_ts"].to_numpy()
-    late = pc.and_(
-        pc.and_(pc.greater(rows["commit_ts"], low), pc.less_equal(rows["commit_ts"], high)),
-        pa.array((commit_ts % 3 == 0) & (ids > 100) & (ids < 1 << 40)),
-    )
-    return rows.filter(pc.invert(late)), rows.filter(late)
 
 
 def cuts() -> list[int]:

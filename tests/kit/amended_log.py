@@ -22,6 +22,16 @@ from tistream.objectstore.layout import CommittedKey, SnapshotKey
 FILE = BatchFile(store_id=4, incarnation=1, seq=9)
 
 
+def split_off(rows: pa.Table, low: int, high: int) -> tuple[pa.Table, pa.Table]:
+    """(the rows without, those of every third commit_ts in (low, high] of tables that users have made)."""
+    ids, commit_ts = rows["table_id"].to_numpy(), rows["commit_ts"].to_numpy()
+    late = pc.and_(
+        pc.and_(pc.greater(rows["commit_ts"], low), pc.less_equal(rows["commit_ts"], high)),
+        pa.array((commit_ts % 3 == 0) & (ids > 100) & (ids < 1 << 40)),
+    )
+    return rows.filter(pc.invert(late)), rows.filter(late)
+
+
 def quarantine_for(log: LogBuilder, rows: pa.Table) -> None:
     """A store has brought these rows (change.COMMITTED) below its promise."""
     found = Contradiction(**FILE._asdict(), good_ts=_lowest(rows) - 1, rows=rows.num_rows, sample=())
