@@ -13,8 +13,8 @@ compiled before, which are named by what they were made from, are there when the
 
 from __future__ import annotations
 
-import fnmatch
 import errno
+import fnmatch
 import json
 import os
 import re
