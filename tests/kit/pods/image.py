@@ -13,7 +13,6 @@ compiled before, which are named by what they were made from, are there when the
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import json
 import os
@@ -198,7 +197,7 @@ class _Step:
                 target = site / file
                 if ".." not in file.parts and not target.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    _link_or_copy(Path(file.locate()), target)
+                    _link_or_copy(str(file.locate()), str(target))
 
     def _copy(self, words: list[str]) -> None:
         source_root, ignored = self.context, _ignored(self.context)
@@ -283,16 +282,6 @@ def _seed_kernels(image: Image) -> None:
 def _uv() -> str | None:
     beside = (Path(sys.executable).with_name("uv"), Path(sys.base_prefix, "bin", "uv"))
     return next((str(path) for path in beside if path.exists()), None)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """A copy where the two are on different file systems."""
-    try:
-        os.link(source, target)
-    except OSError as e:
-        if e.errno != errno.EXDEV:
-            raise
-        shutil.copy2(source, target)
 
 
 def _uv_cache() -> Path:
