@@ -73,6 +73,10 @@ def test_only_the_http_port_is_open(pushed: Up) -> None:
     assert ports == {int(pushed.url.rpartition(":")[2])}
 
 
+def test_it_has_not_imported_pandas(pushed: Up) -> None:
+    assert "/pandas/" not in Path(f"/proc/{pushed.pid}/maps").read_text()
+
+
 def test_consumed_batch_files_are_reclaimed(pushed: Up) -> None:
     folder = Path(pushed.args[2]) / "bucket" / "data_change_buffer" / "cluster-1" / "tenant-1"
     deadline = time.monotonic() + 45

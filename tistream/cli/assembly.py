@@ -22,6 +22,7 @@ from tistream.catalog.work.gauges import CatalogGauges
 from tistream.cli import allocator, warm
 from tistream.cli.executors import maintenance_rules, spark_worker, threads_worker
 from tistream.cli.first_key import first_words
+from tistream.cli.no_pandas import keep_pandas_out
 from tistream.cli.server import HttpServer
 from tistream.cli.startup import answers
 from tistream.clock import SystemClock
@@ -152,6 +153,7 @@ def open_parts(settings: Settings) -> Parts:
     """Open catalog and object store, which every service needs."""
     if not settings.catalog.url or not settings.object_store.url:
         raise ConfigError("Name catalog and bucket: --catalog and --object-store, or [catalog] and [object_store].")
+    keep_pandas_out()
     catalog, store = Catalog(settings.catalog.url), open_metered(settings.object_store.url)
     answers(catalog.ping, f"The catalog {settings.catalog.url}", "catalog.url")
     answers(
@@ -183,6 +185,7 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
         "object_store": config.ObjectStoreSettings(url=settings.object_store.url or f"file://{root}/bucket"),
     }
     allocator.keep_freed_memory()
+    keep_pandas_out()
     if warm_up:
         warm.start()
     parts = open_parts(settings.model_copy(update=where))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from tistream.cli.no_pandas import keep_pandas_out
 from tistream.cli.run import on_signals
 from tistream.errors import InvalidInput
 
@@ -30,6 +31,7 @@ def control_of(url: str, tenant: Tenant) -> Iterator[tuple[HttpControl, Callable
     from pusher.control import HttpControl
     from pusher.tenant_store import opening
 
+    keep_pandas_out()
     control = HttpControl(url, tenant)
     try:
         yield control, opening(control)
