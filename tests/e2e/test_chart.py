@@ -140,7 +140,7 @@ def test_a_scheduled_compaction_runs_on_spark_and_the_role_ends_in_order(world: 
     cluster = world.cluster
     cluster.scale(MAINTAIN, 0)  # it would do the jobs, too
     now_ts = ts.compose(int(time.time() * 1000))
-    eventually(lambda: reader.pull() or reader.resolved_ts > now_ts, cluster.outputs)
+    eventually(lambda: reader.pull() or (reader.resolved_ts > now_ts and reader.read.total() > 100), cluster.outputs)
     before = reader.all_rows()
     cluster.scale(SPARK, 1)
     (spark,) = cluster.of("spark")
