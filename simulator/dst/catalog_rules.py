@@ -3,6 +3,8 @@
     epochs       a task's epoch never falls, and rises whenever its owner changes
     flushes      only an owner of the newest epoch advances `durable_ts`. New segments are in (old durable watermark,
                  new durable watermark] of their task, and written by the incarnation that owns it
+    amendments   new segments of accepted rows lie at or below `durable_ts` of their task, and appear together with the
+                 state checkpoint that has taken the file
     snapshots    only an owner of the newest epoch switches the pointer. Positions and referenced objects of a task are
                  always those of the snapshot that the pointer names
     objects      referenced objects are live, and no other snapshot object is live
@@ -42,7 +44,13 @@ _TASKS = (
     "tenant_id "
     "FROM tasks"
 )
+_AMENDED = "-amended"  # ends the writer's name in objects of accepted rows
 _LIVE_SNAPSHOTS = "SELECT object_key FROM objects WHERE kind = 'snapshot' AND state = 'live'"
+#: (task, seq, closed) of an incarnation of a store
+POSITIONS_OF = (
+    "SELECT task_id, seq, closed FROM positions "
+    "WHERE task_id IN (SELECT task_id FROM tasks WHERE tenant_id = 1) AND store_id = ? AND incarnation = ?"
+)
 _Positions = dict[tuple[int, int], tuple[int, bool]]  # (store, incarnation) -> (seq, closed)
 
 
@@ -80,6 +88,7 @@ class CatalogRules:
         self._visible: dict[int, int] = {}  # task -> rows visible to readers
         self._superseded: dict[str, int] = {}  # object -> the swap that replaced it
         self.clock_jumps = False
+        self.late: Any = None  #: sees each COMMIT too, in a scenario with late rows
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
         self._jobs = JobRules(violated)
 
@@ -142,6 +151,8 @@ class CatalogRules:
         self._check_shapes(tasks, before)
         self._check_objects(tasks)
         self._jobs.look(query)
+        if self.late is not None:
+            self.late.look(query, self._violated)
         self._tasks = tasks
 
     def _check_shapes(self, tasks: Mapping[int, _Task], before: Mapping[int, _Positions]) -> None:
@@ -188,6 +199,10 @@ class CatalogRules:
                 self._violated(f"segments: {key} is of task {task_id}, which has no owner")
                 continue
             durable_ts = self._database.moved_in_this_step().get(task_id, was.durable_ts)
+            named = parse(key)
+            if isinstance(named, CommittedKey) and named.sorter.endswith(_AMENDED):
+                self._check_amended(task_id, was, now, named, hi_ts, durable_ts)
+                continue
             # objects of one flush are ordered by table, not by timestamp
             if not was.durable_ts < lo_ts <= hi_ts <= durable_ts:
                 self._violated(
@@ -195,6 +210,20 @@ class CatalogRules:
                 )
             if now is not None and was.epoch == now.epoch:
                 self._check_author(task_id, now, key)
+
+    def _check_amended(
+        self, task_id: int, was: _Task, now: _Task | None, named: CommittedKey, hi_ts: int, durable_ts: int
+    ) -> None:
+        if named.sorter != f"task-{task_id}{_AMENDED}":
+            self._violated(f"amended: {named} is of task {task_id}")
+        if hi_ts > durable_ts:
+            self._violated(f"amended: {named} of task {task_id} at {durable_ts} has rows up to {hi_ts}")
+        if now is None:
+            return
+        state = None if now.snapshot_key is None else parse(now.snapshot_key)
+        at = (state.epoch, state.n) if isinstance(state, SnapshotKey) else (0, 0)
+        if not was.epoch <= named.incarnation <= now.epoch or at < (named.incarnation, named.seq):
+            self._violated(f"amended: {named} is in the log, and task {task_id} is at {now.snapshot_key}")
 
     def _check_swap(self) -> None:
         query = self._database.query

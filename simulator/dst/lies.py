@@ -5,9 +5,10 @@ Between two ticks a store may send, on a subscription, a COMMITTED row at or bel
     added      a version that never was
     changed    a version of the upstream with another value
     repeated   a version as it is: ordinary
+    late       a version of the upstream that no other file brings (`simulator.dst.late`), from some stores
 
 A task breaks the rule if it accepts a file with an added or changed row, or refuses a file without one. An
-operator rejects a quarantined store a while after it was recorded.
+operator decides about a quarantined store a while after it was recorded (`simulator.dst.operator`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from simulator.dst.late import Late
 from simulator.transactions import CommittedRow
 from sorter.core.acceptance import Accepted
 from sorter.core.task_core import TaskCore
@@ -40,9 +42,10 @@ class Lies:
     rand: random.Random
     committed: Sequence[CommittedRow]
     most: int  #: rows added or changed; 0: no store lies
+    late: Late | None = None  #: of a scenario with true rows
     told: set[tuple[bytes, int, int]] = field(default_factory=set)  #: key, start_ts, commit_ts
 
-    def row(self, where: KeyRange, promised: int) -> pa.RecordBatch | None:
+    def row(self, store_id: int, where: KeyRange, promised: int) -> pa.RecordBatch | None:
         """A row of the range at or below `promised`, or none."""
         if not self.most or not promised or self.rand.random() > _CHANCE:
             return None
@@ -54,6 +57,8 @@ class Lies:
             return _batch(row)
         if len(self.told) >= self.most:
             return None
+        if self.late is not None and self.late.is_true(store_id):
+            return self._late_row(self.late, where, promised)
         if self.rand.random() < 0.5:
             row = CommittedRow(row.commit_ts, row.start_ts, row.key, row.op, (row.value or b"") + b"!", row.old_value)
         else:
@@ -63,6 +68,17 @@ class Lies:
         self.told.add((row.key, row.start_ts, row.commit_ts))
         return _batch(row)
 
+    def _late_row(self, late: Late, where: KeyRange, promised: int) -> pa.RecordBatch | None:
+        """A true row, whole or as a prewrite and its commit."""
+        row = late.make(where, promised)
+        if row is None:
+            return None
+        self.told.add((row.key, row.start_ts, row.commit_ts))
+        if self.rand.random() < 0.5:
+            return _batch(row)
+        parts = [_batch(row, RowKind.PREWRITE, commit_ts=0), _batch(row, RowKind.COMMIT, value=None)]
+        return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+
     @contextmanager
     def watching(self, violated: Callable[[str], None]) -> Iterator[None]:
         """Compare what tasks take and refuse with what was added and changed."""
@@ -71,6 +87,8 @@ class Lies:
         def handled(
             self_: TaskCore, batch: FeedBatch, logged: pa.Table | None = None, accepted: Accepted | None = None
         ) -> Any:
+            if self.late is not None and batch.rows.num_rows:
+                self.late.seen_in(batch)
             lies = self._in(batch, self_.range)
             at = batch.store_id, batch.incarnation
             before = position_of(self_.positions().get(at[0], {}), at[1])
@@ -95,16 +113,17 @@ class Lies:
             return []
         names = ("key", "start_ts", "commit_ts", "value", "kind")
         rows = zip(*(batch.rows.column(name).to_pylist() for name in names), strict=True)
+        late = {} if self.late is None else self.late.rows
         true = {(r.key, r.start_ts, r.commit_ts): r.value for r in self.committed}
         return [
             f"{key.hex()}@{start} -> {commit}"
             for key, start, commit, value, kind in rows
-            if kind == RowKind.COMMITTED and key in range_ and (key, start, commit) in self.told
-            and true.get((key, start, commit)) != value
+            if key in range_ and (key, start, commit) in self.told
+            and (key in late or (kind == RowKind.COMMITTED and true.get((key, start, commit)) != value))
         ]  # fmt: skip
 
 
-def _batch(row: CommittedRow) -> pa.RecordBatch:
+def _batch(row: CommittedRow, kind: RowKind = RowKind.COMMITTED, **other: int | None) -> pa.RecordBatch:
     facts = {"key": row.key, "start_ts": row.start_ts, "commit_ts": row.commit_ts, "value": row.value}
-    others = {"kind": RowKind.COMMITTED, "op": row.op, "generation": 0, "expire_ts": 0, "flags": 0}
-    return pa.RecordBatch.from_pylist([{**facts, **others, "old_value": row.old_value}], schema=ROWS)
+    others = {"kind": kind, "op": row.op, "generation": 0, "expire_ts": 0, "flags": 0}
+    return pa.RecordBatch.from_pylist([{**facts, **others, "old_value": row.old_value, **other}], schema=ROWS)

@@ -27,6 +27,7 @@ import pyarrow as pa
 from dispatcher.subscription import Subscription
 from simulator.dst.catalog_rules import CatalogRules
 from simulator.dst.database import Database
+from simulator.dst.late import Late
 from simulator.dst.scheduler import Process
 from simulator.transactions import CommittedRow
 from sorter.core.task_core import TaskCore
@@ -64,6 +65,7 @@ class Oracle:
         self.violations: list[str] = []
         self.rules = CatalogRules(database, {}, self.violated)
         self.skew_ms = 0
+        self.late: Late | None = None
         self.served_max = 0
         self.pulls = self.rows = 0
         self._below = 0  # true rows at or below the served timestamp
@@ -94,9 +96,12 @@ class Oracle:
         hi = bisect_right(self.committed, upto, key=_commit_ts)
         return [row for row in self.committed[lo:hi] if _delivered(row.key) and self._shows(row)]
 
-    def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int) -> None:
+    def pulled(
+        self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int, amended: int = 0
+    ) -> None:
         """A pull has delivered (after, upto] and reported `resolved`. `seen` is the largest that any reader had been
-        given when this pull began: concurrent pulls may end in any order."""
+        given when this pull began: concurrent pulls may end in any order. `amended`: number of the newest amendment
+        that its cursor knows."""
         self.pulls += 1
         self.rows += rows.num_rows
         ((lowest,),) = self.database.query(LOWEST)
@@ -112,6 +117,9 @@ class Oracle:
         if commit_ts != sorted(commit_ts):
             self.violated(f"order: {who} got {commit_ts}")
         want = self.truth(after, upto)
+        if self.late is not None:
+            must, may = self.late.truth(after, upto, amended)
+            want = sorted([*want, *must, *(row for row in may if row in got)])
         if sorted(got) != want:
             missing = [_show(r) for r in want if r not in got]
             extra = [_show(r) for r in got if r not in want]
@@ -120,7 +128,7 @@ class Oracle:
 
     def good_ts(self) -> int | None:
         """The last timestamp known to be good, while a store is quarantined."""
-        query = "SELECT min(good_ts) FROM quarantines WHERE tenant_id = 1 AND state = 'quarantined'"
+        query = "SELECT min(good_ts) FROM quarantines WHERE tenant_id = 1 AND state IN ('quarantined', 'accepting')"
         ((good_ts,),) = self.database.query(query)
         return None if good_ts is None else int(good_ts)
 

@@ -40,6 +40,7 @@ class Profile:
     future: bool = False  #: an upstream whose clock is ahead at times, and a store that writes what it wants
     skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
     lies: int = 0  #: rows with which stores contradict their own promises
+    late: bool = False  #: of some stores these rows are true, and an operator accepts them
     shape_s: float = 1.0  #: mean time between two such requests
     data_tasks: int = 2
     tick_s: float = 1.0
@@ -374,6 +375,23 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 6, "crash_io": 3},
             victims=("sorter",),
         ),
+        Profile(
+            name="accepted",
+            about="stores send true rows late; an operator accepts or rejects them while sorters die; a reader follows",
+            upstream=replace(upstream.TINY, stores=2, tables=2, rows=4, patience=4),
+            actions=200,
+            dispatchers=1,
+            metas=1,
+            lies=6,
+            late=True,
+            tick_s=0.5,
+            flush_s=0.2,
+            snapshot_s=0.4,
+            amounts=(0.1,),
+            faults=_only(slow=0.05, put_lost=0.02, db_lost=0.03, db_late=0.02, net_cut=0.01),
+            chaos={"crash": 3, "crash_io": 3},
+            victims=("sorter",),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -383,6 +401,6 @@ def profile_of(seed: int) -> Profile:
     """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
     if seed % 10 == 8:
         return PROFILES["isolation"]
-    named = ("usual", "calm", "isolation", "promises", "jobs")
+    named = ("usual", "calm", "isolation", "promises", "accepted", "jobs")
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

@@ -23,6 +23,7 @@ from metaserver.loop import MetaWorker
 from pusher.control import ControlUnavailable, IncarnationGrant, PushBundle
 from pusher.frontier import FrontierEntry, FrontierReader
 from pusher.worker import PusherWorker
+from reading import position
 from reading.deps import Services
 from reading.pull import PullRequest, pull
 from reading.scope import Scope
@@ -43,12 +44,13 @@ from tistream.catalog.work.job_rows import JobCounts, JobExecutor, JobKind, NewJ
 from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.work.tasks import frontier
-from tistream.errors import BeyondQuarantine, CatalogUnavailable, ErrorKind, Fenced, TiStreamError
+from tistream.errors import BeyondQuarantine, CatalogUnavailable, ErrorKind, Fenced, LogAmended, TiStreamError
 from tistream.ids import Tenant
 from tistream.objectstore.protocol import Admit
 from tistream.runtime.service import Problem, Service
 
 TENANT = Tenant(1, 1)
+_SCOPE = Scope(tenant=TENANT)
 _LOOK_EVERY_S = 0.5
 _DRAIN_S = 5.0
 
@@ -113,6 +115,7 @@ class Hosts(Protocol):
     resting: bool
     neighbours: Any
     lies: Any
+    follower: Any
 
     def tso(self) -> int: ...
     def unix_ms(self) -> int: ...
@@ -143,6 +146,8 @@ def run_role(world: Hosts, running: Running) -> None:
             _push(world, running, catalog, store, clock, rand)
         elif running.role == "reader":
             _read(world, running, catalog, store, clock, rand)
+        elif running.role == "follower":
+            _follow(world, running, catalog, store, clock)
         elif running.role == "neighbour":
             world.neighbours.push(catalog, store, running.stopping)
         elif running.role == "future":
@@ -319,34 +324,78 @@ def _read(
     while not running.stopping.wait(0.3 + rand.random() * 2):
         start = rand.choice([cursors[-1], rand.choice(cursors), None]) if cursors else None
         try:
-            end = read_once(world, services, running.name, start, rand.choice([1, 3, 10_000]))
+            found = read_once(world, services, running.name, start, rand.choice([1, 3, 10_000]))
         except BeyondQuarantine:
-            cursors.clear()  # the reader waits at the beginning until an operator has decided
+            if world.lies.late is None:
+                cursors.clear()  # the reader waits at the beginning until an operator has decided
+            continue
+        except LogAmended as e:
+            _check_refusal(world, running.name, str(start), e)
+            cursors.clear()
             continue
         except TiStreamError as e:
             if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
                 raise
             continue
-        if end is not None:
-            cursors.append(end)
+        if found is not None:
+            cursors.append(found[2])
 
 
-def read_once(world: Hosts, services: Services, who: str, start: str | None, limit: int) -> str | None:
-    """One pull, handed to the oracle; the next cursor."""
-    from reading import position
+def _follow(world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock) -> None:
+    """Pulls page after page, keeps all rows, and reads again from where a refusal says."""
+    services, kept = Services.create(catalog, store, clock), world.follower
+    while not running.stopping.wait(0.4):
+        try:
+            row = get_tenant(catalog, TENANT)
+            if not row.start_ts:
+                continue
+            kept.start_ts = row.start_ts
+            kept.at = max(kept.at, row.start_ts)
+            seen, good_ts = world.oracle.served_max, world.oracle.good_ts()
+            answer = pull(services, _request(kept.cursor, str(kept.at), 5))
+        except BeyondQuarantine:
+            continue  # its cursor is above what is good: it waits until an operator has decided
+        except LogAmended as e:
+            _check_refusal(world, running.name, str(kept.cursor), e)
+            kept.rewind(int(str(e.facts["from_ts"])))
+            world.tell(f"{running.name} reads again from {kept.at}")
+            continue
+        except TiStreamError as e:
+            if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
+                raise
+            continue
+        kept.pages.append(pa.ipc.open_stream(answer.content).read_all())
+        kept.cursor = answer.next_cursor
+        kept.at, kept.amended = position.read_cursor(answer.next_cursor, _SCOPE)
+        rows = pa.concat_tables(kept.pages)
+        world.oracle.pulled(running.name, rows, kept.start_ts, kept.at, answer.resolved_ts, seen, kept.amended)
+        world.oracle.held(running.name, max(kept.at, answer.resolved_ts), good_ts)
 
-    scope = Scope(tenant=TENANT)
+
+def _check_refusal(world: Hosts, who: str, cursor: str, error: LogAmended) -> None:
+    """A cursor is refused only if its reader may lack a row."""
+    at, from_ts = position.decode_cursor(cursor, _SCOPE), int(str(error.facts["from_ts"]))
+    if not world.lies.late.refuses_rightly(from_ts, at):
+        world.oracle.violated(f"late: the cursor of {who} at {at} is refused, but lacks nothing: {error}")
+
+
+def _request(cursor: str | None, start_ts: str, limit: int) -> PullRequest:
+    start = None if cursor else start_ts
+    return PullRequest(scope=_SCOPE, start_ts=start, cursor=cursor, format="arrow", options={}, limit=limit)
+
+
+def read_once(
+    world: Hosts, services: Services, who: str, start: str | None, limit: int
+) -> tuple[pa.Table, int, str] | None:
+    """One pull, handed to the oracle; (rows, up to where, the next cursor), None before the tenant has begun."""
     row = get_tenant(services.catalog, TENANT)
     if not row.start_ts:
         return None
-    after = row.start_ts if start is None else position.decode_cursor(start, scope)
-    request = PullRequest(
-        scope=scope, start_ts=None if start else "earliest", cursor=start, format="arrow", options={}, limit=limit
-    )
+    after = row.start_ts if start is None else position.decode_cursor(start, _SCOPE)
     seen, good_ts = world.oracle.served_max, world.oracle.good_ts()
-    answer = pull(services, request)
+    answer = pull(services, _request(start, "earliest", limit))
     rows = pa.ipc.open_stream(answer.content).read_all()
-    upto = position.decode_cursor(answer.next_cursor, scope)
-    world.oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen)
+    upto, amended = position.read_cursor(answer.next_cursor, _SCOPE)
+    world.oracle.pulled(who, rows, after, upto, answer.resolved_ts, seen, amended)
     world.oracle.held(who, max(upto, answer.resolved_ts), good_ts)
-    return answer.next_cursor
+    return rows, upto, answer.next_cursor

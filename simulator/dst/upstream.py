@@ -90,7 +90,7 @@ class SimSource(ModelSource):
             elif isinstance(event, Tick):
                 self._promised = dict(self._promises)
         for id_, subscription in self._subscriptions.items():
-            row = self._lies.row(subscription.region.range, self._promised.get(id_, 0))
+            row = self._lies.row(self._store_id, subscription.region.range, self._promised.get(id_, 0))
             if row is not None:
                 yield Rows(subscription=id_, rows=row)
 

@@ -7,7 +7,6 @@ leftovers the pushers end; batch files and orphans must go away
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from collections.abc import Callable, Collection, Mapping, MutableMapping
@@ -17,11 +16,12 @@ import structlog
 import zstandard
 
 from reading.deps import Services
-from simulator.dst import future, threads
+from simulator.dst import future, operator, threads
 from simulator.dst.boundaries import Boundaries, Point
 from simulator.dst.catalog_rules import CatalogRules
 from simulator.dst.database import Database, SimCatalog
 from simulator.dst.faults import Dice
+from simulator.dst.late import Follower, Late
 from simulator.dst.lies import Lies
 from simulator.dst.neighbours import LATE_FROM, Neighbours
 from simulator.dst.network import Network
@@ -34,11 +34,9 @@ from simulator.dst.upstream import workload_of
 from simulator.profiles import new_cluster
 from sorter.worker.worker import SorterWorker
 from tistream import ts as tso
-from tistream.catalog.tenancy.served import QuarantineState
 from tistream.catalog.tenancy.tenants import register_tenant
-from tistream.catalog.work.quarantines import list_quarantines, reject_store
 from tistream.catalog.work.stores import issue_incarnation
-from tistream.errors import CatalogUnavailable, ErrorKind, NotFound, ObjectConflict, TiStreamError
+from tistream.errors import ErrorKind, ObjectConflict, TiStreamError
 from tistream.objectstore.layout import SchemaSnapKey
 
 START_MS = 1_750_000_000_000
@@ -47,7 +45,7 @@ HEARTBEAT_MS = 700
 SWEEP_S = 4.0
 READ_LEASE_TTL_MS = 2400
 _REST_S = 60.0
-_PUSH_AND_PULL = ("pusher", "reader", "neighbour", "future")  # gone before leftovers are checked
+_PUSH_AND_PULL = ("pusher", "reader", "follower", "neighbour", "future")  # gone before leftovers are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +97,10 @@ class World:
         self.running: list[Running] = []
         self.neighbours = Neighbours(random.Random(f"{seed}/neighbours"), self.bucket, self.tso, self.tell)
         self.lies = Lies(random.Random(f"{seed}/lies"), self.workload.committed, profile.lies)
+        self.follower = Follower()
+        if profile.late:
+            late = Late(random.Random(f"{seed}/late"), self.workload.committed)
+            self.lies.late = self.oracle.late = self.oracle.rules.late = late
         self.bounds: Mapping[str, int] = {}  #: that are small in this run, see `bounds`
         self.resting = False
         self.rested = False
@@ -166,11 +168,13 @@ class World:
             self.start("reader", f"reader-{i + 1}")
         if p.future:
             self.start("future", "future-1")
+        if p.late:
+            self.start("follower", "follower-1")
         if p.neighbours:
             self.start("neighbour", "neighbour-1")
             self._harm_later(main)
         if p.lies:
-            self._decide_later(main)
+            operator.decide_later(self, main)
         self._act(self.actions)
         for event in self.plan:
             self.scheduler.call_at(event.at, lambda event=event: self._befall(event))  # type: ignore[misc]
@@ -228,26 +232,6 @@ class World:
                     self._crash_now(r.process, 0.5)
 
         self.scheduler.call_at(self.scheduler.now + 3.0 + n.rand.random() * 4.0, harm)
-
-    def _decide_later(self, main: Process) -> None:
-        """An operator rejects what is quarantined, every now and then."""
-
-        def decide() -> None:
-            catalog = SimCatalog(self.database)
-            for row in list_quarantines(catalog, TENANT, state=QuarantineState.QUARANTINED):
-                self.tell(f"an operator rejects store {row.store_id}")
-                with contextlib.suppress(CatalogUnavailable, NotFound):
-                    reject_store(catalog, TENANT, row.store_id)
-
-        def tried() -> None:
-            with contextlib.suppress(CatalogUnavailable):
-                decide()
-
-        def again() -> None:
-            threads.spawn(main, tried, "an operator")
-            self.scheduler.call_at(self.scheduler.now + 2.5, again)
-
-        self.scheduler.call_at(self.scheduler.now + 2.5, again)
 
     def _judge_neighbours(self, main: Process) -> None:
         """After a restart of the neighbour's pusher, whatever may not stop is written out and what has stopped is
@@ -428,7 +412,14 @@ class World:
         ((lowest,),) = self.database.query(LOWEST)
         if self.oracle.good_ts() is not None:
             return False
+        if self.profile.late and not self._has_followed():
+            return False
         return lowest is not None and lowest >= self._last_commit() and self.scheduler.now > self.bucket.all_there_at
+
+    def _has_followed(self) -> bool:
+        """Whether the reader that follows has everything, as far as it knows, and knows of every amendment."""
+        ((newest,),) = self.database.query("SELECT coalesce(max(number), 0) FROM amendments WHERE tenant_id = 1")
+        return self.follower.at >= self._last_commit() and self.follower.amended == newest
 
     def _final_pull(self, main: Process) -> None:
         if self._is_over():
@@ -438,7 +429,9 @@ class World:
         def pull() -> None:
             store, catalog = SimStore(self.bucket), SimCatalog(self.database)
             services = Services.create(catalog, store, SimClock(main, self.unix_ms, 0))
-            read_once(self, services, "final reader", None, 100_000)
+            found = read_once(self, services, "final reader", None, 100_000)
+            if self.profile.late and found is not None and (what := self.follower.differs(*found[:2])):
+                self.oracle.violated(f"late: the reader that followed: {what}")
             done.append(True)
 
         threads.spawn(main, pull, "final pull")

@@ -251,6 +251,15 @@ def test_a_store_that_contradicts_its_promise_is_never_taken_without_a_word(seed
     assert any("an operator rejects" in line for line in found.story)
 
 
+@pytest.mark.parametrize("seed", [1, 3])
+def test_accepted_rows_reach_every_reader_once(seed: int) -> None:
+    """Those that had read past their place are refused, and read again from there."""
+    found = run(seed, "accepted", without=frozenset({"bounds"}))
+    assert found.violations == ()
+    assert any("an operator accepts" in line for line in found.story)
+    assert any("reads again from" in line for line in found.story)
+
+
 def test_every_mutant_names_a_scenario() -> None:
     assert {mutant.scenario for mutant in MUTANTS.values()} <= PROFILES.keys()
 
