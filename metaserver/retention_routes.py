@@ -13,15 +13,18 @@ Any process answers them from the catalog; conventions as in `metaserver.routes`
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
 from metaserver.routing import route
+from reading.filters import parse_filter
 from schemas.registry.log_start import LogStarts
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.consumers import Readers, readers_of
 from tistream.catalog.log.safe_points import list_safe_points, remove_safe_point, set_safe_point
 from tistream.catalog.tenancy.changefeeds import (
     ChangefeedRow,
@@ -38,6 +41,7 @@ from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import InvalidInput
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
+from tistream.limits import CONSUMER_IDLE_HOURS_DEFAULT, CONSUMER_PARTITIONS_MAX
 
 _INT_MAX = (1 << 63) - 1
 _DAY_S = 86_400
@@ -70,13 +74,34 @@ class NewChangefeed(BaseModel):
         default="latest", pattern=r"^(\d{1,19}|earliest|latest)$", description="a TSO, `earliest` or `latest`"
     )
     target_ts: str = Field(default="0", pattern=_TSO, description="end; 0 = none")
-    tables: str = Field(default="", max_length=4096, description="free text: the tables it reads")
+    filters: dict[Literal["tables", "columns", "ops", "where", "changed", "event_filters"], str] = Field(
+        default={}, description="filters of its pulls, as the query of a pull has them"
+    )
+    partitions: int = Field(
+        default=1, ge=1, le=CONSUMER_PARTITIONS_MAX, description="members that can share it; a table is in one"
+    )
+    idle_hours: float = Field(
+        default=CONSUMER_IDLE_HOURS_DEFAULT,
+        ge=0,
+        le=1_000_000,
+        description="without a request for so long, it no longer holds the log; 0 = it holds for ever",
+    )
 
 
 class Checkpoint(BaseModel):
     """A consumer's checkpoint."""
 
     checkpoint_ts: str = Field(pattern=_TSO, description="it has everything at or below it; never falls")
+
+
+class ShownPartition(BaseModel):
+    """A part of a consumer's changes."""
+
+    partition: int
+    member: str | None
+    epoch: int
+    checkpoint_ts: str
+    lag_ms: int
 
 
 class Changefeed(BaseModel):
@@ -88,9 +113,15 @@ class Changefeed(BaseModel):
     checkpoint_ts: str
     checkpoint_time: str
     target_ts: str
-    tables: str
+    filters: dict[str, str]
     created_time: str
     seen_time: str
+    lag_ms: int = Field(description="from the checkpoint to the served watermark")
+    idle_ms: int = Field(description="since its last request")
+    idle_hours: float
+    holds_log: bool
+    members: list[str] = Field(description="those whose lease has not been taken over")
+    partitions: list[ShownPartition]
 
 
 def retention_router(catalog: Catalog, starts: LogStarts) -> APIRouter:
@@ -147,7 +178,10 @@ def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
 
     @route(routes, "GET", base, Right.LOOK, "list_changefeeds", "List registered consumers")
     def changefeeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Changefeed]]:
-        return {"items": [_shown(row) for row in list_changefeeds(catalog, _known(catalog, cluster_id, tenant_id))]}
+        tenant = _known(catalog, cluster_id, tenant_id)
+        readers, served = readers_of(catalog, tenant), served_watermark(catalog, tenant)
+        rows = list_changefeeds(catalog, tenant)
+        return {"items": [_shown(row, readers.get(row.changefeed_id, Readers()), served) for row in rows]}
 
     @route(routes, "POST", base, Right.READ, "create_changefeed", "Register a consumer", status_code=201)
     def create(cluster_id: _Id, tenant_id: _Id, new: NewChangefeed, response: Response) -> Changefeed:
@@ -160,20 +194,28 @@ def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
         known = {row.changefeed_id: row for row in list_changefeeds(catalog, tenant)}.get(new.changefeed_id)
         if known is not None and word == "latest":
             start = known.start_ts  # a repeat after a lost reply
+        parse_filter({str(name): text for name, text in new.filters.items()})
         made = add_changefeed(
-            catalog, tenant, new.changefeed_id, start, target_ts=_ts(new.target_ts), tables=new.tables
+            catalog,
+            tenant,
+            new.changefeed_id,
+            start,
+            target_ts=_ts(new.target_ts),
+            filters=orjson.dumps(new.filters, option=orjson.OPT_SORT_KEYS).decode(),
+            partitions=new.partitions,
+            idle_limit_ms=int(new.idle_hours * 3_600_000),
         )
         response.status_code = 201 if made else 200
-        return _shown(get_changefeed(catalog, tenant, new.changefeed_id))
+        return _one_shown(catalog, get_changefeed(catalog, tenant, new.changefeed_id))
 
     @route(routes, "GET", one, Right.LOOK, "get_changefeed", "Get a consumer")
     def read(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
-        return _shown(get_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id))
+        return _one_shown(catalog, get_changefeed(catalog, _known(catalog, cluster_id, tenant_id), changefeed_id))
 
     @route(routes, "PATCH", one, Right.READ, "move_checkpoint", "Advance a consumer's checkpoint")
     def checkpoint(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name, new: Checkpoint) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
-        return _shown(move_checkpoint(catalog, tenant, changefeed_id, _ts(new.checkpoint_ts)))
+        return _one_shown(catalog, move_checkpoint(catalog, tenant, changefeed_id, _ts(new.checkpoint_ts)))
 
     _changefeed_states(catalog, routes, one)
 
@@ -187,12 +229,12 @@ def _changefeed_states(catalog: Catalog, routes: APIRouter, one: str) -> None:
     @route(routes, "POST", f"{one}:pause", Right.TENANT, "pause_changefeed", "Pause a consumer")
     def pause(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
-        return _shown(switch_changefeed(catalog, tenant, changefeed_id, FeedState.STOPPED))
+        return _one_shown(catalog, switch_changefeed(catalog, tenant, changefeed_id, FeedState.STOPPED))
 
     @route(routes, "POST", f"{one}:resume", Right.TENANT, "resume_changefeed", "Resume a consumer")
     def resume(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
-        return _shown(switch_changefeed(catalog, tenant, changefeed_id, FeedState.NORMAL))
+        return _one_shown(catalog, switch_changefeed(catalog, tenant, changefeed_id, FeedState.NORMAL))
 
 
 def safe_point_of(catalog: Catalog, tenant: Tenant) -> dict[str, Any]:
@@ -222,7 +264,12 @@ def _ts(text: str) -> int:
     return value
 
 
-def _shown(row: ChangefeedRow) -> Changefeed:
+def _one_shown(catalog: Catalog, row: ChangefeedRow) -> Changefeed:
+    readers = readers_of(catalog, row.tenant).get(row.changefeed_id, Readers())
+    return _shown(row, readers, served_watermark(catalog, row.tenant))
+
+
+def _shown(row: ChangefeedRow, readers: Readers, served: int) -> Changefeed:
     return Changefeed(
         changefeed_id=row.changefeed_id,
         state=row.state,
@@ -230,7 +277,26 @@ def _shown(row: ChangefeedRow) -> Changefeed:
         checkpoint_ts=str(row.checkpoint_ts),
         checkpoint_time=tso.to_text(row.checkpoint_ts),
         target_ts=str(row.target_ts),
-        tables=row.tables,
+        filters=orjson.loads(row.filters),
         created_time=tso.to_text(tso.compose(row.created_ms)),
         seen_time=tso.to_text(tso.compose(row.seen_ms)),
+        lag_ms=_lag_ms(served, row.checkpoint_ts),
+        idle_ms=row.idle_ms,
+        idle_hours=row.idle_limit_ms / 3_600_000,
+        holds_log=row.holds_log,
+        members=[member.name for member in readers.members],
+        partitions=[
+            ShownPartition(
+                partition=part.number,
+                member=part.member,
+                epoch=part.epoch,
+                checkpoint_ts=str(part.checkpoint_ts),
+                lag_ms=_lag_ms(served, part.checkpoint_ts),
+            )
+            for part in readers.partitions
+        ],
     )
+
+
+def _lag_ms(served: int, checkpoint_ts: int) -> int:
+    return max(0, tso.physical_ms(served) - tso.physical_ms(checkpoint_ts))

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 
@@ -140,8 +140,29 @@ class Position(Protocol):
 def encode_cursor(scope: Scope, commit_ts: int, seen: int = 0) -> str:
     """The cursor of `scope` after everything at or below `commit_ts`, with the amendments up to number `seen`."""
     ids = scope.tenant.cluster_id, scope.tenant.tenant_id
-    body = orjson.dumps([*ids, scope.database, scope.table, commit_ts, seen])
-    return base64.urlsafe_b64encode(_VERSION + zlib.crc32(body).to_bytes(4, "big") + body).rstrip(b"=").decode()
+    return seal(_VERSION, [*ids, scope.database, scope.table, commit_ts, seen])
+
+
+def seal(version: bytes, values: list[Any]) -> str:
+    """An opaque, URL-safe text of these values. `version`: one byte that says what they are."""
+    body = orjson.dumps(values)
+    return base64.urlsafe_b64encode(version + zlib.crc32(body).to_bytes(4, "big") + body).rstrip(b"=").decode()
+
+
+def unseal(text: str, version: bytes) -> Any:
+    """The values of a sealed text. CursorInvalid when it is damaged or of another version."""
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise CursorInvalid("The cursor is not one of ours: it is not base64.", cursor=text[:80]) from e
+    if raw[:1] != version:
+        raise CursorInvalid("The cursor is not one of ours: its version is unknown.", cursor=text[:80])
+    if len(raw) < 6 or raw[1:5] != zlib.crc32(raw[5:]).to_bytes(4, "big"):
+        raise CursorInvalid("The cursor is damaged: its checksum does not match.", cursor=text[:80])
+    try:
+        return orjson.loads(raw[5:])
+    except ValueError as e:
+        raise CursorInvalid("The cursor is not one of ours: it does not hold a position.", cursor=text[:80]) from e
 
 
 def decode_cursor(text: str, scope: Scope) -> int:
@@ -151,16 +172,9 @@ def decode_cursor(text: str, scope: Scope) -> int:
 
 def read_cursor(text: str, scope: Scope) -> tuple[int, int]:
     """(commit_ts, number of the newest amendment seen) of a cursor. Errors as of `decode_cursor`."""
+    values = unseal(text, _VERSION)
     try:
-        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError) as e:
-        raise CursorInvalid("The cursor is not one of ours: it is not base64.", cursor=text[:80]) from e
-    if raw[:1] != _VERSION:
-        raise CursorInvalid("The cursor is not one of ours: its version is unknown.", cursor=text[:80])
-    if len(raw) < 6 or raw[1:5] != zlib.crc32(raw[5:]).to_bytes(4, "big"):
-        raise CursorInvalid("The cursor is damaged: its checksum does not match.", cursor=text[:80])
-    try:
-        cluster, tenant, database, table, commit_ts, seen = orjson.loads(raw[5:])
+        cluster, tenant, database, table, commit_ts, seen = values
         cursor_scope = Scope(tenant=Tenant(int(cluster), int(tenant)), database=database, table=table)
         at, seen = int(commit_ts), int(seen)
     except (ValueError, TypeError) as e:

@@ -72,6 +72,11 @@ SESSION_MS = 12 * 3_600_000
 KEPT_BODY_BYTES_MAX = 1 << 20  # of a request with an Idempotency-Key, and of its answer
 STREAM_ROWS_DEFAULT = 5_000  # between two watermarks of a stream
 SPLITS_MAX = 1000  # parts of one plan of a long pull
+CONSUMER_PARTITIONS_MAX = 64  # of one consumer
+CONSUMER_MEMBERS_MAX = 128  # that read one consumer at the same time
+CONSUMER_LEASE_S_DEFAULT = 30  # between two pulls of a member, after which its partitions go to others
+CONSUMER_LEASE_S_MAX = 3600
+CONSUMER_IDLE_HOURS_DEFAULT = 720  # a consumer that is not read for so long no longer holds the log
 
 assert HEARTBEAT_MS * 3 < LEASE_MS
 assert JOB_RENEW_MS * 3 < JOB_LEASE_MS

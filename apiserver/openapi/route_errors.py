@@ -67,5 +67,10 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield errors.TooManyOpen
     if names & {"start_ts", "as_of", "ts", "name"}:
         yield from (errors.StoreUnavailable, errors.CorruptObject)
-    if path.endswith(":retry"):
+    if path.endswith((":retry", ":acknowledge", ":leave")) or "session" in names:
         yield errors.Fenced
+    if path.endswith(":acknowledge"):
+        yield errors.CursorInvalid
+    if "session" in names:
+        yield from (errors.StateForbids, errors.LogAmended, errors.BeyondQuarantine)
+        yield from (errors.StoreUnavailable, errors.CorruptObject)

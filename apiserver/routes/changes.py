@@ -107,14 +107,28 @@ def router(followers: Followers) -> APIRouter:
 
 
 async def _answer(followers: Followers, scope: Scope, asked: _Query) -> Response:
-    answer = await _page_or_wait(followers, asked, asked.pull(scope=scope))
+    answer = await page_or_wait(followers, asked.http, asked.pull(scope=scope), asked.wait_s)
     headers = {
         "TiStream-Next-Cursor": answer.next_cursor,
+        "Link": f'<{_next_url(asked.http, answer.next_cursor)}>; rel="next"',
+    }
+    return await page_response(followers, asked.http, answer, asked.media_type, asked.coding, headers)
+
+
+async def page_response(
+    followers: Followers,
+    http: Request,
+    answer: PullAnswer,
+    media_type: str,
+    coding: str | None,
+    headers: dict[str, str],
+) -> Response:
+    """The response with a page. `headers`: those beside the ones that every page has."""
+    headers |= {
         "TiStream-Resolved-Ts": str(answer.resolved_ts),
         "TiStream-Has-More": "true" if answer.has_more else "false",
         "Cache-Control": "no-store",
         "Vary": "Accept, Accept-Encoding",
-        "Link": f'<{_next_url(asked.http, answer.next_cursor)}>; rel="next"',
     }
     if answer.end_ts is not None:
         headers["TiStream-End-Ts"] = str(answer.end_ts)
@@ -125,25 +139,25 @@ async def _answer(followers: Followers, scope: Scope, asked: _Query) -> Response
     if answer.quarantined:
         headers["TiStream-Quarantined"] = str(answer.quarantined)
     content: memoryview = memoryview(answer.content)
-    if asked.coding is not None and is_worth_it(len(content)):
-        headers["Content-Encoding"] = asked.coding
-        content = memoryview(await run_in_threadpool(compress, content, asked.coding))
+    if coding is not None and is_worth_it(len(content)):
+        headers["Content-Encoding"] = coding
+        content = memoryview(await run_in_threadpool(compress, content, coding))
     limits = followers.limits
     with ExitStack() as on_error:
-        caller = caller_of(asked.http)
+        caller = caller_of(http)
         on_error.enter_context(followers.counted("page_bytes", caller, limits.page_bytes_max, len(content)))
         held = on_error.pop_all()
-    return PageAnswer(content, media_type=asked.media_type, headers=headers, slow_s=limits.slow_consumer_s, held=held)
+    return PageAnswer(content, media_type=media_type, headers=headers, slow_s=limits.slow_consumer_s, held=held)
 
 
-async def _page_or_wait(followers: Followers, asked: _Query, request: PullRequest) -> PullAnswer:
+async def page_or_wait(followers: Followers, http: Request, request: PullRequest, wait_s: float) -> PullAnswer:
     """The page, once there are changes or the time is up. `latest` and spans mean what they mean at the first read."""
-    answer = await _first_page(followers, request, asked.wait_s)
-    if not answer.waits or not asked.wait_s:
+    answer = await _first_page(followers, request, wait_s)
+    if not answer.waits or not wait_s:
         return answer
-    with followers.counted("waits", caller_of(asked.http), followers.limits.waits_max):
-        waiting = asyncio.ensure_future(_next_change(followers, request, answer, asked.wait_s))
-        leaving = asyncio.ensure_future(disconnected(asked.http.receive))
+    with followers.counted("waits", caller_of(http), followers.limits.waits_max):
+        waiting = asyncio.ensure_future(_next_change(followers, request, answer, wait_s))
+        leaving = asyncio.ensure_future(disconnected(http.receive))
         try:
             await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
             return waiting.result() if waiting.done() else answer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from weakref import WeakKeyDictionary
@@ -31,6 +32,20 @@ _RULES_KEPT = 64  # lists of table ids of one history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of `of` parts of a tenant's changes: each table name, and each DDL by the table that it names, belongs to
+    one part, so all changes under a name stay in order."""
+
+    number: int
+    of: int
+
+    def has(self, database: str, table: str) -> bool:
+        """Whether the table of this name belongs to the part."""
+        name = f"{folded(database)}.{folded(table)}".encode("utf-8", "surrogatepass")
+        return zlib.crc32(name) % self.of == self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """What a reader wants of a scope; None means everything."""
 
@@ -40,14 +55,22 @@ class Filter:
     where: Expression | None = None
     changed: ColumnRules | None = None
     event_filters: tuple[EventFilter, ...] = ()
+    part: Part | None = None  #: of a consumer; not a parameter of a request
 
     def means(self, table: Table) -> bool:
         """Whether rows of the table may pass."""
-        return self.tables is None or self.tables.matches(table.db, table.name)
+        return self._means_name(table.db, table.name)
+
+    def _means_name(self, database: str, table: str) -> bool:
+        if self.part is not None and not self.part.has(database, table):
+            return False
+        return self.tables is None or self.tables.matches(database, table)
 
     def keeps_ddl(self, event: DdlEvent) -> bool:
         """Whether a DDL passes: by any of the names that it concerns."""
         if self.ops is not None and not self.ops.ddl:
+            return False
+        if self.part is not None and not self.part.has(event.db, event.table):
             return False
         if self.tables is not None and not _concerned(self.tables, event):
             return False
@@ -56,9 +79,9 @@ class Filter:
     def table_ids(self, history: History, scope: Scope, after: int, upto: int) -> Collection[int] | None:
         """The physical ids whose rows may pass in (after, upto], or some more; None for all of a tenant."""
         of_scope = table_ids(history, scope, after, upto)
-        if self.tables is None:
+        if self.tables is None and self.part is None:
             return of_scope
-        meant = _ids_of(history, self.tables)
+        meant = _ids_of(history, (self.tables, self.part), self._means_name)
         return meant if of_scope is None else meant.intersection(of_scope)
 
     def shown(self, table: Table) -> Table:
@@ -123,18 +146,19 @@ def _concerned(rules: TableRules, event: DdlEvent) -> bool:
     return any(rules.matches(db, name) for db, name in names if name)
 
 
-_IDS: WeakKeyDictionary[History, dict[TableRules, frozenset[int]]] = WeakKeyDictionary()
+_Names = tuple[TableRules | None, Part | None]
+_IDS: WeakKeyDictionary[History, dict[_Names, frozenset[int]]] = WeakKeyDictionary()
 
 
-def _ids_of(history: History, rules: TableRules) -> frozenset[int]:
+def _ids_of(history: History, names: _Names, means: Callable[[str, str], bool]) -> frozenset[int]:
     """The physical ids that tables of these names ever had. A history that changes is a new object, so the same object
     has the same names."""
     known = _IDS.setdefault(history, {})
-    found = known.get(rules)
+    found = known.get(names)
     if found is None:
         if len(known) >= _RULES_KEPT:
             known.clear()
-        found = known[rules] = frozenset(history.physical_ids_named(rules.matches))
+        found = known[names] = frozenset(history.physical_ids_named(means))
     return found
 
 

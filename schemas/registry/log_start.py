@@ -22,7 +22,7 @@ from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.retention import Hold, HoldKind, database_time_ms
 from tistream.catalog.log.safe_points import list_safe_points
 from tistream.catalog.log.seeds import list_seeds
-from tistream.catalog.tenancy.changefeeds import HOLDING, list_changefeeds
+from tistream.catalog.tenancy.changefeeds import list_changefeeds
 from tistream.catalog.tenancy.tenants import TenantRow, get_tenant, kept_s
 from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import TiStreamError
@@ -126,7 +126,7 @@ def holds_of(catalog: Catalog, tenant: Tenant) -> list[Hold]:
             release=f"its next checkpoint, or tistream changefeed remove {feed.changefeed_id}",
         )
         for feed in list_changefeeds(catalog, tenant)
-        if feed.state in HOLDING
+        if feed.holds_log
     ]
     points = [
         Hold(

@@ -56,11 +56,14 @@ def run(*words: str, url: str) -> Any:
 
 
 def test_a_changefeeds_life(url: str) -> None:
-    made = run("changefeed", "create", "ware", "--tables", "shop.*", "--target-ts", str(EDGE), url=url)
+    made = run(
+        "changefeed", "create", "ware", "--tables", "shop.*", "--partitions", "2", "--target-ts", str(EDGE), url=url
+    )
     assert (made["state"], made["checkpoint_ts"]) == ("finished", str(EDGE)), "it begins at what is served"
+    assert (made["filters"], len(made["partitions"])) == ({"tables": "shop.*"}, 2)
     run("changefeed", "remove", "ware", url=url)
     made = run("changefeed", "create", "ware", "--start-ts", str(START + 5), url=url)
-    assert (made["state"], made["start_ts"], made["tables"]) == ("normal", str(START + 5), "")
+    assert (made["state"], made["start_ts"], made["filters"], made["idle_hours"]) == ("normal", str(START + 5), {}, 720)
     assert run("changefeed", "checkpoint", "ware", str(START + 9), url=url)["checkpoint_ts"] == str(START + 9)
     with pytest.raises(TiStreamError, match="cannot move back"):
         run("changefeed", "checkpoint", "ware", str(START + 8), url=url)

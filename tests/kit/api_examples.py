@@ -288,7 +288,22 @@ def _kept(http: TestClient) -> dict[str, dict[str, Any]]:
         ("resume_changefeed", "POST", f"{feed}:resume", None),
         ("get_changefeed", "GET", feed, None),
     ]
-    return {name: _json(http, method, path, {}, body) for name, method, path, body in asked}
+    found = {name: _json(http, method, path, {}, body) for name, method, path, body in asked}
+    return found | _consumed(http, feed)
+
+
+def _consumed(http: TestClient, feed: str) -> dict[str, dict[str, Any]]:
+    """A member of the changefeed reads, and stops."""
+    found = {"reset_consumer": _json(http, "POST", f"{feed}:reset", {}, {"to": "earliest"})}
+    pulled = found["pull_consumer"] = {}
+    for word, media in FORMATS.items():
+        answer = _ok(http.get(f"{feed}/changes", params={"member": "loader-1", "format": word, "limit": 10}))
+        pulled[media] = cut(answer.json()) if word == "json" else _text(media, answer.content)
+    done, left = {"cursor": answer.headers["TiStream-Next-Cursor"]}, {"member": "loader-1"}
+    leaving = left | {"session": int(answer.headers["TiStream-Session"])}
+    found["acknowledge"] = _json(http, "POST", f"{feed}:acknowledge", {}, done)
+    found["leave_consumer"] = _json(http, "POST", f"{feed}:leave", {}, leaving)
+    return found
 
 
 def _keys(http: TestClient) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`tistream changefeed create|list|show|checkpoint|pause|resume|remove`: registered consumers."""
+"""`tistream changefeed create|list|show|checkpoint|reset|pause|resume|remove`: registered consumers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from tistream.admin.core.units import duration_text
+from tistream.cli.filter_options import Changed, Columns, FilterFile, Ops, Tables, Where, filters_of
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_rows
 from tistream.cli.service import connect, tenant_path
+from tistream.limits import CONSUMER_IDLE_HOURS_DEFAULT
 
 commands = typer.Typer(help="Registered consumers: the log above their checkpoints is kept.", no_args_is_help=True)
 
@@ -22,12 +25,28 @@ def create(
     tenant: Tenant,
     start_ts: Annotated[str, typer.Option(help="A TSO, earliest or latest.")] = "latest",
     target_ts: Annotated[int, typer.Option(min=0, help="Finish here; 0 = never.")] = 0,
-    tables: Annotated[str, typer.Option(help="Which tables it reads, for people.")] = "",
+    tables: Tables = None,
+    columns: Columns = None,
+    ops: Ops = None,
+    where: Where = None,
+    changed: Changed = None,
+    filter_file: FilterFile = None,
+    partitions: Annotated[int, typer.Option(min=1, help="How many members can share it.")] = 1,
+    idle_hours: Annotated[
+        float, typer.Option(min=0, help="Without a request for so long, it no longer holds the log; 0 = for ever.")
+    ] = CONSUMER_IDLE_HOURS_DEFAULT,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Register a consumer. The log above its checkpoint is kept until it is removed or finished."""
-    body = {"changefeed_id": changefeed_id, "start_ts": start_ts, "target_ts": str(target_ts), "tables": tables}
+    """Register a consumer. The log above its checkpoint is kept until it is removed, finished, or idle for too long."""
+    body = {
+        "changefeed_id": changefeed_id,
+        "start_ts": start_ts,
+        "target_ts": str(target_ts),
+        "filters": filters_of({}, filter_file, tables=tables, columns=columns, ops=ops, where=where, changed=changed),
+        "partitions": partitions,
+        "idle_hours": idle_hours,
+    }
     show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds"), body))
 
 
@@ -39,14 +58,16 @@ def list_all(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """All consumers of a tenant with state and checkpoint."""
+    """All consumers of a tenant with state, checkpoint, lag and members."""
     columns: list[Column] = [
         ("changefeed", lambda row: row["changefeed_id"]),
         ("state", lambda row: row["state"]),
         ("checkpoint_ts", lambda row: row["checkpoint_ts"]),
         ("checkpoint", lambda row: row["checkpoint_time"]),
-        ("last seen", lambda row: row["seen_time"]),
-        ("tables", lambda row: row["tables"]),
+        ("lag", lambda row: duration_text(row["lag_ms"])),
+        ("idle", lambda row: duration_text(row["idle_ms"]) + ("" if row["holds_log"] else ", holds no log")),
+        ("members", lambda row: ", ".join(row["members"]) or "-"),
+        ("partitions", lambda row: str(len(row["partitions"]))),
     ]
     found = _send(url, "GET", tenant_path(cluster, tenant, "changefeeds"))
     show_rows(found, output, columns, no_color=no_color, empty="no changefeed")
@@ -73,14 +94,28 @@ def checkpoint(
 
 
 @commands.command()
+def reset(
+    changefeed_id: Id,
+    to: Annotated[str, typer.Option(help="A TSO, an RFC 3339 time, earliest or latest.")],
+    cluster: Cluster,
+    tenant: Tenant,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Let a consumer go on from elsewhere, also further back."""
+    path = tenant_path(cluster, tenant, "changefeeds", changefeed_id)
+    show_data(_send(url, "POST", f"{path}:reset", {"to": to}))
+
+
+@commands.command()
 def pause(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """Mark a consumer as paused. Its log is still kept."""
+    """Pause a consumer: its members get nothing. Its log is still kept."""
     show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":pause"))
 
 
 @commands.command()
 def resume(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """Mark a paused consumer as running."""
+    """Let a paused consumer go on."""
     show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":resume"))
 
 

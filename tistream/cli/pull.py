@@ -13,10 +13,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
+from tistream.cli.consumer_pull import Lease, Member, Name, write_batches
 from tistream.cli.filter_options import Changed, Columns, FilterFile, Ops, Tables, Where, filters_of
 from tistream.cli.following import StatusLine, Whole
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.errors import InvalidInput
+from tistream.limits import CONSUMER_LEASE_S_DEFAULT
 
 _RULES = frozenset({"tables", "columns", "ops", "changed"})  # filters that may be repeated in a URL's query
 #: in a URL's query; others are options of the format
@@ -48,8 +50,11 @@ def pull(
     where: Where = None,
     changed: Changed = None,
     filter_file: FilterFile = None,
+    consumer: Name = None,
+    member: Member = "default",
+    lease: Lease = CONSUMER_LEASE_S_DEFAULT,
 ) -> None:
-    """Pull changes of a tenant, a database or a table, in commit order.
+    """Pull changes of a tenant, a database or a table, in commit order; or those of a registered consumer.
 
     The query of a whole URL is used too: start_ts, end_ts, cursor, format, limit, filters and the format's options. A
     flag takes precedence.
@@ -72,7 +77,24 @@ def pull(
             query, filter_file, tables=tables, columns=columns, ops=ops, where=where, changed=changed
         ),
     )  # fmt: skip
-    _write(asked, cursor or query.get("cursor"), follow=follow)
+    at = cursor or query.get("cursor")
+    if consumer is None:
+        _write(asked, at, follow=follow)
+    else:
+        _write_consumer(asked, at, consumer, member, lease, follow=follow)
+
+
+def _write_consumer(asked: _Asked, at: str | None, name: str, member: str, lease_s: float, *, follow: bool) -> None:
+    """Write what a registered consumer reads. It has its position and its filters."""
+    from tistream.client import connect
+
+    if at or asked.since or asked.until or asked.database or asked.filters:
+        raise InvalidInput("A consumer has its own scope, position and filters: leave them out with --consumer.")
+    with connect(asked.url, sleep=_patience(asked.url)) as client:
+        write_batches(
+            client, asked.cluster, asked.tenant, name, member=member, lease_s=lease_s, format=asked.format,
+            limit=asked.limit, options=asked.options, follow=follow,
+        )  # fmt: skip
 
 
 def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:

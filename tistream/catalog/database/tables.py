@@ -76,6 +76,10 @@ def _uint(name: str) -> Column[int]:
     return Column(name, UInt, nullable=False)
 
 
+def _consumer_ids() -> list[Column[Any]]:
+    return [*_ids("cluster_id", "tenant_id"), Column("changefeed_id", WorkerName, primary_key=True)]
+
+
 def _key(name: str) -> Column[bytes]:
     return Column(name, KeyBytes, nullable=False)
 
@@ -304,14 +308,15 @@ base_segments = Table(
 changefeeds = Table(
     "changefeeds",
     metadata,
-    *_ids("cluster_id", "tenant_id"),
-    Column("changefeed_id", WorkerName, primary_key=True),
+    *_consumer_ids(),
     Column("state", Word, nullable=False),
-    *_uints("start_ts", "checkpoint_ts", "target_ts"),
-    Column("tables", SqlText, nullable=False),
-    _uint("created_ms"),
-    _uint("seen_ms"),
+    *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "seen_ms", "idle_limit_ms", "last_epoch"),
+    Column("filters", SqlText, nullable=False),
 )
+_READING = [*_uints("checkpoint_ts", "amended", "epoch"), Column("member", WorkerName)]
+consumer_partitions = Table("consumer_partitions", metadata, *_consumer_ids(), _id("number"), *_READING)
+_LEASED = [Column("member", WorkerName, primary_key=True), *_uints("session", "expires_ms")]
+consumer_members = Table("consumer_members", metadata, *_consumer_ids(), *_LEASED)
 
 safe_points = Table(
     "safe_points",

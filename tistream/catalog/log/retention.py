@@ -48,7 +48,7 @@ from tistream.catalog.database.tables import (
 )
 from tistream.catalog.log.amendments import newest_of_asked_tenant
 from tistream.catalog.log.objects import ObjectState
-from tistream.catalog.tenancy.changefeeds import HOLDING
+from tistream.catalog.tenancy.changefeeds import HOLDS_LOG
 from tistream.catalog.tenancy.served import good_ts_of_asked_tenant
 from tistream.catalog.tenancy.tenants import GIVEN_UP, TaskKind, given_up, lock_tenant
 from tistream.errors import BeyondQuarantine, NotFound, TenantDeleted, TsExpired, invariant
@@ -65,9 +65,7 @@ _LISTED = select(
     newest_of_asked_tenant().scalar_subquery().label("amended"),
 ).where(of_asked_tenant(tenants))
 _EDGE = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks))
-_LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(
-    of_asked_tenant(changefeeds), changefeeds.c.state.in_(HOLDING)
-)
+_LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(of_asked_tenant(changefeeds), HOLDS_LOG)
 _LOWEST_POINT = select(func.min(safe_points.c.safe_ts)).where(
     of_asked_tenant(safe_points), safe_points.c.expires_ms > now_ms()
 )

@@ -1,13 +1,14 @@
-"""Changefeeds: registered consumers and their checkpoints.
+"""Changefeeds: registered consumers, their partitions and checkpoints.
 
     normal <--pause, resume--> stopped
        |
        +-- its checkpoint reaches its target --> finished
 
-A checkpoint means that the consumer has everything at or below it; it never falls. While a changefeed is normal or
-stopped, the tenant's log above its checkpoint is kept, however old. `add_changefeed` locks the tenant's row, as
-`raise_floor` does (see `retention`): a changefeed starts where the log still exists, or is refused. TiCDC's other
-states describe errors of its sinks, which do not exist here.
+A checkpoint means that the consumer has everything at or below it; it never falls, except by a reset. It is the lowest
+of the consumer's partitions, which members read (`tistream.catalog.log.consumers`). While a changefeed is normal or
+stopped, the tenant's log above its checkpoint is kept, until no request of the consumer has come for `idle_limit_ms`.
+`add_changefeed` locks the tenant's row, as `raise_floor` does (see `retention`): a changefeed starts where the log
+still exists, or is refused. TiCDC's other states describe errors of its sinks, which do not exist here.
 """
 
 from __future__ import annotations
@@ -16,14 +17,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import and_, bindparam, case, select
+from sqlalchemy import and_, bindparam, case, func, or_, select
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import changefeeds, now_ms, of_asked_tenant, tenant_ids
+from tistream.catalog.database.tables import (
+    amendments,
+    changefeeds,
+    consumer_members,
+    consumer_partitions,
+    now_ms,
+    of_asked_tenant,
+    tenant_ids,
+)
 from tistream.catalog.tenancy.served import edge_of_asked_tenant
 from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.errors import Fenced, InvalidInput, NotFound, TsExpired, TsOutOfRange
 from tistream.ids import Tenant
+from tistream.limits import CONSUMER_IDLE_HOURS_DEFAULT
 
 
 class FeedState(StrEnum):
@@ -34,7 +44,7 @@ class FeedState(StrEnum):
     FINISHED = "finished"
 
 
-HOLDING = (FeedState.NORMAL, FeedState.STOPPED)  #: these hold the log above their checkpoint
+LIVE = (FeedState.NORMAL, FeedState.STOPPED)  #: these hold the log above their checkpoint, unless idle for too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +57,32 @@ class ChangefeedRow:
     start_ts: int
     checkpoint_ts: int  #: the consumer has everything at or below
     target_ts: int  #: where it ends; 0 = never
-    tables: str  #: the tables it reads, as the consumer wrote them
+    filters: str  #: JSON of the filters of its pulls, as the query of a pull has them
     created_ms: int
     seen_ms: int  #: of its last request, by the database's clock
+    idle_ms: int  #: since then
+    idle_limit_ms: int  #: idle for longer, it no longer holds the log; 0 = it holds for ever
+    holds_log: bool  #: above its checkpoint
 
 
-_f = changefeeds.c
+_f, _p = changefeeds.c, consumer_partitions.c
+HOLDS_LOG = and_(_f.state.in_(LIVE), or_(_f.idle_limit_ms == 0, _f.seen_ms + _f.idle_limit_ms > now_ms()))
 _ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
-_GET = select(changefeeds).where(_ONE)
-_ALL = select(changefeeds).where(of_asked_tenant(changefeeds)).order_by(_f.changefeed_id)
+_READ = select(changefeeds, now_ms().label("now_ms"), case((HOLDS_LOG, 1), else_=0).label("holds_log"))
+_GET = _READ.where(_ONE)
+_ALL = _READ.where(of_asked_tenant(changefeeds)).order_by(_f.changefeed_id)
+_NEWEST_AMENDMENT = select(func.max(amendments.c.number)).where(of_asked_tenant(amendments))
+_ITS_PARTITIONS = and_(of_asked_tenant(consumer_partitions), _p.changefeed_id == bindparam("asked_id"))
+_COUNT = select(func.count()).select_from(consumer_partitions).where(_ITS_PARTITIONS)
+_MOVE_PARTITIONS = (
+    consumer_partitions.update()
+    .where(_ITS_PARTITIONS, _p.checkpoint_ts < bindparam("to_ts"))
+    .values(checkpoint_ts=bindparam("to_ts"), amended=bindparam("newest"))
+)
 _EDGE = edge_of_asked_tenant()
 _MOVE = (
     changefeeds.update()
-    .where(_ONE, _f.state.in_(HOLDING), _f.checkpoint_ts <= bindparam("to_ts"))
+    .where(_ONE, _f.state.in_(LIVE), _f.checkpoint_ts <= bindparam("to_ts"))
     .values(
         state=case((and_(_f.target_ts > 0, _f.target_ts <= bindparam("to_ts")), FeedState.FINISHED), else_=_f.state),
         checkpoint_ts=bindparam("to_ts"),
@@ -68,14 +91,26 @@ _MOVE = (
 )
 _SWITCH = (
     changefeeds.update()
-    .where(_ONE, _f.state.in_(HOLDING))
+    .where(_ONE, _f.state.in_(LIVE))
     .values(state=bindparam("to_state", type_=_f.state.type), seen_ms=now_ms())
 )
 _REMOVE = changefeeds.delete().where(_ONE)
+_REMOVE_READERS = [
+    table.delete().where(of_asked_tenant(table), table.c.changefeed_id == bindparam("asked_id"))
+    for table in (consumer_partitions, consumer_members)
+]
 
 
 def add_changefeed(
-    catalog: Catalog, tenant: Tenant, changefeed_id: str, start_ts: int | None, *, target_ts: int = 0, tables: str = ""
+    catalog: Catalog,
+    tenant: Tenant,
+    changefeed_id: str,
+    start_ts: int | None,
+    *,
+    target_ts: int = 0,
+    filters: str = "{}",
+    partitions: int = 1,
+    idle_limit_ms: int = CONSUMER_IDLE_HOURS_DEFAULT * 3_600_000,
 ) -> bool:
     """Register a consumer that has everything at or below `start_ts` (None: the start of the log). False when it is
     already registered alike, InvalidInput with other settings, TsExpired when the log begins later."""
@@ -85,7 +120,9 @@ def add_changefeed(
         start = earliest if start_ts is None else start_ts
         known = conn.execute(_GET, asked).one_or_none()
         if known is not None:
-            if (start_ts is None or known.start_ts == start) and (known.target_ts, known.tables) == (target_ts, tables):
+            before = known.target_ts, known.filters, known.idle_limit_ms, conn.execute(_COUNT, asked).scalar_one()
+            same_start = start_ts is None or known.start_ts == start
+            if same_start and before == (target_ts, filters, idle_limit_ms, partitions):
                 return False
             raise InvalidInput(
                 f"Changefeed {changefeed_id} is registered with other settings.", start_ts=known.start_ts
@@ -94,19 +131,23 @@ def add_changefeed(
             raise TsExpired(f"The log of this tenant begins at {earliest}.", earliest_ts=str(earliest))
         if target_ts and target_ts < start:
             raise InvalidInput("target_ts must not lie below start_ts.", start_ts=start, target_ts=target_ts)
+        key = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "changefeed_id": changefeed_id}
         conn.execute(
-            changefeeds.insert().values(created_ms=now_ms(), seen_ms=now_ms()),
+            # epochs start at the time of creation: none of an earlier consumer of the same name is used again
+            changefeeds.insert().values(created_ms=now_ms(), seen_ms=now_ms(), last_epoch=now_ms()),
             {
-                "cluster_id": tenant.cluster_id,
-                "tenant_id": tenant.tenant_id,
-                "changefeed_id": changefeed_id,
+                **key,
                 "state": FeedState.FINISHED if target_ts and target_ts <= start else FeedState.NORMAL,
                 "start_ts": start,
                 "checkpoint_ts": start,
                 "target_ts": target_ts,
-                "tables": tables,
+                "filters": filters,
+                "idle_limit_ms": idle_limit_ms,
             },
         )
+        newest = int(conn.execute(_NEWEST_AMENDMENT, asked).scalar() or 0)
+        fresh = {**key, "checkpoint_ts": start, "amended": newest, "member": None, "epoch": 0}
+        conn.execute(consumer_partitions.insert(), [{**fresh, "number": n} for n in range(partitions)])
         return True
 
 
@@ -121,8 +162,13 @@ def get_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> Chan
     with catalog.reading() as conn:
         row = conn.execute(_GET, {**tenant_ids(tenant), "asked_id": changefeed_id}).one_or_none()
     if row is None:
-        raise NotFound(f"tenant {tenant} has no changefeed '{changefeed_id}'", changefeed_id=changefeed_id)
+        raise no_changefeed(tenant, changefeed_id)
     return _row(tenant, row)
+
+
+def no_changefeed(tenant: Tenant, changefeed_id: str) -> NotFound:
+    """The error for a name that is not registered."""
+    return NotFound(f"tenant {tenant} has no changefeed '{changefeed_id}'", changefeed_id=changefeed_id)
 
 
 def move_checkpoint(catalog: Catalog, tenant: Tenant, changefeed_id: str, to_ts: int) -> ChangefeedRow:
@@ -132,6 +178,9 @@ def move_checkpoint(catalog: Catalog, tenant: Tenant, changefeed_id: str, to_ts:
     with catalog.transaction() as conn:
         edge = int(conn.execute(_EDGE, tenant_ids(tenant)).scalar() or 0)
         moved = to_ts <= edge and conn.execute(_MOVE, {**asked, "to_ts": to_ts}).rowcount == 1
+        if moved:
+            newest = int(conn.execute(_NEWEST_AMENDMENT, asked).scalar() or 0)
+            conn.execute(_MOVE_PARTITIONS, {**asked, "to_ts": to_ts, "newest": newest})
     row = get_changefeed(catalog, tenant, changefeed_id)
     if to_ts > edge:
         raise TsOutOfRange(f"{to_ts} lies above the watermark {edge}.", latest_ts=str(edge))
@@ -157,8 +206,12 @@ def switch_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str, to: 
 
 def remove_changefeed(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> bool:
     """Delete the changefeed, which releases its log. False when it does not exist."""
+    asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
-        return conn.execute(_REMOVE, {**tenant_ids(tenant), "asked_id": changefeed_id}).rowcount == 1
+        removed = conn.execute(_REMOVE, asked).rowcount == 1
+        for statement in _REMOVE_READERS:
+            conn.execute(statement, asked)
+        return removed
 
 
 def _row(tenant: Tenant, row: Any) -> ChangefeedRow:
@@ -169,7 +222,10 @@ def _row(tenant: Tenant, row: Any) -> ChangefeedRow:
         start_ts=row.start_ts,
         checkpoint_ts=row.checkpoint_ts,
         target_ts=row.target_ts,
-        tables=row.tables,
+        filters=row.filters,
         created_ms=row.created_ms,
         seen_ms=row.seen_ms,
+        idle_ms=max(0, row.now_ms - row.seen_ms),
+        idle_limit_ms=row.idle_limit_ms,
+        holds_log=bool(row.holds_log),
     )

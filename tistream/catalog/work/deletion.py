@@ -29,6 +29,8 @@ from tistream.catalog.database.tables import (
     base_segments,
     bases,
     changefeeds,
+    consumer_members,
+    consumer_partitions,
     next_numbers,
     now_ms,
     objects,
@@ -72,7 +74,8 @@ _UNDISPATCH = (
     .values(dispatcher=None, dispatcher_epoch=stores.c.dispatcher_epoch + 1)
 )
 _DROP_HOLDS = [
-    table.delete().where(of_asked_tenant(table)) for table in (changefeeds, safe_points, quarantines, amendments)
+    table.delete().where(of_asked_tenant(table))
+    for table in (changefeeds, consumer_partitions, consumer_members, safe_points, quarantines, amendments)
 ]
 _STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
 _LOCK = _STATE.with_for_update()

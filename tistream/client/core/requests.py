@@ -31,7 +31,7 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
         errors.TsOutOfRange, errors.TsExpired, NotFound, errors.AheadOfWatermark,
         RateLimited, errors.TooManyOpen, errors.StateForbids, errors.ChangedMeanwhile, errors.SeedNeeded,
         errors.NotConvertible, errors.Unauthenticated, errors.NotAllowed, errors.AnotherRequest, StillInFlight,
-        errors.BeyondQuarantine, errors.LogAmended, errors.TableRenamed,
+        errors.BeyondQuarantine, errors.LogAmended, errors.TableRenamed, errors.Fenced,
     )
 }  # fmt: skip
 

@@ -236,9 +236,23 @@ def _readers() -> None:
         *_uints(*_TENANT, key=True),
         _name("changefeed_id", 128, key=True),
         *_words("state"),
-        *_uints("start_ts", "checkpoint_ts", "target_ts"),
-        _text("tables"),
-        *_uints("created_ms", "seen_ms"),
+        *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "seen_ms", "idle_limit_ms", "last_epoch"),
+        _text("filters"),
+    )
+    create_table(
+        "consumer_partitions",
+        *_uints(*_TENANT, key=True),
+        _name("changefeed_id", 128, key=True),
+        *_uints("number", key=True),
+        *_uints("checkpoint_ts", "amended", "epoch"),
+        _name("member", 128, nullable=True),
+    )
+    create_table(
+        "consumer_members",
+        *_uints(*_TENANT, key=True),
+        _name("changefeed_id", 128, key=True),
+        _name("member", 128, key=True),
+        *_uints("session", "expires_ms"),
     )
     create_table(
         "safe_points",

@@ -1,0 +1,1 @@
+"""Decisions about consumers, without I/O and without a clock."""

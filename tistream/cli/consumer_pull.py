@@ -1,0 +1,61 @@
+"""`tistream pull --consumer NAME`: a member of a consumer that writes changes to standard output.
+
+A batch is acknowledged after its rows have been written and flushed. A member that is killed in between leaves its rows
+to the next one, which writes them again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tistream.cli.following import Whole
+from tistream.cli.pages_out import output_of
+
+if TYPE_CHECKING:
+    from tistream.client.api import Client
+
+Name = Annotated[str | None, typer.Option(help="Read as a registered consumer: the service keeps the position.")]
+Member = Annotated[str, typer.Option(help="With --consumer: name of this process among its members.")]
+Lease = Annotated[float, typer.Option(min=1, help="With --consumer: others take over after so many seconds.")]
+
+
+def write_batches(
+    client: Client,
+    cluster: int,
+    tenant: int,
+    name: str,
+    *,
+    member: str,
+    lease_s: float,
+    format: str,
+    limit: int | None,
+    options: dict[str, str],
+    follow: bool,
+) -> None:
+    """Write the batches of a consumer, and acknowledge each."""
+    from tistream.client.consumers import Consumer
+
+    consumer = Consumer(
+        client, cluster, tenant, name, member=member, lease_s=lease_s, format=format, limit=limit, options=options
+    )
+    out = output_of(format, sys.stdout.buffer, follow=True)  # written at once: it is acknowledged
+    try:
+        with Whole() as whole:
+            try:
+                for batch in consumer.batches(follow=follow, acknowledge=False):
+                    with whole:
+                        out.write(batch.page)
+                        consumer.acknowledge(batch)
+            except KeyboardInterrupt:
+                if not follow:
+                    raise
+            finally:
+                consumer.leave()
+        out.close()
+    except BrokenPipeError:
+        # the reader is gone: the rest of the buffer must not be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
