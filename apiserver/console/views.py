@@ -62,16 +62,18 @@ def waterfall(services: Services, of: Tenant) -> dict[str, Any]:
     """The stages of a tenant's lag as consecutive bars; reads the bucket."""
     row = tenants.get_tenant(services.catalog, of)
     named = {"cluster_id": of.cluster_id, "tenant_id": of.tenant_id}
+    found = lag.explained(services, row)
     if not row.start_ts:
-        return {**named, "lag_ms": None, "stages": [], "slowest": None, "waits_for": []}
-    found = lag.explained(services, of)
+        return {
+            **named, "lag_ms": None, "sentence": found["sentence"], "stages": [], "slowest": None, "waits_for": []
+        }  # fmt: skip
     whole, x = max(1, found["lag_ms"]), 0.0
     for stage in found["stages"]:
         width = _STRIP_WIDTH * stage["ms"] / whole
         stage["x"], stage["width"] = round(x, 1), round(max(width, 2.0), 1)
         stage["name"] = "+".join(stage["stages"])
         x += width
-    shown = ("lag_ms", "stages", "slowest", "waits_for")
+    shown = ("lag_ms", "sentence", "stages", "slowest", "waits_for")
     return {**named, **{name: found[name] for name in shown}}
 
 

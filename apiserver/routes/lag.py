@@ -1,8 +1,9 @@
 """Lag of a tenant and its causes: from the catalog, the newest batch files and the state of this process.
 
-With `why`, at most STORES_LOOKED_AT stores (those read least far) are examined: one listing after the reclaimed files
-and one read of the end of the newest file each. Task watermarks and their causes come from sorters of this process,
-else from heartbeats of workers. Intake of cores in other processes is unknown here.
+With `why` a sentence says what is late, since when, because of what, and what to do next. For the stages below it at
+most STORES_LOOKED_AT stores (those read least far) are examined: one listing after the reclaimed files and one read of
+the end of the newest file each. Task watermarks and their causes come from sorters of this process, else from
+heartbeats of workers. Intake of cores in other processes is unknown here.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ from fastapi import APIRouter, Query
 from apiserver.routes import tenants as tenant_routes
 from apiserver.waterfall import Points, Stage, waterfall
 from reading.deps import Id, Services
+from schemas.registry.table_names import table_names
 from tistream import ts as tso
+from tistream.admin import views
+from tistream.admin.core.lag_sentence import Late, Quarantined, lag_sentence
 from tistream.admin.core.units import duration_text
+from tistream.admin.core.watermark_gaps import Known
+from tistream.admin.views import Sources
 from tistream.catalog.database.service_time import service_time
 from tistream.catalog.tenancy import tenants
-from tistream.catalog.work import stores, tasks
+from tistream.catalog.tenancy.tenants import TenantRow
+from tistream.catalog.work import quarantines, stores, tasks
 from tistream.catalog.work.reports import StuckReport, TaskReport
 from tistream.catalog.work.stores import StoreRow
 from tistream.catalog.work.stream_ends import ends_of, stream_end
 from tistream.catalog.work.tasks import TaskRow
-from tistream.catalog.work.workers import WorkerRow, list_workers
+from tistream.catalog.work.workers import WorkerKind, WorkerRow, list_workers
 from tistream.codec.batch_file import BatchWatermarks, decode_watermarks
 from tistream.errors import CorruptObject, ObjectNotFound
 from tistream.http.auth.access import needs
@@ -43,7 +50,7 @@ FILES_LISTED_MAX = 5_000  # of one store; a dispatcher that is further behind sh
 REASONS_MAX = 5
 _END_BYTES = 256 << 10
 
-Why = Annotated[bool, Query(description="Explain the lag by stage; reads the bucket.")]
+Why = Annotated[bool, Query(description="Explain the lag in a sentence and by stage; reads the bucket.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,22 +73,69 @@ def router(services: Services) -> APIRouter:
     )
     def lag(cluster_id: Id, tenant_id: Id, why: Why = False) -> dict[str, Any]:
         row = tenants.get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
-        end_ts = stream_end(services.catalog, row.tenant)
-        summary = tenant_routes.summary(services, row, {} if end_ts is None else {row.tenant: end_ts})
-        if not why or not row.start_ts:
-            return summary
-        return {**summary, **explained(services, row.tenant)}
+        return explained(services, row) if why else _summary(services, row)
 
     return routes
 
 
-def explained(services: Services, tenant: Tenant) -> dict[str, Any]:
+def explained(services: Services, row: TenantRow) -> dict[str, Any]:
+    """The lag of a tenant with its sentence, and once it has started with its stages; reads the bucket."""
+    found = _summary(services, row)
+    workers = {worker.worker_id: worker for worker in list_workers(services.catalog)}
+    followed, owned = stores.list_stores(services.catalog, row.tenant), tasks.list_tasks(services.catalog, row.tenant)
+    if row.start_ts:
+        found |= _by_stage(services, row.tenant, followed, owned, workers)
+    return {**found, "sentence": lag_sentence(_late(services, row.tenant, found, followed, owned, workers))}
+
+
+def _summary(services: Services, row: TenantRow) -> dict[str, Any]:
+    end_ts = stream_end(services.catalog, row.tenant)
+    return tenant_routes.summary(services, row, {} if end_ts is None else {row.tenant: end_ts})
+
+
+def _late(
+    services: Services,
+    tenant: Tenant,
+    found: Mapping[str, Any],
+    followed: Sequence[StoreRow],
+    owned: Sequence[TaskRow],
+    workers: Mapping[str, WorkerRow],
+) -> Late:
+    """What the sentence is made of."""
+    sources = Sources(catalog=services.catalog, clock=services.clock, names=table_names(services.registry))
+    alive = {name for name, worker in workers.items() if Known.is_alive(worker)}
+    replays = [t.owner for t in owned if t.owner in alive and workers[t.owner].kind is WorkerKind.REPLAY]
+    continuing = [s for s in followed if not s.end_ts or s.max_cut_ts < s.end_ts]
+    unread = min((s for s in continuing if s.dispatcher not in alive), key=lambda s: s.max_cut_ts, default=None)
+    bad = quarantines.lowest_quarantine(services.catalog, tenant)
+    slowest = next((s for s in found.get("stages", ()) if "+".join(s["stages"]) == found["slowest"]), None)
+    return Late(
+        tenant=tenant,
+        state=found["state"],
+        lag_ms=found["lag_ms"],
+        since=found["resolved_time"],
+        ended=found["ended"],
+        gaps=[gap for gap, _ in views.list_gaps(sources, tenant)],
+        quarantined=None if bad is None else Quarantined(store_id=bad.store_id, rows=bad.rows),
+        has_leader=views.owner(sources)["alive"],
+        replay=replays[0] if replays else None,
+        lost_store=unread.store_id if unread is not None else None,
+        lost_dispatcher=unread.dispatcher if unread is not None else None,
+        slowest=slowest["stages"] if slowest is not None else (),
+        where=slowest["where"] if slowest is not None else "",
+    )
+
+
+def _by_stage(
+    services: Services,
+    tenant: Tenant,
+    followed: Sequence[StoreRow],
+    owned: Sequence[TaskRow],
+    workers: Mapping[str, WorkerRow],
+) -> dict[str, Any]:
     """The stages of the lag of a started tenant and their causes; reads the bucket."""
-    followed = stores.list_stores(services.catalog, tenant)
     newest = _newest_files(services, followed, service_time(services.catalog, services.clock, services.skew_max_ms))
     here = {state.task_id: state for state in services.reports() if state.tenant == tenant}
-    owned = tasks.list_tasks(services.catalog, tenant)
-    workers = {worker.worker_id: worker for worker in list_workers(services.catalog)}
     reported = _reported(owned, workers)
     marks = {**{t: r.watermark for t, r in reported.items()}, **{t: s.watermark for t, s in here.items()}}
     served, now_ms, end_ts = services.served(tenant).resolved, services.clock.unix_ms(), ends_of(followed).get(tenant)

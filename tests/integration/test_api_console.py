@@ -131,11 +131,13 @@ def test_the_waterfall_is_the_one_of_the_api(world: ApiWorld) -> None:
     twin = world.http.get("/tenants/1/1/waterfall.json").json()
     assert [s["stages"] for s in twin["stages"]] == [s["stages"] for s in asked["stages"]]
     assert twin["slowest"] == asked["slowest"]
+    assert twin["sentence"].partition(" is ")[0] == "Tenant 1/1"
     assert twin["lag_ms"] == pytest.approx(asked["lag_ms"], abs=60_000)
     edges = [0.0, *(s["x"] + s["width"] for s in twin["stages"])]
     assert edges == sorted(edges)
     assert edges[-1] == pytest.approx(1000, abs=3)
     found = page(world, "/tenants/1/1/waterfall")
+    assert "Tenant 1/1 is " in found.text
     assert f"Slowest: {twin['slowest'].replace('_', ' ').replace('+', ' + ')}" in found.text
     assert "No watermark yet" in page(world, "/tenants/1/2/waterfall").text
     page(world, "/tenants/9/9/waterfall", 404)

@@ -19,11 +19,12 @@ from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.request_tally import RequestTally
 from tistream import ts as tso
 from tistream.catalog.log.retention import database_time_ms
+from tistream.catalog.tenancy.tenants import TenantState, change_state
 from tistream.catalog.work.reports import StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
 from tistream.catalog.work.stream_ends import end_stream
-from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks
-from tistream.catalog.work.workers import heartbeat, register_worker
+from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks, stop_task
+from tistream.catalog.work.workers import heartbeat, register_worker, retire_worker
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.model.task_state import TaskState
@@ -205,6 +206,33 @@ def test_a_look_costs_two_requests_for_a_store(world: ApiWorld) -> None:
     assert tally.seen() == {("list", "batch", "ok"): 2, ("get_range", "batch", "ok"): 1}
 
 
+def test_the_sentence_names_what_the_catalog_says(world: ApiWorld) -> None:
+    """Each cause is planted in the catalog, and a later one takes the place of an earlier one."""
+
+    alive = ["sorter-1", "dispatcher-1"]
+
+    def sentence() -> str:
+        for name in alive:
+            heartbeat(world.catalog, name, 1)
+        return str(world.ok("/lag", why="true").json()["sentence"])
+
+    assert sentence() == "Tenant 1/1 is 1.0 s behind, which is normal; nothing is late."
+    since = world.ok("/lag").json()["resolved_time"]
+    retire_worker(world.catalog, alive.pop(), 1)
+    assert sentence().startswith(f"Tenant 1/1 is 1.0 s late, since {since}, because no file of store 1 is read: ")
+    task = tasks_of(world)[0]
+    stop_task(world.catalog, task.task_id, epoch=task.epoch, error="the bucket lost file 7.")
+    assert f"because task {task.task_id} over " in sentence()
+    assert sentence().endswith(
+        " has stopped: the bucket lost file 7; next: fix the cause, then retry it: "
+        f"tistream tasks retry {task.task_id}."
+    )
+    assert change_state(world.catalog, TENANT, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="a move")
+    assert sentence().endswith(
+        "because tenant 1/1 is paused: a move; next: tistream tenant resume --cluster 1 --tenant 1."
+    )
+
+
 def test_a_store_without_a_file_yet_is_named_without_an_age(world: ApiWorld) -> None:
     push(world, 1, 1, ago(100))
     found = world.ok("/lag", why="true").json()
@@ -222,6 +250,7 @@ def test_the_age_of_a_file_is_in_units_that_are_read_at_a_glance(world: ApiWorld
 def test_a_tenant_that_nobody_pushed_yet_has_no_stages(fresh: ApiWorld) -> None:
     found = fresh.ok("/lag", why="true").json()
     assert (found["state"], found["lag_ms"]) == ("AWAITING_SNAPSHOT", None)
+    assert found["sentence"].startswith("Tenant 1/1 serves nothing yet, because tenant 1/1 waits for its first schema")
     assert fresh.http.get("/v1/clusters/9/tenants/9/lag").status_code == 404
 
 
@@ -250,11 +279,12 @@ def test_the_command_draws_it(world: ApiWorld) -> None:
         run = CliRunner()
         plain = run.invoke(command_line(), ["lag", "--url", server.url])
         assert plain.stdout.startswith("tenant 1/1: 1.00 s behind, watermark 2026-")
-        drawn = run.invoke(command_line(), ["lag", "--why", "-t", "1", "--url", server.url])
+        drawn = run.invoke(command_line(), ["explain", "lag", "-c", "1", "-t", "1", "--url", server.url])
+        assert drawn.stdout.startswith("Tenant 1/1 is 1.0 s ")
         assert "upstream flush" in drawn.stdout
         assert "█" * 32 in drawn.stdout
-        whole = run.invoke(command_line(), ["lag", "--why", "-o", "json", "--url", server.url])
-        assert sum(stage["ms"] for stage in json.loads(whole.stdout)[0]["stages"]) == 1000
+        whole = run.invoke(command_line(), ["explain", "lag", "-c", "1", "-t", "1", "-o", "json", "--url", server.url])
+        assert sum(stage["ms"] for stage in json.loads(whole.stdout)["stages"]) == 1000
         none = run.invoke(command_line(), ["lag", "-c", "9", "--url", server.url])
         assert none.stdout.strip() == "no such tenant"
     finally:

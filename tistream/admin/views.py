@@ -117,6 +117,13 @@ def owner(sources: Sources) -> dict[str, Any]:
 
 def watermark_gaps(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:
     """What is stalled, each in one sentence; at most WATERMARK_GAPS_MAX (`truncated`: there are more)."""
+    found = list_gaps(sources, tenant)
+    items = [watermark_gap_fact(sources, gap, name_of) for gap, name_of in found[:WATERMARK_GAPS_MAX]]
+    return {"items": items, "truncated": len(found) > WATERMARK_GAPS_MAX}
+
+
+def list_gaps(sources: Sources, tenant: Tenant | None = None) -> list[tuple[WatermarkGap, NameOf]]:
+    """The watermark gaps of a tenant or of all, with the names of their tables."""
     rows = list_tenants(sources.catalog) if tenant is None else [get_tenant(sources.catalog, tenant)]
     unnamed: NameOf = lambda _: None  # noqa: E731
     found = [(awaiting(r.tenant), unnamed) for r in rows if r.state is TenantState.AWAITING_SNAPSHOT]
@@ -126,8 +133,7 @@ def watermark_gaps(sources: Sources, tenant: Tenant | None = None) -> dict[str, 
     for row in _suspects(sources.catalog, known, tenant):
         name_of = names.setdefault(row.tenant, sources.names_of(row.tenant))
         found += [(gap, name_of) for gap in watermark_gaps_of(row, known, name_of)]
-    items = [watermark_gap_fact(sources, gap, name_of) for gap, name_of in found[:WATERMARK_GAPS_MAX]]
-    return {"items": items, "truncated": len(found) > WATERMARK_GAPS_MAX}
+    return found
 
 
 def events_page(

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, str] = {
     "seed": "seed:seed",
     "status": "status:status",
     "lag": "lag:lag",
+    "explain": "explain:commands",
     "cost": "cost:cost",
     "workers": "operate:workers",
     "tasks": "operate:tasks",

@@ -230,7 +230,7 @@ def _tenant(tenant: Mapping[str, Any], gaps: list[Mapping[str, Any]]) -> Finding
         return ok(words, **facts)
     if not gaps:
         ids = f"-c {tenant['cluster_id']} -t {tenant['tenant_id']}"
-        return warn(f"{words}: tistream lag --why {ids} shows where it goes", **facts)
+        return warn(f"{words}: tistream explain lag {ids} says why", **facts)
     stopped = [gap for gap in gaps if gap["cause"] == _STOPPED]
     first = (stopped or gaps)[0]
     more = f" (and {len(gaps) - 1} more: tistream gaps)" if len(gaps) > 1 else ""

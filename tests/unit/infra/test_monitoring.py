@@ -58,6 +58,12 @@ def test_every_metric_is_shown_on_the_dashboard() -> None:
     assert sorted(set(DESCRIBED) - shown) == []
 
 
+def test_an_alert_of_lag_names_the_command_that_explains_it() -> None:
+    explained = {rule["alert"]: rule["annotations"].get("explain") for rule in RULES if "_lag_" in rule["expr"]}
+    command = "tistream explain lag -c {{ $labels.cluster }} -t {{ $labels.tenant }}"
+    assert explained == dict.fromkeys(("TiStreamLagHigh", "TiStreamLagStands"), command)
+
+
 def test_every_rule_has_a_runbook_that_speaks_of_it() -> None:
     for rule in RULES:
         page = ROOT / rule["annotations"]["runbook"]

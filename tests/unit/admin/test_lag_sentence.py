@@ -1,0 +1,212 @@
+"""Why a tenant is late: a sentence for each situation, with how late, since when, why, and what to do next."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tistream import ts as tso
+from tistream.admin.core.lag_sentence import CAUSES, STAGE_STEPS, Late, Quarantined, lag_sentence
+from tistream.admin.core.watermark_gaps import Cause, Known, WatermarkGap, awaiting, paused, watermark_gaps_of
+from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport
+from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.work.workers import WorkerKind, WorkerRow, WorkerState
+from tistream.codec.table_key import record_key, table_prefix
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+from tistream.limits import LEASE_MS
+from tistream.runtime.metrics import STAGES
+
+T = Tenant(1, 2)
+ORDERS = KeyRange(table_prefix(100), table_prefix(101))
+TASK = TaskRow(
+    task_id=7, tenant=T, kind=TaskKind.DATA, range=ORDERS, start_ts=1, durable_ts=5, epoch=3, owner="s1",
+    snapshot_key=None, snapshot_n=0, resubscribe_id=0, error=None,
+)  # fmt: skip
+STUCK = StuckReport(
+    start_key=ORDERS.start, end_key=ORDERS.end, watermark=5, region_id=12, version=7, store_id=3, file="1/88"
+)
+SINCE = "2026-11-22T01:14:09.812Z"
+LATE = Late(tenant=T, state="ACTIVE", lag_ms=150_000, since=SINCE)
+BEGIN = f"Tenant 1/2 is 2.5 min late, since {SINCE}, because "
+WORKERS = "tistream workers list"
+
+
+def gaps(
+    task: TaskRow = TASK, *stuck: StuckReport, silent_s: float = 0.5, sorter_ms: int = 0, dispatcher_ms: int = 0
+) -> list[WatermarkGap]:
+    """The gaps of a task whose watermark has stalled for 40 s."""
+    ages = {"s1": (WorkerKind.SORTER, sorter_ms), "d1": (WorkerKind.DISPATCHER, dispatcher_ms)}
+    known = Known(
+        workers={
+            name: WorkerRow(
+                worker_id=name, kind=kind, address="", incarnation=1, state=WorkerState.UP, heartbeat_age_ms=age
+            )
+            for name, (kind, age) in ages.items()
+        },
+        tasks={7: TaskReport(task_id=7, epoch=3, standing_s=40.0, stuck=stuck)},
+        stores={(T, 3): StoreReport(tenant=T, store_id=3, silent_s=silent_s)},
+        dispatchers={(T, 3): "d1"},
+        unix_ms=3_600_000,
+    )
+    return watermark_gaps_of(task, known, {100: "shop.orders"}.get)
+
+
+OWNERLESS = gaps(replace(TASK, owner=None))
+ONE_LOCK = StuckReport(
+    start_key=record_key(100, 5), end_key=record_key(100, 5) + b"\0",
+    watermark=tso.compose(1000), start_ts=tso.compose(1000),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("late", "cause", "step"),
+    [
+        pytest.param(
+            replace(LATE, gaps=gaps(TASK, STUCK, silent_s=41.0)),
+            "the watermark of shop.orders waits for region 12 v7 from store 3; last file 41.0 s ago; "
+            "probably the store is down",
+            "look at store 3 and its pusher",
+            id="pusher stopped",
+        ),
+        pytest.param(
+            replace(LATE, slowest=("upstream_flush",), where="store 3: its newest file 1/88 was cut 2.5 min ago"),
+            "nothing newer is in the bucket (store 3: its newest file 1/88 was cut 2.5 min ago)",
+            "check that its pusher runs and its uploads succeed: tistream doctor --pd HOST:PORT",
+            id="pusher stopped, no region reported",
+        ),
+        pytest.param(
+            replace(LATE, quarantined=Quarantined(store_id=3, rows=1), gaps=gaps(TASK, STUCK)),
+            "store 3 is quarantined: it sent 1 row at or below its own resolved timestamp",
+            "look at them and accept or reject the store: tistream store quarantine list -c 1 -t 2",
+            id="store quarantined",
+        ),
+        pytest.param(
+            replace(LATE, gaps=gaps(sorter_ms=1_800_000)),
+            "task 7 over shop.orders belongs to s1, which has sent no heartbeat for 30.0 min",
+            "another sorter takes it over within seconds if one is up and a meta server is elected",
+            id="sorter down",
+        ),
+        pytest.param(
+            replace(LATE, gaps=gaps(TASK, STUCK, dispatcher_ms=LEASE_MS + 1)),
+            "the watermark of shop.orders waits for region 12 v7 from store 3; last file 0.5 s ago; "
+            "its dispatcher d1 is down",
+            f"check that a dispatcher and a meta server are up: {WORKERS}",
+            id="dispatcher down, reported by the sorter",
+        ),
+        pytest.param(
+            replace(LATE, lost_store=3, lost_dispatcher="d1"),
+            "no file of store 3 is read: dispatcher d1 is down",
+            f"check that a dispatcher and a meta server are up: {WORKERS}",
+            id="dispatcher down",
+        ),
+        pytest.param(
+            replace(LATE, lost_store=3),
+            "no file of store 3 is read: it has no dispatcher",
+            f"check that a dispatcher and a meta server are up: {WORKERS}",
+            id="no dispatcher",
+        ),
+        pytest.param(
+            replace(LATE, gaps=OWNERLESS),
+            "task 7 over shop.orders has no sorter",
+            f"check that a sorter and a meta server are up: {WORKERS}",
+            id="assignment pending",
+        ),
+        pytest.param(
+            replace(LATE, gaps=OWNERLESS, has_leader=False),
+            "task 7 over shop.orders has no sorter, and no meta server leads",
+            f"start a meta server: {WORKERS} shows them",
+            id="meta server down",
+        ),
+        pytest.param(
+            replace(LATE, gaps=gaps(replace(TASK, error="file 9\nis damaged."))),
+            "task 7 over shop.orders has stopped: file 9 is damaged",
+            "fix the cause, then retry it: tistream tasks retry 7",
+            id="task stopped",
+        ),
+        pytest.param(
+            replace(LATE, slowest=("flush",), where="task 7 (data [74, 75)), sorter s1"),
+            "its rows are ordered and not in the committed log yet (task 7 (data [74, 75)), sorter s1)",
+            "check how fast bucket and catalog answer: tistream doctor",
+            id="object store slow",
+        ),
+        pytest.param(
+            replace(LATE, gaps=gaps(TASK, ONE_LOCK)),
+            f"the watermark of shop.orders waits for transaction {tso.compose(1000)}, which began 60.0 min ago and has "
+            f"a lock on shop.orders, row 5 (key {record_key(100, 5).hex()})",
+            "check whether its client is alive; the pusher resolves expired locks, and names those that it leaves",
+            id="long transaction",
+        ),
+        pytest.param(
+            replace(LATE, gaps=gaps(TASK, STUCK)),
+            "the watermark of shop.orders waits for region 12 v7 from store 3; last file 0.5 s ago; "
+            "the store writes, but not for this region",
+            "look at the region's leader and at long transactions: tistream doctor --pd HOST:PORT",
+            id="one region stalled",
+        ),
+        pytest.param(
+            replace(LATE, state="PAUSED", gaps=[paused(T, "a move")]),
+            "tenant 1/2 is paused: a move",
+            "tistream tenant resume --cluster 1 --tenant 2",
+            id="tenant paused",
+        ),
+        pytest.param(
+            replace(LATE, replay="replay-1", lost_store=3, slowest=("match",)),
+            "replay-1 replays its backlog",
+            "wait until the replay ends: tistream workers show replay-1",
+            id="replay in progress",
+        ),
+    ],
+)
+def test_a_late_tenant(late: Late, cause: str, step: str) -> None:
+    assert lag_sentence(late) == f"{BEGIN}{cause}; next: {step}."
+
+
+NORMAL = "behind, which is normal; nothing is late."
+
+
+@pytest.mark.parametrize(
+    ("late", "words"),
+    [
+        (replace(LATE, lag_ms=2310), f"is 2.3 s {NORMAL}"),
+        (replace(LATE, lag_ms=9_400, slowest=("flush",)), f"is 9.4 s {NORMAL}"),
+        (replace(LATE, lag_ms=0, ended=True), f"has ended, complete up to {SINCE}; nothing is late."),
+        (replace(LATE, lag_ms=None, state="DELETING"), "is DELETING and serves nothing yet; nothing is late."),
+    ],
+)
+def test_a_tenant_that_is_not_late(late: Late, words: str) -> None:
+    assert lag_sentence(late) == f"Tenant 1/2 {words}"
+
+
+def test_a_tenant_that_has_not_started() -> None:
+    late = replace(LATE, state="AWAITING_SNAPSHOT", lag_ms=None, since=None, gaps=[awaiting(T)])
+    assert lag_sentence(late) == (
+        "Tenant 1/2 serves nothing yet, because tenant 1/2 waits for its first schema snapshot; until then its files "
+        "wait too; next: start its pusher: tistream push --cluster 1 --tenant 2."
+    )
+
+
+def test_a_cause_counts_below_the_normal_lag_and_the_gravest_is_named() -> None:
+    stopped, stalled = gaps(replace(TASK, error="damaged")), gaps(TASK, STUCK)
+    found = lag_sentence(replace(LATE, lag_ms=1200, gaps=[*stalled, *OWNERLESS, *stopped]))
+    assert found.startswith(f"Tenant 1/2 is 1.2 s late, since {SINCE}, because task 7 over shop.orders has stopped: ")
+
+
+def test_stages_that_cannot_be_told_apart_are_both_named() -> None:
+    found = lag_sentence(replace(LATE, slowest=("match", "flush")))
+    assert (
+        "because its sorter does not keep up or its rows are ordered and not in the committed log yet; next: " in found
+    )
+
+
+def test_every_cause_and_stage_has_its_place() -> None:
+    assert set(CAUSES) == set(Cause)
+    assert tuple(STAGE_STEPS) == tuple(STAGES)
+
+
+def test_no_repr_gets_into_a_sentence() -> None:
+    texts = [lag_sentence(replace(LATE, slowest=(stage,))) for stage in STAGES]
+    assert not [text for text in texts if re.search(r"None|\bCause\.|[<>{}]|\d{4,} ?m?s\b", text)]

@@ -1,0 +1,124 @@
+"""Why a tenant is late, in one sentence: how late, since when, because of what, and what to do next. Pure.
+
+The first of these that holds is the cause:
+
+    waiting, paused     the tenant has not started, or an operator paused it
+    ended               its streams have ended and everything is served: nothing is late
+    quarantined         a store contradicted its promise; nothing above the last good timestamp is served
+    a watermark gap     of `tistream.admin.core.watermark_gaps`, in the order of CAUSES
+    replay              a replay holds its tasks
+    no dispatcher       the store that is read least far has no dispatcher that lives
+    a slow stage        the one that holds back most of the lag (`STAGE_STEPS`)
+
+A tenant with none of the first six and with a lag below LATE_MS is not late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tistream.admin.core.units import duration_text
+from tistream.admin.core.watermark_gaps import Cause, WatermarkGap
+from tistream.ids import Tenant
+
+LATE_MS = 10_000  #: a lag below this is normal: flushes, heartbeats and resolved timestamps take seconds
+CAUSES = (
+    Cause.AWAITING,
+    Cause.PAUSED,
+    Cause.STOPPED,
+    Cause.NO_SORTER,
+    Cause.SILENT,
+    Cause.WATERMARK_GAP,
+    Cause.STANDING,
+)
+STAGE_STEPS = {
+    "upstream_flush": (
+        "nothing newer is in the bucket",
+        "check that its pusher runs and its uploads succeed: tistream doctor --pd HOST:PORT",
+    ),
+    "fetch": ("its files are in the bucket and not read yet", "check the dispatchers' load: tistream workers list"),
+    "match": ("its sorter does not keep up", "add a sorter, or split the task: tistream tasks split TASK"),
+    "watermark_gap_wait": ("a region or an open transaction holds the watermark back", "see tistream gaps"),
+    "flush": (
+        "its rows are ordered and not in the committed log yet",
+        "check how fast bucket and catalog answer: tistream doctor",
+    ),
+    "serve": ("its rows wait for the schema history", "look at the log of the API server"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A store whose rows nothing serves until an operator decides."""
+
+    store_id: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """What is known of a tenant's lag."""
+
+    tenant: Tenant
+    state: str
+    lag_ms: int | None  #: None: nothing is served yet
+    since: str | None  #: the time up to which it is complete
+    ended: bool = False
+    gaps: Sequence[WatermarkGap] = ()
+    quarantined: Quarantined | None = None
+    has_leader: bool = True  #: a meta server leads, so tasks get owners
+    replay: str | None = None  #: the worker that replays its backlog
+    lost_store: int | None = None  #: a store without a dispatcher that lives
+    lost_dispatcher: str | None = None  #: the dispatcher that it had
+    slowest: Sequence[str] = ()  #: the stages that hold back most; several when they cannot be told apart
+    where: str = ""  #: the store, dispatcher or task of that stage
+
+
+def lag_sentence(late: Late) -> str:
+    """The sentence."""
+    found = _cause(late)
+    if found is None:
+        if late.ended:
+            return f"Tenant {late.tenant} has ended, complete up to {late.since}; nothing is late."
+        if late.lag_ms is None:
+            return f"Tenant {late.tenant} is {late.state} and serves nothing yet; nothing is late."
+        return f"Tenant {late.tenant} is {duration_text(late.lag_ms)} behind, which is normal; nothing is late."
+    cause, step = (" ".join(words.split()).rstrip(" .") for words in found)
+    if late.lag_ms is None:
+        return f"Tenant {late.tenant} serves nothing yet, because {cause}; next: {step}."
+    behind = duration_text(late.lag_ms)
+    return f"Tenant {late.tenant} is {behind} late, since {late.since}, because {cause}; next: {step}."
+
+
+def _cause(late: Late) -> tuple[str, str] | None:
+    """The cause and the next step; None when nothing is late."""
+    resting = [gap for gap in late.gaps if gap.cause in (Cause.AWAITING, Cause.PAUSED)]
+    if resting:
+        return resting[0].sentence, resting[0].next_step
+    if late.ended:
+        return None
+    ids = f"-c {late.tenant.cluster_id} -t {late.tenant.tenant_id}"
+    if (bad := late.quarantined) is not None:
+        rows = "1 row" if bad.rows == 1 else f"{bad.rows} rows"
+        cause = f"store {bad.store_id} is quarantined: it sent {rows} at or below its own resolved timestamp"
+        return cause, f"look at them and accept or reject the store: tistream store quarantine list {ids}"
+    if late.gaps:
+        return _of_gap(min(late.gaps, key=lambda gap: CAUSES.index(gap.cause)), late)
+    if late.replay is not None:
+        return f"{late.replay} replays its backlog", "wait until the replay ends: tistream workers show " + late.replay
+    if late.lost_store is not None:
+        gone = f"dispatcher {late.lost_dispatcher} is down" if late.lost_dispatcher else "it has no dispatcher"
+        step = "check that a dispatcher and a meta server are up: tistream workers list"
+        return f"no file of store {late.lost_store} is read: {gone}", step
+    if late.lag_ms is None or late.lag_ms < LATE_MS or not late.slowest:
+        return None
+    causes = [STAGE_STEPS[stage] for stage in late.slowest]
+    cause = " or ".join(words for words, _ in causes)
+    return f"{cause} ({late.where})" if late.where else cause, causes[0][1]
+
+
+def _of_gap(gap: WatermarkGap, late: Late) -> tuple[str, str]:
+    if gap.cause in (Cause.NO_SORTER, Cause.SILENT) and not late.has_leader:
+        return f"{gap.sentence}, and no meta server leads", "start a meta server: tistream workers list shows them"
+    return gap.sentence, gap.next_step
