@@ -9,7 +9,7 @@ STAMP_DEV := $(VENV)/.installed-dev
 COMPILED := $(VENV)/.compiled
 STAMP_DEBIAN := $(VENV)/.debian
 
-export SIM_SEEDS ?= 100
+export SIM_SEEDS ?= 50
 # Hundreds of processes are started: each would compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest --durations=10 --durations-min=5
