@@ -37,6 +37,7 @@ from sorter.state.join_snapshots import joined
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
 from sorter.worker.stored_core import load
+from tistream.admin.core.units import duration_text
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import Attempt, attempting, settle
 from tistream.catalog.database.service_time import service_time
@@ -266,7 +267,8 @@ def _note(done: int, total: int, nbytes: int, seconds: float) -> str:
     """Rate and remaining time; empty before the first file is done."""
     if not done:
         return ""
-    return f"{nbytes / 1e6 / max(seconds, 1e-9):.1f} MB/s, about {seconds * (total - done) / done:.0f} s left"
+    left_ms = seconds * (total - done) / done * 1000
+    return f"{nbytes / 1e6 / max(seconds, 1e-9):.1f} MB/s, about {duration_text(left_ms)} left"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tistream.admin.core.units import bytes_text, duration_text
 from tistream.catalog.work.job_rows import JobExecutor, JobKind, JobLimits, JobRow, JobState, NewJob
 from tistream.ids import Tenant
 from tistream.limits import COMPACTED_FILE_BYTES_TARGET
@@ -189,7 +190,7 @@ def _merge(need: TenantNeed, last: JobRow | None, known: Known, settings: Mainte
     if not saved:
         return None
     number = sum(task.pieces for task in worthy[:_TASKS_MAX])
-    reason = f"{number} files of {len(task_ids)} tasks, {_mib(total)}: about {saved} requests fewer"
+    reason = f"{number} files of {len(task_ids)} tasks, {bytes_text(total)}: about {saved} requests fewer"
     return _sized(
         need, JobKind.MERGE, total, reason, known, settings, objects=counted, task_ids=tuple(sorted(task_ids))
     )
@@ -212,7 +213,9 @@ def _bases(need: TenantNeed, last: JobRow | None, known: Known, settings: Mainte
         wanted = max(wanted, 2 * last.estimated_bytes if need.tail_bytes >= last.estimated_bytes else 0)
     if need.tail_bytes < wanted:
         return None
-    reason = f"{_mib(need.tail_bytes)} of log since the newest base, an average base has {_mib(need.base_bytes)}"
+    reason = (
+        f"{bytes_text(need.tail_bytes)} of log since the newest base, an average base has {bytes_text(need.base_bytes)}"
+    )
     return _sized(need, JobKind.BASES, need.tail_bytes, reason, known, settings, due_ms=need.kept_ms // 2)
 
 
@@ -241,7 +244,9 @@ def _replay(
     if _rests(last, known.now_ms, settings):
         return None
     command = f"tistream replay -c {need.tenant.cluster_id} -t {need.tenant.tenant_id}"
-    reason = f"{need.behind_ms // 1000} s behind, {_mib(need.backlog_bytes)} of batch files are unread: {command}"
+    reason = (
+        f"{duration_text(need.behind_ms)} behind, {bytes_text(need.backlog_bytes)} of batch files are unread: {command}"
+    )
     return NewJob(
         tenant=need.tenant,
         kind=JobKind.REPLAY,
@@ -290,7 +295,3 @@ def _sized(
         estimated_bytes=nbytes,
         estimated_objects=objects,
     )
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / _MIB:.1f} MiB"

@@ -28,6 +28,7 @@ import structlog
 from pusher.control import ControlUnavailable
 from pusher.frontier import Frontier, FrontierReader, lowest_durable_ts
 from tistream import ts as tso
+from tistream.admin.core.units import duration_text
 from tistream.clock import Clock
 from tistream.errors import StoreUnavailable, TiStreamError, TsExpired
 from tistream.ts import to_text
@@ -117,8 +118,8 @@ class Hold:
         if not self.problem:
             log.error("GC barrier lost", name=self.name, ts=needed, age_s=round(age_s), cap_s=self._cap_s)
         self.problem = (
-            f"the tenant's watermark is {needed} ({to_text(needed)}), {age_s / 3600:.1f} h behind; {why}, so ranges"
-            " that must be registered again wait until it has caught up"
+            f"the tenant's watermark is {needed} ({to_text(needed)}), {duration_text(age_s * 1000)} behind; {why}, so"
+            " ranges that must be registered again wait until it has caught up"
         )
 
 

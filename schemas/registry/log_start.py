@@ -17,6 +17,7 @@ from typing import Any
 from schemas.registry.retention import Floor, births, lowest_floor, needs_of_reads
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
+from tistream.admin.core.units import duration_text
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.retention import Hold, HoldKind, database_time_ms
@@ -134,7 +135,7 @@ def holds_of(catalog: Catalog, tenant: Tenant) -> list[Hold]:
             kind=HoldKind.SAFE_POINT,
             name=point.service_id,
             who=f"safe point of {point.service_id}",
-            release=f"its end in {point.left_ms / 1000:,.0f} s, or DELETE .../safe-point/{point.service_id}",
+            release=f"its end in {duration_text(point.left_ms)}, or DELETE .../safe-point/{point.service_id}",
         )
         for point in list_safe_points(catalog, tenant)
     ]

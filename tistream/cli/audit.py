@@ -18,8 +18,10 @@ def audit(
     config: Config = None,
     grace_s: Annotated[int, typer.Option(min=0, help="Younger objects without a row are no orphans.")] = 3600,
 ) -> None:
-    """Compare catalog and bucket: objects that are missing or have another size (faults: exit status 1), and how many
-    have no row (the collector removes those). Reads only, and may run beside the service."""
+    """Compare the objects in the bucket with those that the catalog names.
+
+    Objects that are missing or have another size are faults: exit status 1. How many have no row is only counted: the
+    collector removes those. The command reads only, and may run beside the service."""
     from metaserver.audit import audit as run
     from tistream.cli.assembly import opened
     from tistream.cli.run import settings_of

@@ -13,7 +13,7 @@ from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data
 from tistream.cli.service import connect, tenant_path
 from tistream.limits import CONSUMER_IDLE_HOURS_DEFAULT
 
-commands = typer.Typer(help="Registered consumers: the log above their checkpoints is kept.", no_args_is_help=True)
+commands = typer.Typer(help="Register consumers: the log above their checkpoints is kept.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(help="Name of the changefeed.", metavar="ID")]
 
@@ -38,7 +38,9 @@ def create(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Register a consumer. The log above its checkpoint is kept until it is removed, finished, or idle for too long."""
+    """Register a consumer; the log above its checkpoint is kept.
+
+    It is kept until the consumer is removed, finished, or idle for too long."""
     body = {
         "changefeed_id": changefeed_id,
         "start_ts": start_ts,
@@ -58,7 +60,7 @@ def list_all(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """All consumers of a tenant with state, checkpoint, lag and members."""
+    """List the consumers of a tenant with state, checkpoint, lag and members."""
     columns: list[Column] = [
         ("changefeed", lambda row: row["changefeed_id"]),
         ("state", lambda row: row["state"]),
@@ -75,7 +77,7 @@ def list_all(
 
 @commands.command()
 def show(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """One consumer."""
+    """Show one consumer."""
     show_data(_send(url, "GET", tenant_path(cluster, tenant, "changefeeds", changefeed_id)))
 
 
@@ -88,7 +90,7 @@ def checkpoint(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Move a consumer's checkpoint. It never decreases."""
+    """Move a consumer's checkpoint forward."""
     path = tenant_path(cluster, tenant, "changefeeds", changefeed_id)
     show_data(_send(url, "PATCH", path, {"checkpoint_ts": str(ts)}))
 
@@ -102,26 +104,26 @@ def reset(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Let a consumer go on from elsewhere, also further back."""
+    """Move a consumer to another timestamp, also further back."""
     path = tenant_path(cluster, tenant, "changefeeds", changefeed_id)
     show_data(_send(url, "POST", f"{path}:reset", {"to": to}))
 
 
 @commands.command()
 def pause(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """Pause a consumer: its members get nothing. Its log is still kept."""
+    """Pause a consumer: its members get nothing, and its log is still kept."""
     show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":pause"))
 
 
 @commands.command()
 def resume(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """Let a paused consumer go on."""
+    """Resume a paused consumer."""
     show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":resume"))
 
 
 @commands.command()
 def remove(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
-    """Remove a consumer. Its log is no longer kept for it."""
+    """Remove a consumer; the log is no longer kept for it."""
     _send(url, "DELETE", tenant_path(cluster, tenant, "changefeeds", changefeed_id))
 
 

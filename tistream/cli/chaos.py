@@ -20,9 +20,10 @@ def chaos(
     dispatchers: Annotated[int, typer.Option(min=1, help="How many of them.")] = 2,
     rate: Annotated[float, typer.Option(help="Steps of the modelled workload per second.")] = 200.0,
 ) -> None:
-    """Run a deployment on a MariaDB and an S3 server, fed by a modelled cluster; kill, pause, cut off and restart its
-    processes at random while readers follow the log. Needs Debian's mariadb-server-core, mariadb-client-core and
-    libfaketime, and the extra tistream[testing].
+    """Run a deployment under random faults, while readers follow its log.
+
+    It runs on a MariaDB and an S3 server, fed by a modelled cluster; its processes are killed, paused, cut off and
+    restarted. Needs Debian's mariadb-server-core, mariadb-client-core and libfaketime, and the extra testing.
 
     The report goes to standard output as JSON. Exit status 0: no promise was violated."""
     import secrets

@@ -22,7 +22,9 @@ _CHANGES = 2000  # of the recording: once they are read, every stage has run
 
 
 def compile_all() -> None:
-    """Compile the row kernels before the first start; the result is kept on disk (NUMBA_CACHE_DIR)."""
+    """Compile the row kernels ahead of the first start.
+
+    The result is kept on disk (NUMBA_CACHE_DIR)."""
     import numba  # noqa: F401 - where it is missing, the command says so before it starts processes
 
     from tistream.clock import SystemClock

@@ -45,7 +45,9 @@ def cost(
     rds_month: Annotated[float, _number("--rds-price", "USD a month for the database.")] = 373.0,
     output: Annotated[Output, typer.Option("--output", "-o", help="How to show it.")] = Output.TABLE,
 ) -> None:
-    """The month's bill of a cluster of this size, and what single changes would save. No service is asked."""
+    """Estimate the month's bill of a cluster of this size, and what single changes would save.
+
+    No service is asked."""
     from tistream.admin.core.cost import Load, Prices, levers, month
 
     given = {**context.params, "idle_flush_s": max(idle_flush_s, flush_s)}

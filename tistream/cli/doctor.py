@@ -45,9 +45,11 @@ def doctor(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Check what is given: with --pd a TiDB cluster before it is pushed; with --catalog, --object-store or --config the
-    catalog and bucket that a service would use; with --url a running service. Without any of them: the service at the
-    default address.
+    """Check a TiDB cluster, a catalog and bucket, or a running service.
+
+    What is checked is what is given: with --pd a cluster before it is pushed; with --catalog, --object-store or
+    --config the catalog and bucket that a service would use; with --url a running service. Without any of them: the
+    service at the default address.
 
     Nothing is written to a cluster, a catalog or a service. Small objects are put into the bucket below doctor/ and
     removed. The exit status is 1 when a check fails."""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _BAR = 32  # so that a line has less than 80 characters
 
-commands = typer.Typer(help="Say in a sentence why something is as it is.", no_args_is_help=True)
+commands = typer.Typer(help="Explain in a sentence why something is as it is.", no_args_is_help=True)
 
 
 @commands.callback()
 def _explain() -> None:
-    """Say in a sentence why something is as it is."""
+    """Explain in a sentence why something is as it is."""
 
 
 @commands.command("lag")
@@ -32,7 +32,7 @@ def lag(
     key: Key = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """What is late, since when, because of what, and what to do next; then a bar for each stage."""
+    """Explain what is late, since when, why, and what to do; then draw a bar for each stage."""
     with connect(url, retry_s=0) as client:
         found = client.get(tenant_path(cluster, tenant, "lag"), why="true")
     if output is not Output.TABLE:
@@ -51,7 +51,7 @@ def _show_stages(out: Console, facts: dict[str, Any]) -> None:
         title = " + ".join(stage["stages"]).replace("_", " ")
         is_slowest = bool(longest) and "+".join(stage["stages"]) == facts["slowest"]
         bar = "█" * round(_BAR * stage["ms"] / longest) if longest else ""
-        took = duration_text(stage["ms"], digits=2)
+        took = duration_text(stage["ms"])
         out.print(f"  {title:<28} {took:>9}  [{'red' if is_slowest else 'green'}]{bar}[/]")
         if is_slowest:
             out.print(f"    {stage['where']}", markup=False, soft_wrap=True)

@@ -12,7 +12,7 @@ import typer
 from tistream.cli.output import Column, Output, console, show_rows
 from tistream.errors import CorruptObject, InvalidInput, NotFound, ObjectNotFound
 
-commands = typer.Typer(help="Look inside files.", no_args_is_help=True)
+commands = typer.Typer(help="Look inside the files of a bucket.", no_args_is_help=True)
 _ROWS_SHOWN = 5
 
 
@@ -21,7 +21,7 @@ def inspect_file(
     path: Annotated[str, typer.Argument(help="A segment file, or an object as file:// or s3:// URL.")],
     rows: Annotated[int, typer.Option(help="Rows of each segment to show.")] = _ROWS_SHOWN,
 ) -> None:
-    """Head, segments, timestamps and checksums of a batch file, committed file or snapshot."""
+    """Show head, segments, timestamps and checksums of a batch file, committed file or snapshot."""
     from rich.text import Text
 
     from tistream import ts as tso

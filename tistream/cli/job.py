@@ -12,7 +12,7 @@ from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.cli.output import NoColor, Output, OutputOption, show_facts, show_rows
 from tistream.cli.service import DryRun, act, connect, given
 
-commands = typer.Typer(help="Look at maintenance jobs, run or cancel one.", no_args_is_help=True)
+commands = typer.Typer(help="Look at maintenance jobs; run or cancel one.", no_args_is_help=True)
 
 JobId = Annotated[int, typer.Argument(help="Id of the job.")]
 States = Annotated[str | None, typer.Option("--state", help="Only these: offered, queued, running, done, failed ...")]
@@ -30,7 +30,7 @@ def list_jobs(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Jobs with their state, what they read and the requests that they saved; the newest first."""
+    """List jobs with their state, what they read and the requests they saved; the newest first."""
     asked = {**of_tenant(tenant), **given(state=state, kind=kind)}
     with connect(url, retry_s=0) as client:
         found = list(pages(client, "/v1/jobs", limit, asked))
@@ -53,20 +53,20 @@ def list_jobs(
 def show_job(
     job: JobId, url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
-    """One job."""
+    """Show one job."""
     with connect(url, retry_s=0) as client:
         show_facts(client.get(f"/v1/jobs/{job}"), output, no_color=no_color)
 
 
 @commands.command()
 def retry(job: JobId, dry_run: DryRun = False, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
-    """Run a job now that is offered, pauses, failed or was cancelled."""
+    """Run now a job that is offered, pauses, failed or was cancelled."""
     _act(url, f"/v1/jobs/{job}:retry", dry_run, output)
 
 
 @commands.command()
 def cancel(job: JobId, dry_run: DryRun = False, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
-    """Cancel a job that has not ended. What it has published stays."""
+    """Cancel a job that has not ended; what it has published stays."""
     _act(url, f"/v1/jobs/{job}:cancel", dry_run, output)
 
 

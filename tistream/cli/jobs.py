@@ -67,9 +67,10 @@ def compact(
         float, typer.Option(min=0, help="Hours of the log in which each moment keeps a base near it.")
     ] = 168.0,
 ) -> None:
-    """Merge small committed files into Parquet files, ordered by table and commit timestamp, and build bases from which
-    reads as of a timestamp start. Reads stay the same. A group of files that cannot be merged and a table whose
-    base cannot be built are left out and named under `failed`, and the exit status is 1."""
+    """Merge small committed files into Parquet files, and build bases for reads as of a timestamp.
+
+    The files are ordered by table and commit timestamp; reads stay the same. A group of files that cannot be merged and
+    a table whose base cannot be built are left out and named under `failed`, and the exit status is 1."""
     from compactor.base_job import BaseSettings
     from compactor.core.base_plan import BasePlanSettings
     from compactor.core.plan import PlanSettings
@@ -115,7 +116,7 @@ def replay(
     leg_mb: Annotated[int, typer.Option(min=1, help="MiB of batch files that are handed over together.")] = 1024,
     memory_mb: Annotated[int, typer.Option(min=0, help="MiB of rows of one part; 0: a share of the machine's.")] = 0,
 ) -> None:
-    """Match a backlog of batch files in bulk, by key range, and hand over to the live sorters."""
+    """Replay a backlog of batch files in bulk, by key range, and hand over to the live sorters."""
     from backfill.job import Replay, ReplaySettings
     from tistream.cli.time import moment
     from tistream.ids import Tenant as TenantId

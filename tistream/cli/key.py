@@ -37,7 +37,7 @@ def create(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Create a key. It is printed once, alone on standard output."""
+    """Create a key, which is printed once, alone on standard output."""
     if data is not None and catalog is None:
         catalog = f"sqlite:///{data.resolve()}/catalog.db"
     if catalog is not None:
@@ -57,7 +57,7 @@ def list_all(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Keys without their secrets: all that your key may see, or those of a tenant."""
+    """List keys without their secrets: all that your key may see, or those of a tenant."""
     asked = {"cluster_id": cluster, "tenant_id": tenant}
     with connect(url) as client:
         items = client.get("/v1/keys", **{k: str(v) for k, v in asked.items() if v is not None})["items"]
@@ -75,7 +75,7 @@ def list_all(
 
 @commands.command()
 def revoke(key_id: KeyId, url: Url = DEFAULT_URL, key: Key = None) -> None:
-    """Revoke a key now. Safe to repeat."""
+    """Revoke a key at once; safe to repeat."""
     with connect(url) as client:
         row = client.delete(f"/v1/keys/{_id_of(key_id)}")
     print(f"{row['key_id']} ({row['name']}) is revoked", file=sys.stderr)
@@ -88,7 +88,7 @@ def rotate(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Create a successor of a key, printed once; the old key stays valid for a while."""
+    """Replace a key by a new one, printed once; the old key stays valid for a while."""
     with connect(url) as client:
         _show_new(client.post(f"/v1/keys/{_id_of(key_id)}:rotate", {"overlap_hours": overlap_hours}))
 

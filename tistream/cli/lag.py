@@ -25,7 +25,7 @@ def lag(
     key: Key = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """How far each tenant is behind."""
+    """Show how far each tenant is behind."""
     with connect(url, retry_s=0) as client:
         chosen = [
             (t["cluster_id"], t["tenant_id"])
@@ -51,5 +51,5 @@ def _show(out: Console, facts: dict[str, Any]) -> None:
     if facts["ended"]:
         out.print(f"[bold]{name}[/]: ended, complete up to {facts['resolved_time']}")
         return
-    behind = duration_text(facts["lag_ms"], digits=2)
+    behind = duration_text(facts["lag_ms"])
     out.print(f"[bold]{name}[/]: {behind} behind, watermark {facts['resolved_time']}")

@@ -20,9 +20,10 @@ def login(
     ] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Forget the key of this address.")] = False,
 ) -> None:
-    """Remember the address of a service and a key for it. Without --key the key is read from a hidden prompt.
+    """Remember the address of a service and a key for it.
 
-    Other commands then use both, unless they are given --url, --key, TISTREAM_URL or TISTREAM_KEY.
+    Without --key the key is read from a hidden prompt. Other commands then use both, unless they are given --url,
+    --key, TISTREAM_URL or TISTREAM_KEY.
     """
     from tistream.runtime import credentials
 

@@ -15,54 +15,63 @@ from importlib.util import find_spec
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from tistream import __version__
 from tistream.errors import ErrorKind, TiStreamError
 
-# Each command and what defines it, in the order of `tistream --help`: MODULE:NAME, a function or a group of commands.
-# A module is imported when its command is asked for, which halves the time that a command needs to start.
-COMMANDS: Mapping[str, str] = {
-    "up": "run:up",
-    "meta": "run:meta",
-    "dispatch": "run:dispatch",
-    "sort": "run:sort",
-    "maintain": "run:maintain",
-    "serve": "run:serve",
-    "spark": "run:spark",
-    "demo": "demo:demo",
-    "compile": "compiling:compile_all",
-    "tenant": "tenant:commands",
-    "login": "login:login",
-    "key": "key:commands",
-    "push": "push:push",
-    "pull": "pull:pull",
-    "snapshot": "snapshot:snapshot",
-    "restore": "snapshot:restore",
-    "seed": "seed:seed",
-    "status": "status:status",
-    "lag": "lag:lag",
-    "explain": "explain:commands",
-    "cost": "cost:cost",
-    "workers": "operate:workers",
-    "tasks": "operate:tasks",
-    "stops": "operate:stops",
-    "store": "store:commands",
-    "jobs": "job:commands",
-    "api": "operate:api",
-    "gaps": "operate:watermark_gaps",
-    "events": "operate:events",
-    "schema": "schema:commands",
-    "config": "settings:commands",
-    "doctor": "doctor:doctor",
-    "inspect": "files:commands",
-    "compact": "jobs:compact",
-    "replay": "jobs:replay",
-    "tso": "time:show",
-    "sim": "sim:sim",
-    "chaos": "chaos:chaos",
-    "changefeed": "changefeed:commands",
-    "audit": "audit:audit",
+# The groups of `tistream --help`, and the commands of each with what defines it: MODULE:NAME, a function or a group of
+# commands. A module is imported when its command is asked for, which halves the time that a command needs to start.
+PANELS: Mapping[str, Mapping[str, str]] = {
+    "Start here": {
+        "up": "run:up",
+        "demo": "demo:demo",
+        "compile": "compiling:compile_all",
+        "login": "login:login",
+        "doctor": "doctor:doctor",
+        "status": "status:status",
+    },
+    "Push": {"push": "push:push", "seed": "seed:seed"},
+    "Read": {
+        "pull": "pull:pull",
+        "changefeed": "changefeed:commands",
+        "snapshot": "snapshot:snapshot",
+        "restore": "snapshot:restore",
+        "schema": "schema:commands",
+    },
+    "Tenants, keys and stores": {"tenant": "tenant:commands", "key": "key:commands", "store": "store:commands"},
+    "Operate": {
+        "lag": "lag:lag",
+        "explain": "explain:commands",
+        "gaps": "operate:watermark_gaps",
+        "stops": "operate:stops",
+        "events": "operate:events",
+        "workers": "operate:workers",
+        "tasks": "operate:tasks",
+        "jobs": "job:commands",
+        "compact": "jobs:compact",
+        "replay": "jobs:replay",
+        "cost": "cost:cost",
+        "config": "settings:commands",
+    },
+    "Look inside": {
+        "audit": "audit:audit",
+        "inspect": "files:commands",
+        "tso": "time:show",
+        "api": "operate:api",
+    },
+    "Services": {
+        "serve": "run:serve",
+        "meta": "run:meta",
+        "dispatch": "run:dispatch",
+        "sort": "run:sort",
+        "maintain": "run:maintain",
+        "spark": "run:spark",
+    },
+    "Development": {"sim": "sim:sim", "chaos": "chaos:chaos"},
 }
+COMMANDS: Mapping[str, str] = {name: target for panel in PANELS.values() for name, target in panel.items()}
+_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 EXIT = {
     ErrorKind.INVALID: 2,
     ErrorKind.NOT_FOUND: 3,
@@ -76,10 +85,20 @@ EXIT_INTERRUPTED = 130
 _EXTRAS = {"pyspark": "spark", "pandas": "spark", "moto": "testing", "hypothesis": "testing"}
 
 
+class _InOrder(TyperGroup):
+    """The top of the command line, which lists its commands in the order of the groups."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        """Typer alone lists groups of commands behind all others."""
+        del ctx
+        return [name for name in COMMANDS if name in self.commands]
+
+
 def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     """The command line with the command that the arguments name; with all commands when they name none."""
     app = typer.Typer(
         name="tistream",
+        cls=_InOrder,
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
@@ -93,9 +112,9 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
         module, _, attribute = COMMANDS[name].partition(":")
         defined = getattr(import_module(f"tistream.cli.{module}"), attribute)
         if isinstance(defined, typer.Typer):
-            app.add_typer(defined, name=name)
+            app.add_typer(defined, name=name, rich_help_panel=_PANEL_OF[name])
         else:
-            app.command(name)(defined)
+            app.command(name, rich_help_panel=_PANEL_OF[name])(defined)
     return app
 
 

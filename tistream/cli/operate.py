@@ -20,9 +20,9 @@ from tistream.errors import InvalidInput
 if TYPE_CHECKING:
     from tistream.client import Client
 
-workers = typer.Typer(help="Look at processes, drain them.", no_args_is_help=True)
-tasks = typer.Typer(help="Look at tasks, move them, retry stopped ones.", no_args_is_help=True)
-stops = typer.Typer(help="Look at what errors have stopped, and retry it.", no_args_is_help=True)
+workers = typer.Typer(help="Look at the processes of the service, and drain them.", no_args_is_help=True)
+tasks = typer.Typer(help="Look at tasks; move, split, merge and retry them.", no_args_is_help=True)
+stops = typer.Typer(help="Look at what errors have stopped, and resume it.", no_args_is_help=True)
 api = typer.Typer(help="Ask the HTTP API directly.", no_args_is_help=True)
 
 _PAGE = 1000
@@ -41,7 +41,7 @@ def list_workers(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Processes with state and load."""
+    """List processes with state and load."""
     with connect(url, retry_s=0) as client:
         found = client.get("/v1/workers", **given(kind=kind))
     columns = [
@@ -63,7 +63,7 @@ def list_workers(
 def show_worker(
     worker: WorkerName, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
-    """One process with what it reports."""
+    """Show one process with what it reports."""
     with connect(url, retry_s=0) as client:
         show_facts(client.get(f"/v1/workers/{_quoted(worker)}"), output, no_color=no_color)
 
@@ -76,7 +76,7 @@ def drain(
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Hand over what a sorter or dispatcher owns, and assign nothing more to it."""
+    """Drain a sorter or dispatcher: what it owns is handed over, and it is assigned nothing more."""
     _act(url, f"/v1/workers/{_quoted(worker)}:{'undrain' if undo else 'drain'}", dry_run, output)
 
 
@@ -90,7 +90,7 @@ def list_tasks(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Tasks with owners, lag and load."""
+    """List tasks with owners, lag and load."""
     asked = {**of_tenant(tenant), **given(owner=owner, stopped="true" if stopped else None)}
     with connect(url, retry_s=0) as client:
         found = list(pages(client, "/v1/tasks", limit, asked))
@@ -111,7 +111,7 @@ def list_tasks(
 def show_task(
     task: TaskId, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
-    """One task, and its watermark gaps."""
+    """Show one task, and its watermark gaps."""
     with connect(url, retry_s=0) as client:
         found = client.get(f"/v1/tasks/{task}")
     show_facts(found, output, no_color=no_color)
@@ -128,7 +128,7 @@ def move(
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give a task to another sorter. Nothing is lost or repeated; its watermark pauses for a moment."""
+    """Move a task to another sorter; its watermark pauses for a moment."""
     _act(url, f"/v1/tasks/{task}:move", dry_run, output, to=to)
 
 
@@ -154,7 +154,7 @@ def merge(
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Merge two neighbours: one sorter gets both and replaces them by one task."""
+    """Merge two neighbouring tasks into one."""
     _act(url, f"/v1/tasks/{task}:merge", dry_run, output, **{"with": str(other)})
 
 
@@ -172,7 +172,7 @@ def list_stops(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Tenants, stores, jobs and tasks that an error has stopped, while everything else continues."""
+    """List tenants, stores, jobs and tasks that an error has stopped."""
     with connect(url, retry_s=0) as client:
         found = list(pages(client, "/v1/stops", limit, of_tenant(tenant)))
     columns = [
@@ -194,14 +194,14 @@ def resume_stop(
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Retry now what has stopped, after its cause has been fixed."""
+    """Resume what has stopped, after its cause has been fixed."""
     _act(url, f"/v1/stops/{_quoted(stop)}:resume", dry_run, output)
 
 
 def watermark_gaps(
     tenant: OfTenant = None, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
-    """Stalled ranges, each in one sentence with what to look at."""
+    """Explain each stalled range in one sentence, with what to look at."""
     with connect(url, retry_s=0) as client:
         found = client.get("/v1/gaps", **of_tenant(tenant))
     if output is not Output.TABLE:
@@ -226,7 +226,7 @@ def events(
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """What happened to tasks, stores, workers and tenants; the newest last."""
+    """List what happened to tasks, stores, workers and tenants; the newest last."""
     asked = {**of_tenant(tenant), **given(kind=kind)}
     with connect(url, retry_s=30 if follow else 0) as client:
         newest = client.get("/v1/events", limit="1")["newest"]
@@ -250,7 +250,7 @@ def api_get(
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.JSON,
 ) -> None:
-    """GET a JSON resource of the API."""
+    """Get a JSON resource of the API."""
     if not path.startswith("/"):
         raise InvalidInput(f"'{path}' is not a path: it begins with /, such as /v1/tenants.")
     with connect(url, retry_s=0) as client:

@@ -54,7 +54,7 @@ def pull(
     member: Member = "default",
     lease: Lease = CONSUMER_LEASE_S_DEFAULT,
 ) -> None:
-    """Pull changes of a tenant, a database or a table, in commit order; or those of a registered consumer.
+    """Pull changes of a tenant, a database or a table, in commit order, or of a registered consumer.
 
     The query of a whole URL is used too: start_ts, end_ts, cursor, format, limit, filters and the format's options. A
     flag takes precedence.

@@ -82,12 +82,11 @@ def push(
     check: Check = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Push a change stream: a live cluster's, a recorded one, or that of TiKV's log backup. Give one of --pd,
-    --capture, --replay and --log-backup; with --check none is needed.
+    """Push a change stream: a live cluster's, a recorded one, or that of TiKV's log backup.
 
-    A recording ends when all of it is durable and, if that takes at most some seconds, can be pulled. The others are
-    followed until Ctrl-C. A new tenant begins with the current schema, or that of --start-ts; for a log backup it needs
-    --start-ts or --schema-snapshot once, and the log must be complete from that time on."""
+    Give one of --pd, --capture, --replay and --log-backup; with --check none is needed. A recording ends when all of
+    it is durable and, within some seconds, can be pulled; the others are followed until Ctrl-C. A new tenant begins
+    with the current schema, or that of --start-ts; a log backup needs --start-ts or --schema-snapshot once."""
     from tistream.cli.doctor import check_push, show_findings
     from tistream.cli.log import configure
     from tistream.cli.push_sources import first_schema, follow_cluster, follow_log, options_of, pusher_probes

@@ -40,7 +40,7 @@ def up(
     object_store: Bucket = None,
     config: Config = None,
 ) -> None:
-    """Run the whole service in one process, kept on disk. It resumes where it stopped."""
+    """Run the whole service in one process, kept in a folder; it resumes where it stopped."""
     from tistream.cli import assembly
 
     settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)
@@ -76,7 +76,9 @@ def meta(
     metrics_port: MetricsPort = None,
     config: Config = None,
 ) -> None:
-    """Run a meta server: activation, assignment, collection and retention. It answers no API: `tistream serve` does."""
+    """Run a meta server: activation, assignment, collection and retention.
+
+    It answers no API: `tistream serve` does."""
     from tistream.cli import assembly
 
     settings = settings_of(config, catalog=catalog, object_store=object_store, more={"metrics.port": metrics_port})
@@ -91,7 +93,7 @@ def dispatch(
     metrics_port: MetricsPort = None,
     config: Config = None,
 ) -> None:
-    """Run a dispatcher. --port is its Flight port."""
+    """Run a dispatcher, which reads batch files and serves them to sorters on --port."""
     from tistream.cli import assembly
 
     ports: dict[str, object] = {"dispatcher.port": port, "metrics.port": metrics_port}
@@ -106,7 +108,7 @@ def sort(
     metrics_port: MetricsPort = None,
     config: Config = None,
 ) -> None:
-    """Run a sorter."""
+    """Run a sorter, which orders the changes of its tasks and commits them to the log."""
     from tistream.cli import assembly
 
     settings = settings_of(config, catalog=catalog, object_store=object_store, more={"metrics.port": metrics_port})
@@ -121,7 +123,7 @@ def maintain(
     metrics_port: MetricsPort = None,
     config: Config = None,
 ) -> None:
-    """Run an executor of maintenance jobs, with threads: merges, bases and replays that the meta server records."""
+    """Run maintenance jobs in threads: the merges, bases and replays that the meta server records."""
     from tistream.cli import assembly
 
     settings = settings_of(config, catalog=catalog, object_store=object_store, more={"metrics.port": metrics_port})
@@ -155,7 +157,7 @@ def spark(
     metrics_port: MetricsPort = None,
     config: Config = None,
 ) -> None:
-    """Take maintenance jobs from the catalog and do them on Spark, several at once in one session. Needs Java 17."""
+    """Run maintenance jobs on Spark, several at once in one session. Needs Java 17."""
     from tistream.cli import assembly
 
     more: dict[str, object] = {"spark.master": master, "spark.jobs": jobs, "metrics.port": metrics_port}

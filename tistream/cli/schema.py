@@ -26,7 +26,7 @@ def show(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """The tables of a tenant, or the columns of one, as of a time."""
+    """Show the tables of a tenant, or the definition of one, as of a time."""
     when = given(start_ts=at)
     database, _, name = (table or "").partition(".")
     with connect(url, retry_s=0) as client:
@@ -67,7 +67,7 @@ def history(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """The DDL of a tenant, the newest first."""
+    """List the DDL of a tenant, the newest first."""
     with connect(url, retry_s=0) as client:
         found = client.get(tenant_path(cluster, tenant, "ddl"), limit=str(limit))
     columns = [
@@ -90,7 +90,7 @@ def diff(
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """What changed between two times: databases, tables and columns."""
+    """Show what changed between two times: databases, tables and columns."""
     with connect(url, retry_s=0) as client:
         found = client.get(tenant_path(cluster, tenant, "schema-diff"), **given(from_ts=since, to_ts=until))
     if output is not Output.TABLE:

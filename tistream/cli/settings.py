@@ -10,12 +10,12 @@ import typer
 from tistream.cli.options import Config
 from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_rows
 
-commands = typer.Typer(help="Look at settings.", no_args_is_help=True)
+commands = typer.Typer(help="Look at the settings that a service would start with.", no_args_is_help=True)
 
 
 @commands.command()
 def show(config: Config = None, output: OutputOption = Output.YAML) -> None:
-    """The settings that a service would start with; passwords in addresses are left out."""
+    """Show the settings as a tree; passwords in addresses are left out."""
     tree: dict[str, Any] = {}
     for row in _rows(config):
         section, name = row["setting"].split(".")
@@ -30,7 +30,7 @@ def explain(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Each setting with its value, source, variable and meaning."""
+    """List settings with value, source, variable and meaning."""
     from tistream.config import suggest
     from tistream.errors import NotFound
 

@@ -73,7 +73,7 @@ def sim(
     regions: Annotated[int, typer.Option(min=1, help="With --serve-tikv: least number of regions.")] = 1,
     rate: Annotated[float, typer.Option(min=0, help="With --serve-tikv: steps of the workload per second.")] = 50.0,
 ) -> None:
-    """Run the whole service on simulated time with faults: nothing may be lost, repeated or out of order."""
+    """Run the whole service on simulated time with faults, and check its promises."""
     if serve_tikv:
         serve(seed=seed or 0, stores=stores, regions=regions, rate=rate, storm=storm)
         return

@@ -15,7 +15,7 @@ _STOPS_MAX = 20
 def status(
     url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
-    """Health, what has stopped, tenants with lag, tasks with owners."""
+    """Show health, what has stopped, tenants with their lag, and tasks with their owners."""
     with connect(url, retry_s=0) as client:
         health = client.get("/healthz")
         listed = client.get("/v1/tenants")["items"]

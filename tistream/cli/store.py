@@ -26,7 +26,7 @@ def list_all(
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
-    """Quarantined stores with the rows in question, open and decided; --output json shows the rows."""
+    """List quarantined stores, open and decided; --json shows the rows in question."""
     with connect(url, retry_s=0) as client:
         found = client.get(tenant_path(cluster, tenant, "quarantines"))
     columns = [
@@ -52,7 +52,9 @@ def accept(
     key: Key = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Merge the store's rows into the log. Readers that have passed their place get TS-1013 and read again."""
+    """Merge the store's rows into the log.
+
+    Readers that have passed their place get TS-1013 and read again."""
     with connect(url, retry_s=0) as client:
         act(client, tenant_path(cluster, tenant, "stores", f"{store}") + ":accept", dry_run, output)
 

@@ -44,7 +44,7 @@ def register(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Register a tenant. It then waits for its first schema snapshot.
+    """Register a tenant, which then waits for its first schema snapshot.
 
     The answer holds where its pushers write, their environment, a command that checks whether pushing would work and,
     where keys are required, a key for them: once.
@@ -64,7 +64,7 @@ def register(
 def list_all(
     url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.TABLE, no_color: NoColor = False
 ) -> None:
-    """All tenants with state and lag."""
+    """List tenants with state and lag."""
     with connect(url) as client:
         found = client.get("/v1/tenants")
     columns = [
@@ -81,7 +81,7 @@ def list_all(
 def show(
     cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.JSON
 ) -> None:
-    """One tenant with its tasks and stores."""
+    """Show one tenant with its tasks and stores."""
     with connect(url) as client:
         show_data(_known(client, lambda: client.get(tenant_path(cluster, tenant))), output)
 
@@ -127,9 +127,10 @@ def delete(
     key: Key = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Delete a tenant for good: its pushers are refused, its log is removed, its id is not used again.
+    """Delete a tenant for good, with its log.
 
-    The command first says what will be removed, and asks for the tenant's name as CLUSTER/TENANT."""
+    Its pushers are refused, and its id is not used again. The command first says what will be removed, and
+    asks for the tenant's name as CLUSTER/TENANT."""
     from urllib.parse import urlencode
 
     with connect(url, retry_s=0) as client:
@@ -159,7 +160,9 @@ def retention(
     key: Key = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """How much of a tenant's log is kept, where it begins and what holds it; with HOURS or --default, change that."""
+    """Show or change how much of a tenant's log is kept.
+
+    Without HOURS and --default: the policy, where the log begins, and what holds it."""
     with connect(url) as client:
         if default or hours is not None:
             body = {"retention_hours": None if default else hours}
@@ -198,8 +201,9 @@ def rotate_key(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Create a successor of the key of a tenant's pushers, or their first key. It is printed once, alone on standard
-    output."""
+    """Create the next key of a tenant's pushers, or their first.
+
+    It is printed once, alone on standard output."""
     with connect(url) as client:
         rows = client.get("/v1/keys", cluster_id=str(cluster), tenant_id=str(tenant))["items"]
         valid = [r for r in rows if r["role"] == "pusher" and r["state"] == "living" and r["replaced_by"] is None]

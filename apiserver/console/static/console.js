@@ -33,7 +33,13 @@ document.addEventListener("htmx:after:swap", showLateness);
 showLateness();
 
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-const seconds = (s) => s < 120 ? `${+s.toFixed(1)} s` : s < 7200 ? `${+(s / 60).toFixed(1)} min` : `${+(s / 3600).toFixed(1)} h`;
+const UNITS = [["d", 86400, "h", 3600], ["h", 3600, "min", 60], ["min", 60, "s", 1]];
+const inUnits = (s) => {
+  const [large, size, small, part] = UNITS.find((unit) => s >= unit[1]);
+  const rest = Math.floor((s % size) / part);
+  return `${Math.floor(s / size)} ${large}${rest ? ` ${rest} ${small}` : ""}`;
+};
+const seconds = (s) => s < 0.9995 ? `${Math.round(s * 1000)} ms` : s < 59.95 ? `${s.toFixed(1)} s` : inUnits(Math.round(s));
 
 /** The current value of a CSS colour variable: canvas does not know light-dark(). */
 function colour(name) {

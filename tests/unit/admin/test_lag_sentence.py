@@ -31,7 +31,7 @@ STUCK = StuckReport(
 )
 SINCE = "2026-11-22T01:14:09.812Z"
 LATE = Late(tenant=T, state="ACTIVE", lag_ms=150_000, since=SINCE)
-BEGIN = f"Tenant 1/2 is 2.5 min late, since {SINCE}, because "
+BEGIN = f"Tenant 1/2 is 2 min 30 s late, since {SINCE}, because "
 WORKERS = "tistream workers list"
 
 
@@ -86,13 +86,13 @@ ONE_LOCK = StuckReport(
         ),
         pytest.param(
             replace(LATE, gaps=gaps(sorter_ms=1_800_000)),
-            "task 7 over shop.orders belongs to s1, which has sent no heartbeat for 30.0 min",
+            "task 7 over shop.orders belongs to s1, which has sent no heartbeat for 30 min",
             "another sorter takes it over within seconds if one is up and a meta server is elected",
             id="sorter down",
         ),
         pytest.param(
             replace(LATE, gaps=gaps(TASK, STUCK, dispatcher_ms=LEASE_MS + 1)),
-            "the watermark of shop.orders waits for region 12 v7 from store 3; last file 0.5 s ago; "
+            "the watermark of shop.orders waits for region 12 v7 from store 3; last file 500 ms ago; "
             "its dispatcher d1 is down",
             f"check that a dispatcher and a meta server are up: {WORKERS}",
             id="dispatcher down, reported by the sorter",
@@ -135,14 +135,14 @@ ONE_LOCK = StuckReport(
         ),
         pytest.param(
             replace(LATE, gaps=gaps(TASK, ONE_LOCK)),
-            f"the watermark of shop.orders waits for transaction {tso.compose(1000)}, which began 60.0 min ago and has "
-            f"a lock on shop.orders, row 5 (key {record_key(100, 5).hex()})",
+            f"the watermark of shop.orders waits for transaction {tso.compose(1000)}, which began 59 min 59 s ago and "
+            f"has a lock on shop.orders, row 5 (key {record_key(100, 5).hex()})",
             "check whether its client is alive; the pusher resolves expired locks, and names those that it leaves",
             id="long transaction",
         ),
         pytest.param(
             replace(LATE, gaps=gaps(TASK, STUCK)),
-            "the watermark of shop.orders waits for region 12 v7 from store 3; last file 0.5 s ago; "
+            "the watermark of shop.orders waits for region 12 v7 from store 3; last file 500 ms ago; "
             "the store writes, but not for this region",
             "look at the region's leader and at long transactions: tistream doctor --pd HOST:PORT",
             id="one region stalled",

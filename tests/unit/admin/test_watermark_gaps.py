@@ -122,7 +122,7 @@ def test_an_open_lock_is_named_with_its_transaction_and_age() -> None:
     region, lock = gaps_of(task, known(report(40.0, replace(STUCK, watermark=begun), locked)))
     assert region.region_id == 12
     assert lock.sentence == (
-        f"the watermark of shop.orders waits for transaction {begun}, which began 60.0 min ago and has a lock on "
+        f"the watermark of shop.orders waits for transaction {begun}, which began 59 min 59 s ago and has a lock on "
         f"shop.orders, row 5 (key {key.hex()}); 2 are here"
     )
     assert (lock.cause, lock.watermark, lock.range) == (Cause.STANDING, begun, KeyRange(key, key + b"\0"))

@@ -140,7 +140,7 @@ def test_each_tenant_with_its_watermark_gaps() -> None:
         (None, OK, "AWAITING_SNAPSHOT"),
         (29_999, OK, "ACTIVE, 30.0 s behind"),
         (30_000, WARN, "ACTIVE, 30.0 s behind: tistream explain lag -c 1 -t 1 says why"),
-        (4 * 86_400_000, WARN, "ACTIVE, 4 days behind: tistream explain lag -c 1 -t 1 says why"),
+        (4 * 86_400_000, WARN, "ACTIVE, 4 d behind: tistream explain lag -c 1 -t 1 says why"),
     ],
 )
 def test_a_tenant_that_is_far_behind_is_a_warning(lag_ms: int | None, verdict: Verdict, words: str) -> None:

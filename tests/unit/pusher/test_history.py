@@ -90,7 +90,7 @@ def test_beyond_the_cap_nothing_is_held_and_a_problem_is_reported(pd: Pd, hold: 
     hold.renew(T0)
     assert pd.holds["me"] == (T0, CAP_S)  # which ended by itself an hour ago
     assert not hold.covers(T0)
-    assert "25.0 h behind" in hold.problem
+    assert "1 d 1 h behind" in hold.problem
     hold.renew(T0 + 24 * HOUR)
     assert hold.covers(T0 + 24 * HOUR)
     assert not hold.problem

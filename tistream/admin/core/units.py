@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_UNITS = (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
 
-def duration_text(ms: float | None, digits: int = 1) -> str:
-    """Milliseconds in the largest unit that fits. `digits`: decimals of seconds."""
+
+def duration_text(ms: float | None) -> str:
+    """Milliseconds in the largest unit that fits and the next smaller one: 2 d 15 h, 4 min 3 s, 3.2 s, 340 ms."""
     if ms is None:
         return "–"
-    if ms < 60_000:
-        return f"{ms / 1000:.{digits}f} s"
-    if ms < 3_600_000:
-        return f"{ms / 60_000:.1f} min"
-    return f"{ms / 3_600_000:.1f} h" if ms < 48 * 3_600_000 else f"{ms / 86_400_000:.0f} days"
+    if ms < 999.5:
+        return f"{ms:.0f} ms"
+    if ms < 59_950:
+        return f"{ms / 1000:.1f} s"
+    seconds = round(ms / 1000)
+    large, large_s, small, small_s = next(unit for unit in _UNITS if seconds >= unit[1])
+    rest = seconds % large_s // small_s
+    return f"{seconds // large_s} {large}" + (f" {rest} {small}" if rest else "")
 
 
-def lag_text(tenant: Mapping[str, Any], digits: int = 1) -> str:
+def lag_text(tenant: Mapping[str, Any]) -> str:
     """The lag of a tenant, of its facts in the API; of one whose stream has ended that it has."""
-    return "ended" if tenant["ended"] else duration_text(tenant["lag_ms"], digits)
+    return "ended" if tenant["ended"] else duration_text(tenant["lag_ms"])
 
 
 def bytes_text(amount: float | None) -> str:
