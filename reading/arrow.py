@@ -79,6 +79,28 @@ def raw_page(history: History, rows: pa.Table, scope: Scope) -> pa.Table:
     return pa.table([*names, *kept.columns], schema=RAW)
 
 
+def raw_rows(changes: Sequence[TableChanges], stored: Sequence[pa.Table]) -> pa.Table:
+    """Rows of a snapshot (schema newest.STATE, one table for each of the changes) with their table names, as puts."""
+    parts = []
+    for part, rows in zip(changes, stored, strict=True):
+        count = len(part)
+        columns = {
+            "database": pa.repeat(pa.scalar(part.table.db), count),
+            "table": pa.repeat(pa.scalar(part.table.name), count),
+            "table_id": pa.array(part.physical_id),
+            "op": pa.array(np.full(count, change.Op.PUT, np.uint8)),
+            "key": rows["key"],
+            "start_ts": pa.array(part.start_ts),
+            "commit_ts": pa.array(part.commit_ts),
+            "value": rows["value"],
+            "old_value": pa.nulls(count, pa.binary()),
+            "expire_ts": pa.array(np.zeros(count, np.uint64)),
+            "flags": pa.array(np.zeros(count, np.uint8)),
+        }
+        parts.append(pa.table([columns[name] for name in RAW.names], schema=RAW))
+    return pa.concat_tables(parts)
+
+
 def _each(which: npt.NDArray[np.int32], texts: list[str]) -> pa.Array:
     """`texts[which]` as an array."""
     if len(texts) == 1:
@@ -105,7 +127,7 @@ def native_page(
     decoded = decode_rows(history, rows, scope, shown)
     bad = [*(q for q in quarantined if q.commit_ts <= end), *decoded.quarantined]
     changes = order_messages(decoded.changes, split=False)
-    table = _columns(history, changes) if changes else empty(history, scope, end, shown)
+    table = decoded_rows(history, changes) if changes else empty(history, scope, end, shown)
     if bad:
         listed = orjson.dumps([_facts(q) for q in bad])
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"quarantined": listed})
@@ -170,7 +192,7 @@ def _free(name: str, taken: set[str]) -> str:
     return name
 
 
-def _columns(history: History, changes: Sequence[TableChanges]) -> pa.Table:
+def decoded_rows(history: History, changes: Sequence[TableChanges]) -> pa.Table:
     """All changes in page order. Each version's values become native by its own definition, because a SET value means
     the labels of its version; then all have the same types."""
     versions = [row_layout(c.table).columns for c in changes]

@@ -139,8 +139,12 @@ class Position(Protocol):
 
 def encode_cursor(scope: Scope, commit_ts: int, seen: int = 0) -> str:
     """The cursor of `scope` after everything at or below `commit_ts`, with the amendments up to number `seen`."""
+    return _encoded(scope, commit_ts, seen)
+
+
+def _encoded(scope: Scope, *position: int | str) -> str:
     ids = scope.tenant.cluster_id, scope.tenant.tenant_id
-    return seal(_VERSION, [*ids, scope.database, scope.table, commit_ts, seen])
+    return seal(_VERSION, [*ids, scope.database, scope.table, *position])
 
 
 def seal(version: bytes, values: list[Any]) -> str:
@@ -165,16 +169,51 @@ def unseal(text: str, version: bytes) -> Any:
         raise CursorInvalid("The cursor is not one of ours: it does not hold a position.", cursor=text[:80]) from e
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place inside a snapshot: every row up to `key` of this table, and of the tables before it, is delivered."""
+
+    ts: int  #: of the snapshot
+    seen: int  #: number of the newest amendment when the snapshot began
+    table_id: int
+    key: bytes
+
+
+def encode_place(scope: Scope, place: Place) -> str:
+    """The cursor of a place inside a snapshot of `scope`."""
+    return _encoded(scope, place.ts, place.seen, place.table_id, place.key.hex())
+
+
+def read_place(text: str, scope: Scope) -> Place | None:
+    """The place of a cursor inside a snapshot; None for a cursor between changes. CursorInvalid as `decode_cursor`."""
+    ts, seen, more = _decoded(text, scope)
+    if not more:
+        return None
+    try:
+        table_id, key = more
+        return Place(ts=ts, seen=seen, table_id=int(table_id), key=bytes.fromhex(key))
+    except (ValueError, TypeError) as e:
+        raise CursorInvalid("The cursor is not one of ours: it does not hold a place.", cursor=text[:80]) from e
+
+
 def decode_cursor(text: str, scope: Scope) -> int:
     """The commit_ts of a cursor. CursorInvalid when it is damaged or belongs to another scope."""
     return read_cursor(text, scope)[0]
 
 
 def read_cursor(text: str, scope: Scope) -> tuple[int, int]:
-    """(commit_ts, number of the newest amendment seen) of a cursor. Errors as of `decode_cursor`."""
+    """(commit_ts, number of the newest amendment seen) of a cursor between changes. Errors as of `decode_cursor`."""
+    at, seen, place = _decoded(text, scope)
+    if place:
+        raise CursorInvalid("The cursor lies inside a snapshot: only a pull of pages (/changes) continues from it.")
+    return at, seen
+
+
+def _decoded(text: str, scope: Scope) -> tuple[int, int, list[Any]]:
+    """(commit_ts, newest amendment seen, place inside a snapshot if any)."""
     values = unseal(text, _VERSION)
     try:
-        cluster, tenant, database, table, commit_ts, seen = values
+        cluster, tenant, database, table, commit_ts, seen, *place = values
         cursor_scope = Scope(tenant=Tenant(int(cluster), int(tenant)), database=database, table=table)
         at, seen = int(commit_ts), int(seen)
     except (ValueError, TypeError) as e:
@@ -183,7 +222,7 @@ def read_cursor(text: str, scope: Scope) -> tuple[int, int]:
         raise CursorInvalid("The cursor belongs to another scope.", cursor_scope=str(cursor_scope), scope=str(scope))
     if not 0 <= at < 1 << 63:
         raise CursorInvalid("The cursor is not one of ours: its position has more than 63 bits.", cursor=text[:80])
-    return at, seen
+    return at, seen, place
 
 
 def parse_ts(text: str, *, earliest: int, latest: int, now_ms: int) -> int:

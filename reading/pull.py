@@ -19,20 +19,23 @@ its log.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from reading.asof.core.projection import LeftOut
 from reading.core import merge
 from reading.deps import Services
 from reading.excluded_rows import excluded_rows
 from reading.filters import NO_FILTER, Filter, Selected
 from reading.formats import parse_options
-from reading.position import Interval, Served, encode_cursor, locate
+from reading.position import Interval, Place, Served, encode_cursor, encode_place, locate, read_place
 from reading.rendering import Rendered, Rendering, json_document
 from reading.scope import Scope
+from reading.snapshot import check_place, snapshot_page, start_place
 from schemas.history import History
+from tistream.errors import InvalidInput
 from tistream.limits import PULL_ROWS_MAX
 from tistream.runtime import metrics
 
@@ -56,6 +59,20 @@ class PullRequest:
     buffers: str | None = None  #: compression of Arrow buffers: zstd or lz4
     follows: bool = False  #: for a stream: small pages without a watermark line, which the stream writes
     filter: Filter = NO_FILTER
+    snapshot: bool = False  #: begin with the rows as of `as_of`, or of the watermark
+    as_of: str | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """Where the cursor lies inside a snapshot."""
+        return None if self.cursor is None else read_place(self.cursor, self.scope)
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether the page holds rows of a snapshot."""
+        if self.follows:
+            return False  # a stream holds changes only: `locate` refuses a cursor inside a snapshot
+        return self.snapshot if self.cursor is None else self.place is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +91,9 @@ class PullAnswer:
     gap: tuple[int, int] | None = None  #: (after, upto) of the page: rows of rejected stores may be missing here
     amended: tuple[int, int] | None = None  #: (after, upto) of the page: has rows that were accepted later
     seen: int = 0  #: number of the newest amendment, as in the cursor
+    snapshot_ts: int | None = None  #: the page holds rows as of this timestamp
+    in_snapshot: bool = False  #: more rows of the snapshot follow
+    left_out: Sequence[tuple[str, LeftOut]] = ()  #: columns without values, of tables of a snapshot
 
 
 def pull(services: Services, request: PullRequest, served: Served | None = None) -> PullAnswer:
@@ -89,6 +109,8 @@ def pull(services: Services, request: PullRequest, served: Served | None = None)
         watermarks=not request.follows,
         filter=request.filter,
     )
+    if request.is_snapshot:
+        return _snapshot(services, request, rendering, served, now_ms)
     asked = locate(request, served, now_ms)
     if served.history is not None and request.cursor is None:
         request.filter.check_names(served.history, request.scope, min(asked.after, served.resolved), served.resolved)
@@ -115,6 +137,54 @@ def pull(services: Services, request: PullRequest, served: Served | None = None)
         gap=served.gap_in(asked.after, page.end),
         amended=served.amended_in(asked.after, page.end),
         seen=served.amended,
+    )
+
+
+def _snapshot(
+    services: Services, request: PullRequest, rendering: Rendering, served: Served, now_ms: int
+) -> PullAnswer:
+    """A page of a snapshot. Its last cursor is one between changes, at the snapshot's timestamp."""
+    place = request.place
+    if place is None:
+        if request.start_ts is not None:
+            raise InvalidInput("A snapshot begins at as_of, not at start_ts: leave start_ts out.")
+        place = start_place(services, request.scope, request.filter, served, request.as_of)
+    check_place(served, place)
+    end = None if request.end_ts is None else served.parse_ts(request.end_ts, now_ms)
+    if end is not None and end < place.ts:
+        raise InvalidInput(f"The pull ends ({end}) before its snapshot ({place.ts}).", as_of=place.ts, end_ts=end)
+    upto = served.resolved if end is None else min(end, served.resolved)
+    page = snapshot_page(
+        services,
+        request.scope,
+        request.filter,
+        rendering,
+        place,
+        history=served.known_history,
+        upto=upto,
+        limit=request.limit,
+    )
+    after = page.place
+    next_cursor = (
+        encode_cursor(request.scope, place.ts, place.seen) if after is None else encode_place(request.scope, after)
+    )
+    found = page.rendered
+    _BYTES_OUT.inc(found.content.size)
+    content = json_document(found, next_cursor, served.resolved, now_ms) if request.format == "json" else found.content
+    return PullAnswer(
+        content=content,
+        next_cursor=next_cursor,
+        resolved_ts=served.resolved,
+        has_more=found.has_more,
+        quarantined=0,
+        waits=False,
+        after=place.ts,
+        end=place.ts,
+        end_ts=end,
+        seen=place.seen,
+        snapshot_ts=place.ts,
+        in_snapshot=after is not None,
+        left_out=page.left_out,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import orjson
 import pyarrow as pa
 
 from reading import arrow, body
+from reading.core.changes import TableChanges
 from reading.core.split import order_messages
 from reading.decode import decode_rows
 from reading.filters import NO_FILTER, Filter, Selected, refused, select_rows
@@ -79,6 +81,32 @@ class Rendering:
         return Rendered(
             content=content, end=upto, has_more=has_more, quarantined=bad, holds_changes=raw.num_rows + bad > 0
         )
+
+    def snapshot(
+        self,
+        history: History,
+        changes: Sequence[TableChanges],
+        stored: Sequence[pa.Table],
+        ts: int,
+        *,
+        has_more: bool,
+        complete: bool,
+    ) -> Rendered:
+        """Rows of a snapshot as of `ts`, in the order of their pages; `stored` are the same rows undecoded."""
+        holds = any(len(part) for part in changes)
+        if self.format in ARROW_FORMS:
+            if not holds:
+                content = self.empty(history, ts)
+            elif self._decodes:
+                content = arrow.ipc(arrow.decoded_rows(history, changes), self.buffers)
+            else:
+                content = arrow.ipc(arrow.raw_rows(changes, stored), self.buffers)
+        else:
+            in_json = self.format == "json"
+            fmt = create_format("ndjson" if in_json else self.format, replace(self.options, snapshot=True))
+            watermark = ts if complete and self.watermarks and not (has_more or in_json) else None
+            content = body.render(fmt, changes, (), (), watermark, separator=b"," if in_json else None)
+        return Rendered(content=content, end=ts, has_more=has_more, holds_changes=holds)
 
     def empty(self, history: History | None, ts: int) -> pa.Buffer:
         """The body without changes; Arrow has the columns that the table has at `ts`."""

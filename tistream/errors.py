@@ -12,6 +12,7 @@ had no effect; after an indeterminate error the caller must read back the state,
         TsOutOfRange        a timestamp in the future
         TsExpired           a timestamp below what is retained
         TableRenamed        a table that has another name now
+        SnapshotLost        a snapshot whose rest cannot be read as its beginning was: start it again
         StateForbids        the object's state does not allow it now
         BeyondQuarantine    a timestamp above what is known to be good: an operator decides about a store
         LogAmended          a cursor above rows that an operator has accepted since: read again from below them
@@ -145,6 +146,13 @@ class TableRenamed(InvalidInput):
 
     code = "TS-1009"
     hint = "Pull the table by its new name, with start_ts at the timestamp of the rename."
+
+
+class SnapshotLost(InvalidInput):
+    """The rest of the snapshot can no longer be read as its beginning was."""
+
+    code = "TS-1022"
+    hint = "Start the snapshot again, with snapshot=true and no cursor, and replace what the first one delivered."
 
 
 class Unauthenticated(InvalidInput):

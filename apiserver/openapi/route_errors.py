@@ -54,6 +54,8 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield errors.TableRenamed
     if "where" in names:
         yield errors.FilterInvalid
+    if "snapshot" in names:
+        yield errors.SnapshotLost
     if "start_ts" in names:
         yield from (errors.TsOutOfRange, errors.TsExpired, errors.BeyondQuarantine, errors.LogAmended)
     if names & {"as_of", "ts"}:

@@ -11,9 +11,10 @@ of readers may wait without delaying other requests.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -53,6 +54,13 @@ Wait = Annotated[
 ]
 
 
+Snapshot = Annotated[
+    bool,
+    Query(description="First the rows as of one timestamp, then the changes above it. A cursor wins over it."),
+]
+AsOf = Annotated[str | None, Query(description="The timestamp of a snapshot; the watermark by default.")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Query:
     """A parsed query."""
@@ -72,6 +80,8 @@ async def _query(
     start_ts_dashed: StartTsDashed = None,
     end_ts: EndTs = None,
     cursor: Cursor = None,
+    snapshot: Snapshot = False,
+    as_of: AsOf = None,
     format: FormatName = None,
     limit: Limit = PULL_ROWS_DEFAULT,
     wait: Wait = 0,
@@ -86,6 +96,8 @@ async def _query(
         start_ts=start,
         end_ts=end_ts,
         cursor=cursor,
+        snapshot=snapshot,
+        as_of=as_of,
         format=name,
         options=options,
         limit=limit,
@@ -136,6 +148,12 @@ async def page_response(
         headers["TiStream-Gap"] = f"{answer.gap[0]}-{answer.gap[1]}"
     if answer.amended is not None:
         headers["TiStream-Amended"] = f"{answer.amended[0]}-{answer.amended[1]}"
+    if answer.snapshot_ts is not None:
+        headers["TiStream-Snapshot-Ts"] = str(answer.snapshot_ts)
+        headers["TiStream-Snapshot-Complete"] = "false" if answer.in_snapshot else "true"
+    if answer.left_out:
+        found = [{"table": table, **asdict(column)} for table, column in answer.left_out]
+        headers["TiStream-Left-Out"] = json.dumps(found)
     if answer.quarantined:
         headers["TiStream-Quarantined"] = str(answer.quarantined)
     content: memoryview = memoryview(answer.content)
@@ -169,7 +187,8 @@ async def page_or_wait(followers: Followers, http: Request, request: PullRequest
 async def _first_page(followers: Followers, request: PullRequest, wait_s: float) -> PullAnswer:
     """What is served now. A resumed wait uses the state shared by the tenant's followers: hundreds that come back at
     once cost the catalog no more than one."""
-    served = await followers.current(request.scope.tenant) if wait_s and request.cursor is not None else None
+    resumes = request.cursor is not None and not request.is_snapshot
+    served = await followers.current(request.scope.tenant) if wait_s and resumes else None
     if served is None:
         return await run_in_threadpool(pull, followers.services, request)
     if request.cursor is not None and decode_cursor(request.cursor, request.scope) >= served.resolved:
@@ -204,4 +223,8 @@ async def _next_change(followers: Followers, request: PullRequest, answer: PullA
 
 
 def _next_url(request: Request, cursor: str) -> str:
-    return str(request.url.remove_query_params(["start_ts", "start-ts"]).include_query_params(cursor=cursor))
+    return str(
+        request.url.remove_query_params(["start_ts", "start-ts", "snapshot", "as_of"]).include_query_params(
+            cursor=cursor
+        )
+    )

@@ -88,11 +88,8 @@ def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     table, missing = projected(whole, request.columns), left_out(whole) if request.columns is None else ()
     tries = 0
     while True:
-        log_start = get_tenant(services.catalog, request.tenant).earliest_ts  # advances, and retires bases below it
-        if as_of < log_start:
-            raise expired(as_of, log_start)
         try:
-            found = _chosen(services, request.tenant, history, table, as_of, log_start)
+            found = table_as_of(services, request.tenant, history, table, as_of)
             found.check()
             content = _read_ahead(_body(found, request.format, missing))
         except BaseGone:
@@ -104,9 +101,11 @@ def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
         return RowsAnswer(content=content, as_of=as_of, base_ts=base_ts, resolved_ts=resolved, left_out=missing)
 
 
-def _chosen(
-    services: Services, tenant: Tenant, history: History, table: Table, as_of: int, log_start: int
-) -> TableAsOf:
+def table_as_of(services: Services, tenant: Tenant, history: History, table: Table, as_of: int) -> TableAsOf:
+    """The table at a served timestamp, from its newest bases. TsExpired below the start of the log, SeedNeeded."""
+    log_start = get_tenant(services.catalog, tenant).earliest_ts  # advances, and retires bases below it
+    if as_of < log_start:
+        raise expired(as_of, log_start)
     seeds = list_seeds(services.catalog, tenant)
     bases = choose(
         history,

@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from reading.read_leases import ReadLease
 from reading.reader import LogReader
@@ -53,12 +54,16 @@ class TableSource:
     store: ObjectStore
     reader: LogReader
 
-    def rows(self, tenant: Tenant, bases: Sequence[Base], as_of: int) -> Iterator[pa.Table]:
-        """The live rows (schema newest.STATE) of these physical tables, in key order."""
+    def rows(self, tenant: Tenant, bases: Sequence[Base], as_of: int, *, after: bytes = b"") -> Iterator[pa.Table]:
+        """The live rows (schema newest.STATE) of these physical tables above the key `after`, in key order."""
         with self.reader.leased() as lease:
             amended = newest_amendment(self.catalog, tenant)  # a later one deletes the bases that lack its rows
-            listed = {base.physical_id: self._segments(base) for base in bases}
-            yield from rows_at(self._base(bases, listed, lease), self._changes(tenant, bases, as_of, amended))
+            listed = {
+                base.physical_id: [segment for segment in self._segments(base) if segment.end_key > after]
+                for base in bases
+            }
+            base_above = _above(self._base(bases, listed, lease), after)
+            yield from rows_at(base_above, _above(self._changes(tenant, bases, as_of, amended), after))
 
     def _changes(self, tenant: Tenant, bases: Sequence[Base], as_of: int, amended: int) -> Iterator[pa.Table]:
         of_ts: dict[int, list[int]] = {}
@@ -99,6 +104,13 @@ class TableSource:
             if _listed(self.catalog, base) is None:
                 raise BaseGone("a base was retired while it was read", **where) from e
             raise CorruptObject(f"a segment of a base is missing: {e.message}", **where) from e
+
+
+def _above(tables: Iterator[pa.Table], after: bytes) -> Iterator[pa.Table]:
+    """The rows with keys above `after`."""
+    if not after:
+        return tables
+    return (table.filter(pc.greater(table["key"], pa.scalar(after, pa.binary()))) for table in tables)
 
 
 def _listed(catalog: Catalog, base: Base) -> Sequence[SegmentRow] | None:

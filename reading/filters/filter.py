@@ -88,6 +88,14 @@ class Filter:
         """The table version with the columns that are delivered: those that `columns` means, and those of the key."""
         return table if self.columns is None else _projected(self.columns, ByIdentity(table))
 
+    def asked(self, table: Table) -> Table:
+        """The table version with the columns that are delivered, and those that expressions name."""
+        if self.columns is None:
+            return table
+        kept = {c.offset for c in self.shown(table).columns}
+        named = {folded(column.name) for expression in self._expressions() for column in expression.columns()}
+        return replace(table, columns=tuple(c for c in table.columns if c.offset in kept or folded(c.name) in named))
+
     def check_names(self, history: History, scope: Scope, *timestamps: int) -> None:
         """FilterInvalid for a table or column that is named and does not exist at any of these timestamps."""
         if self.tables is not None:
@@ -110,10 +118,13 @@ class Filter:
             cause = f"there is no column {name!r}"
             raise refused(parameter, text, at, cause, hint=hint, column=name, did_you_mean=close)
 
+    def _expressions(self) -> list[Expression]:
+        rules = [r.expression for f in self.event_filters for r in f.row_rules]
+        return rules if self.where is None else [self.where, *rules]
+
     def _columns_named(self) -> Iterator[tuple[str, str, str, int]]:
         """(parameter, its text, column, place)."""
-        rules = [r.expression for f in self.event_filters for r in f.row_rules]
-        for expression in ([self.where] if self.where is not None else []) + rules:
+        for expression in self._expressions():
             for column in expression.columns():
                 yield expression.parameter, expression.text, column.name, column.at
         for given in (self.columns, self.changed):

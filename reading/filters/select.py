@@ -68,6 +68,11 @@ def select_rows(filter: Filter, history: History, rows: pa.Table, scope: Scope) 
     return Selected(rows=changed, quarantined=tuple(bad))
 
 
+def passing_rows(filter: Filter, table: Table, rows: pa.RecordBatch) -> Mask:
+    """Which rows of a snapshot pass, as inserts. `rows` have the columns of the table version, in storage form."""
+    return _TableSelection(filter, table).of_snapshot(rows)
+
+
 def _all(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
@@ -145,6 +150,17 @@ class _TableSelection:
             leaving=index[keep & leaves],
             quarantined=[bad[n] for n in sorted(bad)],
         )
+
+    def of_snapshot(self, rows: pa.RecordBatch) -> Mask:
+        """Which rows pass as inserts."""
+        count = rows.num_rows
+        if INSERT not in self._kinds - self._ignored:
+            return np.zeros(count, np.bool_)
+        place = {spec.id: n for n, spec in enumerate(row_layout(self._table).columns)}
+        columns = {folded(s.name): (s, rows.column(place[s.id])) for s in self._specs}
+        images = {"after": columns, "before": columns}
+        keep = ~self._ignored_rows(np.full(count, INSERT, np.uint8), images)
+        return keep if self._where is None else keep & self._true(self._where, columns, count)
 
     def _possible(self, kind: npt.NDArray[np.uint8]) -> Mask:
         """Which kinds of changes may pass; with an expression an update may become an insert or a delete, and an

@@ -5,6 +5,8 @@ signed bits), BIT(1) is a boolean, other BIT little-endian bytes, bytes are base
 epoch, TIMESTAMP is text in UTC. Years below 100 are read as 19xx or 20xx; a date that does not exist is null, or 0
 where null is not allowed.
 
+A row of a snapshot has op "r" and `source.snapshot` "true".
+
 NULL is null, also in a column with a default. Without `debezium-disable-schema` each message carries its schema.
 """
 
@@ -51,7 +53,9 @@ class Debezium(Encoder):
         if self._with_schema:
             pieces += [b',"schema":', json_bytes(debezium_schema.key_schema(table, options))]
         pieces += [b'},"value":{"payload":{"source":', *self._row_source(changes)]
-        pieces.append(b',"ts_ms":%d,"transaction":null,"op":"%b"' % (options.built_ms, _OPS[kind]))
+        pieces.append(
+            b',"ts_ms":%d,"transaction":null,"op":"%b"' % (options.built_ms, b"r" if options.snapshot else _OPS[kind])
+        )
         before: list[Piece] = [
             b',"before":',
             *image(fields, _values(fields, changes.before) if kind == UPDATE else main_values),
@@ -81,7 +85,7 @@ class Debezium(Encoder):
             "connector": "TiCDC",
             "name": self.options.cluster_name,
             "ts_ms": physical_ms(ts),
-            "snapshot": "false",
+            "snapshot": "true" if self.options.snapshot else "false",
             "db": db,
             "table": table,
             "server_id": 0,

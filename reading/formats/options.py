@@ -40,6 +40,7 @@ class FormatOptions:
     binary_encoding_method: str = _option("base64", "csv: base64 or hex")
     output_raw_change_event: bool = _option(False, "never split an update: true or false")
     built_ms: int = 0  #: Unix milliseconds, the build time of messages
+    snapshot: bool = False  #: the messages are rows of a snapshot, not changes
 
 
 def option_meanings() -> dict[str, str]:

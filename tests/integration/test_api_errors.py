@@ -320,6 +320,8 @@ def test_every_route_is_described(world: ApiWorld) -> None:
         "start_ts",
         "end_ts",
         "cursor",
+        "snapshot",
+        "as_of",
         "format",
         "limit",
         "wait",

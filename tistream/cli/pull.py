@@ -22,7 +22,9 @@ from tistream.limits import CONSUMER_LEASE_S_DEFAULT
 
 _RULES = frozenset({"tables", "columns", "ops", "changed"})  # filters that may be repeated in a URL's query
 #: in a URL's query; others are options of the format
-_OWN_WORDS = frozenset({"format", "end_ts", "limit", "cursor", "wait", "where", "event_filters", *_RULES})
+_OWN_WORDS = frozenset(
+    {"format", "end_ts", "limit", "cursor", "wait", "where", "event_filters", "snapshot", "as_of", *_RULES}
+)
 
 
 def pull(
@@ -36,6 +38,10 @@ def pull(
     ] = None,
     until: Annotated[str | None, typer.Option(help="Nothing above this TSO or time.")] = None,
     cursor: Annotated[str | None, typer.Option(help="Resume here; wins over --since.")] = None,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot", help="First all rows as of --as-of, then the changes above it.")
+    ] = False,
+    as_of: Annotated[str | None, typer.Option(help="Of --snapshot: TSO or time; the watermark by default.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C or until --until is reached.")
     ] = False,
@@ -69,6 +75,7 @@ def pull(
         since = since or query.pop(name, None)
     asked = _Asked(
         url=url, cluster=cluster, tenant=tenant, database=database, table=table, since=since,
+        snapshot=snapshot or query.get("snapshot") == "true", as_of=as_of or query.get("as_of"),
         format=format or query.get("format", "ndjson"),
         until=until or query.get("end_ts"),
         limit=_limit(query.get("limit")),
@@ -109,7 +116,8 @@ def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
             try:
                 for page in client.pull(
                     asked.cluster, asked.tenant, database=asked.database, table=asked.table,
-                    start_ts=asked.since or "earliest", end_ts=asked.until, cursor=at, follow=follow,
+                    start_ts=asked.since, snapshot=asked.snapshot, as_of=asked.as_of, end_ts=asked.until,
+                    cursor=at, follow=follow,
                     format=asked.format, limit=asked.limit, options=asked.sent,
                 ):  # fmt: skip
                     with whole:
@@ -144,6 +152,8 @@ class _Asked:
     until: str | None
     limit: int | None
     since: str | None = None
+    snapshot: bool = False
+    as_of: str | None = None
     options: dict[str, str]
     filters: dict[str, str]
 
@@ -162,6 +172,8 @@ class _Asked:
         for name, value in self.filters.items():
             words += ["-O", f"{name}={value}"] if name == "event_filters" else [f"--{name}={value}"]
         words += ["--until", self.until] if self.until else []
+        words += ["--snapshot"] if self.snapshot else []
+        words += ["--as-of", self.as_of] if self.as_of and not cursor else []
         since = ["--since", self.since] if self.since else []
         words += ["--cursor", cursor] if cursor else since
         return shlex.join(words + (["--follow"] if follow else []))

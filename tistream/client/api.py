@@ -82,6 +82,15 @@ class Client:
     ) -> Iterator[Page]:
         """Pages from the position to the served watermark; with `follow` it then waits for more, for ever or until
         everything up to `end_ts` has been delivered. Following a line format uses a stream."""
+        begins = bool(asked.get("snapshot"))  # streams hold changes only
+        while begins:
+            page = self.page(cluster_id, tenant_id, **asked)
+            yield page
+            asked["cursor"], begins = page.next_cursor, page.in_snapshot
+            if page.end_ts is not None:
+                asked["end_ts"] = page.end_ts
+            if page.is_last(follow=follow):
+                return
         if follow and asked.get("format", "ndjson") in STREAMED:
             yield from self.stream(cluster_id, tenant_id, **asked)
             return

@@ -47,6 +47,7 @@ STATUS: Mapping[ErrorKind, int] = {
 _BY_CLASS: Mapping[type[TiStreamError], int] = {
     errors.TsExpired: 410,
     errors.TableRenamed: 410,
+    errors.SnapshotLost: 410,
     errors.TenantDeleted: 410,
     errors.AheadOfWatermark: 409,
     errors.SeedNeeded: 409,

@@ -32,16 +32,20 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
         RateLimited, errors.TooManyOpen, errors.StateForbids, errors.ChangedMeanwhile, errors.SeedNeeded,
         errors.NotConvertible, errors.Unauthenticated, errors.NotAllowed, errors.AnotherRequest, StillInFlight,
         errors.BeyondQuarantine, errors.LogAmended, errors.TableRenamed, errors.Fenced,
+        errors.SnapshotLost,
     )
 }  # fmt: skip
 
 
 class PullOptions(TypedDict, total=False):
-    """Scope, position and format of a pull. It starts at `cursor`, else at `start_ts`, else at `earliest`."""
+    """Scope, position and format of a pull. It starts at `cursor`, else with a `snapshot`, else at `start_ts`, else at
+    `earliest`."""
 
     database: str | None
     table: str | None
     start_ts: str | int | None
+    snapshot: bool  #: first the rows as of `as_of` (else the watermark), then the changes above it
+    as_of: str | int | None
     end_ts: str | int | None
     cursor: str | None
     format: str  #: ndjson by default
@@ -69,6 +73,8 @@ class Page:
     has_more: bool
     quarantined: int = 0  #: rows of this page that the server could not decode
     end_ts: int | None = None  #: the request's `end_ts` as a TSO
+    snapshot_ts: int | None = None  #: the page holds rows as of this timestamp
+    in_snapshot: bool = False  #: more rows of the snapshot follow
 
     def lines(self) -> list[bytes]:
         """The messages of a line format. (A CSV record may contain line ends.)"""
@@ -105,6 +111,8 @@ def page_of(content: bytes, headers: Mapping[str, str]) -> Page:
         has_more=headers["TiStream-Has-More"] == "true",
         quarantined=int(headers.get("TiStream-Quarantined", "0")),
         end_ts=int(end) if (end := headers.get("TiStream-End-Ts")) else None,
+        snapshot_ts=int(ts) if (ts := headers.get("TiStream-Snapshot-Ts")) else None,
+        in_snapshot=headers.get("TiStream-Snapshot-Complete") == "false",
     )
 
 
@@ -141,7 +149,11 @@ def pull_params(asked: PullOptions) -> dict[str, str]:
     """The query of a pull."""
     params = {**(asked.get("options") or {}), "format": asked.get("format", "ndjson")}
     cursor, start_ts = asked.get("cursor"), asked.get("start_ts")
-    start = {"start_ts": "earliest" if start_ts is None else start_ts} if cursor is None else {"cursor": cursor}
+    start: dict[str, str | int | None] = {"start_ts": "earliest" if start_ts is None else start_ts}
+    if asked.get("snapshot"):
+        start = {"snapshot": "true", "as_of": asked.get("as_of"), "start_ts": start_ts}
+    if cursor is not None:
+        start = {"cursor": cursor}
     filters = {name: filter_text(value) for name in FILTERS if (value := asked.get(name)) is not None}
     return params | filters | given({**start, "end_ts": asked.get("end_ts"), "limit": asked.get("limit")})
 
