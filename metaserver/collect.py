@@ -12,9 +12,6 @@ Relations:
 - The grace period only saves work: a recent object will mostly be published soon.
 - An object replaced by compaction or retention stays while a read lease may need it
   (`tistream.catalog.log.read_leases`). Files of failed compactions are orphans.
-- A grace period after it was deleted, the row of an object that was once visible is deleted, too: its writer has
-  published it and is done, and a late PUT would be an orphan like others. Tombstones of orphans stay, because their
-  writers may still be running.
 - When an object cannot be deleted, the rest of its tenant is deleted first; then the tenant's collection stops with a
   problem that names it. Other tenants continue.
 
@@ -31,7 +28,7 @@ import structlog
 
 from metaserver.contained import Contained
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.objects import ObjectState, forget_dead, object_states, superseded_objects, tombstone
+from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_expired_leases, expired_leases
 from tistream.catalog.tenancy.tenants import GIVEN_UP, TenantRow, every_tenant
 from tistream.clock import Clock
@@ -48,8 +45,6 @@ GRACE_MS = 3_600_000
 _KEYS_AT_ONCE = 200
 _FAILURES_IN_A_ROW = 10  #: then the store counts as unavailable; refusals do not count
 _READ_LEASES = "expired read leases"
-_DEAD_ROWS = "rows of deleted objects"
-_ROWS_AT_ONCE = 1000
 
 Folder = Callable[[Tenant], str]  #: the prefix of one kind of a tenant's objects
 FOLDERS: tuple[Folder, ...] = (committed_prefix, compacted_prefix, bases_prefix, snapshots_prefix)
@@ -77,7 +72,6 @@ class Collector:
         for row in wanted:
             self.tenants.run(row.tenant, lambda t=row.tenant: self.clean(t, FOLDERS, count))  # type: ignore[misc]
         self.tenants.run(_READ_LEASES, self._drop_leases)
-        self.tenants.run(_DEAD_ROWS, self._forget)
         self.tenants.sync()
         if count.deleted:
             log.info("objects collected", count=count.deleted)
@@ -97,10 +91,6 @@ class Collector:
     def _drop_leases(self) -> None:
         if expired_leases(self._catalog):
             drop_expired_leases(self._catalog)
-
-    def _forget(self) -> None:
-        while forget_dead(self._catalog, older_ms=self._grace_ms, limit=_ROWS_AT_ONCE) == _ROWS_AT_ONCE:
-            pass
 
     def _replaced(self, tenant: Tenant, deletes: Deletes) -> None:
         while True:  # a tombstoned key is not listed again, so this ends

@@ -117,7 +117,9 @@ class MetaWorker:
         )
         self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape, tasks.known, name)
         registry = SchemaRegistry(catalog, store, clock=clock)
-        self._retention = Retention(catalog, registry, default_hours=retention_hours or 0, clock=clock, name=name)
+        self._retention = Retention(
+            catalog, registry, default_hours=retention_hours or 0, grace_ms=grace_ms, clock=clock, name=name
+        )
         self._maintenance = None
         if maintenance is not None:
             self._maintenance = Maintenance(

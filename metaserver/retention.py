@@ -7,6 +7,10 @@
 A hold that delays the floor by more than an hour, or by more than a shorter retention (at least five minutes), is a
 problem that names it.
 
+A grace period after it was deleted, the row of an object that was once visible is deleted: its writer has published it
+and is done, and a late PUT would be an orphan like others. Tombstones of orphans stay, because their writers may still
+be running.
+
 Objects are only superseded here; the collector deletes them when no read lease needs them.
 """
 
@@ -14,12 +18,14 @@ from __future__ import annotations
 
 import structlog
 
+from metaserver.collect import GRACE_MS
 from metaserver.contained import Contained
 from schemas.registry.log_start import LogStart, LogStarts
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
 from tistream.admin.core.units import duration_text
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.objects import forget_dead
 from tistream.catalog.log.retention import OBJECTS_AT_ONCE, raise_floor, retire_below_floor
 from tistream.catalog.tenancy.tenants import TenantRow, list_tenants
 from tistream.clock import Clock, SystemClock
@@ -30,9 +36,11 @@ from tistream.runtime.service import Problem
 log = structlog.get_logger(__name__)
 
 ROLE = "retention"
+_FORGETTING = "forgetting rows of deleted objects"
 _REPORTED_FROM_MS = 3_600_000
 _BUILDING_MS = 300_000  # a base takes some minutes, however short the retention
 _NAMED = 20  # holds that a problem lists
+_ROWS_AT_ONCE = 1000
 
 
 class Retention:
@@ -44,12 +52,15 @@ class Retention:
         registry: SchemaRegistry,
         *,
         default_hours: float,
+        grace_ms: int = GRACE_MS,
         clock: Clock | None = None,
         name: str = "",
     ) -> None:
-        """`default_hours`: retention of tenants without their own; 0 = all. `name` of the process, for problems."""
+        """`default_hours`: retention of tenants without their own; 0 = all. `grace_ms`: how long the rows of deleted
+        objects stay. `name` of the process, for problems."""
         self._catalog, self._starts = catalog, LogStarts(catalog, registry, default_hours=default_hours)
         self.tenants = Contained(catalog, clock or SystemClock(), name, ROLE)
+        self._grace_ms = grace_ms
         self._held: dict[Tenant, Problem] = {}
         self._processed = 0
 
@@ -64,6 +75,7 @@ class Retention:
         self._held = {t: p for t, p in self._held.items() if t in known}
         for row in tenants:
             self.tenants.run(row.tenant, lambda r=row: self._keep(r))  # type: ignore[misc]
+        self.tenants.run(_FORGETTING, self._forget)
         self.tenants.sync()
         return self._processed
 
@@ -77,6 +89,10 @@ class Retention:
             self._raise(row)
         finally:
             self._retire(row.tenant)
+
+    def _forget(self) -> None:
+        while forget_dead(self._catalog, older_ms=self._grace_ms, limit=_ROWS_AT_ONCE) == _ROWS_AT_ONCE:
+            pass
 
     def _raise(self, row: TenantRow) -> None:
         wanted = self._starts.wanted(row)

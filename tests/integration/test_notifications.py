@@ -145,7 +145,7 @@ def test_a_store_that_seldom_writes_is_read_sooner_and_asked_for_less_often(worl
     finally:
         reader.stop()
     print(f"requests for {FILES} files: GET {gets}, LIST {lists}; lags {lags}")
-    assert gets[TOLD] <= FILES + 3 < gets[SILENT]
+    assert 2 * gets[TOLD] <= gets[SILENT]  # 5 and 28 on a quiet machine
     assert lists[TOLD] <= lists[SILENT]
     assert sorted(lags[TOLD])[FILES // 2] < sorted(lags[SILENT])[FILES // 2]
     assert reader.problems() == []

@@ -13,6 +13,8 @@ from sqlalchemy import Connection
 
 from metaserver import collect
 from metaserver.collect import Collector
+from metaserver.retention import Retention
+from schemas.registry.schema_registry import SchemaRegistry
 from tests.kit.catalog_cases import OTHER, START, T, activate, advance, flush, output, segment
 from tests.kit.manual_clock import ManualClock
 from tistream.catalog.database import tables
@@ -163,14 +165,15 @@ def test_the_tombstone_comes_before_the_delete(rig: Rig) -> None:
 def test_the_row_of_a_deleted_object_goes_a_grace_period_later(rig: Rig) -> None:
     rig.put(committed(1))  # an orphan: its tombstone stays, because its writer may still publish it
     first, second = switch(rig, 1), switch(rig, 2)
+    registry = SchemaRegistry(rig.catalog, rig.bucket)
+    retention = Retention(rig.catalog, registry, default_hours=0, grace_ms=GRACE_MS, clock=rig.clock)
     rig.age()
     rig.collector.step()
-    assert rig.state(first) == ObjectState.DEAD
     rig.age(GRACE_MS - 60_000)
-    rig.collector.step()
+    retention.step()
     assert rig.state(first) == ObjectState.DEAD
     rig.age(60_000)
-    rig.collector.step()
+    retention.step()
     assert [rig.state(key) for key in (first, second, committed(1))] == [None, ObjectState.LIVE, ObjectState.DEAD]
     rig.put(first)  # sent long ago
     rig.age()
