@@ -228,7 +228,8 @@ def _retirement(need: TenantNeed, last: JobRow | None, known: Known, settings: M
         pause_ms *= 4
     if last is not None and 0 <= known.now_ms - last.ended_ms < pause_ms:
         return None
-    reason = f"{need.held_by} needs the log of the last {need.held_ms // 1000} s, retention is {need.kept_ms // 1000} s"
+    held, kept = duration_text(need.held_ms), duration_text(need.kept_ms)
+    reason = f"{need.held_by} needs the log of the last {held}, retention is {kept}"
     total = need.tail_bytes + need.bases_bytes
     return _sized(need, JobKind.RETIRE_SEEDS, total, reason, known, settings, due_ms=need.kept_ms // 2)
 

@@ -163,10 +163,12 @@ def _jobs(made: Operated) -> None:
         estimated_bytes=61 * mib, estimated_objects=160,
     )  # fmt: skip
     bases = NewJob(tenant=STOPPED, kind=JobKind.BASES, reason="9.0 MiB of log since the newest base")
-    held = NewJob(tenant=STOPPED, kind=JobKind.RETIRE_SEEDS, reason="table shop.orders needs the log of the last 700 s")
+    held = NewJob(
+        tenant=STOPPED, kind=JobKind.RETIRE_SEEDS, reason="table shop.orders needs the log of the last 11 min 40 s"
+    )
     replay = NewJob(
         tenant=PAUSED, kind=JobKind.REPLAY, executor=JobExecutor.SPARK, offered=True, estimated_bytes=2048 * mib,
-        reason="4000 s behind, 2048.0 MiB of batch files are unread: tistream replay -c 2 -t 8",
+        reason="1 h 6 min behind, 2.0 GiB of batch files are unread: tistream replay -c 2 -t 8",
     )  # fmt: skip
     enqueue(catalog, [merge, bases], leader_epoch=made.leader_epoch)
     done, failed = (lease(catalog, "maintain-1/1 0", [JobExecutor.THREADS]) for _ in range(2))

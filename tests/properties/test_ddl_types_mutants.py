@@ -42,7 +42,7 @@ MUTANTS: dict[str, tuple[Any, str, *tuple[tuple[str, str], ...]]] = {
     "DOUBLE(m,d) is not rounded": (defaults, "_float", ("column.flen < 0", "True")),
     "the labels of the page's first version count for all": (
         arrow,
-        "_columns",
+        "decoded_rows",
         (
             "versions = [row_layout(c.table).columns for c in changes]",
             "versions = [row_layout(changes[0].table).columns for c in changes]",

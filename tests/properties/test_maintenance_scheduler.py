@@ -47,7 +47,7 @@ class TestNeed:
         assert job is not None
         assert (job.kind, job.limits.task_ids, job.estimated_objects) == (JobKind.MERGE, (1, 3), 53)
         assert job.estimated_bytes == job.limits.budget_bytes == 50 * 20_000
-        assert job.reason == "50 files of 2 tasks, 1.0 MiB: about 48 requests fewer"
+        assert job.reason == "50 files of 2 tasks, 976.6 KiB: about 48 requests fewer"
 
     @pytest.mark.parametrize(
         "tasks",
@@ -93,7 +93,7 @@ class TestNeed:
         job = one(need)
         assert job is not None
         assert (job.kind, job.limits.due_ms, job.limits.lag_ms) == (JobKind.RETIRE_SEEDS, 150_000, 60_000)
-        assert "table d.t (physical id 7) needs the log of the last 160 s" in job.reason
+        assert "table d.t (physical id 7) needs the log of the last 2 min 40 s" in job.reason
         assert one(replace(need, held_ms=150_000)) is None
         assert one(replace(need, kept_ms=0)) is None, "all is kept"
         again = ended(JobKind.RETIRE_SEEDS, outcome="swapped", ended_ms=NOW - 74_000)
@@ -106,7 +106,7 @@ class TestNeed:
         job = one(need, spark=True)
         assert job is not None
         assert (job.kind, job.offered, job.executor) == (JobKind.REPLAY, True, JobExecutor.SPARK)
-        assert job.reason == "700 s behind, 2048.0 MiB of batch files are unread: tistream replay -c 1 -t 1"
+        assert job.reason == "11 min 40 s behind, 2.0 GiB of batch files are unread: tistream replay -c 1 -t 1"
         offered = job_row(5, job, NOW)
         assert one(need, offered) is None
         for caught_up in (replace(need, behind_ms=299_000), replace(need, backlog_bytes=MIB)):
