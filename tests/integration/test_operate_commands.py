@@ -199,7 +199,7 @@ def test_status_in_its_forms(site: tuple[Operated, str]) -> None:
     lines = [json.loads(line) for line in run(site, "status", "-o", "ndjson").splitlines()]
     assert [(job["job_id"], job["kind"]) for job in found["offers"]] == [("5", "replay")]
     assert lines[0] == {"health": found["health"], "stops": found["stops"], "offers": found["offers"]}
-    assert "offered replay of a backlog of tenant 2/8: 4000 s behind" in run(site, "status", "--no-color")
+    assert "offered replay of a backlog of tenant 2/8: 1 h 6 min behind" in run(site, "status", "--no-color")
     assert len(lines) == 5
 
 

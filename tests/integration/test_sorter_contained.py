@@ -78,7 +78,7 @@ def test_a_task_whose_state_is_gone_stops_and_no_sorter_ends(bench: Bench) -> No
         stopped_by(bench, key)
         bench.wait(lambda upto=upto: bench.row(2).durable_ts == upto, "the other task goes on")  # type: ignore[misc]
         bench.wait(lambda worker=worker: any(key in p.message for p in worker.problems()), "shown")  # type: ignore[misc]
-        assert worker.ready
+        bench.wait(lambda worker=worker: worker.ready, "ready")  # type: ignore[misc]
         bench.put(3, upto=50)
     bench.store.put(key, data)
     assert retry_task(bench.catalog, 1, epoch=bench.row(1).epoch)
