@@ -21,9 +21,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from apiserver import negotiate
 from apiserver.callers import caller_of
-from apiserver.compression import CODINGS, choose_coding, compress, is_worth_it
+from apiserver.compression import compress, is_worth_it
 from apiserver.routes.parameters import (
     Accept,
     AcceptEncoding,
@@ -31,18 +30,18 @@ from apiserver.routes.parameters import (
     Cursor,
     EndTs,
     Filtered,
+    Form,
     FormatName,
     Options,
     StartTs,
     StartTsDashed,
     add_scoped,
-    arrow_buffers,
+    form_of,
 )
 from apiserver.stream.answer import PageAnswer, disconnected
 from apiserver.stream.followers import Followers
 from reading.position import decode_cursor
 from reading.pull import PullAnswer, PullRequest, pull
-from reading.rendering import ARROW_FORMS
 from reading.scope import Scope
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
@@ -52,7 +51,6 @@ Limit = Annotated[int, Query(ge=1, le=PULL_ROWS_MAX, description="Rows a page; i
 Wait = Annotated[
     float, Query(ge=0, le=PULL_WAIT_MS_MAX / 1000, description="Seconds to wait while there is nothing new.")
 ]
-
 
 Snapshot = Annotated[
     bool,
@@ -67,9 +65,8 @@ class _Query:
 
     http: Request
     pull: Callable[..., PullRequest]  #: lacks its scope
-    media_type: str
+    form: Form
     wait_s: float
-    coding: str | None  #: content coding of the body
 
 
 async def _query(
@@ -90,7 +87,7 @@ async def _query(
     accept_encoding: AcceptEncoding = None,
 ) -> _Query:
     start = start_ts if start_ts is not None else start_ts_dashed
-    name = negotiate.choose(format, accept)
+    form = form_of(format, compression, accept, accept_encoding)
     made = partial(
         PullRequest,
         start_ts=start,
@@ -98,14 +95,13 @@ async def _query(
         cursor=cursor,
         snapshot=snapshot,
         as_of=as_of,
-        format=name,
+        format=form.name,
         options=options,
         limit=limit,
         filter=filtered,
-        buffers=arrow_buffers(name, compression),
+        buffers=form.buffers,
     )
-    coding = choose_coding(accept_encoding, () if name in ARROW_FORMS else CODINGS)
-    return _Query(http=request, pull=made, media_type=negotiate.FORMATS[name], wait_s=wait, coding=coding)
+    return _Query(http=request, pull=made, form=form, wait_s=wait)
 
 
 def router(followers: Followers) -> APIRouter:
@@ -124,15 +120,14 @@ async def _answer(followers: Followers, scope: Scope, asked: _Query) -> Response
         "TiStream-Next-Cursor": answer.next_cursor,
         "Link": f'<{_next_url(asked.http, answer.next_cursor)}>; rel="next"',
     }
-    return await page_response(followers, asked.http, answer, asked.media_type, asked.coding, headers)
+    return await page_response(followers, asked.http, answer, asked.form, headers)
 
 
 async def page_response(
     followers: Followers,
     http: Request,
     answer: PullAnswer,
-    media_type: str,
-    coding: str | None,
+    form: Form,
     headers: dict[str, str],
 ) -> Response:
     """The response with a page. `headers`: those beside the ones that every page has."""
@@ -157,15 +152,15 @@ async def page_response(
     if answer.quarantined:
         headers["TiStream-Quarantined"] = str(answer.quarantined)
     content: memoryview = memoryview(answer.content)
-    if coding is not None and is_worth_it(len(content)):
-        headers["Content-Encoding"] = coding
-        content = memoryview(await run_in_threadpool(compress, content, coding))
+    if form.coding is not None and is_worth_it(len(content)):
+        headers["Content-Encoding"] = form.coding
+        content = memoryview(await run_in_threadpool(compress, content, form.coding))
     limits = followers.limits
     with ExitStack() as on_error:
         caller = caller_of(http)
         on_error.enter_context(followers.counted("page_bytes", caller, limits.page_bytes_max, len(content)))
         held = on_error.pop_all()
-    return PageAnswer(content, media_type=media_type, headers=headers, slow_s=limits.slow_consumer_s, held=held)
+    return PageAnswer(content, media_type=form.media_type, headers=headers, slow_s=limits.slow_consumer_s, held=held)
 
 
 async def page_or_wait(followers: Followers, http: Request, request: PullRequest, wait_s: float) -> PullAnswer:

@@ -22,17 +22,16 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 
-from apiserver import negotiate
-from apiserver.compression import CODINGS, choose_coding
 from apiserver.routes.changes import Limit, Wait, page_or_wait, page_response
 from apiserver.routes.parameters import (
     TENANT,
     Accept,
     AcceptEncoding,
     Buffers,
+    Form,
     FormatName,
     Options,
-    arrow_buffers,
+    form_of,
 )
 from apiserver.stream.answer import disconnected
 from apiserver.stream.followers import Followers
@@ -42,7 +41,7 @@ from reading.filters import Part, parse_filter
 from reading.formats import parse_options
 from reading.position import encode_cursor
 from reading.pull import PullAnswer, PullRequest
-from reading.rendering import ARROW_FORMS, Rendering
+from reading.rendering import Rendering
 from reading.scope import Scope
 from tistream import ts as tso
 from tistream.catalog.log import consumers
@@ -64,7 +63,8 @@ Session = Annotated[
     Query(ge=0, le=_INT_MAX, description="TiStream-Session of the member's last pull; none when it has just started."),
 ]
 Lease = Annotated[
-    float, Query(ge=1, le=CONSUMER_LEASE_S_MAX, description="Seconds after which others take over without a pull.")
+    float,
+    Query(ge=1, le=CONSUMER_LEASE_S_MAX, description="Seconds without a pull after which other members take over."),
 ]
 
 
@@ -97,8 +97,7 @@ class _Query:
     lease_ms: int
     wait_s: float
     pull: Callable[..., PullRequest]  #: lacks scope, position and filter
-    media_type: str
-    coding: str | None
+    form: Form
 
 
 async def _query(
@@ -114,16 +113,15 @@ async def _query(
     accept: Accept = None,
     accept_encoding: AcceptEncoding = None,
 ) -> _Query:
-    name = negotiate.choose(format, accept)
+    form = form_of(format, compression, accept, accept_encoding)
     made = partial(
         PullRequest,
         start_ts=None,
-        format=name,
+        format=form.name,
         options=options,
         limit=limit,
-        buffers=arrow_buffers(name, compression),
+        buffers=form.buffers,
     )
-    coding = choose_coding(accept_encoding, () if name in ARROW_FORMS else CODINGS)
     return _Query(
         http=request,
         member=member,
@@ -131,8 +129,7 @@ async def _query(
         lease_ms=int((lease + wait) * 1000),
         wait_s=wait,
         pull=made,
-        media_type=negotiate.FORMATS[name],
-        coding=coding,
+        form=form,
     )
 
 
@@ -188,7 +185,7 @@ async def _answer(followers: Followers, tenant: Tenant, changefeed_id: str, aske
     held = claim.partition
     if held is None:
         headers |= {"Cache-Control": "no-store"}
-        return Response(_nothing(asked, tenant), media_type=asked.media_type, headers=headers)
+        return Response(_nothing(asked, tenant), media_type=asked.form.media_type, headers=headers)
     request = _request(tenant, claim, held, asked)
     answer = await page_or_wait(followers, asked.http, request, asked.wait_s)
     cursor = ConsumerCursor(
@@ -206,14 +203,16 @@ async def _answer(followers: Followers, tenant: Tenant, changefeed_id: str, aske
         "TiStream-Checkpoint-Ts": str(held.checkpoint_ts),
     }
     shown = replace(answer, content=_with_cursor(request, answer, cursor.text()))
-    return await page_response(followers, asked.http, shown, asked.media_type, asked.coding, headers)
+    return await page_response(followers, asked.http, shown, asked.form, headers)
 
 
 def _with_cursor(request: PullRequest, answer: PullAnswer, cursor: str) -> Any:
-    """A JSON document names the cursor as well: the consumer's, not the one of a plain pull."""
+    """A JSON document names the cursor as well: the consumer's, not the one of a plain pull. It comes after all rows,
+    which may hold the same text."""
     if request.format != "json":
         return answer.content
-    return answer.content.to_pybytes().replace(answer.next_cursor.encode(), cursor.encode())
+    before, _, after = answer.content.to_pybytes().rpartition(answer.next_cursor.encode())
+    return b"".join((before, cursor.encode(), after))
 
 
 async def _claim_or_wait(services: Services, tenant: Tenant, changefeed_id: str, asked: _Query) -> Claim:

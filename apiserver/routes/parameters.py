@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 
 from apiserver import negotiate
+from apiserver.compression import CODINGS, choose_coding
 from reading.deps import Id
 from reading.filters import FILTER_NAMES, Filter, parse_filter, refused
 from reading.formats import option_meanings
@@ -57,6 +59,27 @@ EventFilters = Annotated[
 ]
 Accept = Annotated[str | None, Header()]
 AcceptEncoding = Annotated[str | None, Header()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How an answer with changes is written."""
+
+    name: str  #: of the format
+    media_type: str
+    buffers: str | None  #: compression of Arrow buffers
+    coding: str | None  #: content coding of the body
+
+
+def form_of(format: str | None, compression: str | None, accept: str | None, accept_encoding: str | None) -> Form:
+    """The form that a request asks for by its parameters and headers. Arrow answers are never coded."""
+    name = negotiate.choose(format, accept)
+    return Form(
+        name=name,
+        media_type=negotiate.FORMATS[name],
+        buffers=arrow_buffers(name, compression),
+        coding=choose_coding(accept_encoding, () if name in ARROW_FORMS else CODINGS),
+    )
 
 
 def add_scoped(

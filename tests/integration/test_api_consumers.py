@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import orjson
+import pyarrow as pa
 import pytest
 
+from apiserver.routes.consumers import _with_cursor
+from reading.pull import PullRequest
+from reading.pull import pull as reading_pull
+from reading.scope import Scope
 from tests.kit.api_world import BASE, ApiWorld, api_world, events_of, next_cursor
 from tests.kit.log_builder import TENANT
 from tistream.catalog.database import tables
@@ -104,6 +110,15 @@ def test_a_consumer_has_its_filters(world: ApiWorld) -> None:
     document = pull(world, format="json", limit=200_000).json()
     assert acknowledge(world, document["next_cursor"]).status_code == 200
     assert pull(world).headers["TiStream-Checkpoint-Ts"] == str(world.services.served(TENANT).resolved)
+
+
+def test_a_row_that_holds_the_text_of_a_cursor_stays_as_it_is(world: ApiWorld) -> None:
+    document = b'{"items":[{"note":"abc"}],"next_cursor":"abc"}'
+    request = PullRequest(
+        scope=Scope(tenant=TENANT), start_ts="earliest", cursor=None, format="json", options={}, limit=1
+    )
+    answer = replace(reading_pull(world.services, request), content=pa.py_buffer(document), next_cursor="abc")
+    assert _with_cursor(request, answer, "xyz") == b'{"items":[{"note":"abc"}],"next_cursor":"xyz"}'
 
 
 def test_a_member_without_a_partition_gets_nothing_to_acknowledge(world: ApiWorld) -> None:

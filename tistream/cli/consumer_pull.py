@@ -6,21 +6,22 @@ to the next one, which writes them again.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tistream.cli.following import Whole
-from tistream.cli.pages_out import output_of
+from tistream.cli.pages_out import drop_output, output_of
 
 if TYPE_CHECKING:
     from tistream.client.api import Client
 
 Name = Annotated[str | None, typer.Option(help="Read as a registered consumer: the service keeps the position.")]
 Member = Annotated[str, typer.Option(help="With --consumer: name of this process among its members.")]
-Lease = Annotated[float, typer.Option(min=1, help="With --consumer: others take over after so many seconds.")]
+Lease = Annotated[
+    float, typer.Option(min=1, help="With --consumer: seconds without a pull after which other members take over.")
+]
 
 
 def write_batches(
@@ -57,5 +58,4 @@ def write_batches(
                 consumer.leave()
         out.close()
     except BrokenPipeError:
-        # the reader is gone: the rest of the buffer must not be written at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()

@@ -8,6 +8,8 @@ the schema of the first page, and refuses the first rows that have another.
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, Protocol
@@ -37,6 +39,11 @@ def output_of(format: str, out: BinaryIO, *, follow: bool) -> Output:
     if format not in ARROW:
         return _Text(out)
     return _Growing(out) if follow else _Joined(out)
+
+
+def drop_output() -> None:
+    """The reader of standard output is gone: nothing more is written there, not even what is buffered, at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -106,7 +105,7 @@ def _write_consumer(asked: _Asked, at: str | None, name: str, member: str, lease
 
 def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
     """Write the pages from `at` on."""
-    from tistream.cli.pages_out import output_of
+    from tistream.cli.pages_out import drop_output, output_of
     from tistream.client import connect
 
     status = StatusLine(sys.stderr if follow and sys.stderr.isatty() else None)
@@ -135,8 +134,7 @@ def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
                 if not follow:
                     raise
         except BrokenPipeError:
-            # the reader is gone: the rest of the buffer must not be written at exit either
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_output()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ A file gets its name when it is complete; until then the name ends in `.part`.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from urllib.parse import quote
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
+from tistream.cli.pages_out import drop_output
 from tistream.cli.pull import parse_names
 from tistream.errors import InvalidInput
 
@@ -59,7 +59,7 @@ def snapshot(
                 sys.stdout.buffer.write(part)
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is written at exit
+            drop_output()
 
 
 def restore(

@@ -51,7 +51,8 @@ class Consumer:
         limit: int | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """`lease_s`: others take over when no pull comes for so long; longer than a batch takes to process."""
+        """`lease_s`: seconds without a pull after which other members take over. Make it longer than a batch takes to
+        process."""
         self._client = client
         self._path = f"{scope_path(cluster_id, tenant_id, None, None)}/changefeeds/{quote(name, safe='')}"
         self._params = {**(options or {}), **given({"member": member, "format": format, "limit": limit})}
