@@ -7,28 +7,20 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.stalled_task import STUCK, task_of, worker
 from tistream import ts as tso
 from tistream.admin.core.lag_sentence import CAUSES, STAGE_STEPS, Late, Quarantined, lag_sentence
 from tistream.admin.core.watermark_gaps import Cause, Known, WatermarkGap, awaiting, paused, watermark_gaps_of
-from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport
 from tistream.catalog.work.tasks import TaskRow
-from tistream.catalog.work.workers import WorkerKind, WorkerRow, WorkerState
-from tistream.codec.table_key import record_key, table_prefix
+from tistream.catalog.work.workers import WorkerKind
+from tistream.codec.table_key import record_key
 from tistream.ids import Tenant
-from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
 from tistream.runtime.metrics import STAGES
 
 T = Tenant(1, 2)
-ORDERS = KeyRange(table_prefix(100), table_prefix(101))
-TASK = TaskRow(
-    task_id=7, tenant=T, kind=TaskKind.DATA, range=ORDERS, start_ts=1, durable_ts=5, epoch=3, owner="s1",
-    snapshot_key=None, snapshot_n=0, resubscribe_id=0, error=None,
-)  # fmt: skip
-STUCK = StuckReport(
-    start_key=ORDERS.start, end_key=ORDERS.end, watermark=5, region_id=12, version=7, store_id=3, file="1/88"
-)
+TASK = task_of(T)
 SINCE = "2026-11-22T01:14:09.812Z"
 LATE = Late(tenant=T, state="ACTIVE", lag_ms=150_000, since=SINCE)
 BEGIN = f"Tenant 1/2 is 2 min 30 s late, since {SINCE}, because "
@@ -41,12 +33,7 @@ def gaps(
     """The gaps of a task whose watermark has stalled for 40 s."""
     ages = {"s1": (WorkerKind.SORTER, sorter_ms), "d1": (WorkerKind.DISPATCHER, dispatcher_ms)}
     known = Known(
-        workers={
-            name: WorkerRow(
-                worker_id=name, kind=kind, address="", incarnation=1, state=WorkerState.UP, heartbeat_age_ms=age
-            )
-            for name, (kind, age) in ages.items()
-        },
+        workers={name: worker(name, kind, age) for name, (kind, age) in ages.items()},
         tasks={7: TaskReport(task_id=7, epoch=3, standing_s=40.0, stuck=stuck)},
         stores={(T, 3): StoreReport(tenant=T, store_id=3, silent_s=silent_s)},
         dispatchers={(T, 3): "d1"},

@@ -6,32 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.stalled_task import ORDERS, STUCK, task_of, worker
 from tistream import ts as tso
 from tistream.admin.core.watermark_gaps import Cause, Known, WatermarkGap, awaiting, paused, watermark_gaps_of
-from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport
 from tistream.catalog.work.tasks import TaskRow
-from tistream.catalog.work.workers import WorkerKind, WorkerRow, WorkerState
-from tistream.codec.table_key import record_key, table_prefix
+from tistream.catalog.work.workers import WorkerKind
+from tistream.codec.table_key import record_key
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
 
 T = Tenant(1, 1)
-ORDERS = KeyRange(table_prefix(100), table_prefix(101))
-TASK = TaskRow(
-    task_id=7, tenant=T, kind=TaskKind.DATA, range=ORDERS, start_ts=1, durable_ts=5, epoch=3, owner="s1",
-    snapshot_key=None, snapshot_n=0, resubscribe_id=0, error=None,
-)  # fmt: skip
-STUCK = StuckReport(
-    start_key=ORDERS.start, end_key=ORDERS.end, watermark=5, region_id=12, version=7, store_id=3, file="1/88"
-)
-
-
-def worker(name: str, kind: WorkerKind, age_ms: int = 0) -> WorkerRow:
-    return WorkerRow(
-        worker_id=name, kind=kind, address="", incarnation=1, state=WorkerState.UP, heartbeat_age_ms=age_ms
-    )
+TASK = task_of(T)
 
 
 def known(
