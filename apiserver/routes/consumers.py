@@ -12,12 +12,11 @@ partition waits as long as it asked, and gets an empty body without a cursor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
@@ -35,18 +34,16 @@ from apiserver.routes.parameters import (
 )
 from apiserver.stream.answer import disconnected
 from apiserver.stream.followers import Followers
-from reading.consumer_cursor import ConsumerCursor, parse_consumer_cursor
+from reading.consumer_cursor import parse_consumer_cursor
 from reading.deps import Id, Services
-from reading.filters import Part, parse_filter
 from reading.formats import parse_options
-from reading.position import encode_cursor
+from reading.member_page import member_cursor, member_request
 from reading.pull import PullAnswer, PullRequest
 from reading.rendering import Rendering
 from reading.scope import Scope
 from tistream import ts as tso
 from tistream.catalog.log import consumers
 from tistream.catalog.log.consumers import Claim
-from tistream.catalog.tenancy.core.consumer_group import Partition
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
@@ -186,16 +183,9 @@ async def _answer(followers: Followers, tenant: Tenant, changefeed_id: str, aske
     if held is None:
         headers |= {"Cache-Control": "no-store"}
         return Response(_nothing(asked, tenant), media_type=asked.form.media_type, headers=headers)
-    request = _request(tenant, claim, held, asked)
+    request = member_request(tenant, claim, held, asked.pull)
     answer = await page_or_wait(followers, asked.http, request, asked.wait_s)
-    cursor = ConsumerCursor(
-        tenant=tenant,
-        changefeed_id=changefeed_id,
-        partition=held.number,
-        epoch=held.epoch,
-        ts=answer.end,
-        amended=answer.seen,
-    )
+    cursor = member_cursor(tenant, changefeed_id, held, answer)
     headers |= {
         "TiStream-Next-Cursor": cursor.text(),
         "TiStream-Partition": str(held.number),
@@ -242,18 +232,6 @@ async def _claim_or_wait(services: Services, tenant: Tenant, changefeed_id: str,
     finally:
         if leaving is not None:
             leaving.cancel()
-
-
-def _request(tenant: Tenant, claim: Claim, held: Partition, asked: _Query) -> PullRequest:
-    scope = Scope(tenant=tenant)
-    kept: Mapping[str, str] = orjson.loads(claim.filters)
-    part = Part(number=held.number, of=claim.partitions) if claim.partitions > 1 else None
-    return asked.pull(
-        scope=scope,
-        cursor=encode_cursor(scope, held.checkpoint_ts, held.amended),
-        end_ts=str(claim.target_ts) if claim.target_ts else None,
-        filter=replace(parse_filter(kept), part=part),
-    )
 
 
 def _nothing(asked: _Query, tenant: Tenant) -> bytes:

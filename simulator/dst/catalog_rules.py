@@ -11,6 +11,7 @@
     shapes       tasks that replace others: see `shape_rules`
     swaps        each task has as many visible rows after a compaction commit as before it
     jobs         see `job_rules`
+    consumers    see `member_rules`
     read leases  nothing is deleted that a live one may need, unless the database's clock jumps; a reader continues only
                  under a read lease that it renewed in time, or tried to renew
 
@@ -89,6 +90,7 @@ class CatalogRules:
         self._superseded: dict[str, int] = {}  # object -> the swap that replaced it
         self.clock_jumps = False
         self.late: Any = None  #: sees each COMMIT too, in a scenario with late rows
+        self.members: Any = None  #: and in one with a consumer
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
         self._jobs = JobRules(violated)
 
@@ -153,6 +155,8 @@ class CatalogRules:
         self._jobs.look(query)
         if self.late is not None:
             self.late.look(query, self._violated)
+        if self.members is not None:
+            self.members.look(query)
         self._tasks = tasks
 
     def _check_shapes(self, tasks: Mapping[int, _Task], before: Mapping[int, _Positions]) -> None:

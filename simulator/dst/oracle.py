@@ -43,7 +43,7 @@ from tistream.keyrange import end_before
 from tistream.objectstore.layout import BaseKey, BatchKey, CommittedKey, CompactedKey, SnapshotKey, parse
 from tistream.runtime.service_time import ServiceTime
 
-_COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
+COLUMNS = ("commit_ts", "start_ts", "key", "op", "value", "old_value")  #: of a page, as in the truth
 _VIOLATIONS_MAX = 5
 _LATE_MS = 1500  # a read of the database's clock may take this long
 LOWEST = "SELECT min(durable_ts) FROM tasks WHERE tenant_id = 1"  #: of the tenant that is pulled
@@ -111,7 +111,7 @@ class Oracle:
             self.violated(f"served: {resolved} after {seen}")
         self.served_max = max(self.served_max, resolved, upto)
         self._below = bisect_right(self.committed, self.served_max, key=_commit_ts)
-        found = list(zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True))
+        found = list(zip(*(rows.column(name).to_pylist() for name in COLUMNS), strict=True))
         got = [CommittedRow(*row) for row in found]
         commit_ts = [row.commit_ts for row in got]
         if commit_ts != sorted(commit_ts):

@@ -41,6 +41,7 @@ class Profile:
     skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
     lies: int = 0  #: rows with which stores contradict their own promises
     late: bool = False  #: of some stores these rows are true, and an operator accepts them
+    members: int = 0  #: processes that read one consumer
     shape_s: float = 1.0  #: mean time between two such requests
     data_tasks: int = 2
     tick_s: float = 1.0
@@ -392,6 +393,21 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 3, "crash_io": 3},
             victims=("sorter",),
         ),
+        Profile(
+            name="consumers",
+            about="members of a consumer die, pause beyond their lease and run twice; replies are lost",
+            upstream=replace(upstream.TINY, tables=5, rows=2, patience=2, interactive=0.0),
+            **SINGLE,
+            members=3,
+            readers=0,
+            actions=120,
+            flush_s=0.2,
+            tick_s=0.3,
+            amounts=(0.5, 1.5),
+            faults=_only(slow=0.1, slow_s=0.6, db_lost=0.04, db_late=0.04, db_undone=0.02),
+            chaos={"crash": 4, "crash_io": 4, "pause": 6, "double": 3, "stop": 2},
+            victims=("member",),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -401,6 +417,6 @@ def profile_of(seed: int) -> Profile:
     """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
     if seed % 10 == 8:
         return PROFILES["isolation"]
-    named = ("usual", "calm", "isolation", "promises", "accepted", "jobs")
+    named = ("usual", "calm", "isolation", "promises", "accepted", "jobs", "consumers")
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

@@ -30,6 +30,7 @@ from reading.scope import Scope
 from simulator.dst import future, threads
 from simulator.dst.database import SimCatalog
 from simulator.dst.job_rules import LEASE_MS
+from simulator.dst.members import consume
 from simulator.dst.network import SimFeed
 from simulator.dst.scheduler import Process
 from simulator.dst.shaping import shape
@@ -116,6 +117,7 @@ class Hosts(Protocol):
     neighbours: Any
     lies: Any
     follower: Any
+    members: Any
 
     def tso(self) -> int: ...
     def unix_ms(self) -> int: ...
@@ -154,6 +156,8 @@ def run_role(world: Hosts, running: Running) -> None:
             future.push(TENANT, catalog, store, running.stopping, rand, world.unix_ms(), world.tell)
         elif running.role == "compactor":
             _compact(world, running, catalog, store, clock, rand)
+        elif running.role == "member":
+            consume(world, running, TENANT, catalog, store, clock, rand)
         elif running.role == "shaper":
             shape(world, running.stopping, catalog, TENANT, rand)
         else:

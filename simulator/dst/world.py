@@ -23,6 +23,7 @@ from simulator.dst.database import Database, SimCatalog
 from simulator.dst.faults import Dice
 from simulator.dst.late import Follower, Late
 from simulator.dst.lies import Lies
+from simulator.dst.member_rules import MemberRules
 from simulator.dst.neighbours import LATE_FROM, Neighbours
 from simulator.dst.network import Network
 from simulator.dst.oracle import LOWEST, Oracle
@@ -45,7 +46,7 @@ HEARTBEAT_MS = 700
 SWEEP_S = 4.0
 READ_LEASE_TTL_MS = 2400
 _REST_S = 60.0
-_PUSH_AND_PULL = ("pusher", "reader", "follower", "neighbour", "future")  # gone before leftovers are checked
+_PUSH_AND_PULL = ("pusher", "reader", "follower", "member", "neighbour", "future")  # gone before leftovers are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,9 @@ class World:
         self.neighbours = Neighbours(random.Random(f"{seed}/neighbours"), self.bucket, self.tso, self.tell)
         self.lies = Lies(random.Random(f"{seed}/lies"), self.workload.committed, profile.lies)
         self.follower = Follower()
+        self.members = MemberRules(self.oracle.truth, self.oracle.violated)
+        if profile.members:
+            self.oracle.rules.members = self.members
         if profile.late:
             late = Late(random.Random(f"{seed}/late"), self.workload.committed)
             self.lies.late = self.oracle.late = self.oracle.rules.late = late
@@ -159,6 +163,7 @@ class World:
             ("sorter", p.sorters),
             ("compactor", p.compactors),
             ("shaper", p.shapers),
+            ("member", p.members),
         ):
             for i in range(count):
                 self.start(role, f"{role}-{i + 1}")
@@ -414,6 +419,8 @@ class World:
             return False
         if self.profile.late and not self._has_followed():
             return False
+        if self.profile.members and self.members.lowest < self._last_commit():
+            return False
         return lowest is not None and lowest >= self._last_commit() and self.scheduler.now > self.bucket.all_there_at
 
     def _has_followed(self) -> bool:
@@ -436,6 +443,8 @@ class World:
 
         threads.spawn(main, pull, "final pull")
         self._until(lambda: bool(done), "rest: the last pull does not come back")
+        if self.profile.members:
+            self.members.at_rest(self.members.lowest)
         if not self._is_over() and self.oracle.served_max < self._last_commit():
             self.oracle.violated("rest: the last pull does not reach the last commit")
 

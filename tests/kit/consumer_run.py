@@ -38,14 +38,14 @@ class Process:
 class ConsumerRun:
     """One schedule, by its seed."""
 
-    def __init__(self, seed: int, group: type[ConsumerGroup] = ConsumerGroup) -> None:
+    def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.stream = self._stream()
         count = self.dice.randint(1, 5)
         self.partitions = count
         self.stream = [(ts, n, table % count) for ts, n, table in self.stream]
         fresh = [Partition(number=n, checkpoint_ts=0, amended=0, member=None, epoch=0) for n in range(count)]
-        self.group = group(fresh, (), 0)
+        self.group = ConsumerGroup(fresh, (), 0)
         self.now_ms = 1000
         self.lease_ends: dict[str, int] = {}
         self.processes: list[Process] = []
@@ -71,9 +71,12 @@ class ConsumerRun:
             self.step()
         self.now_ms += 10 * LEASE_MS
         last = Process("last")
+        pages = 0
         while self.group.checkpoint_ts < self.stream[-1][0]:
             self.pull(last)
             self.acknowledge(last)
+            pages += 1
+            assert pages < 2 * len(self.stream) + self.partitions, "one member comes to the end"
         assert sorted(self.acknowledged) == sorted(self.stream), "each change once"
 
     def step(self) -> None:

@@ -1,22 +1,21 @@
 """Members of a consumer that are killed, paused and started twice: each change is acknowledged once, none skipped.
 
-Each rule of the group is broken once, and the runs notice it.
+Each rule of the group is broken once, by the simulator's mutants, and the runs notice it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
+from simulator.dst.all_mutants import MUTANTS
 from tests.kit.consumer_run import ConsumerRun
 from tistream.catalog.tenancy.core.consumer_group import (
     Acknowledged,
     ConsumerGroup,
     DropMember,
     Left,
-    Member,
     Partition,
     Pulled,
     Reset,
@@ -25,6 +24,7 @@ from tistream.errors import Fenced, NotFound, StateForbids
 from tistream.limits import CONSUMER_MEMBERS_MAX
 
 SEEDS = 60
+OF_PAGES = "acknowledged-beyond-page"  # see tests/unit/reading/test_member_page.py
 
 
 def run_all(make: Callable[[int], ConsumerRun]) -> list[ConsumerRun]:
@@ -40,49 +40,17 @@ def test_each_change_is_acknowledged_once_and_none_is_skipped() -> None:
     assert sum(run.fenced for run in runs) > SEEDS, "and something is refused"
 
 
-class AcknowledgesAnyEpoch(ConsumerGroup):
-    def _acknowledged(self, event: Acknowledged) -> None:
-        super()._acknowledged(replace(event, epoch=self.partitions[event.partition].epoch))
-
-
-class CheckpointFalls(ConsumerGroup):
-    def _acknowledged(self, event: Acknowledged) -> None:
-        partition = self.partitions[event.partition]
-        super()._acknowledged(event)
-        self._put(replace(partition, checkpoint_ts=event.ts))
-
-
-class TakesOverTooEarly(ConsumerGroup):
-    def _expired(self, member: Member, now_ms: int) -> bool:
-        return member.expires_ms - 1 <= now_ms
-
-
-class HandOverKeepsTheEpoch(ConsumerGroup):
-    def _share(self, member: str) -> None:
-        before = {p.number: p.epoch for p in self.partitions.values()}
-        super()._share(member)
-        for p in self.held_by(member):
-            self._put(replace(p, epoch=before[p.number]))
-
-
-class SecondStartIsNotFenced(ConsumerGroup):
-    def _pulled(self, event: Pulled) -> None:
-        known = self.members.get(event.member)
-        super()._pulled(event if known is None else replace(event, session=known.session))
-
-
 class StartsAtWhatWasDelivered(ConsumerRun):
     def position(self, partition: Partition) -> int:
         return self.delivered[partition.number]
 
 
 @pytest.mark.parametrize(
-    "mutant",
-    [AcknowledgesAnyEpoch, CheckpointFalls, TakesOverTooEarly, HandOverKeepsTheEpoch, SecondStartIsNotFenced],
+    "name", [name for name, m in MUTANTS.items() if m.scenario == "consumers" and name != OF_PAGES]
 )
-def test_a_broken_rule_is_noticed(mutant: type[ConsumerGroup]) -> None:
-    with pytest.raises(AssertionError):
-        run_all(lambda seed: ConsumerRun(seed, mutant))
+def test_a_broken_rule_is_noticed(name: str) -> None:
+    with MUTANTS[name].patch(), pytest.raises(AssertionError):
+        run_all(ConsumerRun)
 
 
 def test_a_holder_that_starts_at_what_was_delivered_is_noticed() -> None:

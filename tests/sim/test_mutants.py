@@ -106,6 +106,16 @@ QUICK = {
     "held-overtaken": 0,
     "held-for-good": 4,
     "above-cut-counts": 0,
+    "acknowledged-by-any-epoch": 1,
+    "hand-over-keeps-epoch": 0,
+    "second-start-not-fenced": 9,
+    "handed-over-ahead": 0,
+    "handed-over-behind": 0,
+    "acknowledged-beyond-page": 0,
+    "acknowledged-backwards": 1,
+    "member-lease-never-ends": 1,
+    "member-lease-ignored": 1,
+    "checkpoint-of-the-furthest": 0,
 }
 
 
@@ -133,6 +143,13 @@ def test_a_broken_rule_is_noticed(name: str, first: int) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_jobs_are_done_once_although_their_executors_die(seed: int) -> None:
     assert run(seed, "jobs", without=NO_BOUNDS).violations == ()
+
+
+@pytest.mark.parametrize("seed", [1, 9])
+def test_members_acknowledge_each_change_once_although_they_die(seed: int) -> None:
+    found = run(seed, "consumers", without=NO_BOUNDS)
+    assert found.violations == ()
+    assert any("is refused" in line or "was started again elsewhere" in line for line in found.story)
 
 
 def test_the_document_speaks_of_every_mutant_with_its_scenario() -> None:
