@@ -16,6 +16,7 @@ from metaserver.retention_routes import retention_router
 from metaserver.routes import control_router
 from metaserver.seed_routes import seed_router
 from schemas.registry.log_start import LogStarts
+from schemas.registry.schema_registry import SchemaRegistry
 from tistream.admin.views import Sources
 from tistream.limits import CLOCK_SKEW_MAX_MS
 from tistream.objectstore.protocol import ObjectStore
@@ -25,6 +26,7 @@ def control_routers(
     sources: Sources,
     store: ObjectStore,
     starts: LogStarts,
+    registry: SchemaRegistry,
     store_url: str,
     issuer: CredentialIssuer | None = None,
     skew_max_ms: int = CLOCK_SKEW_MAX_MS,
@@ -38,5 +40,5 @@ def control_routers(
         control_router(catalog, store_url, issuer),
         push_router(catalog, store, issuer),
         retention_router(catalog, starts),
-        seed_router(catalog, store, sources.clock, skew_max_ms),
+        seed_router(catalog, store, registry, sources.clock, skew_max_ms),
     ]

@@ -2,6 +2,7 @@
 
     POST /v1/clusters/{c}/tenants/{t}/seeds     publish a seed whose manifest and files are in the bucket
     GET  /v1/clusters/{c}/tenants/{t}/seeds     list visible seeds
+    GET  /v1/clusters/{c}/tenants/{t}/seeds/wanted     tables that a column change rewrote, without a seed since
 
 The manifest is read from the bucket, and every file in it must exist with its size. A seed ahead of the service's time
 is refused until that time has come: no read could use it, and later rows would be taken for part of it.
@@ -15,6 +16,9 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
 from metaserver.bounded import small_object
+from schemas import reseeding
+from schemas.registry.schema_registry import SchemaRegistry
+from schemas.reseeding import wanted_seeds
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.service_time import service_time
 from tistream.catalog.log.seeds import SeedRow, add_seed, list_seeds
@@ -49,7 +53,26 @@ class Seed(BaseModel):
     bytes: int
 
 
-def seed_router(catalog: Catalog, store: ObjectStore, clock: Clock, skew_max_ms: int) -> APIRouter:
+class TableRead(BaseModel):
+    """A snapshot read of all rows of a table."""
+
+    ts: str = Field(description="timestamp of the read, and of the seed")
+    physical_ids: list[int] = Field(description="ids in record keys: the table's, or those of its partitions")
+
+
+class WantedSeed(BaseModel):
+    """A table that needs a seed."""
+
+    table_id: int
+    database: str
+    table: str
+    ddl_ts: str = Field(description="when the rewritten column took effect")
+    reads: list[TableRead] = Field(description="any of them will do; the first is the best")
+
+
+def seed_router(
+    catalog: Catalog, store: ObjectStore, registry: SchemaRegistry, clock: Clock, skew_max_ms: int
+) -> APIRouter:
     """The routes over this catalog and bucket. `skew_max_ms`: how far ahead of the service's time a seed may be."""
     routes = APIRouter(tags=["control"], dependencies=[needs(Right.PUSH)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}/seeds"
@@ -67,6 +90,12 @@ def seed_router(catalog: Catalog, store: ObjectStore, clock: Clock, skew_max_ms:
     def seeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Seed]]:
         tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
         return {"items": [_shown(row) for row in list_seeds(catalog, tenant)]}
+
+    @routes.get(f"{base}/wanted", operation_id="list_wanted_seeds", summary="List tables that need a new seed")
+    def wanted(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[WantedSeed]]:
+        tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+        found = wanted_seeds(registry.history(tenant), list_seeds(catalog, tenant))
+        return {"items": [_wanted(each) for each in found]}
 
     return routes
 
@@ -88,6 +117,16 @@ def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table
     if sizes != manifest.file_bytes:
         raise InvalidInput("the seed is incomplete: a file does not have the size in its manifest", ts=ts)
     return add_seed(catalog, manifest, len(data))
+
+
+def _wanted(wanted: reseeding.WantedSeed) -> WantedSeed:
+    return WantedSeed(
+        table_id=wanted.table.id,
+        database=wanted.table.db,
+        table=wanted.table.name,
+        ddl_ts=str(wanted.ddl_ts),
+        reads=[TableRead(ts=str(read.ts), physical_ids=list(read.physical_ids)) for read in wanted.reads],
+    )
 
 
 def _shown(row: SeedRow) -> Seed:

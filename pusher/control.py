@@ -7,6 +7,7 @@
     GET  /v1/clusters/{c}/tenants/{t}/push                       where to write, and the tenant's state
     GET  /v1/clusters/{c}/tenants/{t}/seeds                      the seeds that exist
     POST /v1/clusters/{c}/tenants/{t}/seeds                      a seed is complete in the bucket
+    GET  /v1/clusters/{c}/tenants/{t}/seeds/wanted               tables that a column change rewrote
     POST /v1/clusters/{c}/tenants/{t}/push-credentials           session credentials for the tenant's prefix
     POST /v1/clusters/{c}/tenants/{t}/push-objects:compare       whether a put arrived
     GET  /v1/clusters/{c}/tenants/{t}/push-schemas[/{ts}]        the schema snapshots that were pushed
@@ -85,6 +86,23 @@ class PushedSchema:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRead:
+    """A snapshot read that gives all rows of a table."""
+
+    ts: int
+    physical_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedSeed:
+    """A table whose rows a column change has rewritten, without a seed since."""
+
+    table_id: int
+    name: str  #: database.table
+    reads: tuple[TableRead, ...]  #: any of them will do; the first is the best
+
+
 class Control(Protocol):
     """The control plane for one tenant's pushers."""
 
@@ -116,6 +134,12 @@ class SeedControl(Protocol):
 
     def add_seed(self, ts: int, table_id: int) -> None:
         """Register a seed that is complete in the bucket."""
+        ...
+
+
+class ReseedControl(SeedControl, Protocol):
+    def wanted_seeds(self) -> Sequence[WantedSeed]:
+        """The tables that need a seed of their own."""
         ...
 
 
@@ -159,8 +183,8 @@ class RecordingControl(Control, Protocol):
         ...
 
 
-class CaptureControl(RecordingControl, SeedControl, Protocol):
-    """The control plane for a push that also writes the tenant's seed."""
+class CaptureControl(RecordingControl, ReseedControl, Protocol):
+    """The control plane for a push that also writes the tenant's seeds."""
 
 
 class HttpControl:
@@ -213,6 +237,9 @@ class HttpControl:
                 raise ValueError("the answer is for another seed")
 
         self._request("POST", "seeds", check, {"ts": str(ts), "table_id": table_id})
+
+    def wanted_seeds(self) -> Sequence[WantedSeed]:
+        return self._request("GET", "seeds/wanted", lambda a: [_wanted_seed(w) for w in a["items"]])
 
     def push_credentials(self) -> PushCredentials:
         return self._request("POST", "push-credentials", _credentials)
@@ -270,6 +297,17 @@ class HttpControl:
         if not response.is_success:
             raise _problem(url, response)
         return response
+
+
+def _wanted_seed(answer: Any) -> WantedSeed:
+    return WantedSeed(
+        table_id=_number(answer["table_id"], 1),
+        name=f"{answer['database']}.{answer['table']}",
+        reads=tuple(
+            TableRead(ts=_number(read["ts"], 1), physical_ids=tuple(_number(i, 1) for i in read["physical_ids"]))
+            for read in answer["reads"]
+        ),
+    )
 
 
 def _bundle(a: dict[str, Any]) -> PushBundle:

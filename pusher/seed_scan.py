@@ -2,6 +2,9 @@
 
     schema snapshot at S -> record ranges of its tables -> KvScan at S, rate limited -> seed files -> manifest
 
+Then it asks every minute for tables whose rows a MODIFY COLUMN has rewritten (the change feed does not carry them), and
+seeds each of these in the same way: just above the DDL, or at a newer timestamp when that history has been collected.
+
 - A GC barrier of its own protects history at S until the manifest is written, for no longer than the cap;
 - pieces are cut by the rows alone, not by page or region boundaries: another process writes the same files and finds
   earlier ones unchanged;
@@ -10,14 +13,14 @@
 - before the manifest is written the barrier is renewed once more. PD accepts none below its safe point, so success
   proves that all history at S was present during the read, even if the barrier lapsed meanwhile;
 - the commit_ts of every row is S, because a snapshot read does not return it;
-- a failed seed does not stop the stream; `problem` describes it.
+- a failed seed does not stop the stream; `problem` describes it. That of a table is tried again at the next round.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -26,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from pusher.control import SeedControl, retrying
+from pusher.control import ReseedControl, TableRead, WantedSeed, retrying
 from pusher.seed_push import SeedBucket, push_seed
 from pusher.tikv.history import Hold
 from schemas.snapshot import SchemaSnapshot, parse_pushed
@@ -43,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 _PIECE_BYTES = 4 << 20
 _RENEW_S = 60.0
+_WANTED_S = 60.0  # interval of questions for tables that need a seed
+_TENANT = 0  # table id of the tenant's seed
 
 
 def seeded_ids(schema: SchemaSnapshot) -> list[int]:
@@ -53,12 +58,13 @@ def seeded_ids(schema: SchemaSnapshot) -> list[int]:
 
 
 class SeedScan:
-    """The thread that seeds a tenant. Start it, `join` it; the rest may be read from any thread."""
+    """The thread that seeds a tenant, and its rewritten tables until `stop`. Start it, `join` it; the rest may be read
+    from any thread."""
 
     def __init__(
         self,
         reader: KvReader,
-        control: SeedControl,
+        control: ReseedControl,
         store: SeedBucket,
         schema: bytes,
         hold: Hold,
@@ -69,23 +75,23 @@ class SeedScan:
     ) -> None:
         """`schema`: the tenant's first snapshot, as JSON. `stop` is shared with the reader."""
         pushed = parse_pushed(orjson.loads(schema))
-        self._ids = seeded_ids(pushed.snapshot)
-        self._ts = pushed.snapshot.ts
+        self._first = TableRead(ts=pushed.snapshot.ts, physical_ids=tuple(seeded_ids(pushed.snapshot)))
         self._reader, self._hold = reader, hold
         self._control, self._store = _PatientControl(control, self._patiently), _PatientBucket(store, self._patiently)
         self._stop, self._clock, self._rand = stop, clock, rand
         self._renew_at = 0.0
         self._fault = ""
+        self._failed: dict[int, str] = {}  # table id -> why its seed failed
         self._thread = threading.Thread(target=self._run, name="seed", daemon=True)
         self.rows = 0  #: read so far
-        self.tables_left = len(self._ids)
-        self.done = False
+        self.tables_left = len(self._first.physical_ids)  #: of the seed that is being read
+        self.done = False  #: the tenant's seed is complete
 
     @property
     def problem(self) -> str:
         """What the seed waits for, or why it failed."""
-        text = self._fault or self._reader.problem
-        return f"seed: {text}" if text and not self.done else ""
+        text = self._fault or self._reader.problem or next(iter(list(self._failed.values())), "")
+        return f"seed: {text}" if text else ""
 
     def start(self) -> None:
         self._thread.start()
@@ -96,23 +102,49 @@ class SeedScan:
 
     def _run(self) -> None:
         try:
-            self._seed()
-            self.done = True
+            self.done = self._attempt(_TENANT, "the tenant", self._first)
+            while not self._stop.is_set():
+                self._seed_rewritten()
+                self._clock.wait(self._stop, _WANTED_S)
         except _Stopped:
-            log.info("seed interrupted", ts=self._ts, rows=self.rows)
-        except TiStreamError as e:
-            log.error("seed failed", ts=self._ts, error=str(e))
-            self._fault = str(e)
-        except Exception as e:
-            log.exception("seed failed", ts=self._ts)
-            self._fault = repr(e)
+            log.info("seed interrupted", rows=self.rows)
         finally:
             self._reader.close()
 
-    def _seed(self) -> None:
-        if not self._control.has_seed(self._ts, 0):
-            push_seed(self._control, self._store, self._ts, pieces(self._read(), _PIECE_BYTES))
-        self._hold.release()
+    def _seed_rewritten(self) -> None:
+        try:
+            wanted = self._control.wanted_seeds()
+        except TiStreamError as e:
+            log.error("the tables that need a seed are not known", error=str(e))
+            self._fault = str(e)
+            return
+        there = {_TENANT, *(each.table_id for each in wanted)}
+        self._failed = {table_id: text for table_id, text in self._failed.items() if table_id in there}
+        for each in wanted:
+            for read in each.reads:
+                if self._attempt(each.table_id, each.name, read):
+                    break
+
+    def _attempt(self, table_id: int, name: str, read: TableRead) -> bool:
+        """Whether the seed is complete; otherwise `problem` says why not. _Stopped when stopped first."""
+        self.tables_left = len(read.physical_ids)
+        try:
+            if not self._control.has_seed(read.ts, table_id):
+                rows = pieces(self._read(read), _PIECE_BYTES)
+                push_seed(self._control, self._store, read.ts, rows, table_id=table_id)
+        except _Stopped:
+            raise
+        except Exception as e:
+            log.error("seed failed", table=name, ts=read.ts, exc_info=not isinstance(e, TiStreamError), error=str(e))
+            self._failed[table_id] = f"{name} at {read.ts}: {e if isinstance(e, TiStreamError) else repr(e)}"
+            return False
+        else:
+            self._failed.pop(table_id, None)
+            return True
+        finally:
+            self.tables_left = 0
+            if not self._stop.is_set():  # the next start of this pusher reads under the same barrier
+                self._hold.release()
 
     def _patiently(self, action: Callable[[], T]) -> T:
         """The result of the action, retried until it succeeds. _Stopped when stopped first."""
@@ -128,32 +160,33 @@ class SeedScan:
     def _notice(self, error: TiStreamError) -> None:
         self._fault = str(error)
 
-    def _read(self) -> Iterator[pa.Table]:
-        for table_id in self._ids:
-            self._renew()
-            for page in self._pages(table_id):
-                self._renew()
+    def _read(self, read: TableRead) -> Iterator[pa.Table]:
+        self._renew_at = 0.0
+        for physical_id in read.physical_ids:
+            self._renew(read.ts)
+            for page in self._pages(physical_id, read.ts):
+                self._renew(read.ts)
                 self.rows += len(page.keys)
-                times = pa.array(np.full(len(page.keys), self._ts, np.uint64))
+                times = pa.array(np.full(len(page.keys), read.ts, np.uint64))
                 yield pa.Table.from_arrays(
                     [pa.array(page.keys, pa.binary()), times, times, pa.array(page.values, pa.binary())], schema=SEED
                 )
             self.tables_left -= 1
         self._renew_at = 0.0
-        self._renew()
+        self._renew(read.ts)
 
-    def _pages(self, table_id: int) -> Iterator[Page]:
+    def _pages(self, physical_id: int, ts: int) -> Iterator[Page]:
         try:
-            yield from self._reader.read(record_range(table_id), self._ts)
+            yield from self._reader.read(record_range(physical_id), ts)
         except StoreUnavailable as e:  # raised only when stopped
             raise _Stopped from e
 
-    def _renew(self) -> None:
+    def _renew(self, ts: int) -> None:
         if (now := self._clock.monotonic()) >= self._renew_at:
             self._renew_at = now + _RENEW_S
-            self._patiently(lambda: self._hold.renew(self._ts))
-            if not self._hold.covers(self._ts):
-                raise TiStreamError(self._hold.problem or "history is not protected by a GC barrier", ts=self._ts)
+            self._patiently(lambda: self._hold.renew(ts))
+            if not self._hold.covers(ts):
+                raise TiStreamError(self._hold.problem or "history is not protected by a GC barrier", ts=ts)
 
 
 class _Stopped(Exception):
@@ -165,7 +198,7 @@ class _Patiently(Protocol):
 
 
 class _PatientControl:
-    def __init__(self, control: SeedControl, patiently: _Patiently) -> None:
+    def __init__(self, control: ReseedControl, patiently: _Patiently) -> None:
         self._control, self._patiently = control, patiently
 
     @property
@@ -177,6 +210,9 @@ class _PatientControl:
 
     def add_seed(self, ts: int, table_id: int) -> None:
         self._patiently(lambda: self._control.add_seed(ts, table_id))
+
+    def wanted_seeds(self) -> Sequence[WantedSeed]:
+        return self._patiently(self._control.wanted_seeds)
 
 
 class _PatientBucket:

@@ -451,7 +451,7 @@ class _TikvPush(PushRun):
             frontier_ts=max((push.frontier_ts for push in pushes), default=0),
             held_ts=hold.held_ts if hold else 0,
             seed_rows=seed.rows if seed else 0,
-            seed_tables_left=seed.tables_left if seed and not seed.done else 0,
+            seed_tables_left=seed.tables_left if seed else 0,
             problems=tuple(dict.fromkeys(p for p in problems if p)),
         )
         self._progress(result)

@@ -21,6 +21,7 @@ class Action(IntEnum):
     CREATE_TABLE = 3
     DROP_TABLE = 4
     TRUNCATE_TABLE = 11
+    MODIFY_COLUMN = 12
     RENAME_TABLE = 14
     CREATE_VIEW = 21
     DROP_VIEW = 24
@@ -31,6 +32,7 @@ class Action(IntEnum):
     EXCHANGE_PARTITION = 42
     RENAME_TABLES = 47
     CREATE_TABLES = 60
+    MULTI_SCHEMA_CHANGE = 61
     RECOVER_SCHEMA = 63
 
 

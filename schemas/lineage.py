@@ -20,11 +20,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from schemas.actions import Action
 from schemas.history import History
 from schemas.model import STATE_PUBLIC, Column, DdlEvent, Table
 from schemas.names import folded
 
-_MODIFY_COLUMN, _MULTI_CHANGE = 12, 61
 _CHANGE = re.compile(r"\bchange\b", re.IGNORECASE)
 
 
@@ -46,6 +46,22 @@ class Version:
     start_ts: int
     table: Table
     events: Sequence[DdlEvent]
+
+
+def versions_of(history: History, physical_id: int, upto_ts: int) -> list[Version]:
+    """The versions of a physical id up to a timestamp, by time."""
+    intervals = history.version_intervals(physical_id)
+    return [
+        Version(
+            start_ts=int(start),
+            table=version,
+            events=()
+            if n == 0
+            else [e for e in history.events(int(start) - 1, int(start)) if e.table_id == version.id],
+        )
+        for n, (start, version) in enumerate(zip(intervals.starts.tolist(), intervals.versions, strict=True))
+        if version is not None and start <= upto_ts
+    ]
 
 
 def column_lineages(versions: Sequence[Version]) -> dict[int, tuple[Ancestor, ...]]:
@@ -76,10 +92,10 @@ def _replaced(before: Table, after: Version) -> dict[int, Ancestor]:
     if not others or not gone:
         return found
     types = {event.type for event in after.events}
-    if types == {_MODIFY_COLUMN} and len(others) == len(gone) == 1:
+    if types == {Action.MODIFY_COLUMN} and len(others) == len(gone) == 1:
         old = next(iter(gone.values()))
         found[others[0].id] = Ancestor(column=old, became=others[0], ddl_ts=after.start_ts, query=query)
-    elif types != {_MULTI_CHANGE} or _CHANGE.search(query):
+    elif types != {Action.MULTI_SCHEMA_CHANGE} or _CHANGE.search(query):
         found |= {c.id: Ancestor(column=None, became=c, ddl_ts=after.start_ts, query=query) for c in others}
     return found
 

@@ -158,7 +158,7 @@ def api_app() -> Any:
     catalog, store, clock = Catalog("sqlite:////nowhere/catalog.db"), MemoryStore(), SystemClock()
     services = Services.create(catalog, store, clock, checks={}, problems=lambda: [])
     sources = Sources(catalog=catalog, clock=clock)
-    return create_app(services, control_routers(sources, store, services.log_starts, "memory://"))
+    return create_app(services, control_routers(sources, store, services.log_starts, services.registry, "memory://"))
 
 
 def error_classes() -> set[type[TiStreamError]]:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from reading.asof.core import columns
+from schemas.reseeding import wanted_seeds
+from schemas.shape import shape_of
 from tests.kit import replica
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of
+from tests.kit.log_builder import TENANT
 from tests.kit.recording import EXPECTED, expected, recorded_history, replayed
 from tistream import ts as tso
+from tistream.catalog.log.seeds import list_seeds
+from tistream.cli.seed import read_decoded
 from tistream.codec.row.cast import cast
 from tistream.codec.row.layout import ColumnSpec
 
@@ -169,6 +175,28 @@ def test_it_names_the_seed_from_which_the_table_can_be_read_again(
     monkeypatch.setattr(columns, "cast", doubted)
     facts = refused(fresh, EVOLVE, middle)
     assert (facts["readable_from_ts"], facts["readable_from_time"]) == (str(later), tso.to_text(later))
+
+
+def test_the_seed_that_is_wanted_makes_the_table_readable_right_above_the_ddl(
+    fresh: ApiWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the cluster would answer a snapshot read there: every row has the new column."""
+    fresh.log.activate().seed()
+    fresh.log.flush(END.ts)
+    history = recorded_history()
+    known = {each.table.name: each for each in wanted_seeds(history, list_seeds(fresh.catalog, TENANT))}
+    wanted = known["evolve"]
+    read = wanted.reads[0]
+    right = fresh.ok(EVOLVE, as_of=read.ts).content
+    rewritten = tmp_path / "evolve.ndjson"
+    rewritten.write_bytes(right)
+    monkeypatch.setattr(columns, "cast", doubted)
+    refused(fresh, EVOLVE, read.ts)
+    rows = read_decoded(rewritten, read.ts, shape_of(history.find("shop", "evolve", read.ts)))
+    fresh.log.seed(rows, ts=read.ts, table_id=wanted.table.id)
+    assert "evolve" not in {each.table.name for each in wanted_seeds(history, list_seeds(fresh.catalog, TENANT))}
+    assert fresh.ok(EVOLVE, as_of=read.ts).content == right
+    refused(fresh, EVOLVE, read.ts - 1)
 
 
 def test_a_time_before_the_log_is_answered_with_the_time_at_which_it_begins(world: ApiWorld) -> None:

@@ -139,7 +139,18 @@ HTTP_FAULTS: list[HttpFault] = [
     hang_up(b"SSH-2.0-OpenSSH\r\n"),
     http_silence(),
 ]
-HTTP_POINTS = ("push", "schemas", "schema", "credentials", "issue", "frontier", "has_seed", "add_seed", "newest")
+HTTP_POINTS = (
+    "push",
+    "schemas",
+    "schema",
+    "credentials",
+    "issue",
+    "frontier",
+    "has_seed",
+    "add_seed",
+    "newest",
+    "wanted_seeds",
+)
 
 
 class World:

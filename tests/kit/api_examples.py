@@ -65,6 +65,7 @@ _JSON_ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "get_frontier": (f"{BASE}/frontier", {}),
     "get_incarnation": (f"{BASE}/stores/1/incarnations", {}),
     "list_seeds": (f"{BASE}/seeds", {}),
+    "list_wanted_seeds": (f"{BASE}/seeds/wanted", {}),
     "list_ddl": (f"{BASE}/ddl", {}),
     "diff_schema": (f"{BASE}/schema-diff", {"from_ts": "earliest", "to_ts": "latest"}),
     "get_lag": (f"{BASE}/lag", {}),
@@ -156,7 +157,9 @@ _TERMS = PushTerms(bucket="bucket", prefix="prefix", role_arn="arn:aws:iam::1234
 def _control(world: ApiWorld) -> list[APIRouter]:
     sources = Sources(catalog=world.catalog, clock=world.services.clock)
     issuer = _Issuer(_TERMS, duration_s=3600)
-    return control_routers(sources, world.store, world.services.log_starts, "s3://bucket/prefix", issuer)
+    return control_routers(
+        sources, world.store, world.services.log_starts, world.services.registry, "s3://bucket/prefix", issuer
+    )
 
 
 def cut(value: Any) -> Any:

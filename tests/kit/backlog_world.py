@@ -22,7 +22,7 @@ from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from metaserver.activation import Activation
 from metaserver.loop import MetaWorker
-from pusher.control import IncarnationGrant, PushBundle
+from pusher.control import IncarnationGrant, PushBundle, WantedSeed
 from pusher.frontier import FrontierEntry
 from simulator.capture import Capture
 from simulator.push.capture_push import push_capture
@@ -88,6 +88,9 @@ class CatalogControl:
 
     def add_seed(self, ts: int, table_id: int) -> None:
         raise AssertionError("seeds are there")
+
+    def wanted_seeds(self) -> Sequence[WantedSeed]:
+        return []
 
 
 @dataclass

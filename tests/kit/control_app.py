@@ -29,5 +29,5 @@ def control_app(
     store = store or MemoryStore()
     services = Services.create(catalog, store, SystemClock())
     sources = Sources(catalog=catalog, clock=services.clock, names=table_names(services.registry))
-    routers = control_routers(sources, store, services.log_starts, store_url, issuer)
+    routers = control_routers(sources, store, services.log_starts, services.registry, store_url, issuer)
     return create_app(services, routers, authenticator=authenticator)

@@ -34,6 +34,7 @@ _ROUTES = (
     ("push", "GET", "push"),
     ("has_seed", "GET", "seeds"),
     ("add_seed", "POST", "seeds"),
+    ("wanted_seeds", "GET", "seeds/wanted"),
     ("credentials", "POST", "push-credentials"),
     ("compare", "POST", "push-objects:compare"),
     ("schemas", "GET", "push-schemas"),
@@ -172,6 +173,20 @@ class ControlHttp:
     def _add_seed(self, body: dict[str, Any]) -> dict[str, Any]:
         self._control.add_seed(int(body["ts"]), int(body["table_id"]))
         return {"ts": body["ts"], "table_id": body["table_id"], "rows": 0, "bytes": 0}
+
+    def _wanted_seeds(self) -> dict[str, Any]:
+        return {
+            "items": [
+                {
+                    "table_id": wanted.table_id,
+                    "database": wanted.name.partition(".")[0],
+                    "table": wanted.name.partition(".")[2],
+                    "ddl_ts": str(wanted.reads[0].ts - 1),
+                    "reads": [{"ts": str(r.ts), "physical_ids": list(r.physical_ids)} for r in wanted.reads],
+                }
+                for wanted in self._control.wanted_seeds()
+            ]
+        }
 
     def _credentials(self) -> dict[str, Any]:
         return {"access_key_id": "a", "secret_access_key": "b", "session_token": "c", "valid_s": 900, "kms_key_arn": ""}

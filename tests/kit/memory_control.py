@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from pusher.control import ControlUnavailable, IncarnationGrant, PushBundle
+from pusher.control import ControlUnavailable, IncarnationGrant, PushBundle, WantedSeed
 from pusher.frontier import FrontierEntry
 from tistream.errors import Fenced
 from tistream.ids import Tenant
@@ -22,6 +22,7 @@ class MemoryControl:
         self.incarnations: dict[int, int] = defaultdict(int)  #: store -> newest one issued
         self.ends: dict[int, int] = {}  #: store -> the end of its stream, until it gets an incarnation
         self.seeds: set[tuple[int, int]] = set()  #: (ts, table id) of those that were said to be complete
+        self.wanted: list[WantedSeed] = []  #: tables that need a seed, until they have one
         self.away = False  #: nothing is answered while it is set
         self.fail_next = 0  #: so many requests fail
         self.requests = 0
@@ -66,6 +67,10 @@ class MemoryControl:
     def add_seed(self, ts: int, table_id: int) -> None:
         self._request()
         self.seeds.add((ts, table_id))
+
+    def wanted_seeds(self) -> Sequence[WantedSeed]:
+        self._request()
+        return [w for w in self.wanted if not any((read.ts, w.table_id) in self.seeds for read in w.reads)]
 
     def _request(self) -> None:
         self.requests += 1

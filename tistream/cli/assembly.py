@@ -337,7 +337,7 @@ def _api(
     sources = Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry))
     url, issuer = parts.settings.object_store.url, push_issuer(parts.settings)
     skew_max_ms = parts.settings.catalog.clock_skew_max_ms
-    control = control_routers(sources, parts.store, wired.log_starts, url, issuer, skew_max_ms)
+    control = control_routers(sources, parts.store, wired.log_starts, wired.registry, url, issuer, skew_max_ms)
     if notifications is not None and parts.settings.notifications.webhook_token:
         from apiserver.routes import notifications as webhook
 

@@ -30,7 +30,13 @@ IdleInterval = Annotated[
         " seconds instead of every second.",
     ),
 ]
-Seed = Annotated[bool, typer.Option("--seed", help="Of a cluster: also push the rows that existed at the beginning.")]
+Seed = Annotated[
+    bool,
+    typer.Option(
+        "--seed",
+        help="Of a cluster: also push the rows at the beginning, and those that a MODIFY COLUMN rewrites later.",
+    ),
+]
 HistoryCap = Annotated[
     float,
     typer.Option("--history-cap", help="Of a cluster: longest delay of its garbage collection, in hours."),

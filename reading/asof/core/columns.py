@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from schemas.history import History
 from schemas.layout import column_spec, row_layout
-from schemas.lineage import Ancestor, Lineages, Version, column_lineages
+from schemas.lineage import Ancestor, Lineages, column_lineages, versions_of
 from schemas.model import Table
 from schemas.types import full_type
 from tistream import ts as tso
@@ -63,21 +63,11 @@ def decoded(found: dict[int, Reading], rows: pa.Table) -> pa.RecordBatch:
 
 
 def _reading(history: History, table: Table, physical_id: int, as_of: int) -> Reading:
-    intervals = history.version_intervals(physical_id)
-    versions = [
-        Version(
-            start_ts=int(start),
-            table=version,
-            events=()
-            if n == 0
-            else [e for e in history.events(int(start) - 1, int(start)) if e.table_id == version.id],
-        )
-        for n, (start, version) in enumerate(zip(intervals.starts.tolist(), intervals.versions, strict=True))
-        if version is not None and start <= as_of
-    ]
     layout = row_layout(table)
     shown = {spec.id for spec in layout.columns}
-    lines = {id_: line for id_, line in column_lineages(versions).items() if id_ in shown}
+    lines = {
+        id_: line for id_, line in column_lineages(versions_of(history, physical_id, as_of)).items() if id_ in shown
+    }
     older = {
         ancestor.column.id: column_spec(ancestor.column)
         for line in lines.values()

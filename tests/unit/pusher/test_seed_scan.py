@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import orjson
 import pytest
 
+from pusher.control import TableRead, WantedSeed
 from pusher.seed_scan import SeedScan
 from pusher.tikv.history import Hold
 from tests.kit.manual_clock import ManualClock
 from tests.kit.memory_control import MemoryControl
+from tistream.codec.seed_file import manifest_key, read_manifest
 from tistream.codec.table_key import record_key, record_range
 from tistream.errors import StoreUnavailable, TsExpired
 from tistream.ids import Tenant
@@ -30,20 +32,23 @@ PAGES = 60
 class Pd:
     """Fails each third time, and reports collected history on request."""
 
-    newest_tso = S + 1
+    newest_tso = S + 1000
 
     def __init__(self) -> None:
         self.asked = 0
         self.gone = False
+        self.gone_upto = 0  #: history up to here is collected
+        self.held: list[int] = []
 
     def tso(self) -> int:
         self.asked += 1
         if self.asked % 3 == 0:
             raise StoreUnavailable("PD does not answer")
-        return S + 1
+        return self.newest_tso
 
     def hold_history(self, name: str, ts: int, ttl_s: int) -> None:
-        if self.gone:
+        self.held.append(ts)
+        if self.gone or ts <= self.gone_upto:
             raise TsExpired("PD has collected history above the timestamp")
 
     def release_history(self, name: str) -> None: ...
@@ -81,10 +86,24 @@ class FaultyStore(MemoryStore):
         super().put(key, data)
 
 
+class Control(MemoryControl):
+    """Stops the scan when it has asked so often for tables that need a seed."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        super().__init__(Tenant(1, 2))
+        self.stop, self.rounds = stop, 0
+
+    def wanted_seeds(self) -> Sequence[WantedSeed]:
+        if not self.rounds:
+            self.stop.set()
+        self.rounds -= 1
+        return super().wanted_seeds()
+
+
 class Rig:
     def __init__(self) -> None:
         self.clock, self.pd, self.store, self.stop = ManualClock(), Pd(), FaultyStore(), threading.Event()
-        self.control, self.reader = MemoryControl(Tenant(1, 2)), Reader(self.clock)
+        self.control, self.reader = Control(self.stop), Reader(self.clock)
         self.control.fail_next = 3
         hold = Hold(self.pd, "seed", clock=self.clock)
         self.scan = SeedScan(
@@ -99,7 +118,7 @@ class Rig:
         )
 
 
-FIRST = Rig().scan._ids[0]
+FIRST = Rig().scan._first.physical_ids[0]
 
 
 @pytest.fixture
@@ -144,3 +163,48 @@ def test_a_stopped_seed_ends_without_a_problem(rig: Rig) -> None:
     rig.stop.set()
     rig.scan.join()
     assert not rig.scan.done
+
+
+def rewritten(table_id: int = FIRST) -> WantedSeed:
+    reads = tuple(TableRead(ts=ts, physical_ids=(table_id,)) for ts in (S + 11, S + 50))
+    return WantedSeed(table_id=table_id, name="shop.orders", reads=reads)
+
+
+def seeded_rows(rig: Rig, ts: int) -> int:
+    name = str(manifest_key(Tenant(1, 2), ts, FIRST))
+    return read_manifest(name, rig.store.get(name), Tenant(1, 2), ts, FIRST).rows
+
+
+def test_a_table_that_a_column_change_rewrote_is_read_just_above_it(rig: Rig) -> None:
+    rig.control.rounds, rig.control.wanted = 3, [rewritten()]
+    rig.scan.start()
+    rig.scan.join()
+    assert rig.control.seeds == {(S, 0), (S + 11, FIRST)}
+    assert seeded_rows(rig, S + 11) == 10 * PAGES
+    assert rig.reader.rows == 2 * 10 * PAGES, "read once, though it is asked each minute"
+    assert set(rig.pd.held) == {S, S + 11}, "its history is protected while it is read"
+    assert rig.scan.problem == ""
+
+
+def test_where_that_history_was_collected_it_is_read_at_a_newer_timestamp(rig: Rig) -> None:
+    rig.control.rounds, rig.control.wanted = 1, [rewritten()]
+    rig.control.seeds.add((S, 0))
+    rig.pd.gone_upto = S + 11
+    rig.scan.start()
+    rig.scan.join()
+    assert rig.control.seeds == {(S, 0), (S + 50, FIRST)}
+    assert rig.scan.problem == ""
+
+
+def test_a_table_that_cannot_be_read_is_named_and_tried_again(rig: Rig) -> None:
+    rig.control.rounds, rig.control.wanted = 1, [rewritten()]
+    rig.pd.gone = True
+    rig.scan.start()
+    rig.scan.join()
+    assert not rig.control.seeds
+    assert [text.split(" at ")[0] for text in rig.scan._failed.values()] == ["the tenant", "shop.orders"]
+    rig.stop.clear()
+    rig.control.rounds, rig.pd.gone = 1, False
+    rig.scan._seed_rewritten()
+    assert rig.control.seeds == {(S + 11, FIRST)}
+    assert [text.split(" at ")[0] for text in rig.scan._failed.values()] == ["the tenant"]
