@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from metaserver.bounded import sha256_of, small_object
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_policy import push_prefixes
+from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.clock import SystemClock
@@ -45,7 +46,7 @@ class Credentials(BaseModel):
     access_key_id: str
     secret_access_key: str
     session_token: str
-    expires_at: str = Field(description="RFC 3339, by the clock of STS")
+    expires_time: str = Field(description="RFC 3339, by the clock of STS")
     valid_s: int = Field(description="seconds from the request")
     prefixes: list[str] = Field(description="folders to which objects may be written; nothing else is allowed")
     kms_key_arn: str = Field(description="KMS key that each put must name; empty = none")
@@ -152,7 +153,7 @@ def issue(catalog: Catalog, issuer: CredentialIssuer | None, tenant: Tenant) -> 
         access_key_id=issued.access_key_id,
         secret_access_key=issued.secret_access_key,
         session_token=issued.session_token,
-        expires_at=issued.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        expires_time=tso.to_text(tso.compose(round(issued.expires_at.timestamp() * 1000))),
         valid_s=issuer.duration_s,
         prefixes=list(push_prefixes(tenant)),
         kms_key_arn=issuer.terms.kms_key_arn,

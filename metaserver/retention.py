@@ -122,7 +122,7 @@ class Retention:
             kind=held.kind,
             held_by=held.who,
             held_at_ts=str(held.ts),
-            since=tso.to_text(tso.compose(start.since_ms(held))),
+            since_time=tso.to_text(tso.compose(start.since_ms(held))),
             release=held.release,
             wanted_ts=str(start.wanted_ts),
             holds=", ".join(hold.who for hold in start.holding[:_NAMED]),

@@ -1,6 +1,6 @@
 """Routes of retention, safe points and changefeeds.
 
-    PATCH  /v1/clusters/{c}/tenants/{t}                             {"retention_hours": 24}; 0 = all, null = the default
+    PATCH  /v1/clusters/{c}/tenants/{t}                             {"retention_s": 86400}; 0 = all, null = the default
     GET    /v1/clusters/{c}/tenants/{t}/retention                   start of the log, and its holds GET
     /v1/clusters/{c}/tenants/{t}/safe-point                  the timestamp above which the upstream must keep data PUT
     /v1/clusters/{c}/tenants/{t}/safe-point/{service}        hold the log above a timestamp for some time DELETE
@@ -13,6 +13,7 @@ Any process answers them from the catalog; conventions as in `metaserver.routes`
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -45,6 +46,7 @@ from tistream.limits import CONSUMER_IDLE_HOURS_DEFAULT, CONSUMER_PARTITIONS_MAX
 
 _INT_MAX = (1 << 63) - 1
 _DAY_S = 86_400
+_SPAN_S_MAX = 3_600_000_000
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _Name = Annotated[str, Path(pattern=_NAME)]
@@ -54,8 +56,8 @@ _TSO = r"^\d{1,19}$"
 class TenantChange(BaseModel):
     """Changes to a tenant."""
 
-    retention_hours: float | None = Field(
-        ge=0, le=1_000_000, description="hours of the log to keep; 0 = all, null = the setting"
+    retention_s: float | None = Field(
+        ge=0, le=_SPAN_S_MAX, description="seconds of the log to keep; 0 = all, null = the setting"
     )
 
 
@@ -80,10 +82,10 @@ class NewChangefeed(BaseModel):
     partitions: int = Field(
         default=1, ge=1, le=CONSUMER_PARTITIONS_MAX, description="members that can share it; a table is in one"
     )
-    idle_hours: float = Field(
-        default=CONSUMER_IDLE_HOURS_DEFAULT,
+    idle_limit_s: float = Field(
+        default=CONSUMER_IDLE_HOURS_DEFAULT * 3600,
         ge=0,
-        le=1_000_000,
+        le=_SPAN_S_MAX,
         description="without a request for so long, it no longer holds the log; 0 = it holds for ever",
     )
 
@@ -101,7 +103,7 @@ class ShownPartition(BaseModel):
     member: str | None
     epoch: int
     checkpoint_ts: str
-    lag_ms: int
+    lag_s: float
 
 
 class Changefeed(BaseModel):
@@ -116,9 +118,9 @@ class Changefeed(BaseModel):
     filters: dict[str, str]
     created_time: str
     seen_time: str
-    lag_ms: int = Field(description="from the checkpoint to the served watermark")
-    idle_ms: int = Field(description="since its last request")
-    idle_hours: float
+    lag_s: float = Field(description="from the checkpoint to the served watermark")
+    idle_s: float = Field(description="since its last request")
+    idle_limit_s: float
     holds_log: bool
     members: list[str] = Field(description="those whose lease has not been taken over")
     partitions: list[ShownPartition]
@@ -132,8 +134,8 @@ def retention_router(catalog: Catalog, starts: LogStarts) -> APIRouter:
     @route(routes, "PATCH", base, Right.TENANT, "change_tenant", "Set the retention of a tenant")
     def change(cluster_id: _Id, tenant_id: _Id, wanted: TenantChange) -> dict[str, Any]:
         tenant = _known(catalog, cluster_id, tenant_id)
-        hours = wanted.retention_hours
-        set_retention(catalog, tenant, None if hours is None else max(int(hours > 0), int(hours * 3600)))
+        seconds = wanted.retention_s
+        set_retention(catalog, tenant, None if seconds is None else math.ceil(seconds))
         return starts.shown(tenant)
 
     @route(routes, "GET", f"{base}/retention", Right.LOOK, "get_retention", "Start of the log, and its holds")
@@ -203,7 +205,7 @@ def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
             target_ts=_ts(new.target_ts),
             filters=orjson.dumps(new.filters, option=orjson.OPT_SORT_KEYS).decode(),
             partitions=new.partitions,
-            idle_limit_ms=int(new.idle_hours * 3_600_000),
+            idle_limit_ms=int(new.idle_limit_s * 1000),
         )
         response.status_code = 201 if made else 200
         return _one_shown(catalog, get_changefeed(catalog, tenant, new.changefeed_id))
@@ -280,9 +282,9 @@ def _shown(row: ChangefeedRow, readers: Readers, served: int) -> Changefeed:
         filters=orjson.loads(row.filters),
         created_time=tso.to_text(tso.compose(row.created_ms)),
         seen_time=tso.to_text(tso.compose(row.seen_ms)),
-        lag_ms=_lag_ms(served, row.checkpoint_ts),
-        idle_ms=row.idle_ms,
-        idle_hours=row.idle_limit_ms / 3_600_000,
+        lag_s=_lag_s(served, row.checkpoint_ts),
+        idle_s=row.idle_ms / 1000,
+        idle_limit_s=row.idle_limit_ms / 1000,
         holds_log=row.holds_log,
         members=[member.name for member in readers.members],
         partitions=[
@@ -291,12 +293,12 @@ def _shown(row: ChangefeedRow, readers: Readers, served: int) -> Changefeed:
                 member=part.member,
                 epoch=part.epoch,
                 checkpoint_ts=str(part.checkpoint_ts),
-                lag_ms=_lag_ms(served, part.checkpoint_ts),
+                lag_s=_lag_s(served, part.checkpoint_ts),
             )
             for part in readers.partitions
         ],
     )
 
 
-def _lag_ms(served: int, checkpoint_ts: int) -> int:
-    return max(0, tso.physical_ms(served) - tso.physical_ms(checkpoint_ts))
+def _lag_s(served: int, checkpoint_ts: int) -> float:
+    return max(0, tso.physical_ms(served) - tso.physical_ms(checkpoint_ts)) / 1000

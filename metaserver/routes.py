@@ -31,7 +31,7 @@ from tistream.catalog.tenancy.tenants import TenantRow, TenantState, get_tenant,
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.work.stream_ends import end_stream
 from tistream.catalog.work.tasks import frontier, get_task, list_tasks, retry_task
-from tistream.errors import Fenced, NotFound
+from tistream.errors import Fenced, InvalidInput, NotFound
 from tistream.http.auth.access import Who
 from tistream.http.auth.core.roles import Principal, Right, Role
 from tistream.http.auth.issue import issue_key
@@ -120,7 +120,7 @@ class NewestIncarnation(BaseModel):
 class StreamEnd(BaseModel):
     """The end of a store's stream: a recording has one, a live store has none."""
 
-    end_ts: int = Field(ge=1, le=_INT_MAX, description="the store has no change above it")
+    end_ts: str = Field(pattern=r"^[1-9]\d{0,18}$", description="the store has no change above it")
 
 
 class EndedStream(BaseModel):
@@ -218,14 +218,16 @@ def _end_route(routes: APIRouter, catalog: Catalog) -> None:
         " once the watermark is there the tenant has ended. A newer incarnation of the store takes it back.",
     )
     def end(cluster_id: _Id, tenant_id: _Id, store_id: _Id, incarnation: _Id, at: StreamEnd) -> EndedStream:
-        row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
-        if not end_stream(catalog, row.tenant, store_id, incarnation, at.end_ts):
+        row, end_ts = get_tenant(catalog, Tenant(cluster_id, tenant_id)), int(at.end_ts)
+        if end_ts > _INT_MAX:
+            raise InvalidInput(f"end_ts: {at.end_ts} is not a timestamp.")
+        if not end_stream(catalog, row.tenant, store_id, incarnation, end_ts):
             raise Fenced(
                 f"incarnation {incarnation} is not the newest of store {store_id}",
                 store_id=store_id,
                 incarnation=incarnation,
             )
-        return EndedStream(store_id=store_id, incarnation=incarnation, end_ts=str(at.end_ts))
+        return EndedStream(store_id=store_id, incarnation=incarnation, end_ts=at.end_ts)
 
 
 def bucket_access(tenant: Tenant, store_url: str, issuer: CredentialIssuer | None) -> BucketAccess:

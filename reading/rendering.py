@@ -146,7 +146,7 @@ def json_document(page: Rendered, next_cursor: str, resolved: int, now_ms: int) 
             "has_more": page.has_more,
             "resolved_ts": str(resolved),
             "resolved_time": tso.to_text(resolved) if resolved else None,
-            "lag_ms": max(0, now_ms - tso.physical_ms(resolved)) if resolved else None,
+            "lag_s": max(0, now_ms - tso.physical_ms(resolved)) / 1000 if resolved else None,
             "quarantined": page.quarantined,
         }
     )

@@ -131,7 +131,7 @@ class TsOutOfRange(InvalidInput):
     """The timestamp lies in the future."""
 
     code = "TS-1004"
-    hint = "Give a timestamp up to now, or start_ts=latest; wait=SECONDS waits for changes."
+    hint = "Give a timestamp up to now, or start_ts=latest; wait_s=SECONDS waits for changes."
 
 
 class TsExpired(InvalidInput):
@@ -189,7 +189,7 @@ class AheadOfWatermark(TiStreamError):
 
     kind = ErrorKind.RETRY
     code = "TS-1007"
-    hint = "Retry when the watermark has passed it, give wait=SECONDS, or read as_of=latest."
+    hint = "Retry when the watermark has passed it, give wait_s=SECONDS, or read as_of=latest."
 
 
 class ServiceRefused(TiStreamError):

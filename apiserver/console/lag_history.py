@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tistream.ids import Tenant
 
 SAMPLES_MAX = 450
-LINE_MS = 5_000  #: the promised lag
+LINE_S = 5.0  #: the promised lag
 _EVERY_S = 1.0
 _SPARK_SAMPLES = 60
 _WIDTH, _HEIGHT = 120.0, 24.0
@@ -23,10 +23,10 @@ _WIDTH, _HEIGHT = 120.0, 24.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Of all samples of some tenants, in milliseconds; None without samples."""
+    """Of all samples of some tenants, in seconds; None without samples."""
 
-    p50_ms: int | None
-    p99_ms: int | None
+    p50_s: float | None
+    p99_s: float | None
     seconds: int  #: from the first sample to the last
 
 
@@ -44,9 +44,9 @@ class LagHistory:
             if self._times and now_s - self._times[-1] < _EVERY_S:
                 return
             self._times = [*self._times[1 - SAMPLES_MAX :], now_s]
-            for tenant, lag_ms in lags.items():
+            for tenant, lag_s in lags.items():
                 kept = self._lags.setdefault(tenant, array("d"))
-                kept.append(lag_ms)
+                kept.append(lag_s)
                 del kept[:-SAMPLES_MAX]
 
     def percentiles(self, tenants: Iterable[Tenant]) -> Percentiles:
@@ -55,23 +55,23 @@ class LagHistory:
             found = sorted(lag for tenant in tenants for lag in self._lags.get(tenant, ()))
             seconds = round(self._times[-1] - self._times[0]) if self._times else 0
         if not found:
-            return Percentiles(p50_ms=None, p99_ms=None, seconds=seconds)
-        return Percentiles(p50_ms=_rank(found, 0.5), p99_ms=_rank(found, 0.99), seconds=seconds)
+            return Percentiles(p50_s=None, p99_s=None, seconds=seconds)
+        return Percentiles(p50_s=_rank(found, 0.5), p99_s=_rank(found, 0.99), seconds=seconds)
 
     def line(self, tenant: Tenant) -> dict[str, object]:
-        """The newest samples as points of an SVG line, and the height of LINE_MS; no points before two samples."""
+        """The newest samples as points of an SVG line, and the height of LINE_S; no points before two samples."""
         with self._lock:
             lags = list(self._lags.get(tenant, ()))[-_SPARK_SAMPLES:]
-        top = max([2 * LINE_MS, *lags])
+        top = max([2 * LINE_S, *lags])
         step = _WIDTH / max(1, len(lags) - 1)
         points = [f"{n * step:.1f},{_y(lag, top):.1f}" for n, lag in enumerate(lags)]
-        return {"points": " ".join(points) if len(points) > 1 else "", "limit_y": round(_y(LINE_MS, top), 1)}
+        return {"points": " ".join(points) if len(points) > 1 else "", "limit_y": round(_y(LINE_S, top), 1)}
 
 
-def _rank(ordered: Sequence[float], share: float) -> int:
+def _rank(ordered: Sequence[float], share: float) -> float:
     """The nearest-rank quantile."""
-    return round(ordered[math.ceil(share * len(ordered)) - 1])
+    return round(ordered[math.ceil(share * len(ordered)) - 1], 3)
 
 
-def _y(lag_ms: float, top: float) -> float:
-    return _HEIGHT - 1.0 - (_HEIGHT - 2.0) * lag_ms / top
+def _y(lag_s: float, top: float) -> float:
+    return _HEIGHT - 1.0 - (_HEIGHT - 2.0) * lag_s / top

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tistream.admin.core.units import duration_text
+from tistream.admin.core.units import seconds_text
 
 CELLS_MAX = 160
 OWNER_COLOURS = 6
@@ -33,19 +33,19 @@ def lag_strip(ranges: list[dict[str, Any]], watermark_gaps: dict[int, list[dict[
         gaps = [gap for task in found for gap in watermark_gaps.get(task["task_id"], ())]
         if gaps:
             return "gap" if any(gap["cause"] == "watermark_gap" for gap in gaps) else "late3"
-        return lag_class(max((task["lag_ms"] or 0 for task in found), default=0))
+        return lag_class(max((task["lag_s"] or 0 for task in found), default=0))
 
     return _cells(ranges, colour)
 
 
-def lag_class(lag_ms: float) -> str:
+def lag_class(lag_s: float) -> str:
     """Below 5 s, below 30 s, below 5 min, above."""
-    return f"late{lateness(lag_ms)}"
+    return f"late{lateness(lag_s)}"
 
 
-def lateness(lag_ms: float) -> int:
+def lateness(lag_s: float) -> int:
     """0 below 5 s, 1 below 30 s, 2 below 5 min, 3 above."""
-    return next((n for n, bound in enumerate((5_000, 30_000, 300_000)) if lag_ms < bound), 3)
+    return next((n for n, bound in enumerate((5, 30, 300)) if lag_s < bound), 3)
 
 
 def owner_colours(names: list[str]) -> dict[str, int]:
@@ -82,4 +82,4 @@ def _description(found: list[dict[str, Any]]) -> str:
         owners = sorted({task["owner"] or "none" for task in found})
         return f"{len(found)} ranges from {found[0]['label']}: {', '.join(owners[:4])}"
     task = found[0]
-    return f"{task['label']}: {task['state']}, {task['owner'] or 'no owner'}, lag {duration_text(task['lag_ms'])}"
+    return f"{task['label']}: {task['state']}, {task['owner'] or 'no owner'}, lag {seconds_text(task['lag_s'])}"

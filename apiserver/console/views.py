@@ -14,7 +14,7 @@ from reading.deps import Services
 from tistream import ts as tso
 from tistream.admin import quarantines, stops, views
 from tistream.admin.core.cost import of_requests
-from tistream.admin.core.units import bytes_text, duration_text
+from tistream.admin.core.units import bytes_text, seconds_text
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work import tasks
@@ -37,7 +37,7 @@ def overview(services: Services, who: Principal, lags: LagHistory) -> dict[str, 
     ends = stream_ends(services.catalog)
     rows = {tenant: tenant_routes.summary(services, row, ends) for tenant, row in visible.items()}
     active = [tenant for tenant, row in rows.items() if row["state"] == TenantState.ACTIVE]
-    known = {t: row["lag_ms"] for t, row in rows.items() if row["lag_ms"] is not None and not row["ended"]}
+    known = {t: row["lag_s"] for t, row in rows.items() if row["lag_s"] is not None and not row["ended"]}
     lags.note(services.clock.monotonic(), {tenant: known[tenant] for tenant in active if tenant in known})
     percentiles = lags.percentiles([tenant for tenant in active if tenant in known])
     worst = max((known[tenant] for tenant in active if tenant in known), default=None)
@@ -46,9 +46,9 @@ def overview(services: Services, who: Principal, lags: LagHistory) -> dict[str, 
         "active": len(active),
         "ended": sum(row["ended"] for row in rows.values()),
         "states": dict(Counter(str(row["state"]) for row in rows.values())),
-        "lag_ms_max": max(known.values(), default=None),
-        "lag_p50_ms": percentiles.p50_ms,
-        "lag_p99_ms": percentiles.p99_ms,
+        "lag_s_max": max(known.values(), default=None),
+        "lag_p50_s": percentiles.p50_s,
+        "lag_p99_s": percentiles.p99_s,
         "lag_seen_s": percentiles.seconds,
         "late": 0 if worst is None else strips.lateness(worst),
         "lines": {str(tenant): lags.line(tenant) for tenant in rows},
@@ -65,15 +65,15 @@ def waterfall(services: Services, of: Tenant) -> dict[str, Any]:
     found = lag.explained(services, row)
     if not row.start_ts:
         return {
-            **named, "lag_ms": None, "sentence": found["sentence"], "stages": [], "slowest": None, "waits_for": []
+            **named, "lag_s": None, "sentence": found["sentence"], "stages": [], "slowest": None, "waits_for": []
         }  # fmt: skip
-    whole, x = max(1, found["lag_ms"]), 0.0
+    whole, x = max(0.001, found["lag_s"]), 0.0
     for stage in found["stages"]:
-        width = _STRIP_WIDTH * stage["ms"] / whole
+        width = _STRIP_WIDTH * stage["duration_s"] / whole
         stage["x"], stage["width"] = round(x, 1), round(max(width, 2.0), 1)
         stage["name"] = "+".join(stage["stages"])
         x += width
-    shown = ("lag_ms", "sentence", "stages", "slowest", "waits_for")
+    shown = ("lag_s", "sentence", "stages", "slowest", "waits_for")
     return {**named, **{name: found[name] for name in shown}}
 
 
@@ -104,13 +104,13 @@ def tenant(services: Services, of: Tenant, who: Principal = ANYONE) -> dict[str,
     width = (_STRIP_WIDTH + _STRIP_GAP) / max(1, len(ordered))
     for n, task in enumerate(ordered):
         task["x"], task["width"] = round(n * width, 1), round(width - _STRIP_GAP, 1)
-        task["behind_ms"] = tso.physical_ms(newest) - tso.physical_ms(int(task["durable_ts"]))
+        task["behind_s"] = (tso.physical_ms(newest) - tso.physical_ms(int(task["durable_ts"]))) / 1000
         task["label"] = _label(task)
         task["state"] = "stopped" if task["error"] else "waiting" if task["owner"] is None else "running"
     return {
         **found,
         "tasks": ordered,
-        "late": strips.lateness(found["lag_ms"] or 0),
+        "late": strips.lateness(found["lag_s"] or 0),
         "problems": _problems(services, tasks.list_tasks(services.catalog, of), who, of),
         "tail_from": str(max(int(found["start_ts"]), int(found["resolved_ts"]) - tso.compose(_TAIL_MS))),
     }
@@ -174,7 +174,7 @@ def _rate(per_s: float) -> str:
 
 
 FILTERS: dict[str, Callable[..., str]] = {
-    "lag": duration_text,
+    "lag": seconds_text,
     "clock": _clock,
     "moment": _moment,
     "rate": _rate,

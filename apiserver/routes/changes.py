@@ -81,7 +81,7 @@ async def _query(
     as_of: AsOf = None,
     format: FormatName = None,
     limit: Limit = PULL_ROWS_DEFAULT,
-    wait: Wait = 0,
+    wait_s: Wait = 0,
     compression: Buffers = None,
     accept: Accept = None,
     accept_encoding: AcceptEncoding = None,
@@ -101,7 +101,7 @@ async def _query(
         filter=filtered,
         buffers=form.buffers,
     )
-    return _Query(http=request, pull=made, form=form, wait_s=wait)
+    return _Query(http=request, pull=made, form=form, wait_s=wait_s)
 
 
 def router(followers: Followers) -> APIRouter:

@@ -111,7 +111,7 @@ def _shown(scope: Scope, found: files.Listing, http: Request) -> dict[str, Any]:
         "resolved_ts": str(found.resolved_ts),
         "parquet_upto_ts": str(found.parquet_upto_ts),
         "table_ids": found.table_ids,
-        "good_until": tso.to_text(tso.compose(found.good_until_ms)),
+        "expires_time": tso.to_text(tso.compose(found.good_until_ms)),
     }
 
 

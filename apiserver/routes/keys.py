@@ -29,8 +29,7 @@ from tistream.ids import Tenant
 from tistream.limits import LOGIN_CODE_MS
 
 _INT_MAX = (1 << 63) - 1
-_HOUR_MS = 3_600_000
-_HOURS_MAX = 24 * 3660
+_EXPIRY_S_MAX = 86_400 * 3660
 
 KeyId = Annotated[str, Path(pattern=r"^[a-z2-7]{13}$", description="The part of a key between its underscores.")]
 ClusterId = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="Keys bound to this cluster's tenant.")]
@@ -44,13 +43,13 @@ class NewKey(BaseModel):
     role: Role
     cluster_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
     tenant_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
-    expires_in_hours: float = Field(default=0, ge=0, le=_HOURS_MAX, description="0 = never")
+    expires_in_s: float = Field(default=0, ge=0, le=_EXPIRY_S_MAX, description="0 = never")
 
 
 class Rotation(BaseModel):
     """When the old key expires."""
 
-    overlap_hours: float = Field(default=24, ge=0, le=_HOURS_MAX, description="how long the old key stays valid")
+    overlap_s: float = Field(default=86_400, ge=0, le=_EXPIRY_S_MAX, description="how long the old key stays valid")
 
 
 def router(services: Services) -> APIRouter:
@@ -64,7 +63,7 @@ def router(services: Services) -> APIRouter:
         tenant = _tenant(new.cluster_id, new.tenant_id)
         if not may_give(who, new.role, tenant):
             raise NotAllowed(f"A key of role {who.role} cannot create such a key.", role=new.role)
-        ttl_ms = ttl_ms_of(new.expires_in_hours)
+        ttl_ms = ttl_ms_of(new.expires_in_s)
         return _issued(
             issue_key(services.catalog, name=new.name, role=new.role, tenant=tenant, ttl_ms=ttl_ms, made_by=who.key_id)
         )
@@ -88,7 +87,7 @@ def router(services: Services) -> APIRouter:
     )
     def rotate(request: Request, key_id: KeyId, who: Who, how: Rotation | None = None) -> dict[str, Any]:
         own_key(services, who, key_id)
-        overlap_ms = int((how or Rotation()).overlap_hours * _HOUR_MS)
+        overlap_ms = int((how or Rotation()).overlap_s * 1000)
         made = rotated_key(services.catalog, key_id, overlap_ms=overlap_ms, made_by=who.key_id)
         _forget(request)
         return _issued(made)
@@ -135,10 +134,10 @@ def shown(row: keys.KeyRow) -> dict[str, Any]:
         "role": row.role,
         **_ids(row.tenant),
         "state": row.state,
-        "created": _time(row.created_ms),
-        "expires": _time(row.expires_ms),
-        "last_used": _time(row.used_ms),
-        "revoked": _time(row.revoked_ms),
+        "created_time": _time(row.created_ms),
+        "expires_time": _time(row.expires_ms),
+        "last_used_time": _time(row.used_ms),
+        "revoked_time": _time(row.revoked_ms),
         "made_by": row.made_by or None,
         "replaced_by": row.replaced_by,
     }

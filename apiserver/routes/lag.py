@@ -112,7 +112,7 @@ def _late(
     return Late(
         tenant=tenant,
         state=found["state"],
-        lag_ms=found["lag_ms"],
+        lag_s=found["lag_s"],
         since=found["resolved_time"],
         ended=found["ended"],
         gaps=[gap for gap, _ in views.list_gaps(sources, tenant)],
@@ -162,7 +162,7 @@ def _by_stage(
     }
     slowest = max(stages, key=lambda stage: stage.ms)
     return {
-        "lag_ms": sum(stage.ms for stage in stages),
+        "lag_s": sum(stage.ms for stage in stages) / 1000,
         "stages": [_stage(stage, where) for stage in stages],
         "slowest": "+".join(slowest.stages),
         "waits_for": _reasons(services, slow_task.task_id, reported),
@@ -296,7 +296,8 @@ def _worker(kind: str, name: str | None, workers: Mapping[str, WorkerRow]) -> st
 
 
 def _stage(stage: Stage, where: Mapping[str, str]) -> dict[str, Any]:
-    return {"stages": list(stage.stages), "ms": stage.ms, "means": stage.means, "where": where[stage.stages[0]]}
+    facts = {"stages": list(stage.stages), "duration_s": stage.ms / 1000, "means": stage.means}
+    return {**facts, "where": where[stage.stages[0]]}
 
 
 def _store(store: StoreRow, newest: Mapping[int, _Newest], now_ms: int) -> dict[str, Any]:
@@ -308,7 +309,7 @@ def _store(store: StoreRow, newest: Mapping[int, _Newest], now_ms: int) -> dict[
         "newest_cut_ts": str(found.promises.cut_ts) if found and found.promises else None,
         "newest_fault": found.fault or None if found else None,
         "read_cut_ts": str(store.max_cut_ts),
-        "behind_ms": max(0, now_ms - tso.physical_ms(_cut(store, newest))) if _cut(store, newest) else None,
+        "behind_s": max(0, now_ms - tso.physical_ms(_cut(store, newest))) / 1000 if _cut(store, newest) else None,
         "dispatcher": store.dispatcher,
     }
 
@@ -318,8 +319,8 @@ def _task(task: TaskRow, watermark: int | None, now_ms: int) -> dict[str, Any]:
         "task_id": task.task_id,
         "kind": str(task.kind),
         "durable_ts": str(task.durable_ts),
-        "behind_ms": max(0, now_ms - tso.physical_ms(task.durable_ts)),
-        "watermark": None if watermark is None else str(watermark),
+        "behind_s": max(0, now_ms - tso.physical_ms(task.durable_ts)) / 1000,
+        "watermark_ts": None if watermark is None else str(watermark),
         "owner": task.owner,
         "error": task.error,
     }

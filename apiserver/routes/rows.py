@@ -65,7 +65,7 @@ def router(followers: Followers) -> APIRouter:
         as_of: AsOf = "latest",
         format: FormatName = None,
         columns: Columns = None,
-        wait: Wait = 0,
+        wait_s: Wait = 0,
         accept: Accept = None,
     ) -> Response:
         name = choose_format(format, accept)
@@ -77,7 +77,7 @@ def router(followers: Followers) -> APIRouter:
         tenant = Tenant(cluster_id, tenant_id)
         names = parse_columns(columns)
         request = RowsRequest(tenant=tenant, database=database, table=table, as_of=as_of, format=name, columns=names)
-        answer = await _read(followers, request, wait)
+        answer = await _read(followers, request, wait_s)
         return StreamingResponse(answer.content, media_type=FORMATS[name], headers=_headers(answer))
 
     @routes.get(

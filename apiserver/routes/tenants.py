@@ -61,7 +61,7 @@ def summary(services: Services, row: tenants.TenantRow, ends: Mapping[Tenant, in
         "resolved_time": tso.to_text(resolved) if resolved else None,
         "end_ts": None if end_ts is None else str(end_ts),
         "ended": end_ts is not None and resolved >= end_ts,
-        "lag_ms": tso.lag_ms(resolved, services.clock.unix_ms(), end_ts) if resolved else None,
+        "lag_s": tso.lag_ms(resolved, services.clock.unix_ms(), end_ts) / 1000 if resolved else None,
     }
 
 

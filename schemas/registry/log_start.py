@@ -105,8 +105,8 @@ class LogStarts:
         kept_ms = kept_s(row, self._default_hours) * 1000
         holds = [h for h in holds if h.kind is not HoldKind.TABLE or (wanted_ts is not None and h.ts < wanted_ts)]
         return {
-            "retention_hours": None if row.retention_s is None else row.retention_s / 3600,
-            "policy_hours": kept_ms / 3_600_000,
+            "retention_s": row.retention_s,
+            "policy_s": kept_ms / 1000,
             "policy_ts": None if wanted_ts is None else str(wanted_ts),
             "policy_time": None if wanted_ts is None else tso.to_text(wanted_ts),
             "earliest_ts": str(row.earliest_ts),
@@ -155,6 +155,6 @@ def _shown(hold: Hold, kept_ms: int, wanted_ts: int | None) -> dict[str, Any]:
         "ts": str(hold.ts),
         "time": tso.to_text(hold.ts),
         "holding": holding,
-        "since": tso.to_text(tso.compose(tso.physical_ms(hold.ts) + kept_ms)) if holding else None,
+        "since_time": tso.to_text(tso.compose(tso.physical_ms(hold.ts) + kept_ms)) if holding else None,
         "release": hold.release,
     }

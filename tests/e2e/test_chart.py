@@ -161,14 +161,14 @@ def test_the_log_is_compacted_as_scheduled_and_retention_advances(world: Deploye
     with connect(world.url, key=world.owner) as client:
         path = "/v1/clusters/1/tenants/1"
         began = int(client.get(f"{path}/retention")["earliest_ts"])
-        client.send("PATCH", path, {"retention_hours": 10 / 3600})
+        client.send("PATCH", path, {"retention_s": 10})
 
         def advanced() -> bool:
             reader.pull()  # who keeps up loses nothing
             return int(client.get(f"{path}/retention")["earliest_ts"]) > max(began, world.start_ts)
 
         eventually(advanced, lambda: client.get(f"{path}/retention"))
-        client.send("PATCH", path, {"retention_hours": 0})
+        client.send("PATCH", path, {"retention_s": 0})
 
 
 @pytest.mark.parametrize("role", [*SERVICES, "pusher"])

@@ -103,7 +103,7 @@ def _operate(url: str, owner: str) -> None:
         assert seed["rows"] > 100
         again = {"ts": seed["ts"], "table_id": seed["table_id"]}
         assert ask("POST", f"{TENANT}/seeds", 200, json=again) == seed
-        assert ask("PATCH", TENANT, 200, json={"retention_hours": 24})["retention_hours"] == 24
+        assert ask("PATCH", TENANT, 200, json={"retention_s": 86400})["retention_s"] == 86400
         feed = {"changefeed_id": "warehouse", "start_ts": "earliest"}
         started = ask("POST", f"{TENANT}/changefeeds", 201, json=feed)["start_ts"]
         holds = ask("GET", f"{TENANT}/retention", 200)["holds"]

@@ -103,7 +103,7 @@ def test_retention_advances_past_created_tables_by_itself(pushed: Up) -> None:
             found: dict[str, Any] = c.get(f"{path}/retention")
             return found
 
-        c.send("PATCH", path, {"retention_hours": 1 / 3600})
+        c.send("PATCH", path, {"retention_s": 1})
         policy_ts = int(kept()["policy_ts"])
         upto_ts = tso.compose(tso.physical_ms(policy_ts) - 1000)  # bases lie a little below the end
         ddl = c.get(f"{path}/ddl", limit="1000")["items"]

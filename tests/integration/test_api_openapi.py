@@ -198,3 +198,84 @@ def test_the_page_to_read_it_brings_everything(http: TestClient) -> None:
             address = line.split('"')[3 if "link" in line else 1]
             assert http.get(address).status_code == 200
     assert "<script>" not in page.text
+
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(.*)")
+_TSO = re.compile(r"\d{17,19}")
+_OTHER_UNIT = re.compile(
+    r"(.*_)?(ms|us|ns|msec|sec|secs|seconds|minutes|hours|days|unix|epoch_time|at|date|since|until|expires|age|lag|wait|"
+    r"lease|timeout|ttl|interval|created|started|used|seen|watermark)"
+)
+_WORDS = ("earliest", "latest")  # of requests
+_PAYLOAD = frozenset({"before", "after", "old"})  # of a change: the names of columns
+
+
+def named_values(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The members of an example with their names, without rows of tables."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key not in _PAYLOAD:
+                yield from named_values(value, key)
+    elif isinstance(node, list):
+        for value in node:
+            yield from named_values(value, name)
+    else:
+        yield name, node
+
+
+def wrong_time(name: str, value: Any) -> str | None:
+    """What is against the rule of docs/api.md#times; None when nothing is."""
+    if _OTHER_UNIT.fullmatch(name) and not isinstance(value, bool):
+        return "the name has another unit, or none"
+    if value is None:
+        return None
+    if name in ("ts", "as_of") or name.endswith("_ts"):
+        return None if isinstance(value, str) and (value.isdecimal() or value in _WORDS) else "a TSO is decimal text"
+    if name == "time" or name.endswith("_time"):
+        found = _MOMENT.fullmatch(value) if isinstance(value, str) else None
+        return None if found and re.fullmatch(r"\.\d{3}Z", found[1]) else "a time is RFC 3339 in UTC with milliseconds"
+    if name.endswith("_s"):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return None if is_number else "a span is a number of seconds"
+    if isinstance(value, str) and _MOMENT.fullmatch(value):
+        return "a time is named _time"
+    return (
+        "a TSO is named _ts" if isinstance(value, str) and _TSO.fullmatch(value) and not name.endswith("_key") else None
+    )
+
+
+def test_times_have_one_unit_in_every_answer_and_body(document: dict[str, Any]) -> None:
+    wrong = set()
+    for name, operation in operations(document):
+        answers = [a for code, a in operation["responses"].items() if code.startswith("2")]
+        for part in (*answers, operation.get("requestBody", {})):
+            example = part.get("content", {}).get("application/json", {}).get("example")
+            wrong |= {(name, *each) for each in wrong_times(example)}
+    assert sorted(wrong) == []
+
+
+def wrong_times(example: Any) -> set[tuple[str, str]]:
+    return {(key, said) for key, value in named_values(example) if (said := wrong_time(key, value))}
+
+
+def test_names_of_times_have_one_unit_in_every_schema_and_parameter(document: dict[str, Any]) -> None:
+    names: set[str] = set()
+
+    def walk(node: Any) -> None:
+        if isinstance(node, list):
+            for each in node:
+                walk(each)
+        elif isinstance(node, dict):
+            fields = node.get("properties", {})
+            names.update(key for key, field in fields.items() if field.get("type") != "boolean" and not is_flag(field))
+            names.update(node["name"] for _ in [0] if isinstance(node.get("name"), str) and "in" in node)
+            for key, each in node.items():
+                walk(each) if key not in ("example", "examples") else None
+
+    walk(document)
+    assert {"start_ts", "lag_s", "commit_time", "wait_s"} <= names, "the walk sees each place"
+    assert {name for name in names if _OTHER_UNIT.fullmatch(name)} == set()
+
+
+def is_flag(field: dict[str, Any]) -> bool:
+    return {"type": "boolean"} in field.get("anyOf", []) or "boolean" in (field.get("type") or [])

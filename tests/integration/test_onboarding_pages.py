@@ -123,8 +123,8 @@ def test_keys_are_shown_as_the_api_shows_them_and_never_whole(site: Site) -> Non
     made = site.ask("POST", "/v1/keys", owner, json={"name": HOSTILE, "role": "viewer"}).json()
     twin = site.get("/keys.json", owner).json()
     api = site.get("/v1/keys", owner).json()["items"]
-    living = [{k: v for k, v in row.items() if k != "last_used"} for row in api if row["state"] == "living"]
-    shown = [{k: v for k, v in row.items() if k not in ("changes", "last_used")} for row in twin["items"]]
+    living = [{k: v for k, v in row.items() if k != "last_used_time"} for row in api if row["state"] == "living"]
+    shown = [{k: v for k, v in row.items() if k not in ("changes", "last_used_time")} for row in twin["items"]]
     assert shown == living[::-1]
     assert (twin["living"], twin["own"]) == (len(living), id_of(owner))
     text = words(site, "/keys", owner)

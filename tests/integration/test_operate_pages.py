@@ -86,7 +86,7 @@ def test_the_strip_is_the_key_space(site: Operated) -> None:
 
 def test_many_ranges_share_cells() -> None:
     def task(n: int, **more: Any) -> dict[str, Any]:
-        return {"task_id": n, "label": f"r{n}", "state": "running", "owner": f"s{n % 2}", "lag_ms": n, **more}
+        return {"task_id": n, "label": f"r{n}", "state": "running", "owner": f"s{n % 2}", "lag_s": n / 1000, **more}
 
     colours = owner_colours(["s1", "s0"])
     assert [c["colour"] for c in owner_strip([task(0), task(1), task(2, state="silent")], colours)] == [
@@ -103,7 +103,7 @@ def test_many_ranges_share_cells() -> None:
     assert all(a["x"] + a["width"] <= b["x"] + 0.2 for a, b in pairwise(cells))
     gap, stands = {"cause": "watermark_gap"}, {"cause": "standing"}
     assert [c["colour"] for c in lag_strip(many[:3], {1: [stands], 2: [stands, gap]})] == ["late0", "late3", "gap"]
-    assert [lag_class(ms) for ms in (4_999, 5_000, 30_000, 300_000)] == ["late0", "late1", "late2", "late3"]
+    assert [lag_class(s) for s in (4.999, 5, 30, 300)] == ["late0", "late1", "late2", "late3"]
     assert owner_strip([], {}) == []
 
 

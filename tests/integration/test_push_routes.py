@@ -77,7 +77,7 @@ def test_the_bundle_says_whose_credentials_count(world: World) -> None:
             "access_key_id": "1/1",
             "secret_access_key": "s",
             "session_token": "t",
-            "expires_at": "2026-11-22T06:00:00Z",
+            "expires_time": "2026-11-22T06:00:00.000Z",
             "valid_s": 1800,
             "prefixes": ["data_change_buffer/cluster-1/tenant-1/", "seeds/cluster-1/tenant-1/"],
             "kms_key_arn": "",

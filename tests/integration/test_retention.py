@@ -138,7 +138,9 @@ def test_what_reads_need_holds_the_log(world: ApiWorld) -> None:
     assert {hold["kind"] for hold in shown["holds"]} == {"table"}
     first = shown["holds"][0]
     assert (first["by"], first["ts"]) == (problem.facts["held_by"], problem.facts["held_at_ts"])
-    assert first["since"] == problem.facts["since"] == tso.to_text(int(first["ts"]) + tso.compose(KEPT_S * 1000))
+    assert (
+        first["since_time"] == problem.facts["since_time"] == tso.to_text(int(first["ts"]) + tso.compose(KEPT_S * 1000))
+    )
     page = world.http.get(f"/tenants/{TENANT.cluster_id}/{TENANT.tenant_id}/retention")
     assert (page.status_code, first["by"] in page.text) == (200, True)
     build(world)

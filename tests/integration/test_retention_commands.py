@@ -63,7 +63,12 @@ def test_a_changefeeds_life(url: str) -> None:
     assert (made["filters"], len(made["partitions"])) == ({"tables": "shop.*"}, 2)
     run("changefeed", "remove", "ware", url=url)
     made = run("changefeed", "create", "ware", "--start-ts", str(START + 5), url=url)
-    assert (made["state"], made["start_ts"], made["filters"], made["idle_hours"]) == ("normal", str(START + 5), {}, 720)
+    assert (made["state"], made["start_ts"], made["filters"], made["idle_limit_s"]) == (
+        "normal",
+        str(START + 5),
+        {},
+        720 * 3600,
+    )
     assert run("changefeed", "checkpoint", "ware", str(START + 9), url=url)["checkpoint_ts"] == str(START + 9)
     with pytest.raises(TiStreamError, match="cannot move back"):
         run("changefeed", "checkpoint", "ware", str(START + 8), url=url)
@@ -141,8 +146,8 @@ def test_the_upstream_keeps_what_is_above_the_frontier_and_above_each_service(ht
 
 def test_a_tenants_retention(url: str, catalog: Catalog) -> None:
     assert run("tenant", "retention", "-o", "json", url=url) == {
-        "retention_hours": None,
-        "policy_hours": 0,
+        "retention_s": None,
+        "policy_s": 0,
         "policy_ts": None,
         "policy_time": None,
         "earliest_ts": str(START),
@@ -152,23 +157,23 @@ def test_a_tenants_retention(url: str, catalog: Catalog) -> None:
     }
     run("changefeed", "create", "ware", "--start-ts", str(START + 5), url=url)
     found = run("tenant", "retention", "1.5", "-o", "json", url=url)
-    assert found["retention_hours"] == 1.5
+    assert found["retention_s"] == 5400
     (hold,) = found["holds"]
     assert (hold["kind"], hold["name"], hold["by"]) == ("changefeed", "ware", "changefeed ware (normal)")
-    assert (hold["holding"], hold["since"]) == (False, None), "the policy has not passed it yet"
+    assert (hold["holding"], hold["since_time"]) == (False, None), "the policy has not passed it yet"
     assert "tistream changefeed remove ware" in hold["release"]
     table = run("tenant", "retention", url=url)
     assert "keeps 1.5 hours of its log. It begins" in table
     assert "changefeed ware (normal)" in table
     assert "keeps 1 hour of its log. It begins" in run("tenant", "retention", "1", url=url)
-    assert run("tenant", "retention", "0", "-o", "json", url=url)["retention_hours"] == 0
+    assert run("tenant", "retention", "0", "-o", "json", url=url)["retention_s"] == 0
     assert get_tenant(catalog, T).retention_s == 0
-    assert run("tenant", "retention", "--default", "-o", "json", url=url)["retention_hours"] is None
+    assert run("tenant", "retention", "--default", "-o", "json", url=url)["retention_s"] is None
 
 
 def test_a_retention_below_nothing_is_refused(http: TestClient) -> None:
-    for hours in (-1, "week", 1e9):
-        assert http.patch(BASE, json={"retention_hours": hours}).status_code == 400
+    for seconds in (-1, "week", 1e10):
+        assert http.patch(BASE, json={"retention_s": seconds}).status_code == 400
 
 
 def test_an_audit_from_the_command_line(tmp_path: Path, catalog: Catalog) -> None:

@@ -184,7 +184,7 @@ def _posted(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
     asked = {
         "register_tenant": ("/v1/tenants", {"cluster_id": 1, "tenant_id": 2}),
         "issue_incarnation": (f"{BASE}/stores/1/incarnations", None),
-        "end_stream": (f"{BASE}/stores/1/incarnations/1:end", {"end_ts": 470613540554145793}),
+        "end_stream": (f"{BASE}/stores/1/incarnations/1:end", {"end_ts": "470613540554145793"}),
         "retry_task": (f"{BASE}/tasks/{task}:retry", None),
         "add_seed": (f"{BASE}/seeds", {"ts": seed["ts"], "table_id": seed["table_id"]}),
     }
@@ -280,7 +280,7 @@ def _kept(http: TestClient) -> dict[str, dict[str, Any]]:
     feed = f"{BASE}/changefeeds/warehouse"
     served = http.get(BASE).json()["resolved_ts"]
     asked: list[tuple[str, str, str, Any]] = [
-        ("change_tenant", "PATCH", BASE, {"retention_hours": 72}),
+        ("change_tenant", "PATCH", BASE, {"retention_s": 259200}),
         ("get_retention", "GET", f"{BASE}/retention", None),
         ("set_safe_point", "PUT", f"{BASE}/safe-point/backfill", {"safe_ts": served, "ttl_s": 3600}),
         ("get_safe_point", "GET", f"{BASE}/safe-point", None),
@@ -317,7 +317,7 @@ def _keys(http: TestClient) -> dict[str, dict[str, Any]]:
         "create_key": made,
         "whoami": _json(http, "GET", "/v1/whoami", {}),
         "list_keys": _json(http, "GET", "/v1/keys", {}),
-        "rotate_key": _json(http, "POST", f"/v1/keys/{key_id}:rotate", {}, {"overlap_hours": 24}),
+        "rotate_key": _json(http, "POST", f"/v1/keys/{key_id}:rotate", {}, {"overlap_s": 86400}),
         "revoke_key": _json(http, "DELETE", f"/v1/keys/{key_id}", {}),
         "create_console_code": _json(http, "POST", "/v1/console-codes", {}),
     }

@@ -107,8 +107,8 @@ def _fact(row: QuarantineRow) -> dict[str, Any]:
         "served_ts": str(row.served_ts),
         "rows": row.rows,
         "sample": list(row.sample),
-        "since": tso.to_text(tso.compose(row.since_ms)),
-        "decided": decided,
+        "since_time": tso.to_text(tso.compose(row.since_ms)),
+        "decided_time": decided,
         "decided_by": row.decided_by or None,
         "error": row.error,
     }

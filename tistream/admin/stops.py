@@ -86,14 +86,14 @@ def _stop_fact(row: StopRow) -> dict[str, Any]:
         "code": stopped.code,
         "message": stopped.message,
         "object": stopped.object or None,
-        "since": tso.to_text(tso.compose(row.since_ms)),
+        "since_time": tso.to_text(tso.compose(row.since_ms)),
         "tries": stopped.tries,
         "resumed": row.resumed,
     }
 
 
 def _task_fact(row: TaskRow) -> dict[str, Any]:
-    unknown = dict.fromkeys(("code", "message", "object", "since", "tries"))
+    unknown = dict.fromkeys(("code", "message", "object", "since_time", "tries"))
     return {
         **ids_of(row.tenant),
         "stop_id": f"{_TASK}{row.task_id}",

@@ -110,9 +110,10 @@ def owner(sources: Sources) -> dict[str, Any]:
     """The leading meta server."""
     row = get_leader(sources.catalog)
     if row is None:
-        return {"owner": None, "epoch": 0, "heartbeat_age_ms": None, "alive": False}
+        return {"owner": None, "epoch": 0, "heartbeat_age_s": None, "alive": False}
     alive = row.heartbeat_age_ms <= LEADER_LEASE_MS
-    return {"owner": row.name, "epoch": row.epoch, "heartbeat_age_ms": row.heartbeat_age_ms, "alive": alive}
+    age_s = row.heartbeat_age_ms / 1000
+    return {"owner": row.name, "epoch": row.epoch, "heartbeat_age_s": age_s, "alive": alive}
 
 
 def watermark_gaps(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def event_fact(event: EventRow) -> dict[str, Any]:
     """An event for people and programs."""
     return {
         "event_id": str(event.event_id),
-        "at": tso.to_text(tso.compose(event.at_ms)),
+        "time": tso.to_text(tso.compose(event.at_ms)),
         "kind": event.kind,
         **ids_of(event.tenant),
         "subject": event.subject,
@@ -192,8 +193,8 @@ def watermark_gap_fact(sources: Sources, gap: WatermarkGap, name_of: NameOf) -> 
         "start_text": key_text(part.start, name_of) if part else None,
         "end_text": key_text(part.end, name_of) if part else None,
         "label": range_label(part, gap.task.kind, name_of) if part and gap.task else None,
-        "watermark": str(gap.watermark) if gap.watermark else None,
-        "lag_ms": _lag(sources, gap.watermark, None),
+        "watermark_ts": str(gap.watermark) if gap.watermark else None,
+        "lag_s": _lag(sources, gap.watermark, None),
         "standing_s": gap.standing_s,
         "region_id": gap.region_id or None,
         "version": gap.version or None,
@@ -274,7 +275,7 @@ def _task_fact(sources: Sources, row: TaskRow, name_of: NameOf, known: Known) ->
         "start_ts": str(row.start_ts),
         "durable_ts": str(row.durable_ts),
         "durable_time": tso.to_text(row.durable_ts),
-        "lag_ms": _lag(sources, row.durable_ts, known.ends.get(row.tenant)),
+        "lag_s": _lag(sources, row.durable_ts, known.ends.get(row.tenant)),
         **_attributes(row, "epoch", "owner", "resubscribe_id", "snapshot_n", "error"),
         "load": _load(report) if report is not None and report.epoch == row.epoch else None,
     }
@@ -293,7 +294,7 @@ def _state(row: TaskRow, known: Known) -> str:
 def _load(report: TaskReport) -> dict[str, Any]:
     return {
         **_attributes(report, "rows_per_s", "bytes_per_s", "open_rows", "held_bytes"),
-        "watermark": str(report.watermark) if report.watermark is not None else None,
+        "watermark_ts": str(report.watermark) if report.watermark is not None else None,
         "standing_s": report.standing_s,
         "split_key": report.split_key.hex() if report.split_key is not None else None,
     }
@@ -305,7 +306,8 @@ def _worker_fact(row: WorkerRow, tasks: int, stores: int) -> dict[str, Any]:
         **_attributes(row, "worker_id", "kind", "address"),
         "state": row.state if alive or row.state == "gone" else "silent",
         "alive": alive,
-        **_attributes(row, "incarnation", "heartbeat_age_ms"),
+        "incarnation": row.incarnation,
+        "heartbeat_age_s": row.heartbeat_age_ms / 1000,
         "tasks": tasks,
         "stores": stores,
         **_attributes(row.report, "bytes_per_s", "held_bytes"),
@@ -321,8 +323,8 @@ def _store_fact(store: StoreReport) -> dict[str, Any]:
     return {**ids_of(store.tenant), **load}
 
 
-def _lag(sources: Sources, ts: int | None, end_ts: int | None) -> int | None:
-    return tso.lag_ms(ts, sources.clock.unix_ms(), end_ts) if ts else None
+def _lag(sources: Sources, ts: int | None, end_ts: int | None) -> float | None:
+    return tso.lag_ms(ts, sources.clock.unix_ms(), end_ts) / 1000 if ts else None
 
 
 def _event_text(event: EventRow) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tistream.admin.core.units import duration_text
+from tistream.admin.core.units import seconds_text
 from tistream.cli.filter_options import Changed, Columns, FilterFile, Ops, Tables, Where, filters_of
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_rows
@@ -47,7 +47,7 @@ def create(
         "target_ts": str(target_ts),
         "filters": filters_of({}, filter_file, tables=tables, columns=columns, ops=ops, where=where, changed=changed),
         "partitions": partitions,
-        "idle_hours": idle_hours,
+        "idle_limit_s": idle_hours * 3600,
     }
     show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds"), body))
 
@@ -66,8 +66,8 @@ def list_all(
         ("state", lambda row: row["state"]),
         ("checkpoint_ts", lambda row: row["checkpoint_ts"]),
         ("checkpoint", lambda row: row["checkpoint_time"]),
-        ("lag", lambda row: duration_text(row["lag_ms"])),
-        ("idle", lambda row: duration_text(row["idle_ms"]) + ("" if row["holds_log"] else ", holds no log")),
+        ("lag", lambda row: seconds_text(row["lag_s"])),
+        ("idle", lambda row: seconds_text(row["idle_s"]) + ("" if row["holds_log"] else ", holds no log")),
         ("members", lambda row: ", ".join(row["members"]) or "-"),
         ("partitions", lambda row: str(len(row["partitions"]))),
     ]

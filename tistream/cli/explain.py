@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tistream.admin.core.units import duration_text
+from tistream.admin.core.units import seconds_text
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.output import Output, OutputOption, console, show_data
 from tistream.cli.service import connect, tenant_path
@@ -46,12 +46,12 @@ def lag(
 
 def _show_stages(out: Console, facts: dict[str, Any]) -> None:
     stages = facts.get("stages", ())
-    longest = max((stage["ms"] for stage in stages), default=0)
+    longest = max((stage["duration_s"] for stage in stages), default=0)
     for stage in stages:
         title = " + ".join(stage["stages"]).replace("_", " ")
         is_slowest = bool(longest) and "+".join(stage["stages"]) == facts["slowest"]
-        bar = "█" * round(_BAR * stage["ms"] / longest) if longest else ""
-        took = duration_text(stage["ms"])
+        bar = "█" * round(_BAR * stage["duration_s"] / longest) if longest else ""
+        took = seconds_text(stage["duration_s"])
         out.print(f"  {title:<28} {took:>9}  [{'red' if is_slowest else 'green'}]{bar}[/]")
         if is_slowest:
             out.print(f"    {stage['where']}", markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tistream.admin.core.units import bytes_text, duration_text
+from tistream.admin.core.units import bytes_text, seconds_text
 from tistream.cli.operate import Limit, OfTenant, of_tenant, pages
 from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.cli.output import NoColor, Output, OutputOption, show_facts, show_rows
@@ -43,7 +43,7 @@ def list_jobs(
         ("read", lambda j: bytes_text(j["bytes_read"] or j["estimated_bytes"])),
         ("objects", lambda j: f"{j['objects_before']} -> {j['objects_after']}" if j["objects_before"] else None),
         ("saved", lambda j: j["requests_saved"] or None),
-        ("took", lambda j: duration_text(j["duration_ms"])),
+        ("took", lambda j: seconds_text(j["duration_s"])),
         ("why", lambda j: j["error"] or j["reason"]),
     ]
     show_rows({"items": found}, output, columns, no_color=no_color, empty="no job yet: nothing is worth one")

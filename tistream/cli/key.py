@@ -43,7 +43,7 @@ def create(
     if catalog is not None:
         print(_without_service(catalog, name, role, cluster, tenant, hours))
         return
-    body = {"name": name, "role": role, "cluster_id": cluster, "tenant_id": tenant, "expires_in_hours": hours}
+    body = {"name": name, "role": role, "cluster_id": cluster, "tenant_id": tenant, "expires_in_s": hours * 3600}
     with connect(url) as client:
         _show_new(client.post("/v1/keys", body))
 
@@ -66,8 +66,8 @@ def list_all(
         ("state", lambda row: row["state"]),
         ("role", lambda row: row["role"]),
         ("tenant", lambda row: "all" if row["tenant_id"] is None else f"{row['cluster_id']}/{row['tenant_id']}"),
-        ("last used", lambda row: (row["last_used"] or "never")[:19]),
-        ("ends", lambda row: (row["expires"] or "never")[:19]),
+        ("last used", lambda row: (row["last_used_time"] or "never")[:19]),
+        ("ends", lambda row: (row["expires_time"] or "never")[:19]),
         ("name", lambda row: row["name"]),
     ]
     show_rows(items, output, columns, no_color=no_color, empty="no key")
@@ -90,7 +90,7 @@ def rotate(
 ) -> None:
     """Replace a key by a new one, printed once; the old key stays valid for a while."""
     with connect(url) as client:
-        _show_new(client.post(f"/v1/keys/{_id_of(key_id)}:rotate", {"overlap_hours": overlap_hours}))
+        _show_new(client.post(f"/v1/keys/{_id_of(key_id)}:rotate", {"overlap_s": overlap_hours * 3600}))
 
 
 def _show_new(made: dict[str, Any]) -> None:
@@ -123,6 +123,6 @@ def _without_service(
     catalog = Catalog(catalog_url)
     try:
         catalog.migrate()
-        return issue_key(catalog, name=name, role=OneRole(role), tenant=of, ttl_ms=ttl_ms_of(hours)).text
+        return issue_key(catalog, name=name, role=OneRole(role), tenant=of, ttl_ms=ttl_ms_of(hours * 3600)).text
     finally:
         catalog.close()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tistream.admin.core.units import duration_text
+from tistream.admin.core.units import seconds_text
 from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.cli.output import Output, OutputOption, console, show_data
 from tistream.cli.service import connect, tenant_path
@@ -45,11 +45,11 @@ def lag(
 
 def _show(out: Console, facts: dict[str, Any]) -> None:
     name = f"tenant {facts['cluster_id']}/{facts['tenant_id']}"
-    if facts["lag_ms"] is None:
+    if facts["lag_s"] is None:
         out.print(f"{name}: {facts['state']}, nothing is served yet")
         return
     if facts["ended"]:
         out.print(f"[bold]{name}[/]: ended, complete up to {facts['resolved_time']}")
         return
-    behind = duration_text(facts["lag_ms"])
+    behind = seconds_text(facts["lag_s"])
     out.print(f"[bold]{name}[/]: {behind} behind, watermark {facts['resolved_time']}")

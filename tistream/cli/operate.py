@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tistream.admin.core.units import bytes_text, duration_text
+from tistream.admin.core.units import bytes_text, seconds_text
 from tistream.cli.options import DEFAULT_URL, Url
 from tistream.cli.output import NoColor, Output, OutputOption, console, show_data, show_facts, show_rows
 from tistream.cli.service import DryRun, act, connect, given
@@ -52,7 +52,7 @@ def list_workers(
         ("stores", lambda w: w["stores"]),
         ("bytes/s", lambda w: bytes_text(w["bytes_per_s"])),
         ("held", lambda w: bytes_text(w["held_bytes"])),
-        ("last seen", lambda w: f"{duration_text(w['heartbeat_age_ms'])} ago"),
+        ("last seen", lambda w: f"{seconds_text(w['heartbeat_age_s'])} ago"),
         ("starts", lambda w: w["incarnation"]),
         ("address", lambda w: w["address"]),
     ]
@@ -99,7 +99,7 @@ def list_tasks(
         ("tenant", lambda t: f"{t['cluster_id']}/{t['tenant_id']}"),
         ("range", lambda t: t["label"]),
         ("state", lambda t: t["state"]),
-        ("lag", lambda t: duration_text(t["lag_ms"])),
+        ("lag", lambda t: seconds_text(t["lag_s"])),
         ("rows/s", lambda t: f"{t['load']['rows_per_s']:.0f}" if t["load"] else None),
         ("owner", lambda t: t["owner"]),
         ("epoch", lambda t: t["epoch"]),
@@ -179,7 +179,7 @@ def list_stops(
         ("stop", lambda s: s["stop_id"]),
         ("what", lambda s: f"{s['scope']} {s['item']}"),
         ("role", lambda s: s["role"]),
-        ("since", lambda s: (s["since"] or "–")[:19].replace("T", " ")),
+        ("since", lambda s: (s["since_time"] or "–")[:19].replace("T", " ")),
         ("tries", lambda s: s["tries"]),
         ("error", lambda s: f"{s['code'] or ''} {s['message']}".strip()),
         ("object", lambda s: s["object"]),
@@ -262,7 +262,7 @@ def _show_events(events: list[dict[str, Any]], output: Output, follow: bool) -> 
     if output is Output.TABLE:
         for event in events:
             by = f"  by {event['actor']}" if event["actor"] else ""
-            print(f"{event['at'][:19].replace('T', ' ')}  {event['words']}{by}", flush=True)
+            print(f"{event['time'][:19].replace('T', ' ')}  {event['words']}{by}", flush=True)
     elif follow or output is Output.NDJSON:
         for event in events:
             show_data(event, Output.NDJSON)

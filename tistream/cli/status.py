@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tistream.admin.core.units import duration_text
+from tistream.admin.core.units import seconds_text
 from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.cli.output import NoColor, Output, OutputOption, console, show_data, show_rows
 from tistream.cli.service import connect, tenant_path
@@ -61,7 +61,7 @@ def _show(
         ("error", lambda t: t["error"] or ""),
     ]
     for tenant in tenants:
-        lag = f"lag {duration_text(tenant['lag_ms'])}"
+        lag = f"lag {seconds_text(tenant['lag_s'])}"
         if tenant["ended"]:
             lag = f"ended, complete up to {tenant['resolved_time']}"
         title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, {lag}"

@@ -34,7 +34,7 @@ def list_all(
         ("state", lambda q: q["state"]),
         ("rows", lambda q: q["rows"]),
         ("good up to", lambda q: q["good_time"]),
-        ("since", lambda q: q["since"][:19].replace("T", " ")),
+        ("since", lambda q: q["since_time"][:19].replace("T", " ")),
         ("first key", lambda q: q["sample"][0]["key"][:40] if q["sample"] else ""),
         ("object", lambda q: q["object"]),
         ("decided by", lambda q: q["decided_by"] or "–"),

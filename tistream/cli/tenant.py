@@ -165,7 +165,7 @@ def retention(
     Without HOURS and --default: the policy, where the log begins, and what holds it."""
     with connect(url) as client:
         if default or hours is not None:
-            body = {"retention_hours": None if default else hours}
+            body = {"retention_s": None if default or hours is None else hours * 3600}
             client.send("PATCH", tenant_path(cluster, tenant), body)
         found = client.get(tenant_path(cluster, tenant, "retention"))
     if output is not Output.TABLE:
@@ -176,7 +176,7 @@ def retention(
         ("holds the log", lambda hold: "yes" if hold["holding"] else "not yet"),
         ("what", lambda hold: hold["by"]),
         ("above", lambda hold: hold["time"]),
-        ("since", lambda hold: hold["since"]),
+        ("since", lambda hold: hold["since_time"]),
         ("released by", lambda hold: hold["release"]),
     ]
     show_rows(found["holds"], output, columns, empty="nothing holds it")
@@ -186,7 +186,7 @@ def retention(
 
 def _retention_line(found: dict[str, Any]) -> str:
     """Policy and start in a sentence."""
-    hours = found["policy_hours"]
+    hours = found["policy_s"] / 3600
     kept = f"{hours:g} hour{'' if hours == 1 else 's'}" if hours else "all"
     begins = f"It begins at {found['earliest_time']}" if found["earliest_time"] else "It has not begun yet"
     wanted = f", by the policy at {found['policy_time']}" if found["policy_time"] else ""
@@ -208,7 +208,7 @@ def rotate_key(
         rows = client.get("/v1/keys", cluster_id=str(cluster), tenant_id=str(tenant))["items"]
         valid = [r for r in rows if r["role"] == "pusher" and r["state"] == "living" and r["replaced_by"] is None]
         if valid:
-            made = client.post(f"/v1/keys/{valid[-1]['key_id']}:rotate", {"overlap_hours": overlap_hours})
+            made = client.post(f"/v1/keys/{valid[-1]['key_id']}:rotate", {"overlap_s": overlap_hours * 3600})
         else:
             client.get(tenant_path(cluster, tenant))
             new = {"name": f"pushers of {cluster}/{tenant}", "role": "pusher"}

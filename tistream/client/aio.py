@@ -62,7 +62,7 @@ class AsyncClient:
 
     async def page(self, cluster_id: int, tenant_id: int, *, wait_s: float = 0, **asked: Unpack[PullOptions]) -> Page:
         """One page. `wait_s`: seconds to wait while there is nothing new."""
-        params = pull_params(asked) | ({"wait": str(wait_s)} if wait_s else {})
+        params = pull_params(asked) | ({"wait_s": str(wait_s)} if wait_s else {})
         path = changes_path(cluster_id, tenant_id, asked)
         response = await self._request("GET", path, params=params, timeout=wait_s + TIMEOUT_S)
         return page_of(response.content, response.headers)

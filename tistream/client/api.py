@@ -72,7 +72,7 @@ class Client:
 
     def page(self, cluster_id: int, tenant_id: int, *, wait_s: float = 0, **asked: Unpack[PullOptions]) -> Page:
         """One page. `wait_s`: seconds to wait while there is nothing new."""
-        params = pull_params(asked) | ({"wait": str(wait_s)} if wait_s else {})
+        params = pull_params(asked) | ({"wait_s": str(wait_s)} if wait_s else {})
         path = changes_path(cluster_id, tenant_id, asked)
         response = self._request("GET", path, params=params, timeout=wait_s + TIMEOUT_S)
         return page_of(response.content, response.headers)
@@ -184,7 +184,7 @@ class Client:
         """The rows of a table as of a timestamp, in pieces; `columns` are names separated by commas, None all of them.
         StoreUnavailable when the answer is truncated."""
         path = f"{scope_path(cluster_id, tenant_id, database, table)}/rows"
-        params = {"as_of": str(as_of), "format": format} | ({"wait": str(wait_s)} if wait_s else {})
+        params = {"as_of": str(as_of), "format": format} | ({"wait_s": str(wait_s)} if wait_s else {})
         params |= given({"columns": columns})
         with closing(self._request("GET", path, stream=True, params=params, timeout=wait_s + TIMEOUT_S)) as response:
             try:

@@ -18,7 +18,7 @@ import orjson
 
 from tistream import __version__
 from tistream.admin.core.capacity import check_capacity, check_jobs
-from tistream.admin.core.units import duration_text
+from tistream.admin.core.units import seconds_text
 from tistream.client.core.requests import error_of, unreachable
 from tistream.clock import Clock
 from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
@@ -29,7 +29,7 @@ _RESOLUTION_MS = 1_000  # of a Date header
 _NEEDED = ("dispatcher", "sorter")  # worker kinds without which no change is sorted
 _STOPPED = "stopped"
 _JOBS_MAX = 1000  # looked at
-_LAG_WARN_MS = 30_000  # as the alert TiStreamLagHigh
+_LAG_WARN_S = 30  # as the alert TiStreamLagHigh
 
 
 def check_service(url: str, key: str | None, clock: Clock) -> list[Finding]:
@@ -189,7 +189,7 @@ def check_owner(found: Mapping[str, Any]) -> Finding:
     """Judge /v1/owner: the leading meta server."""
     if not found["owner"]:
         return fail("no meta server was ever elected: start one")
-    age_s = (found["heartbeat_age_ms"] or 0) / 1000
+    age_s = found["heartbeat_age_s"] or 0
     facts = {"owner": found["owner"], "epoch": found["epoch"], "heartbeat_age_s": age_s}
     if not found["alive"]:
         return fail(f"{found['owner']} was the last one, last seen {age_s:,.0f} s ago: start a meta server", **facts)
@@ -219,14 +219,14 @@ def check_tenants(found: Checklist, tenants: list[Mapping[str, Any]], gaps: list
 
 
 def _tenant(tenant: Mapping[str, Any], gaps: list[Mapping[str, Any]]) -> Finding:
-    facts = {"state": tenant["state"], "lag_ms": tenant["lag_ms"], "watermark_gaps": len(gaps)}
+    facts = {"state": tenant["state"], "lag_s": tenant["lag_s"], "watermark_gaps": len(gaps)}
     words = str(tenant["state"])
-    lag_ms = tenant["lag_ms"]
+    lag_s = tenant["lag_s"]
     if tenant["ended"]:
         words += f", ended, complete up to {tenant['resolved_time']}"
-    elif lag_ms is not None:
-        words += f", {duration_text(lag_ms)} behind"
-    if not gaps and (lag_ms or 0) < _LAG_WARN_MS:
+    elif lag_s is not None:
+        words += f", {seconds_text(lag_s)} behind"
+    if not gaps and (lag_s or 0) < _LAG_WARN_S:
         return ok(words, **facts)
     if not gaps:
         ids = f"-c {tenant['cluster_id']} -t {tenant['tenant_id']}"

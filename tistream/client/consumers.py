@@ -56,7 +56,7 @@ class Consumer:
         self._client = client
         self._path = f"{scope_path(cluster_id, tenant_id, None, None)}/changefeeds/{quote(name, safe='')}"
         self._params = {**(options or {}), **given({"member": member, "format": format, "limit": limit})}
-        self._params["lease"] = str(lease_s)
+        self._params["lease_s"] = str(lease_s)
         self._member = member
         self._session: str | None = None
 
@@ -65,7 +65,7 @@ class Consumer:
         partitions. `wait_s`: seconds to wait while there is nothing."""
         params = self._params | given({"session": self._session})
         if wait_s:
-            params["wait"] = str(wait_s)
+            params["wait_s"] = str(wait_s)
         response = self._client._request("GET", f"{self._path}/changes", params=params, timeout=wait_s + TIMEOUT_S)
         self._session = response.headers["TiStream-Session"]
         if "TiStream-Next-Cursor" not in response.headers:

@@ -63,7 +63,7 @@ function line(className, parts) {
   return row;
 }
 
-/** Chart of [data-lag-ms] over the last minutes, with a sentence below. */
+/** Chart of [data-lag-s] over the last minutes, with a sentence below. */
 class LagChart extends HTMLElement {
   static #SPAN_S = 120;
   static #REPEAT_S = 3; // an unchanged value is sampled again after this time, while the page is up to date
@@ -86,17 +86,17 @@ class LagChart extends HTMLElement {
     for (const [source, event] of [[window, "scheme"], [window, "resize"], [dark, "change"]]) source.removeEventListener(event, this.redraw);
   }
   async run() {
-    this.sample(document.querySelector("[data-lag-ms]")?.dataset.lagMs);
+    this.sample(document.querySelector("[data-lag-s]")?.dataset.lagS);
     while (this.isConnected) {
       await pause(1000);
-      const lagMs = document.querySelector("[data-lag-ms]")?.dataset.lagMs;
-      if (upToDate() && (lagMs !== this.lagMs || Date.now() / 1000 - this.#times.at(-1) > LagChart.#REPEAT_S)) this.sample(lagMs);
+      const lagS = document.querySelector("[data-lag-s]")?.dataset.lagS;
+      if (upToDate() && (lagS !== this.lagS || Date.now() / 1000 - this.#times.at(-1) > LagChart.#REPEAT_S)) this.sample(lagS);
     }
   }
-  sample(lagMs) {
-    this.lagMs = lagMs;
+  sample(lagS) {
+    this.lagS = lagS;
     this.#times.push(Date.now() / 1000);
-    this.#lags.push(lagMs ? Number(lagMs) / 1000 : null);
+    this.#lags.push(lagS ? Number(lagS) : null);
     while (this.#times[0] < this.#times.at(-1) - LagChart.#SPAN_S) { this.#times.shift(); this.#lags.shift(); }
     this.plot.setData([this.#times, this.#lags]);
     this.describe();

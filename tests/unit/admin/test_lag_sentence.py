@@ -22,7 +22,7 @@ from tistream.runtime.metrics import STAGES
 T = Tenant(1, 2)
 TASK = task_of(T)
 SINCE = "2026-11-22T01:14:09.812Z"
-LATE = Late(tenant=T, state="ACTIVE", lag_ms=150_000, since=SINCE)
+LATE = Late(tenant=T, state="ACTIVE", lag_s=150.0, since=SINCE)
 BEGIN = f"Tenant 1/2 is 2 min 30 s late, since {SINCE}, because "
 WORKERS = "tistream workers list"
 
@@ -158,10 +158,10 @@ NORMAL = "behind, which is normal; nothing is late."
 @pytest.mark.parametrize(
     ("late", "words"),
     [
-        (replace(LATE, lag_ms=2310), f"is 2.3 s {NORMAL}"),
-        (replace(LATE, lag_ms=9_400, slowest=("flush",)), f"is 9.4 s {NORMAL}"),
-        (replace(LATE, lag_ms=0, ended=True), f"has ended, complete up to {SINCE}; nothing is late."),
-        (replace(LATE, lag_ms=None, state="DELETING"), "is DELETING and serves nothing yet; nothing is late."),
+        (replace(LATE, lag_s=2.31), f"is 2.3 s {NORMAL}"),
+        (replace(LATE, lag_s=9.4, slowest=("flush",)), f"is 9.4 s {NORMAL}"),
+        (replace(LATE, lag_s=0, ended=True), f"has ended, complete up to {SINCE}; nothing is late."),
+        (replace(LATE, lag_s=None, state="DELETING"), "is DELETING and serves nothing yet; nothing is late."),
     ],
 )
 def test_a_tenant_that_is_not_late(late: Late, words: str) -> None:
@@ -169,7 +169,7 @@ def test_a_tenant_that_is_not_late(late: Late, words: str) -> None:
 
 
 def test_a_tenant_that_has_not_started() -> None:
-    late = replace(LATE, state="AWAITING_SNAPSHOT", lag_ms=None, since=None, gaps=[awaiting(T)])
+    late = replace(LATE, state="AWAITING_SNAPSHOT", lag_s=None, since=None, gaps=[awaiting(T)])
     assert lag_sentence(late) == (
         "Tenant 1/2 serves nothing yet, because tenant 1/2 waits for its first schema snapshot; until then its files "
         "wait too; next: start its pusher: tistream push --cluster 1 --tenant 2."
@@ -178,7 +178,7 @@ def test_a_tenant_that_has_not_started() -> None:
 
 def test_a_cause_counts_below_the_normal_lag_and_the_gravest_is_named() -> None:
     stopped, stalled = gaps(replace(TASK, error="damaged")), gaps(TASK, STUCK)
-    found = lag_sentence(replace(LATE, lag_ms=1200, gaps=[*stalled, *OWNERLESS, *stopped]))
+    found = lag_sentence(replace(LATE, lag_s=1.2, gaps=[*stalled, *OWNERLESS, *stopped]))
     assert found.startswith(f"Tenant 1/2 is 1.2 s late, since {SINCE}, because task 7 over shop.orders has stopped: ")
 
 

@@ -84,12 +84,12 @@ def test_problems() -> None:
 
 
 def test_the_owner() -> None:
-    alive = {"owner": "meta-1", "epoch": 3, "heartbeat_age_ms": 900, "alive": True}
+    alive = {"owner": "meta-1", "epoch": 3, "heartbeat_age_s": 0.9, "alive": True}
     assert check_owner(alive).verdict is OK
-    dead = check_owner({**alive, "alive": False, "heartbeat_age_ms": 90_000})
+    dead = check_owner({**alive, "alive": False, "heartbeat_age_s": 90})
     assert dead.verdict is FAIL
     assert "90 s" in dead.words
-    assert check_owner({"owner": None, "epoch": 0, "heartbeat_age_ms": None, "alive": False}).verdict is FAIL
+    assert check_owner({"owner": None, "epoch": 0, "heartbeat_age_s": None, "alive": False}).verdict is FAIL
 
 
 def worker(name: str, kind: str, state: str = "up") -> dict[str, Any]:
@@ -116,13 +116,13 @@ def test_workers(workers: list[dict[str, Any]], verdict: Verdict, words: str) ->
 
 
 def test_each_tenant_with_its_watermark_gaps() -> None:
-    tenants = [{"cluster_id": 1, "tenant_id": n, "state": "ACTIVE", "lag_ms": 1_500, "ended": False} for n in (1, 2, 3)]
+    tenants = [{"cluster_id": 1, "tenant_id": n, "state": "ACTIVE", "lag_s": 1.5, "ended": False} for n in (1, 2, 3)]
     watermark_gaps = [
         {"cluster_id": 1, "tenant_id": 2, "cause": "standing", "sentence": "it waits", "next_step": "look at store 3"},
         {"cluster_id": 1, "tenant_id": 3, "cause": "standing", "sentence": "it waits", "next_step": "look"},
         {"cluster_id": 1, "tenant_id": 3, "cause": "stopped", "sentence": "it stopped", "next_step": "retry"},
     ]
-    tenants.append({**tenants[0], "tenant_id": 4, "lag_ms": 0, "ended": True, "resolved_time": "2026-11-21T08:02:58Z"})
+    tenants.append({**tenants[0], "tenant_id": 4, "lag_s": 0, "ended": True, "resolved_time": "2026-11-21T08:02:58Z"})
     checklist = Checklist()
     check_tenants(checklist, tenants, watermark_gaps)
     found = checklist.findings
@@ -135,18 +135,18 @@ def test_each_tenant_with_its_watermark_gaps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lag_ms", "verdict", "words"),
+    ("lag_s", "verdict", "words"),
     [
         (None, OK, "AWAITING_SNAPSHOT"),
-        (29_999, OK, "ACTIVE, 30.0 s behind"),
-        (30_000, WARN, "ACTIVE, 30.0 s behind: tistream explain lag -c 1 -t 1 says why"),
-        (4 * 86_400_000, WARN, "ACTIVE, 4 d behind: tistream explain lag -c 1 -t 1 says why"),
+        (29.999, OK, "ACTIVE, 30.0 s behind"),
+        (30, WARN, "ACTIVE, 30.0 s behind: tistream explain lag -c 1 -t 1 says why"),
+        (4 * 86_400, WARN, "ACTIVE, 4 d behind: tistream explain lag -c 1 -t 1 says why"),
     ],
 )
-def test_a_tenant_that_is_far_behind_is_a_warning(lag_ms: int | None, verdict: Verdict, words: str) -> None:
+def test_a_tenant_that_is_far_behind_is_a_warning(lag_s: float | None, verdict: Verdict, words: str) -> None:
     checklist = Checklist()
-    state = "AWAITING_SNAPSHOT" if lag_ms is None else "ACTIVE"
-    check_tenants(checklist, [{"cluster_id": 1, "tenant_id": 1, "state": state, "lag_ms": lag_ms, "ended": False}], [])
+    state = "AWAITING_SNAPSHOT" if lag_s is None else "ACTIVE"
+    check_tenants(checklist, [{"cluster_id": 1, "tenant_id": 1, "state": state, "lag_s": lag_s, "ended": False}], [])
     (found,) = checklist.findings
     assert (found.verdict, found.words) == (verdict, words)
 

@@ -10,7 +10,7 @@ The first of these that holds is the cause:
     no dispatcher       the store that is read least far has no dispatcher that lives
     a slow stage        the one that holds back most of the lag (`STAGE_STEPS`)
 
-A tenant with none of the first six and with a lag below LATE_MS is not late.
+A tenant with none of the first six and with a lag below LATE_S is not late.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tistream.admin.core.units import duration_text
+from tistream.admin.core.units import seconds_text
 from tistream.admin.core.watermark_gaps import Cause, WatermarkGap
 from tistream.ids import Tenant
 
-LATE_MS = 10_000  #: a lag below this is normal: flushes, heartbeats and resolved timestamps take seconds
+LATE_S = 10  #: a lag below this is normal: flushes, heartbeats and resolved timestamps take seconds
 CAUSES = (
     Cause.AWAITING,
     Cause.PAUSED,
@@ -62,7 +62,7 @@ class Late:
 
     tenant: Tenant
     state: str
-    lag_ms: int | None  #: None: nothing is served yet
+    lag_s: float | None  #: None: nothing is served yet
     since: str | None  #: the time up to which it is complete
     ended: bool = False
     gaps: Sequence[WatermarkGap] = ()
@@ -81,13 +81,13 @@ def lag_sentence(late: Late) -> str:
     if found is None:
         if late.ended:
             return f"Tenant {late.tenant} has ended, complete up to {late.since}; nothing is late."
-        if late.lag_ms is None:
+        if late.lag_s is None:
             return f"Tenant {late.tenant} is {late.state} and serves nothing yet; nothing is late."
-        return f"Tenant {late.tenant} is {duration_text(late.lag_ms)} behind, which is normal; nothing is late."
+        return f"Tenant {late.tenant} is {seconds_text(late.lag_s)} behind, which is normal; nothing is late."
     cause, step = (" ".join(words.split()).rstrip(" .") for words in found)
-    if late.lag_ms is None:
+    if late.lag_s is None:
         return f"Tenant {late.tenant} serves nothing yet, because {cause}; next: {step}."
-    behind = duration_text(late.lag_ms)
+    behind = seconds_text(late.lag_s)
     return f"Tenant {late.tenant} is {behind} late, since {late.since}, because {cause}; next: {step}."
 
 
@@ -111,7 +111,7 @@ def _cause(late: Late) -> tuple[str, str] | None:
         gone = f"dispatcher {late.lost_dispatcher} is down" if late.lost_dispatcher else "it has no dispatcher"
         step = "check that a dispatcher and a meta server are up: tistream workers list"
         return f"no file of store {late.lost_store} is read: {gone}", step
-    if late.lag_ms is None or late.lag_ms < LATE_MS or not late.slowest:
+    if late.lag_s is None or late.lag_s < LATE_S or not late.slowest:
         return None
     causes = [STAGE_STEPS[stage] for stage in late.slowest]
     cause = " or ".join(words for words, _ in causes)

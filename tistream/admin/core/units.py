@@ -22,9 +22,14 @@ def duration_text(ms: float | None) -> str:
     return f"{seconds // large_s} {large}" + (f" {rest} {small}" if rest else "")
 
 
+def seconds_text(seconds: float | None) -> str:
+    """The same of seconds, as the API has durations."""
+    return duration_text(None if seconds is None else seconds * 1000)
+
+
 def lag_text(tenant: Mapping[str, Any]) -> str:
     """The lag of a tenant, of its facts in the API; of one whose stream has ended that it has."""
-    return "ended" if tenant["ended"] else duration_text(tenant["lag_ms"])
+    return "ended" if tenant["ended"] else seconds_text(tenant["lag_s"])
 
 
 def bytes_text(amount: float | None) -> str:

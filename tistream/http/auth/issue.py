@@ -15,7 +15,6 @@ from tistream.ids import Tenant
 from tistream.limits import LOGIN_CODE_MS, SESSION_MS
 
 NAME_MAX = 200
-_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +25,9 @@ class IssuedKey:
     row: keys.KeyRow
 
 
-def ttl_ms_of(hours: float) -> int:
-    """Milliseconds of a lifetime in hours, rounded up: only 0 hours (no expiry) is 0 ms."""
-    return math.ceil(hours * _HOUR_MS)
+def ttl_ms_of(seconds: float) -> int:
+    """Milliseconds of a lifetime in seconds, rounded up: only 0 seconds (no expiry) is 0 ms."""
+    return math.ceil(seconds * 1000)
 
 
 def issue_key(
