@@ -21,6 +21,7 @@ from tistream.clock import Clock
 from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
 from tistream.keyrange import KeyRange
 from tistream.tikv.channels import Tls, open_channel
+from tistream.tikv.core.api_versions import Api, can_follow, server_version
 from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
 from tistream.tikv.core.kv_messages import ApiVersion, KvRefused
 from tistream.tikv.core.lock_messages import HeldLock
@@ -61,9 +62,9 @@ def check_cluster(
     stop = threading.Event()
     reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
     try:
-        found.check("read", lambda: _read(pd, reader))
         if keys is WHOLE:
             found.check("api version", lambda: _api_version(pd, reader))
+        found.check("read", lambda: _read(pd, reader))
     finally:
         reader.close()
     found.check("locks", lambda: _locks(pd, regions, keys, tls, clock))
@@ -188,10 +189,13 @@ def _api_version(pd: PdClient, reader: KvReader) -> Finding:
         for _ in reader.read(_KEYSPACE_KEYS, pd.tso(), ApiVersion.V2):
             break
     except KvRefused as e:
-        if "ApiVersionNotMatched" not in e.message:
+        found = server_version(e.message)
+        if found is None:
             raise
-        return ok("API V1", api_version="V1")
-    return ok("API V2; keys outside keyspaces are followed", api_version="V2")
+    else:
+        found = Api.V2
+    followed, words = can_follow(found)
+    return (ok if followed else fail)(words, api_version=found.name)
 
 
 def _estimate(pd: PdClient, stores: Sequence[Store], regions: Sequence[Region]) -> Finding:

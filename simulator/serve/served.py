@@ -42,6 +42,7 @@ from simulator.workload import Workload
 from tistream import ts
 from tistream.clock import Clock
 from tistream.errors import TiStreamError
+from tistream.tikv.core.api_versions import Api
 
 CLUSTER_ID = 7_470_614_063_661_512_001
 _TURN_S = 0.01
@@ -53,7 +54,7 @@ class ServedCluster(LoopbackCluster):
     """`close` it, or use it as a context.
 
     `stores`: their ids, 1 .. stores. `workload`: changes the cluster, by itself `steps_per_s` times a second. `seed`:
-    of the faults. `keyspaces`: names and ids that PD knows. `api_v2`: whether the stores take keys of keyspaces.
+    of the faults. `keyspaces`: names and ids that PD knows. `api`: of the stores.
     `old_pd`: PD does not know the methods of its newer versions. `interceptors`: of all calls to PD and stores. `host`:
     what they listen on."""
 
@@ -69,7 +70,7 @@ class ServedCluster(LoopbackCluster):
         seed: int = 0,
         cluster_id: int = CLUSTER_ID,
         keyspaces: Mapping[str, int] | None = None,
-        api_v2: bool = False,
+        api: Api = Api.V1,
         old_pd: bool = False,
         interceptors: Sequence[grpc.ServerInterceptor] = (),
         clock: Clock | None = None,
@@ -90,7 +91,7 @@ class ServedCluster(LoopbackCluster):
             keyspaces=keyspaces,
             dice=self._rand.random,
         )
-        self.reads = KvReads(cluster, api_v2=api_v2)
+        self.reads = KvReads(cluster, api)
         self.feed = ServedFeed(cluster, cluster_id=cluster_id, rand=self._rand)
         self._set_faults(faults)
         self._start(self.pd, NEWER_METHODS if old_pd else ())

@@ -19,6 +19,7 @@ from tistream.clock import SystemClock
 from tistream.codec.memcomparable import encode_bytes
 from tistream.diagnostics.findings import Finding, Verdict
 from tistream.model.change import Op
+from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.ranges import whole_cluster
 from tistream.tikv.pd import PdClient
 
@@ -45,7 +46,7 @@ def test_a_cluster_that_is_well(served: ServedCluster) -> None:
     assert {f.verdict for f in found.values()} == {Verdict.OK}, found
     assert list(found) == [
         *("pd", "clock", "stores", "store 1", "store 2", "store 3"),
-        *("regions", "history", "read", "api version", "locks", "estimate"),
+        *("regions", "history", "api version", "read", "locks", "estimate"),
     ]
     assert found["regions"].facts["regions"] == 12
     assert sum(found["regions"].facts["leaders"].values()) == 12  # type: ignore[attr-defined]
@@ -71,11 +72,21 @@ def test_a_server_that_is_no_tikv(served: ServedCluster) -> None:
 
 
 def test_a_cluster_without_tidb() -> None:
-    with ServedCluster(cluster_of([], floor_ts=S), api_v2=True) as served:
+    with ServedCluster(cluster_of([], floor_ts=S), api=Api.V2) as served:
         found = look(served)
     assert found["read"].verdict is Verdict.FAIL
     assert "no TiDB" in found["read"].words
     assert found["api version"].facts == {"api_version": "V2"}
+
+
+def test_a_server_with_data_of_raw_keys_only_is_refused_with_the_way_out(served: ServedCluster) -> None:
+    with ServedCluster(cluster_of([], floor_ts=S), api=Api.V1TTL) as ttl:
+        found = look(ttl)
+    assert found["api version"].verdict is Verdict.FAIL
+    assert found["api version"].facts == {"api_version": "V1TTL"}
+    assert "RawKV data only" in found["api version"].words
+    assert "--dst-api-version=v2" in found["api version"].words
+    assert "storage_api_version: V1ttl" in found["read"].words
 
 
 def test_the_command_gives_a_table_json_and_a_status(served: ServedCluster) -> None:
@@ -103,7 +114,7 @@ def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
     version = Version(1, 2, Op.PUT, b"12", None)
     content = [(prefix + b"m" + encode_bytes(b"SchemaVersionKey") + b"\0" * 7 + b"s", version)]
     spaces = {"one": 7, "two": 8}
-    with ServedCluster(cluster_of(content, floor_ts=S), keyspaces=spaces, api_v2=True) as served:
+    with ServedCluster(cluster_of(content, floor_ts=S), keyspaces=spaces, api=Api.V2) as served:
         pd = PdClient([served.pd_address])
         told = {}
         for name in ("one", "two", "three"):

@@ -35,6 +35,7 @@ from tistream.codec.segment_file import SegmentFile
 from tistream.errors import InvalidInput, TsExpired
 from tistream.model.change import Op
 from tistream.objectstore.layout import SchemaSnapKey
+from tistream.tikv.core.api_versions import Api
 
 RECORDING = Path(str(files("simulator") / "recording"))
 RECORDED_S = 470613530891255808
@@ -255,7 +256,7 @@ def test_a_keyspace_is_followed_as_if_it_were_a_cluster(monkeypatch: pytest.Monk
     cluster.split(1, [b"x", PREFIX + b"n", PREFIX + b"t\x80", b"x\0\0\x09"], [91, 92, 93, 94])
     workload = Workload(7, cluster, profile)
     with ServedCluster(
-        cluster, workload=workload, steps_per_s=150, resolved_s=0.2, keyspaces={"one": 7, "two": 8}, api_v2=True
+        cluster, workload=workload, steps_per_s=150, resolved_s=0.2, keyspaces={"one": 7, "two": 8}, api=Api.V2
     ) as served:
         snapshot = {**workload.schema_snapshot(), "ts": str(S)}
         bench = PushBench(served, S, schema_snapshot=orjson.dumps(snapshot), keyspace="one")
@@ -283,7 +284,7 @@ def test_a_keyspace_is_followed_as_if_it_were_a_cluster(monkeypatch: pytest.Monk
 def test_the_schema_of_a_keyspace_is_read_and_its_rows_are_seeded() -> None:
     content = [(PREFIX + key, version) for key, version in recorded_versions(RECORDING) if key[:1] in (b"m", b"t")]
     cluster = cluster_of(content, floor_ts=RECORDED_S, regions=12)
-    with ServedCluster(cluster, clock=RecordedClock(), keyspaces={"one": 7}, api_v2=True) as served:
+    with ServedCluster(cluster, clock=RecordedClock(), keyspaces={"one": 7}, api=Api.V2) as served:
         bench = PushBench(served, RECORDED_S, start_ts=RECORDED_S, seed=True, keyspace="one")
         bench.start()
         bench.until(lambda: (RECORDED_S, 0) in bench.control.seeds)

@@ -29,6 +29,7 @@ from tistream.codec.protobuf import parse
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op
 from tistream.tikv.core import wire
+from tistream.tikv.core.api_versions import Api, Kind, refusal, serves
 
 KV_SCAN, KV_GET = "/tikvpb.Tikv/KvScan", "/tikvpb.Tikv/KvGet"
 KV_SCAN_LOCK, KV_CHECK_TXN, KV_RESOLVE_LOCK = (
@@ -38,14 +39,13 @@ _LIMIT_MAX = 10_240
 _LOCK_TTL_MS = 3000
 _PUT, _DELETE = 0, 1
 _EXPIRED, _NOT_THERE = 1, 2  # kvrpcpb.Action
-_API_V1, _API_V2 = 0, 2
 
 
 class KvReads:
     """Answers of all stores. `busy_next`: this many requests are refused because the server is busy."""
 
-    def __init__(self, cluster: Cluster, *, api_v2: bool = False) -> None:
-        self._cluster, self._api_v2 = cluster, api_v2
+    def __init__(self, cluster: Cluster, api: Api = Api.V1) -> None:
+        self._cluster, self._api = cluster, api
         self.latest_ts = cluster.now_ts  #: no timestamp above it was given
         self.primaries: dict[bytes, bytes] = {}  #: of locks whose primary is another key
         self.renewed_ms: dict[int, int] = {}  #: time to live of primary locks that their clients renew, by start_ts
@@ -183,11 +183,12 @@ class KvReads:
         return wire.EpochNotMatch(current_regions=[meta(r, [r.store_id]) for r in found if r is not None])
 
     def _refusal(self, context: wire.Context, key: bytes, ts: int) -> str:
-        mode = _API_V2 if key.startswith(b"x") else _API_V1
-        if context.api_version == _API_V2 and not self._api_v2:
-            return "Error(ApiVersionNotMatched { storage_api_version: V1, req_api_version: V2 })"
-        if context.api_version != mode:
-            return f"Error(InvalidKeyMode {{ req_api_version: {context.api_version}, key: {key.hex().upper()} }})"
+        asked = list(Api)[context.api_version]
+        if refusal(self._api, asked, Kind.TXN, key):
+            storage = f"storage_api_version: {self._api}"
+            if serves(self._api, asked, Kind.TXN):
+                return f'Error(InvalidKeyMode {{ cmd: scan, {storage}, key: "{key.hex().upper()}" }})'
+            return f"Error(ApiVersionNotMatched {{ cmd: scan, {storage}, req_api_version: {asked} }})"
         if ts < self._cluster.floor_ts:
             return "what was there at this version is gone"
         self._cluster.protect(min(ts, self.latest_ts))

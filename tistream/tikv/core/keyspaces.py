@@ -16,13 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tistream.codec.binary import flat, kept
+from tistream.codec.raw.keys import KeyMode, keyspace_prefix
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange, prefix_range
 from tistream.tikv.core.pd_messages import Region
 from tistream.tikv.core.regions import plain_key, plain_range, region_form
-
-_TXN_MODE = b"x"
-_ID_BYTES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class KeyspaceKeys:
     @property
     def prefix(self) -> bytes:
         """The prefix of each key on the wire."""
-        return b"" if self.id is None else _TXN_MODE + self.id.to_bytes(_ID_BYTES, "big")
+        return b"" if self.id is None else keyspace_prefix(KeyMode.TXN, self.id)
 
     def outer_range(self, inner: KeyRange) -> KeyRange:
         """A range as sent on the wire."""
@@ -83,13 +82,10 @@ class KeyspaceKeys:
 
 def _cut(keys: pa.BinaryArray, size: int) -> pa.BinaryArray:
     """Each key without its first `size` bytes, which it has. pyarrow 26's binary_slice fails on slices."""
-    _, offset_bytes, key_bytes = keys.buffers()
-    bounds = np.frombuffer(offset_bytes, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-    kept = np.ones(bounds[-1] - bounds[0], np.bool_)
-    kept[(bounds[:-1, None] - bounds[0] + np.arange(size)).ravel()] = False
-    left = np.frombuffer(key_bytes, np.uint8)[bounds[0] : bounds[-1]][kept]
-    new = (bounds - bounds[0] - size * np.arange(len(bounds))).astype(np.int32)
-    return pa.BinaryArray.from_buffers(pa.binary(), len(keys), [None, pa.py_buffer(new), pa.py_buffer(left)])
+    bounds, data = flat(keys)
+    keep = np.ones(len(data), np.bool_)
+    keep[(bounds[:-1, None] + np.arange(size)).ravel()] = False
+    return kept(bounds, data, keep)
 
 
 WHOLE = KeyspaceKeys()  #: a cluster without keyspaces
