@@ -23,6 +23,7 @@ help: ## this list
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "TiStream needs Python 3.11 or newer; PYTHON=... names one"; exit 1; }
+	@echo "  ▸ environment: a virtual environment in $(VENV), usually 5 s"
 	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian install python3-venv"; exit 1; }
 
 # uv installs several times faster than pip; where it cannot be had, pip does.
@@ -33,18 +34,18 @@ define install
 endef
 
 $(STAMP): pyproject.toml | $(BIN)/python
-	@echo "Installing TiStream into $(VENV) ..."
+	@echo "  ▸ install: TiStream and what it needs into $(VENV), usually 5 to 40 s"
 	$(call install,.[server])
 	@touch $@
 
 $(STAMP_DEV): pyproject.toml | $(BIN)/python
-	@echo "Installing TiStream and its development tools into $(VENV) ..."
+	@echo "  ▸ install: TiStream and its development tools into $(VENV), usually 10 to 60 s"
 	$(call install,.[dev])
 	@touch $@ $(STAMP)
 
 # Kept in the user's cache by content: where this version was compiled before it takes seconds.
 $(COMPILED): | $(STAMP)
-	@echo "Compiling what handles rows, once ..."
+	@echo "  ▸ compile: what handles rows into machine code, once; usually 30 s, or 5 s where this version was compiled before"
 	@$(BIN)/tistream compile
 	@touch $@
 

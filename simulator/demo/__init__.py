@@ -4,7 +4,9 @@
     a box with addresses, the first decoded row in colour, three lines to copy
     then a generated load of a second tenant, whose reader is checked; about 45 s in, a sorter is killed
     the last act: the log is compacted, and read again
-    Ctrl-C ends with a summary
+    a summary ends it, or Ctrl-C before; with `stay` only Ctrl-C
+
+Each part says when it begins what it does and how long it usually takes.
 
 The recording, the pushers, the dispatcher, the sorters, the catalog and the HTTP API are the real ones. The pushers run
 in threads of this process and use the service's HTTP port. Until the first rows are shown only the recording runs.
@@ -28,6 +30,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
+from simulator.capture import Capture
 from tistream import __version__
 from tistream import ts as tso
 from tistream.client import Client
@@ -47,6 +50,7 @@ _FIRST_PAGES_ROWS = 10  # small pages until a row is shown: it needs the decoder
 _PAUSE_S = 0.3
 _READY_S = 60.0
 _CHECKED_BEFORE_KILL = 50
+_DRILL_S = 120.0  # from the kill; then the last act begins in any case
 _LAST_ACT_SHARE = 0.7  # of a limited demo, after which the last act begins in any case
 _FETCH_SHARE = 0.1  # of a limited demo: so long the last act waits for what is being fetched
 _FETCH_S = 300.0  # the same without a limit
@@ -139,15 +143,19 @@ def run(
     out: Console,
     kill_after_s: float = KILL_AFTER_S,
     with_spark: bool = True,
+    stay: bool = False,
 ) -> Seen:
-    """Run until the time is over. `push(url, stop)` pushes the recording until `stop` is set, in its own thread; it
-    ends before the folder into which it writes is removed. `with_spark`: the last act uses Spark if it can be had."""
+    """Run until everything was played, or the time is over. `push(url, stop)` pushes the recording until `stop` is set,
+    in its own thread; it ends before the folder into which it writes is removed. `with_spark`: the last act uses Spark
+    if it can be had. `stay`: go on until the time is over."""
     with tempfile.TemporaryDirectory(prefix="tistream-demo-") as folder:
         said = f"[bold]TiStream {__version__}[/]  demo: everything in {folder}, thrown away at the end"
         out.print(said, highlight=False, soft_wrap=True)
+        out.print("  ▸ service: everything in this process, usually 3 s", highlight=False)
         service = start_service(Path(folder))
+        scratch = Path(folder) / "spark" if with_spark else None
         try:
-            return _Demo(service, push, time, out, kill_after_s, Path(folder) / "spark" if with_spark else None).play()
+            return _Demo(service, push, time, out, kill_after_s, scratch, stay).play()
         finally:
             service.close()
 
@@ -156,11 +164,19 @@ class _Demo:
     """One run."""
 
     def __init__(
-        self, service: Service, push: Push, time: Time, out: Console, kill_after_s: float, scratch: Path | None
+        self,
+        service: Service,
+        push: Push,
+        time: Time,
+        out: Console,
+        kill_after_s: float,
+        scratch: Path | None,
+        stay: bool,
     ) -> None:
         """`scratch`: a folder for Spark; None: no Spark."""
-        self._service, self._push, self._time, self._out = service, push, time, out
+        self._service, self._push, self._time, self._out, self._stay = service, push, time, out, stay
         self._kill_after_s, self._scratch = kill_after_s, scratch
+        self._recording_ends = Capture(RECORDING).meta.last_resolved_ts
         self._seen = Seen()
         self._load: Load | None = None
         self._drill: Drill | None = None
@@ -196,10 +212,10 @@ class _Demo:
         for part in self._service.parts:
             if part.wait_until_ready(_READY_S):
                 self._tick(part.name)
-        self._tick("tenant 1/1 registered; three pushers play the recorded change stream of a real TiDB")
-        self._out.print(addresses(self._service.url), highlight=False)
-        said = "  (where `tistream compile` never ran, the first rows wait some seconds for their decoders, once)\n"
-        self._out.print(said, style="dim", highlight=False)
+        self._tick("tenant 1/1 registered")
+        end = "Ctrl-C" if self._stay else "by itself after about 90 s (--stay: not), or Ctrl-C"
+        self._out.print(addresses(self._service.url, end), highlight=False)
+        self._say("recording: three pushers play the change stream of a real TiDB; first rows usually after 4 s")
 
     def _tick(self, what: str) -> None:
         self._out.print(f"  [green]✓[/] {what}", highlight=False, soft_wrap=True)
@@ -208,7 +224,7 @@ class _Demo:
         out, seen = self._out, self._seen
         cursor: str | None = None
         is_announced = False
-        while not self._time.is_over(_PAUSE_S):
+        while not self._time.is_over(_PAUSE_S) and (self._stay or not self._is_played()):
             limit = None if is_announced else _FIRST_PAGES_ROWS
             page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5, limit=limit)
             cursor = page.next_cursor
@@ -223,6 +239,11 @@ class _Demo:
             if out.is_terminal and is_announced:
                 out.print(self._line(pushing.is_alive()), end="\r", highlight=False, no_wrap=True, crop=True)
 
+    def _is_played(self) -> bool:
+        """Whether nothing is left to be shown: neither of the recording nor of the acts."""
+        is_read = self._seen.resolved_ts >= self._recording_ends
+        return is_read and self._last_act is not None and self._last_act.is_over
+
     def _begin_load(self, stack: ExitStack) -> None:
         from simulator.demo import load
         from simulator.demo.compaction import LastAct, Where
@@ -233,6 +254,8 @@ class _Demo:
         self._load = stack.enter_context(load.Load(service.url))
         self._drill = Drill(service, self._say)
         self._say("tenant 1/2: a modelled cluster writes, and a checker compares the rows read with those committed")
+        kill_s = max(0.0, self._kill_after_s - self._time.seconds())
+        self._say(f"in about {kill_s:.0f} s a sorter is killed; others usually take over within 15 s")
         where = Where(service.url, service.catalog_url, service.store_url, self._scratch)
         fetching = None if self._scratch is None else Fetching()
         self._last_act = LastAct(where, [TENANT, load.TENANT], self._say, fetching)
@@ -253,7 +276,8 @@ class _Demo:
         if drill.phase is not before and drill.recovered_s is not None:
             self._say(f"the checker: {load.verdict()}")
         limit_s = self._time.limit_s
-        due = drill.is_over or (limit_s is not None and now_s >= _LAST_ACT_SHARE * limit_s)
+        latest_s = self._kill_after_s + _DRILL_S if limit_s is None else _LAST_ACT_SHARE * limit_s
+        due = drill.is_over or now_s >= latest_s
         act.step(now_s, due=due, wait_s=_FETCH_S if limit_s is None else _FETCH_SHARE * limit_s)
 
     def _say(self, words: str) -> None:
@@ -271,20 +295,17 @@ class _Demo:
             judge = self._load.judge
             parts.append(f"1/2: {len(judge.got):,} checked, {sum(judge.counts.values())} wrong")
             parts.append(f"lag {self._lags[-1]:.1f} s {spark(self._lags)}")
-        parts.append("pushing" if pushing else "Ctrl-C ends")
+        parts.append("the recording plays" if pushing else "the recording has ended")
         return " · ".join(parts) + "   "
 
     def _summary(self) -> None:
         from simulator.demo.boxes import Totals, card, facts
-        from tistream.objectstore.metered import requests_so_far
 
         seen, out = self._seen, self._out
         totals = Totals(
             kinds=seen.kinds,
             tables=len(seen.tables),
             violations=seen.order_violations,
-            requests=requests_so_far(),
-            seconds=self._time.seconds(),
         )
         lines = facts(totals, self._drill, seen.verdict, seen.compaction)
         if seen.resolved_ts:

@@ -12,21 +12,20 @@ from rich.table import Table
 from simulator.demo.compaction import Outcome
 from simulator.demo.drill import Drill, Phase
 from simulator.demo.load import Verdict
-from tistream.admin.core.cost import MONTH_S, of_requests
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN = 24
 
 
-def addresses(url: str) -> Panel:
-    """Where everything is, and how to stop."""
+def addresses(url: str, end: str) -> Panel:
+    """Where everything is, and how it ends."""
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("console", f"{url}/"),
         ("API docs", f"{url}/docs"),
         ("metrics", f"{url}/metrics"),
         ("login", "none: this machine only"),
-        ("stop", "Ctrl-C"),
+        ("end", end),
     ):
         table.add_row(f"[bold]{name}[/]", value)
     return Panel(table, expand=False, box=box.ROUNDED, border_style="cyan")
@@ -41,13 +40,11 @@ def spark(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """The totals of the recording, and the requests to the bucket."""
+    """The totals of the recording."""
 
     kinds: Mapping[str, int]  #: kind of event -> how many
     tables: int
     violations: int  #: of the order
-    requests: Mapping[str, float]  #: operation -> how many
-    seconds: float
 
 
 def facts(
@@ -63,11 +60,7 @@ def facts(
         lines.append(("checker", str(verdict)))
     if drill is not None:
         lines.append(("compaction", "not played in this time" if compaction is None else str(compaction)))
-    lines.append(("recording", f"out of order {totals.violations}"))
-    month = of_requests(totals.requests) * MONTH_S / max(1.0, totals.seconds)
-    count = sum(n for operation, n in totals.requests.items() if operation != "delete")
-    spent = f"{count:,.0f} in {totals.seconds:.0f} s, at list prices of S3"
-    return [*lines, ("cost", f"{month:,.2f} USD a month for requests at this rate ({spent})")]
+    return [*lines, ("recording", f"out of order {totals.violations}")]
 
 
 def card(lines: Sequence[tuple[str, str]], *, boxed: bool) -> str | Panel:

@@ -110,6 +110,11 @@ class LastAct:
         self._due_s: float | None = None
         self._is_told = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was played to its end, which has been said."""
+        return self._is_told
+
     def fetch(self) -> None:
         """Begin to fetch what Spark needs and this machine lacks."""
         if self._fetching is not None:
@@ -155,7 +160,8 @@ class LastAct:
         fetching = self._fetching
         reason = "" if fetching is None else fetching.reason if fetching.is_over else "Spark is still being fetched."
         by_spark = fetching is not None and not reason
-        self._say(f"the last act: {'Spark compacts' if by_spark else 'threads compact'} the log. {reason}".rstrip())
+        words = "Spark compacts the log, usually 30 s" if by_spark else "threads compact the log, usually 5 s"
+        self._say(f"the last act: {words}. {reason}".rstrip())
         self._thread = threading.Thread(target=self._run, args=(by_spark,), name="last-act", daemon=True)
         self._thread.start()
 
@@ -231,6 +237,8 @@ def _resolved_ts(client: Client, tenant: Tenant) -> int:
 def _changes(client: Client, tenant: Tenant, upto_ts: int) -> tuple[int, str]:
     """(number, hash) of all changes up to a timestamp, in their order."""
     count, digest = 0, hashlib.sha256()
+    if not upto_ts:
+        return count, digest.hexdigest()  # the tenant has no watermark yet
     pages = client.pull(tenant.cluster_id, tenant.tenant_id, start_ts="earliest", end_ts=upto_ts, format="ndjson")
     for line in (line for page in pages for line in page.lines()):
         if orjson.loads(line)["type"] != "resolved":

@@ -1,8 +1,9 @@
 """`tistream compile`: compiles all row kernels, once for a user and version.
 
 Kernels become machine code at their first call and are kept on disk (`tistream.codec.kernel_cache`). Without this
-command the first start compiles while rows wait. Two processes share the work: one decodes a row of every column type,
-the other plays the recording through a whole service and reads it. With a full cache it takes a few seconds.
+command the first start compiles while rows wait. Two processes share the work: one decodes a row of every column type
+and reads a message of a store, the other plays the recording through a whole service and reads it. With a full cache it
+takes a few seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import typer
@@ -17,12 +19,13 @@ import typer
 from tistream.errors import TiStreamError
 
 _PATIENCE_S = 600.0
+_LINE_EVERY_S = 5.0
 _KEPT_S = 30 * 86_400.0  # kernels of other versions are removed after that
 _CHANGES = 2000  # of the recording: once they are read, every stage has run
 
 
 def compile_all() -> None:
-    """Compile the row kernels ahead of the first start.
+    """Compile the row kernels ahead of the first start. It says every few seconds what is not ready.
 
     The result is kept on disk (NUMBA_CACHE_DIR)."""
     import numba  # noqa: F401 - where it is missing, the command says so before it starts processes
@@ -36,8 +39,14 @@ def compile_all() -> None:
     processes = [spawning.Process(target=part, name=part.__name__.strip("_")) for part in (_decoders, _way_of_a_row)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(_PATIENCE_S)
+    while sentinels := [process.sentinel for process in processes if process.exitcode is None]:
+        wait(sentinels, _LINE_EVERY_S)
+        spent_s = clock.monotonic() - began_s
+        if spent_s > _PATIENCE_S:
+            break
+        going = [process.name.replace("_", " ") for process in processes if process.exitcode is None]
+        if going:
+            typer.echo(f"  compiling for {spent_s:.0f} s; not ready: {' and '.join(going)}", err=True)
     for process in processes:
         if process.exitcode != 0:
             process.kill()
@@ -50,6 +59,22 @@ def _decoders() -> None:
     from tistream.cli import warm
 
     warm.everything()
+    feed_of_a_store()
+
+
+def feed_of_a_store() -> None:
+    """What a pusher does with the change feed of a TiKV store; recordings take another way."""
+    from pusher.core.cdcpb import read_change_data
+    from simulator.core.mvcc import RowColumns, Version
+    from simulator.loopback.core.feed_wire import entries_event, resolved_message
+    from simulator.serve.core.rows import encode_rows
+    from tistream.keyrange import KeyRange
+    from tistream.model.change import Op
+
+    rows = RowColumns()
+    rows.add_committed(b"t", Version(1, 2, Op.PUT, b"new", b"old"))
+    entries = b"".join(encode_rows(rows, KeyRange(), filter_loop=False))
+    read_change_data(entries_event(1, 1, entries) + resolved_message(1, [1], 2))
 
 
 def _way_of_a_row() -> None:

@@ -24,7 +24,8 @@ _KILL_SHARE = 0.4  # share of a limited demo after which a sorter is killed
 
 def demo(
     port: Port = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds, whatever was played.")] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Stay when everything was played, until Ctrl-C.")] = False,
     speed: Annotated[str, typer.Option(help="Speed of the recording: N times real time, or max.")] = "4",
     kill_after: Annotated[
         float | None, typer.Option(help="Kill a sorter after this many seconds; by default 45, or 0.4 of --seconds.")
@@ -35,7 +36,8 @@ def demo(
 
     A modelled cluster writes too; then a sorter is killed, and a checker verifies that nothing is lost, repeated or out
     of order. The last act compacts the log, on Spark where Java and PySpark are installed or can be (as root, or with
-    sudo), else in threads, and reads it again. Exit status 1 when something is wrong, or when no change was read."""
+    sudo), else in threads, and reads it again. A summary ends it. Exit status 1 when something is wrong, or when no
+    change was read."""
     from rich.console import Console
 
     from simulator import demo as demonstration
@@ -58,7 +60,9 @@ def demo(
     if kill_after is not None:
         kill_after_s = kill_after
     with_spark = engine is Engine.SPARK
-    seen = demonstration.run(start, feed, time=time, out=Console(), kill_after_s=kill_after_s, with_spark=with_spark)
+    seen = demonstration.run(
+        start, feed, time=time, out=Console(), kill_after_s=kill_after_s, with_spark=with_spark, stay=stay
+    )
     if not seen.held or (seconds is not None and not seen.kinds):
         raise typer.Exit(1)
 
