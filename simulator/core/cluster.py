@@ -28,8 +28,8 @@ Relations:
   sent, neither live nor in a scan;
 - `now_ts` is the largest timestamp seen and never falls: what is stamped with it happened in that order.
 
-What it does not do: conflict checks of transactions (a command that cannot be is an error of the driver), garbage
-collection of versions, pessimistic locks, raft.
+What it does not do: conflict checks of transactions (a command that cannot be is an error of the driver), pessimistic
+locks, raft.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from sortedcontainers import SortedDict
 from simulator.core.mvcc import LOSSY_TXN_SOURCE, SHORT_VALUE_BYTES, Lock, RowColumns, Version
 from tistream.errors import InvalidInput, invariant
 from tistream.keyrange import KeyRange
+from tistream.model.change import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,19 @@ class Cluster:
             if version.commit_ts <= ts:
                 return version.value  # type: ignore[no-any-return]
         return None
+
+    def forget(self, ts: int) -> None:
+        """Collect what no reader at or above `ts` sees: `ts` is the new floor."""
+        invariant(self.floor_ts <= ts <= self.now_ts, "the floor only rises", floor_ts=self.floor_ts, ts=ts)
+        self.floor_ts = ts
+        for key in list(self._keys):
+            entry = self._keys[key]
+            seen = max((i for i, v in enumerate(entry.versions) if v.commit_ts <= ts), default=0)
+            del entry.versions[:seen]
+            if entry.lock is None and [v.op for v in entry.versions if v.commit_ts <= ts] == [Op.DELETE]:
+                del entry.versions[0]
+            if not entry.versions and entry.lock is None:
+                del self._keys[key]
 
     def snapshot(self, wanted: KeyRange, ts: int) -> Iterator[tuple[bytes, bytes | Lock]]:
         """The state for a reader at `ts`, in key order: for each key its value, or the lock that the reader waits for

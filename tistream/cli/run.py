@@ -20,6 +20,7 @@ from tistream.errors import ConfigError
 
 if TYPE_CHECKING:
     from tistream.cli.assembly import Running
+    from tistream.cli.sample import Sample
     from tistream.config import Settings
 
 _POLL_S = 1.0
@@ -33,6 +34,7 @@ Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; u
 
 def up(
     data: Annotated[Path, typer.Option("--data", "-d", help="Folder for catalog and bucket; created when missing.")],
+    sample: Annotated[bool, typer.Option("--sample", help="A sample shop keeps writing, as tenant 1/1.")] = False,
     port: Port = None,
     host: Host = None,
     auth: Auth = None,
@@ -42,10 +44,11 @@ def up(
 ) -> None:
     """Run the whole service in one process, kept in a folder; it resumes where it stopped."""
     from tistream.cli import assembly
+    from tistream.cli.sample import Sample
 
     settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)
     with claimed(data):
-        _run(assembly.embedded(settings, data))
+        _run(assembly.embedded(settings, data), Sample(data) if sample else None)
 
 
 @contextmanager
@@ -200,20 +203,25 @@ def settings_in(folder: Path, port: int) -> Settings:
     )
 
 
-def _run(running: Running) -> None:
-    """Start, print the address, wait for the end, stop in order. The first signal lets a worker drain, the second ends
-    the draining, the third ends the process."""
+def _run(running: Running, sample: Sample | None = None) -> None:
+    """Start, print the address, wait for the end, stop in order. An error of the sample ends it too. The first signal
+    lets a worker drain, the second ends the draining, the third ends the process."""
     ended, skip_drain = threading.Event(), threading.Event()
     on_signals(lambda: _first_of(ended, skip_drain))
     running.start()
     stopped = None
     try:
-        print(running.greeting(), file=sys.stderr, flush=True)
+        if sample is not None:
+            sample.start(running)
+        said = [running.greeting(), *([] if sample is None else [sample.greeting(running.url)])]
+        print("\n".join(said), file=sys.stderr, flush=True)
         while not ended.wait(_POLL_S) and stopped is None:
-            stopped = running.stopped()
+            stopped = running.stopped() or (sample.stopped() if sample is not None else None)
         if stopped is None:
             running.drain(skip_drain)
     finally:
+        if sample is not None:
+            sample.stop()
         running.close()
     if stopped is not None:
         print(f"tistream: {stopped.source} has stopped: {stopped.message} [{stopped.code}]", file=sys.stderr)

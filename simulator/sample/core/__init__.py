@@ -1,0 +1,1 @@
+"""The shop and its clock. Pure: a seed and numbers in, statements out."""

@@ -1,0 +1,35 @@
+"""The shop in a thread, beside the service that it pushes to."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from pusher.control import HttpControl
+from pusher.tenant_store import opening
+from simulator.sample.push import SamplePush
+from tistream.ids import Tenant
+
+
+class RunningSample:
+    """`stop` it. `key`: the API key of its pushers, where keys are required."""
+
+    def __init__(self, url: str, tenant: Tenant, path: Path, key: str = "") -> None:
+        self.error: Exception | None = None  #: what ended it early
+        self._stop = threading.Event()
+        self._control = HttpControl(url, tenant, token=key)
+        self.push = SamplePush(path, self._control, key=key, stop=self._stop)
+        self._thread = threading.Thread(target=self._run, name="push-sample", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when nothing is pushed any more."""
+        self._stop.set()
+        self._thread.join()
+        self._control.close()
+
+    def _run(self) -> None:
+        try:
+            self.push.run(opening(self._control))
+        except Exception as e:  # noqa: BLE001 - whatever it is, the command that started it says so and ends
+            self.error = e

@@ -1,0 +1,160 @@
+"""`tistream up --sample`: what its tenant's tables and changes are, by the API, is what its shop has, also behind a
+restart."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.sample import kept
+from simulator.sample.core.tables import CUSTOMERS, ORDER_LINES, ORDERS, PAYMENTS
+from simulator.sample.core.upstream import State
+from simulator.sample.running import RunningSample
+from tests.kit.waiting import eventually
+from tistream.catalog.tenancy.keys import list_keys
+from tistream.cli import assembly
+from tistream.cli.sample import TENANT, Sample
+from tistream.client import Client
+from tistream.config import load
+from tistream.errors import InvalidInput
+from tistream.http.auth.core.roles import Role
+from tistream.http.auth.issue import issue_key
+
+NAMES = {CUSTOMERS: "customers", ORDERS: "orders", ORDER_LINES: "order_lines", PAYMENTS: "payments"}
+MILLISECONDS = {"changed_at", "paid_at"}
+Tables = dict[str, dict[int, dict[str, Any]]]
+
+
+@contextmanager
+def service(folder: Path) -> Iterator[assembly.Running]:
+    settings = load(None, {}, {"server.port": 0, "server.auth": "keys", "maintenance.enabled": False})
+    running = assembly.embedded(settings, folder, warm_up=False)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+@contextmanager
+def shop(running: assembly.Running, folder: Path) -> Iterator[RunningSample]:
+    sample = Sample(folder)
+    sample.start(running)
+    try:
+        assert sample.running is not None
+        yield sample.running
+    finally:
+        sample.stop()
+
+
+def moment(running: RunningSample) -> State:
+    """The shop's rows as of a timestamp."""
+    eventually(lambda: running.push.opened.is_set() or running.error, "the shop is closed")
+    assert running.error is None
+    with running.push.lock:
+        upstream, now_ms = running.push.upstream, running.push.now_ms
+        upstream.advance(now_ms)
+        return upstream.state(now_ms)
+
+
+def shown(name: str, value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, datetime):
+        return value.isoformat(" ", "milliseconds" if name in MILLISECONDS else "seconds")
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def tables_of(running: RunningSample, state: State) -> Tables:
+    """The shop's rows with the columns of the moment."""
+    return {
+        NAMES[table_id]: {
+            row["id"]: {name: shown(name, row.get(name)) for name in running.push.upstream.schema.names(table_id)}
+            for row, _ in rows
+        }
+        for table_id, rows in state.rows.items()
+    }
+
+
+def as_of(client: Client, ts: int) -> Tables:
+    found: Tables = {}
+    for name in NAMES.values():
+        lines = b"".join(client.rows(1, 1, "shop", name, as_of=ts)).splitlines()
+        rows = [message["columns"] for message in map(json.loads, lines) if "columns" in message]
+        found[name] = {row["id"]: row for row in rows}
+    return found
+
+
+def by_changes(client: Client, ts: int) -> tuple[Tables, Counter[str]]:
+    """The tables that the log's changes make, each old row being the row so far."""
+    tables: Tables = {name: {} for name in NAMES.values()}
+    kinds = Counter[str]()
+    pages = client.pull(1, 1, start_ts="earliest", end_ts=ts, format="ndjson")
+    for event in (json.loads(line) for page in pages for line in page.lines()):
+        if event["type"] == "resolved":
+            continue
+        kinds[event["type"]] += 1
+        if event["type"] == "ddl":
+            continue
+        rows, old, new = tables[event["table"]], event["old"], event["columns"]
+        row_id = (new or old)["id"]
+        before = rows.get(row_id)
+        assert (old is None) == (before is None)
+        if old is not None and before is not None:
+            assert {name: value for name, value in old.items() if value is not None} == {
+                name: value for name, value in before.items() if value is not None and name in old
+            }
+        if event["type"] == "delete":
+            del rows[row_id]
+        else:
+            rows[row_id] = new
+    return tables, kinds
+
+
+def without_nulls(tables: Tables) -> Tables:
+    return {
+        name: {i: {k: v for k, v in row.items() if v is not None} for i, row in rows.items()}
+        for name, rows in tables.items()
+    }
+
+
+def served(client: Client, ts: int) -> None:
+    eventually(lambda: client.page(1, 1, start_ts="latest").resolved_ts >= ts, "the watermark stays behind")
+
+
+def test_the_api_has_what_the_shop_has_also_behind_a_restart_and_another_log_is_left_alone(tmp_path: Path) -> None:
+    with service(tmp_path) as running:
+        me = issue_key(running.parts.catalog, name="me", role=Role.CONSUMER, tenant=TENANT).text
+        with Client(running.url, key=me) as client:
+            with shop(running, tmp_path) as first:
+                state = moment(first)
+                served(client, state.ts)
+                expected = tables_of(first, state)
+                assert as_of(client, state.ts) == expected
+                assert expected["customers"][1]["phone"] is None, "older than the column"
+                assert [row["phone"] for row in expected["customers"].values() if row["phone"]]
+                made, kinds = by_changes(client, state.ts)
+                assert without_nulls(made) == without_nulls(expected)
+                assert min(kinds[each] for each in ("insert", "update", "delete")) >= 3
+                assert kinds["ddl"] == 6
+            with shop(running, tmp_path) as second:
+                later = moment(second)
+                assert later.ts > state.ts
+                served(client, later.ts)
+                assert as_of(client, later.ts) == tables_of(second, later)
+                assert as_of(client, state.ts) == expected, "what was is what it was"
+        keys = [row for row in list_keys(running.parts.catalog, TENANT) if row.role == Role.PUSHER]
+        assert len(keys) == 1, "the key is kept"
+        (tmp_path / kept.NAME).unlink()
+        with shop(running, tmp_path) as third:
+            eventually(lambda: third.error, "it goes on without its file")
+            with pytest.raises(InvalidInput, match=r"not the sample's.*sample\.json"):
+                raise third.error or AssertionError
+            assert not third.push.opened.is_set()
