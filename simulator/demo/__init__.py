@@ -4,7 +4,7 @@
     a box with addresses, the first decoded row in colour, three lines to copy
     then a generated load of a second tenant, whose reader is checked; about 45 s in, a sorter is killed
     the last act: the log is compacted, and read again
-    a summary ends it, or Ctrl-C before; with `stay` only Ctrl-C
+    a summary ends it, or Ctrl-C before; with `stay` a sample shop begins to write as a third tenant, until Ctrl-C
 
 Each part says when it begins what it does and how long it usually takes.
 
@@ -31,6 +31,8 @@ from rich.console import Console
 from rich.text import Text
 
 from simulator.capture import Capture
+from simulator.sample import kept
+from simulator.sample.running import RunningSample
 from tistream import __version__
 from tistream import ts as tso
 from tistream.client import Client
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 RECORDING = Path(__file__).parents[1] / "recording"
 TENANT = Tenant(1, 1)
+SAMPLE_TENANT = Tenant(1, 3)
 KILL_AFTER_S = 45.0
 _SHOWN_ROWS = 12
 _FIRST_PAGES_ROWS = 10  # small pages until a row is shown: it needs the decoders of few column types only
@@ -155,7 +158,8 @@ def run(
         service = start_service(Path(folder))
         scratch = Path(folder) / "spark" if with_spark else None
         try:
-            return _Demo(service, push, time, out, kill_after_s, scratch, stay).play()
+            shop = Path(folder) / kept.NAME if stay else None
+            return _Demo(service, push, time, out, kill_after_s, scratch, shop).play()
         finally:
             service.close()
 
@@ -171,10 +175,11 @@ class _Demo:
         out: Console,
         kill_after_s: float,
         scratch: Path | None,
-        stay: bool,
+        shop: Path | None,
     ) -> None:
-        """`scratch`: a folder for Spark; None: no Spark."""
-        self._service, self._push, self._time, self._out, self._stay = service, push, time, out, stay
+        """`scratch`: a folder for Spark; None: no Spark. `shop`: the sample's file, if it stays; else None."""
+        self._service, self._push, self._time, self._out, self._shop = service, push, time, out, shop
+        self._sample: RunningSample | None = None
         self._kill_after_s, self._scratch = kill_after_s, scratch
         self._recording_ends = Capture(RECORDING).meta.last_resolved_ts
         self._seen = Seen()
@@ -213,7 +218,7 @@ class _Demo:
             if part.wait_until_ready(_READY_S):
                 self._tick(part.name)
         self._tick("tenant 1/1 registered")
-        end = "Ctrl-C" if self._stay else "by itself after about 90 s (--stay: not), or Ctrl-C"
+        end = "Ctrl-C" if self._shop is not None else "by itself after about 90 s (--stay: not), or Ctrl-C"
         self._out.print(addresses(self._service.url, end), highlight=False)
         self._say("recording: three pushers play the change stream of a real TiDB; first rows usually after 4 s")
 
@@ -224,7 +229,7 @@ class _Demo:
         out, seen = self._out, self._seen
         cursor: str | None = None
         is_announced = False
-        while not self._time.is_over(_PAUSE_S) and (self._stay or not self._is_played()):
+        while not self._time.is_over(_PAUSE_S) and not (self._is_played() and self._shop is None):
             limit = None if is_announced else _FIRST_PAGES_ROWS
             page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5, limit=limit)
             cursor = page.next_cursor
@@ -236,6 +241,7 @@ class _Demo:
             if pushing.error is not None:
                 raise pushing.error
             self._look()
+            self._keep_writing(client, stack)
             if out.is_terminal and is_announced:
                 out.print(self._line(pushing.is_alive()), end="\r", highlight=False, no_wrap=True, crop=True)
 
@@ -243,6 +249,20 @@ class _Demo:
         """Whether nothing is left to be shown: neither of the recording nor of the acts."""
         is_read = self._seen.resolved_ts >= self._recording_ends
         return is_read and self._last_act is not None and self._last_act.is_over
+
+    def _keep_writing(self, client: Client, stack: ExitStack) -> None:
+        """Open the shop once everything was played, if the demo stays; raise what ended it."""
+        if self._sample is not None and self._sample.error is not None:
+            raise self._sample.error
+        if self._shop is None or self._sample is not None or not self._is_played():
+            return
+        tenant = SAMPLE_TENANT
+        client.register_tenant(tenant.cluster_id, tenant.tenant_id)
+        self._sample = RunningSample(client.url, tenant, self._shop)
+        stack.callback(self._sample.stop)
+        self._say(f"tenant {tenant}: a sample shop writes until Ctrl-C")
+        line = f"{_program('tistream')} pull shop.orders -t {tenant.tenant_id} --url {client.url} --follow"
+        self._out.print(f"  {line}", style="cyan", highlight=False, soft_wrap=True)
 
     def _begin_load(self, stack: ExitStack) -> None:
         from simulator.demo import load

@@ -1,9 +1,9 @@
-"""The shop on disk: one file beside the service's data, so that a restart goes on where the shop was.
+"""The shop on disk: one file beside the service's data, so that a restart continues where the shop was.
 
     seed, start_ts      of the tenant's log
     state               the rows as of a timestamp that the service's log has reached: nothing below is asked for again
     sessions            what has happened since follows from them
-    until_ms            the shop goes on up to here by itself, whenever the process ends
+    until_ms            the shop continues up to here by itself, whenever the process ends
     key                 the API key of its pushers, where keys are required
 
 Written before anything happens that it does not cover. It holds a key, so only its owner may read it.

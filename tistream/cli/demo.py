@@ -25,7 +25,9 @@ _KILL_SHARE = 0.4  # share of a limited demo after which a sorter is killed
 def demo(
     port: Port = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds, whatever was played.")] = None,
-    stay: Annotated[bool, typer.Option("--stay", help="Stay when everything was played, until Ctrl-C.")] = False,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="When everything was played, let a sample shop write until Ctrl-C.")
+    ] = False,
     speed: Annotated[str, typer.Option(help="Speed of the recording: N times real time, or max.")] = "4",
     kill_after: Annotated[
         float | None, typer.Option(help="Kill a sorter after this many seconds; by default 45, or 0.4 of --seconds.")

@@ -90,7 +90,7 @@ class Upstream:
         return State(step=self.step, ts=now_ts, rows=rows, last_ids=dict(self.shop.last_ids), meta=meta)
 
     def forget(self, state: State) -> None:
-        """Nobody asks for anything below this state any more."""
+        """No pusher asks for anything below this state any more."""
         self.cluster.forget(state.ts)
         while len(self.sessions) > 1 and self.sessions[1].first_step <= state.step:
             del self.sessions[0]
