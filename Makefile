@@ -80,7 +80,7 @@ e2e: $(STAMP_DEV) $(COMPILED) $(STAMP_DEBIAN) ## whole services, in processes an
 	$(PYTEST) -n 3 tests/e2e
 
 soak: $(STAMP_DEV) $(COMPILED) ## long runs: 1,000 seeds of the simulator, 20 minutes of chaos
-	$(BIN)/tistream sim --seeds 0:1000 --jobs 2
+	$(BIN)/tistream sim --seeds 0:1000 --processes 2
 	$(BIN)/tistream chaos --minutes 20
 
 fast: lint imports ## style, contracts and the quick unit tests: under a minute

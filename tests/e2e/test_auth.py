@@ -100,7 +100,7 @@ def test_a_tenant_from_registration_to_rows_by_its_own_keys(owner: Person, recor
     assert "TS-1081" in nobody.run("pull", "shop", "--url", url, TISTREAM_KEY=push_key, status=2)[1]
     assert "TS-1010" in nobody.run("pull", "shop", "-t", "2", "--url", url, TISTREAM_KEY=consumer, status=3)[1]
     new = owner.run("tenant", "rotate-key", *of, "--overlap-hours", "0")[0].strip()
-    listed = {row["key_id"]: row["state"] for row in json.loads(owner.run("key", "list", "-o", "json")[0])}
+    listed = {row["key_id"]: row["state"] for row in json.loads(owner.run("key", "list", "--json")[0])}
     assert (listed[push_key[4:17]], listed[new[4:17]]) == ("expired", "living")
     headings, *rows = owner.run("key", "list", *of)[0].splitlines()
     assert headings.split() == ["key", "state", "role", "tenant", "last", "used", "ends", "name"]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def test_nothing_is_lost_in_chaos(tmp_path: Path) -> None:
     """The seed has 18 events: all seven kinds of harm, on every process, the database, the bucket and the control."""
     with (tmp_path / "said").open("w") as said:
-        command = [sys.executable, "-m", "tistream.cli.main", "chaos", "--minutes=0.6", "--seed=2297", "--every=0.5"]
+        command = [sys.executable, "-m", "tistream.cli.main", "chaos", "--minutes=0.6", "--seed=2297", "--pause=0.5"]
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=said, timeout=580, check=False)
     story = (tmp_path / "said").read_text("utf-8")
     assert ran.returncode in (0, 1), story

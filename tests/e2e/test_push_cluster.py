@@ -31,7 +31,7 @@ def test_a_cluster_is_pulled_as_tidb_answered_though_its_pusher_is_killed(
 ) -> None:
     with ServedRecording(recording) as cluster, Up(tmp_path) as up:
         register(up.url)
-        with push(cluster, up.url, tmp_path, "--seed") as pusher:
+        with push(cluster, up.url, tmp_path, "--seed-rows") as pusher:
             playing = threading.Thread(target=lambda: cluster.play(speed=6))
             playing.start()
             for _ in range(2):

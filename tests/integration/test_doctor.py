@@ -94,12 +94,10 @@ def test_the_command_gives_a_table_json_and_a_status(served: ServedCluster) -> N
     shown = runner.invoke(command_line(), ["doctor", "--pd", served.pd_address])
     assert shown.exit_code == 0
     assert "12 regions would be followed" in " ".join(shown.output.replace("│", " ").split())
-    checks = json.loads(runner.invoke(command_line(), ["doctor", "--pd", served.pd_address, "-o", "json"]).output)[
-        "checks"
-    ]
+    checks = json.loads(runner.invoke(command_line(), ["doctor", "--pd", served.pd_address, "--json"]).output)["checks"]
     assert [c["verdict"] for c in checks] == ["ok"] * 12
     served.pd._store_addresses[3] = served.pd_address  # type: ignore[index]
-    assert runner.invoke(command_line(), ["doctor", "--pd", served.pd_address, "-o", "json"]).exit_code == 1
+    assert runner.invoke(command_line(), ["doctor", "--pd", served.pd_address, "--json"]).exit_code == 1
 
 
 def test_pd_that_does_not_answer_ends_the_examination() -> None:
@@ -132,8 +130,8 @@ def test_a_keyspace_is_looked_at_in_its_own_keys() -> None:
     [
         (["--pd", "a:1", "--replay", "x"], "give one of"),
         (["--pd", " , "], "at least one PD server"),
-        (["--pd", "a:1", "--cert", "x"], "belong together"),
-        (["--pd", "a:1", "--ca", "/nowhere"], "cannot be read"),
+        (["--pd", "a:1", "--cert-path", "x"], "belong together"),
+        (["--pd", "a:1", "--ca-path", "/nowhere"], "cannot be read"),
     ],
 )
 def test_options_that_cannot_be(args: list[str], words: str) -> None:

@@ -77,7 +77,7 @@ def test_a_catalog_that_is_away() -> None:
 
 def doctor(*args: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit status, and the checks by name."""
-    done = CliRunner().invoke(command_line(), ["doctor", *args, "-o", "json"])
+    done = CliRunner().invoke(command_line(), ["doctor", *args, "--json"])
     return done.exit_code, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 

@@ -283,7 +283,7 @@ def test_the_command_draws_it(world: ApiWorld) -> None:
         assert drawn.stdout.startswith("Tenant 1/1 is 1.0 s ")
         assert "upstream flush" in drawn.stdout
         assert "█" * 32 in drawn.stdout
-        whole = run.invoke(command_line(), ["explain", "lag", "-c", "1", "-t", "1", "-o", "json", "--url", server.url])
+        whole = run.invoke(command_line(), ["explain", "lag", "-c", "1", "-t", "1", "--json", "--url", server.url])
         assert sum(stage["duration_s"] for stage in json.loads(whole.stdout)["stages"]) == 1
         none = run.invoke(command_line(), ["lag", "-c", "9", "--url", server.url])
         assert none.stdout.strip() == "no such tenant"

@@ -77,9 +77,7 @@ def issuer_of(server: GuardedS3, terms: PushTerms) -> CredentialIssuer:
 
 def look(url: str, *more: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit status, and the checks by name."""
-    done = CliRunner().invoke(
-        command_line(), ["push", "--check", "-c", "1", "-t", "1", "--url", url, "-o", "json", *more]
-    )
+    done = CliRunner().invoke(command_line(), ["push", "--check", "-c", "1", "-t", "1", "--url", url, "--json", *more])
     return done.exit_code, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 

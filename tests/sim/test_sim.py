@@ -195,7 +195,7 @@ def test_the_same_seed_twice_is_the_same_run_in_any_process() -> None:
 
 
 def test_a_command_that_is_killed_leaves_no_process_behind() -> None:
-    command = [sys.executable, "-m", "tistream.cli.main", "sim", "--seeds", "0:1000", "--jobs", "2"]
+    command = [sys.executable, "-m", "tistream.cli.main", "sim", "--seeds", "0:1000", "--processes", "2"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

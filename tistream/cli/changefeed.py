@@ -9,7 +9,7 @@ import typer
 from tistream.admin.core.units import seconds_text
 from tistream.cli.filter_options import Changed, Columns, FilterFile, Ops, Tables, Where, filters_of
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
-from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_rows
+from tistream.cli.output import Column, NoColor, Output, OutputOption, show_facts, show_rows
 from tistream.cli.service import connect, tenant_path
 from tistream.limits import CONSUMER_IDLE_HOURS_DEFAULT
 
@@ -37,6 +37,7 @@ def create(
     ] = CONSUMER_IDLE_HOURS_DEFAULT,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Register a consumer; the log above its checkpoint is kept.
 
@@ -49,7 +50,7 @@ def create(
         "partitions": partitions,
         "idle_limit_s": idle_hours * 3600,
     }
-    show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds"), body))
+    show_facts(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds"), body), output)
 
 
 @commands.command("list")
@@ -76,9 +77,11 @@ def list_all(
 
 
 @commands.command()
-def show(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
+def show(
+    changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE
+) -> None:
     """Show one consumer."""
-    show_data(_send(url, "GET", tenant_path(cluster, tenant, "changefeeds", changefeed_id)))
+    show_facts(_send(url, "GET", tenant_path(cluster, tenant, "changefeeds", changefeed_id)), output)
 
 
 @commands.command()
@@ -89,10 +92,11 @@ def checkpoint(
     tenant: Tenant,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Move a consumer's checkpoint forward."""
     path = tenant_path(cluster, tenant, "changefeeds", changefeed_id)
-    show_data(_send(url, "PATCH", path, {"checkpoint_ts": str(ts)}))
+    show_facts(_send(url, "PATCH", path, {"checkpoint_ts": str(ts)}), output)
 
 
 @commands.command()
@@ -103,22 +107,27 @@ def reset(
     tenant: Tenant,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Move a consumer to another timestamp, also further back."""
     path = tenant_path(cluster, tenant, "changefeeds", changefeed_id)
-    show_data(_send(url, "POST", f"{path}:reset", {"to": to}))
+    show_facts(_send(url, "POST", f"{path}:reset", {"to": to}), output)
 
 
 @commands.command()
-def pause(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
+def pause(
+    changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE
+) -> None:
     """Pause a consumer: its members get nothing, and its log is still kept."""
-    show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":pause"))
+    show_facts(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":pause"), output)
 
 
 @commands.command()
-def resume(changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL) -> None:
+def resume(
+    changefeed_id: Id, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE
+) -> None:
     """Resume a paused consumer."""
-    show_data(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":resume"))
+    show_facts(_send(url, "POST", tenant_path(cluster, tenant, "changefeeds", changefeed_id) + ":resume"), output)
 
 
 @commands.command()

@@ -15,7 +15,7 @@ from tistream.cli.run import on_signals
 def chaos(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long faults are injected.")] = 3.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the faults and of the upstream; random by default.")] = None,
-    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two events, about.")] = 5.0,
+    pause: Annotated[float, typer.Option(min=0.5, help="Seconds between two events, about.")] = 5.0,
     sorters: Annotated[int, typer.Option(min=1, help="How many of them.")] = 2,
     dispatchers: Annotated[int, typer.Option(min=1, help="How many of them.")] = 2,
     rate: Annotated[float, typer.Option(help="Steps of the modelled workload per second.")] = 200.0,
@@ -35,7 +35,7 @@ def chaos(
     on_signals(stop.set)
     chosen = secrets.randbelow(1 << 31) if seed is None else seed
     size = Size(sorters=sorters, dispatchers=dispatchers, steps_per_s=rate)
-    report = run(minutes * 60, chosen, size, _say, every_s=every, stop=stop)
+    report = run(minutes * 60, chosen, size, _say, every_s=pause, stop=stop)
     print(json.dumps(report.shown(), indent=2))
     if not report.held:
         raise typer.Exit(1)

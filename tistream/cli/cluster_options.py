@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 Pd = Annotated[
     str | None, typer.Option("--pd", help="A live cluster: addresses of its PD servers, host:port[,host:port].")
 ]
-Ca = Annotated[Path | None, typer.Option("--ca", help="PEM file: the authority of the cluster's certificates.")]
-Cert = Annotated[Path | None, typer.Option("--cert", help="PEM file: our certificate for the cluster.")]
-Key = Annotated[Path | None, typer.Option("--key", help="PEM file: the key of our certificate.")]
+CaPath = Annotated[
+    Path | None, typer.Option("--ca-path", help="PEM file: the authority of the cluster's certificates.")
+]
+CertPath = Annotated[Path | None, typer.Option("--cert-path", help="PEM file: our certificate for the cluster.")]
+KeyPath = Annotated[Path | None, typer.Option("--key-path", help="PEM file: the key of our certificate.")]
 StoreId = Annotated[
     list[int] | None, typer.Option("--store-id", help="Of a cluster: follow this store only. May be repeated.")
 ]
@@ -33,7 +35,7 @@ IdleInterval = Annotated[
 Seed = Annotated[
     bool,
     typer.Option(
-        "--seed",
+        "--seed-rows",
         help="Of a cluster: also push the rows at the beginning, and those that a MODIFY COLUMN rewrites later.",
     ),
 ]
@@ -87,7 +89,7 @@ def tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
     from tistream.tikv.channels import TlsFiles
 
     if (cert is None) != (key is None):
-        raise InvalidInput("--cert and --key belong together")
+        raise InvalidInput("--cert-path and --key-path belong together")
     if ca is None and cert is None:
         return None
     try:

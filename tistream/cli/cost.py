@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tistream.cli.output import Output, show_data, show_rows
+from tistream.cli.output import Output, OutputOption, show_data, show_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def cost(
     storage_gb_month: Annotated[float, _number("--storage-price", "USD a GB and month.")] = 0.023,
     vcpu_month: Annotated[float, _number("--vcpu-price", "USD a vCPU and month.")] = 29.8,
     rds_month: Annotated[float, _number("--rds-price", "USD a month for the database.")] = 373.0,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to show it.")] = Output.TABLE,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Estimate the month's bill of a cluster of this size, and what single changes would save.
 

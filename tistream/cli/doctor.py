@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tistream.cli import cluster_options as of_cluster
-from tistream.cli.options import DEFAULT_URL, ApiKey, Bucket, Catalog, Config, Url
+from tistream.cli.options import DEFAULT_URL, Bucket, Catalog, Config, Key, Url
 from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_rows
 from tistream.errors import ConfigError
 
@@ -37,11 +37,11 @@ def doctor(
     object_store: Bucket = None,
     config: Config = None,
     url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
+    key: Key = None,
     keyspace: of_cluster.Keyspace = None,
-    ca: of_cluster.Ca = None,
-    cert: of_cluster.Cert = None,
-    key: of_cluster.Key = None,
+    ca_path: of_cluster.CaPath = None,
+    cert_path: of_cluster.CertPath = None,
+    key_path: of_cluster.KeyPath = None,
     output: OutputOption = Output.TABLE,
     no_color: NoColor = False,
 ) -> None:
@@ -61,7 +61,7 @@ def doctor(
     found: list[Finding] = []
     subjects = []
     if pd is not None:
-        found += check_cluster(of_cluster.endpoints(pd), of_cluster.tls(ca, cert, key), keyspace)
+        found += check_cluster(of_cluster.endpoints(pd), of_cluster.tls(ca_path, cert_path, key_path), keyspace)
         subjects.append(f"the cluster of {pd}")
     if catalog is not None or object_store is not None or config is not None:
         settings = settings_of(config, catalog=catalog, object_store=object_store, more={"log.level": "error"})

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import typer
 
-from tistream.cli.output import Column, Output, console, show_rows
+from tistream.cli.output import Column, Output, OutputOption, console, show_data, show_facts, show_rows
 from tistream.errors import CorruptObject, InvalidInput, NotFound, ObjectNotFound
+
+if TYPE_CHECKING:
+    from tistream.codec.segment_file import SegmentFile, SegmentInfo
 
 commands = typer.Typer(help="Look inside the files of a bucket.", no_args_is_help=True)
 _ROWS_SHOWN = 5
@@ -20,24 +24,44 @@ _ROWS_SHOWN = 5
 def inspect_file(
     path: Annotated[str, typer.Argument(help="A segment file, or an object as file:// or s3:// URL.")],
     rows: Annotated[int, typer.Option(help="Rows of each segment to show.")] = _ROWS_SHOWN,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Show head, segments, timestamps and checksums of a batch file, committed file or snapshot."""
-    from rich.text import Text
-
-    from tistream import ts as tso
     from tistream.codec.segment_file import SegmentFile
 
     data = _read(path)
     file = SegmentFile.open(path, data)
-    out = console()
-    out.print(f"[bold]{path}[/]  {len(data):,} bytes, {len(file.segments)} segments")
-    out.print_json(json.dumps(file.head))
     bad: dict[int, str] = {}
     for s in file.segments:
         try:
             file.read(s.number)
         except CorruptObject as e:
             bad[s.number] = e.message
+    first = {
+        s.number: [_plain(row) for row in file.read(s.number).slice(0, rows).to_pylist()]
+        for s in file.segments
+        if not bad and s.rows and rows
+    }
+    if output is Output.TABLE:
+        out = console()
+        out.print(f"[bold]{path}[/]  {len(data):,} bytes, {len(file.segments)} segments")
+        show_facts(file.head, output)
+        _show_segments(file, bad)
+        for number, some in first.items():
+            out.print(f"[bold]segment {number}[/], first {len(some)} rows")
+            show_rows(some, output, [(name, itemgetter(name)) for name in some[0]])
+    else:
+        segments = [_segment_fact(s, bad.get(s.number), first.get(s.number, [])) for s in file.segments]
+        show_data({"object": path, "bytes": len(data), "head": file.head, "segments": segments}, output)
+    if bad:
+        raise CorruptObject("The file is damaged.", object=path)
+
+
+def _show_segments(file: SegmentFile, bad: Mapping[int, str]) -> None:
+    from rich.text import Text
+
+    from tistream import ts as tso
+
     columns: list[Column] = [
         ("#", lambda s: s.number),
         ("kind", lambda s: s.kind),
@@ -53,13 +77,33 @@ def inspect_file(
         ),
     ]
     show_rows(list(file.segments), Output.TABLE, columns)
-    for s in file.segments:
-        if not bad and s.rows and rows:
-            out.print(f"[bold]segment {s.number}[/], first {min(rows, s.rows)} rows")
-            for row in file.read(s.number).slice(0, rows).to_pylist():
-                out.print({k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()}, highlight=False)
-    if bad:
-        raise CorruptObject("The file is damaged.", object=path)
+
+
+def _segment_fact(s: SegmentInfo, fault: str | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A segment as data."""
+    return {
+        "number": s.number,
+        "kind": s.kind,
+        "task_id": s.task_id,
+        "tables": [s.table_lo, s.table_hi] if s.table_hi else None,
+        "rows": s.rows,
+        "bytes": s.length,
+        "lo_ts": str(s.lo_ts) if s.hi_ts else None,
+        "hi_ts": str(s.hi_ts) if s.hi_ts else None,
+        "start_key": s.start_key.hex(),
+        "end_key": s.end_key.hex(),
+        "crc32c": f"{s.crc:08x}",
+        "fault": fault,
+        "first_rows": rows,
+    }
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with bytes in hexadecimal, and timestamps as text."""
+    return {
+        name: value.hex() if isinstance(value, bytes) else str(value) if name.endswith("_ts") else value
+        for name, value in row.items()
+    }
 
 
 def _read(path: str) -> bytes:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from tistream.admin.core.units import bytes_text, seconds_text
-from tistream.cli.operate import Limit, OfTenant, of_tenant, pages
-from tistream.cli.options import DEFAULT_URL, Key, Url
+from tistream.cli.operate import Limit, of_tenant, pages
+from tistream.cli.options import DEFAULT_URL, Key, OneCluster, OneTenant, Url
 from tistream.cli.output import NoColor, Output, OutputOption, show_facts, show_rows
 from tistream.cli.service import DryRun, act, connect, given
 
@@ -21,7 +21,8 @@ Kind = Annotated[str | None, typer.Option("--kind", help="Only these: merge, bas
 
 @commands.command("list")
 def list_jobs(
-    tenant: OfTenant = None,
+    cluster: OneCluster = None,
+    tenant: OneTenant = None,
     state: States = None,
     kind: Kind = None,
     limit: Limit = 100,
@@ -31,7 +32,7 @@ def list_jobs(
     no_color: NoColor = False,
 ) -> None:
     """List jobs with their state, what they read and the requests they saved; the newest first."""
-    asked = {**of_tenant(tenant), **given(state=state, kind=kind)}
+    asked = {**of_tenant(cluster, tenant), **given(state=state, kind=kind)}
     with connect(url, retry_s=0) as client:
         found = list(pages(client, "/v1/jobs", limit, asked))
     columns = [

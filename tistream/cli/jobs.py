@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tistream.cli.options import Bucket, Catalog, Cluster, Config, Tenant
-from tistream.cli.output import show_data
+from tistream.cli.output import Output, OutputOption, show_facts
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def compact(
     base_window_h: Annotated[
         float, typer.Option(min=0, help="Hours of the log in which each moment keeps a base near it.")
     ] = 168.0,
+    output: OutputOption = Output.JSON,
 ) -> None:
     """Merge small committed files into Parquet files, and build bases for reads as of a timestamp.
 
@@ -97,7 +98,7 @@ def compact(
         if bases:
             built = build_bases_of(parts.catalog, parts.store, who, executor, wanted, parts.clock, progress)
             done["bases"] = {**_shown(built), "ts": str(built.ts)}
-    show_data(done)
+    show_facts(done, output)
     if done.get("failed") or done.get("bases", {}).get("failed"):
         raise typer.Exit(1)
 
@@ -115,6 +116,7 @@ def replay(
     parts: Annotated[int, typer.Option(min=0, help="Key ranges in parallel; 0: Spark's cores, or 2 threads.")] = 0,
     leg_mb: Annotated[int, typer.Option(min=1, help="MiB of batch files that are handed over together.")] = 1024,
     memory_mb: Annotated[int, typer.Option(min=0, help="MiB of rows of one part; 0: a share of the machine's.")] = 0,
+    output: OutputOption = Output.JSON,
 ) -> None:
     """Replay a backlog of batch files in bulk, by key range, and hand over to the live sorters."""
     from backfill.job import Replay, ReplaySettings
@@ -134,7 +136,7 @@ def replay(
         )
         run = Replay(opened.catalog, opened.store, opened.clock, TenantId(cluster, tenant), executor, wanted)
         report = run.run(progress)
-    show_data({**asdict(report), "tenant": str(report.tenant)})
+    show_facts({**asdict(report), "tenant": str(report.tenant)}, output)
 
 
 def _begin(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tistream.cli.options import DEFAULT_URL, Key, Url
-from tistream.cli.output import Column, NoColor, Output, OutputOption, show_rows
+from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_rows
 from tistream.cli.service import connect
 from tistream.errors import InvalidInput
 
@@ -36,6 +36,7 @@ def create(
     ] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a key, which is printed once, alone on standard output."""
     if data is not None and catalog is None:
@@ -45,7 +46,7 @@ def create(
         return
     body = {"name": name, "role": role, "cluster_id": cluster, "tenant_id": tenant, "expires_in_s": hours * 3600}
     with connect(url) as client:
-        _show_new(client.post("/v1/keys", body))
+        show_new(client.post("/v1/keys", body), output)
 
 
 @commands.command("list")
@@ -74,10 +75,13 @@ def list_all(
 
 
 @commands.command()
-def revoke(key_id: KeyId, url: Url = DEFAULT_URL, key: Key = None) -> None:
+def revoke(key_id: KeyId, url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.TABLE) -> None:
     """Revoke a key at once; safe to repeat."""
     with connect(url) as client:
         row = client.delete(f"/v1/keys/{_id_of(key_id)}")
+    if output is not Output.TABLE:
+        show_data(row, output)
+        return
     print(f"{row['key_id']} ({row['name']}) is revoked", file=sys.stderr)
 
 
@@ -87,15 +91,20 @@ def rotate(
     overlap_hours: Annotated[float, typer.Option(help="The old key stays valid for so long.", min=0)] = 24,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Replace a key by a new one, printed once; the old key stays valid for a while."""
     with connect(url) as client:
-        _show_new(client.post(f"/v1/keys/{_id_of(key_id)}:rotate", {"overlap_s": overlap_hours * 3600}))
+        show_new(client.post(f"/v1/keys/{_id_of(key_id)}:rotate", {"overlap_s": overlap_hours * 3600}), output)
 
 
-def _show_new(made: dict[str, Any]) -> None:
+def show_new(made: dict[str, Any], output: Output, more: str = "") -> None:
+    """Print a new key, alone on standard output, or as data with all that is known of it."""
+    if output is not Output.TABLE:
+        show_data(made, output)
+        return
     of = "" if made["tenant_id"] is None else f" of tenant {made['cluster_id']}/{made['tenant_id']}"
-    print(f"{made['role']} key {made['key_id']}{of} ({made['name']}), shown this once:", file=sys.stderr)
+    print(f"{made['role']} key {made['key_id']}{of} ({made['name']}), shown this once{more}:", file=sys.stderr)
     print(made["key"])
 
 

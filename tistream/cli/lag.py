@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tistream.admin.core.units import seconds_text
-from tistream.cli.options import DEFAULT_URL, Key, Url
+from tistream.cli.options import DEFAULT_URL, Key, OneCluster, OneTenant, Url
 from tistream.cli.output import Output, OutputOption, console, show_data
 from tistream.cli.service import connect, tenant_path
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-OneCluster = Annotated[int | None, typer.Option("--cluster", "-c", help="Only this upstream cluster.")]
-OneTenant = Annotated[int | None, typer.Option("--tenant", "-t", help="Only this tenant id.")]
 
 
 def lag(

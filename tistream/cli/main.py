@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from tistream import __version__
+from tistream.cli.shared_options import share_in, with_shared_options
 from tistream.errors import ErrorKind, TiStreamError
 
 # The groups of `tistream --help`, and the commands of each with what defines it: MODULE:NAME, a function or a group of
@@ -112,9 +113,10 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
         module, _, attribute = COMMANDS[name].partition(":")
         defined = getattr(import_module(f"tistream.cli.{module}"), attribute)
         if isinstance(defined, typer.Typer):
+            share_in(defined)
             app.add_typer(defined, name=name, rich_help_panel=_PANEL_OF[name])
         else:
-            app.command(name, rich_help_panel=_PANEL_OF[name])(defined)
+            app.command(name, rich_help_panel=_PANEL_OF[name])(with_shared_options(defined))
     return app
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tistream.admin.core.units import bytes_text, seconds_text
-from tistream.cli.options import DEFAULT_URL, Url
+from tistream.cli.options import DEFAULT_URL, OneCluster, OneTenant, Url
 from tistream.cli.output import NoColor, Output, OutputOption, console, show_data, show_facts, show_rows
 from tistream.cli.service import DryRun, act, connect, given
 from tistream.errors import InvalidInput
@@ -29,7 +29,6 @@ _PAGE = 1000
 _FOLLOW_S = 1.0
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Most rows to show.")]
-OfTenant = Annotated[str | None, typer.Option("--tenant", "-t", help="Only this tenant, as CLUSTER/TENANT.")]
 WorkerName = Annotated[str, typer.Argument(help="Name of the worker.")]
 TaskId = Annotated[int, typer.Argument(help="Id of the task.")]
 
@@ -82,7 +81,8 @@ def drain(
 
 @tasks.command("list")
 def list_tasks(
-    tenant: OfTenant = None,
+    cluster: OneCluster = None,
+    tenant: OneTenant = None,
     owner: Annotated[str | None, typer.Option(help="Only those of this worker.")] = None,
     stopped: Annotated[bool, typer.Option("--stopped", help="Only those that have stopped.")] = False,
     limit: Limit = 1000,
@@ -91,7 +91,7 @@ def list_tasks(
     no_color: NoColor = False,
 ) -> None:
     """List tasks with owners, lag and load."""
-    asked = {**of_tenant(tenant), **given(owner=owner, stopped="true" if stopped else None)}
+    asked = {**of_tenant(cluster, tenant), **given(owner=owner, stopped="true" if stopped else None)}
     with connect(url, retry_s=0) as client:
         found = list(pages(client, "/v1/tasks", limit, asked))
     columns = [
@@ -123,7 +123,9 @@ def show_task(
 @tasks.command()
 def move(
     task: TaskId,
-    to: Annotated[str | None, typer.Option(help="A sorter; by default the one with the least load.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--sorter", help="Which one; by default the one with the least load.")
+    ] = None,
     dry_run: DryRun = False,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
@@ -135,7 +137,7 @@ def move(
 @tasks.command()
 def split(
     task: TaskId,
-    key: Annotated[
+    split_key: Annotated[
         str | None, typer.Option(help="Where, in hexadecimal; by default where its sorter suggests.")
     ] = None,
     dry_run: DryRun = False,
@@ -143,7 +145,7 @@ def split(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Split a task in two, while data flows."""
-    _act(url, f"/v1/tasks/{task}:split", dry_run, output, key=key)
+    _act(url, f"/v1/tasks/{task}:split", dry_run, output, key=split_key)
 
 
 @tasks.command()
@@ -166,7 +168,8 @@ def retry(task: TaskId, dry_run: DryRun = False, url: Url = DEFAULT_URL, output:
 
 @stops.command("list")
 def list_stops(
-    tenant: OfTenant = None,
+    cluster: OneCluster = None,
+    tenant: OneTenant = None,
     limit: Limit = 1000,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
@@ -174,7 +177,7 @@ def list_stops(
 ) -> None:
     """List tenants, stores, jobs and tasks that an error has stopped."""
     with connect(url, retry_s=0) as client:
-        found = list(pages(client, "/v1/stops", limit, of_tenant(tenant)))
+        found = list(pages(client, "/v1/stops", limit, of_tenant(cluster, tenant)))
     columns = [
         ("stop", lambda s: s["stop_id"]),
         ("what", lambda s: f"{s['scope']} {s['item']}"),
@@ -199,11 +202,15 @@ def resume_stop(
 
 
 def watermark_gaps(
-    tenant: OfTenant = None, url: Url = DEFAULT_URL, output: OutputOption = Output.TABLE, no_color: NoColor = False
+    cluster: OneCluster = None,
+    tenant: OneTenant = None,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+    no_color: NoColor = False,
 ) -> None:
     """Explain each stalled range in one sentence, with what to look at."""
     with connect(url, retry_s=0) as client:
-        found = client.get("/v1/gaps", **of_tenant(tenant))
+        found = client.get("/v1/gaps", **of_tenant(cluster, tenant))
     if output is not Output.TABLE:
         show_data(found, output)
         return
@@ -221,13 +228,14 @@ def events(
     kind: Annotated[
         str | None, typer.Option(help="A kind such as task.moved, or all of task, worker, tenant ...")
     ] = None,
-    tenant: OfTenant = None,
+    cluster: OneCluster = None,
+    tenant: OneTenant = None,
     limit: Limit = 50,
     url: Url = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List what happened to tasks, stores, workers and tenants; the newest last."""
-    asked = {**of_tenant(tenant), **given(kind=kind)}
+    asked = {**of_tenant(cluster, tenant), **given(kind=kind)}
     with connect(url, retry_s=30 if follow else 0) as client:
         newest = client.get("/v1/events", limit="1")["newest"]
         found = list(pages(client, "/v1/events", limit, asked))[::-1]
@@ -287,14 +295,11 @@ def pages(client: Client, path: str, limit: int, asked: dict[str, str]) -> Itera
             return
 
 
-def of_tenant(text: str | None) -> dict[str, str]:
-    """The query parameters of CLUSTER/TENANT; none without it."""
-    if text is None:
-        return {}
-    cluster, slash, tenant = text.partition("/")
-    if not (slash and cluster.isdecimal() and tenant.isdecimal()):
-        raise InvalidInput(f"'{text}' is not a tenant: give CLUSTER/TENANT, such as 1/1.")
-    return {"cluster_id": cluster, "tenant_id": tenant}
+def of_tenant(cluster: int | None, tenant: int | None) -> dict[str, str]:
+    """The query parameters of one tenant; none without it."""
+    if (cluster is None) != (tenant is None):
+        raise InvalidInput("--cluster and --tenant go together")
+    return {} if cluster is None else {"cluster_id": str(cluster), "tenant_id": str(tenant)}
 
 
 def _quoted(name: str) -> str:

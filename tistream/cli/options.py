@@ -31,17 +31,10 @@ Key = Annotated[
         "--key", help="API key; by default the one that tistream login kept.", envvar="TISTREAM_KEY", callback=_use_key
     ),
 ]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
-        help="API key; by default the one that tistream login kept.",
-        envvar="TISTREAM_KEY",
-        callback=_use_key,
-    ),
-]
 Cluster = Annotated[int, typer.Option("--cluster", "-c", help="Upstream cluster id.")]
 Tenant = Annotated[int, typer.Option("--tenant", "-t", help="Tenant id within the cluster.")]
+OneCluster = Annotated[int | None, typer.Option("--cluster", "-c", help="Only this upstream cluster.")]
+OneTenant = Annotated[int | None, typer.Option("--tenant", "-t", help="Only this tenant of the cluster.")]
 Config = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.", exists=True)]
 Catalog = Annotated[str | None, typer.Option("--catalog", help="Catalog URL (setting catalog.url).")]
 Bucket = Annotated[str | None, typer.Option("--object-store", help="Object store URL (setting object_store.url).")]

@@ -1,4 +1,4 @@
-"""How answers are printed: `-o table|json|yaml|ndjson` and `--no-color` of all commands.
+"""How answers are printed: `--format table|json|yaml|ndjson`, `--json` and `--no-color` of all commands.
 
 JSON, YAML and NDJSON are what the API answered. A table has the columns that a person needs, with readable values; it
 is cut at the terminal's width only on a terminal.
@@ -30,7 +30,7 @@ class Output(StrEnum):
     NDJSON = "ndjson"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to show it.")]
+OutputOption = Annotated[Output, typer.Option("--format", help="Form of the answer.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; also when NO_COLOR is set.")]
 
 
@@ -99,8 +99,21 @@ def show_facts(value: dict[str, Any], output: Output, *, no_color: bool = False)
     if output is not Output.TABLE:
         show_data(value, output)
         return
-    plain = {name: fact for name, fact in value.items() if not isinstance(fact, list | dict)}
+    plain = {name: said for name, fact in value.items() if (said := _flat(fact)) is not _NESTED}
     show_rows(list(plain.items()), output, [("fact", lambda p: p[0]), ("value", lambda p: p[1])], no_color=no_color)
+
+
+_NESTED = object()
+
+
+def _flat(fact: Any) -> Any:
+    """A fact as one text; _NESTED for what needs a table of its own."""
+    parts = fact.values() if isinstance(fact, dict) else fact if isinstance(fact, list) else ()
+    if any(isinstance(part, dict | list) for part in parts):
+        return _NESTED
+    if isinstance(fact, dict):
+        return ", ".join(f"{name}={_text(part)}" for name, part in fact.items()) or None
+    return (", ".join(map(_text, fact)) or None) if isinstance(fact, list) else fact
 
 
 def _text(value: object) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tistream.cli import cluster_options as of_cluster
-from tistream.cli.options import DEFAULT_URL, ApiKey, Cluster, MetricsHost, MetricsPort, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Cluster, Key, MetricsHost, MetricsPort, Tenant, Url
 from tistream.cli.output import Output, OutputOption
 from tistream.errors import InvalidInput
 
@@ -55,7 +55,7 @@ def push(
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
+    key: Key = None,
     speed: Annotated[str, typer.Option(help="Of a recording: N times real time, or max.")] = "1",
     start_ts: StartTs = None,
     schema_snapshot: Snapshot = None,
@@ -74,9 +74,9 @@ def push(
     keyspace: of_cluster.Keyspace = None,
     spill: of_cluster.Spill = None,
     spill_mib: of_cluster.SpillMib = 1024,
-    ca: of_cluster.Ca = None,
-    cert: of_cluster.Cert = None,
-    key: of_cluster.Key = None,
+    ca_path: of_cluster.CaPath = None,
+    cert_path: of_cluster.CertPath = None,
+    key_path: of_cluster.KeyPath = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
     check: Check = False,
@@ -96,7 +96,7 @@ def push(
     sources = sum(source is not None for source in (capture, replay, log_backup, pd))
     if sources > 1 or not (sources or check):
         raise InvalidInput("give one of --pd, --capture, --replay and --log-backup")
-    to, secured = TenantId(cluster, tenant), of_cluster.tls(ca, cert, key)
+    to, secured = TenantId(cluster, tenant), of_cluster.tls(ca_path, cert_path, key_path)
     to_pd = None if pd is None else of_cluster.endpoints(pd)
     configure(LogSettings(level="error" if check else "warning"))
     if check:

@@ -45,7 +45,7 @@ def sim(
     shrink: Annotated[bool, typer.Option("--shrink", help="Find a smaller run that fails the same way.")] = False,
     actions: Annotated[int | None, typer.Option(help="Upstream actions.")] = None,
     without: Annotated[str, typer.Option(help="Faults and events to leave out, separated by commas.")] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the seeds.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that share the seeds.")] = 1,
     story: Annotated[bool, typer.Option("--story", help="Print the whole story of the run.")] = False,
     results: Annotated[
         Path | None, typer.Option(help="Keep the results of --seeds in this file, and skip those it has.")
@@ -91,11 +91,11 @@ def sim(
         from tistream.cli.sim_crash import plan_of, play_all, play_one
 
         plan = plan_of(profile, seed, mutant, pairs=pairs, every=every)
-        held = play_all(plan, jobs) if crash_point is None else play_one(plan, crash_point, whole=story)
+        held = play_all(plan, processes) if crash_point is None else play_one(plan, crash_point, whole=story)
         raise typer.Exit(0 if held else 1)
     chosen = profile or (MUTANTS[mutant].scenario if mutant else None)
     job = _Job(0, chosen, mutant, actions, frozenset(filter(None, without.split(","))))
-    player = _Player(jobs=jobs, story=story, shrink=shrink, keep=keep)
+    player = _Player(jobs=processes, story=story, shrink=shrink, keep=keep)
     if results is None:
         failed = player.play([replace(job, seed=n) for n in _range(seed, seeds, mutant is not None)])
     else:

@@ -27,7 +27,7 @@ RESTORE_FORMATS = ("sql", "csv")
 _SESSION = "SET NAMES utf8mb4;\nSET time_zone = '+00:00';\n"
 
 AsOf = Annotated[str, typer.Option(help="TSO, RFC 3339 time, latest (default) or a span such as -15m.")]
-Wait = Annotated[float, typer.Option(help="Seconds to wait until the watermark has passed the moment.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait until the watermark has passed the moment.")]
 
 
 def snapshot(
@@ -40,7 +40,7 @@ def snapshot(
     key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
-    wait: Wait = 0,
+    timeout: Timeout = 0,
 ) -> None:
     """Read a table as of a timestamp, from the log alone."""
     from tistream.client import connect
@@ -50,7 +50,9 @@ def snapshot(
         raise InvalidInput(f"'{what}' names no table: write database.table.")
     _check_format(format, SNAPSHOT_FORMATS)
     with connect(url) as client:
-        rows = client.rows(cluster, tenant, database, table, as_of=as_of, format=format, columns=columns, wait_s=wait)
+        rows = client.rows(
+            cluster, tenant, database, table, as_of=as_of, format=format, columns=columns, wait_s=timeout
+        )
         if output is not None:
             _write(output, rows)
             return

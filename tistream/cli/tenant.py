@@ -10,8 +10,9 @@ import typer
 
 from tistream.admin.core.units import lag_text
 from tistream.admin.onboarding import checklist
+from tistream.cli.key import show_new
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
-from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_rows
+from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_facts, show_rows
 from tistream.cli.service import DryRun, act, connect, given, show_outcome, tenant_path
 from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError
 
@@ -43,6 +44,7 @@ def register(
     timeout: Annotated[float, typer.Option(help="With --wait: give up after this many seconds.", min=0)] = 3600,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    output: OutputOption = Output.JSON,
 ) -> None:
     """Register a tenant, which then waits for its first schema snapshot.
 
@@ -51,7 +53,7 @@ def register(
     """
     with connect(url) as client:
         made = client.register_tenant(cluster, tenant)
-        show_data(made)
+        show_data(made, output) if output is not Output.TABLE else show_facts(made, output)
         if str(made["push"].get("key") or "").endswith(_SHOWN_ONCE):
             print("an earlier answer, which was lost, showed the key: tistream tenant rotate-key", file=sys.stderr)
         if check := made["push"].get("check"):  # a service of an earlier version names none
@@ -200,6 +202,7 @@ def rotate_key(
     overlap_hours: Annotated[float, typer.Option(help="The old key stays valid for so long.", min=0)] = 24,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Create the next key of a tenant's pushers, or their first.
 
@@ -214,8 +217,7 @@ def rotate_key(
             new = {"name": f"pushers of {cluster}/{tenant}", "role": "pusher"}
             made = client.post("/v1/keys", {**new, "cluster_id": cluster, "tenant_id": tenant})
     old = f"; {valid[-1]['key_id']} stays valid for {overlap_hours:g} hours" if valid else ""
-    print(f"pusher key {made['key_id']} of tenant {cluster}/{tenant}, shown this once{old}:", file=sys.stderr)
-    print(made["key"])
+    show_new(made, output, old)
 
 
 def _wait(client: Client, cluster: int, tenant: int, deadline: float, push: dict[str, Any]) -> None:

@@ -65,7 +65,7 @@ def test_levers_are_compared_with_the_bill_as_it_is() -> None:
 
 
 def test_the_command_prints_the_same() -> None:
-    done = CliRunner().invoke(command_line(), ["cost", "--stores", "100", "--mb-per-s", "100", "-o", "json"])
+    done = CliRunner().invoke(command_line(), ["cost", "--stores", "100", "--mb-per-s", "100", "--json"])
     assert done.exit_code == 0
     printed = json.loads(done.stdout)
     assert printed["usd"] == round(month(BIG).usd, 2)

@@ -99,7 +99,7 @@ def test_the_shell_completes_commands() -> None:
         (("push", "--capture", "{tmp}", "--replay", "{tmp}"), 2, "give one of"),
         (("push", "--replay", "{tmp}"), 3, "no recording here"),
         (("status", "--url", "http://127.0.0.1:1"), 4, "does not answer"),
-        (("status", "-o", "xml"), 2, "table"),
+        (("status", "--format", "xml"), 2, "table"),
         (("inspect", "file", "{tmp}/none"), 3, "no file"),
         (("inspect", "file", "{tmp}"), 2, "Cannot read"),
         (("inspect", "file", "file://{tmp}/none"), 3, "no object"),

@@ -228,16 +228,16 @@ def test_pushers_have_what_their_entries_say(case: str) -> None:
         assert list(args) == (["orders"] if case == "trial" else [])
         return
     orders, billing = args["orders"], args["billing"]
-    assert "--seed" in orders
-    assert orders[orders.index("--ca") :][:6:2] == ["--ca", "--cert", "--key"]
+    assert "--seed-rows" in orders
+    assert orders[orders.index("--ca-path") :][:6:2] == ["--ca-path", "--cert-path", "--key-path"]
     assert orders[orders.index("--spill-mib") + 1] == "4096"
     assert [billing[i + 1] for i, word in enumerate(billing) if word == "--table"] == [
         "billing.invoices",
         "billing.payments",
     ]
     assert billing[billing.index("--start-ts") + 1] == "462051891486294017"
-    assert "--seed" not in billing
-    assert "--ca" not in billing
+    assert "--seed-rows" not in billing
+    assert "--ca-path" not in billing
 
 
 def test_each_side_of_the_feed_expects_the_name_in_the_certificate_of_the_other(case: str) -> None:
