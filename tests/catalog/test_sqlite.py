@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import event
 
-from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.engine import Catalog, _migrations, newest_revision, revisions
 from tistream.catalog.tenancy.tenants import list_tenants, register_tenant
 from tistream.errors import CatalogUnavailable, ConfigError
 from tistream.ids import Tenant
+
+_MIGRATE = "import sys; from tistream.catalog.database.engine import Catalog; Catalog(sys.argv[1]).migrate()"
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -42,6 +47,20 @@ class TestCatalogOnSQLite:
             conn.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
         with pytest.raises(CommandError, match="9999"):
             catalog.migrate()
+
+
+def test_the_newest_revision_is_the_one_that_alembic_ends_at() -> None:
+    scripts = ScriptDirectory.from_config(_migrations())
+    assert newest_revision() == scripts.get_current_head()
+    assert revisions() == {script.revision for script in scripts.walk_revisions()}
+
+
+def test_a_catalog_of_this_version_is_opened_without_alembic(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/catalog.db"
+    Catalog(url).migrate()
+    script = f"{_MIGRATE}; print([name for name in sys.modules if name == 'alembic'])"
+    again = subprocess.run([sys.executable, "-c", script, url], capture_output=True, text=True, check=True)
+    assert again.stdout.strip() == "[]"
 
 
 def test_a_file_that_cannot_be_opened_is_unavailable(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import inspect, make_url, text
+from sqlalchemy import make_url, text
 from sqlalchemy.exc import ArgumentError
 
 from tistream.catalog.database.engine import Catalog, newest_revision, now_ms, revisions
@@ -17,7 +17,6 @@ from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, 
 from tistream.errors import NotFound
 
 _WANTED = "READ COMMITTED"
-_VERSION_TABLE = "alembic_version"  # Alembic's own
 _NOTHING = events.delete().where(events.c.event_id < 0)
 
 
@@ -78,13 +77,7 @@ def _clock(catalog: Catalog, clock: Clock) -> Finding:
 
 
 def _migrations(catalog: Catalog) -> Finding:
-    newest = newest_revision()
-    with catalog.reading() as conn:
-        named = inspect(conn).has_table(_VERSION_TABLE)
-    found = None
-    if named:
-        with catalog.reading() as conn:
-            found = conn.execute(text(f"SELECT version_num FROM {_VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
+    newest, found = newest_revision(), catalog.revision()
     facts = {"found": found, "newest": newest}
     if found is None:
         return warn("no tables yet; the first service creates them", **facts)

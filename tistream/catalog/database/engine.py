@@ -15,12 +15,15 @@ error while committing is not: the caller must read back.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, select
+from sqlalchemy import Connection, Engine, column, create_engine, event, exc, inspect, make_url, select, table
 from sqlalchemy.engine import URL
 
 from tistream.catalog.database.metered import watch
@@ -37,6 +40,8 @@ MIGRATION_WAIT_S = 120
 _alembic = threading.Lock()  # Alembic keeps its context in module globals
 
 _KNOWN = "sqlite:////absolute/path.db or mysql+pymysql://user:password@host:port/database"
+_VERSIONS = table("alembic_version", column("version_num"))  # Alembic's own table
+_REVISION = re.compile(r"v(\d{4})_\w+\.py")
 _DUPLICATE_MYSQL = 1062
 _DUPLICATES_SQLITE = {"SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE"}
 # MySQL raises these as OperationalError although no retry can help: unknown column, no privilege, unknown database.
@@ -53,8 +58,18 @@ class Catalog:
 
     def migrate(self) -> None:
         """Migrate the schema to this version. Safe from any number of processes and threads at once."""
+        if self.revision() == newest_revision():
+            return  # most starts: Alembic, which takes a while to import, is not needed
         with _alembic, self._migration_lock() as conn:
             _upgrade(conn)
+
+    def revision(self) -> str | None:
+        """The revision of the tables; None when there are none."""
+        with self.reading() as conn:
+            if not inspect(conn).has_table(_VERSIONS.name):
+                return None
+        with self.reading() as conn:
+            return conn.execute(select(_VERSIONS.c.version_num)).scalar()
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -215,16 +230,14 @@ def _sqlite_engine(url: URL, shown: str) -> Engine:
 
 def newest_revision() -> str:
     """The revision that `migrate` ends at."""
-    from alembic.script import ScriptDirectory
-
-    return str(ScriptDirectory.from_config(_migrations()).get_current_head())
+    return max(revisions())
 
 
+@cache
 def revisions() -> frozenset[str]:
-    """All revisions known to this version."""
-    from alembic.script import ScriptDirectory
-
-    return frozenset(script.revision for script in ScriptDirectory.from_config(_migrations()).walk_revisions())
+    """All revisions known to this version; each is in the name of its file."""
+    names = [file.name for file in files("tistream.catalog.database.migrations").joinpath("versions").iterdir()]
+    return frozenset(found[1] for name in names if (found := _REVISION.fullmatch(name)))
 
 
 def _upgrade(conn: Connection) -> None:
