@@ -159,7 +159,7 @@ class Unauthenticated(InvalidInput):
     """The request needs a valid API key."""
 
     code = "TS-1080"
-    hint = "Send Authorization: Bearer KEY. The tistream command uses TISTREAM_KEY, --key or the key of tistream login."
+    hint = "Send the header Authorization: Bearer KEY."
 
 
 class NotAllowed(InvalidInput):

@@ -25,6 +25,7 @@ class NotSynced(TiStreamError):
     """There is no timestamp to give: the store waits for PD (TiKV's MaxTimestampNotSynced)."""
 
     kind = ErrorKind.RETRY
+    code = "TS-1088"
 
 
 class Timestamps(Protocol):

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from tistream import __version__
+from tistream.cli.hints import hint_of
 from tistream.cli.shared_options import share_in, with_shared_options
 from tistream.errors import ErrorKind, TiStreamError
 
@@ -135,8 +136,8 @@ def main() -> None:
         command_line(sys.argv[1:])()
     except TiStreamError as e:
         print(f"tistream: {e} [{e.code}]", file=sys.stderr)
-        if e.hint:
-            print(f"  {e.hint}", file=sys.stderr)
+        if hint := hint_of(e):
+            print(f"  {hint}", file=sys.stderr)
         sys.exit(EXIT[e.kind])
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -33,7 +33,7 @@ class NotActive(TiStreamError):
 
     kind = ErrorKind.RETRY
     code = "TS-1084"
-    hint = "Start its pushers: tistream push. GET /healthz shows what is wrong, if anything is."
+    hint = "Start its pushers: tistream push. tistream doctor shows what is wrong, if anything is."
 
 
 @commands.command()
