@@ -23,7 +23,7 @@ from tistream.codec import memcomparable
 from tistream.codec.table_key import SYSTEM_IDS_FROM
 from tistream.http.auth.core.roles import ANYONE, Principal
 from tistream.ids import Tenant
-from tistream.objectstore.metered import requests_so_far
+from tistream.objectstore.metered import MeteredStore, requests_so_far
 
 _STOPS_SHOWN_MAX = 50
 _STRIP_WIDTH = 1000.0
@@ -90,9 +90,11 @@ def _of_service(services: Services) -> dict[str, Any]:
     sorters = [w for w in views.workers(operator_views.sources_of(services), "sorter")["items"] if w["alive"]]
     requests = requests_so_far()
     count = round(sum(n for operation, n in requests.items() if operation != "delete"))
+    is_s3 = isinstance(services.store, MeteredStore) and services.store.is_s3
+    usd = round(of_requests(requests), 4) if is_s3 else None  # a folder has no prices
     return {
         "bytes_per_s": sum(w["bytes_per_s"] for w in sorters) if sorters else None,
-        "requests": {"count": count, "usd": round(of_requests(requests), 4)} if count else None,
+        "requests": {"count": count, "usd": usd} if count else None,
     }
 
 

@@ -66,6 +66,7 @@ class SamplePush(PushRun):
         self._candidate: State | None = None  # kept once the log has reached it
         self.problem = ""  #: what the push waits for
         self.now_ms = 0  #: everything that is due before has happened
+        self.readable = threading.Event()  #: the service's log has the first rows
         self.opened, self.lock = threading.Event(), threading.Lock()
         self.upstream: Upstream
 
@@ -141,6 +142,7 @@ class SamplePush(PushRun):
             pushed_ts = max(pushed_ts, worker.start(self._stop))
         self.now_ms = max(self._kept.until_ms, ts.physical_ms(pushed_ts) + 1)  # a clock that was set back waits
         self.upstream.advance(self._kept.until_ms)
+        self._opened_ts = ts.compose(self._kept.until_ms)
         self._ticked_ms = 0
         self.opened.set()
 
@@ -173,3 +175,5 @@ class SamplePush(PushRun):
         for worker in self._workers:
             worker.step()
         self._ticked_ms = now_ms
+        if not self.readable.is_set() and (lowest_durable_ts(self._frontier.read()) or 0) >= self._opened_ts:
+            self.readable.set()

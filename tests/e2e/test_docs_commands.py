@@ -1,14 +1,14 @@
 """Every command and program of README.md and docs/ works as it stands, page by page, against one real service.
 
-The README comes first: its first blocks start that service, over a recording of a real TiDB. The tutorial goes on in
-the same folder, and stops and starts the service on its way; the other pages use it. How a block is run, and which are
-not, is said in its info string (tests/kit/doc_blocks.py).
+The README comes first: its first blocks start that service, with the sample shop. The tutorial goes on in the same
+folder, and stops and starts the service on its way. The other pages use one that holds a recording of a real TiDB. How
+a block is run, and which are not, is said in its info string (tests/kit/doc_blocks.py).
 
 Each page has a folder with `simulator/recording` and `examples` of this repository, and with `ts`, the folder of the
 service. These words are replaced: the ports 8711 to 8713 by free ones, 10.0.0.1:2379 by the PD of a modelled cluster,
 and the README's database and bucket by files (tests/e2e/test_cluster.py has a process per role on a real database and
-an S3 server). Behind a push of the recording the tests wait until all of it is served: a reader at a keyboard is
-slower.
+an S3 server). Behind a push of the recording the tests wait until all of it is served, and behind the sample's start
+until it is there: a reader at a keyboard is slower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,9 @@ import pytest
 from simulator.chaos.servers.ports import free_port
 from simulator.chaos.servers.processes import TiStreamProcess, client
 from tests.kit.doc_blocks import Block, PagePlayer, blocks_of, runnable
-from tistream.client import connect
+from tests.kit.waiting import eventually
+from tistream.client import Client, connect
+from tistream.errors import NotFound, StateForbids
 
 ROOT = Path(__file__).parents[2]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
@@ -84,23 +86,39 @@ def readme(tmp_path_factory: pytest.TempPathFactory, last_resolved_ts: int) -> I
 
 
 @pytest.fixture(scope="module")
-def site(readme: Site, last_resolved_ts: int) -> Site:
+def tutorial(readme: Site, last_resolved_ts: int) -> Site:
     """The tutorial played behind the README."""
     readme.play(TUTORIAL, until_ts=last_resolved_ts)
-    readme.player.close_terminals(keep="tistream up")
     return readme
 
 
-def test_the_readme_shows_rows_of_the_recording(readme: Site) -> None:
-    assert '"type":"insert","database":"shop","table":"customers"' in readme.said[README]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, last_resolved_ts: int) -> Iterator[Site]:
+    """The service with the recording, as the tutorial's last part starts it."""
+    folder = tmp_path_factory.mktemp("recorded")
+    port = str(free_port())
+    furnish(folder)
+    site = Site(PagePlayer(folder, environment(port), {"8711": port, "./recorded": "./ts"}), port)
+    try:
+        for block in blocks_of(TUTORIAL)[-2:]:
+            title = "In a terminal of its own" if "tistream up" in block.text else ""
+            info = f'sh title="{title}"' if title else "sh"
+            play(site.player, replace(block, info=info), port, last_resolved_ts)
+        yield site
+    finally:
+        site.player.close()
+
+
+def test_the_readme_shows_rows_of_the_sample(readme: Site) -> None:
+    assert '"type":"insert","database":"shop","table":"orders"' in readme.said[README]
     assert f"TiStream at http://127.0.0.1:{readme.port}: ok" in readme.said[README]
 
 
-def test_a_reader_of_the_tutorial_goes_on_behind_what_it_had(site: Site) -> None:
-    upto = [int(found) for found in re.findall(r"^\d+ messages, up to (\d+)$", site.said[TUTORIAL], re.MULTILINE)]
+def test_a_reader_of_the_tutorial_goes_on_behind_what_it_had(tutorial: Site) -> None:
+    upto = [int(found) for found in re.findall(r"^\d+ messages, up to (\d+)$", tutorial.said[TUTORIAL], re.MULTILINE)]
     assert len(upto) >= 2
     assert upto == sorted(upto)
-    assert (site.player.folder / "cursor").read_text("utf-8")
+    assert (tutorial.player.folder / "cursor").read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", OTHERS, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -136,6 +154,9 @@ def environment(port: str) -> dict[str, str]:
 
 def play(player: PagePlayer, block: Block, port: str, last_resolved_ts: int) -> str:
     said = player.play(block)
+    if "--sample" in block.text:
+        with client(f"http://127.0.0.1:{port}") as c:
+            eventually(lambda: has_orders(c), "the sample does not write")
     if "tistream push --capture" in block.text:
         deadline = time.monotonic() + 240
         with client(f"http://127.0.0.1:{port}") as c:
@@ -143,3 +164,11 @@ def play(player: PagePlayer, block: Block, port: str, last_resolved_ts: int) -> 
                 assert time.monotonic() < deadline, "the recording is not sorted"
                 time.sleep(0.1)
     return said
+
+
+def has_orders(c: Client) -> bool:
+    """Whether the sample's tenant is active, and orders can be pulled."""
+    try:
+        return bool(c.page(1, 1, database="shop", table="orders", start_ts="earliest").lines()[1:])
+    except (NotFound, StateForbids):
+        return False

@@ -122,8 +122,12 @@ def test_the_overview_knows_throughput_and_requests_where_they_are_known(fresh: 
     register_worker(fresh.catalog, "sorter-1", WorkerKind.SORTER, "")
     twin = fresh.http.get("/overview.json").json()
     assert twin["requests"]["count"] == (before["count"] if before else 0) + 6
+    assert twin["requests"]["usd"] is None
     assert twin["bytes_per_s"] == 0
-    assert "Throughput" in page(fresh, "/overview").text
+    text = page(fresh, "/overview").text
+    assert "Throughput" in text
+    assert "Bucket requests" in text
+    assert "USD" not in text, "the bucket is not on S3: its requests have no price"
 
 
 def test_the_waterfall_is_the_one_of_the_api(world: ApiWorld) -> None:

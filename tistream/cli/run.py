@@ -211,12 +211,14 @@ def _run(running: Running, sample: Sample | None = None) -> None:
     running.start()
     stopped = None
     try:
-        if sample is not None:
+        print(running.greeting(), file=sys.stderr, flush=True)
+        if sample is not None:  # its pushers' key comes behind the first owner's, which the greeting makes
             sample.start(running)
-        said = [running.greeting(), *([] if sample is None else [sample.greeting(running.url)])]
-        print("\n".join(said), file=sys.stderr, flush=True)
         while not ended.wait(_POLL_S) and stopped is None:
-            stopped = running.stopped() or (sample.stopped() if sample is not None else None)
+            stopped = running.stopped()
+            if sample is not None:
+                sample.greet(running.url)
+                stopped = stopped or sample.stopped()
         if stopped is None:
             running.drain(skip_drain)
     finally:

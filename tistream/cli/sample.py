@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ class Sample:
         from simulator.sample import kept
 
         self._path = data / kept.NAME
+        self._greeted = False
         self.running: RunningSample | None = None
 
     def start(self, running: Running) -> None:
@@ -34,8 +36,14 @@ class Sample:
         key = self._key(running) if running.parts.settings.server.auth == "keys" else ""
         self.running = RunningSample(running.url, TENANT, self._path, key)
 
-    def greeting(self, url: str) -> str:
-        """What to type next."""
+    def greet(self, url: str) -> None:
+        """Say what to type next, once it shows rows."""
+        if self._greeted or self.running is None or not self.running.push.readable.is_set():
+            return
+        self._greeted = True
+        print(self._words(url), file=sys.stderr, flush=True)
+
+    def _words(self, url: str) -> str:
         at = "" if url == DEFAULT_URL else f" --url {url}"
         return "\n".join(
             (

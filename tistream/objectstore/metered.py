@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tistream.errors import ErrorKind, ObjectConflict, ObjectNotFound, TiStreamError
-from tistream.objectstore.factory import open_store
+from tistream.objectstore.factory import open_store, s3_place
 from tistream.objectstore.protocol import Admit, ObjectInfo, ObjectStore
 from tistream.runtime import metrics
 
@@ -67,8 +67,9 @@ def requests_so_far() -> dict[str, float]:
 class MeteredStore:
     """An ObjectStore that delegates to another and counts. As thread-safe as that one."""
 
-    def __init__(self, inner: ObjectStore, meter: Meter | None = None) -> None:
+    def __init__(self, inner: ObjectStore, meter: Meter | None = None, *, is_s3: bool = False) -> None:
         self._inner = inner
+        self.is_s3 = is_s3  #: its requests have a price
         self._meter = ProcessMeter() if meter is None else meter
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -132,7 +133,7 @@ class _Moved:
 
 def open_metered(url: str) -> ObjectStore:
     """Open the store at this address, counted in the process's metrics."""
-    return MeteredStore(open_store(url))
+    return MeteredStore(open_store(url), is_s3=s3_place(url) is not None)
 
 
 def kind_of(key: str) -> str:

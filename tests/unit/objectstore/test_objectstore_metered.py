@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.kit.objectstore_suite import KEY, ObjectStoreSuite
@@ -102,3 +104,10 @@ def test_the_process_shows_requests_and_bytes() -> None:
         value("tistream_object_store_seconds_count", operation="put"),
     )
     assert [a - b for a, b in zip(after, before, strict=True)] == [1, 1000, 1000, 1]
+
+
+def test_only_requests_to_s3_have_a_price(tmp_path: Path) -> None:
+    stores = [
+        open_metered(url) for url in ("s3://bucket/prefix?region=eu-central-1", f"file://{tmp_path}", "memory://")
+    ]
+    assert [store.is_s3 for store in stores if isinstance(store, MeteredStore)] == [True, False, False]
