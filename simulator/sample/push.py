@@ -38,8 +38,8 @@ from tistream.objectstore.protocol import ObjectStore
 
 SEED = 1
 HEAD_START_MS = 60_000  #: the shop has been open for a minute when it is first seen
-_WRITTEN_MS = 20_000
-_REWRITE_MS = 10_000  # before the file ends to cover the clock
+WRITTEN_MS = 20_000  #: the file covers as much of the time that comes
+REWRITE_MS = 10_000  #: before the file ends to cover the clock it is written again
 _TURN_S = 0.1
 _TICK_MS = 1000
 
@@ -117,10 +117,10 @@ class SamplePush(PushRun):
             kept.state = self._candidate
             self.upstream.forget(kept.state)
             self._candidate = None
-        kept.sessions, kept.until_ms = list(self.upstream.sessions), now_ms + _WRITTEN_MS
+        kept.sessions, kept.until_ms = list(self.upstream.sessions), now_ms + WRITTEN_MS
         files.write(self._path, kept)
         if self._candidate is None:
-            self._candidate = self.upstream.state(now_ms)
+            self._candidate = self.upstream.state()
 
     # -- the shop --------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class SamplePush(PushRun):
         if now_ms > self._kept.until_ms:
             self.upstream.advance(self._kept.until_ms)
             self.upstream.open_session(now_ms)
-        if now_ms > self._kept.until_ms - _REWRITE_MS:
+        if now_ms > self._kept.until_ms - REWRITE_MS:
             self._write(now_ms)
         self.upstream.advance(now_ms)
         for worker in self._workers:

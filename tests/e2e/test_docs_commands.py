@@ -27,7 +27,7 @@ from simulator.chaos.servers.processes import TiStreamProcess, client
 from tests.kit.doc_blocks import Block, PagePlayer, blocks_of, runnable
 from tests.kit.waiting import eventually
 from tistream.client import Client, connect
-from tistream.errors import NotFound, StateForbids
+from tistream.errors import NotFound, StateForbids, StoreUnavailable
 
 ROOT = Path(__file__).parents[2]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
@@ -170,5 +170,5 @@ def has_orders(c: Client) -> bool:
     """Whether the sample's tenant is active, and orders can be pulled."""
     try:
         return bool(c.page(1, 1, database="shop", table="orders", start_ts="earliest").lines()[1:])
-    except (NotFound, StateForbids):
+    except (NotFound, StateForbids, StoreUnavailable):  # of a service that starts
         return False

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from simulator.sample import kept
+from simulator.sample import kept, push
 from simulator.sample.core.tables import CUSTOMERS, ORDER_LINES, ORDERS, PAYMENTS
 from simulator.sample.core.upstream import State
 from simulator.sample.running import RunningSample
@@ -60,9 +60,7 @@ def moment(running: RunningSample) -> State:
     eventually(lambda: running.push.opened.is_set() or running.error, "the shop is closed")
     assert running.error is None
     with running.push.lock:
-        upstream, now_ms = running.push.upstream, running.push.now_ms
-        upstream.advance(now_ms)
-        return upstream.state(now_ms)
+        return running.push.upstream.state()
 
 
 def shown(name: str, value: Any) -> Any:
@@ -125,11 +123,21 @@ def without_nulls(tables: Tables) -> Tables:
     }
 
 
+def kept_step(folder: Path) -> int:
+    """The step of the state in the file."""
+    found = kept.read(folder / kept.NAME)
+    return 0 if found is None else found.state.step
+
+
 def served(client: Client, ts: int) -> None:
     eventually(lambda: client.page(1, 1, start_ts="latest").resolved_ts >= ts, "the watermark stays behind")
 
 
-def test_the_api_has_what_the_shop_has_also_behind_a_restart_and_another_log_is_left_alone(tmp_path: Path) -> None:
+def test_the_api_has_what_the_shop_has_also_behind_a_restart_and_another_log_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "WRITTEN_MS", 1500)
+    monkeypatch.setattr(push, "REWRITE_MS", 1000)
     with service(tmp_path) as running:
         me = issue_key(running.parts.catalog, name="me", role=Role.CONSUMER, tenant=TENANT).text
         with Client(running.url, key=me) as client:
@@ -144,7 +152,11 @@ def test_the_api_has_what_the_shop_has_also_behind_a_restart_and_another_log_is_
                 assert without_nulls(made) == without_nulls(expected)
                 assert min(kinds[each] for each in ("insert", "update", "delete")) >= 3
                 assert kinds["ddl"] == 6
+                eventually(lambda: kept_step(tmp_path) > 0 or first.error, "no newer state is kept")
+                assert first.error is None
             with shop(running, tmp_path) as second:
+                assert moment(second).step >= kept_step(tmp_path)
+                eventually(lambda: moment(second).ts > state.ts + (2_000 << 18), "it does not continue")
                 later = moment(second)
                 assert later.ts > state.ts
                 served(client, later.ts)

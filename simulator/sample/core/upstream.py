@@ -65,6 +65,7 @@ class Upstream:
         self.cluster = Cluster(_regions(), floor_ts=state.ts)
         self.sessions = list(sessions)
         self.step = state.step  #: the next one
+        self.now_ms = ts.physical_ms(state.ts)  #: everything that is due before has happened
         self.transactions = 0
         self._load(state)
 
@@ -73,14 +74,15 @@ class Upstream:
         while (at_ms := self._due_ms(self.step)) < until_ms:
             self._do(at_ms)
             self.step += 1
+        self.now_ms = max(self.now_ms, until_ms)
 
     def open_session(self, now_ms: int) -> None:
         """A break has ended: the next step is due soon after `now_ms`."""
         self.sessions.append(Session(self.step, now_ms))
 
-    def state(self, now_ms: int) -> State:
-        """After `advance(now_ms)`: what is kept, and what a cluster at this time is built from."""
-        now_ts = ts.compose(now_ms)
+    def state(self) -> State:
+        """As of `now_ms`: what is kept, and what a cluster at this time is built from."""
+        now_ts = ts.compose(self.now_ms)
         rows = {
             table_id: tuple((row, self._stored(table_id, row_id, now_ts)) for row_id, row in rows.items())
             for table_id, rows in self.shop.rows.items()

@@ -111,7 +111,8 @@ def test_a_restart_repeats_what_has_happened_since_the_kept_state_byte_for_byte(
     before.open_session(at := at + 3_600_000)
     before.advance(at := at + 20_000)
     before.cluster.tick(at << 18)
-    state = before.state(at)
+    state = before.state()
+    assert state.ts == at << 18
     if forgets:
         before.forget(state)
     before.advance(at + 30_000)
