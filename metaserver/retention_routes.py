@@ -24,8 +24,8 @@ from metaserver.routing import route
 from reading.filters import parse_filter
 from schemas.registry.log_start import LogStarts
 from tistream import ts as tso
+from tistream.admin.consumers import consumers_of, one_consumer
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.consumers import Readers, readers_of
 from tistream.catalog.log.safe_points import list_safe_points, remove_safe_point, set_safe_point
 from tistream.catalog.tenancy.changefeeds import (
     ChangefeedRow,
@@ -123,6 +123,7 @@ class Changefeed(BaseModel):
     idle_limit_s: float
     holds_log: bool
     members: list[str] = Field(description="those whose lease has not been taken over")
+    leases_s: dict[str, float] = Field(description="what is left of the lease of each; below 0 it has ended")
     partitions: list[ShownPartition]
 
 
@@ -181,9 +182,7 @@ def _changefeed_routes(catalog: Catalog, routes: APIRouter, base: str) -> None:
     @route(routes, "GET", base, Right.LOOK, "list_changefeeds", "List registered consumers")
     def changefeeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Changefeed]]:
         tenant = _known(catalog, cluster_id, tenant_id)
-        readers, served = readers_of(catalog, tenant), served_watermark(catalog, tenant)
-        rows = list_changefeeds(catalog, tenant)
-        return {"items": [_shown(row, readers.get(row.changefeed_id, Readers()), served) for row in rows]}
+        return {"items": [Changefeed(**found) for found in consumers_of(catalog, tenant)]}
 
     @route(routes, "POST", base, Right.READ, "create_changefeed", "Register a consumer", status_code=201)
     def create(cluster_id: _Id, tenant_id: _Id, new: NewChangefeed, response: Response) -> Changefeed:
@@ -267,38 +266,4 @@ def _ts(text: str) -> int:
 
 
 def _one_shown(catalog: Catalog, row: ChangefeedRow) -> Changefeed:
-    readers = readers_of(catalog, row.tenant).get(row.changefeed_id, Readers())
-    return _shown(row, readers, served_watermark(catalog, row.tenant))
-
-
-def _shown(row: ChangefeedRow, readers: Readers, served: int) -> Changefeed:
-    return Changefeed(
-        changefeed_id=row.changefeed_id,
-        state=row.state,
-        start_ts=str(row.start_ts),
-        checkpoint_ts=str(row.checkpoint_ts),
-        checkpoint_time=tso.to_text(row.checkpoint_ts),
-        target_ts=str(row.target_ts),
-        filters=orjson.loads(row.filters),
-        created_time=tso.to_text(tso.compose(row.created_ms)),
-        seen_time=tso.to_text(tso.compose(row.seen_ms)),
-        lag_s=_lag_s(served, row.checkpoint_ts),
-        idle_s=row.idle_ms / 1000,
-        idle_limit_s=row.idle_limit_ms / 1000,
-        holds_log=row.holds_log,
-        members=[member.name for member in readers.members],
-        partitions=[
-            ShownPartition(
-                partition=part.number,
-                member=part.member,
-                epoch=part.epoch,
-                checkpoint_ts=str(part.checkpoint_ts),
-                lag_s=_lag_s(served, part.checkpoint_ts),
-            )
-            for part in readers.partitions
-        ],
-    )
-
-
-def _lag_s(served: int, checkpoint_ts: int) -> float:
-    return max(0, tso.physical_ms(served) - tso.physical_ms(checkpoint_ts)) / 1000
+    return Changefeed(**one_consumer(catalog, row))

@@ -22,12 +22,14 @@ from reading.deps import Id, Services
 from schemas.registry.table_names import table_names
 from tistream import ts as tso
 from tistream.admin import views
-from tistream.admin.core.lag_sentence import Late, Quarantined, lag_sentence
+from tistream.admin.consumers import consumers_of
+from tistream.admin.core.lag_sentence import Late, Quarantined, SlowConsumer, lag_sentence
 from tistream.admin.core.units import duration_text
 from tistream.admin.core.watermark_gaps import Known
 from tistream.admin.views import Sources
 from tistream.catalog.database.service_time import service_time
 from tistream.catalog.tenancy import tenants
+from tistream.catalog.tenancy.changefeeds import FeedState
 from tistream.catalog.tenancy.tenants import TenantRow
 from tistream.catalog.work import quarantines, stores, tasks
 from tistream.catalog.work.reports import StuckReport, TaskReport
@@ -90,7 +92,33 @@ def explained(services: Services, row: TenantRow) -> dict[str, Any]:
 
 def _summary(services: Services, row: TenantRow) -> dict[str, Any]:
     end_ts = stream_end(services.catalog, row.tenant)
-    return tenant_routes.summary(services, row, {} if end_ts is None else {row.tenant: end_ts})
+    found = tenant_routes.summary(services, row, {} if end_ts is None else {row.tenant: end_ts})
+    return {**found, "consumers": _consumers(services, row.tenant)}
+
+
+def _consumers(services: Services, tenant: Tenant) -> list[dict[str, Any]]:
+    """The consumers that are neither paused nor finished; the one that is furthest behind comes first."""
+    live = [f for f in consumers_of(services.catalog, tenant) if f["state"] == FeedState.NORMAL]
+    return [
+        {
+            **{name: feed[name] for name in ("changefeed_id", "lag_s", "checkpoint_time", "idle_s")},
+            "members": sum(left > 0 for left in feed["leases_s"].values()),
+        }
+        for feed in sorted(live, key=lambda f: -f["lag_s"])
+    ]
+
+
+def _slow_consumer(consumers: Sequence[Mapping[str, Any]]) -> SlowConsumer | None:
+    """The one that is furthest behind."""
+    for slow in consumers[:1]:
+        return SlowConsumer(
+            name=slow["changefeed_id"],
+            lag_s=slow["lag_s"],
+            since=slow["checkpoint_time"],
+            members=slow["members"],
+            idle_s=slow["idle_s"],
+        )
+    return None
 
 
 def _late(
@@ -123,6 +151,7 @@ def _late(
         lost_dispatcher=unread.dispatcher if unread is not None else None,
         slowest=slowest["stages"] if slowest is not None else (),
         where=slowest["where"] if slowest is not None else "",
+        consumer=_slow_consumer(found["consumers"]),
     )
 
 

@@ -10,7 +10,9 @@ from tests.kit.manual_clock import ManualClock
 from tests.kit.statements import StatementLog
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import workers
+from tistream.catalog.database.tables import changefeeds, consumer_members, tasks, workers
+from tistream.catalog.log.consumers import claim_partition
+from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, switch_changefeed
 from tistream.catalog.tenancy.tenants import TenantState, change_state, list_tenants, register_tenant
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.catalog.work.tasks import assign_task, stop_task, tasks_of_tenants
@@ -70,6 +72,33 @@ class TestGauges:
         assert found["tistream_owner_epoch"] == {(): epoch}
         assert 0 <= found["tistream_owner_age_seconds"][()] < 60
 
+    def test_consumers_with_their_lag_members_and_unread_partitions(self, catalog: Catalog) -> None:
+        activate(catalog)
+        with catalog.transaction() as conn:
+            conn.execute(tasks.update().values(durable_ts=tso.compose(tso.physical_ms(START) + 9000)))
+        add_changefeed(catalog, T, "feed", START, partitions=3, idle_limit_ms=60_000)
+        add_changefeed(catalog, T, "unread", START, partitions=2, idle_limit_ms=0)
+        add_changefeed(catalog, T, "paused", START)
+        switch_changefeed(catalog, T, "paused", FeedState.STOPPED)
+        for member, lease_ms in (("a", 600_000), ("b", -1)):
+            claim_partition(catalog, T, "feed", member, session=None, lease_ms=lease_ms)
+        claim_partition(catalog, T, "feed", "a", session=None, lease_ms=600_000)  # takes those of b: it held none
+        with catalog.transaction() as conn:
+            of_unread = changefeeds.c.changefeed_id == "unread"
+            conn.execute(changefeeds.update().where(of_unread).values(seen_ms=changefeeds.c.seen_ms - 5000))
+        found = shown(CatalogGauges(catalog, ManualClock()))
+        feed, unread = ("7", "0", "feed"), ("7", "0", "unread")
+        assert found["tistream_consumer_lag_seconds"] == {feed: 9, unread: 9}, "a paused one does not lag"
+        assert found["tistream_consumer_members"] == {feed: 1, unread: 0}
+        assert found["tistream_consumer_partitions_unread"] == {feed: 0, unread: 2}
+        assert found["tistream_consumer_idle_limit_seconds"] == {feed: 60, unread: 0}
+        assert 5 <= found["tistream_consumer_idle_seconds"][unread] < 60
+        with catalog.transaction() as conn:
+            conn.execute(consumer_members.update().values(expires_ms=1))
+        found = shown(CatalogGauges(catalog, ManualClock()))
+        assert found["tistream_consumer_members"][feed] == 0
+        assert found["tistream_consumer_partitions_unread"][feed] == 3, "the lease of its holder has ended"
+
     def test_only_those_that_lag_most_have_a_line(self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tistream.catalog.work.gauges._SLOWEST", _slowest(1))
         activate(catalog)
@@ -84,7 +113,7 @@ class TestGauges:
         gauges = CatalogGauges(catalog, clock)
         gauges()
         once = len([each for each in asked if each])
-        assert 0 < once <= 16  # with what a driver asks for itself
+        assert 0 < once <= 18  # with what a driver asks for itself
         for _ in range(10):
             gauges()
         assert len(asked) == once

@@ -21,6 +21,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tests.kit.stream_world import served
+from tistream.catalog.log.consumers import claim_partition
+from tistream.catalog.tenancy.changefeeds import add_changefeed
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.stores import issue_incarnation, note_cut_ts
 from tistream.catalog.work.tasks import list_tasks, stop_task
@@ -35,6 +37,7 @@ PAGES = {
     "tenant": "/tenants/1/1",
     "awaiting": "/tenants/1/2",
     "stopped": "/tenants/2/7",
+    "consumers": "/tenants/1/1/consumers",
     "missing": "/tenants/9/9",
 }
 WIDTHS = (1280, 390)
@@ -79,6 +82,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             note_cut_ts(world.catalog, TENANT, store_id, recording_end())
         register_tenant(world.catalog, AWAITING)
         LogBuilder(world.catalog, world.store, tenant=STOPPED).activate()
+        add_changefeed(world.catalog, TENANT, "warehouse", None, partitions=2)
+        claim_partition(world.catalog, TENANT, "warehouse", "loader-1", session=None, lease_ms=600_000)
         task = list_tasks(world.catalog, STOPPED)[3]
         assert stop_task(world.catalog, task.task_id, epoch=task.epoch, error=HOSTILE)
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -94,7 +99,7 @@ def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: s
     if name == "tenant":
         expect(page.locator("ts-tail .insert").first).to_be_visible()
         expect(page.locator("#waterfall .slowest")).to_be_visible()
-    if name not in ("overview", "missing"):
+    if name not in ("overview", "consumers", "missing"):
         expect(page.locator("ts-lag-chart canvas")).to_be_visible()
         expect(page.locator("ts-lag-chart p")).not_to_have_text("No data yet.")
     page.screenshot(path=str(ARTEFACTS / f"{name}-{scheme}-{width}.png"), full_page=True)

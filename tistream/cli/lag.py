@@ -45,6 +45,21 @@ def _show(out: Console, facts: dict[str, Any]) -> None:
         return
     if facts["ended"]:
         out.print(f"[bold]{name}[/]: ended, complete up to {facts['resolved_time']}")
-        return
-    behind = seconds_text(facts["lag_s"])
-    out.print(f"[bold]{name}[/]: {behind} behind, watermark {facts['resolved_time']}")
+    else:
+        behind = seconds_text(facts["lag_s"])
+        out.print(f"[bold]{name}[/]: {behind} behind, watermark {facts['resolved_time']}")
+    for consumer in facts["consumers"]:
+        _show_consumer(out, consumer)
+
+
+def _show_consumer(out: Console, facts: dict[str, Any]) -> None:
+    count = facts["members"]
+    who = (
+        "1 member"
+        if count == 1
+        else f"{count} members"
+        if count
+        else f"no member, idle {seconds_text(facts['idle_s'])}"
+    )
+    behind = f"{seconds_text(facts['lag_s'])} behind the watermark" if facts["lag_s"] else "at the watermark"
+    out.print(f"  consumer {facts['changefeed_id']}: {behind}, {who}", markup=False)

@@ -7,7 +7,8 @@ Names follow TiCDC's where it has a counterpart (`checkpoint_lag`, `resolved_ts_
 
 - measurements are per batch, request or flush, never per row;
 - no label names a table, a key or an object. Tenants are labels of two families only, of at most TENANTS_SHOWN_MAX
-  tenants, the slowest; `tistream_tenants_not_shown` counts the rest;
+  tenants, the slowest; `tistream_tenants_not_shown` counts the rest. Consumers are labels of OF_CONSUMERS only, of at
+  most CONSUMERS_SHOWN_MAX, those without a request for longest;
 - the catalog is queried at most once in CATALOG_LOOK_S, however often the process is scraped.
 
 `tistream.http.probes` serves them.
@@ -29,6 +30,7 @@ from prometheus_client.process_collector import ProcessCollector
 from tistream import __version__
 
 TENANTS_SHOWN_MAX = 100
+CONSUMERS_SHOWN_MAX = 100
 CATALOG_LOOK_S = 5.0
 
 STAGES = (
@@ -149,6 +151,17 @@ def _collected(*families: tuple[str, str, tuple[str, ...]]) -> dict[str, Describ
 
 
 _OF_TENANT = ("cluster", "tenant")
+_OF_CONSUMER = ("cluster", "tenant", "changefeed")
+OF_CONSUMERS = (
+    ("tistream_consumer_lag_seconds", "Watermark minus checkpoint of a consumer that is neither paused nor finished"),
+    ("tistream_consumer_members", "Members of a consumer whose lease runs"),
+    ("tistream_consumer_partitions_unread", "Partitions of a consumer that no member with a lease holds"),
+    ("tistream_consumer_idle_seconds", "Time since the last request of a consumer"),
+    (
+        "tistream_consumer_idle_limit_seconds",
+        "Idle for longer, a consumer no longer holds the log; 0 = it holds for ever",
+    ),
+)
 COLLECTED = _collected(
     (
         "tistream_checkpoint_lag_seconds",
@@ -163,6 +176,7 @@ COLLECTED = _collected(
     ("tistream_checkpoint_lag_max_seconds", "The largest checkpoint lag of an active tenant", ()),
     ("tistream_tenants", "Tenants by state", ("state",)),
     ("tistream_tenants_not_shown", "Active tenants whose checkpoint lag is not shown", ()),
+    *((name, words, _OF_CONSUMER) for name, words in OF_CONSUMERS),
     ("tistream_tasks", "Tasks: running, waiting for an owner, or stopped by an error", ("state",)),
     ("tistream_stops", "Tenants, stores and jobs stopped by an error", ("scope",)),
     (

@@ -101,5 +101,8 @@ def test_no_metric_has_a_label_whose_values_grow_with_tables_keys_or_objects() -
         *("method", "status", "state", "code", "fatal", "version", "scope", "reason"),
     }
     of_tenants = {"tistream_checkpoint_lag_seconds", "tistream_resolved_ts_lag_seconds"}
+    of_consumers = {name for name, _ in metrics.OF_CONSUMERS}
     for each in metrics.described():
-        assert set(each.labels) <= (bounded | {"cluster", "tenant"} if each.name in of_tenants else bounded), each.name
+        named = {"cluster", "tenant"} if each.name in of_tenants | of_consumers else set()
+        named |= {"changefeed"} if each.name in of_consumers else set()
+        assert set(each.labels) <= bounded | named, each.name

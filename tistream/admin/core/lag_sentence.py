@@ -9,8 +9,10 @@ The first of these that holds is the cause:
     replay              a replay holds its tasks
     no dispatcher       the store that is read least far has no dispatcher that lives
     a slow stage        the one that holds back most of the lag (`STAGE_STEPS`)
+    a slow consumer     the one furthest behind the watermark
 
-A tenant with none of the first six and with a lag below LATE_S is not late.
+A tenant with none of the first six and with a lag below LATE_S is not late. Then a consumer may be: a slow one counts
+only when nothing else is late, because it waits for all that comes before it.
 """
 
 from __future__ import annotations
@@ -57,6 +59,17 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowConsumer:
+    """A consumer that has not acknowledged what is served."""
+
+    name: str
+    lag_s: float  #: from its checkpoint to the watermark
+    since: str  #: the time of its checkpoint
+    members: int  #: whose lease runs
+    idle_s: float  #: since its last request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Late:
     """What is known of a tenant's lag."""
 
@@ -73,12 +86,15 @@ class Late:
     lost_dispatcher: str | None = None  #: the dispatcher that it had
     slowest: Sequence[str] = ()  #: the stages that hold back most; several when they cannot be told apart
     where: str = ""  #: the store, dispatcher or task of that stage
+    consumer: SlowConsumer | None = None  #: the one that is furthest behind
 
 
 def lag_sentence(late: Late) -> str:
     """The sentence."""
     found = _cause(late)
     if found is None:
+        if late.consumer is not None and late.consumer.lag_s >= LATE_S:
+            return _of_consumer(late.tenant, late.consumer)
         if late.ended:
             return f"Tenant {late.tenant} has ended, complete up to {late.since}; nothing is late."
         if late.lag_s is None:
@@ -116,6 +132,21 @@ def _cause(late: Late) -> tuple[str, str] | None:
     causes = [STAGE_STEPS[stage] for stage in late.slowest]
     cause = " or ".join(words for words, _ in causes)
     return f"{cause} ({late.where})" if late.where else cause, causes[0][1]
+
+
+def _of_consumer(tenant: Tenant, slow: SlowConsumer) -> str:
+    ids = f"-c {tenant.cluster_id} -t {tenant.tenant_id}"
+    if slow.members:
+        count = "its member does" if slow.members == 1 else f"its {slow.members} members do"
+        cause = f"{count} not acknowledge as fast as changes come"
+        step = f"make them faster, or start more of them: tistream changefeed show {slow.name} {ids}"
+    else:
+        cause = f"it has no member, and its last request was {seconds_text(slow.idle_s)} ago"
+        step = f"start its members again, or remove it if it is not needed: tistream changefeed list {ids}"
+    behind = seconds_text(slow.lag_s)
+    return (
+        f"Consumer {slow.name} of tenant {tenant} is {behind} late, since {slow.since}, because {cause}; next: {step}."
+    )
 
 
 def _of_gap(gap: WatermarkGap, late: Late) -> tuple[str, str]:

@@ -174,15 +174,17 @@ def reset_consumer(catalog: Catalog, tenant: Tenant, changefeed_id: str, to_ts: 
         _apply(conn, tenant, changefeed_id, group, Reset(ts=to_ts, amended=newest))
 
 
-def readers_of(catalog: Catalog, tenant: Tenant) -> dict[str, Readers]:
-    """Partitions and members of the tenant's consumers, by the changefeed's id."""
+def readers_of(catalog: Catalog, tenant: Tenant, changefeed_id: str | None = None) -> dict[str, Readers]:
+    """Partitions and members of the tenant's consumers, or of one, by the changefeed's id."""
     partitions: dict[str, list[Partition]] = {}
     members: dict[str, list[Member]] = {}
+    queries = _LISTED if changefeed_id is None else [_PARTITIONS, _MEMBERS]
+    asked = tenant_ids(tenant) if changefeed_id is None else _asked(tenant, changefeed_id)
     with catalog.reading() as conn:
-        for row in conn.execute(_LISTED[0], tenant_ids(tenant)):
+        for row in conn.execute(queries[0], asked):
             partitions.setdefault(row.changefeed_id, []).append(_partition(row))
     with catalog.reading() as conn:
-        for row in conn.execute(_LISTED[1], tenant_ids(tenant)):
+        for row in conn.execute(queries[1], asked):
             members.setdefault(row.changefeed_id, []).append(_member(row))
     return {
         name: Readers(partitions=tuple(found), members=tuple(members.get(name, ())))

@@ -1,8 +1,9 @@
-"""Metrics of the whole service from the catalog: tenants, tasks, stops, workers, jobs and the leader.
+"""Metrics of the whole service from the catalog: tenants, tasks, stops, workers, jobs, consumers and the leader.
 
 Each figure is one aggregate statement, made at most once in CATALOG_LOOK_S. None grows with the number of tables;
-lag is read for the TENANTS_SHOWN_MAX slowest tenants. While the catalog is unavailable only `tistream_catalog_up` 0
-is shown: stale figures would look like good ones.
+lag is read for the TENANTS_SHOWN_MAX slowest tenants, and for the CONSUMERS_SHOWN_MAX consumers that have been idle
+for longest. While the catalog is unavailable only `tistream_catalog_up` 0 is shown: stale figures would look like good
+ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from sqlalchemy import and_, case, func, select
 
 from tistream import ts
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import now_ms, tasks, tenants, workers
+from tistream.catalog.database.tables import (
+    changefeeds,
+    consumer_members,
+    consumer_partitions,
+    now_ms,
+    tasks,
+    tenants,
+    workers,
+)
+from tistream.catalog.tenancy.changefeeds import FeedState
 from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work.job_rows import OPEN, JobState, job_figures
 from tistream.catalog.work.leader import get_leader
@@ -28,6 +38,8 @@ from tistream.runtime import metrics
 from tistream.runtime.metrics import Metric
 
 _ENDED = ENDED.subquery("ended")
+_F, _P, _M, _T = changefeeds.c, consumer_partitions.c, consumer_members.c, tasks.c
+_KEYS = ("cluster_id", "tenant_id", "changefeed_id")
 _SLOWEST = (
     select(tasks.c.cluster_id, tasks.c.tenant_id, func.min(tasks.c.durable_ts).label("durable_ts"), _ENDED.c.end_ts)
     .join(tenants, and_(tenants.c.cluster_id == tasks.c.cluster_id, tenants.c.tenant_id == tasks.c.tenant_id))
@@ -47,6 +59,36 @@ _TASKS = select(
     func.count(case((tasks.c.error.is_not(None), 1))).label("stopped"),
     func.count(case((and_(tasks.c.error.is_(None), tasks.c.owner.is_(None)), 1))).label("waiting"),
     func.count(case((and_(tasks.c.error.is_(None), tasks.c.owner.is_not(None)), 1))).label("running"),
+)
+
+
+_SERVED = select(_T.cluster_id, _T.tenant_id, func.min(_T.durable_ts).label("ts")).group_by(_T.cluster_id, _T.tenant_id)
+_SERVED_OF = _SERVED.subquery("served")
+_READ = and_(*(_M[name] == _P[name] for name in _KEYS), _M.member == _P.member, _M.expires_ms > now_ms())
+_PARTS = (
+    select(*(_P[name] for name in _KEYS), (func.count() - func.count(_M.member)).label("unread"))
+    .select_from(consumer_partitions.outerjoin(consumer_members, _READ))
+    .group_by(*(_P[name] for name in _KEYS))
+    .subquery("parts")
+)
+_MEMBERS = (
+    select(func.count()).where(*(_M[name] == _F[name] for name in _KEYS), _M.expires_ms > now_ms()).scalar_subquery()
+)
+_CONSUMERS = (
+    select(
+        *(_F[name] for name in _KEYS),
+        _F.checkpoint_ts,
+        _F.idle_limit_ms,
+        (now_ms() - _F.seen_ms).label("idle_ms"),
+        _SERVED_OF.c.ts.label("served_ts"),
+        _PARTS.c.unread,
+        _MEMBERS.label("members"),
+    )
+    .join(_PARTS, and_(*(_PARTS.c[name] == _F[name] for name in _KEYS)))
+    .join(_SERVED_OF, and_(_SERVED_OF.c.cluster_id == _F.cluster_id, _SERVED_OF.c.tenant_id == _F.tenant_id))
+    .where(_F.state == FeedState.NORMAL)
+    .order_by(_F.seen_ms)
+    .limit(metrics.CONSUMERS_SHOWN_MAX)
 )
 
 
@@ -76,6 +118,7 @@ class CatalogGauges:
                 self._workers(),
                 *self._leader(),
                 *self._jobs(),
+                *self._consumers(),
             ]
         except TiStreamError:
             return [metrics.single("tistream_catalog_up", 0)]
@@ -133,6 +176,16 @@ class CatalogGauges:
             metrics.single("tistream_job_bytes_read", figures.bytes_read),
             metrics.single("tistream_job_requests_saved", figures.requests_saved),
         ]
+
+    def _consumers(self) -> list[Metric]:
+        families = [metrics.collected(name) for name, _ in metrics.OF_CONSUMERS]
+        for row in self._rows(_CONSUMERS):
+            lag_s = max(0, ts.physical_ms(int(row.served_ts)) - ts.physical_ms(int(row.checkpoint_ts))) / 1000
+            values = lag_s, row.members, row.unread, max(0, row.idle_ms) / 1000, row.idle_limit_ms / 1000
+            labels = [str(row.cluster_id), str(row.tenant_id), row.changefeed_id]
+            for family, value in zip(families, values, strict=True):
+                family.add_metric(labels, float(value))
+        return list(families)
 
     def _rows(self, query: Any) -> list[Any]:
         with self._catalog.reading() as conn:
