@@ -120,16 +120,10 @@ def main() -> int:
         theirs = [*messages(file, asked.protocol)]
     if not theirs:
         raise SystemExit(f"{asked.file} has no rows and no DDL.")
-    span = {"start_ts": str(min(m.commit_ts for m in theirs) - 1), "end_ts": str(max(m.commit_ts for m in theirs))}
+    start, end = min(m.commit_ts for m in theirs) - 1, max(m.commit_ts for m in theirs)
     with connect(asked.url) as tistream:
-        pages = tistream.pull(
-            asked.cluster,
-            asked.tenant,
-            format=asked.protocol,
-            tables=[asked.tables],
-            options={"enable-tidb-extension": "true"},
-            **span,
-        )
+        changes = tistream.tenant(asked.cluster, asked.tenant).changes(start=start, end=end, tables=[asked.tables])
+        pages = changes.pages(asked.protocol, {"enable-tidb-extension": "true"})
         report = compare(theirs, messages((line for page in pages for line in page.lines()), asked.protocol))
     for name in ("missing", "additional"):
         for message in getattr(report, name)[:20]:

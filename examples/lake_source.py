@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tistream.client import Client
+from tistream.client import Table, Tenant
 from tistream.client.upserts import Upserts, upserts
 
 
@@ -23,22 +23,23 @@ from tistream.client.upserts import Upserts, upserts
 class TableSource:
     """A table with a primary key. `rows_per_page` bounds what one commit of the lake table takes in."""
 
-    client: Client
+    tenant: Tenant
     database: str
     table: str
-    cluster: int = 1
-    tenant: int = 1
     rows_per_page: int = 50_000
 
     @property
     def name(self) -> str:
         """Under which the lake table keeps how far it is."""
-        return f"tistream/{self.cluster}/{self.tenant}/{self.database}/{self.table}"
+        return f"tistream/{self.tenant.cluster_id}/{self.tenant.tenant_id}/{self.database}/{self.table}"
+
+    @property
+    def source(self) -> Table:
+        return self.tenant.table(self.table, database=self.database)
 
     def primary_key(self) -> list[str]:
         """The names of its columns."""
-        path = f"/v1/clusters/{self.cluster}/tenants/{self.tenant}/databases/{self.database}/tables"
-        (found,) = [t for t in self.client.get(path)["items"] if t["table"] == self.table]
+        (found,) = [t for t in self.tenant.tables(self.database) if t["table"] == self.table]
         if not found["primary_key"]:
             raise SystemExit(f"{self.database}.{self.table} has no primary key to merge by.")
         key: list[str] = found["primary_key"]
@@ -46,20 +47,15 @@ class TableSource:
 
     def snapshot(self, as_of: str) -> tuple[int, pa.Table]:
         """(ts, the rows at ts)."""
-        at = self.client.splits(self.cluster, self.tenant, start_ts=as_of, end_ts=as_of)["start_ts"]
-        body = self.client.rows(self.cluster, self.tenant, self.database, self.table, as_of=at, format="arrow")
-        return int(at), plain(pa.ipc.open_stream(b"".join(body)).read_all())
+        at = self.tenant.splits(start=as_of, end=as_of)["start_ts"]
+        return int(at), plain(self.source.rows(as_of=at).to_arrow())
 
     def changes(self, after_ts: int, key: list[str]) -> Iterator[tuple[int, Upserts]]:
         """(commit_ts, what the page that ends there leaves), from `after_ts` to what is served now."""
-        scope = {"database": self.database, "table": self.table, "format": "arrow", "limit": self.rows_per_page}
-        for page in self.client.pull(self.cluster, self.tenant, start_ts=after_ts, **scope):
-            if page.quarantined:
-                raise SystemExit(f"{page.quarantined} rows cannot be decoded: {page.arrow().schema.metadata}")
-            rows = page.arrow()
-            if rows.num_rows:
-                found = upserts(rows, key)
-                yield pc.max(rows.column(1)).as_py(), Upserts(rows=plain(found.rows), gone=plain(found.gone))
+        for page in self.source.changes(start=after_ts, limit=self.rows_per_page).batches():
+            if page.rows.num_rows:
+                found = upserts(page.rows, key)
+                yield pc.max(page.rows.column(1)).as_py(), Upserts(rows=plain(found.rows), gone=plain(found.gone))
 
 
 def plain(table: pa.Table) -> pa.Table:

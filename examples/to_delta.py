@@ -62,5 +62,5 @@ def merge(table: DeltaTable, found: Upserts, key: list[str], properties: CommitP
 if __name__ == "__main__":
     asked = arguments(__doc__ or "")
     with connect(asked.url) as client:
-        done = sync(TableSource(client, asked.database, asked.table), asked.folder, asked.as_of)
+        done = sync(TableSource(client.tenant(1, 1), asked.database, asked.table), asked.folder, asked.as_of)
         print(f"{done} pages merged")

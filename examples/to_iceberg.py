@@ -61,5 +61,6 @@ def write(txn: Transaction, found: Upserts, key: list[str]) -> None:
 if __name__ == "__main__":
     asked = arguments(__doc__ or "")
     with connect(asked.url) as client:
-        done = sync(TableSource(client, asked.database, asked.table), open_catalog(asked.folder), asked.as_of)
+        source = TableSource(client.tenant(1, 1), asked.database, asked.table)
+        done = sync(source, open_catalog(asked.folder), asked.as_of)
         print(f"{done} pages written")

@@ -24,11 +24,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import pymysql
 
-from tistream.client import Client, Page, SqlCursorStore, connect
+from tistream.client import Page, SqlCursorStore, Tenant, connect
 
 Name = tuple[str, str]  # database, table
 STATE = "tistream_replica"  # the database of the cursor and of the list of tables
@@ -38,19 +38,18 @@ INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint", "year")
 BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 
 
-def replicate(
-    source: Client, to: pymysql.Connection[Any], *, cluster: int, tenant: int, rows_per_page: int, once: bool
-) -> Iterator[Page]:
+def replicate(source: Tenant, to: pymysql.Connection[Any], *, rows_per_page: int, once: bool) -> Iterator[Page]:
     """Apply page after page; yields each when it is committed."""
-    replica = Replica(source, to, cluster, tenant)
-    store = SqlCursorStore(to, f"{cluster}/{tenant}", table=f"{STATE}.cursors")
+    replica = Replica(source, to)
+    store = SqlCursorStore(to, f"{source.cluster_id}/{source.tenant_id}", table=f"{STATE}.cursors")
     if store.load() is None:
-        ts = source.splits(cluster, tenant, start_ts="latest", end_ts="latest")["start_ts"]
+        ts = source.splits(start="latest", end="latest")["start_ts"]
         replica.forget()
         replica.bring_to(int(ts), [])
-        store.save(source.page(cluster, tenant, start_ts=ts, end_ts=ts).next_cursor)
+        store.save(source.page(start=ts, end=ts).next_cursor)
     applied = None
-    for page in source.follow(cluster, tenant, store=store, follow=not once, limit=rows_per_page):
+    read = source.changes if once else source.follow
+    for page in read(store=store, limit=rows_per_page).pages():
         if applied is not None:
             yield applied
         events = [json.loads(line) for line in page.lines()]
@@ -67,10 +66,8 @@ def replicate(
 class Replica:
     """The tables in MariaDB, and the list of those that are in place."""
 
-    source: Client
+    source: Tenant
     to: pymysql.Connection[Any]
-    cluster: int
-    tenant: int
     _columns: dict[Name, dict[str, str]] = field(default_factory=dict)  #: name -> its columns' types
     _keys: dict[Name, list[str]] = field(default_factory=dict)  #: name -> its primary key
     _is_checked: bool = False
@@ -125,7 +122,7 @@ class Replica:
             self._run(f"CREATE DATABASE IF NOT EXISTS {quoted(name[0])}")
             self._run(f"DROP TABLE IF EXISTS {quoted(*name)}")
         for name in sorted(anew):
-            made = self.source.definition(self.cluster, self.tenant, *name, as_of=ts, dialect="mariadb")
+            made = self.source.table(name[1], database=name[0]).definition(as_of=ts, dialect="mariadb")
             self.to.select_db(name[0])
             self._run(made["create_table"])
         for name in sorted(anew):
@@ -147,11 +144,10 @@ class Replica:
 
     def _upstream(self, ts: int) -> dict[Name, str]:
         """The tables at `ts`, each with what it must have been made as. Views and sequences have no rows to keep."""
-        base = f"/v1/clusters/{self.cluster}/tenants/{self.tenant}/databases"
         found = {}
-        for database in self.source.get(base, start_ts=str(ts))["items"]:
+        for database in self.source.databases(as_of=ts):
             db = database["database"]
-            items = self.source.get(f"{base}/{quote(db, safe='')}/tables", start_ts=str(ts))["items"]
+            items = self.source.tables(db, as_of=ts)
             found |= {(db, t["table"]): json.dumps(t, sort_keys=True) for t in items if t["kind"] == "table"}
         return found
 
@@ -168,7 +164,7 @@ class Replica:
     def _load(self, name: Name, ts: int) -> None:
         """All rows as of `ts`: the service writes the statements, one to a line end behind a semicolon."""
         rest = b""
-        for piece in self.source.rows(self.cluster, self.tenant, *name, as_of=ts, format="sql"):
+        for piece in self.source.table(name[1], database=name[0]).rows(as_of=ts).pieces("sql"):
             *statements, rest = (rest + piece).split(b";\n")
             for statement in statements:
                 self._run(statement)
@@ -239,10 +235,9 @@ def main() -> None:
         password=where.password or "", charset="utf8mb4", autocommit=False,
         init_command=f"SET time_zone = '+00:00', foreign_key_checks = 0, sql_mode = 'STRICT_ALL_TABLES,{MODE}'",
     )  # fmt: skip
-    with connect(asked.url) as source:
-        for page in replicate(
-            source, to, cluster=asked.cluster, tenant=asked.tenant, rows_per_page=asked.rows, once=asked.once
-        ):
+    with connect(asked.url) as client:
+        source = client.tenant(asked.cluster, asked.tenant)
+        for page in replicate(source, to, rows_per_page=asked.rows, once=asked.once):
             print(f"everything up to {page.resolved_ts} is served, committed page {page.next_cursor}", flush=True)
 
 

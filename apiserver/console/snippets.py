@@ -22,7 +22,7 @@ def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[di
     path += f"/tables/{quote(table, safe='')}" if table else ""
     of = f" {shlex.quote(scope)}" if scope else ""
     names = [(name, value) for name, value in (("database", database), ("table", table)) if value]
-    python = "".join(f", {name}={value!r}" for name, value in names)
+    python = f".table({scope!r})" if table else f".database({database!r})" if database else ""
     spark = "".join(f", {name}={value!r}" for name, value in names)
     cluster, number = tenant.cluster_id, tenant.tenant_id
     header = '-H "Authorization: Bearer $TISTREAM_KEY" ' if keyed else ""
@@ -34,8 +34,8 @@ def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[di
         },
         {
             "name": "Python",
-            "text": f'import tistream.client as c; pages = c.connect("{ORIGIN}").pull({cluster}, {number}{python},'
-            ' start_ts="earliest", format="arrow"); print(next(pages).arrow())',
+            "text": f'import tistream.client as c; tenant = c.connect("{ORIGIN}").tenant({cluster}, {number}); '
+            f"print(*tenant{python}.changes(), sep='\\n')",
         },
         {
             "name": "Spark",

@@ -1,6 +1,6 @@
 """The rows and the definition of a table as of a timestamp.
 
-    GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&columns=A,B
+    GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&columns=A,B&where=CONDITION
         &format=ndjson|csv|arrow|parquet|sql
     GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/definition?as_of=TS&dialect=mysql|mariadb|tidb
 
@@ -25,6 +25,7 @@ from reading.asof.csv import load_statement
 from reading.asof.output import FORMATS, left_out_json
 from reading.asof.read import RowsAnswer, RowsRequest, moment, read_rows
 from reading.deps import Id
+from reading.filters import parse_filter
 from reading.position import FORMS
 from schemas.shape import shape_of, to_json
 from schemas.show_create import Dialect, define
@@ -42,6 +43,9 @@ Wait = Annotated[
 Columns = Annotated[
     str | None,
     Query(description="Names separated by commas, one with a comma in backquotes; all columns with values by default."),
+]
+Where = Annotated[
+    str | None, Query(description="Only rows for which this is true: `price > 10 AND state IN ('new', 'paid')`.")
 ]
 DialectName = Annotated[Dialect, Query(description="The server that will run the statements.")]
 
@@ -65,6 +69,7 @@ def router(followers: Followers) -> APIRouter:
         as_of: AsOf = "latest",
         format: FormatName = None,
         columns: Columns = None,
+        where: Where = None,
         wait_s: Wait = 0,
         accept: Accept = None,
     ) -> Response:
@@ -75,8 +80,10 @@ def router(followers: Followers) -> APIRouter:
                 "well (nginx: proxy_http_version 1.1)."
             )
         tenant = Tenant(cluster_id, tenant_id)
-        names = parse_columns(columns)
-        request = RowsRequest(tenant=tenant, database=database, table=table, as_of=as_of, format=name, columns=names)
+        names, passing = parse_columns(columns), parse_filter({} if where is None else {"where": where})
+        request = RowsRequest(
+            tenant=tenant, database=database, table=table, as_of=as_of, format=name, columns=names, filter=passing
+        )
         answer = await _read(followers, request, wait_s)
         return StreamingResponse(answer.content, media_type=FORMATS[name], headers=_headers(answer))
 

@@ -63,7 +63,7 @@ class Reader:
         with connect(self._url) as client:
             while not self._stop.is_set():
                 try:
-                    page = client.page(1, self.tenant_id, cursor=cursor, wait_s=self._wait_s, limit=50_000)
+                    page = client.tenant(1, self.tenant_id).page(cursor=cursor, wait_s=self._wait_s, limit=50_000)
                 except TiStreamError as e:
                     self.error = str(e)
                     time.sleep(0.2)

@@ -1,6 +1,6 @@
 """Reads one table as of a timestamp: from names, time and format to a stream of bytes.
 
-    as_of -> served watermark -> table version -> snapshots -> rows by key -> columns -> bytes
+    as_of -> served watermark -> table version -> snapshots -> rows by key -> columns -> those that pass -> bytes
 
 Errors come before the first byte where possible: names, times, a missing table snapshot, and rows whose conversion is
 not certain (tables with such a change since their snapshot are read twice for that). A later fault, such as a damaged
@@ -20,9 +20,13 @@ from reading.asof.core.projection import LeftOut, left_out, projected
 from reading.asof.output import writer_of
 from reading.asof.source import BaseGone, TableSource
 from reading.deps import Services
+from reading.filters import NO_FILTER, Filter
+from reading.filters.select import passing_rows
 from reading.position import parse_ts
+from reading.scope import Scope
 from schemas.bases import Base, choose, seeded_after
 from schemas.history import History
+from schemas.layout import row_layout
 from schemas.model import Table
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.retention import expired
@@ -45,6 +49,12 @@ class RowsRequest:
     as_of: str
     format: str  #: a name in `output.FORMATS`
     columns: tuple[str, ...] | None = None  #: names; None = all that have values
+    filter: Filter = NO_FILTER  #: only its expression over rows is asked
+
+    @property
+    def scope(self) -> Scope:
+        """The table."""
+        return Scope(tenant=self.tenant, database=self.database, table=self.table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +95,15 @@ def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     """Start the read. AheadOfWatermark when the timestamp is not served yet; see the module for other errors."""
     history, as_of, resolved, _ = moment(services, request.tenant, request.as_of)
     whole = history.find_base_table(request.database, request.table, as_of)
-    table, missing = projected(whole, request.columns), left_out(whole) if request.columns is None else ()
+    request.filter.check_names(history, request.scope, as_of)
+    shown, missing = projected(whole, request.columns), left_out(whole) if request.columns is None else ()
+    table = projected(whole, request.columns and (*request.columns, *request.filter.named()))
     tries = 0
     while True:
         try:
             found = table_as_of(services, request.tenant, history, table, as_of)
             found.check()
-            content = _read_ahead(_body(found, request.format, missing))
+            content = _read_ahead(_body(found, shown, request, missing))
         except BaseGone:
             tries += 1
             if tries == _CHOICES_MAX:
@@ -147,11 +159,16 @@ def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int,
     return history, as_of, resolved, served.row.earliest_ts
 
 
-def _body(found: TableAsOf, format_: str, missing: tuple[LeftOut, ...]) -> Iterator[bytes]:
-    writer = writer_of(format_, found.table, missing)
+def _body(found: TableAsOf, shown: Table, request: RowsRequest, missing: tuple[LeftOut, ...]) -> Iterator[bytes]:
+    writer = writer_of(request.format, shown, missing)
+    place = {spec.id: n for n, spec in enumerate(row_layout(found.table).columns)}
+    columns = [place[spec.id] for spec in row_layout(shown).columns]
     yield writer.begin()
     for batch in found.batches():
-        yield writer.rows(batch)
+        passing = passing_rows(request.filter, found.table, batch)
+        rows = batch if passing.all() else batch.filter(pa.array(passing))
+        if rows.num_rows:
+            yield writer.rows(rows if len(columns) == rows.num_columns else rows.select(columns))
     yield writer.end()
 
 

@@ -93,8 +93,12 @@ class Filter:
         if self.columns is None:
             return table
         kept = {c.offset for c in self.shown(table).columns}
-        named = {folded(column.name) for expression in self._expressions() for column in expression.columns()}
+        named = {folded(name) for name in self.named()}
         return replace(table, columns=tuple(c for c in table.columns if c.offset in kept or folded(c.name) in named))
+
+    def named(self) -> list[str]:
+        """The columns that expressions name."""
+        return [column.name for expression in self._expressions() for column in expression.columns()]
 
     def check_names(self, history: History, scope: Scope, *timestamps: int) -> None:
         """FilterInvalid for a table or column that is named and does not exist at any of these timestamps."""

@@ -55,9 +55,7 @@ class Reader:
                         each.close()
                     return
                 try:
-                    page = client.page(
-                        self._tenant.cluster_id,
-                        self._tenant.tenant_id,
+                    page = client.tenant(self._tenant.cluster_id, self._tenant.tenant_id).page(
                         cursor=cursor,
                         format="raw-arrow",
                         limit=_PAGE_ROWS,

@@ -171,7 +171,7 @@ class Rig:
         self._start_services()
         self._add_hostile_tenants()  # first, so that any harm to the activation of others shows
         with self.control() as client:
-            client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
+            client.tenant(TENANT.cluster_id, TENANT.tenant_id).register()
         # one pusher starts the tenant with a snapshot of the schema; the others continue from it
         half = STORES // 2
         self._start_process("pusher-1", *self._push(range(1, half + 1)))

@@ -193,7 +193,7 @@ class _Demo:
         out, seen = self._out, self._seen
         self._tick("catalog and bucket in the folder; HTTP API")
         with Client(self._service.url) as client:
-            client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
+            client.tenant(TENANT.cluster_id, TENANT.tenant_id).register()
             with ExitStack() as stack:
                 pushing = stack.enter_context(Pushing(self._push, self._service.url))
                 self._boot()
@@ -231,7 +231,7 @@ class _Demo:
         is_announced = False
         while not self._time.is_over(_PAUSE_S) and not (self._is_played() and self._shop is None):
             limit = None if is_announced else _FIRST_PAGES_ROWS
-            page = client.page(TENANT.cluster_id, TENANT.tenant_id, cursor=cursor, wait_s=0.5, limit=limit)
+            page = client.tenant(TENANT.cluster_id, TENANT.tenant_id).page(cursor=cursor, wait_s=0.5, limit=limit)
             cursor = page.next_cursor
             _take(page.lines(), seen, out)
             if not is_announced and sum(seen.kinds.values()) >= _SHOWN_ROWS:
@@ -257,7 +257,7 @@ class _Demo:
         if self._shop is None or self._sample is not None or not self._is_played():
             return
         tenant = SAMPLE_TENANT
-        client.register_tenant(tenant.cluster_id, tenant.tenant_id)
+        client.tenant(tenant.cluster_id, tenant.tenant_id).register()
         self._sample = RunningSample(client.url, tenant, self._shop)
         stack.callback(self._sample.stop)
         self._say(f"tenant {tenant}: a sample shop writes until Ctrl-C")
@@ -392,7 +392,8 @@ def _lines_to_copy(url: str, out: Console) -> None:
     for line in (
         f"curl -s '{url}/v1/clusters/1/tenants/1/changes?start_ts=earliest&format=canal-json' | head -3",
         f"{tistream} pull shop --url {url} --follow",
-        f"{python} -c \"import tistream.client as c; print(c.connect('{url}').page(1, 1, format='arrow').arrow())\"",
+        f'{python} -c "import tistream.client as c; '
+        f"print(c.connect('{url}').tenant(1, 1).table('shop.customers').rows().to_arrow())\"",
     ):
         out.print(f"  {line}", style="cyan", highlight=False, soft_wrap=True)
     out.print()

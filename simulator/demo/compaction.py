@@ -231,7 +231,7 @@ def _compacted(catalog: Catalog, tenant: Tenant, executor: Executor) -> Merged:
 
 
 def _resolved_ts(client: Client, tenant: Tenant) -> int:
-    return client.page(tenant.cluster_id, tenant.tenant_id, start_ts="latest", limit=1).resolved_ts
+    return client.tenant(tenant.cluster_id, tenant.tenant_id).page(start="latest", limit=1).resolved_ts
 
 
 def _changes(client: Client, tenant: Tenant, upto_ts: int) -> tuple[int, str]:
@@ -239,7 +239,7 @@ def _changes(client: Client, tenant: Tenant, upto_ts: int) -> tuple[int, str]:
     count, digest = 0, hashlib.sha256()
     if not upto_ts:
         return count, digest.hexdigest()  # the tenant has no watermark yet
-    pages = client.pull(tenant.cluster_id, tenant.tenant_id, start_ts="earliest", end_ts=upto_ts, format="ndjson")
+    pages = client.tenant(tenant.cluster_id, tenant.tenant_id).changes(end=upto_ts).pages()
     for line in (line for page in pages for line in page.lines()):
         if orjson.loads(line)["type"] != "resolved":
             count += 1

@@ -71,7 +71,7 @@ class Load:
     def __enter__(self) -> Self:
         with self._open:
             with Client(self._url) as client:
-                client.register_tenant(TENANT.cluster_id, TENANT.tenant_id)
+                client.tenant(TENANT.cluster_id, TENANT.tenant_id).register()
             cluster = workload_cluster(STEADY, floor_ts=tso.compose(self._clock.unix_ms()), regions=_REGIONS)
             self._workload = Workload(self._seed, cluster, STEADY, whole_meta=True)
             self._served = self._open.enter_context(

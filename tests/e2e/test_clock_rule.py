@@ -65,7 +65,7 @@ class Pusher:
         """Register the tenant and push its schema."""
         start_ts = tso.compose(now_ms())
         with client(self.url) as c:
-            c.register_tenant(self.tenant.cluster_id, self.tenant.tenant_id)
+            c.tenant(self.tenant.cluster_id, self.tenant.tenant_id).register()
         key = SchemaSnapKey(tenant=self.tenant, ts=start_ts)
         self.bucket.put(str(key), zstandard.compress(empty_snapshot(start_ts)))
         eventually(lambda: self.summary()["state"] == "ACTIVE", f"{self.tenant} is not active")
@@ -280,7 +280,7 @@ def test_a_store_against_its_own_promise_is_held_until_it_is_rejected(tmp_path: 
 def page_of(here: Service, pusher: Pusher, cursor: str | None = None) -> Page:
     """A page of the tenant, from the beginning or from a cursor."""
     with client(here.url) as c:
-        return c.page(pusher.tenant.cluster_id, pusher.tenant.tenant_id, format="raw-arrow", cursor=cursor)
+        return c.tenant(pusher.tenant.cluster_id, pusher.tenant.tenant_id).page(format="raw-arrow", cursor=cursor)
 
 
 def assert_held(here: Service, hostile: Pusher, key: str, good_ts: int, beyond: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def readme(tmp_path_factory: pytest.TempPathFactory, last_resolved_ts: int) -> I
     try:
         site.play(README, until_ts=last_resolved_ts)
         for each in (meta, api):
-            with connect(f"http://127.0.0.1:{each}", retry_s=60) as c:
+            with connect(f"http://127.0.0.1:{each}", retry_s=60, first_answer_s=60) as c:
                 c.get("/readyz")
         site.player.close_terminals(keep="tistream up")
         yield site
@@ -160,7 +160,7 @@ def play(player: PagePlayer, block: Block, port: str, last_resolved_ts: int) -> 
     if "tistream push --capture" in block.text:
         deadline = time.monotonic() + 240
         with client(f"http://127.0.0.1:{port}") as c:
-            while c.page(1, 1, start_ts="latest").resolved_ts < last_resolved_ts:
+            while c.tenant(1, 1).page(start="latest").resolved_ts < last_resolved_ts:
                 assert time.monotonic() < deadline, "the recording is not sorted"
                 time.sleep(0.1)
     return said
@@ -169,6 +169,6 @@ def play(player: PagePlayer, block: Block, port: str, last_resolved_ts: int) -> 
 def has_orders(c: Client) -> bool:
     """Whether the sample's tenant is active, and orders can be pulled."""
     try:
-        return bool(c.page(1, 1, database="shop", table="orders", start_ts="earliest").lines()[1:])
+        return bool(c.tenant(1, 1).table("shop.orders").page().lines()[1:])
     except (NotFound, StateForbids, StoreUnavailable):  # of a service that starts
         return False

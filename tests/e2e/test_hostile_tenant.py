@@ -72,7 +72,7 @@ def test_a_tenant_that_writes_nonsense_hurts_itself(
     snapshots = [str(SchemaSnapKey(tenant=HOSTILE, ts=n + 1)) for n in range(len(SNAPSHOTS))]
     with Up(tmp_path) as up:
         with client(up.url) as c:
-            c.register_tenant(HOSTILE.cluster_id, HOSTILE.tenant_id)
+            c.tenant(HOSTILE.cluster_id, HOSTILE.tenant_id).register()
         for key, name in zip(snapshots, SNAPSHOTS, strict=True):
             put(bucket, key, ATTACKS[name].make())
         register(up.url)  # the neighbour, while those are parsed

@@ -127,7 +127,7 @@ def test_a_checkpoint_frozen_at_the_start_serves_nothing_and_says_why(tmp_path: 
         assert f"v1/global_checkpoint/1.ts holds the log at {START_TS}" in pusher.output()
         assert "global checkpoint of the log backup stalled" in pusher.output()
         with client(up.url) as c:
-            page = c.page(1, 1, format="ndjson")
+            page = c.tenant(1, 1).page()
         lines = [json.loads(line) for line in page.content.splitlines()]
         assert [e["type"] for e in lines] in ([], ["resolved"])
         assert page.resolved_ts == START_TS

@@ -59,7 +59,7 @@ def test_a_recording_is_pushed_with_nothing_but_the_tenants_key(
     with connect(up.url, key=up.owner) as client:
         cursor, rows, resolved_ts = None, 0, 0
         while resolved_ts < last_resolved_ts:
-            page = client.page(1, 1, cursor=cursor, format="ndjson", limit=50_000, wait_s=5)
+            page = client.tenant(1, 1).page(cursor=cursor, limit=50_000, wait_s=5)
             cursor, resolved_ts = page.next_cursor, page.resolved_ts
             rows += len(page.content.splitlines())
     assert rows > 12_000
@@ -69,7 +69,7 @@ def test_a_pusher_of_a_cluster_starts_again_without_reading_the_bucket(
     up: KeyedUp, recording: Path, tmp_path: Path
 ) -> None:
     with connect(up.url, key=up.owner) as client:
-        key = client.register_tenant(1, 2)["push"]["key"]
+        key = client.tenant(1, 2).register()["push"]["key"]
     with ServedRecording(recording) as cluster:
         args = ("push", "--pd", cluster.pd_address, "--url", up.url, "-c", "1", "-t", "2")
         for n in (1, 2):

@@ -57,7 +57,7 @@ def test_a_replica_of_the_ndjson_equals_what_tidb_answered(pushed: Up, expected:
 
 def test_the_watermark_arrives_without_further_ticks(pushed: Up, last_resolved_ts: int) -> None:
     with client(pushed.url) as c:
-        page = c.page(1, 1, start_ts=last_resolved_ts)
+        page = c.tenant(1, 1).page(start=last_resolved_ts)
     assert (page.content, page.has_more, page.resolved_ts) == (b"", False, last_resolved_ts)
 
 

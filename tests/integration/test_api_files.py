@@ -50,7 +50,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
 def one(served: ServedLog) -> dict[str, Any]:
     """The largest Parquet file."""
     with connect(served.url) as client:
-        return max(client.files(1, 1)["items"], key=lambda item: int(item["bytes"]))
+        return max(client.tenant(1, 1).files()["items"], key=lambda item: int(item["bytes"]))
 
 
 def data_rows() -> pa.Table:
@@ -66,7 +66,7 @@ def in_order(table: pa.Table) -> pa.Table:
 
 def test_parquet_files_and_a_pull_behind_them_are_the_whole_log(served: ServedLog) -> None:
     with connect(served.url) as client:
-        listed = client.files(1, 1)
+        listed = client.tenant(1, 1).files()
         joint = int(listed["parquet_upto_ts"])
         assert served.log.start_ts < joint < recording_end()
         assert {item["format"] for item in listed["items"]} == {"parquet"}
@@ -77,8 +77,8 @@ def test_parquet_files_and_a_pull_behind_them_are_the_whole_log(served: ServedLo
         expected = in_order(data_rows())
         mine = in_order(below.to_arrow().cast(change.COMMITTED))
         assert mine.equals(expected.filter(pc.less_equal(expected["commit_ts"], pa.scalar(joint, pa.uint64()))))
-        page = client.page(1, 1, start_ts=joint, format="raw-arrow", limit=200_000).arrow()
-        named = client.page(1, 1, start_ts="earliest", format="raw-arrow", limit=200_000).arrow()
+        page = client.tenant(1, 1).page(start=joint, format="raw-arrow", limit=200_000).arrow()
+        named = client.tenant(1, 1).page(format="raw-arrow", limit=200_000).arrow()
     after = named.filter(pc.greater(named["commit_ts"], pa.scalar(joint, pa.uint64())))
     assert page.num_rows > 1000
     assert page.equals(after), "and the pull goes on where the files end"
@@ -129,17 +129,17 @@ def test_a_file_that_is_no_file_of_the_tenant(served: ServedLog, one: dict[str, 
 
 def test_tables_choose_files_and_times_do(served: ServedLog) -> None:
     with connect(served.url) as client:
-        everything = client.files(1, 1, format="all")
+        everything = client.tenant(1, 1).files(format="all")
         assert {item["format"] for item in everything["items"]} == {"parquet", "segment"}
-        of_table = client.files(1, 1, database="shop_arch", table="bulk5k", format="all")
+        of_table = client.tenant(1, 1).table("shop_arch.bulk5k").files(format="all")
         assert of_table["table_ids"] == [270]
         assert 0 < len(of_table["items"]) < len(everything["items"])
         assert all(item["table_lo"] <= 270 <= item["table_hi"] for item in of_table["items"])
-        late = client.files(1, 1, start_ts=everything["parquet_upto_ts"], format="segment")
+        late = client.tenant(1, 1).files(start=everything["parquet_upto_ts"], format="segment")
         assert late["items"]
         assert all(int(item["hi_ts"]) > int(everything["parquet_upto_ts"]) for item in late["items"])
-        assert client.files(1, 1, start_ts="latest", format="all")["items"] == []
-        of_db = client.files(1, 1, database="shop_arch", format="all")
+        assert client.tenant(1, 1).files(start="latest", format="all")["items"] == []
+        of_db = client.tenant(1, 1).database("shop_arch").files(format="all")
         assert len(of_table["items"]) <= len(of_db["items"]) <= len(everything["items"])
 
 

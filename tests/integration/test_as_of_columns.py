@@ -110,6 +110,27 @@ def test_every_column_alone_is_that_of_the_whole_row(world: ApiWorld) -> None:
             assert found == [{column: row[column]} for row in whole], (name, column)
 
 
+def test_rows_that_pass_are_those_that_an_expression_over_the_whole_row_chooses(world: ApiWorld) -> None:
+    path = "/databases/shop/tables/acct/rows"
+    whole = [line["columns"] for line in events_of(world.ok(path))]
+    wanted = [row for row in whole if 2 <= row["id"] <= 40 and row["owner"] is not None]
+    assert 0 < len(wanted) < len(whole)
+    where = "id BETWEEN 2 AND 40 AND owner IS NOT NULL"
+    assert [line["columns"] for line in events_of(world.ok(path, where=where))] == wanted
+    other = world.ok(path, where=where, columns="ver")
+    assert [line["columns"] for line in events_of(other)] == [{"ver": row["ver"]} for row in wanted]
+    arrow = arrow_of(world.ok(path, where=where, columns="owner", format="arrow"))
+    assert arrow.to_pylist() == [{"owner": row["owner"]} for row in wanted]
+    assert arrow_of(world.ok(path, where="id < 0", format="arrow")).num_rows == 0
+    assert world.ok(path, where="id < 0").content == b""
+
+
+@pytest.mark.parametrize("where", ["idd < 5", "id <", "", "vv = 1"])
+def test_an_expression_that_cannot_be_asked_is_refused(world: ApiWorld, where: str) -> None:
+    answer = world.get(GEN, where=where, columns="id")
+    assert (answer.status_code, answer.json()["code"]) == (400, "TS-1018")
+
+
 @pytest.mark.parametrize(("asked", "status"), [("nope", 404), ("", 400), ("a,", 400), ("`a", 400), ("a`b", 400)])
 def test_columns_that_are_not_there_and_lists_that_are_none(world: ApiWorld, asked: str, status: int) -> None:
     assert world.get(GEN, columns=asked).status_code == status

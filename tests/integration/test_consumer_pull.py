@@ -20,7 +20,6 @@ from tistream.catalog.database import tables
 from tistream.catalog.log.consumers import readers_of
 from tistream.catalog.tenancy.changefeeds import add_changefeed, get_changefeed
 from tistream.client import connect
-from tistream.client.consumers import Consumer
 from tistream.errors import Fenced
 
 COMMAND = [str(Path(sys.executable).with_name("tistream")), "pull", "--consumer", "feed"]
@@ -35,7 +34,7 @@ def test_members_take_over_from_one_that_is_killed(tmp_path: Path) -> None:
             words = ["--member", "a", "--lease", "1", "--follow", "--url", server.url]
             killed = subprocess.Popen([*COMMAND, *words], stdout=out)
         eventually(lambda: first.stat().st_size > 0)
-        late = Consumer(client, 1, 1, "feed", member="c", lease_s=60, limit=500)
+        late = client.tenant(1, 1).consumer("feed", member="c", lease_s=60, limit=500)
         eventually(lambda: late.pull(wait_s=1) is not None)
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()

@@ -67,18 +67,18 @@ def source(example: Callable[[str], Any], client: Client, name: tuple[str, str],
                     raise Interrupted
                 yield page
 
-    return Dying(client, *name, rows_per_page=rows)
+    return Dying(client.tenant(1, 1), *name, rows_per_page=rows)
 
 
 def begin(client: Client, name: tuple[str, str]) -> str:
     """The first commit of the table."""
-    page = client.page(1, 1, database=name[0], table=name[1], format="arrow", limit=1)
+    page = client.tenant(1, 1).within(*name).page(format="arrow", limit=1)
     return str(page.arrow()["_commit_ts"][0])
 
 
 def truth(example: Callable[[str], Any], client: Client, name: tuple[str, str]) -> list[dict[str, Any]]:
     """The table at the recording's end."""
-    _, rows = example("lake_source").TableSource(client, *name).snapshot(str(recording_end()))
+    _, rows = example("lake_source").TableSource(client.tenant(1, 1), *name).snapshot(str(recording_end()))
     return ordered(rows)
 
 

@@ -3,7 +3,6 @@ restart."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,9 +83,7 @@ def tables_of(running: RunningSample, state: State) -> Tables:
 def as_of(client: Client, ts: int) -> Tables:
     found: Tables = {}
     for name in NAMES.values():
-        lines = b"".join(client.rows(1, 1, "shop", name, as_of=ts)).splitlines()
-        rows = [message["columns"] for message in map(json.loads, lines) if "columns" in message]
-        found[name] = {row["id"]: row for row in rows}
+        found[name] = {row["id"]: row for row in client.tenant(1, 1).table(name, database="shop").rows(as_of=ts)}
     return found
 
 
@@ -94,10 +91,7 @@ def by_changes(client: Client, ts: int) -> tuple[Tables, Counter[str]]:
     """The tables that the log's changes make, each old row being the row so far."""
     tables: Tables = {name: {} for name in NAMES.values()}
     kinds = Counter[str]()
-    pages = client.pull(1, 1, start_ts="earliest", end_ts=ts, format="ndjson")
-    for event in (json.loads(line) for page in pages for line in page.lines()):
-        if event["type"] == "resolved":
-            continue
+    for event in client.tenant(1, 1).changes(end=ts):
         kinds[event["type"]] += 1
         if event["type"] == "ddl":
             continue
@@ -130,7 +124,7 @@ def kept_step(folder: Path) -> int:
 
 
 def served(client: Client, ts: int) -> None:
-    eventually(lambda: client.page(1, 1, start_ts="latest").resolved_ts >= ts, "the watermark stays behind")
+    eventually(lambda: client.tenant(1, 1).page(start="latest").resolved_ts >= ts, "the watermark stays behind")
 
 
 def test_the_api_has_what_the_shop_has_also_behind_a_restart_and_another_log_is_left_alone(

@@ -36,7 +36,9 @@ def over(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def lead(world: ApiWorld) -> None:
         transport = world.http._transport
-        monkeypatch.setattr(access, "connect", lambda url: Client("http://testserver", transport=transport, retry_s=0))
+        monkeypatch.setattr(
+            access, "connect", lambda url, key: Client("http://testserver", transport=transport, retry_s=0)
+        )
 
     return lead
 

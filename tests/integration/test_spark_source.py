@@ -56,7 +56,8 @@ def frame(session: SparkSession, served: ServedLog, **options: object) -> DataFr
 def pulled(served: ServedLog, **scope: Any) -> pa.Table:
     """The truth: pages of a pull, one after the other."""
     with connect(served.url) as client:
-        return pa.concat_tables([page.arrow() for page in client.pull(1, 1, limit=200_000, **scope)])
+        read = client.tenant(1, 1).within(scope.get("database"), scope.get("table"))
+        return pa.concat_tables([page.arrow() for page in read.changes(limit=200_000).pages("arrow")])
 
 
 def in_order(table: pa.Table, *by: str) -> pa.Table:
@@ -196,7 +197,7 @@ def test_a_program_of_the_documentation(
         query.stop()
     if "query" in names:
         with connect(served.url) as client:
-            truth = client.table(1, 1, "shop.customers").to_arrow()
+            truth = client.tenant(1, 1).table("shop.customers").changes().to_arrow()
         assert session.read.parquet(str(tmp_path / "out")).count() == truth.num_rows > 0
 
 
@@ -214,7 +215,7 @@ def test_the_lines_that_the_console_shows(
     try:
         assert player.play(Block(line=1, info="sh", text=lines["curl"])).count('"type"') > 10
         assert '"type"' in player.play(Block(line=2, info='sh title="Until Ctrl-C"', text=lines["CLI"]))
-        assert "key: [" in player.play(Block(line=3, info="python", text=lines["Python"]))
+        assert "{'type': 'insert'" in player.play(Block(line=3, info="python", text=lines["Python"]))
     finally:
         player.close()
     exec(lines["Spark"], {})

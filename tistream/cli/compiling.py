@@ -102,9 +102,9 @@ def _push_and_read(url: str) -> None:
         push.push_recording(demo.RECORDING, url, tenant, None, stop=stop)
 
     with Client(url) as client:
-        client.register_tenant(tenant.cluster_id, tenant.tenant_id)
+        client.tenant(tenant.cluster_id, tenant.tenant_id).register()
         with demo.Pushing(feed, url) as pushing:
-            for page in client.pull(tenant.cluster_id, tenant.tenant_id, follow=True):
+            for page in client.tenant(tenant.cluster_id, tenant.tenant_id).follow().pages():
                 changes += len(page.lines())
                 if pushing.error is not None:
                     raise pushing.error

@@ -15,7 +15,7 @@ from tistream.cli.following import Whole
 from tistream.cli.pages_out import drop_output, output_of
 
 if TYPE_CHECKING:
-    from tistream.client.api import Client
+    from tistream.client import Consumer
 
 Name = Annotated[str | None, typer.Option(help="Read as a registered consumer: the service keeps the position.")]
 Member = Annotated[str, typer.Option(help="With --consumer: name of this process among its members.")]
@@ -24,25 +24,8 @@ Lease = Annotated[
 ]
 
 
-def write_batches(
-    client: Client,
-    cluster: int,
-    tenant: int,
-    name: str,
-    *,
-    member: str,
-    lease_s: float,
-    format: str,
-    limit: int | None,
-    options: dict[str, str],
-    follow: bool,
-) -> None:
+def write_batches(consumer: Consumer, format: str, *, follow: bool) -> None:
     """Write the batches of a consumer, and acknowledge each."""
-    from tistream.client.consumers import Consumer
-
-    consumer = Consumer(
-        client, cluster, tenant, name, member=member, lease_s=lease_s, format=format, limit=limit, options=options
-    )
     out = output_of(format, sys.stdout.buffer, follow=True)  # written at once: it is acknowledged
     try:
         with Whole() as whole:

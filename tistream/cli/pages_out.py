@@ -79,7 +79,7 @@ class _Joined:
     def close(self) -> None:
         import pyarrow as pa
 
-        from tistream.client.tables import Union, bare
+        from tistream.client.frames import Union, bare
 
         with self._kept:
             if not self._sizes:
@@ -109,7 +109,7 @@ class _Growing:
     def write(self, page: Page) -> int:
         import pyarrow as pa
 
-        from tistream.client.tables import bare
+        from tistream.client.frames import bare
 
         rows = bare(page.arrow())
         if self._made is None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
@@ -18,6 +18,9 @@ from tistream.cli.following import StatusLine, Whole
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.errors import InvalidInput
 from tistream.limits import CONSUMER_LEASE_S_DEFAULT
+
+if TYPE_CHECKING:
+    from tistream.client import Changes, Client
 
 _RULES = frozenset({"tables", "columns", "ops", "changed"})  # filters that may be repeated in a URL's query
 #: in a URL's query; others are options of the format
@@ -97,10 +100,10 @@ def _write_consumer(asked: _Asked, at: str | None, name: str, member: str, lease
     if at or asked.since or asked.until or asked.database or asked.filters:
         raise InvalidInput("A consumer has its own scope, position and filters: leave them out with --consumer.")
     with connect(asked.url, sleep=_patience(asked.url)) as client:
-        write_batches(
-            client, asked.cluster, asked.tenant, name, member=member, lease_s=lease_s, format=asked.format,
-            limit=asked.limit, options=asked.options, follow=follow,
-        )  # fmt: skip
+        consumer = client.tenant(asked.cluster, asked.tenant).consumer(
+            name, member=member, lease_s=lease_s, format=asked.format, limit=asked.limit, options=asked.options
+        )
+        write_batches(consumer, asked.format, follow=follow)
 
 
 def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
@@ -113,12 +116,7 @@ def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
     with connect(asked.url, sleep=_patience(asked.url)) as client, Whole() as whole:
         try:
             try:
-                for page in client.pull(
-                    asked.cluster, asked.tenant, database=asked.database, table=asked.table,
-                    start_ts=asked.since, snapshot=asked.snapshot, as_of=asked.as_of, end_ts=asked.until,
-                    cursor=at, follow=follow,
-                    format=asked.format, limit=asked.limit, options=asked.sent,
-                ):  # fmt: skip
+                for page in asked.changes(client, at, follow=follow).pages(asked.format, asked.sent):
                     with whole:
                         status.clear()
                         rows = out.write(page)
@@ -159,6 +157,13 @@ class _Asked:
     def sent(self) -> dict[str, str]:
         """The part of the query that the client passes on as it is."""
         return self.options | self.filters
+
+    def changes(self, client: Client, cursor: str | None, *, follow: bool) -> Changes:
+        """What is pulled, from the cursor on."""
+        scope = client.tenant(self.cluster, self.tenant).within(self.database, self.table)
+        return (scope.follow if follow else scope.changes)(
+            start=self.since, end=self.until, cursor=cursor, snapshot=self.snapshot, as_of=self.as_of, limit=self.limit
+        )
 
     def resume(self, cursor: str, *, follow: bool) -> str:
         """A command line that continues at the cursor."""

@@ -51,7 +51,7 @@ def seed(
     with connect(url) as client:
         tables = f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{quote(database, safe='')}/tables"
         table_id, physical_ids = _ids(client.get(tables, start_ts=str(ts)), table, ts)
-        made = client.definition(cluster, tenant, database, table, as_of=str(ts))
+        made = client.tenant(cluster, tenant).table(what).definition(as_of=ts)
     rows = read_rows(file, ts) if is_raw(file) else read_decoded(file, ts, of_json(made["shape"]))
     check_tables(rows, physical_ids, what)
     control = HttpControl(url, TenantId(cluster, tenant))

@@ -14,13 +14,14 @@ from urllib.parse import quote
 
 import typer
 
+from tistream.cli.filter_options import Where
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.pages_out import drop_output
 from tistream.cli.pull import parse_names
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from tistream.client import Client
+    from tistream.client import Tenant as Source
 
 SNAPSHOT_FORMATS = ("ndjson", "csv", "parquet", "arrow", "sql")
 RESTORE_FORMATS = ("sql", "csv")
@@ -35,6 +36,7 @@ def snapshot(
     as_of: AsOf = "latest",
     format: Annotated[str, typer.Option(help="ndjson, csv, parquet, arrow or sql.")] = "ndjson",
     columns: Annotated[str | None, typer.Option(help="Names separated by commas instead of all columns.")] = None,
+    where: Where = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
@@ -45,14 +47,10 @@ def snapshot(
     """Read a table as of a timestamp, from the log alone."""
     from tistream.client import connect
 
-    database, table = parse_names(what)
-    if database is None or table is None:
-        raise InvalidInput(f"'{what}' names no table: write database.table.")
     _check_format(format, SNAPSHOT_FORMATS)
     with connect(url) as client:
-        rows = client.rows(
-            cluster, tenant, database, table, as_of=as_of, format=format, columns=columns, wait_s=timeout
-        )
+        read = client.tenant(cluster, tenant).table(what)
+        rows = read.rows(as_of=as_of, columns=columns, where=where, wait_s=timeout).pieces(format)
         if output is not None:
             _write(output, rows)
             return
@@ -89,15 +87,16 @@ def restore(
     _check_format(format, RESTORE_FORMATS)
     output.mkdir(parents=True, exist_ok=True)
     with connect(url) as client:
-        ts, names = _tables(client, cluster, tenant, database, table, as_of)
+        source = client.tenant(cluster, tenant)
+        ts, names = _tables(source, database, table, as_of)
         for name in names:
-            made = client.definition(cluster, tenant, database, name, as_of=ts, dialect=dialect)
+            read = source.table(name, database=database)
+            made = read.definition(as_of=ts, dialect=dialect)
             stem = f"{file_name(made['database'])}.{file_name(made['table'])}"
             create = [made["create_database"] + ";\n"]
             _write(output / f"{file_name(made['database'])}-schema-create.sql", (text.encode() for text in create))
             _write(output / f"{stem}-schema.sql", [_schema_text(made).encode()])
-            rows = client.rows(cluster, tenant, database, name, as_of=ts, format=format)
-            _write(output / f"{stem}.000000000.{format}", rows)
+            _write(output / f"{stem}.000000000.{format}", read.rows(as_of=ts).pieces(format))
             if format == "csv":
                 _write(
                     output / f"{stem}.000000000.sql", [load_text(f"{stem}.000000000.csv", made["load_csv"]).encode()]
@@ -131,19 +130,16 @@ def _schema_text(made: dict[str, object]) -> str:
     return f"{said}{settings}{made['create_table']};\n"
 
 
-def _tables(
-    client: Client, cluster: int, tenant: int, database: str, table: str | None, as_of: str
-) -> tuple[str, list[str]]:
+def _tables(source: Source, database: str, table: str | None, as_of: str) -> tuple[str, list[str]]:
     """(the timestamp, names of the tables), so that all tables are read as of the same timestamp."""
-    path = f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{quote(database, safe='')}/tables"
 
     def listed(at: str) -> list[str]:
-        return [item["table"] for item in client.get(path, start_ts=at)["items"] if item["kind"] == "table"]
+        return [item["table"] for item in source.tables(database, as_of=at) if item["kind"] == "table"]
 
     names = [table] if table is not None else listed(as_of)
     if not names:
         return as_of, []
-    ts = str(client.definition(cluster, tenant, database, names[0], as_of=as_of)["as_of"])
+    ts = str(source.table(names[0], database=database).definition(as_of=as_of)["as_of"])
     return ts, names if table is not None else listed(ts)
 
 

@@ -52,7 +52,7 @@ def register(
     where keys are required, a key for them: once.
     """
     with connect(url) as client:
-        made = client.register_tenant(cluster, tenant)
+        made = client.tenant(cluster, tenant).register()
         show_data(made, output) if output is not Output.TABLE else show_facts(made, output)
         if str(made["push"].get("key") or "").endswith(_SHOWN_ONCE):
             print("an earlier answer, which was lost, showed the key: tistream tenant rotate-key", file=sys.stderr)

@@ -1,36 +1,69 @@
-"""The Python client: `connect(url)` or `connect_async(url)`, then pull.
+"""The Python client: `connect(url)` or `connect_async(url)`, then `.tenant(1, 1)`, `.table("shop.customers")` and what
+is wanted of it.
 
 asyncio and Arrow are imported on first use: they would make this import four times as slow.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tistream.client.api import Client, connect
-from tistream.client.core.requests import Page, Tenant
+from tistream.client.core.membership import Batch
+from tistream.client.core.requests import ChangeOptions, Page, TenantState
 from tistream.client.cursors import CursorStore, FileCursorStore, SqlCursorStore
+from tistream.client.tenant import Scope, Table, Tenant
 
 if TYPE_CHECKING:
-    from tistream.client.aio import AsyncClient, connect_async
-    from tistream.client.tables import ArrowPage, Progress
+    from tistream.client.aio.api import AsyncClient, connect_async
+    from tistream.client.aio.consumers import AsyncConsumer
+    from tistream.client.aio.tenant import AsyncScope, AsyncTable, AsyncTenant
+    from tistream.client.consumers import Consumer
+    from tistream.client.frames import ArrowPage, Progress
+    from tistream.client.results import Changes, Rows, TableChanges
 
 __all__ = [
     "ArrowPage",
     "AsyncClient",
+    "AsyncConsumer",
+    "AsyncScope",
+    "AsyncTable",
+    "AsyncTenant",
+    "Batch",
+    "ChangeOptions",
+    "Changes",
     "Client",
+    "Consumer",
     "CursorStore",
     "FileCursorStore",
     "Page",
     "Progress",
+    "Rows",
+    "Scope",
     "SqlCursorStore",
+    "Table",
+    "TableChanges",
     "Tenant",
+    "TenantState",
     "connect",
     "connect_async",
 ]
-_LATER = {"ArrowPage": "tables", "Progress": "tables", "AsyncClient": "aio", "connect_async": "aio"}
+_LATER = {
+    "ArrowPage": "frames",
+    "AsyncClient": "aio.api",
+    "AsyncConsumer": "aio.consumers",
+    "AsyncScope": "aio.tenant",
+    "AsyncTable": "aio.tenant",
+    "AsyncTenant": "aio.tenant",
+    "Changes": "results",
+    "Consumer": "consumers",
+    "Progress": "frames",
+    "Rows": "results",
+    "TableChanges": "results",
+    "connect_async": "aio.api",
+}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tistream.client.tables import bare
+from tistream.client.frames import bare
 from tistream.errors import InvalidInput
 
 _OWN_COLUMNS = 5  # _op, _commit_ts, _start_ts, _key, _table_id; _old is the last

@@ -24,12 +24,24 @@ if TYPE_CHECKING:
 class ChangeLog(Protocol):
     """The log of one tenant."""
 
-    def pull(self, scope: Scope, **params: Any) -> Page | PullAnswer:
-        """A page. `params`: start_ts or cursor, end_ts, limit. The content is an Arrow stream."""
+    def pull(
+        self, scope: Scope, *, end_ts: str | int, limit: int, start_ts: str | None = None, cursor: str | None = None
+    ) -> Page | PullAnswer:
+        """A page from `start_ts` or `cursor`. The content is an Arrow stream."""
         ...
 
-    def splits(self, scope: Scope, **params: str | int | None) -> dict[str, Any]:
-        """A plan, see `Client.splits`."""
+    def splits(
+        self,
+        scope: Scope,
+        *,
+        end_ts: str | int | None,
+        start_ts: str | int | None = None,
+        cursor: str | None = None,
+        rows: int | None = None,
+        parts: int = 1,
+        part_bytes: int = 1,
+    ) -> dict[str, Any]:
+        """A plan, see `splits` of the client."""
         ...
 
 
@@ -39,8 +51,7 @@ def open_log(options: ReadOptions) -> Iterator[ChangeLog]:
     if options.is_direct:
         yield _Direct(options)
         return
-    shown = {} if options.key is None else {"key": options.key}
-    with connect(options.url, **shown) as client:
+    with connect(options.url, key=options.key) as client:
         yield _OverHttp(client, options)
 
 
@@ -50,16 +61,27 @@ def _format(options: ReadOptions) -> str:
 
 class _OverHttp:
     def __init__(self, client: Client, options: ReadOptions) -> None:
-        self._client, self._options = client, options
+        self._tenant, self._format = client.tenant(options.cluster, options.tenant), _format(options)
 
-    def pull(self, scope: Scope, **params: Any) -> Page:
-        of = self._options
-        params |= {"database": scope.database, "table": scope.table, "format": _format(of)}
-        return self._client.page(of.cluster, of.tenant, **params)
+    def pull(
+        self, scope: Scope, *, end_ts: str | int, limit: int, start_ts: str | None = None, cursor: str | None = None
+    ) -> Page:
+        read = self._tenant.within(scope.database, scope.table)
+        return read.page(format=self._format, start=start_ts, cursor=cursor, end=end_ts, limit=limit)
 
-    def splits(self, scope: Scope, **params: str | int | None) -> dict[str, Any]:
-        of = self._options
-        return self._client.splits(of.cluster, of.tenant, database=scope.database, table=scope.table, **params)
+    def splits(
+        self,
+        scope: Scope,
+        *,
+        end_ts: str | int | None,
+        start_ts: str | int | None = None,
+        cursor: str | None = None,
+        rows: int | None = None,
+        parts: int = 1,
+        part_bytes: int = 1,
+    ) -> dict[str, Any]:
+        read = self._tenant.within(scope.database, scope.table)
+        return read.splits(start=start_ts, end=end_ts, cursor=cursor, rows=rows, parts=parts, part_bytes=part_bytes)
 
 
 @cache
@@ -80,21 +102,36 @@ class _Direct:
         self._options = options
         self._services = _services(options.catalog, options.object_store)
 
-    def pull(self, scope: Scope, **params: Any) -> PullAnswer:
+    def pull(
+        self, scope: Scope, *, end_ts: str | int, limit: int, start_ts: str | None = None, cursor: str | None = None
+    ) -> PullAnswer:
         from reading.pull import PullRequest, pull
 
-        asked = {"start_ts": None, "cursor": None} | params | {"end_ts": str(params["end_ts"])}
-        request = PullRequest(scope=self._scope(scope), format=_format(self._options), options={}, **asked)
+        request = PullRequest(
+            scope=self._scope(scope), format=_format(self._options), options={}, start_ts=start_ts, cursor=cursor,
+            end_ts=str(end_ts), limit=limit,
+        )  # fmt: skip
         return pull(self._services, request)
 
-    def splits(self, scope: Scope, **params: str | int | None) -> dict[str, Any]:
+    def splits(
+        self,
+        scope: Scope,
+        *,
+        end_ts: str | int | None,
+        start_ts: str | int | None = None,
+        cursor: str | None = None,
+        rows: int | None = None,
+        parts: int = 1,
+        part_bytes: int = 1,
+    ) -> dict[str, Any]:
         from reading.splits import SplitRequest, plan, shown
 
-        asked: dict[str, Any] = {"start_ts": None, "cursor": None, "end_ts": None, "rows": None, "parts": 1}
-        asked |= {"part_bytes": 1} | params
-        for name in ("start_ts", "end_ts"):
-            asked[name] = None if asked[name] is None else str(asked[name])
-        return shown(plan(self._services, SplitRequest(scope=self._scope(scope), **asked)))
+        request = SplitRequest(
+            scope=self._scope(scope), start_ts=None if start_ts is None else str(start_ts),
+            end_ts=None if end_ts is None else str(end_ts), cursor=cursor, rows=rows, parts=parts,
+            part_bytes=part_bytes,
+        )  # fmt: skip
+        return shown(plan(self._services, request))
 
     def _scope(self, scope: Scope) -> PullScope:
         from reading.scope import Scope as PullScope

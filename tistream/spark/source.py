@@ -256,13 +256,11 @@ def _parts(
     """The parts up to `end_ts`, or up to what is served. With `waits` another server has served the end already: what
     this server does not have yet is one more part, whose reader waits for it."""
     of = query.options
-    sizes: dict[str, int | None] = {
-        "parts": SPLITS_MAX if of.partitions is None else of.partitions,
-        "part_bytes": of.partition_bytes if of.partitions is None else 1,
-    }
+    parts = SPLITS_MAX if of.partitions is None else of.partitions
+    part_bytes = of.partition_bytes if of.partitions is None else 1
     found: list[InputPartition] = []
     while True:
-        plan = log.splits(scope, start_ts=start_ts, cursor=cursor, end_ts=end_ts, **sizes)
+        plan = log.splits(scope, start_ts=start_ts, cursor=cursor, end_ts=end_ts, parts=parts, part_bytes=part_bytes)
         found += [ChangePartition(scope, part["cursor"], int(part["end_ts"])) for part in plan["parts"]]
         start_ts, cursor = None, plan["next_cursor"]
         if not plan["has_more"]:

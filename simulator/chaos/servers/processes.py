@@ -137,7 +137,7 @@ def pull_all(
     with connect(url) as client:
         cursor = None
         while True:
-            page = client.page(1, 1, cursor=cursor, format=format, wait_s=0.5, limit=limit, options=options)
+            page = client.tenant(1, 1).page(cursor=cursor, format=format, wait_s=0.5, limit=limit, options=options)
             parts.append(page.content)
             cursor = page.next_cursor
             if page.resolved_ts >= until_ts and not page.has_more:
@@ -149,7 +149,7 @@ def pull_all(
 def register(url: str) -> None:
     """Register tenant 1/1."""
     with connect(url) as client:
-        client.register_tenant(1, 1)
+        client.tenant(1, 1).register()
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ class Reader:
         """All that there is now."""
         with connect(self._world.url, key=self._key) as client:
             while True:
-                page = client.page(1, 1, cursor=self._cursor, format="ndjson", wait_s=0.5, limit=5000)
+                page = client.tenant(1, 1).page(cursor=self._cursor, wait_s=0.5, limit=5000)
                 self._cursor, self.resolved_ts = page.next_cursor, page.resolved_ts
                 rows = map(orjson.loads, page.content.splitlines())
                 self.read.update(int(row["commit_ts"]) for row in rows if row["type"] in ("insert", "update"))
@@ -123,7 +123,7 @@ class Reader:
     def all_rows(self) -> bytes:
         """What one who begins now is given up to the resolved ts of the last pull."""
         with connect(self._world.url, key=self._key) as client:
-            pages = client.pull(1, 1, end_ts=self.resolved_ts, format="ndjson", limit=5000)
+            pages = client.tenant(1, 1).changes(end=self.resolved_ts, limit=5000).pages()
             return b"".join(page.content for page in pages)
 
     def lacks(self) -> Counter[int]:

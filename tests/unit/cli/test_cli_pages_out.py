@@ -47,7 +47,7 @@ def test_a_column_without_a_common_type_is_named_and_nothing_is_written() -> Non
     out = output_of("arrow", sink, follow=False)
     out.write(page(pa.table({"c": ["text"]})))
     out.write(page(pa.table({"c": [b"\xff"]})))
-    with pytest.raises(InvalidInput, match=r"Column c was both text and bytes .* since and until"):
+    with pytest.raises(InvalidInput, match=r"Column c was both text and bytes .* before and after apart"):
         out.close()
     assert not sink.getvalue()
 

@@ -8,6 +8,7 @@ import httpx2
 import orjson
 import pytest
 
+from tests.kit.client_script import Answer, Script, events, page, problem, resolved
 from tistream.client import Client, connect
 from tistream.client.core.requests import pull_params
 from tistream.errors import (
@@ -21,39 +22,6 @@ from tistream.errors import (
     TsExpired,
 )
 
-Answer = httpx2.Response | Exception
-
-
-class Script(httpx2.BaseTransport):
-    """Answers in order; the last one for ever."""
-
-    def __init__(self, *answers: Answer) -> None:
-        self.answers = list(answers)
-        self.asked: list[httpx2.Request] = []
-
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        self.asked.append(request)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return httpx2.Response(answer.status_code, headers=answer.headers, content=answer.content)
-
-
-def page(
-    cursor: str, *, more: bool = False, content: bytes = b"", resolved: int = 9, **headers: str
-) -> httpx2.Response:
-    facts = {
-        "TiStream-Next-Cursor": cursor,
-        "TiStream-Resolved-Ts": str(resolved),
-        "TiStream-Has-More": "true" if more else "false",
-    }
-    return httpx2.Response(200, headers={**facts, **headers}, content=content)
-
-
-def problem(status: int, **members: object) -> httpx2.Response:
-    body = {"status": status, "title": "Title.", **members}
-    return httpx2.Response(status, headers={"content-type": "application/problem+json"}, content=orjson.dumps(body))
-
 
 def client(script: Script, sleep: Callable[[float], None] = lambda s: None, **more: float) -> Client:
     return Client("http://host:1/", transport=script, sleep=sleep, **more)
@@ -62,10 +30,11 @@ def client(script: Script, sleep: Callable[[float], None] = lambda s: None, **mo
 def test_a_page_asks_what_it_was_told() -> None:
     script = Script(page("c1", content=b"{}\n{}\n", **{"TiStream-Quarantined": "2"}))
     with client(script) as c:
-        got = c.page(
-            3, 4, database="a/b", table="t t", end_ts=7, limit=5, format="canal-json",
-            options={"content-compatible": "true"},
-        )  # fmt: skip
+        got = (
+            c.tenant(3, 4)
+            .within("a/b", "t t")
+            .page(end=7, limit=5, format="canal-json", options={"content-compatible": "true"})
+        )
     assert (got.next_cursor, got.resolved_ts, got.has_more, got.quarantined) == ("c1", 9, False, 2)
     assert got.lines() == [b"{}", b"{}"]
     (asked,) = script.asked
@@ -78,7 +47,7 @@ def test_a_page_asks_what_it_was_told() -> None:
 def test_pull_walks_to_the_watermark() -> None:
     script = Script(page("a", more=True), page("b", more=True), page("c"))
     with client(script) as c:
-        assert [p.next_cursor for p in c.pull(1, 1, start_ts="-1h")] == ["a", "b", "c"]
+        assert [p.next_cursor for p in c.tenant(1, 1).changes(start="-1h").pages()] == ["a", "b", "c"]
     assert [dict(r.url.params).get("start_ts") for r in script.asked] == ["-1h", None, None]
     assert [dict(r.url.params).get("cursor") for r in script.asked] == [None, "a", "b"]
 
@@ -86,7 +55,7 @@ def test_pull_walks_to_the_watermark() -> None:
 def test_follow_of_arrow_waits_for_more_and_gives_the_server_time() -> None:
     script = Script(page("a"), page("b"), page("c"))
     with client(script) as c:
-        pages = c.pull(1, 1, follow=True, format="arrow")
+        pages = c.tenant(1, 1).follow().pages("arrow")
         assert [next(pages).next_cursor for _ in range(3)] == ["a", "b", "c"]
     waits = [float(dict(r.url.params).get("wait_s", 0)) for r in script.asked]
     assert waits[0] == 0
@@ -101,18 +70,10 @@ def test_follow_ends_where_it_is_told() -> None:
         page("a", resolved=9, **ends), page("b", more=True, resolved=25, **ends), page("c", resolved=26, **ends)
     )
     with client(script) as c:
-        pages = list(c.pull(1, 1, follow=True, format="arrow", end_ts="-5m"))
+        pages = list(c.tenant(1, 1).follow(end="-5m").pages("arrow"))
     assert [p.next_cursor for p in pages] == ["a", "b", "c"]
     ends_asked = [dict(r.url.params)["end_ts"] for r in script.asked]
     assert ends_asked == ["-5m", "20", "20"], "what a span means is settled by the first answer"
-
-
-def events(*lines: str, **headers: str) -> httpx2.Response:
-    return httpx2.Response(200, headers=headers, content="".join(line + "\n" for line in lines).encode())
-
-
-def resolved(cursor: str, ts: int) -> list[str]:
-    return ["event: resolved", f"id: {cursor}", f'data: {{"resolved_ts":"{ts}","cursor":"{cursor}"}}', ""]
 
 
 def test_following_lines_takes_a_stream_and_resumes_what_breaks_off() -> None:
@@ -123,7 +84,7 @@ def test_following_lines_takes_a_stream_and_resumes_what_breaks_off() -> None:
         events(*resolved("c", 7), "event: end", 'data: {"reason":"end-reached"}', ""),
     )
     with client(script) as c:
-        pages = list(c.pull(1, 1, follow=True, format="canal-json", start_ts="-1h", end_ts=7, database="d"))
+        pages = list(c.tenant(1, 1).database("d").follow(start="-1h", end=7).pages("canal-json"))
     assert [(p.content, p.next_cursor, p.resolved_ts) for p in pages] == [
         (b"1\n", "a", 5),
         (b"2\n3\n", "b", 6),
@@ -139,7 +100,7 @@ def test_following_lines_takes_a_stream_and_resumes_what_breaks_off() -> None:
 def test_a_stream_that_failed_for_good_raises_its_problem() -> None:
     last = 'data: {"reason":"error","problem":{"status":410,"code":"TS-1005","detail":"gone","facts":{"x":"1"}}}'
     with client(Script(events("event: end", last, ""))) as c, pytest.raises(TsExpired, match="gone"):
-        list(c.stream(1, 1))
+        list(c.tenant(1, 1).follow())
 
 
 def test_too_much_is_tried_again_when_the_server_says() -> None:
@@ -147,10 +108,10 @@ def test_too_much_is_tried_again_when_the_server_says() -> None:
     refused = problem(429, code="TS-1090", detail="slowly")
     refused.headers["Retry-After"] = "3"
     with client(Script(refused, page("a")), sleep=slept.append) as c:
-        assert c.page(1, 1).next_cursor == "a"
+        assert c.tenant(1, 1).page().next_cursor == "a"
     assert slept == [3.0]
     with client(Script(refused), retry_s=1) as c, pytest.raises(RateLimited, match="slowly"):
-        c.page(1, 1)
+        c.tenant(1, 1).page()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +129,7 @@ def test_what_passes_is_tried_again_at_the_same_place(failure: Answer) -> None:
     pauses: list[float] = []
     script = Script(failure, failure, page("x"))
     with client(script, pauses.append) as c:
-        assert c.page(1, 1, cursor="here").next_cursor == "x"
+        assert c.tenant(1, 1).page(cursor="here").next_cursor == "x"
     assert len({str(r.url) for r in script.asked}) == 1
     assert len(pauses) == 2
     assert pauses[0] < pauses[1]
@@ -179,7 +140,7 @@ def test_retries_end() -> None:
         client(Script(httpx2.ConnectError("refused")), retry_s=0) as c,
         pytest.raises(StoreUnavailable, match="host:1"),
     ):
-        c.page(1, 1)
+        c.tenant(1, 1).page()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +169,7 @@ def test_an_error_has_the_facts_and_the_hint_of_the_server() -> None:
     facts = {"earliest_ts": "77", "kind": "evil", "message": "evil", "self": "evil", "args": "evil"}
     script = Script(problem(410, code="TS-1005", detail="gone", hint="start later", facts=facts))
     with client(script) as c, pytest.raises(TsExpired) as e:
-        c.page(1, 1, start_ts=1)
+        c.tenant(1, 1).page(start=1)
     assert e.value.facts == {"earliest_ts": "77", "status": 410}
     assert (e.value.hint, e.value.kind, e.value.message) == ("start later", ErrorKind.INVALID, "gone")
 
@@ -216,17 +177,17 @@ def test_an_error_has_the_facts_and_the_hint_of_the_server() -> None:
 def test_registering() -> None:
     script = Script(httpx2.Response(200, content=b'{"state":"AWAITING_SNAPSHOT"}'))
     with connect("http://host", transport=script) as c:
-        assert c.register_tenant(1, 2) == {"state": "AWAITING_SNAPSHOT"}
+        assert c.tenant(1, 2).register() == {"state": "AWAITING_SNAPSHOT"}
     (asked,) = script.asked
     assert (asked.method, asked.url.path) == ("POST", "/v1/tenants")
     assert orjson.loads(asked.content) == {"cluster_id": 1, "tenant_id": 2}
 
 
-@pytest.mark.parametrize("method", ["page", "pull", "stream"])
+@pytest.mark.parametrize("method", ["page", "changes", "follow"])
 def test_an_unknown_argument_is_refused(method: str) -> None:
     script = Script(page("a"))
-    with client(script) as c, pytest.raises(TypeError, match="databse"):
-        list(getattr(c, method)(1, 1, databse="shop"))
+    with client(script) as c, pytest.raises(TypeError, match="colums"):
+        getattr(c.tenant(1, 1), method)(colums="id")
     assert not script.asked
 
 
@@ -235,7 +196,9 @@ def test_filters_are_part_of_the_query() -> None:
         {
             "cursor": "c", "tables": ["shop.*", "!shop.a"], "columns": "id,name", "ops": ("insert", "ddl"),
             "where": "a = 'x,y'", "event_filters": [{"matcher": ["a.b"], "ignore-event": ["insert"]}],
-        }
+        },
+        "ndjson",
+        None,
     )  # fmt: skip
     assert asked == {
         "cursor": "c", "format": "ndjson", "tables": "shop.*,!shop.a", "columns": "id,name", "ops": "insert,ddl",

@@ -7,86 +7,69 @@ import sqlite3
 from typing import Any
 
 import httpx2
-import orjson
 import pytest
 
+from tests.kit.client_script import Answer, Script, events, page, problem, resolved
 from tistream.client import AsyncClient, Client, FileCursorStore, SqlCursorStore, connect_async
 from tistream.errors import RateLimited, StoreUnavailable, TsExpired
 
-Answer = httpx2.Response | Exception
+Case = tuple[list[Answer], str, dict[str, Any], str]  #: answers, method, its arguments, format
+INSIDE = {"TiStream-Snapshot-Ts": "5", "TiStream-Snapshot-Complete": "false"}
+COMPLETE = {"TiStream-Snapshot-Ts": "5", "TiStream-Snapshot-Complete": "true"}
+ENDS = 'data: {"reason":"end-reached"}'
 
-
-class Script(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
-    """Answers in order; the last one for ever."""
-
-    def __init__(self, *answers: Answer) -> None:
-        self.answers = list(answers)
-        self.asked: list[httpx2.Request] = []
-
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        self.asked.append(request)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return httpx2.Response(answer.status_code, headers=answer.headers, content=answer.content)
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        return self.handle_request(request)
-
-
-def page(cursor: str, *, more: bool = False, resolved: int = 9, **headers: str) -> httpx2.Response:
-    facts = {"TiStream-Next-Cursor": cursor, "TiStream-Resolved-Ts": str(resolved)}
-    return httpx2.Response(200, headers={**facts, "TiStream-Has-More": "true" if more else "false", **headers})
-
-
-def problem(status: int, headers: dict[str, str] | None = None, **members: object) -> httpx2.Response:
-    return httpx2.Response(status, headers=headers, content=orjson.dumps({"status": status, **members}))
-
-
-def events(*lines: str) -> httpx2.Response:
-    return httpx2.Response(200, content="".join(line + "\n" for line in lines).encode())
-
-
-def resolved(cursor: str, ts: int) -> list[str]:
-    return ["event: resolved", f'data: {{"resolved_ts":"{ts}","cursor":"{cursor}"}}', ""]
-
-
-SCRIPTS: dict[str, tuple[list[Answer], str, dict[str, Any]]] = {
-    "walk": ([page("a", more=True), page("b", more=True), page("c")], "pull", {"start_ts": "-1h"}),
+SCRIPTS: dict[str, Case] = {
+    "walk": ([page("a", more=True), page("b", more=True), page("c")], "changes", {"start": "-1h"}, "ndjson"),
     "retried": (
         [httpx2.ConnectError("refused"), problem(503), problem(429, {"Retry-After": "3"}, code="TS-1090"), page("a")],
-        "pull",
+        "changes",
         {"cursor": "x"},
+        "ndjson",
     ),
     "waits, and knows the end": (
         [page("a", **{"TiStream-End-Ts": "20"}), page("b", resolved=25, **{"TiStream-End-Ts": "20"})],
-        "pull",
-        {"follow": True, "format": "arrow", "end_ts": "-5m"},
+        "follow",
+        {"end": "-5m"},
+        "arrow",
     ),
     "stream that breaks off": (
         [
             events("data: 1", "", *resolved("a", 5), "data: 2", ""),
             httpx2.ConnectError("refused"),
             events("data: 2", "", *resolved("b", 6), "event: end", 'data: {"reason":"shutdown"}', ""),
-            events(*resolved("c", 7), "event: end", 'data: {"reason":"end-reached"}', ""),
+            events(*resolved("c", 7), "event: end", ENDS, ""),
         ],
-        "pull",
-        {"follow": True, "start_ts": "-1h", "end_ts": 7, "database": "d", "limit": 3},
+        "follow",
+        {"start": "-1h", "end": 7, "limit": 3},
+        "ndjson",
     ),
-}
+    "a stream behind a snapshot": (
+        [page("a", more=True, **INSIDE), page("b", more=True, **COMPLETE), events(*resolved("c", 9), "event: end",
+         ENDS, "")],
+        "follow",
+        {"snapshot": True, "as_of": 5},
+        "ndjson",
+    ),
+    "a cursor that lies in a snapshot": (
+        [page("a", more=True, **INSIDE), page("b", **COMPLETE), events(*resolved("c", 9), "event: end", ENDS, "")],
+        "follow",
+        {"cursor": "x"},
+        "ndjson",
+    ),
+}  # fmt: skip
 
 
 def seen(script: Script, pages: list[Any], pauses: list[float]) -> tuple[Any, ...]:
     return [str(r.url) for r in script.asked], [(p.content, p.next_cursor, p.resolved_ts) for p in pages], pauses
 
 
-def by_sync(answers: list[Answer], method: str, words: dict[str, Any]) -> tuple[Any, ...]:
+def by_sync(answers: list[Answer], method: str, words: dict[str, Any], format: str) -> tuple[Any, ...]:
     script, pauses = Script(*answers), list[float]()
     with Client("http://host:1", transport=script, sleep=pauses.append) as client:
-        return seen(script, list(getattr(client, method)(3, 4, **words)), pauses)
+        return seen(script, list(getattr(client.tenant(3, 4).table("d.t"), method)(**words).pages(format)), pauses)
 
 
-def by_async(answers: list[Answer], method: str, words: dict[str, Any]) -> tuple[Any, ...]:
+def by_async(answers: list[Answer], method: str, words: dict[str, Any], format: str) -> tuple[Any, ...]:
     script, pauses = Script(*answers), list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -94,18 +77,28 @@ def by_async(answers: list[Answer], method: str, words: dict[str, Any]) -> tuple
 
     async def run() -> list[Any]:
         async with AsyncClient("http://host:1", transport=script, sleep=sleep) as client:
-            return [page async for page in getattr(client, method)(3, 4, **words)]
+            pull = getattr(client.tenant(3, 4).table("d.t"), method)(**words)
+            return [page async for page in pull.pages(format)]
 
     return seen(script, asyncio.run(run()), pauses)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_both_do_the_same(name: str) -> None:
-    answers, method, words = SCRIPTS[name]
-    sync = by_sync(answers, method, words)
-    assert sync == by_async(answers, method, words)
+    sync = by_sync(*SCRIPTS[name])
+    assert sync == by_async(*SCRIPTS[name])
     assert [cursor for _, cursor, _ in sync[1]] == [c for c in "abc" if c in [cursor for _, cursor, _ in sync[1]]]
-    assert len(sync[0]) == len(answers), "each answer was asked for once"
+    assert len(sync[0]) == len(SCRIPTS[name][0]), "each answer was asked for once"
+
+
+def test_a_snapshot_is_pages_and_what_follows_is_a_stream() -> None:
+    urls, _, _ = by_sync(*SCRIPTS["a stream behind a snapshot"])
+    asked = [httpx2.URL(url) for url in urls]
+    assert [url.path.rpartition("/")[2] for url in asked] == ["changes", "changes", "changes:stream"]
+    assert [dict(url.params).get("cursor") for url in asked] == [None, "a", "b"]
+    assert {name: dict(asked[0].params).get(name) for name in ("snapshot", "as_of", "start_ts")} == {
+        "snapshot": "true", "as_of": "5", "start_ts": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -121,7 +114,7 @@ def test_both_do_the_same(name: str) -> None:
 def test_errors_are_the_servers(answer: httpx2.Response, kind: type[Exception]) -> None:
     async def run() -> None:
         async with AsyncClient("http://host:1", transport=Script(answer), retry_s=0) as client:
-            async for _ in client.stream(1, 1):
+            async for _ in client.tenant(1, 1).follow().pages():
                 pass
 
     with pytest.raises(kind, match="gone"):
@@ -137,7 +130,7 @@ def test_resources_and_registering(monkeypatch: pytest.MonkeyPatch) -> None:
         async with connect_async("http://host:1", transport=script) as client:
             (tenant,) = await client.tenants()
             assert (tenant.cluster_id, tenant.tenant_id, tenant.state, tenant.resolved_ts) == (1, 2, "ACTIVE", 77)
-            assert (await client.register_tenant(1, 2))["state"] == "ACTIVE"
+            assert (await client.tenant(1, 2).register())["state"] == "ACTIVE"
 
     asyncio.run(run())
     assert [(r.method, r.url.path, r.headers["authorization"]) for r in script.asked] == [
@@ -153,7 +146,7 @@ def test_following_saves_behind_the_body(tmp_path: Any) -> None:
 
     async def run() -> None:
         async with AsyncClient("http://host:1", transport=script) as client:
-            async for _ in client.follow(1, 1, store=store, follow=False):
+            async for _ in client.tenant(1, 1).changes(store=store).pages():
                 known.append(store.load())
 
     asyncio.run(run())
@@ -174,7 +167,7 @@ def test_following_saves_in_the_transaction_of_the_loops_thread() -> None:
         store = SqlCursorStore(connection, "me", mark="?")
         script = Script(page("a", more=True), page("b"))
         async with AsyncClient("http://x", transport=script) as client:
-            async for _ in client.follow(1, 1, store=store, follow=False, format="arrow"):
+            async for _ in client.tenant(1, 1).changes(store=store).pages("arrow"):
                 connection.execute("INSERT INTO seen VALUES (1)")
         return connection.execute("SELECT n FROM seen").fetchall(), store.load()
 

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from tistream.client import Client, CursorStore, FileCursorStore, SqlCursorStore
+from tistream.client.core.requests import ALIVE
 from tistream.errors import ChangedMeanwhile
 
 PAGES = 4
@@ -25,6 +26,8 @@ class Log(httpx2.BaseTransport):
     """Pages 1 to PAGES, each after the one that the cursor names; page n holds the number n."""
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == ALIVE:
+            return httpx2.Response(200)
         number = int(dict(request.url.params).get("cursor", "0")) + 1
         facts = {
             "TiStream-Next-Cursor": str(min(number, PAGES)),
@@ -36,7 +39,7 @@ class Log(httpx2.BaseTransport):
 
 def consume(store: CursorStore, take: Callable[[int], None]) -> None:
     with Client("http://host:1", transport=Log()) as client:
-        for page in client.follow(1, 1, store=store, follow=False):
+        for page in client.tenant(1, 1).changes(store=store).pages():
             if page.content:
                 take(int(page.content))
 
@@ -124,7 +127,7 @@ def test_with_sql_each_page_counts_once_wherever_the_consumer_dies(database: Pat
 def test_a_loop_that_is_left_early_has_not_taken_its_page(database: Path) -> None:
     connection = sqlite3.connect(database)
     with Client("http://host:1", transport=Log()) as client:
-        for page in client.follow(1, 1, store=SqlCursorStore(connection, "me", mark="?"), follow=False):
+        for page in client.tenant(1, 1).changes(store=SqlCursorStore(connection, "me", mark="?")).pages():
             connection.execute("INSERT INTO taken VALUES (?)", (int(page.content),))
             if page.next_cursor == "2":
                 break

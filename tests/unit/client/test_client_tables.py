@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import sys
 from decimal import Decimal
 
@@ -12,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tistream.client import AsyncClient, Client, Progress
-from tistream.client.tables import joined, narrow
+from tistream.client.core.requests import ALIVE
+from tistream.client.frames import joined, narrow
 from tistream.errors import InvalidInput, TiStreamError
 
 
@@ -39,6 +39,8 @@ class Pages(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         self._headers = headers
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == ALIVE:
+            return httpx2.Response(200)
         self.asked.append(dict(request.url.params))
         self.paths.append(request.url.path)
         if "cursor" in self.asked[-1]:
@@ -59,7 +61,7 @@ ROWS = [
 def test_pages_of_a_table() -> None:
     script, said = Pages(**{"TiStream-End-Ts": "20"}), list[Progress]()
     with Client("http://host:1", transport=script) as client:
-        pull = client.table(3, 4, "shop.a.b", since="-1h", until="-5m", limit=2, progress=said.append)
+        pull = client.tenant(3, 4).table("shop.a.b").changes(start="-1h", end="-5m", limit=2, progress=said.append)
         pages = list(pull.batches())
     assert [(p.rows.num_rows, p.next_cursor, p.has_more) for p in pages] == [(2, "a", True), (1, "b", False)]
     assert set(script.paths) == {"/v1/clusters/3/tenants/4/databases/shop/tables/a.b/changes"}
@@ -73,7 +75,7 @@ def test_pages_of_a_table() -> None:
 
 def test_a_join_holds_what_the_pages_held() -> None:
     with Client("http://host:1", transport=Pages()) as client:
-        pull = client.table(1, 1, "shop.t")
+        pull = client.tenant(1, 1).table("shop.t").changes()
         assert pull.to_arrow().to_pylist() == ROWS
         assert pull.to_polars().to_dicts() == [{**r, "_old": r["_old"] or None} for r in ROWS]
         assert pull.to_pandas()["credit"].tolist() == ["1.50", None, "much"]
@@ -83,7 +85,7 @@ def test_a_join_holds_what_the_pages_held() -> None:
 def test_the_same_with_await() -> None:
     async def run() -> pa.Table:
         async with AsyncClient("http://host:1", transport=Pages()) as client:
-            return await client.table(1, 1, "shop.t").to_arrow()
+            return await client.tenant(1, 1).table("shop.t").changes().to_arrow()
 
     assert asyncio.run(run()).to_pylist() == ROWS
 
@@ -114,17 +116,42 @@ def test_long_decimals_become_text() -> None:
 def test_rows_that_cannot_be_decoded_stop_it() -> None:
     script = Pages(**{"TiStream-Quarantined": "2"})
     with Client("http://host:1", transport=script) as client, pytest.raises(TiStreamError, match="2 rows cannot"):
-        client.table(1, 1, "shop.t").to_arrow()
+        client.tenant(1, 1).table("shop.t").changes().to_arrow()
 
 
 @pytest.mark.parametrize("name", ["shop", "shop.", ".t", ""])
 def test_a_table_has_two_names(name: str) -> None:
     with Client("http://host:1", transport=Pages()) as client, pytest.raises(InvalidInput, match=r"database\.table"):
-        client.table(1, 1, name)
+        client.tenant(1, 1).table(name)
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    with Client("http://host:1", transport=Pages()) as client, pytest.raises(InvalidInput, match="pip install duckdb"):
-        client.table(1, 1, "shop.t").to_duckdb()
-    assert importlib.util.find_spec("polars")
+def test_rows_break_where_pieces_break() -> None:
+    lines = b'{"columns":{"id":1,"name":"a"}}\n{"columns":{"id":2,"name":"b"}}\n'
+
+    class Pieces(httpx2.BaseTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            return httpx2.Response(200, content=iter([lines[:40], lines[40:]]))
+
+    with Client("http://host:1", transport=Pieces()) as client:
+        rows = client.tenant(1, 1).table("shop.t").rows()
+        assert [*rows] == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
+
+def test_what_never_ends_is_no_frame() -> None:
+    with Client("http://host:1", transport=Pages()) as client:
+        followed = client.tenant(1, 1).table("shop.t").follow()
+        with pytest.raises(InvalidInput, match="give an end"):
+            followed.to_arrow()
+        assert next(followed.batches()).rows.num_rows == 2
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars", "duckdb"])
+def test_a_package_is_asked_for_before_the_service(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    script = Pages()
+    with Client("http://host:1", transport=script) as client:
+        table = client.tenant(1, 1).table("shop.t")
+        for result in (table.changes(), table.rows()):
+            with pytest.raises(InvalidInput, match=f"{package} is not installed: pip install {package}"):
+                getattr(result, f"to_{package}")()
+    assert not script.asked

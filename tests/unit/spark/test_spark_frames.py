@@ -16,7 +16,7 @@ from schemas.history import History
 from schemas.model import Database
 from schemas.snapshot import SchemaSnapshot
 from tests.kit.row_encoder import encode_v2, record_key
-from tistream.client.tables import joined
+from tistream.client.frames import joined
 from tistream.ids import Tenant
 from tistream.model import change
 from tistream.spark.columns import Conform, like, own_name, spark_schema

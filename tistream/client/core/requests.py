@@ -1,14 +1,14 @@
 """Requests and answers of both clients: paths, parameters, problems, retries (pure).
 
-`Client` and `AsyncClient` differ only in how they wait; decisions are made here and in `streams`.
+`Client` and `AsyncClient` differ only in how they wait; decisions are made here, in `walk` and in `streams`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import orjson
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TIMEOUT_S = 120  #: for an answer; the first page after a start may wait for compilation
+FIRST_ANSWER_S = 3.0  #: for the first sign of a service
+ALIVE = "/livez"  #: what is asked for that sign: any answer will do
 WAIT_S = 10  #: of a long poll
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
@@ -37,26 +39,56 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
 }  # fmt: skip
 
 
-class PullOptions(TypedDict, total=False):
-    """Scope, position and format of a pull. It starts at `cursor`, else with a `snapshot`, else at `start_ts`, else at
-    `earliest`."""
+Moment = str | int  #: a TSO, a time, `earliest`, `latest`, or a span such as `-15m`
 
-    database: str | None
-    table: str | None
-    start_ts: str | int | None
-    snapshot: bool  #: first the rows as of `as_of` (else the watermark), then the changes above it
-    as_of: str | int | None
-    end_ts: str | int | None
+
+class ChangeOptions(TypedDict, total=False):
+    """What a pull delivers. It starts at `cursor`, else with a `snapshot`, else at `start`, else at `earliest`."""
+
+    start: Moment | None
+    end: Moment | None
     cursor: str | None
-    format: str  #: ndjson by default
+    snapshot: bool  #: first the rows as of `as_of` (else the watermark), then the changes above it
+    as_of: Moment | None
     limit: int | None  #: rows of a page
-    options: Mapping[str, str] | None  #: of the format
     tables: str | Sequence[str] | None  #: this and the following: filters, see docs/filters.md
     columns: str | Sequence[str] | None
     ops: str | Sequence[str] | None
     where: str | None
     changed: str | Sequence[str] | None
-    event_filters: str | Sequence[Mapping[str, Any]] | None
+    event_filters: str | Sequence[Mapping[str, object]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tenant, one of its databases, or one of its tables."""
+
+    cluster_id: int
+    tenant_id: int
+    database: str | None = None
+    table: str | None = None
+
+    @property
+    def path(self) -> str:
+        """Of the resource."""
+        path = f"/v1/clusters/{self.cluster_id}/tenants/{self.tenant_id}"
+        if self.database is not None:
+            path += f"/databases/{quote(self.database, safe='')}"
+        if self.table is not None:
+            path += f"/tables/{quote(self.table, safe='')}"
+        return path
+
+    def __str__(self) -> str:
+        name = ".".join(name for name in (self.database, self.table) if name is not None)
+        return f"{self.cluster_id}/{self.tenant_id} {name}".rstrip()
+
+
+def table_names(name: str) -> tuple[str, str]:
+    """(database, table) of "database.table"."""
+    database, dot, table = name.partition(".")
+    if not (database and dot and table):
+        raise InvalidInput(f"{name!r} is not a table: write database.table.", table=name)
+    return database, table
 
 
 #: the arguments of a pull that are filters, named as in the query
@@ -67,7 +99,7 @@ FILTERS = ("tables", "columns", "ops", "where", "changed", "event_filters")
 class Page:
     """One answer of a pull."""
 
-    content: bytes
+    content: bytes = field(repr=False)
     next_cursor: str
     resolved_ts: int
     has_more: bool
@@ -79,6 +111,16 @@ class Page:
     def lines(self) -> list[bytes]:
         """The messages of a line format. (A CSV record may contain line ends.)"""
         return self.content.splitlines()
+
+    def changes(self) -> list[dict[str, Any]]:
+        """The changes of an ndjson answer, see docs/formats/messages.md."""
+        lines = [orjson.loads(line) for line in self.lines()]
+        return [line for line in lines if line["type"] != "resolved"]
+
+    def check_complete(self) -> None:
+        """TiStreamError when the server could not decode some rows."""
+        if self.quarantined:
+            raise TiStreamError(f"{self.quarantined} rows cannot be decoded.", upto=self.next_cursor)
 
     def arrow(self) -> pa.Table:
         """The rows of an Arrow answer."""
@@ -92,14 +134,14 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
-    """A registered tenant."""
+class TenantState:
+    """What `GET /v1/tenants` says of a tenant."""
 
     cluster_id: int
     tenant_id: int
     state: str
     resolved_ts: int | None  #: None before the first watermark
-    facts: Mapping[str, Any]  #: the whole item
+    facts: Mapping[str, Any] = field(repr=False)  #: the whole item
 
 
 def page_of(content: bytes, headers: Mapping[str, str]) -> Page:
@@ -116,10 +158,10 @@ def page_of(content: bytes, headers: Mapping[str, str]) -> Page:
     )
 
 
-def tenant_of(item: Mapping[str, Any]) -> Tenant:
+def tenant_of(item: Mapping[str, Any]) -> TenantState:
     """An item of `GET /v1/tenants`."""
     resolved = item.get("resolved_ts")
-    return Tenant(
+    return TenantState(
         cluster_id=int(item["cluster_id"]),
         tenant_id=int(item["tenant_id"]),
         state=str(item["state"]),
@@ -128,34 +170,38 @@ def tenant_of(item: Mapping[str, Any]) -> Tenant:
     )
 
 
-def scope_path(cluster_id: int, tenant_id: int, database: str | None, table: str | None) -> str:
-    """The path of a tenant, a database or a table."""
-    path = f"/v1/clusters/{cluster_id}/tenants/{tenant_id}"
-    if database is not None:
-        path += f"/databases/{quote(database, safe='')}"
-    if table is not None:
-        path += f"/tables/{quote(table, safe='')}"
-    return path
-
-
-def changes_path(cluster_id: int, tenant_id: int, asked: PullOptions) -> str:
-    """The path of a pull. TypeError for an unknown argument."""
-    if unknown := asked.keys() - PullOptions.__annotations__.keys():
+def check_arguments(asked: ChangeOptions) -> None:
+    """TypeError for an unknown argument of a pull."""
+    if unknown := asked.keys() - ChangeOptions.__annotations__.keys():
         raise TypeError(f"unexpected arguments of a pull: {', '.join(sorted(unknown))}")
-    return f"{scope_path(cluster_id, tenant_id, asked.get('database'), asked.get('table'))}/changes"
 
 
-def pull_params(asked: PullOptions) -> dict[str, str]:
+def pull_params(asked: ChangeOptions, format: str, options: Mapping[str, str] | None) -> dict[str, str]:
     """The query of a pull."""
-    params = {**(asked.get("options") or {}), "format": asked.get("format", "ndjson")}
-    cursor, start_ts = asked.get("cursor"), asked.get("start_ts")
-    start: dict[str, str | int | None] = {"start_ts": "earliest" if start_ts is None else start_ts}
+    params = {**(options or {}), "format": format}
+    cursor, start = asked.get("cursor"), asked.get("start")
+    begins: dict[str, Moment | None] = {"start_ts": "earliest" if start is None else start}
     if asked.get("snapshot"):
-        start = {"snapshot": "true", "as_of": asked.get("as_of"), "start_ts": start_ts}
+        begins = {"snapshot": "true", "as_of": asked.get("as_of"), "start_ts": start}
     if cursor is not None:
-        start = {"cursor": cursor}
+        begins = {"cursor": cursor}
     filters = {name: filter_text(value) for name in FILTERS if (value := asked.get(name)) is not None}
-    return params | filters | given({**start, "end_ts": asked.get("end_ts"), "limit": asked.get("limit")})
+    return params | filters | given({**begins, "end_ts": asked.get("end"), "limit": asked.get("limit")})
+
+
+def rows_params(as_of: Moment, columns: str | None, where: str | None, wait_s: float) -> dict[str, str]:
+    """The query of rows as of a moment, but for their format."""
+    return given({"as_of": as_of, "columns": columns, "where": where}) | wait_params(wait_s)
+
+
+def truncated(target: Target, cause: Exception) -> StoreUnavailable:
+    """The error of rows that break off."""
+    return StoreUnavailable(f"Rows of {target} were truncated: {cause or type(cause).__name__}.")
+
+
+def wait_params(wait_s: float) -> dict[str, str]:
+    """The query of an answer that may wait."""
+    return {"wait_s": str(wait_s)} if wait_s else {}
 
 
 def filter_text(value: object) -> str:
@@ -184,9 +230,16 @@ def error_of(status: int, content: bytes) -> TiStreamError:
     return problem_error({**body, "status": status})
 
 
-def unreachable(url: str, cause: Exception) -> StoreUnavailable:
+def shown_url(url: str) -> str:
+    """An address without the name and password that it may hold."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def unreachable(url: str, cause: Exception | str) -> StoreUnavailable:
     """The error of a service that does not answer."""
-    return StoreUnavailable(f"{url} does not answer: {cause or type(cause).__name__}.")
+    said = str(cause) or type(cause).__name__
+    return StoreUnavailable(f"{shown_url(url)} does not answer: {said.rstrip('.')}.")
 
 
 def problem_error(body: Mapping[str, Any]) -> TiStreamError:

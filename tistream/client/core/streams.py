@@ -11,29 +11,28 @@ from collections.abc import Iterator, Mapping
 
 import orjson
 
-from tistream.client.core.requests import Page, PullOptions, problem_error, pull_params
+from tistream.client.core.requests import Page, problem_error
+from tistream.client.core.walk import Walk
 
-#: formats whose streams have one message per line
-STREAMED = frozenset({"ndjson", "canal-json", "debezium", "open-protocol", "simple"})
 SILENCE_S = 30  # a stream sends something each second
 
 
 class StreamReader:
-    """One stream. For each connection: `params`, `opened`, then `take` of its bytes."""
+    """The connections of a walk. For each one: `params`, `opened`, then `take` of its bytes."""
 
-    def __init__(self, asked: PullOptions) -> None:
-        self.done = False  #: whether everything up to `end_ts` has been delivered
-        self._asked = asked.copy()
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
         self._rest, self._name, self._data = b"", "", b""
         self._lines: list[bytes] = []
 
     def params(self) -> dict[str, str]:
         """The query of the next connection."""
-        return pull_params(self._asked) | {"framing": "sse"}
+        return self._walk.params() | {"framing": "sse"}
 
     def opened(self, headers: Mapping[str, str]) -> None:
         """A connection has answered. Drop what came after the last watermark of the previous one."""
-        self._asked["end_ts"] = headers.get("TiStream-End-Ts", self._asked.get("end_ts"))  # resolves spans such as -5m
+        if (end := headers.get("TiStream-End-Ts")) is not None:
+            self._walk.asked["end"] = end  # resolves spans such as -5m
         self._rest, self._name, self._data, self._lines = b"", "", b"", []
 
     def take(self, piece: bytes) -> Iterator[Page]:
@@ -56,8 +55,8 @@ class StreamReader:
         """`content`: lines of the unnamed events since the last named one."""
         if name == "resolved":
             facts = orjson.loads(data)
-            self._asked["cursor"], resolved_ts = facts["cursor"], int(facts["resolved_ts"])
-            if self._asked.get("format", "ndjson") == "ndjson":
+            self._walk.asked["cursor"], resolved_ts = facts["cursor"], int(facts["resolved_ts"])
+            if self._walk.format == "ndjson":
                 content += orjson.dumps({"type": "resolved", "resolved_ts": str(resolved_ts)}) + b"\n"
             yield Page(
                 content=content,
@@ -68,6 +67,6 @@ class StreamReader:
             )
         elif name == "end":
             facts = orjson.loads(data)
-            self.done = facts["reason"] == "end-reached"
+            self._walk.done = facts["reason"] == "end-reached"
             if facts["reason"] == "error":
                 raise problem_error(facts["problem"])

@@ -1,30 +1,35 @@
-"""Changes of one table as Arrow: page by page, or joined into a frame.
+"""Pages of one table as Arrow, joined, and as frames of pandas, polars and DuckDB.
 
-    connect().table(1, 1, "shop.customers").to_polars()
-
-A DDL that changes columns ends a page, so pages may differ in columns. A joined column has the widest of its types,
-text if they have none in common; columns that a page lacks are null in its rows.
+A joined column has the widest of its types, text if they have none in common; columns that a page lacks are null in its
+rows. The packages of frames are imported when one is asked for.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tistream.client.core.requests import Page
+from tistream.client.core.requests import ChangeOptions, Page
 from tistream.errors import InvalidInput, TiStreamError
 from tistream.model.change import OWN_COLUMN
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+    import polars as pl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowPage:
     """The rows of one page, with the columns of docs/formats/messages.md, and its end."""
 
-    rows: pa.Table
+    rows: pa.Table = dataclasses.field(repr=False)
     next_cursor: str
     resolved_ts: int
     has_more: bool
@@ -41,52 +46,20 @@ class Progress:
     resolved_ts: int  #: the served watermark
 
 
-class _Walk:
-    """State of a pull of a table."""
+class Counted:
+    """The pages of a pull, and its progress."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        since: str | int | None = None,
-        until: str | int | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        columns: str | Sequence[str] | None = None,
-        ops: str | Sequence[str] | None = None,
-        where: str | None = None,
-        changed: str | Sequence[str] | None = None,
-    ) -> None:
-        database, dot, table = name.partition(".")
-        if not (database and dot and table):
-            raise InvalidInput(f"{name!r} is not a table: write database.table.", table=name)
-        self._asked: dict[str, Any] = {
-            "database": database, "table": table, "start_ts": since, "end_ts": until, "cursor": cursor,
-            "limit": limit, "format": "arrow", "columns": columns, "ops": ops, "where": where, "changed": changed,
-        }  # fmt: skip
+    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
         self._progress = progress
         self._pages = self._rows = self._bytes = 0
-        self.done = False
-
-    def asked(self) -> dict[str, Any]:
-        """The arguments of `Client.page`."""
-        return dict(self._asked)
 
     def took(self, page: Page) -> ArrowPage:
         """Take a page. TiStreamError when the server could not decode some rows."""
         rows = page.arrow()
         if page.quarantined:
             raise TiStreamError(f"{page.quarantined} rows cannot be decoded.", rows=rows.schema.metadata)
-        self._asked["cursor"] = page.next_cursor
-        if page.end_ts is not None:
-            self._asked["end_ts"] = page.end_ts  # resolves spans such as -5m
-        self.done = page.is_last(follow=False)
-        self._pages, self._rows, self._bytes = (
-            self._pages + 1,
-            self._rows + rows.num_rows,
-            self._bytes + len(page.content),
-        )
+        self._pages, self._rows = self._pages + 1, self._rows + rows.num_rows
+        self._bytes += len(page.content)
         if self._progress is not None:
             self._progress(
                 Progress(
@@ -97,61 +70,40 @@ class _Walk:
         return ArrowPage(rows=rows, next_cursor=page.next_cursor, resolved_ts=page.resolved_ts, has_more=page.has_more)
 
 
-class TablePull:
-    """The changes of a table from `since` (or `cursor`) to `until`, or to what is served now.
-
-    Requests are made when it is read; each reading starts again. `since` and `until` have the forms of `start_ts`,
-    `limit` is the rows of a page, `progress` is called after each page. `columns`, `ops`, `where` and `changed` are
-    filters.
-    """
-
-    def __init__(self, page: Callable[..., Page], cluster_id: int, tenant_id: int, name: str, **more: Any) -> None:
-        self._page, self._tenant, self._name, self._more = page, (cluster_id, tenant_id), name, more
-        _Walk(name, **more)  # validates the arguments
-
-    def batches(self, **more: Any) -> Iterator[ArrowPage]:
-        """Page by page; `more` overrides the arguments of the pull."""
-        walk = _Walk(self._name, **{**self._more, **more})
-        while not walk.done:
-            yield walk.took(self._page(*self._tenant, **walk.asked()))
-
-    def to_arrow(self) -> pa.Table:
-        """All rows."""
-        return bare(joined([page.rows for page in self.batches()]))
-
-    def to_pandas(self, **options: Any) -> Any:
-        """All rows as a pandas frame; `options` are those of pyarrow's `to_pandas`."""
-        _needs("pandas", "pandas")
-        return self.to_arrow().to_pandas(**options)
-
-    def to_polars(self) -> Any:
-        """All rows as a polars frame."""
-        return _needs("polars", "polars").from_arrow(narrow(self.to_arrow()))
-
-    def to_duckdb(self, connection: Any = None) -> Any:
-        """All rows as a DuckDB relation, of `connection` or of a new one in memory."""
-        made = connection or _needs("duckdb", "duckdb").connect()
-        return made.from_arrow(narrow(self.to_arrow()))
+def check_ends(asked: ChangeOptions, *, follow: bool) -> None:
+    """InvalidInput for a frame of changes that never end."""
+    if follow and asked.get("end") is None:
+        raise InvalidInput("Following has no last change: give an end, use changes(), or take the batches.")
 
 
-class AsyncTablePull:
-    """TablePull for `AsyncClient`."""
+def read(content: bytes) -> pa.Table:
+    """The rows of an Arrow stream."""
+    return bare(pa.ipc.open_stream(content).read_all())
 
-    def __init__(
-        self, page: Callable[..., Awaitable[Page]], cluster_id: int, tenant_id: int, name: str, **more: Any
-    ) -> None:
-        self._page, self._tenant, self._name, self._more = page, (cluster_id, tenant_id), name, more
-        _Walk(name, **more)
 
-    async def batches(self, **more: Any) -> AsyncIterator[ArrowPage]:
-        """Page by page; `more` overrides the arguments of the pull."""
-        walk = _Walk(self._name, **{**self._more, **more})
-        while not walk.done:
-            yield walk.took(await self._page(*self._tenant, **walk.asked()))
+def to_pandas(table: pa.Table) -> pd.DataFrame:
+    """The rows as a pandas frame."""
+    needs("pandas")
+    return table.to_pandas()
 
-    async def to_arrow(self) -> pa.Table:
-        """All rows; `.to_pandas()` and `polars.from_arrow` take it from there."""
-        return bare(joined([page.rows async for page in self.batches()]))
+
+def to_polars(table: pa.Table) -> pl.DataFrame:
+    """The rows as a polars frame."""
+    return needs("polars").from_arrow(narrow(table))
+
+
+def to_duckdb(table: pa.Table, connection: duckdb.DuckDBPyConnection | None) -> duckdb.DuckDBPyRelation:
+    """The rows as a DuckDB relation, of `connection` or of a new one in memory."""
+    made = needs("duckdb").connect() if connection is None else connection
+    return made.from_arrow(narrow(table))
+
+
+def needs(package: str) -> ModuleType:
+    """The package. InvalidInput when it is not installed."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as e:
+        raise InvalidInput(f"{package} is not installed: pip install {package}.", missing=package) from e
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
@@ -234,8 +186,8 @@ def _wider(known: pa.Field, field: pa.Field) -> pa.DataType:
         return a
     if {_bytes_or_text(a), _bytes_or_text(b)} == {True, False}:
         raise InvalidInput(
-            f"Column {field.name} was both text and bytes in this span: read the times before and after apart, with "
-            "since and until, or take the pages one by one.",
+            f"Column {field.name} was both text and bytes in this span: read the times before and after apart, or take "
+            "the pages one by one.",
             column=field.name,
         )
     try:
@@ -277,10 +229,3 @@ def _cast(values: Any, type_: pa.DataType) -> Any:
 
         return pc.binary_join(values.cast(pa.list_(pa.string())), ",")
     return values.cast(type_)
-
-
-def _needs(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as e:
-        raise InvalidInput(f"{module} is not installed: pip install {package}.", missing=module) from e

@@ -1,0 +1,114 @@
+"""A service that never answers is an error soon; one that has answered is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+
+from tests.kit.client_script import Script, page, problem
+from tests.kit.waiting import eventually
+from tistream.client import AsyncClient, Client
+from tistream.client.core.requests import FIRST_ANSWER_S
+from tistream.errors import StoreUnavailable
+
+SOON_S = 0.3
+
+
+@contextmanager
+def refused() -> Iterator[str]:
+    with socket.socket() as taken:  # bound, and not listening
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """Connections are made, and nothing is ever said."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """Connections are not even made: the queue of the listener is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.socket() as one, socket.socket() as two:
+        for each in (one, two):
+            each.setblocking(False)
+            each.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def unknown_name() -> Iterator[str]:
+    yield "http://nobody.invalid:1"
+
+
+NOWHERE = [refused, silent, black_hole, unknown_name]
+
+
+def ask(url: str) -> None:
+    with Client(url, first_answer_s=SOON_S) as client:
+        client.tenant(1, 1).page()
+
+
+def ask_async(url: str) -> None:
+    async def run() -> None:
+        async with AsyncClient(url, first_answer_s=SOON_S) as client:
+            await client.tenant(1, 1).page()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("ask", [ask, ask_async])
+@pytest.mark.parametrize("nowhere", NOWHERE)
+def test_an_address_where_nothing_ever_answered(
+    nowhere: Callable[[], Iterator[str]], ask: Callable[[str], None]
+) -> None:
+    with nowhere() as url:  # type: ignore[attr-defined]
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=f"^{url} does not answer: "):
+            ask(url)
+        assert time.monotonic() - began < SOON_S + 1
+    assert FIRST_ANSWER_S <= 3
+
+
+def test_a_silent_name_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's look-up has no timeout of its own. Its end closes what was left open."""
+    look, before = threading.Event(), threading.active_count()
+
+    def getaddrinfo(*args: object, **more: object) -> None:
+        look.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    client = Client("http://far.example:1", first_answer_s=SOON_S, retry_s=0)
+    with pytest.raises(StoreUnavailable, match=r"far\.example"), client:
+        client.tenant(1, 1).page()
+    assert not client._http.is_closed
+    look.set()
+    eventually(lambda: threading.active_count() == before, "the look-up has ended")
+    assert client._http.is_closed
+
+
+def test_a_password_in_the_address_is_not_shown() -> None:
+    with refused() as url, pytest.raises(StoreUnavailable) as e:
+        ask(url.replace("://", "://ann:secret@"))
+    assert url in str(e.value)
+    assert "secret" not in str(e.value)
+
+
+def test_a_service_that_has_answered_is_waited_for() -> None:
+    """Any answer is a sign of it, and one sign is enough."""
+    script = Script(page("a"), *[httpx2.ConnectError("refused")] * 40, page("b"), problem(503), page("c"))
+    pauses = list[float]()
+    with Client("http://host:1", transport=script, sleep=pauses.append, first_answer_s=0.001, retry_s=600) as client:
+        found = [client.tenant(1, 1).page().next_cursor for _ in range(3)]
+    assert (found, script.first_signs) == (["a", "b", "c"], 1)
+    assert sum(pauses) > 60

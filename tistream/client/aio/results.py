@@ -1,0 +1,194 @@
+"""Changes and rows as they are read, with `await`. As `tistream.client.results`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import orjson
+
+from tistream.client import frames
+from tistream.client.core.requests import (
+    TIMEOUT_S,
+    ChangeOptions,
+    Moment,
+    Page,
+    Target,
+    check_arguments,
+    page_of,
+    rows_params,
+    truncated,
+)
+from tistream.client.core.streams import SILENCE_S, StreamReader
+from tistream.client.core.walk import Walk
+from tistream.client.cursors import CursorStore, SqlCursorStore
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+    from tistream.client.aio.api import AsyncClient
+
+
+class AsyncChanges:
+    """As `Changes`, with `async for`."""
+
+    def __init__(
+        self, client: AsyncClient, target: Target, asked: ChangeOptions, *, store: CursorStore | None, follow: bool
+    ) -> None:
+        check_arguments(asked)
+        self._client, self._target, self._asked, self._store = client, target, asked, store
+        self._follows = follow
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._target)!r})"
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        async for page in self.pages():
+            page.check_complete()
+            for change in page.changes():
+                yield change
+
+    async def pages(self, format: str = "ndjson", options: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+        """As `Changes.pages`."""
+        asked = self._asked.copy()
+        if self._store is not None and (saved := await self._load(self._store)) is not None:
+            asked["cursor"] = saved
+        walk = Walk(self._target, asked, format=format, options=options, follow=self._follows)
+        while not walk.done:
+            async for page in self._stream(walk) if walk.streams else self._page(walk):
+                yield page
+                if self._store is not None:
+                    await self._save(self._store, page.next_cursor)
+
+    async def _page(self, walk: Walk) -> AsyncIterator[Page]:
+        answer = await self._client.request("GET", walk.path, params=walk.params(), timeout_s=walk.wait_s + TIMEOUT_S)
+        page = page_of(answer.content, answer.headers)
+        walk.took(page)
+        yield page
+
+    async def _stream(self, walk: Walk) -> AsyncIterator[Page]:
+        """The pages of a stream, over as many connections as needed."""
+        reader = StreamReader(walk)
+        while not walk.done:
+            asked = self._client.streaming(f"{walk.path}:stream", reader.params(), silence_s=SILENCE_S)
+            async with asked as answer:
+                reader.opened(answer.headers)
+                async for piece in _until_it_breaks(answer):
+                    for page in reader.take(piece):
+                        yield page
+                    if walk.done:
+                        return
+
+    async def _load(self, store: CursorStore) -> str | None:
+        return store.load() if isinstance(store, SqlCursorStore) else await asyncio.to_thread(store.load)
+
+    async def _save(self, store: CursorStore, cursor: str) -> None:
+        if isinstance(store, SqlCursorStore):
+            store.save(cursor)
+        else:
+            await asyncio.to_thread(store.save, cursor)
+
+
+class _AsyncFrames:
+    """As those of `Changes` and `Rows`."""
+
+    async def to_arrow(self) -> pa.Table:
+        """All rows."""
+        raise NotImplementedError
+
+    async def to_pandas(self) -> pd.DataFrame:
+        """All rows as a pandas frame."""
+        frames.needs("pandas")
+        return frames.to_pandas(await self.to_arrow())
+
+    async def to_polars(self) -> pl.DataFrame:
+        """All rows as a polars frame."""
+        frames.needs("polars")
+        return frames.to_polars(await self.to_arrow())
+
+    async def to_duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
+        """All rows as a DuckDB relation, of `connection` or of a new one in memory."""
+        frames.needs("duckdb")
+        return frames.to_duckdb(await self.to_arrow(), connection)
+
+
+class AsyncTableChanges(AsyncChanges, _AsyncFrames):
+    """As `TableChanges`."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        target: Target,
+        asked: ChangeOptions,
+        *,
+        store: CursorStore | None,
+        follow: bool,
+        progress: Callable[[frames.Progress], None] | None,
+    ) -> None:
+        super().__init__(client, target, asked, store=store, follow=follow)
+        self._progress = progress
+
+    async def batches(self) -> AsyncIterator[frames.ArrowPage]:
+        """As `TableChanges.batches`."""
+        counted = frames.Counted(self._progress)
+        async for page in self.pages("arrow"):
+            yield counted.took(page)
+
+    async def to_arrow(self) -> pa.Table:
+        """All rows, joined."""
+        frames.check_ends(self._asked, follow=self._follows)
+        return frames.bare(frames.joined([page.rows async for page in self.batches()]))
+
+
+class AsyncRows(_AsyncFrames):
+    """As `Rows`, with `async for`."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        target: Target,
+        *,
+        as_of: Moment,
+        columns: str | None,
+        where: str | None,
+        wait_s: float,
+    ) -> None:
+        self._client, self._target, self._wait_s = client, target, wait_s
+        self._params = rows_params(as_of, columns, where, wait_s)
+
+    def __repr__(self) -> str:
+        return f"AsyncRows({str(self._target)!r} as of {self._params['as_of']})"
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        rest = b""
+        async for piece in self.pieces("ndjson"):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield orjson.loads(line)["columns"]
+
+    async def pieces(self, format: str = "ndjson") -> AsyncIterator[bytes]:
+        """As `Rows.pieces`."""
+        params, silence_s = {**self._params, "format": format}, self._wait_s + TIMEOUT_S
+        async with self._client.streaming(f"{self._target.path}/rows", params, silence_s=silence_s) as answer:
+            try:
+                async for piece in answer.aiter_bytes():
+                    yield piece
+            except httpx2.TransportError as e:
+                raise truncated(self._target, e) from e
+
+    async def to_arrow(self) -> pa.Table:
+        """All rows."""
+        return frames.read(b"".join([piece async for piece in self.pieces("arrow")]))
+
+
+async def _until_it_breaks(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    try:
+        async for piece in answer.aiter_bytes():
+            yield piece
+    except httpx2.TransportError:
+        return
