@@ -15,6 +15,7 @@ import pytest
 from apiserver.routes import changes as changes_route
 from apiserver.stream.stream_loop import StreamLoop
 from reading import position
+from reading import pull as pulling
 from reading.position import Served
 from reading.scope import Scope
 from simulator.dst.mutants import reworded
@@ -95,6 +96,29 @@ def test_a_plan_for_many_readers_carries_what_was_seen(amended: ApiWorld) -> Non
     for part in plan["parts"]:
         assert amended.ok(cursor=part["cursor"], end_ts=part["end_ts"]).status_code == 200
     assert amended.get("/changes/splits", cursor=cursor(UPTO)).json()["code"] == "TS-1013"
+
+
+def test_a_snapshot_that_lacks_the_rows_must_start_again(amended: ApiWorld, whole: list[dict[str, Any]]) -> None:
+    """Its first pages were read before they were accepted."""
+    table = next(e["table"] for e in whole if int(e["commit_ts"]) == UPTO)
+    path = f"/databases/shop/tables/{table}/changes"
+    scope = Scope(tenant=TENANT, database="shop", table=table)
+
+    def answer(ts: int, seen: int) -> httpx2.Response:
+        inside = position.encode_place(scope, position.Place(ts=ts, seen=seen, table_id=0, key=b""))
+        return amended.get(path, cursor=inside, format="ndjson", limit=200_000)
+
+    lost = answer(UPTO, 0)
+    assert (lost.status_code, lost.json()["code"]) == (410, "TS-1022")
+    assert lost.json()["facts"]["as_of"] == str(UPTO)
+    assert "accepted rows" in lost.json()["detail"]
+    for ts, seen in ((FROM, 0), (UPTO, 1)):
+        assert answer(ts, seen).status_code == 200, "it lacks nothing"
+    began = amended.get(path, snapshot="true", as_of=UPTO, limit=1, format="ndjson")
+    assert position.read_place(next_cursor(began), scope) is not None
+    assert amended.get(path, cursor=next_cursor(began), format="ndjson").status_code == 200, "one that begins anew"
+    with reworded(pulling, "check_place", ("a.number > place.seen", "False")):
+        assert answer(UPTO, 0).status_code == 200
 
 
 def test_readers_without_the_check_are_found(amended: ApiWorld) -> None:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
-from collections.abc import Callable, Iterator
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from apiserver.app import create_app
 from reading import pull as pulling
 from reading import snapshot
 from reading.deps import Services
-from reading.position import Place
+from reading.position import Place, read_place
 from reading.pull import PullRequest, pull
 from reading.scope import Scope
 from simulator.dst.mutants import reworded
-from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, next_cursor
+from tests.kit.api_world import BASE, ApiWorld, api_world, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.stream_world import served
+from tistream.client import ChangeOptions, connect, connect_async
 
 END = recording_end()
 ONE = 200_000
@@ -205,3 +216,91 @@ def test_a_snapshot_that_outlives_the_log_must_start_again(world: World) -> None
     with pytest.raises(snapshot.SnapshotLost) as lost:
         snapshot.check_place(served, place)
     assert lost.value.code == "TS-1022"
+
+
+# ---- clients that die in the middle
+
+DYING = """
+import os, signal, sqlite3, sys
+from tistream.client import SqlCursorStore, connect
+
+url, path, as_of, pages = sys.argv[1:]
+sql = sqlite3.connect(path)
+sql.execute("CREATE TABLE IF NOT EXISTS got (line BLOB)")
+with connect(url) as tistream:
+    store = SqlCursorStore(sql, "me", mark="?")
+    read = tistream.tenant(1, 1).database("shop").changes(snapshot=True, as_of=as_of, limit=150, store=store)
+    for number, page in enumerate(read.pages()):
+        sql.executemany("INSERT INTO got VALUES (?)", [(line,) for line in page.lines()])
+        if number == int(pages):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def address(world: World) -> Iterator[str]:
+    with served(create_app(world.services)) as server:
+        yield server.url
+
+
+def whole(world: World, as_of: int) -> list[bytes]:
+    """What an undisturbed pull delivers."""
+    rows, changes = delivered(world, SCOPES[0], as_of, ONE)
+    assert rows
+    assert changes
+    return [orjson.dumps(event) for event in (*rows, *changes)]
+
+
+def told(lines: Iterable[bytes]) -> list[bytes]:
+    events = [orjson.loads(line) for line in lines]
+    return [orjson.dumps(event) for event in events if event["type"] != "resolved"]
+
+
+def test_a_client_that_is_killed_in_a_snapshot_goes_on_in_it(
+    world: World, address: str, moments: list[int], tmp_path: Path
+) -> None:
+    path, as_of = tmp_path / "got.db", moments[-60]
+    for pages, died in ((2, True), (1, True), (10_000, False)):
+        words = [sys.executable, "-c", DYING, address, str(path), str(as_of), str(pages)]
+        assert subprocess.run(words, check=False).returncode == (-signal.SIGKILL if died else 0)
+        with contextlib.closing(sqlite3.connect(path)) as sql:
+            (cursor,) = sql.execute("SELECT saved_cursor FROM tistream_cursors").fetchone()
+            got = [line for (line,) in sql.execute("SELECT line FROM got ORDER BY rowid")]
+        assert (read_place(cursor, SCOPES[0]) is not None) == died, "it died in the snapshot"
+    assert told(got) == whole(world, as_of)
+
+
+def test_the_command_that_is_interrupted_in_a_snapshot_says_how_to_go_on(
+    world: World, address: str, moments: list[int]
+) -> None:
+    as_of = moments[-60]
+    query = f"snapshot=true&as_of={as_of}&limit=150&format=ndjson"
+    command = [str(Path(sys.executable).with_name("tistream")), "pull"]
+    what = f"{address}{BASE}/databases/shop/changes?{query}"
+    first = subprocess.Popen([*command, what], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    assert first.stdout is not None
+    begun = first.stdout.readline()  # the rest waits for a reader: the pipe is shorter than the snapshot
+    first.send_signal(signal.SIGINT)
+    rest, said = first.communicate()
+    assert first.returncode == 130, said
+    resume = shlex.split(said.decode().rpartition("resume with: ")[2])
+    assert read_place(resume[resume.index("--cursor") + 1], SCOPES[0]) is not None, "it was in the snapshot"
+    second = subprocess.run([*command, *resume[2:]], capture_output=True, check=True)
+    assert told([begun, *rest.splitlines(), *second.stdout.splitlines()]) == whole(world, as_of)
+
+
+def test_both_clients_follow_from_a_snapshot_on(world: World, address: str, moments: list[int]) -> None:
+    as_of, end = moments[-60], world.services.served(TENANT).resolved
+    asked: ChangeOptions = {"snapshot": True, "as_of": as_of, "end": end, "limit": 150}
+
+    async def run() -> list[dict[str, Any]]:
+        async with connect_async(address) as client:
+            return [change async for change in client.tenant(1, 1).database("shop").follow(**asked)]
+
+    with connect(address) as client:
+        shop = client.tenant(1, 1).database("shop")
+        inside = shop.page(**asked)
+        assert inside.in_snapshot
+        resumed = [*inside.changes(), *shop.follow(cursor=inside.next_cursor, end=end)]
+        assert resumed == [*shop.follow(**asked)] == asyncio.run(run())
+    assert [orjson.dumps(change) for change in resumed] == whole(world, as_of)

@@ -55,7 +55,7 @@ class Walk:
 
     def params(self) -> dict[str, str]:
         """The query of the next request."""
-        return pull_params(self.asked, self.format, self._options) | wait_params(self.wait_s)
+        return pull_params(self.asked, self.format, self._options) | wait_params(0 if self.streams else self.wait_s)
 
     def took(self, page: Page) -> None:
         """A page has come."""
