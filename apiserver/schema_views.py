@@ -15,9 +15,10 @@ from tistream.errors import CursorInvalid
 from tistream.ids import Tenant
 
 
-def history_of(services: Services, tenant: Tenant) -> tuple[History, int]:
-    """The schema history and the served watermark. NotFound before the first schema snapshot."""
-    served = services.served(tenant)
+def history_of(services: Services, tenant: Tenant, within: tuple[str, ...] | None) -> tuple[History, int]:
+    """The schema history as far as these tables go, and the served watermark. NotFound before the first schema
+    snapshot."""
+    served = services.served(tenant).within(within)
     return served.known_history, max(served.resolved, served.known_history.start_ts)
 
 
@@ -29,9 +30,11 @@ def moment(services: Services, history: History, resolved: int, text: str | None
     return min(max(ts, history.start_ts), resolved)
 
 
-def ddl_page(services: Services, tenant: Tenant, *, limit: int, cursor: str | None = None) -> dict[str, Any]:
+def ddl_page(
+    services: Services, tenant: Tenant, within: tuple[str, ...] | None, *, limit: int, cursor: str | None = None
+) -> dict[str, Any]:
     """A page of DDL events, the newest first. `cursor` counts newer events, so it shifts when DDL is added."""
-    history, resolved = history_of(services, tenant)
+    history, resolved = history_of(services, tenant, within)
     found = history.events(history.start_ts, resolved)[::-1]
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 12):
         raise CursorInvalid("The cursor is invalid.", cursor=cursor[:40])
@@ -46,9 +49,11 @@ def ddl_page(services: Services, tenant: Tenant, *, limit: int, cursor: str | No
     }
 
 
-def schema_diff(services: Services, tenant: Tenant, from_ts: str | None, to_ts: str | None) -> dict[str, Any]:
+def schema_diff(
+    services: Services, tenant: Tenant, within: tuple[str, ...] | None, from_ts: str | None, to_ts: str | None
+) -> dict[str, Any]:
     """Changes between two timestamps, by default of the whole history."""
-    history, resolved = history_of(services, tenant)
+    history, resolved = history_of(services, tenant, within)
     start = moment(services, history, resolved, from_ts, history.start_ts)
     end = moment(services, history, resolved, to_ts, resolved)
     found = history.diff(start, end)

@@ -16,12 +16,13 @@ import binascii
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import orjson
 
+from reading.key_limit import limited
 from reading.scope import Scope, check_names, check_renamed
 from schemas.history import History
 from tistream import ts as tso
@@ -65,6 +66,10 @@ class Served:
                 f"Tenant {self.row.tenant} has no schema yet: its first schema snapshot has not been pushed."
             )
         return self.history
+
+    def within(self, tables: tuple[str, ...] | None) -> Served:
+        """What is served to a key that may read these tables only; None = all."""
+        return self if tables is None or self.history is None else replace(self, history=limited(self.history, tables))
 
     def parse_ts(self, text: str, now_ms: int) -> int:
         """See `parse_ts`; `earliest` and `latest` are those of the tenant."""
@@ -218,7 +223,7 @@ def _decoded(text: str, scope: Scope) -> tuple[int, int, list[Any]]:
         at, seen = int(commit_ts), int(seen)
     except (ValueError, TypeError) as e:
         raise CursorInvalid("The cursor is not one of ours: it does not hold a position.", cursor=text[:80]) from e
-    if cursor_scope != scope:
+    if cursor_scope != replace(scope, within=None):  # a cursor opens nothing, so it is good for any key
         raise CursorInvalid("The cursor belongs to another scope.", cursor_scope=str(cursor_scope), scope=str(scope))
     if not 0 <= at < 1 << 63:
         raise CursorInvalid("The cursor is not one of ours: its position has more than 63 bits.", cursor=text[:80])

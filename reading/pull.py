@@ -35,6 +35,7 @@ from reading.rendering import Rendered, Rendering, json_document
 from reading.scope import Scope
 from reading.snapshot import check_place, snapshot_page, start_place
 from schemas.history import History
+from schemas.limited import whole_of
 from tistream.errors import InvalidInput
 from tistream.limits import PULL_ROWS_MAX
 from tistream.runtime import metrics
@@ -99,7 +100,7 @@ class PullAnswer:
 def pull(services: Services, request: PullRequest, served: Served | None = None) -> PullAnswer:
     """Serve one page, from `served` or from the newest state."""
     began = services.clock.monotonic()
-    served = served or services.served(request.scope.tenant)
+    served = (served or services.served(request.scope.tenant)).within(request.scope.within)
     now_ms = services.clock.unix_ms()
     rendering = Rendering(
         scope=request.scope,
@@ -242,7 +243,7 @@ def _select(
             table_ids=stretch.table_ids,
             page_bytes=page_bytes,
         )
-        services.excluded.add(request.scope.tenant, excluded_rows(history, found.rows))
+        services.excluded.add(request.scope.tenant, excluded_rows(whole_of(history), found.rows))
         parts.append(rendering.select(history, found.rows))
         looked_at, passed = looked_at + found.rows.num_rows, passed + parts[-1].rows.num_rows
         held = sum(part.rows.nbytes for part in parts)

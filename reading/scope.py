@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from schemas.actions import Action
 from schemas.history import History
+from schemas.limited import ids_of_limit
 from schemas.model import DdlEvent, Table
 from schemas.names import folded
 from tistream.errors import NotFound, TableRenamed
@@ -20,6 +21,7 @@ class Scope:
     tenant: Tenant
     database: str | None = None
     table: str | None = None
+    within: tuple[str, ...] | None = None  #: rules of the tables that the reader's key may read; None = all
 
     def __str__(self) -> str:
         return "/".join([str(self.tenant), self.database or "*", self.table or "*"])
@@ -36,7 +38,11 @@ def wanted(table: Table, scope: Scope) -> bool:
 
 def table_ids(history: History, scope: Scope, after: int, upto: int) -> Collection[int] | None:
     """The physical table ids that the scope had in (after, upto]; None for a whole tenant."""
-    return None if scope.database is None else history.physical_ids(scope.database, scope.table, after, upto)
+    return (
+        ids_of_limit(history)
+        if scope.database is None
+        else history.physical_ids(scope.database, scope.table, after, upto)
+    )
 
 
 def check_names(history: History, scope: Scope, after: int, upto: int) -> None:
@@ -58,6 +64,8 @@ def check_renamed(history: History, scope: Scope, after: int, upto: int) -> None
         return
     name = (folded(scope.database), folded(scope.table))
     for event in reversed(history.events(history.start_ts, after)):
+        if event.type == Action.DROP_TABLE and (folded(event.db), folded(event.table)) == name:
+            return
         if (folded(event.old_db), folded(event.old_table)) != name:
             continue
         table = history.table_at(event.version.id, upto) if event.version is not None else None

@@ -69,7 +69,8 @@ class Plan:
 
 def plan(services: Services, request: SplitRequest) -> Plan:
     """Plan against the newest served state. Raises as a pull from the same position."""
-    scope, served = request.scope, services.served(request.scope.tenant)
+    scope = request.scope
+    served = services.served(scope.tenant).within(scope.within)
     cursor = partial(encode_cursor, scope, seen=served.amended)
     asked = locate(request, served, services.clock.unix_ms())
     after, upto, resolved = asked.after, asked.upto, served.resolved

@@ -169,6 +169,13 @@ class NotAllowed(InvalidInput):
     hint = "Use a key of a role with this permission (tistream key create). GET /v1/whoami lists a key's permissions."
 
 
+class KeyLimited(NotAllowed):
+    """The API key is limited to some tables, and this shows or changes more than they hold."""
+
+    code = "TS-1092"
+    hint = "Use a key without a limit. GET /v1/whoami shows the tables of a key."
+
+
 class AnotherRequest(InvalidInput):
     """This Idempotency-Key was used for another request."""
 

@@ -27,7 +27,7 @@ from apiserver.stream.followers import Followers
 from reading.deps import Services
 from tistream import __version__
 from tistream.http.auth.access import Who, needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.ids import Tenant
 
 _HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ def install_error_pages(app: FastAPI) -> None:
 def _add_pages(pages: Pages) -> None:
     services, lags = pages.services, LagHistory()
 
-    @pages.routes.get("/", dependencies=[needs(Right.KNOWN)])
+    @pages.routes.get("/", dependencies=[needs(Right.KNOWN, limited=OfLimited.NO_TABLES)])
     def home() -> Response:
         return RedirectResponse("/overview")
 
@@ -63,7 +63,7 @@ def _add_pages(pages: Pages) -> None:
     def overview(who: Who) -> dict[str, Any]:
         return views.overview(services, who, lags)
 
-    @pages.routes.get(f"{_TENANT}.json", dependencies=[needs(Right.LOOK)])
+    @pages.routes.get(f"{_TENANT}.json", dependencies=[needs(Right.LOOK, limited=OfLimited.REFUSED)])
     def tenant_json(cluster_id: int, tenant_id: int, who: Who) -> dict[str, Any]:
         return views.tenant(services, Tenant(cluster_id, tenant_id), who)
 

@@ -35,7 +35,7 @@ from apiserver.stream.answer import StreamAnswer
 from apiserver.stream.followers import Followers
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import check_key, every_route, needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 
 PARTS_MAX = 8
 _ADDRESS_CHARS_MAX = 1000
@@ -90,7 +90,7 @@ def router(live: LiveParts, followers: Followers) -> APIRouter:
     """The stream."""
     routes = APIRouter(include_in_schema=False)
 
-    @routes.get("/live", dependencies=[needs(Right.LOOK, filtered=True)])
+    @routes.get("/live", dependencies=[needs(Right.LOOK, filtered=True, limited=OfLimited.REFUSED)])
     async def stream(
         request: Request,
         part: _Parts = [],  # noqa: B006  (FastAPI copies it)

@@ -26,7 +26,7 @@ from tistream.http.auth.access import access_of, needs
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.bodies import read_body
 from tistream.http.auth.core.keys import hash_of
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.http.auth.issue import session_by_code, session_of
 from tistream.http.auth.middleware import cookie_name
 from tistream.limits import SESSION_MS
@@ -71,7 +71,7 @@ def router(services: Services, render: Render) -> APIRouter:
         )
         return answer
 
-    @routes.post("/logout", dependencies=[needs(Right.KNOWN)])
+    @routes.post("/logout", dependencies=[needs(Right.KNOWN, limited=OfLimited.NO_TABLES)])
     def log_out(request: Request) -> Response:
         access, name = access_of(request), cookie_name(request.url.scheme)
         if access.session and access.authenticator is not None:
@@ -90,6 +90,8 @@ async def _session(services: Services, authenticator: Authenticator, given: str)
         who = await authenticator.authenticate_key(given)
         if Right.LOOK not in who.rights:
             raise Unauthenticated(f"A key of role {who.role} cannot open the console.")
+        if who.tables is not None:
+            raise Unauthenticated("A key that is limited to tables cannot open the console.")
         return await run_in_threadpool(session_of, services.catalog, who.key_id)
     token = await run_in_threadpool(session_by_code, services.catalog, given)
     if token is None:

@@ -21,7 +21,7 @@ from tistream.admin import onboarding
 from tistream.catalog.tenancy.keys import list_keys
 from tistream.errors import NotFound
 from tistream.http.auth.access import Who, access_of, needs
-from tistream.http.auth.core.roles import Principal, Right, Role
+from tistream.http.auth.core.roles import OfLimited, Principal, Right, Role
 from tistream.ids import Tenant
 
 _TENANT = "/tenants/{cluster_id}/{tenant_id}"
@@ -32,7 +32,7 @@ _Number = Annotated[int | None, Query(ge=0, le=(1 << 63) - 1)]
 
 def add_pages(pages: Pages) -> None:
     """Add the pages of onboarding."""
-    services, needed = pages.services, [needs(Right.LOOK, filtered=True)]
+    services, needed = pages.services, [needs(Right.LOOK, filtered=True, limited=OfLimited.REFUSED)]
 
     @pages.routes.get("/tenants/register.json", dependencies=needed)
     def register_json(
@@ -49,7 +49,7 @@ def add_pages(pages: Pages) -> None:
     def checklist(cluster_id: Id, tenant_id: Id) -> dict[str, Any]:
         return steps(services, Tenant(cluster_id, tenant_id))
 
-    @pages.routes.get(f"{_TENANT}/connect.json", dependencies=[needs(Right.LOOK)])
+    @pages.routes.get(f"{_TENANT}/connect.json", dependencies=[needs(Right.LOOK, limited=OfLimited.REFUSED)])
     def connect_json(request: Request, cluster_id: Id, tenant_id: Id, table: _Table = "") -> dict[str, Any]:
         found = _connect(services, Tenant(cluster_id, tenant_id), table, keyed=asks_for_keys(request))
         origin = str(request.base_url).rstrip("/")

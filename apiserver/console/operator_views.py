@@ -165,13 +165,13 @@ def all_tenants(services: Services) -> dict[str, Any]:
 
 def schema(services: Services, who: Tenant, at: str | None) -> dict[str, Any]:
     """The schema as of one of its DDL events, and what that event changed."""
-    history, resolved = schema_views.history_of(services, who)
+    history, resolved = schema_views.history_of(services, who, None)
     events = history.events(history.start_ts, resolved)
     ts = schema_views.moment(services, history, resolved, at, resolved)
     stamps = sorted({event.commit_ts for event in events})
     step = bisect_right(stamps, ts)
     since = stamps[step - 2] if step >= 2 else history.start_ts
-    changed = schema_views.schema_diff(services, who, str(since), str(stamps[step - 1])) if step else None
+    changed = schema_views.schema_diff(services, who, None, str(since), str(stamps[step - 1])) if step else None
     items = [
         {"database": database.name, **describe(table)}
         for database in history.databases(ts)

@@ -26,7 +26,7 @@ from reading.deps import Services
 from tistream.errors import TiStreamError
 from tistream.http import problem
 from tistream.http.auth.access import access_of, needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 
 View = TypeVar("View", bound=Callable[..., dict[str, Any]])
 
@@ -41,7 +41,7 @@ class Action:
 
 
 class Pages:
-    """The console's router."""
+    """The console's router. Its pages show whole tenants, so they refuse keys that are limited to tables."""
 
     def __init__(self, services: Services, env: Environment) -> None:
         self.services, self.live = services, LiveParts()
@@ -59,7 +59,7 @@ class Pages:
         json: bool = True,
     ) -> Callable[[View], View]:
         """Answer `path` with what the function returns, in the template. `every`: seconds between live updates."""
-        needed = [needs(right, filtered=filtered)]
+        needed = [needs(right, filtered=filtered, limited=OfLimited.REFUSED)]
 
         def add(view: View) -> View:
             signature = inspect.signature(view, eval_str=True)
@@ -99,7 +99,7 @@ class Pages:
                 answer = self.show(request, template, shown)
                 return answer if dry_run or answer.status_code != 200 else RedirectResponse(action.back, 303)
 
-            needed = [needs(right, filtered=filtered)]
+            needed = [needs(right, filtered=filtered, limited=OfLimited.REFUSED)]
             self.routes.api_route(path, methods=["GET", "POST"], dependencies=needed)(confirm)
 
         return add

@@ -44,7 +44,7 @@ from reading.position import decode_cursor
 from reading.pull import PullAnswer, PullRequest, pull
 from reading.scope import Scope
 from tistream.http.auth.access import needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.limits import PULL_ROWS_DEFAULT, PULL_ROWS_MAX, PULL_WAIT_MS_MAX
 
 Limit = Annotated[int, Query(ge=1, le=PULL_ROWS_MAX, description="Rows a page; it ends with a whole commit_ts.")]
@@ -106,7 +106,7 @@ async def _query(
 
 def router(followers: Followers) -> APIRouter:
     """The three pull routes."""
-    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
+    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
     operations = ("pull_tenant", "pull_db", "pull_table")
     add_scoped(
         routes, "/changes", partial(_answer, followers), _query, operations=operations, summary="Changes of a {}"

@@ -45,7 +45,7 @@ from tistream import ts as tso
 from tistream.catalog.log import consumers
 from tistream.catalog.log.consumers import Claim
 from tistream.http.auth.access import needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.ids import Tenant
 from tistream.limits import CONSUMER_LEASE_S_DEFAULT, CONSUMER_LEASE_S_MAX, PULL_ROWS_DEFAULT
 
@@ -133,7 +133,7 @@ async def _query(
 def router(followers: Followers) -> APIRouter:
     """The routes of members."""
     services = followers.services
-    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
+    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ, limited=OfLimited.REFUSED)])
     one = f"{TENANT}/changefeeds/{{changefeed_id}}"
     parsed = Depends(_query)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 
 from tistream.http.auth.access import needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 
 _STATIC = Path(__file__).parents[1] / "console" / "static"
 _UI = "swagger-ui-5.35.0"
@@ -37,7 +37,7 @@ def router() -> APIRouter:
     css, js = f"{_UI}/swagger-ui.css", f"{_UI}/swagger-ui-bundle.js"
     page = _PAGE.format(css=css, css_hash=hashes[css], js=js, js_hash=hashes[js])
 
-    @routes.get("/docs", dependencies=[needs(Right.KNOWN)])
+    @routes.get("/docs", dependencies=[needs(Right.KNOWN, limited=OfLimited.NO_TABLES)])
     def docs() -> Response:
         return Response(page, media_type="text/html")
 

@@ -30,8 +30,8 @@ from tistream.catalog.log.files import file_bytes
 from tistream.catalog.log.segments import SegmentFormat
 from tistream.errors import InvalidInput, NotFound, ObjectNotFound
 from tistream.http import problem
-from tistream.http.auth.access import needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.access import KeyTables, needs
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.http.heads import is_head
 from tistream.ids import Tenant
 
@@ -54,7 +54,9 @@ def _query(
 
 def router(services: Services) -> APIRouter:
     """Listings of three scopes, and the files."""
-    routes = APIRouter(tags=["files"], dependencies=[needs(Right.READ)])
+    # files of the log hold the rows of all tables
+    of_log = APIRouter(tags=["files"], dependencies=[needs(Right.READ, limited=OfLimited.REFUSED)])
+    of_tables = APIRouter(tags=["files"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
     leases, made = files.ListingLeases(services.catalog, services.clock), TableFiles(services)
 
     def listed(scope: Scope, asked: tuple[Request, dict[str, Any]]) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def router(services: Services) -> APIRouter:
 
     operations = ("list_files", "list_db_files", "list_table_files")
     summary = "Files that may hold changes of a {}"
-    add_scoped(routes, "/files", answer_listing, _query, operations=operations, summary=summary)
+    add_scoped(of_log, "/files", answer_listing, _query, operations=operations, summary=summary)
 
     def log_file(http: Request, cluster_id: Id, tenant_id: Id, name: str) -> Response:
         tenant = Tenant(cluster_id, tenant_id)
@@ -83,21 +85,30 @@ def router(services: Services) -> APIRouter:
 
         return answer(http, size=size, etag=files.etag_of(key), media_type=_media_type(name), read=read)
 
-    def table_file(http: Request, cluster_id: Id, tenant_id: Id, database: str, table: str, ts: Ts) -> Response:
+    def table_file(
+        http: Request, cluster_id: Id, tenant_id: Id, database: str, table: str, within: KeyTables, ts: Ts
+    ) -> Response:
         tenant = Tenant(cluster_id, tenant_id)
-        found = made.get(RowsRequest(tenant=tenant, database=database, table=table, as_of=str(ts), format="arrow"))
+        request = RowsRequest(
+            tenant=tenant, database=database, table=table, as_of=str(ts), format="arrow", within=within
+        )
+        found = made.get(request)
         return answer(http, size=found.size, etag=found.etag, media_type=_MEDIA_TYPES["parquet"], read=found.read)
 
-    for path, endpoint, operation_id, summary in (
-        (f"{TENANT}/files/{{name:path}}", log_file, "get_file", "A file, or a range of it"),
+    for group, path, endpoint, operation_id, summary in (
+        (of_log, f"{TENANT}/files/{{name:path}}", log_file, "get_file", "A file, or a range of it"),
         (
+            of_tables,
             f"{TABLE}/rows/{{ts}}.parquet",
             table_file,
             "get_table_file",
             "The rows of a table as of a TSO as a Parquet file, or a range of it",
         ),
     ):
-        routes.add_api_route(path, endpoint, methods=["GET"], operation_id=operation_id, summary=summary)
+        group.add_api_route(path, endpoint, methods=["GET"], operation_id=operation_id, summary=summary)
+    routes = APIRouter()
+    for group in (of_log, of_tables):
+        routes.include_router(group)
     return routes
 
 

@@ -8,7 +8,7 @@
     POST    /v1/console-codes        a code that opens the console once, as this key
 
 A key of one tenant sees and creates only keys of this tenant; others are not found. No key can grant more rights than
-it has.
+it has. A consumer's key may be limited to tables.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 
 from reading.deps import Services
+from reading.key_limit import checked_limit
 from tistream import ts as tso
 from tistream.catalog.tenancy import keys
 from tistream.errors import InvalidInput, NotAllowed, NotFound
 from tistream.http.auth.access import Who, access_of, needs
-from tistream.http.auth.core.roles import Principal, Right, Role, may_give
+from tistream.http.auth.core.roles import OfLimited, Principal, Right, Role, may_give
 from tistream.http.auth.issue import NAME_MAX, IssuedKey, issue_key, login_code, rotated_key, ttl_ms_of
 from tistream.ids import Tenant
 from tistream.limits import LOGIN_CODE_MS
 
 _INT_MAX = (1 << 63) - 1
 _EXPIRY_S_MAX = 86_400 * 3660
+TABLE_RULES_MAX = 100
 
 KeyId = Annotated[str, Path(pattern=r"^[a-z2-7]{13}$", description="The part of a key between its underscores.")]
 ClusterId = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="Keys bound to this cluster's tenant.")]
@@ -43,6 +45,11 @@ class NewKey(BaseModel):
     role: Role
     cluster_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
     tenant_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
+    tables: list[str] | None = Field(
+        default=None,
+        max_length=TABLE_RULES_MAX,
+        description="limits a consumer's key to these tables, such as `shop.*` and `!shop.audit_*`; all by default",
+    )
     expires_in_s: float = Field(default=0, ge=0, le=_EXPIRY_S_MAX, description="0 = never")
 
 
@@ -63,10 +70,16 @@ def router(services: Services) -> APIRouter:
         tenant = _tenant(new.cluster_id, new.tenant_id)
         if not may_give(who, new.role, tenant):
             raise NotAllowed(f"A key of role {who.role} cannot create such a key.", role=new.role)
-        ttl_ms = ttl_ms_of(new.expires_in_s)
-        return _issued(
-            issue_key(services.catalog, name=new.name, role=new.role, tenant=tenant, ttl_ms=ttl_ms, made_by=who.key_id)
+        made = issue_key(
+            services.catalog,
+            name=new.name,
+            role=new.role,
+            tenant=tenant,
+            tables=checked_limit(new.tables),
+            ttl_ms=ttl_ms_of(new.expires_in_s),
+            made_by=who.key_id,
         )
+        return _issued(made)
 
     @routes.get("/v1/keys", operation_id="list_keys", summary="Keys without their secrets", dependencies=mine)
     def listed(who: Who, cluster_id: ClusterId = None, tenant_id: TenantId = None) -> dict[str, Any]:
@@ -100,7 +113,7 @@ def _add_own(services: Services, routes: APIRouter) -> None:
         "/v1/whoami",
         operation_id="whoami",
         summary="This key and its rights",
-        dependencies=[needs(Right.KNOWN)],
+        dependencies=[needs(Right.KNOWN, limited=OfLimited.NO_TABLES)],
     )
     def whoami(who: Who) -> dict[str, Any]:
         return {
@@ -108,6 +121,7 @@ def _add_own(services: Services, routes: APIRouter) -> None:
             "name": who.name,
             "role": who.role,
             **_ids(who.tenant),
+            "tables": _tables(who.tables),
             "rights": sorted(who.rights - {Right.OPEN, Right.KNOWN}),
         }
 
@@ -116,7 +130,7 @@ def _add_own(services: Services, routes: APIRouter) -> None:
         status_code=201,
         operation_id="create_console_code",
         summary="A code that opens the console once, as this key",
-        dependencies=[needs(Right.LOOK, filtered=True)],
+        dependencies=[needs(Right.LOOK, filtered=True, limited=OfLimited.REFUSED)],
     )
     def console_code(request: Request, who: Who) -> dict[str, Any]:
         if not who.key_id:
@@ -133,6 +147,7 @@ def shown(row: keys.KeyRow) -> dict[str, Any]:
         "name": row.name,
         "role": row.role,
         **_ids(row.tenant),
+        "tables": _tables(row.tables),
         "state": row.state,
         "created_time": _time(row.created_ms),
         "expires_time": _time(row.expires_ms),
@@ -145,6 +160,10 @@ def shown(row: keys.KeyRow) -> dict[str, Any]:
 
 def _issued(made: IssuedKey) -> dict[str, Any]:
     return {"key": made.text, **shown(made.row)}
+
+
+def _tables(tables: tuple[str, ...] | None) -> list[str] | None:
+    return None if tables is None else list(tables)
 
 
 def _ids(tenant: Tenant | None) -> dict[str, int | None]:

@@ -38,9 +38,9 @@ from tistream.catalog.work.stream_ends import ends_of, stream_end
 from tistream.catalog.work.tasks import TaskRow
 from tistream.catalog.work.workers import WorkerKind, WorkerRow, list_workers
 from tistream.codec.batch_file import BatchWatermarks, decode_watermarks
-from tistream.errors import CorruptObject, ObjectNotFound
-from tistream.http.auth.access import needs
-from tistream.http.auth.core.roles import Right
+from tistream.errors import CorruptObject, KeyLimited, ObjectNotFound
+from tistream.http.auth.access import KeyTables, needs
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.task_state import TaskState
@@ -66,14 +66,16 @@ class _Newest:
 
 def router(services: Services) -> APIRouter:
     """The one route."""
-    routes = APIRouter(tags=["tenants"], dependencies=[needs(Right.LOOK)])
+    routes = APIRouter(tags=["tenants"], dependencies=[needs(Right.LOOK, limited=OfLimited.WITHIN)])
 
     @routes.get(
         "/v1/clusters/{cluster_id}/tenants/{tenant_id}/lag",
         operation_id="get_lag",
         summary="Lag of a tenant, and its causes",
     )
-    def lag(cluster_id: Id, tenant_id: Id, why: Why = False) -> dict[str, Any]:
+    def lag(cluster_id: Id, tenant_id: Id, within: KeyTables, why: Why = False) -> dict[str, Any]:
+        if why and within is not None:
+            raise KeyLimited("A key that is limited to tables is not told why a tenant lags: leave out why.")
         row = tenants.get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
         return explained(services, row) if why else _summary(services, row)
 

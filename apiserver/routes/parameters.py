@@ -17,6 +17,7 @@ from reading.formats import option_meanings
 from reading.rendering import ARROW_FORMS
 from reading.scope import Scope
 from tistream.errors import InvalidInput
+from tistream.http.auth.access import KeyTables
 from tistream.ids import Tenant
 
 TENANT = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
@@ -92,7 +93,7 @@ def add_scoped(
     summary: str,
 ) -> None:
     """Add a GET route of a tenant, of a database and of a table. `query` is the dependency that parses parameters;
-    `summary` has a `{}` for the kind of scope."""
+    `summary` has a `{}` for the kind of scope. A scope holds the limit of the key."""
     for path, scope_of, kind, operation_id in (
         (TENANT, _tenant_scope, "tenant", operations[0]),
         (DATABASE, _database_scope, "database", operations[1]),
@@ -107,16 +108,16 @@ def add_scoped(
         route(endpoint)
 
 
-def _tenant_scope(cluster_id: Id, tenant_id: Id) -> Scope:
-    return Scope(tenant=Tenant(cluster_id, tenant_id))
+def _tenant_scope(cluster_id: Id, tenant_id: Id, within: KeyTables) -> Scope:
+    return Scope(tenant=Tenant(cluster_id, tenant_id), within=within)
 
 
-def _database_scope(cluster_id: Id, tenant_id: Id, database: str) -> Scope:
-    return Scope(tenant=Tenant(cluster_id, tenant_id), database=database)
+def _database_scope(cluster_id: Id, tenant_id: Id, database: str, within: KeyTables) -> Scope:
+    return Scope(tenant=Tenant(cluster_id, tenant_id), database=database, within=within)
 
 
-def _table_scope(cluster_id: Id, tenant_id: Id, database: str, table: str) -> Scope:
-    return Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table)
+def _table_scope(cluster_id: Id, tenant_id: Id, database: str, table: str, within: KeyTables) -> Scope:
+    return Scope(tenant=Tenant(cluster_id, tenant_id), database=database, table=table, within=within)
 
 
 def _format_options(**given: str | None) -> dict[str, str]:

@@ -27,11 +27,13 @@ from reading.asof.read import RowsAnswer, RowsRequest, moment, read_rows
 from reading.deps import Id
 from reading.filters import parse_filter
 from reading.position import FORMS
+from schemas.history import History
+from schemas.model import Table
 from schemas.shape import shape_of, to_json
 from schemas.show_create import Dialect, define
 from tistream.errors import AheadOfWatermark, InvalidInput
-from tistream.http.auth.access import needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.access import KeyTables, needs
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.ids import Tenant
 from tistream.limits import PULL_WAIT_MS_MAX
 
@@ -52,7 +54,8 @@ DialectName = Annotated[Dialect, Query(description="The server that will run the
 
 def router(followers: Followers) -> APIRouter:
     """The two routes."""
-    routes, services = APIRouter(tags=["rows"], dependencies=[needs(Right.READ)]), followers.services
+    services = followers.services
+    routes = APIRouter(tags=["rows"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
 
     @routes.get(
         f"{TABLE}/rows",
@@ -66,6 +69,7 @@ def router(followers: Followers) -> APIRouter:
         tenant_id: Id,
         database: str,
         table: str,
+        within: KeyTables,
         as_of: AsOf = "latest",
         format: FormatName = None,
         columns: Columns = None,
@@ -82,7 +86,14 @@ def router(followers: Followers) -> APIRouter:
         tenant = Tenant(cluster_id, tenant_id)
         names, passing = parse_columns(columns), parse_filter({} if where is None else {"where": where})
         request = RowsRequest(
-            tenant=tenant, database=database, table=table, as_of=as_of, format=name, columns=names, filter=passing
+            tenant=tenant,
+            database=database,
+            table=table,
+            as_of=as_of,
+            format=name,
+            columns=names,
+            filter=passing,
+            within=within,
         )
         answer = await _read(followers, request, wait_s)
         return StreamingResponse(answer.content, media_type=FORMATS[name], headers=_headers(answer))
@@ -97,24 +108,28 @@ def router(followers: Followers) -> APIRouter:
         tenant_id: Id,
         database: str,
         table: str,
+        within: KeyTables,
         as_of: AsOf = "latest",
         dialect: DialectName = Dialect.MYSQL,
     ) -> dict[str, Any]:
-        history, at, _, _ = moment(services, Tenant(cluster_id, tenant_id), as_of)
-        found = history.find_base_table(database, table, at)
-        made = define(history.database(database, at), found, dialect)
-        return {
-            "database": found.db,
-            "table": found.name,
-            "as_of": str(at),
-            "create_database": made.create_database,
-            "create_table": made.create_table,
-            "load_csv": load_statement(found),
-            "notes": list(made.notes),
-            "shape": to_json(shape_of(found)),
-        }
+        history, at, _, _ = moment(services, Tenant(cluster_id, tenant_id), as_of, within)
+        return _defined(history, history.find_base_table(database, table, at), at, dialect)
 
     return routes
+
+
+def _defined(history: History, found: Table, at: int, dialect: Dialect) -> dict[str, Any]:
+    made = define(history.database(found.db, at), found, dialect)
+    return {
+        "database": found.db,
+        "table": found.name,
+        "as_of": str(at),
+        "create_database": made.create_database,
+        "create_table": made.create_table,
+        "load_csv": load_statement(found),
+        "notes": list(made.notes),
+        "shape": to_json(shape_of(found)),
+    }
 
 
 def choose_format(name: str | None, accept: str | None) -> str:

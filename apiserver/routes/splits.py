@@ -17,7 +17,7 @@ from reading.deps import Services
 from reading.scope import Scope
 from reading.splits import SplitRequest, plan, shown
 from tistream.http.auth.access import needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.limits import SPLITS_MAX
 
 _PART_BYTES = 16 << 20
@@ -42,7 +42,7 @@ def _query(
 
 def router(services: Services) -> APIRouter:
     """Plans of three scopes."""
-    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
+    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
 
     async def planned(scope: Scope, asked: Callable[..., SplitRequest]) -> dict[str, Any]:
         return shown(await run_in_threadpool(plan, services, asked(scope=scope)))

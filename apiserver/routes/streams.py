@@ -42,7 +42,7 @@ from reading.rendering import ARROW_FORMS
 from reading.scope import Scope
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import check_key, needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.limits import PULL_ROWS_MAX, STREAM_ROWS_DEFAULT
 
 _FORMATS = [name for name in negotiate.FORMATS if name not in ("json", "csv")]
@@ -122,7 +122,7 @@ def choose_form(format: str | None, framing: str | None, accept: str | None) -> 
 
 def router(followers: Followers) -> APIRouter:
     """Streams of three scopes."""
-    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ)])
+    routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
     operations = ("stream_tenant", "stream_db", "stream_table")
     summary = "Changes of a {} as they come"
     add_scoped(routes, "/changes:stream", partial(_answer, followers), _query, operations=operations, summary=summary)

@@ -12,8 +12,8 @@ from tistream import ts as tso
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import stores, tasks
 from tistream.catalog.work.stream_ends import ends_of, stream_ends
-from tistream.http.auth.access import Who, needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.access import KeyTables, Who, needs
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.ids import Tenant
 
 
@@ -25,7 +25,7 @@ def router(services: Services) -> APIRouter:
         "/v1/tenants",
         operation_id="list_tenants",
         summary="All tenants that the key may see",
-        dependencies=[needs(Right.LOOK, filtered=True)],
+        dependencies=[needs(Right.LOOK, filtered=True, limited=OfLimited.NO_TABLES)],
     )
     def list_tenants(who: Who) -> dict[str, Any]:
         ends = stream_ends(services.catalog)
@@ -39,10 +39,13 @@ def router(services: Services) -> APIRouter:
         "/v1/clusters/{cluster_id}/tenants/{tenant_id}",
         operation_id="get_tenant",
         summary="One tenant",
-        dependencies=[needs(Right.LOOK)],
+        dependencies=[needs(Right.LOOK, limited=OfLimited.WITHIN)],
     )
-    def get_tenant(cluster_id: Id, tenant_id: Id) -> dict[str, Any]:
-        return detail(services, Tenant(cluster_id, tenant_id))
+    def get_tenant(cluster_id: Id, tenant_id: Id, within: KeyTables) -> dict[str, Any]:
+        found = detail(services, Tenant(cluster_id, tenant_id))
+        if within is not None:  # key ranges and errors of tasks show other tables
+            del found["tasks"], found["stores"]
+        return found
 
     return routes
 

@@ -27,6 +27,7 @@ from reading.scope import Scope
 from schemas.bases import Base, choose, seeded_after
 from schemas.history import History
 from schemas.layout import row_layout
+from schemas.limited import whole_of
 from schemas.model import Table
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.retention import expired
@@ -50,11 +51,12 @@ class RowsRequest:
     format: str  #: a name in `output.FORMATS`
     columns: tuple[str, ...] | None = None  #: names; None = all that have values
     filter: Filter = NO_FILTER  #: only its expression over rows is asked
+    within: tuple[str, ...] | None = None  #: rules of the tables that the key may read; None = all
 
     @property
     def scope(self) -> Scope:
         """The table."""
-        return Scope(tenant=self.tenant, database=self.database, table=self.table)
+        return Scope(tenant=self.tenant, database=self.database, table=self.table, within=self.within)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class TableAsOf:
 
 def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     """Start the read. AheadOfWatermark when the timestamp is not served yet; see the module for other errors."""
-    history, as_of, resolved, _ = moment(services, request.tenant, request.as_of)
+    history, as_of, resolved, _ = moment(services, request.tenant, request.as_of, request.within)
     whole = history.find_base_table(request.database, request.table, as_of)
     request.filter.check_names(history, request.scope, as_of)
     shown, missing = projected(whole, request.columns), left_out(whole) if request.columns is None else ()
@@ -114,7 +116,9 @@ def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
 
 
 def table_as_of(services: Services, tenant: Tenant, history: History, table: Table, as_of: int) -> TableAsOf:
-    """The table at a served timestamp, from its newest bases. TsExpired below the start of the log, SeedNeeded."""
+    """The table at a served timestamp, from its newest bases. TsExpired below the start of the log, SeedNeeded. How its
+    rows were written before, under whatever name, does not depend on who reads."""
+    history = whole_of(history)
     log_start = get_tenant(services.catalog, tenant).earliest_ts  # advances, and retires bases below it
     if as_of < log_start:
         raise expired(as_of, log_start)
@@ -143,9 +147,11 @@ def table_as_of(services: Services, tenant: Tenant, history: History, table: Tab
     )
 
 
-def moment(services: Services, tenant: Tenant, text: str) -> tuple[History, int, int, int]:
-    """(history, TSO of `text`, served watermark, start of the log)."""
-    served = services.served(tenant)
+def moment(
+    services: Services, tenant: Tenant, text: str, within: tuple[str, ...] | None
+) -> tuple[History, int, int, int]:
+    """(history as far as the key sees it, TSO of `text`, served watermark, start of the log)."""
+    served = services.served(tenant).within(within)
     history, resolved = served.known_history, served.resolved
     earliest = max(served.row.earliest_ts, history.start_ts)
     as_of = parse_ts(text, earliest=earliest, latest=resolved, now_ms=services.clock.unix_ms())

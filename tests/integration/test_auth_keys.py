@@ -29,7 +29,7 @@ def test_a_key_is_made_shown_once_listed_and_revoked(site: Site) -> None:
     key, key_id = made.json()["key"], made.json()["key_id"]
     assert (made.json()["role"], made.json()["state"], made.json()["made_by"]) == ("consumer", "living", owner[4:17])
     assert site.get("/v1/whoami", key).json() == {
-        "key_id": key_id, "name": "etl ☂", "role": "consumer", "cluster_id": 1, "tenant_id": 1,
+        "key_id": key_id, "name": "etl ☂", "role": "consumer", "cluster_id": 1, "tenant_id": 1, "tables": None,
         "rights": ["look", "read"],
     }  # fmt: skip
     listed = site.get("/v1/keys?cluster_id=1&tenant_id=1", owner)

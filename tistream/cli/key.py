@@ -27,6 +27,10 @@ def create(
     role: Role,
     cluster: OfCluster = None,
     tenant: OfTenant = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--tables", help="Limit a consumer's key to these tables, such as 'shop.*'; may be given again."),
+    ] = None,
     hours: Annotated[float, typer.Option(help="Hours until it expires; 0 = never.", min=0)] = 0,
     catalog: Annotated[
         str | None, typer.Option("--catalog", help="Without a service: write to this catalog, when all keys are lost.")
@@ -42,9 +46,10 @@ def create(
     if data is not None and catalog is None:
         catalog = f"sqlite:///{data.resolve()}/catalog.db"
     if catalog is not None:
-        print(_without_service(catalog, name, role, cluster, tenant, hours))
+        print(_without_service(catalog, name, role, cluster, tenant, tables, hours))
         return
-    body = {"name": name, "role": role, "cluster_id": cluster, "tenant_id": tenant, "expires_in_s": hours * 3600}
+    body: dict[str, Any] = {"name": name, "role": role, "cluster_id": cluster, "tenant_id": tenant}
+    body |= {"tables": tables, "expires_in_s": hours * 3600}
     with connect(url) as client:
         show_new(client.post("/v1/keys", body), output)
 
@@ -67,6 +72,7 @@ def list_all(
         ("state", lambda row: row["state"]),
         ("role", lambda row: row["role"]),
         ("tenant", lambda row: "all" if row["tenant_id"] is None else f"{row['cluster_id']}/{row['tenant_id']}"),
+        ("tables", lambda row: "all" if row["tables"] is None else ",".join(row["tables"])),
         ("last used", lambda row: (row["last_used_time"] or "never")[:19]),
         ("ends", lambda row: (row["expires_time"] or "never")[:19]),
         ("name", lambda row: row["name"]),
@@ -104,6 +110,7 @@ def show_new(made: dict[str, Any], output: Output, more: str = "") -> None:
         show_data(made, output)
         return
     of = "" if made["tenant_id"] is None else f" of tenant {made['cluster_id']}/{made['tenant_id']}"
+    of += "" if made["tables"] is None else f", limited to the tables {','.join(made['tables'])}"
     print(f"{made['role']} key {made['key_id']}{of} ({made['name']}), shown this once{more}:", file=sys.stderr)
     print(made["key"])
 
@@ -117,8 +124,15 @@ def _id_of(text: str) -> str:
 
 
 def _without_service(
-    catalog_url: str, name: str, role: str, cluster: int | None, tenant: int | None, hours: float
+    catalog_url: str,
+    name: str,
+    role: str,
+    cluster: int | None,
+    tenant: int | None,
+    tables: list[str] | None,
+    hours: float,
 ) -> str:
+    from reading.key_limit import checked_limit
     from tistream.catalog.database.engine import Catalog
     from tistream.http.auth.core.roles import Role as OneRole
     from tistream.http.auth.issue import issue_key, ttl_ms_of
@@ -132,6 +146,7 @@ def _without_service(
     catalog = Catalog(catalog_url)
     try:
         catalog.migrate()
-        return issue_key(catalog, name=name, role=OneRole(role), tenant=of, ttl_ms=ttl_ms_of(hours * 3600)).text
+        limit, ttl_ms = checked_limit(tables), ttl_ms_of(hours * 3600)
+        return issue_key(catalog, name=name, role=OneRole(role), tenant=of, tables=limit, ttl_ms=ttl_ms).text
     finally:
         catalog.close()

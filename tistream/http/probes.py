@@ -23,7 +23,7 @@ from tistream import __version__
 from tistream.errors import ObjectNotFound, StoreUnavailable, TiStreamError
 from tistream.http import problem
 from tistream.http.auth.access import access_of, needs
-from tistream.http.auth.core.roles import Right
+from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.http.auth.middleware import AuthMiddleware
 from tistream.http.heads import Heads
 from tistream.limits import LEASE_MS
@@ -71,7 +71,10 @@ def probe_router(probes: Probes) -> APIRouter:
         return {"status": "ok" if ready else "not ready", "checks": found}
 
     @routes.get(
-        "/healthz", operation_id="healthz", summary="Current problems, by component", dependencies=[needs(Right.LOOK)]
+        "/healthz",
+        operation_id="healthz",
+        summary="Current problems, by component",
+        dependencies=[needs(Right.LOOK, limited=OfLimited.REFUSED)],
     )
     def healthz() -> dict[str, Any]:
         found = [*probes.problems(), *probes.reported()]
@@ -85,7 +88,7 @@ def probe_router(probes: Probes) -> APIRouter:
         "/metrics",
         operation_id="metrics",
         summary="Metrics in Prometheus text format",
-        dependencies=[needs(Right.LOOK)],
+        dependencies=[needs(Right.LOOK, limited=OfLimited.REFUSED)],
     )
     def measured() -> Response:
         return Response(metrics.exposition(sources), media_type=CONTENT_TYPE_LATEST)

@@ -21,6 +21,7 @@ const KINDS = {
     const [cluster, tenant] = text.split("/");
     return text ? { member: `"cluster_id":${cluster},"tenant_id":${tenant}` } : {};
   },
+  rules: (name, text) => text ? { member: `${JSON.stringify(name)}:${JSON.stringify([text])}` } : {},
   text: (name, text) => ({ member: `${JSON.stringify(name)}:${JSON.stringify(text)}` }),
 };
 

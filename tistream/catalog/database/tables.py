@@ -336,6 +336,7 @@ api_keys = Table(
     Column("role", Word, nullable=False),
     Column("cluster_id", UInt),
     Column("tenant_id", UInt),
+    Column("tables", SqlText),  # JSON list of table rules; NULL = all tables
     Column("made_by", Word, nullable=False),
     Column("replaced_by", Word),
     *_uints("created_ms", "expires_ms", "used_ms", "revoked_ms"),

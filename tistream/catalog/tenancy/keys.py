@@ -1,16 +1,17 @@
-"""API keys in the catalog: the hash of the secret, role, tenant and expiry.
+"""API keys in the catalog: the hash of the secret, role, tenant, tables and expiry.
 
     living --rotate_key--> living until the overlap ends, with a successor
        |----- time ------> expired
        '---revoke_key----> revoked
 
 A dead key never becomes valid again, and none is deleted: `made_by` and `replaced_by` stay readable. Times are by the
-database's clock; a row carries its read time, so that a cache can tell when the key expires. Roles are opaque here.
-Secrets never reach this module.
+database's clock; a row carries its read time, so that a cache can tell when the key expires. Roles and table rules are
+opaque here. Secrets never reach this module.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class NewKey:
     name: str
     role: str
     tenant: Tenant | None = None
+    tables: tuple[str, ...] | None = None  #: rules of the tables that it may read; None = all
     ttl_ms: int = 0  #: 0 = no expiry
     made_by: str = ""  #: id of the creating key; empty = the command line or the first start
 
@@ -47,6 +49,7 @@ class KeyRow:
     name: str
     role: str
     tenant: Tenant | None
+    tables: tuple[str, ...] | None
     made_by: str
     replaced_by: str | None
     created_ms: int
@@ -137,8 +140,8 @@ def revoke_pusher_keys(conn: Connection, tenant: Tenant) -> int:
 
 
 def rotate_key(catalog: Catalog, key_id: str, new_id: str, new_hash: str, *, overlap_ms: int, made_by: str) -> KeyRow:
-    """Create a successor with the same name, role, tenant and lifetime; the old key stays valid for at most
-    `overlap_ms`. Fenced when it already has a successor or is not valid. Of racing callers one wins."""
+    """Create a successor with the same name, role, tenant, tables and lifetime; the old key stays valid for at
+    most `overlap_ms`. Fenced when it already has a successor or is not valid. Of racing callers one wins."""
     with catalog.transaction() as conn:
         old = _one(conn, key_id)
         asked = {"asked_key": key_id, "successor": new_id, "overlap_ms": overlap_ms}
@@ -153,6 +156,7 @@ def rotate_key(catalog: Catalog, key_id: str, new_id: str, new_hash: str, *, ove
                 name=old.name,
                 role=old.role,
                 tenant=old.tenant,
+                tables=old.tables,
                 ttl_ms=ttl_ms,
                 made_by=made_by,
             ),
@@ -174,6 +178,7 @@ def key_row(row: Any) -> KeyRow:
         name=row.name,
         role=row.role,
         tenant=None if row.cluster_id is None else Tenant(row.cluster_id, row.tenant_id),
+        tables=None if row.tables is None else tuple(json.loads(row.tables)),
         made_by=row.made_by,
         replaced_by=row.replaced_by,
         created_ms=row.created_ms,
@@ -202,6 +207,7 @@ def _insert(conn: Connection, new: NewKey) -> None:
             role=new.role,
             cluster_id=None if tenant is None else tenant.cluster_id,
             tenant_id=None if tenant is None else tenant.tenant_id,
+            tables=None if new.tables is None else json.dumps(new.tables),
             made_by=new.made_by,
             created_ms=now_ms(),
             expires_ms=now_ms() + new.ttl_ms if new.ttl_ms else 0,

@@ -8,6 +8,9 @@ A route with {cluster_id} and {tenant_id} in its path answers keys of other tena
 registered. A route without them concerns the deployment and refuses keys bound to a tenant, unless it is declared
 `filtered=True`: its handler then shows only tenants with `who.sees(tenant)`.
 
+A route that keys with a limit to tables could reach says what it does for them (`limited=OfLimited...`). One that shows
+only what lies within takes the limit as `KeyTables`; one that says nothing refuses them.
+
 `undeclared` lists routes without a rule; an application with such a route does not start.
 """
 
@@ -21,14 +24,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, params
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.routing import Mount
 
 from tistream.catalog.tenancy.tenants import not_registered
-from tistream.errors import NotAllowed, NotFound, invariant
+from tistream.errors import KeyLimited, NotAllowed, NotFound, invariant
 from tistream.http import error_reference
 from tistream.http.auth.authenticator import Authenticator
-from tistream.http.auth.core.roles import Principal, Right, Verdict, decide
+from tistream.http.auth.core.roles import LIMITED_RIGHTS, OfLimited, Principal, Right, Verdict, decide
 from tistream.ids import Tenant
 
 ACCESS = "tistream.http.access_log"  #: key of an Access in a request's scope
@@ -45,6 +49,7 @@ class Declared:
 
     right: Right
     filtered: bool = False
+    limited: OfLimited | None = None  #: what it does for a key limited to tables; None: not said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +70,15 @@ class Access:
 _DECLARED: dict[Callable[..., Any], Declared] = {}
 
 
-def needs(right: Right, *, filtered: bool = False) -> params.Depends:
+def needs(right: Right, *, filtered: bool = False, limited: OfLimited | None = None) -> params.Depends:
     """The dependency that declares the rule of a route or a router."""
 
     async def check(request: Request) -> None:
         if right is not Right.OPEN:
             _check(request, right, filtered)
+            _check_limit(principal_of(request), limited)
 
-    _DECLARED[check] = Declared(right=right, filtered=filtered)
+    _DECLARED[check] = Declared(right=right, filtered=filtered, limited=limited)
     dependency = Depends(check)
     assert isinstance(dependency, params.Depends)
     return dependency
@@ -95,6 +101,14 @@ def principal_of(request: Request) -> Principal:
 
 
 Who = Annotated[Principal, Depends(principal_of)]
+
+
+def key_tables(request: Request) -> tuple[str, ...] | None:
+    """The rules of the tables that the key may read; None = all."""
+    return principal_of(request).tables
+
+
+KeyTables = Annotated[tuple[str, ...] | None, Depends(key_tables)]
 
 
 async def check_key(request: Request) -> None:
@@ -135,11 +149,33 @@ def undeclared(app: FastAPI) -> list[str]:
             continue
         if isinstance(route, APIRoute):
             rights = {d.right for d in declared(route)}
-            if not rights or (rights == {Right.OPEN}) != (path in OPEN_PATHS):
+            if not rights or (rights == {Right.OPEN}) != (path in OPEN_PATHS) or not _says_of_limited(route):
                 bad.append(path)
         elif path not in _ANY_KEY and not (isinstance(route, Mount) and path + "/" in OPEN_PREFIXES):
             bad.append(path)
     return bad
+
+
+def _says_of_limited(route: APIRoute) -> bool:
+    """Whether a route that limited keys could reach says what it does for them, and asks for the limit if it shows what
+    lies within."""
+    said = declared(route)
+    if any(d.right in LIMITED_RIGHTS and d.limited is None for d in said):
+        return False
+    return all(d.limited is not OfLimited.WITHIN for d in said) or key_tables in _calls(route.dependant)
+
+
+def _calls(dependant: Dependant) -> set[Callable[..., Any] | None]:
+    """The functions that a route depends on."""
+    return {dependant.call}.union(*(_calls(each) for each in dependant.dependencies))
+
+
+def _check_limit(who: Principal, limited: OfLimited | None) -> None:
+    if who.tables is not None and limited not in (OfLimited.WITHIN, OfLimited.NO_TABLES):
+        raise KeyLimited(
+            f"This key is limited to the tables {', '.join(who.tables)}, and this is not about these alone.",
+            tables=list(who.tables),
+        )
 
 
 def _check(request: Request, right: Right, filtered: bool) -> None:

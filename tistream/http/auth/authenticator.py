@@ -138,4 +138,4 @@ _ENDED = {"revoked": "been revoked", "expired": "expired"}
 
 
 def _principal(row: keys.KeyRow) -> Principal:
-    return Principal(key_id=row.key_id, name=row.name, role=Role(row.role), tenant=row.tenant)
+    return Principal(key_id=row.key_id, name=row.name, role=Role(row.role), tenant=row.tenant, tables=row.tables)

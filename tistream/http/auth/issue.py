@@ -10,7 +10,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy import keys, logins
 from tistream.errors import InvalidInput
 from tistream.http.auth.core.keys import ID_BYTES, SECRET_BYTES, format_key, format_token, hash_of, parse_key
-from tistream.http.auth.core.roles import Role, fits
+from tistream.http.auth.core.roles import LIMITABLE, Role, fits
 from tistream.ids import Tenant
 from tistream.limits import LOGIN_CODE_MS, SESSION_MS
 
@@ -31,9 +31,17 @@ def ttl_ms_of(seconds: float) -> int:
 
 
 def issue_key(
-    catalog: Catalog, *, name: str, role: Role, tenant: Tenant | None = None, ttl_ms: int = 0, made_by: str = ""
+    catalog: Catalog,
+    *,
+    name: str,
+    role: Role,
+    tenant: Tenant | None = None,
+    tables: tuple[str, ...] | None = None,
+    ttl_ms: int = 0,
+    made_by: str = "",
 ) -> IssuedKey:
-    """Create a key. InvalidInput when the role does not fit the tenant."""
+    """Create a key. InvalidInput when the role does not fit the tenant or the tables, whose rules the caller has
+    parsed."""
     if not fits(role, tenant):
         raise InvalidInput(
             f"A key of role {role} is bound to a tenant: give cluster_id and tenant_id."
@@ -41,10 +49,15 @@ def issue_key(
             else f"A key of role {role} is bound to no tenant: leave out cluster_id and tenant_id.",
             role=role,
         )
+    if tables is not None and role not in LIMITABLE:
+        raise InvalidInput(
+            f"A key of role {role} cannot be limited to tables: only a {' or '.join(sorted(LIMITABLE))} key can.",
+            role=role,
+        )
     if not name.strip() or len(name) > NAME_MAX or not name.isprintable():
         raise InvalidInput(f"A key has a name of 1 to {NAME_MAX} printable characters.")
     text = _new_text()
-    new = _new(text, name=name, role=role, tenant=tenant, ttl_ms=ttl_ms, made_by=made_by)
+    new = _new(text, name=name, role=role, tenant=tenant, tables=tables, ttl_ms=ttl_ms, made_by=made_by)
     return IssuedKey(text=text, row=keys.create_key(catalog, new))
 
 
@@ -87,7 +100,14 @@ def _new_text() -> str:
 
 
 def _new(
-    text: str, *, name: str, role: Role, tenant: Tenant | None = None, ttl_ms: int = 0, made_by: str = ""
+    text: str,
+    *,
+    name: str,
+    role: Role,
+    tenant: Tenant | None = None,
+    tables: tuple[str, ...] | None = None,
+    ttl_ms: int = 0,
+    made_by: str = "",
 ) -> keys.NewKey:
     parsed = parse_key(text)
     return keys.NewKey(
@@ -96,6 +116,7 @@ def _new(
         name=name,
         role=role,
         tenant=tenant,
+        tables=tables,
         ttl_ms=ttl_ms,
         made_by=made_by,
     )

@@ -9,7 +9,8 @@
 | operator | never | look, push, tenant, operate |
 | owner | never | all |
 
-An operator runs the deployment and reads no rows. To a key of one tenant, other tenants look unregistered. Pure.
+A consumer's key may be limited to tables; routes say how they treat it (`OfLimited`). An operator runs the deployment
+and reads no rows. To a key of one tenant, other tenants look unregistered. Pure.
 """
 
 from __future__ import annotations
@@ -57,6 +58,19 @@ _ALWAYS_BOUND = frozenset({Role.CONSUMER, Role.PUSHER, Role.TENANT_ADMIN})
 _NEVER_BOUND = frozenset({Role.OPERATOR, Role.OWNER})
 
 
+class OfLimited(StrEnum):
+    """What a route does for keys that are limited to tables."""
+
+    REFUSED = "refused"  #: nothing
+    WITHIN = "within"  #: shows what lies within: its handler asks for the limit
+    NO_TABLES = "no tables"  #: the same as for other keys: the answer depends on no table
+
+
+LIMITABLE = frozenset({Role.CONSUMER})  #: roles whose keys may be limited to tables
+#: rights that limited keys hold: a route of one of these says what it does for them
+LIMITED_RIGHTS = frozenset().union(*(GRANTS[role] for role in LIMITABLE)) | {Right.KNOWN}
+
+
 class Verdict(StrEnum):
     """An access decision."""
 
@@ -73,6 +87,7 @@ class Principal:
     name: str
     role: Role
     tenant: Tenant | None = None  #: the only visible tenant; None = all
+    tables: tuple[str, ...] | None = None  #: rules of the tables that it may read; None = all
 
     @property
     def rights(self) -> frozenset[Right]:

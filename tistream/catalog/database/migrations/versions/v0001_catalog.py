@@ -270,6 +270,7 @@ def _access() -> None:
         sa.Column("name", sa.String(255), nullable=False),
         *_words("role"),
         *_uints(*_TENANT, nullable=True),
+        sa.Column("tables", sa.Text()),
         *_words("made_by"),
         _name("replaced_by", 32, nullable=True),
         *_uints("created_ms", "expires_ms", "used_ms", "revoked_ms"),
