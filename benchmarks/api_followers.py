@@ -175,7 +175,7 @@ async def poll(port: int, seen: dict[int, float]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     position = "start_ts=latest"
     while True:
-        writer.write(f"GET {BASE}/changes?format=ndjson&wait_s=30&{position} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        writer.write(f"GET {BASE}/changes?format=ndjson&wait=30&{position} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         at = time.monotonic()
         facts = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])}

@@ -131,7 +131,7 @@ class TsOutOfRange(InvalidInput):
     """The timestamp lies in the future."""
 
     code = "TS-1004"
-    hint = "Give a timestamp up to now, or start_ts=latest; wait_s=SECONDS waits for changes."
+    hint = "Give a timestamp up to now, or start_ts=latest; wait=SECONDS waits for changes."
 
 
 class TsExpired(InvalidInput):
@@ -173,7 +173,7 @@ class KeyLimited(NotAllowed):
     """The API key is limited to some tables, and this shows or changes more than they hold."""
 
     code = "TS-1092"
-    hint = "Use a key without a limit. GET /v1/whoami shows the tables of a key."
+    hint = "Use a key without a limit."
 
 
 class AnotherRequest(InvalidInput):
@@ -196,7 +196,7 @@ class AheadOfWatermark(TiStreamError):
 
     kind = ErrorKind.RETRY
     code = "TS-1007"
-    hint = "Retry when the watermark has passed it, give wait_s=SECONDS, or read as_of=latest."
+    hint = "Retry when the watermark has passed it, give wait=SECONDS, or read as_of=latest."
 
 
 class ServiceRefused(TiStreamError):

@@ -172,7 +172,7 @@ class Tab:
         """Pull rows with waiting, until that is refused."""
         cluster, _, tenant = tail.tenant.partition("/")
         path = f"/v1/clusters/{cluster}/tenants/{tenant}/changes"
-        asked: dict[str, object] = {"format": "ndjson", "limit": _TAIL_LIMIT, "wait_s": _TAIL_WAIT_S}
+        asked: dict[str, object] = {"format": "ndjson", "limit": _TAIL_LIMIT, "wait": _TAIL_WAIT_S}
         start = {"start_ts": tail.start_ts} if tail.cursor is None else {"cursor": tail.cursor}
         while True:
             answer = await self._ask(f"{path}?{urlencode({**asked, **start})}", _AS_ROWS)

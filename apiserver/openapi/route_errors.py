@@ -65,7 +65,7 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield errors.ColumnNotStored
     if "accept" in names:
         yield NotAcceptable
-    if "wait_s" in names or path.endswith(":stream"):
+    if "wait" in names or path.endswith(":stream"):
         yield errors.TooManyOpen
     if names & {"start_ts", "as_of", "ts", "name"}:
         yield from (errors.StoreUnavailable, errors.CorruptObject)

@@ -49,7 +49,13 @@ from tistream.limits import PULL_ROWS_DEFAULT, PULL_ROWS_MAX, PULL_WAIT_MS_MAX
 
 Limit = Annotated[int, Query(ge=1, le=PULL_ROWS_MAX, description="Rows a page; it ends with a whole commit_ts.")]
 Wait = Annotated[
-    float, Query(ge=0, le=PULL_WAIT_MS_MAX / 1000, description="Seconds to wait while there is nothing new.")
+    float,
+    Query(
+        alias="wait",
+        ge=0,
+        le=PULL_WAIT_MS_MAX / 1000,
+        description="Seconds to wait while there is nothing new.",
+    ),
 ]
 
 Snapshot = Annotated[

@@ -40,7 +40,13 @@ from tistream.limits import PULL_WAIT_MS_MAX
 AsOf = Annotated[str, Query(description=f"The timestamp: {FORMS}.")]
 FormatName = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
 Wait = Annotated[
-    float, Query(ge=0, le=PULL_WAIT_MS_MAX / 1000, description="Seconds to wait until the watermark has passed as_of.")
+    float,
+    Query(
+        alias="wait",
+        ge=0,
+        le=PULL_WAIT_MS_MAX / 1000,
+        description="Seconds to wait until the watermark has passed as_of.",
+    ),
 ]
 Columns = Annotated[
     str | None,

@@ -137,7 +137,7 @@ def live(tmp_path: Path) -> Iterator[StreamWorld]:
 def assert_told(world: StreamWorld, wait_s: int = 20) -> None:
     """A stream and a waiting pull that do not see the quarantine, because it is over at once, end with the error."""
     log: LogBuilder = world.api.log
-    params = {"cursor": cursor(cuts()[5]), "wait_s": wait_s, "format": "ndjson"}
+    params = {"cursor": cursor(cuts()[5]), "wait": wait_s, "format": "ndjson"}
     with ThreadPoolExecutor(1) as pool, world.stream(start_ts="latest") as answer:
         waiting = pool.submit(httpx2.get, f"{world.base}/changes", params=params, timeout=WAIT_S)
         eventually(lambda: world.followers.waker.waiting == 2, "both wait")

@@ -130,7 +130,7 @@ def test_a_member_without_a_partition_gets_nothing_to_acknowledge(world: ApiWorl
         assert "TiStream-Next-Cursor" not in answer.headers
     leaving = {"member": "a", "session": int(first.headers["TiStream-Session"])}
     assert world.http.post(f"{FEED}:leave", json=leaving).status_code == 200
-    assert "TiStream-Next-Cursor" in pull(world, member="b", wait_s=5).headers
+    assert "TiStream-Next-Cursor" in pull(world, member="b", wait=5).headers
 
 
 def test_what_is_not_of_this_partition_and_epoch_is_refused(world: ApiWorld) -> None:

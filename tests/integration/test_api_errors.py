@@ -72,7 +72,7 @@ def problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
         ("/changes", {"start_ts": "earliest", "format": "csv", "delimiter": "\n"}, 400, "delimiter"),
         ("/changes", {"start_ts": "earliest", "limit": 0}, 400, "limit"),
         ("/changes", {"start_ts": "earliest", "limit": 200_001}, 400, "200000"),
-        ("/changes", {"start_ts": "earliest", "wait_s": 31}, 400, "30"),
+        ("/changes", {"start_ts": "earliest", "wait": 31}, 400, "30"),
         ("/databases/shopp/changes", {"start_ts": "earliest"}, 404, "did you mean 'shop'"),
         ("/databases/shop/tables/custmers/changes", {"start_ts": "earliest"}, 404, "did you mean 'customers'"),
         ("/databases/mysql/tables/user/changes", {"start_ts": "earliest"}, 404, "no database 'mysql'"),
@@ -173,7 +173,7 @@ def test_a_wait_ends_early_when_the_watermark_moves(fresh: ApiWorld) -> None:
     mover = threading.Timer(0.3, fresh.log.flush, [END])
     mover.start()
     began = time.monotonic()
-    answer = fresh.ok(cursor=at, format="ndjson", wait_s=20, limit=10)
+    answer = fresh.ok(cursor=at, format="ndjson", wait=20, limit=10)
     assert time.monotonic() - began < 15
     mover.join()
     assert resolved_ts(answer) == END
@@ -183,7 +183,7 @@ def test_a_wait_ends_early_when_the_watermark_moves(fresh: ApiWorld) -> None:
 def test_a_wait_over_the_activation_begins_at_the_beginning(fresh: ApiWorld) -> None:
     builder = threading.Timer(0.2, fresh.log.build, [3])
     builder.start()
-    answers = [fresh.ok(start_ts="earliest", format="ndjson", wait_s=20, limit=200_000)]
+    answers = [fresh.ok(start_ts="earliest", format="ndjson", wait=20, limit=200_000)]
     builder.join()
     answers += fresh.pages(cursor=next_cursor(answers[0]), format="ndjson", limit=200_000)
     got = [e for a in answers for e in events_of(a) if e["type"] != "resolved"]
@@ -192,10 +192,10 @@ def test_a_wait_over_the_activation_begins_at_the_beginning(fresh: ApiWorld) -> 
 
 def test_a_wait_for_nothing_ends_when_its_time_is_up(world: ApiWorld) -> None:
     began = time.monotonic()
-    answer = world.ok(start_ts="latest", format="ndjson", wait_s=0.4)
+    answer = world.ok(start_ts="latest", format="ndjson", wait=0.4)
     assert 0.35 < time.monotonic() - began < 10
     assert answer.content == b""
-    assert world.ok(start_ts="earliest", wait_s=20, limit=1).json()["items"], "data is not waited for"
+    assert world.ok(start_ts="earliest", wait=20, limit=1).json()["items"], "data is not waited for"
 
 
 # ---- damage
@@ -324,7 +324,7 @@ def test_every_route_is_described(world: ApiWorld) -> None:
         "as_of",
         "format",
         "limit",
-        "wait_s",
+        "wait",
         "compression",
         *FILTER_NAMES,
         *option_meanings(),

@@ -58,8 +58,8 @@ def _play(operation: Any, statuses: Counter[int]) -> None:
     )
     @given(case=operation.as_strategy(), of_mine=booleans())
     def ask(case: schemathesis.Case, of_mine: bool) -> None:
-        if case.query and "wait_s" in case.query:
-            case.query["wait_s"] = 0
+        if case.query and "wait" in case.query:
+            case.query["wait"] = 0
         if of_mine and "cluster_id" in (case.path_parameters or {}):
             case.path_parameters |= {"cluster_id": 1, "tenant_id": 1}  # else nothing is ever found
         if case.operation.definition.raw["operationId"] == "delete_tenant":

@@ -84,7 +84,7 @@ def test_a_cursor_of_somebody_else_is_refused(world: StreamWorld, path: str, tex
     "query",
     [
         "limit=0", "limit=-1", "limit=200001", "limit=1e9", f"limit={'9' * 400}", "limit=", "limit=1&limit=x",
-        "wait_s=31", "wait_s=-1", "wait_s=nan", "wait_s=inf", "wait_s=1e400",
+        "wait=31", "wait=-1", "wait=nan", "wait=inf", "wait=1e400",
         "format=../../etc/passwd", f"format={'x' * 5000}",
         f"start_ts={'9' * 40}", "start_ts=-99999999999999999999d", "start_ts=1e18", "start_ts=%00",
         "start_ts=9999-12-31",

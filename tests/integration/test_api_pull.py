@@ -119,7 +119,7 @@ def test_end_ts_ends_the_pull_and_the_rest_follows_from_its_cursor(world: ApiWor
     mark = events_of(first[-1])[-1]
     assert (mark["type"], mark["resolved_ts"]) == ("resolved", str(middle))
     assert datetime.fromisoformat(mark["resolved_time"]).timestamp() == (middle >> 18) / 1000
-    again = world.ok(cursor=next_cursor(first[-1]), end_ts=middle, wait_s=20)
+    again = world.ok(cursor=next_cursor(first[-1]), end_ts=middle, wait=20)
     assert not has_more(again)
     rest = world.pages(cursor=next_cursor(first[-1]), limit=200_000, format="ndjson")
     both = [e for p in [*first, *rest] for e in events_of(p) if e["type"] != "resolved"]
@@ -325,7 +325,7 @@ def test_readers_beside_a_writer_lose_and_repeat_nothing(fresh: ApiWorld) -> Non
         lines: list[bytes] = []
         last, at = 0, {"start_ts": "earliest"}
         while True:
-            answer = fresh.ok(format="ndjson", limit=limit, wait_s=10, **at)
+            answer = fresh.ok(format="ndjson", limit=limit, wait=10, **at)
             assert resolved_ts(answer) >= last
             last, at = resolved_ts(answer), {"cursor": next_cursor(answer)}
             lines += [line for line in answer.content.split(b"\n") if line and b'"type":"resolved"' not in line]

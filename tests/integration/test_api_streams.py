@@ -264,7 +264,7 @@ def test_when_the_server_stops_streams_end_with_their_cursor_and_waits_answer(tm
     with stream_world(tmp_path) as world:
         world.api.log.build(4)
         with ThreadPoolExecutor(2) as pool, world.stream(start_ts="latest") as answer:
-            waits = {"start_ts": "latest", "wait_s": 30, "format": "ndjson"}
+            waits = {"start_ts": "latest", "wait": 30, "format": "ndjson"}
             waiting = pool.submit(httpx2.get, f"{world.base}/changes", params=waits, timeout=WAIT_S)
             eventually(lambda: world.followers.waker.waiting == 2, "both wait")
             stopping = pool.submit(world.server.stop)
@@ -286,7 +286,7 @@ def quarantine(world: StreamWorld, good_ts: int) -> str:
 def assert_ended_beyond(world: StreamWorld) -> None:
     """A stream and a waiting pull that stand beyond `good_ts` when the store is quarantined both end with the error."""
     at = world.api.log.cuts(2)[0]
-    params = {"cursor": position.encode_cursor(Scope(tenant=TENANT), at), "wait_s": 3, "format": "ndjson"}
+    params = {"cursor": position.encode_cursor(Scope(tenant=TENANT), at), "wait": 3, "format": "ndjson"}
     with ThreadPoolExecutor(1) as pool, world.stream(start_ts="latest") as answer:
         waiting = pool.submit(httpx2.get, f"{world.base}/changes", params=params, timeout=WAIT_S)
         eventually(lambda: world.followers.waker.waiting == 2, "both wait")
@@ -328,12 +328,12 @@ def test_a_wait_at_what_is_good_lasts_until_the_store_is_rejected(growing: Strea
     at, later = growing.api.log.cuts(2)[0], growing.api.log.cuts(20)[12]
     quarantine(growing, at)
     growing.api.log.flush(later)
-    params = {"cursor": position.encode_cursor(Scope(tenant=TENANT), at), "wait_s": 1, "format": "ndjson"}
+    params = {"cursor": position.encode_cursor(Scope(tenant=TENANT), at), "wait": 1, "format": "ndjson"}
     begun = time.monotonic()
     answer = httpx2.get(f"{growing.base}/changes", params=params, timeout=WAIT_S)
     assert (changes(events_of(answer)), time.monotonic() - begun > 0.9) == ([], True)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(httpx2.get, f"{growing.base}/changes", params=params | {"wait_s": 30}, timeout=WAIT_S)
+        waiting = pool.submit(httpx2.get, f"{growing.base}/changes", params=params | {"wait": 30}, timeout=WAIT_S)
         eventually(lambda: growing.followers.waker.waiting == 1, "it waits")
         reject_store(growing.api.log.catalog, TENANT, 4)
         assert len(changes(events_of(waiting.result()))) > 10
@@ -343,7 +343,7 @@ def test_any_number_of_waits_asks_the_catalog_once_a_look(growing: StreamWorld) 
     looks: list[object] = []
     look = growing.followers.waker._look
     growing.followers.waker._look = lambda tenants: (looks.append(tenants), look(tenants))[1]
-    params = {"start_ts": "latest", "wait_s": 30, "format": "ndjson"}
+    params = {"start_ts": "latest", "wait": 30, "format": "ndjson"}
     many = httpx2.Limits(max_connections=24)
     with ThreadPoolExecutor(24) as pool, httpx2.Client(timeout=WAIT_S, limits=many, verify=False) as http:
         waits = [pool.submit(http.get, f"{growing.base}/changes", params=params) for _ in range(24)]
@@ -404,7 +404,7 @@ def test_an_arrow_page_has_compressed_buffers_if_asked(world: StreamWorld) -> No
 def test_a_tenant_that_is_deleted_ends_its_streams_and_every_read_is_gone(growing: StreamWorld) -> None:
     """Who follows, who waits and who comes later are told the same."""
     api = growing.api
-    position, later = next_cursor(api.ok(limit=10)), {"start_ts": "latest", "wait_s": 30}
+    position, later = next_cursor(api.ok(limit=10)), {"start_ts": "latest", "wait": 30}
     with growing.stream(start_ts="earliest", format="ndjson") as answer, ThreadPoolExecutor(1) as pool:
         lines = map(orjson.loads, lines_of(answer))
         assert next(lines)["type"] != "end"

@@ -148,7 +148,7 @@ def test_a_read_waits_for_the_watermark(fresh: ApiWorld) -> None:
     fresh.log.flush(middle)
     path = path_of("shop", "customers")
     assert fresh.get(path, as_of=middle).status_code == 200
-    assert fresh.get(path, as_of=middle + 1, wait_s=0.3).status_code == 409
+    assert fresh.get(path, as_of=middle + 1, wait=0.3).status_code == 409
 
 
 def test_without_a_seed_old_tables_are_refused_and_new_ones_are_whole(bare: ApiWorld, world: ApiWorld) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _RULES = frozenset({"tables", "columns", "ops", "changed"})  # filters that may be repeated in a URL's query
 #: in a URL's query; others are options of the format
 _OWN_WORDS = frozenset(
-    {"format", "end_ts", "limit", "cursor", "wait_s", "where", "event_filters", "snapshot", "as_of", *_RULES}
+    {"format", "end_ts", "limit", "cursor", "wait", "where", "event_filters", "snapshot", "as_of", *_RULES}
 )
 
 

@@ -15,7 +15,7 @@ from tistream.http.error_reference import known_errors
 from tistream.http.problem import problem_body
 
 _OF_THE_API = re.compile(
-    r"\b(start_ts|end_ts|wait_s|as_of|snapshot|columns)=|, as start_ts|with start_ts|Bearer|Idempotency-Key|TiStream-|"
+    r"\b(start_ts|end_ts|wait|as_of|snapshot|columns)=|, as start_ts|with start_ts|Bearer|Idempotency-Key|TiStream-|"
     r"\b(GET|POST|PUT|PATCH|DELETE) /|RateLimit|Retry-After|ETag"
 )
 for module in ("apiserver.app", "pusher.control", "metaserver.routers", "tistream.cli.tenant"):  # some define errors

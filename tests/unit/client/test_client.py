@@ -57,7 +57,7 @@ def test_follow_of_arrow_waits_for_more_and_gives_the_server_time() -> None:
     with client(script) as c:
         pages = c.tenant(1, 1).follow().pages("arrow")
         assert [next(pages).next_cursor for _ in range(3)] == ["a", "b", "c"]
-    waits = [float(dict(r.url.params).get("wait_s", 0)) for r in script.asked]
+    waits = [float(dict(r.url.params).get("wait", 0)) for r in script.asked]
     assert waits[0] == 0
     assert all(w > 0 for w in waits[1:])
     for request, wait in zip(script.asked, waits, strict=True):

@@ -96,7 +96,7 @@ def test_a_snapshot_is_pages_and_what_follows_is_a_stream() -> None:
     asked = [httpx2.URL(url) for url in urls]
     assert [url.path.rpartition("/")[2] for url in asked] == ["changes", "changes", "changes:stream"]
     assert [dict(url.params).get("cursor") for url in asked] == [None, "a", "b"]
-    assert "wait_s" not in asked[-1].params, "a stream has no such parameter"
+    assert "wait" not in asked[-1].params, "a stream has no such parameter"
     assert {name: dict(asked[0].params).get(name) for name in ("snapshot", "as_of", "start_ts")} == {
         "snapshot": "true", "as_of": "5", "start_ts": None,
     }  # fmt: skip

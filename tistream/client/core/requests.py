@@ -201,7 +201,7 @@ def truncated(target: Target, cause: Exception) -> StoreUnavailable:
 
 def wait_params(wait_s: float) -> dict[str, str]:
     """The query of an answer that may wait."""
-    return {"wait_s": str(wait_s)} if wait_s else {}
+    return {"wait": str(wait_s)} if wait_s else {}
 
 
 def filter_text(value: object) -> str:
