@@ -22,7 +22,7 @@ from tistream.http.auth import install
 from tistream.http.auth.access import check_key, needs
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.keys import hash_of, parse_key
-from tistream.http.auth.core.roles import Right, Role
+from tistream.http.auth.core.roles import OfLimited, Right, Role
 from tistream.limits import KEY_CACHE_MS
 
 
@@ -206,7 +206,9 @@ def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:
         return StreamingResponse(lines())
 
     app = FastAPI(openapi_url=None)
-    app.add_api_route("/v1/endless", endless, dependencies=[needs(Right.LOOK)], response_model=None)
+    app.add_api_route(
+        "/v1/endless", endless, dependencies=[needs(Right.LOOK, limited=OfLimited.REFUSED)], response_model=None
+    )
     install.install(app, site.parts.catalog, Authenticator(site.parts.catalog, site.clock))
     with TestClient(app) as http:
         assert http.get("/v1/endless", headers={"Authorization": f"Bearer {key}"}).content == b"on\n"

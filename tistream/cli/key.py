@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tistream.cli.filter_options import Tables
 from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_rows
 from tistream.cli.service import connect
@@ -27,10 +28,7 @@ def create(
     role: Role,
     cluster: OfCluster = None,
     tenant: OfTenant = None,
-    tables: Annotated[
-        list[str] | None,
-        typer.Option("--tables", help="Limit a consumer's key to these tables, such as 'shop.*'; may be given again."),
-    ] = None,
+    tables: Tables = None,
     hours: Annotated[float, typer.Option(help="Hours until it expires; 0 = never.", min=0)] = 0,
     catalog: Annotated[
         str | None, typer.Option("--catalog", help="Without a service: write to this catalog, when all keys are lost.")
