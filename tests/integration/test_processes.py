@@ -140,13 +140,13 @@ def test_every_name_that_is_shown_is_a_documented_one() -> None:
     assert all(f"`{each.name}`" in page for each in described())
 
 
-PROGRAM = """
+QUERIES = """
 import json, os, signal, threading, time
 
 from tistream.cli.run import on_signals
 
 asked, ended = [], threading.Event()
-on_signals(lambda: asked.append(threading.current_thread() is threading.main_thread()))
+on_signals(lambda: asked.append(True))
 
 import polars as pl
 
@@ -169,10 +169,55 @@ for _ in range(300):
 ended.set()
 for thread in threads:
     thread.join()
-print(json.dumps([raised, len(asked) > 0, all(asked)]))
+print(json.dumps([raised, len(asked) > 0]))
+"""
+
+#: signals meet the main thread inside the lock of the event that they set
+EVENTS = """
+import os, signal, threading
+
+from tistream.cli.run import on_signals
+
+stopped, over = threading.Event(), threading.Event()
+on_signals(stopped.set)
+
+def ask():
+    for _ in range(20_000):
+        os.kill(os.getpid(), signal.SIGTERM)
+    over.set()
+
+threading.Thread(target=ask).start()
+while not over.is_set():
+    stopped.set()
+    stopped.clear()
+os.kill(os.getpid(), signal.SIGINT)
+print(stopped.wait(10))
 """
 
 
+ENDING = """
+import os, signal, time
+
+from tistream.cli.run import on_signals
+
+on_signals(lambda: print("drains", flush=True), lambda: print("stops", flush=True))
+for _ in range(3):
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(10)
+"""
+
+
+def test_the_signal_behind_the_last_step_ends_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, timeout=60, text=True, check=False)
+    assert (done.stdout.split(), done.returncode) == (["drains", "stops"], -signal.SIGTERM)
+
+
 def test_a_signal_interrupts_no_query_of_another_thread() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True, timeout=120)
-    assert json.loads(done.stdout) == [[], True, True]
+    done = subprocess.run([sys.executable, "-c", QUERIES], capture_output=True, check=True, timeout=120)
+    assert json.loads(done.stdout) == [[], True]
+
+
+def test_a_signal_never_waits_for_a_lock_of_the_thread_that_it_interrupts() -> None:
+    done = subprocess.run([sys.executable, "-c", EVENTS], capture_output=True, check=True, timeout=60, text=True)
+    assert done.stdout.split() == ["True"]

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -207,7 +208,7 @@ def _run(running: Running, sample: Sample | None = None) -> None:
     """Start, print the address, wait for the end, stop in order. An error of the sample ends it too. The first signal
     lets a worker drain, the second ends the draining, the third ends the process."""
     ended, skip_drain = threading.Event(), threading.Event()
-    on_signals(lambda: _first_of(ended, skip_drain))
+    on_signals(ended.set, skip_drain.set)
     running.start()
     stopped = None
     try:
@@ -248,24 +249,32 @@ def wait_for_signal(check: Callable[[], None]) -> None:
         check()
 
 
-def on_signals(stop: Callable[[], None]) -> None:
-    """Call `stop` at Ctrl-C and SIGTERM, in the main thread only."""
+def on_signals(stop: Callable[[], None], *later: Callable[[], None]) -> None:
+    """Call `stop` at the first Ctrl-C or SIGTERM and the `later` ones at the next; the one behind the last of `later`
+    ends the process. Without `later` each signal calls `stop`. They run in a thread of their own: a handler that waits
+    for a lock which the main thread holds would wait for ever."""
     # Importing Polars sets a handler that raises KeyboardInterrupt in any thread with a running query. A handler that
     # is set after the import replaces it.
     import polars  # noqa: F401
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop())
+    calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # its put may interrupt itself
+    left = [stop, *later]
+    numbers = (signal.SIGINT, signal.SIGTERM)
 
+    def handle(*_: object) -> None:
+        if left:
+            calls.put(left.pop(0) if later else stop)
+        if not left:
+            for number in numbers:
+                signal.signal(number, signal.SIG_DFL)
 
-def _first_of(ended: threading.Event, skip_drain: threading.Event) -> None:
-    """Handle the first signal, or the second, after which the next one ends the process."""
-    if not ended.is_set():
-        ended.set()
-        return
-    skip_drain.set()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    def call() -> None:
+        while True:
+            calls.get()()
+
+    threading.Thread(target=call, name="signals", daemon=True).start()
+    for number in numbers:
+        signal.signal(number, handle)
 
 
 def _default_name(kind: str) -> str:
