@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ def test_everything_that_handles_rows_is_compiled_in_a_folder_of_its_own() -> No
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Compiled in ")
+    assert done.stderr.count("not ready") <= int(re.findall(r"\d+", done.stdout)[0]) / 4, "a line every five seconds"
 
 
 def test_a_part_that_fails_is_named() -> None:

@@ -40,12 +40,15 @@ def compile_all() -> None:
     for process in processes:
         process.start()
     while sentinels := [process.sentinel for process in processes if process.exitcode is None]:
-        wait(sentinels, _LINE_EVERY_S)
+        over = wait(sentinels, _LINE_EVERY_S)
+        for process in processes:
+            if process.sentinel in over:
+                process.join()  # it says that it ends before it has ended
         spent_s = clock.monotonic() - began_s
         if spent_s > _PATIENCE_S:
             break
         going = [process.name.replace("_", " ") for process in processes if process.exitcode is None]
-        if going:
+        if going and not over:
             typer.echo(f"  compiling for {spent_s:.0f} s; not ready: {' and '.join(going)}", err=True)
     for process in processes:
         if process.exitcode != 0:
