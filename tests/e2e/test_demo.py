@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.terminal import read_terminal
+
 COMMAND = (sys.executable, "-m", "tistream.cli.main", "demo")
 DEMO = (*COMMAND, "--engine", "threads", "--speed", "max")
 WAIT_S = 100
@@ -149,7 +151,7 @@ def test_on_a_terminal_rows_are_in_colour() -> None:
     with subprocess.Popen([*DEMO], stdout=follower, stderr=follower, env=env) as process:
         os.close(follower)
         text, asked = b"", False
-        while part := _read(leader):
+        while part := read_terminal(leader):
             text += part
             if b"changes of" in text and not asked:  # the counter, after the rows and the lines to copy
                 process.send_signal(signal.SIGINT)  # once: at its very end nobody handles a second one
@@ -159,10 +161,3 @@ def test_on_a_terminal_rows_are_in_colour() -> None:
     assert re.search(rb"\x1b\[1;32m \+ ", text), "an insert in green"
     assert b"Summary" in text
     assert b"Warning" not in text
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # the other end is closed
-        return b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import shlex
 import signal
 import sqlite3
@@ -18,6 +19,7 @@ from typing import Any
 
 import orjson
 import pytest
+from rich.cells import cell_len
 
 from apiserver.app import create_app
 from reading import pull as pulling
@@ -30,6 +32,7 @@ from simulator.dst.mutants import reworded
 from tests.kit.api_world import BASE, ApiWorld, api_world, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.stream_world import served
+from tests.kit.terminal import on_terminal
 from tistream.client import ChangeOptions, connect, connect_async
 
 END = recording_end()
@@ -287,6 +290,20 @@ def test_the_command_that_is_interrupted_in_a_snapshot_says_how_to_go_on(
     assert read_place(resume[resume.index("--cursor") + 1], SCOPES[0]) is not None, "it was in the snapshot"
     second = subprocess.run([*command, *resume[2:]], capture_output=True, check=True)
     assert told([begun, *rest.splitlines(), *second.stdout.splitlines()]) == whole(world, as_of)
+
+
+def test_rows_are_readable_on_a_terminal_and_ndjson_in_a_pipe(world: World, address: str, moments: list[int]) -> None:
+    since = str(moments[-200])
+    command = [str(Path(sys.executable).with_name("tistream")), "pull", "--url", address, "--since", since]
+    events = told(subprocess.run(command, capture_output=True, check=True).stdout.splitlines())
+    assert events == [orjson.dumps(event) for event in world.events(start_ts=since) if event["type"] != "resolved"]
+    day, *rows, end = on_terminal(command, columns=100).removesuffix("\n").split("\n")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \(UTC\)", day)
+    assert end.startswith("complete up to 20")
+    kinds = [event["type"] for event in map(orjson.loads, events)]
+    assert [row.split("  ", 2)[2].split()[0] for row in rows] == kinds  # each change is a line, whatever its values
+    assert {"ddl", "insert", "update", "delete"} <= set(kinds)
+    assert all(row.isprintable() and cell_len(row) <= 100 for row in rows)
 
 
 def test_both_clients_follow_from_a_snapshot_on(world: World, address: str, moments: list[int]) -> None:

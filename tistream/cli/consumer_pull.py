@@ -24,7 +24,7 @@ Lease = Annotated[
 ]
 
 
-def write_batches(consumer: Consumer, format: str, *, follow: bool) -> None:
+def write_batches(consumer: Consumer, format: str | None, *, follow: bool) -> None:
     """Write the batches of a consumer, and acknowledge each."""
     out = output_of(format, sys.stdout.buffer, follow=True)  # written at once: it is acknowledged
     try:

@@ -1,4 +1,4 @@
-"""What `tistream pull` writes: text page by page, Arrow as one IPC stream with one schema.
+"""What `tistream pull` writes: rows for people on a terminal, text page by page, Arrow as one stream with one schema.
 
 Pages of text follow each other as they come. An Arrow page is a stream of its own, and readers of a file with several
 end at the first. So the pages of a finite pull are kept in a temporary file until the last has come; then their joined
@@ -11,9 +11,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from collections.abc import Iterable, Iterator
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+from tistream import ts as tso
+from tistream.cli.readable import readable, table_of
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -34,8 +37,10 @@ class Output(Protocol):
         """Complete what is written."""
 
 
-def output_of(format: str, out: BinaryIO, *, follow: bool) -> Output:
-    """The output for a format."""
+def output_of(format: str | None, out: BinaryIO, *, follow: bool) -> Output:
+    """The output for a format. None: NDJSON, made readable if `out` is a terminal."""
+    if format is None and out.isatty():
+        return _Readable(out, says_end=not follow)
     if format not in ARROW:
         return _Text(out)
     return _Growing(out) if follow else _Joined(out)
@@ -59,6 +64,39 @@ class _Text:
 
     def close(self) -> None:
         """Nothing is left to write."""
+
+
+class _Readable:
+    """A line for each change, and one for each new day. `says_end`: at last how far the changes go."""
+
+    def __init__(self, out: BinaryIO, *, says_end: bool) -> None:
+        self._out = out
+        self._says_end = says_end
+        self._end_ts = 0
+        self._day = ""
+        self._table_width = 0
+
+    def write(self, page: Page) -> int:
+        changes = page.changes()
+        self._table_width = max([self._table_width, *(len(table_of(change)) for change in changes)])
+        self._put(text for change in changes for text in self._texts(change, get_terminal_size().columns))
+        self._end_ts = 0 if page.has_more else min(page.resolved_ts, page.end_ts or page.resolved_ts)
+        return len(changes)
+
+    def _texts(self, change: dict[str, Any], width: int) -> Iterator[str]:
+        day = change["commit_time"][:10]
+        if day != self._day:
+            self._day = day
+            yield f"{day} (UTC)"
+        yield readable(change, width=width, table_width=self._table_width)
+
+    def _put(self, lines: Iterable[str]) -> None:
+        self._out.write("".join(f"{line}\n" for line in lines).encode())
+        self._out.flush()
+
+    def close(self) -> None:
+        if self._says_end and self._end_ts:
+            self._put([f"complete up to {tso.to_text(self._end_ts)}"])
 
 
 class _Joined:

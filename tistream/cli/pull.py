@@ -22,6 +22,7 @@ from tistream.limits import CONSUMER_LEASE_S_DEFAULT
 if TYPE_CHECKING:
     from tistream.client import Changes, Client
 
+DEFAULT_FORMAT = "ndjson"
 _RULES = frozenset({"tables", "columns", "ops", "changed"})  # filters that may be repeated in a URL's query
 #: in a URL's query; others are options of the format
 _OWN_WORDS = frozenset(
@@ -49,7 +50,10 @@ def pull(
     ] = False,
     format: Annotated[
         str | None,
-        typer.Option(help="ndjson (default), canal-json, debezium, open-protocol, simple, csv, json or arrow."),
+        typer.Option(
+            help="ndjson, canal-json, debezium, open-protocol, simple, csv, json or arrow; by default rows for people "
+            "on a terminal, and ndjson elsewhere."
+        ),
     ] = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE of the format.")] = None,
     tables: Tables = None,
@@ -78,7 +82,7 @@ def pull(
     asked = _Asked(
         url=url, cluster=cluster, tenant=tenant, database=database, table=table, since=since,
         snapshot=snapshot or query.get("snapshot") == "true", as_of=as_of or query.get("as_of"),
-        format=format or query.get("format", "ndjson"),
+        format=format or query.get("format"),
         until=until or query.get("end_ts"),
         limit=_limit(query.get("limit")),
         options={k: v for k, v in query.items() if k not in _OWN_WORDS} | dict(_option(text) for text in option or ()),
@@ -101,7 +105,12 @@ def _write_consumer(asked: _Asked, at: str | None, name: str, member: str, lease
         raise InvalidInput("A consumer has its own scope, position and filters: leave them out with --consumer.")
     with connect(asked.url, sleep=_patience(asked.url)) as client:
         consumer = client.tenant(asked.cluster, asked.tenant).consumer(
-            name, member=member, lease_s=lease_s, format=asked.format, limit=asked.limit, options=asked.options
+            name,
+            member=member,
+            lease_s=lease_s,
+            format=asked.format or DEFAULT_FORMAT,
+            limit=asked.limit,
+            options=asked.options,
         )
         write_batches(consumer, asked.format, follow=follow)
 
@@ -116,7 +125,7 @@ def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
     with connect(asked.url, sleep=_patience(asked.url)) as client, Whole() as whole:
         try:
             try:
-                for page in asked.changes(client, at, follow=follow).pages(asked.format, asked.sent):
+                for page in asked.changes(client, at, follow=follow).pages(asked.format or DEFAULT_FORMAT, asked.sent):
                     with whole:
                         status.clear()
                         rows = out.write(page)
@@ -144,7 +153,7 @@ class _Asked:
     tenant: int
     database: str | None
     table: str | None
-    format: str
+    format: str | None
     until: str | None
     limit: int | None
     since: str | None = None
@@ -169,7 +178,7 @@ class _Asked:
         """A command line that continues at the cursor."""
         names = ".".join(name for name in (self.database, self.table) if name) or "*"
         words = ["tistream", "pull", names, "--url", self.url, "-c", str(self.cluster), "-t", str(self.tenant)]
-        words += ["--format", self.format]
+        words += ["--format", self.format] if self.format else []
         for name, value in self.options.items():
             words += ["-O", f"{name}={value}"]
         for name, value in self.filters.items():

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -215,6 +216,7 @@ def test_the_line_that_resumes_a_pull_asks_for_the_same() -> None:
         *("-O", "enable-tidb-extension=true", "--tables=shop.*,!shop.x", "--where=a > 'b'"),
         *("--cursor", "abc", "--follow"),
     ]
+    assert "--format" not in replace(asked, format=None).resume("abc", follow=False), "readable rows again"
     assert asked.sent == {"enable-tidb-extension": "true", "tables": "shop.*,!shop.x", "where": "a > 'b'"}
 
 
