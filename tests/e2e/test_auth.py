@@ -103,7 +103,7 @@ def test_a_tenant_from_registration_to_rows_by_its_own_keys(owner: Person, recor
     listed = {row["key_id"]: row["state"] for row in json.loads(owner.run("key", "list", "--json")[0])}
     assert (listed[push_key[4:17]], listed[new[4:17]]) == ("expired", "living")
     headings, *rows = owner.run("key", "list", *of)[0].splitlines()
-    assert headings.split() == ["key", "state", "role", "tenant", "last", "used", "ends", "name"]
+    assert headings.split() == ["key", "state", "role", "tenant", "tables", "last", "used", "ends", "name"]
     assert {row.split()[3] for row in rows} == {"1/1"}
     owner.run("key", "revoke", consumer)
     assert "revoked" in nobody.run("pull", "shop", "--url", url, "--key", consumer, status=2)[1]

@@ -60,16 +60,19 @@ class Site:
     ) -> Page:
         """Signed in with a new key of this role."""
         code = self.auth.ask("POST", "/v1/console-codes", key or self.auth.key(role, tenant)).json()["code"]
-        page = self.browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 900}).new_page()  # type: ignore[arg-type]
-        page.set_default_timeout(60_000)
+        context = self.browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 900})  # type: ignore[arg-type]
+        context.set_default_timeout(60_000)
+        login = context.new_page()
+        login.goto(f"{self.server.url}/login#{code}")
+        login.get_by_role("button", name="Sign in").click()
+        expect(login).to_have_url(self.server.url + "/overview")
+        page = context.new_page()  # what the page before still asks for is not among what this one asks for
+        login.close()
         self.complaints.clear()
+        self.asked.clear()
         page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}"))
         page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("request", lambda request: self.asked.append(request.url.removeprefix(self.server.url)))
-        page.goto(f"{self.server.url}/login#{code}")
-        page.get_by_role("button", name="Sign in").click()
-        expect(page).to_have_url(self.server.url + "/overview")
-        self.asked.clear()
         page.goto(self.server.url + path)
         return page
 
