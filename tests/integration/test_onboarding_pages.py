@@ -94,7 +94,7 @@ def test_lines_to_connect_show_a_key_where_one_is_asked_for(site: Site, tmp_path
         'curl -s -H "Authorization: Bearer $TISTREAM_KEY" \'http://testserver/v1/clusters/1/'
     )
     assert ", database='shop', table='customers').load()" in pull["Spark"]
-    assert "database='shop', table='customers'" in pull["Python"]
+    assert ".table('shop.customers').changes()" in pull["Python"]
     assert push["Env"] == "export TISTREAM_URL=http://testserver\nexport TISTREAM_KEY=KEY"
     assert push["Cluster"] == "tistream push --pd HOST:2379 --cluster 1 --tenant 1"
     assert "Make one" not in words(site, "/tenants/1/1/connect", site.key(Role.VIEWER))
