@@ -29,12 +29,11 @@ ROWS = 3000  # of the recording
 MEMBER = """
 import json, sys, time
 from tistream.client import connect
-from tistream.client.consumers import Consumer
 from tistream.errors import Fenced, StateForbids
 
 url, name, path = sys.argv[1:]
 with connect(url) as client, open(path, "w") as out:
-    member = Consumer(client, 1, 1, "feed", member=name, lease_s=1, limit=300)
+    member = client.tenant(1, 1).consumer("feed", member=name, lease_s=1, limit=300)
     while True:
         try:
             batch = member.pull()
@@ -43,7 +42,7 @@ with connect(url) as client, open(path, "w") as out:
         if batch is None:
             time.sleep(0.02)
             continue
-        said = {"cursor": batch.page.next_cursor, "after": batch.checkpoint_ts, "rows": batch.content.decode()}
+        said = {"cursor": batch.page.next_cursor, "after": batch.checkpoint_ts, "rows": batch.page.content.decode()}
         print(json.dumps(said), file=out, flush=True)
         sys.stdin.readline()
         try:
