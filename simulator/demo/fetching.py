@@ -94,6 +94,7 @@ class Fetching:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # Ctrl-C is for the demo
+            env={"UV_SYSTEM_CERTS": "1", **os.environ},  # as in the Makefile: uv has certificates of its own
         )
         if is_pip:
             self._pip = process
