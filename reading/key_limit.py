@@ -47,4 +47,5 @@ def limited(history: History, tables: tuple[str, ...]) -> LimitedHistory:
             known.clear()
         within = Within(table=rules.matches, database=rules.may_match_in)
         found = known[tables] = LimitedHistory(history, within)
+    found.advance(history.resolved_ts)  # the registry advances a history in place while no DDL comes
     return found

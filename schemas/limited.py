@@ -54,7 +54,8 @@ class Within:
 
 
 class LimitedHistory(History):
-    """See the module. It shares everything with the history it is made of, which must not change any more."""
+    """See the module. It shares everything with the history it is made of, which may advance, but take no DDL: advance
+    this one with it."""
 
     def __init__(self, whole: History, within: Within) -> None:
         self.__dict__.update(whole.__dict__)
@@ -71,6 +72,10 @@ class LimitedHistory(History):
     def ids(self) -> frozenset[int]:
         """The physical ids that tables within ever had."""
         return frozenset(super().physical_ids_named(self._within.table))
+
+    def advance(self, ts: int) -> None:
+        super().advance(ts)
+        self.whole.advance(ts)
 
     def _has(self, table: Table | None) -> bool:
         return table is not None and self._within.table(table.db, table.name)

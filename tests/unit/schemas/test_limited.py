@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from reading.key_limit import limited
 from schemas.history import History
-from schemas.limited import LimitedHistory
+from schemas.limited import LimitedHistory, whole_of
+from tests.kit.column_run import START, ColumnRun, TableRun
 
 #: what names no table, and what a history that is only read is never asked
 NAMES_NO_TABLE = {"start_ts", "resolved_ts", "status_at", "status_before", "was_filled_at_start", "requested_at"}
@@ -22,3 +24,17 @@ def test_every_query_of_a_history_is_limited() -> None:
     own = public(LimitedHistory) - {"whole", "ids"}
     assert public(History) - own - NAMES_NO_TABLE - WRITES - SAVES - BUILT_ON_OTHERS == set()
     assert own <= public(History), "each one overrides a query"
+
+
+def test_a_limited_history_advances_with_the_one_that_it_is_made_of() -> None:
+    """The registry advances a history in place while no DDL comes."""
+    run = ColumnRun([TableRun(name="t"), TableRun(name="u")])
+    run.history._resolved_ts = START + 10
+    before = limited(run.history, ("d.t",))
+    assert [table.name for table in before.tables("d", START + 10)] == ["t"]
+    assert len(whole_of(before).tables("d", START + 10)) == 2
+    run.history.advance(START + 20)
+    after = limited(run.history, ("d.t",))
+    assert [table.name for table in after.tables("d", START + 20)] == ["t"]
+    assert len(whole_of(after).tables("d", START + 20)) == 2
+    assert after.events(START, START + 20) == []
