@@ -227,7 +227,9 @@ def test_every_module_can_be_imported_with_the_extra_that_it_belongs_to(
         kept = tuple(prefix for prefix, brought in BEYOND_SERVER.items() if brought == extra)
         left = missing_in(environment("server", extra), tmp_path)
         assert [name for name in left if name.startswith(kept)] == []
-    assert set(answer_of(environment("server"), IMPORTED, tmp_path)) - {"_typeshed"} == {"pyspark", "moto", "werkzeug"}
+    asked_for = {"pandas", "duckdb"}  # forms of results of the client, which names the one that is missing
+    imported = set(answer_of(environment("server"), IMPORTED, tmp_path)) - {"_typeshed"} - asked_for
+    assert imported == {"pyspark", "moto", "werkzeug"}
     assert [name for name in missing_in(environment("spark"), tmp_path) if name == "tistream.spark.source"] == []
 
 
