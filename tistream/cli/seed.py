@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from schemas.shape import Shape
+    from tistream.cli.progress import Progress
 
 _ROWS_AT_ONCE = 50_000
 
@@ -42,6 +43,7 @@ def seed(
     from pusher.seed_push import push_seed
     from pusher.tenant_store import opening
     from schemas.shape import of_json
+    from tistream.cli.progress import Progress
     from tistream.client import connect
     from tistream.ids import Tenant as TenantId
 
@@ -57,7 +59,8 @@ def seed(
     control = HttpControl(url, TenantId(cluster, tenant))
     try:
         store = opening(control)(control.push_bundle().object_store)
-        push_seed(control, store, ts, _pieces(rows), table_id=table_id)
+        with Progress("seeded", sys.stderr) as progress:
+            push_seed(control, store, ts, _pieces(rows, progress), table_id=table_id)
     finally:
         control.close()
     print(f"seeded {rows.num_rows:,} rows of {what} as of {ts}", file=sys.stderr)
@@ -177,6 +180,7 @@ def _ids(listed: dict[str, object], table: str, ts: int) -> tuple[int, set[int]]
     return found["table_id"], set(found["partition_ids"] or [found["table_id"]])
 
 
-def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
+def _pieces(rows: pa.Table, progress: Progress) -> Iterator[pa.Table]:
     for at in range(0, rows.num_rows, _ROWS_AT_ONCE):
         yield rows.slice(at, _ROWS_AT_ONCE)
+        progress.update(min(at + _ROWS_AT_ONCE, rows.num_rows), rows.num_rows, "rows")

@@ -79,6 +79,7 @@ def restore(
     them in this order. All tables are of one timestamp. With CSV, DB.TABLE.000000000.sql is the LOAD DATA statement
     for the .csv beside it, for a client that runs in the folder.
     """
+    from tistream.cli.progress import Progress
     from tistream.client import connect
 
     database, table = parse_names(what)
@@ -86,10 +87,12 @@ def restore(
         raise InvalidInput("Say what to restore: 'database' or 'database.table'.")
     _check_format(format, RESTORE_FORMATS)
     output.mkdir(parents=True, exist_ok=True)
-    with connect(url) as client:
+    notes: list[str] = []
+    with connect(url) as client, Progress("restored", sys.stderr) as progress:
         source = client.tenant(cluster, tenant)
         ts, names = _tables(source, database, table, as_of)
-        for name in names:
+        for n, name in enumerate(names):
+            progress.update(n, len(names), f"tables; now {name}")
             read = source.table(name, database=database)
             made = read.definition(as_of=ts, dialect=dialect)
             stem = f"{file_name(made['database'])}.{file_name(made['table'])}"
@@ -101,8 +104,9 @@ def restore(
                 _write(
                     output / f"{stem}.000000000.sql", [load_text(f"{stem}.000000000.csv", made["load_csv"]).encode()]
                 )
-            for note in made["notes"]:
-                print(f"{made['database']}.{made['table']}: not restored as it was: {note}", file=sys.stderr)
+            notes += [f"{made['database']}.{made['table']}: not restored as it was: {note}" for note in made["notes"]]
+        progress.update(len(names), len(names), "tables")
+    print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)
     print(f"restored {len(names)} tables as of {ts} into {output}", file=sys.stderr)
 
 
