@@ -21,7 +21,7 @@ Column = Mapping[str, Any]
 _V2, _LARGE = 0x80, 1
 _NIL, _COMPACT_BYTES, _FLOAT, _VARINT = b"\x00", b"\x02", b"\x05", b"\x08"
 _SIGN = 1 << 63
-_GROUP, _GROUP_BYTES = 9, (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)  # digits of a decimal, and the bytes that so many take
+_GROUP, _GROUP_BYTES = 9, (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)  # digits in a group of a decimal; bytes for 0 to 9 digits
 
 
 def row_v2(values: list[tuple[Column, Value]]) -> bytes:

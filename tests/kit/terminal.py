@@ -17,7 +17,7 @@ def read_terminal(leader: int) -> bytes:
 
 
 def on_terminal(command: Sequence[str], *, columns: int) -> str:
-    """The standard output of a command on a terminal of so many columns; the command must succeed."""
+    """The standard output of a command on a terminal of this width; the command must succeed."""
     leader, follower = pty.openpty()
     env = os.environ | {"COLUMNS": str(columns)}
     with subprocess.Popen(command, stdout=follower, stderr=subprocess.PIPE, env=env) as process:

@@ -43,7 +43,7 @@ def table_of(change: Columns) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text, cut to so many cells of a terminal; an ellipsis says that it was cut."""
+    """The text, cut to `width` cells of a terminal; an ellipsis marks the cut."""
     if 2 * len(text) <= width:
         return text
     from rich.cells import cell_len, set_cell_size

@@ -47,7 +47,7 @@ def black_hole() -> Iterator[str]:
 
 @contextmanager
 def unknown_name() -> Iterator[str]:
-    yield "http://nobody.invalid:1"
+    yield "http://unknown.invalid:1"
 
 
 NOWHERE = [refused, silent, black_hole, unknown_name]
