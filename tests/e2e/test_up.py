@@ -19,8 +19,10 @@ from tests.kit.waiting import eventually
 from tistream import ts as tso
 
 CANAL = {"enable-tidb-extension": "true"}
-#: rounds of retention and maintenance each second; bases a little below the recording's end, and no merges
+#: rounds of retention, maintenance and reclaiming each second; bases a little below the recording's end, and no merges
 OFTEN = {
+    "TISTREAM_DISPATCHER_RECLAIM_INTERVAL_MS": "1000",
+    "TISTREAM_SORTER_SNAPSHOT_INTERVAL_MS": "2000",
     "TISTREAM_META_RETENTION_INTERVAL_S": "1",
     "TISTREAM_MAINTENANCE_INTERVAL_S": "1",
     "TISTREAM_MAINTENANCE_LAG_S": "1.5",

@@ -9,7 +9,10 @@ Invariants:
 - `op` and `kind` are small integers, never text;
 - `value` is null where the upstream sent none (a COMMIT, a ROLLBACK, a DELETE); an empty value is not null;
 - `old_value` is null exactly where the key did not exist before, but for rows with FLAG_OLD_VALUE_UNKNOWN;
-- keys are plain user keys.
+- keys are plain user keys. Those of a raw or txn tenant begin with their mode and keyspace (`tistream.codec.raw.keys`);
+- a RAW row has the causal timestamp of the write in `commit_ts`, and FLAG_OLD_VALUE_UNKNOWN. `start_ts` equals it,
+  except with FLAG_SCANNED. An opening scan of RawKV sends the newest version of each key only: `start_ts` is then the
+  checkpoint of the subscription, and versions of the key between `start_ts` and `commit_ts` may be missing.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ class RowKind(IntEnum):
     COMMIT = 2
     ROLLBACK = 3
     COMMITTED = 4  #: self-contained: value, old value and both timestamps in one row
+    RAW = 5  #: a RawKV write: complete, without a transaction
 
 
 class Op(IntEnum):
@@ -43,6 +47,7 @@ TABLE_IDS = b"tistream.table_ids"  #: of the schema: the table ids for which the
 
 FLAG_NOT_A_CHANGE = 1  #: kept for reads AS OF a timestamp only, never delivered as a change
 FLAG_OLD_VALUE_UNKNOWN = 2  #: the upstream does not send old values: `old_value` is null and means nothing
+FLAG_SCANNED = 4  #: of a RawKV row from an opening scan: older versions above `start_ts` may be missing
 
 
 def _schema(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:

@@ -1,10 +1,11 @@
 """Tenants: registration, activation and state.
 
-    AWAITING_SNAPSHOT --activate_tenant--> ACTIVE <--change_state--> PAUSED
+    AWAITING_SNAPSHOT --activate_tenant, begin_tenant--> ACTIVE <--change_state--> PAUSED
     any of them --delete_tenant (see `deletion`)--> DELETING --finish_deletion--> DELETED
 
 A tenant that awaits its schema snapshot has no tasks, hence no frontier and no watermark; its batch files wait.
-Activation happens once: `start_ts`, the state and all tasks appear together.
+Activation happens once: `start_ts`, the state and all tasks appear together. A raw or txn tenant needs no snapshot: it
+is active, at 0, as soon as the id of its keyspace is known. A recording moves its start before anything is pushed.
 
 DELETING is irreversible, and the row of a DELETED tenant stays as a tombstone for late writers. Ids are therefore never
 reused: no object key, cursor or API key ever refers to another tenant.
@@ -27,11 +28,13 @@ from tistream.catalog.database.tables import (
     next_numbers,
     of_asked_tenant,
     of_tenant,
+    stores,
     tasks,
     tenant_ids,
     tenant_of,
     tenants,
 )
+from tistream.catalog.tenancy.kinds import Keyspace, TenantKind, stored_range
 from tistream.errors import InvalidInput, NotFound, StateForbids, TenantDeleted
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -59,9 +62,11 @@ class TenantRow:
     """A registered tenant."""
 
     tenant: Tenant
+    kind: TenantKind
+    keyspace: Keyspace  #: of a raw or txn tenant
     state: TenantState
     start_ts: int  #: the log is complete above this; 0 while awaiting the snapshot
-    range: KeyRange
+    range: KeyRange  #: of a raw or txn tenant; user keys while the id of the keyspace is unknown, else stored keys
     created_ms: int  #: Unix milliseconds by the database's clock
     reason: str  #: why it is in this state; may be empty
     floor_ts: int = 0  #: the log at or below it was deleted; 0 = none yet
@@ -82,6 +87,8 @@ class NewTask:
     range: KeyRange
 
 
+_NO_KEYSPACE = Keyspace()
+_EVERYTHING = KeyRange()
 GIVEN_UP = (TenantState.DELETING, TenantState.DELETED)  #: no data is accepted or read
 
 _EVENT_OF = {TenantState.ACTIVE: EventKind.TENANT_RESUMED, TenantState.PAUSED: EventKind.TENANT_PAUSED}
@@ -94,11 +101,21 @@ _LOCK = (
 )
 
 
-def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyRange()) -> TenantRow:  # noqa: B008
-    """Register the tenant; idempotent, returns the existing row. StateForbids when the tenant is deleted."""
+def register_tenant(
+    catalog: Catalog,
+    tenant: Tenant,
+    *,
+    kind: TenantKind = TenantKind.TIDB,
+    keyspace: Keyspace = _NO_KEYSPACE,
+    user_keys: KeyRange = _EVERYTHING,
+) -> TenantRow:
+    """Register the tenant; idempotent, returns the existing row. A raw or txn tenant is a keyspace, or a range of its
+    user keys, and is active at once if the id of the keyspace is known. StateForbids when the tenant is deleted, or was
+    registered as something else."""
     for name, value in (("cluster_id", tenant.cluster_id), ("tenant_id", tenant.tenant_id)):
         if not 0 <= value <= INT_MAX:
             raise InvalidInput(f"{name} must lie in 0..2**63-1", value=value)
+    keys = _keys_of(kind, keyspace, user_keys)
     with catalog.transaction() as conn:
         # Two racing callers may both record the event.
         is_new = conn.execute(_ONE, tenant_ids(tenant)).one_or_none() is None
@@ -108,18 +125,78 @@ def register_tenant(catalog: Catalog, tenant: Tenant, key_range: KeyRange = KeyR
             timed="created_ms",
             cluster_id=tenant.cluster_id,
             tenant_id=tenant.tenant_id,
+            kind=kind,
+            keyspace_id=keyspace.id,
+            keyspace_name=keyspace.name,
             state=TenantState.AWAITING_SNAPSHOT,
             reason="",
             start_ts=0,
-            start_key=key_range.start,
-            end_key=key_range.end,
+            start_key=keys.start,
+            end_key=keys.end,
         )
         row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
         if row.state in GIVEN_UP:
             raise StateForbids(f"Tenant {tenant} was deleted: its id cannot be reused.", state=row.state)
+        _refuse_another(row, kind, keyspace, keys)
         if is_new:
             record_event(conn, EventKind.TENANT_REGISTERED, tenant, tenant=tenant)
+        if kind.is_keyspace and row.state is TenantState.AWAITING_SNAPSHOT and keyspace.id is not None:
+            _activate(conn, tenant, 0, [NewTask(kind=TaskKind.DATA, range=row.range)])
+            row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
         return row
+
+
+def begin_tenant(catalog: Catalog, tenant: Tenant, keyspace_id: int, start_ts: int = 0) -> TenantRow:
+    """First contact of a raw or txn tenant's pusher: it knows the id of the keyspace, and for a recording where the log
+    begins. Idempotent; once a pusher has an incarnation the start stays as it is. InvalidInput when the tenant has
+    another keyspace or is one of TiDB."""
+    with catalog.transaction() as conn:
+        lock_tenant(conn, tenant)
+        row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+        if not row.kind.is_keyspace:
+            raise InvalidInput(f"Tenant {tenant} is one of TiDB: it begins with a schema snapshot.")
+        if row.keyspace.id is None:
+            range_ = stored_range(row.kind, keyspace_id, row.range)
+            bound = {"keyspace_id": keyspace_id, "start_key": range_.start, "end_key": range_.end}
+            conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(**bound))
+            _activate(conn, tenant, start_ts, [NewTask(kind=TaskKind.DATA, range=range_)])
+        elif row.keyspace.id != keyspace_id:
+            raise InvalidInput(
+                f"Tenant {tenant} is keyspace {row.keyspace.id}, and its pusher has keyspace {keyspace_id}.",
+                keyspace_id=keyspace_id,
+            )
+        elif start_ts > row.start_ts == 0 and not _has_pushed(conn, tenant):
+            conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(start_ts=start_ts))
+            moved = {"start_ts": start_ts, "durable_ts": start_ts, "epoch": tasks.c.epoch + 1, "owner": None}
+            conn.execute(tasks.update().where(of_tenant(tasks, tenant)).values(**moved))
+        return _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+
+
+def _keys_of(kind: TenantKind, keyspace: Keyspace, user_keys: KeyRange) -> KeyRange:
+    """The range to store. InvalidInput when kind and keyspace do not fit each other."""
+    if not kind.is_keyspace:
+        if keyspace != _NO_KEYSPACE or user_keys != _EVERYTHING:
+            raise InvalidInput("A tidb tenant has no keyspace and no key range: tistream push --keyspace names it.")
+        return user_keys
+    if keyspace == _NO_KEYSPACE:
+        raise InvalidInput(f"A {kind} tenant needs a keyspace.")
+    return user_keys if keyspace.id is None else stored_range(kind, keyspace.id, user_keys)
+
+
+def _refuse_another(row: TenantRow, kind: TenantKind, keyspace: Keyspace, keys: KeyRange) -> None:
+    """StateForbids when the tenant is not what is asked for."""
+    same_keyspace = keyspace.id == row.keyspace.id if keyspace.name is None else keyspace.name == row.keyspace.name
+    asked = keys if keyspace.id is not None or row.keyspace.id is None or not kind.is_keyspace else None
+    if asked is None:  # the name is bound by now
+        asked = stored_range(kind, row.keyspace.id or 0, keys)
+    if row.kind is not kind or not same_keyspace or asked != row.range:
+        what = f"kind {row.kind}" + (f", keyspace {row.keyspace}" if row.kind.is_keyspace else "")
+        raise StateForbids(f"Tenant {row.tenant} is registered already, as another one: {what}.")
+
+
+def _has_pushed(conn: Connection, tenant: Tenant) -> bool:
+    """Whether any pusher of the tenant was ever given an incarnation."""
+    return conn.execute(select(stores.c.store_id).where(of_tenant(stores, tenant)).limit(1)).first() is not None
 
 
 def get_tenant(catalog: Catalog, tenant: Tenant) -> TenantRow:
@@ -180,36 +257,38 @@ def every_tenant(catalog: Catalog) -> list[TenantRow]:
 def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
     """Start the tenant's log at `start_ts` with these tasks. False when it does not await its snapshot."""
     with catalog.transaction() as conn:
-        switched = conn.execute(
-            tenants.update()
-            .where(of_tenant(tenants, tenant), tenants.c.state == TenantState.AWAITING_SNAPSHOT)
-            .values(state=TenantState.ACTIVE, start_ts=start_ts, reason="")
-        )
-        if switched.rowcount != 1:
-            return False
-        task_ids = next_numbers(conn, "task", len(new_tasks))
-        rows = [
-            {
-                "task_id": task_id,
-                "cluster_id": tenant.cluster_id,
-                "tenant_id": tenant.tenant_id,
-                "kind": TaskKind(task.kind),
-                "start_key": task.range.start,
-                "end_key": task.range.end,
-                "start_ts": start_ts,
-                "durable_ts": start_ts,
-                "epoch": 0,
-                "snapshot_n": 0,
-                "resubscribe_id": 0,
-            }
-            for task_id, task in zip(task_ids, new_tasks, strict=True)
-        ]
-        if rows:
-            conn.execute(tasks.insert(), rows)
-        record_event(
-            conn, EventKind.TENANT_ACTIVATED, tenant, tenant=tenant, start_ts=str(start_ts), tasks=len(new_tasks)
-        )
-        return True
+        return _activate(conn, tenant, start_ts, new_tasks)
+
+
+def _activate(conn: Connection, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
+    switched = conn.execute(
+        tenants.update()
+        .where(of_tenant(tenants, tenant), tenants.c.state == TenantState.AWAITING_SNAPSHOT)
+        .values(state=TenantState.ACTIVE, start_ts=start_ts, reason="")
+    )
+    if switched.rowcount != 1:
+        return False
+    task_ids = next_numbers(conn, "task", len(new_tasks))
+    rows = [
+        {
+            "task_id": task_id,
+            "cluster_id": tenant.cluster_id,
+            "tenant_id": tenant.tenant_id,
+            "kind": TaskKind(task.kind),
+            "start_key": task.range.start,
+            "end_key": task.range.end,
+            "start_ts": start_ts,
+            "durable_ts": start_ts,
+            "epoch": 0,
+            "snapshot_n": 0,
+            "resubscribe_id": 0,
+        }
+        for task_id, task in zip(task_ids, new_tasks, strict=True)
+    ]
+    if rows:
+        conn.execute(tasks.insert(), rows)
+    record_event(conn, EventKind.TENANT_ACTIVATED, tenant, tenant=tenant, start_ts=str(start_ts), tasks=len(new_tasks))
+    return True
 
 
 def change_state(
@@ -258,6 +337,8 @@ def set_retention(catalog: Catalog, tenant: Tenant, retention_s: int | None) -> 
 def _tenant_row(row: Any) -> TenantRow:
     return TenantRow(
         tenant=tenant_of(row),
+        kind=TenantKind(row.kind),
+        keyspace=Keyspace(id=row.keyspace_id, name=row.keyspace_name),
         state=TenantState(row.state),
         start_ts=row.start_ts,
         range=KeyRange(row.start_key, row.end_key),

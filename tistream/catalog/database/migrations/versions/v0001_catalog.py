@@ -76,6 +76,9 @@ def _tenants_and_tasks() -> None:
     create_table(
         "tenants",
         *_uints(*_TENANT, key=True),
+        *_words("kind"),
+        *_uints("keyspace_id", nullable=True),
+        _text("keyspace_name", nullable=True),
         *_words("state"),
         _text("reason"),
         *_uints("start_ts"),
