@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from simulator.core.cluster import Cluster
+from simulator.core.raw_writes import RawWrites
 
 
 class Topology:
-    """Changes `cluster`, which has the stores 1 .. `stores`."""
+    """Changes `cluster`, which has the stores 1 .. `stores`; `changes` carries it out where RawKV is written."""
 
-    def __init__(self, cluster: Cluster, rand: random.Random, *, stores: int) -> None:
+    def __init__(self, cluster: Cluster, rand: random.Random, *, stores: int, changes: RawWrites | None = None) -> None:
         self._cluster = cluster
+        self._changes = changes or cluster
         self._rand = rand
         self._stores = range(1, stores + 1)
         self._next_id = max(r.region_id for r in cluster.regions())
@@ -32,7 +34,7 @@ class Topology:
         at = sorted(self._rand.sample(inside, min(len(inside), self._rand.choice((1, 1, 2)))))
         ids = list(range(self._next_id + 1, self._next_id + 1 + len(at)))
         self._next_id = ids[-1]
-        self._cluster.split(region.region_id, at, ids)
+        self._changes.split(region.region_id, at, ids)
         return f"region {region.region_id} on store {region.store_id} splits into {len(at) + 1}"
 
     def merge(self) -> str:
@@ -42,8 +44,8 @@ class Topology:
             return ""
         left, right = self._rand.choice(list(pairwise(regions)))
         if left.store_id != right.store_id:
-            self._cluster.move_leader(left.region_id, right.store_id)
-        self._cluster.merge(left.region_id, right.region_id)
+            self._changes.move_leader(left.region_id, right.store_id)
+        self._changes.merge(left.region_id, right.region_id)
         return f"region {left.region_id} merges into region {right.region_id} on store {right.store_id}"
 
     def move_leader(self) -> str:
@@ -52,7 +54,7 @@ class Topology:
         if not others:
             return ""
         to = self._rand.choice(others)
-        self._cluster.move_leader(region.region_id, to)
+        self._changes.move_leader(region.region_id, to)
         return f"the leader of region {region.region_id} moves from store {region.store_id} to store {to}"
 
     def kill_store(self) -> str:
@@ -62,7 +64,7 @@ class Topology:
         store_id = self._rand.choice(alive)
         others = [s for s in alive if s != store_id]
         heirs = {r.region_id: self._rand.choice(others) for r in self._cluster.regions(store_id)}
-        self._cluster.kill_store(store_id, heirs)
+        self._changes.kill_store(store_id, heirs)
         return f"store {store_id} dies, {len(heirs)} regions get new leaders"
 
     def start_store(self) -> str:

@@ -45,7 +45,8 @@ class Timestamps(Protocol):
 
 
 class TsoCache:
-    """Prefetched batches, the oldest is used first. `outage_ms`: how long writes go on while PD is away."""
+    """Prefetched batches, the oldest is used first: timestamps are up to `outage_ms` old, and writes go on for as long
+    while PD is away."""
 
     def __init__(self, outage_ms: int = 3000) -> None:
         self._ahead = math.ceil(outage_ms / RENEW_MS)
@@ -76,8 +77,9 @@ class TsoCache:
         if first <= self._newest:
             raise InvalidInput("PD gave a timestamp again", first=first, newest=self._newest)
         self._newest, self._used = first + count - 1, 0
-        if len(self._batches) < BATCHES_MAX:
-            self._batches.append([first, first + count])
+        self._batches.append([first, first + count])
+        while len(self._batches) > min(self._ahead, BATCHES_MAX):
+            self._batches.popleft()  # older than the outage to be endured
 
     def led_elsewhere(self, region_max_ts: int) -> None:
         """Drop all: another store may have used newer ones. Nothing is given until PD has been asked."""

@@ -13,6 +13,9 @@ A subscriber registers a region at a `checkpoint_ts` and gets what TiKV's change
                       application
     resolved ts       at each tick: min(now_ts, smallest start_ts of the region's open locks)
 
+A RawKV subscription (`register(is_raw=True)`) gets the keys that begin with `r`, all others the rest. Its scan sends
+the newest version of each key only, and its resolved ts come from `raw_resolved`.
+
 The scan takes no time, or it comes in pieces (`register(at_once=False)`, then `scan` until it says that it is done).
 Live rows are sent from the registration on, the scan reads the state at the first call of `scan`, and its rows come
 behind whatever was sent live before them. So one commit may come as COMMITTED and as COMMIT, a COMMIT before its
@@ -35,12 +38,12 @@ locks, raft.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sortedcontainers import SortedDict
 
-from simulator.core.mvcc import LOSSY_TXN_SOURCE, SHORT_VALUE_BYTES, Lock, RowColumns, Version
+from simulator.core.mvcc import LOSSY_TXN_SOURCE, RAW_MODE, SHORT_VALUE_BYTES, Lock, RowColumns, Version
 from tistream.errors import InvalidInput, invariant
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op
@@ -59,8 +62,8 @@ class Region:
 class Subscription:
     """A registered region: rows pile up here until the subscriber takes them. Ended ones get nothing any more."""
 
-    def __init__(self, region: Region, checkpoint_ts: int, open_ts: int) -> None:
-        self.region = region
+    def __init__(self, region: Region, checkpoint_ts: int, open_ts: int, *, is_raw: bool = False) -> None:
+        self.region, self.is_raw = region, is_raw
         self.checkpoint_ts = checkpoint_ts
         self.open_ts = open_ts  #: `Cluster.now_ts` when it was registered
         self.initialized = False  #: the opening scan is complete
@@ -93,15 +96,15 @@ class Cluster:
         self.floor_ts = floor_ts
         self.now_ts = floor_ts
         self.ticked_ts = floor_ts  #: no resolved ts and no read is above
+        self.raw_resolved: Callable[[int], int | None] = lambda region_id: None  #: of a region's RawKV writes
         self._dead: set[int] = set()
         self._keys: SortedDict = SortedDict()  # key -> _Key
         self._locked: dict[bytes, int] = {}  # key -> start_ts of its lock
         self._starts: SortedDict = SortedDict()  # start_key -> region id
         self._regions: dict[int, Region] = {}
         self._subscriptions: dict[int, list[Subscription]] = {}  # region id -> open ones
-        self.touched: dict[Subscription, None] | None = (
-            None  #: sent something, or ended; only kept while a consumer empties it
-        )
+        #: sent something, or ended; only kept while a consumer empties it
+        self.touched: dict[Subscription, None] | None = None
         for region in regions:
             self._put_region(region)
         self._check_tiling()
@@ -121,6 +124,11 @@ class Cluster:
             if version.commit_ts <= ts:
                 return version.value  # type: ignore[no-any-return]
         return None
+
+    def vanish(self, wanted: KeyRange) -> None:
+        """Remove keys as RawDeleteRange does: no subscriber is sent anything."""
+        for key in list(self._keys.irange(wanted.start, wanted.end or None, inclusive=(True, False))):
+            del self._keys[key]
 
     def forget(self, ts: int) -> None:
         """Collect what no reader at or above `ts` sees: `ts` is the new floor."""
@@ -342,21 +350,23 @@ class Cluster:
 
     # -- the feed --------------------------------------------------------------------------------------------------
 
-    def register(self, region_id: int, version: int, checkpoint_ts: int, *, at_once: bool = True) -> Subscription:
+    def register(
+        self, region_id: int, version: int, checkpoint_ts: int, *, at_once: bool = True, is_raw: bool = False
+    ) -> Subscription:
         """Subscribe to a region: on return the opening scan is in `rows` and the subscription is initialised. With
         `at_once` False only live rows are sent until `scan` is called. InvalidInput when the region does not exist in
         this version, or the checkpoint is below the history that is kept."""
         region = self.region(region_id)
         if region.version != version:
             raise InvalidInput("the epoch does not match", region_id=region_id, version=region.version, asked=version)
-        if checkpoint_ts < self.floor_ts:
+        if checkpoint_ts < self.floor_ts and not is_raw:
             raise InvalidInput(
                 "the checkpoint lies below what is kept",
                 region_id=region_id,
                 checkpoint_ts=checkpoint_ts,
                 floor_ts=self.floor_ts,
             )
-        subscription = Subscription(region, checkpoint_ts, self.now_ts)
+        subscription = Subscription(region, checkpoint_ts, self.now_ts, is_raw=is_raw)
         self._subscriptions.setdefault(region_id, []).append(subscription)
         if at_once:
             self.scan(subscription)
@@ -400,7 +410,8 @@ class Cluster:
             resolved_ts = min(now_ts, held.get(region_id, now_ts))
             for subscription in subscriptions:
                 if subscription.initialized:
-                    subscription.resolved_ts = resolved_ts
+                    known_ts = self.raw_resolved(region_id) if subscription.is_raw else resolved_ts
+                    subscription.resolved_ts = subscription.resolved_ts if known_ts is None else min(now_ts, known_ts)
 
     def protect(self, ts: int) -> None:
         """A read at `ts`: no later commit is at or below it (also for `ticked_ts`)."""
@@ -421,11 +432,15 @@ class Cluster:
         whole = subscription.region.range
         for key in self._keys.irange(whole.start, whole.end or None, inclusive=(True, False)):
             entry = self._keys[key]
+            if key.startswith(RAW_MODE) is not subscription.is_raw:
+                continue
             if entry.lock is not None and entry.lock.is_sent:
                 yield key, entry.lock
             for version in _above(entry.versions, subscription.checkpoint_ts):
                 if version.is_sent:
                     yield key, version
+                if subscription.is_raw:
+                    break
 
     def _key(self, key: bytes) -> _Key:
         entry = self._keys.get(key)
@@ -444,6 +459,8 @@ class Cluster:
 
     def _subscribers(self, key: bytes) -> Sequence[Subscription]:
         found = self._subscriptions.get(self.region_of(key).region_id, ()) if self._subscriptions else ()
+        is_raw = key.startswith(RAW_MODE)
+        found = [subscription for subscription in found if subscription.is_raw is is_raw]
         self._touch(found)
         return found
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tistream.codec.raw.keys import KeyMode
 from tistream.model.change import Op, RowKind
 
 LOSSY_TXN_SOURCE = 0xFF00  #: a write whose txn_source has any of these bits never leaves the store
+RAW_MODE = KeyMode.RAW.value  #: the first byte of the keys of RawKV
 SHORT_VALUE_BYTES = 255  #: a value up to this length lies in the lock and in the write record itself
 
 
@@ -24,6 +26,7 @@ class Version:
     value: bytes | None
     old_value: bytes | None
     txn_source: int = 0
+    expire_ts: int = 0  #: of RawKV: Unix seconds; 0 = never
 
     @property
     def is_sent(self) -> bool:
@@ -61,6 +64,7 @@ class RowColumns:
     value: list[bytes | None] = field(default_factory=list)
     old_value: list[bytes | None] = field(default_factory=list)
     txn_source: list[int] = field(default_factory=list)
+    expire_ts: list[int] = field(default_factory=list)
     scan: list[bool] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -78,7 +82,7 @@ class RowColumns:
 
     def add_committed(self, key: bytes, v: Version, *, scan: bool = False) -> None:
         self._add(RowKind.COMMITTED, v.op, key, v.start_ts, v.commit_ts, v.txn_source, scan=scan)
-        self._say(v.value, v.old_value)
+        self._say(v.value, v.old_value, expire_ts=v.expire_ts)
 
     def add_rollback(self, key: bytes, start_ts: int, txn_source: int = 0) -> None:
         self._add(RowKind.ROLLBACK, Op.NONE, key, start_ts, 0, txn_source)
@@ -95,7 +99,8 @@ class RowColumns:
         self.txn_source.append(txn_source)
         self.scan.append(scan)
 
-    def _say(self, value: bytes | None, old_value: bytes | None, generation: int = 0) -> None:
+    def _say(self, value: bytes | None, old_value: bytes | None, generation: int = 0, expire_ts: int = 0) -> None:
         self.value.append(value)
         self.old_value.append(old_value)
         self.generation.append(generation)
+        self.expire_ts.append(expire_ts)

@@ -17,12 +17,13 @@ its region may be applied after it. So:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.core.causal import NotSynced, Timestamps
 from simulator.core.cluster import Cluster, Region
 from simulator.core.mvcc import Version
+from tistream.keyrange import KeyRange
 from tistream.model.change import Op
 
 
@@ -33,18 +34,25 @@ class Write:
     key: bytes
     ts: int
     value: bytes | None  #: None: a delete
+    expire_ts: int = 0  #: Unix seconds; 0 = never
 
 
 class RawWrites:
     """The stores' part of RawKV over a cluster; all changes of regions go through it."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], Timestamps]) -> None:
-        """`clock` makes the timestamps of a store."""
-        self.cluster = cluster
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Callable[[], Timestamps],
+        applied: Callable[[Write], None] = lambda write: None,
+    ) -> None:
+        """`clock` makes the timestamps of a store. `applied` is called with each write that has become a version."""
+        self.cluster, self._applied = cluster, applied
         self._clock = clock
         self._clocks: dict[int, Timestamps] = {}
         self._flights: dict[int, list[Write]] = {}  # region id -> in flight, in the order of proposals
         self._max_ts: dict[int, int] = {}  # region id -> Region-Max-TS
+        cluster.raw_resolved = self.resolved
 
     def clock(self, store_id: int) -> Timestamps:
         """The timestamps of a store."""
@@ -56,10 +64,10 @@ class RawWrites:
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    def propose(self, key: bytes, value: bytes | None) -> Write:
+    def propose(self, key: bytes, value: bytes | None, expire_ts: int = 0) -> Write:
         """Begin a write; None deletes. NotSynced when the store has no timestamp."""
         region = self.cluster.region_of(key)
-        write = Write(key=key, ts=self.clock(region.store_id).take(), value=value)
+        write = Write(key=key, ts=self.clock(region.store_id).take(), value=value, expire_ts=expire_ts)
         self._flights.setdefault(region.region_id, []).append(write)
         return write
 
@@ -70,9 +78,17 @@ class RawWrites:
             return None
         write = flights.pop(0)
         op = Op.DELETE if write.value is None else Op.PUT
-        self.cluster.commit_one_phase(write.key, Version(write.ts, write.ts, op, write.value, None))
+        version = Version(write.ts, write.ts, op, write.value, None, expire_ts=write.expire_ts)
+        self.cluster.commit_one_phase(write.key, version)
         self._raise(region_id, write.ts)
+        self._applied(write)
         return write
+
+    def scan(self, wanted: KeyRange) -> Iterator[tuple[bytes, bytes, int]]:
+        """What RawScan gives, with the expiry: (key, value, Unix seconds or 0), expired entries too."""
+        for key, value in self.cluster.snapshot(wanted, self.cluster.now_ts):
+            assert isinstance(value, bytes)  # RawKV has no locks
+            yield key, value, self.cluster.versions(key)[-1].expire_ts
 
     def resolved(self, region_id: int) -> int | None:
         """A resolved ts of the region; None while its store has no timestamp."""
@@ -103,10 +119,10 @@ class RawWrites:
         for region_id, heir in heirs.items():
             self.clock(heir).led_elsewhere(self._max_ts.get(region_id, 0))
 
-    def split(self, region_id: int, key: bytes, new_id: int) -> list[Region]:
-        """Cut a region at a key, once it has applied what was in flight."""
+    def split(self, region_id: int, keys: Sequence[bytes], new_ids: Sequence[int]) -> list[Region]:
+        """Cut a region at keys, once it has applied what was in flight."""
         self._settle(region_id)
-        parts = self.cluster.split(region_id, [key], [new_id])
+        parts = self.cluster.split(region_id, keys, new_ids)
         for part in parts:
             self._raise(part.region_id, self._max_ts.get(region_id, 0))
         return parts

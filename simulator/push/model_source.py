@@ -156,7 +156,7 @@ def _batch(rows: RowColumns) -> pa.RecordBatch:
         "generation": rows.generation,
         "value": rows.value,
         "old_value": rows.old_value,
-        "expire_ts": [0] * n,
+        "expire_ts": rows.expire_ts,
         "flags": [0] * n,
     }
     return pa.record_batch([pa.array(columns[f.name], f.type) for f in ROWS], schema=ROWS)

@@ -31,6 +31,7 @@ from simulator.serve.core.regions import meta, peer
 from simulator.serve.core.rows import EMPTY_ROW, encode_rows, events
 from simulator.serve.faults import CALM, Faults
 from tistream.keyrange import KeyRange
+from tistream.tikv.core.api_versions import Api
 
 _EVENT_BYTES = 32 << 10
 _MESSAGE_BYTES = 1 << 20
@@ -65,10 +66,17 @@ class ServedFeed:
     """All stores. `scans_max`: registrations of a store that are not initialized, beyond which it is busy."""
 
     def __init__(
-        self, cluster: Cluster, *, cluster_id: int, rand: random.Random, faults: Faults = CALM, scans_max: int = 1024
+        self,
+        cluster: Cluster,
+        *,
+        cluster_id: int,
+        rand: random.Random,
+        faults: Faults = CALM,
+        scans_max: int = 1024,
+        api: Api = Api.V1,
     ) -> None:
         self._cluster, self._cluster_id, self._rand, self._scans_max = cluster, cluster_id, rand, scans_max
-        self.faults = faults
+        self.faults, self._api = faults, api
         self.counts: Counter[str] = Counter()  #: how often what was said
         self._registered: dict[_Place, _Registration] = {}
         self._of: dict[Subscription, _Registration] = {}
@@ -99,7 +107,10 @@ class ServedFeed:
             self._say(stream, wire.error_event(request.region_id, request.request_id, refusal))
             self.counts["refused"] += 1
             return
-        subscription = self._cluster.register(request.region_id, request.version, request.checkpoint_ts, at_once=False)
+        is_raw = request.kv_api == wire.KV_API_RAW
+        subscription = self._cluster.register(
+            request.region_id, request.version, request.checkpoint_ts, at_once=False, is_raw=is_raw
+        )
         found = _Registration(
             stream=stream,
             store_id=store_id,
@@ -148,7 +159,7 @@ class ServedFeed:
         names_cluster = _version(request.ticdc_version) >= _NAMES_ITS_CLUSTER
         if names_cluster and request.cluster_id != self._cluster_id:
             return wire.cluster_id_mismatch(self._cluster_id, request.cluster_id)
-        if request.kv_api != wire.KV_API_TIDB:
+        if request.kv_api != wire.KV_API_TIDB and (request.kv_api != wire.KV_API_RAW or self._api is not Api.V2):
             return wire.incompatible()
         if self._scanning[store_id] >= self._scans_max:
             return wire.server_is_busy("too many pending incremental scans", _BUSY_MS)
@@ -206,7 +217,8 @@ class ServedFeed:
             if not registration.initialized or now < registration.held_until:
                 continue
             self._say_rows(registration)
-            if registration.subscription.ended or not registration.hears_resolved:
+            subscription = registration.subscription
+            if subscription.ended or not (registration.hears_resolved and subscription.resolved_ts):
                 continue
             dice = self._rand.random()
             if dice < self.faults.failed:

@@ -34,6 +34,7 @@ from simulator.loopback.cluster import LoopbackCluster
 from simulator.loopback.core.feed_wire import Request
 from simulator.loopback.core.pd import NEWER_METHODS
 from simulator.loopback.servers import unary
+from simulator.raw_workload import RawWorkload
 from simulator.serve.core.kv import KV_CHECK_TXN, KV_GET, KV_RESOLVE_LOCK, KV_SCAN, KV_SCAN_LOCK, KvReads
 from simulator.serve.core.pd import ServedPd
 from simulator.serve.faults import CALM, Faults
@@ -53,8 +54,8 @@ _UNREAD_BYTES_MAX = 256 << 20  # of a stream
 class ServedCluster(LoopbackCluster):
     """`close` it, or use it as a context.
 
-    `stores`: their ids, 1 .. stores. `workload`: changes the cluster, by itself `steps_per_s` times a second. `seed`:
-    of the faults. `keyspaces`: names and ids that PD knows. `api`: of the stores.
+    `stores`: their ids, 1 .. stores. `workload`, or `raw` of RawKV: changes the cluster, by itself `steps_per_s` times
+    a second. `seed`: of the faults. `keyspaces`: names and ids that PD knows. `api`: of the stores.
     `old_pd`: PD does not know the methods of its newer versions. `interceptors`: of all calls to PD and stores. `host`:
     what they listen on."""
 
@@ -64,6 +65,7 @@ class ServedCluster(LoopbackCluster):
         *,
         stores: int = 3,
         workload: Workload | None = None,
+        raw: RawWorkload | None = None,
         steps_per_s: float = 0.0,
         resolved_s: float = 1.0,
         faults: Faults = CALM,
@@ -77,7 +79,8 @@ class ServedCluster(LoopbackCluster):
         host: str = "127.0.0.1",
     ) -> None:
         super().__init__(range(1, stores + 1), clock, interceptors, host)
-        self._cluster, self.workload = cluster, workload
+        self._cluster, self.workload, self.raw = cluster, workload, raw
+        self._driver = raw or workload
         self._steps_per_s, self._resolved_s = steps_per_s, resolved_s
         self._last_ts = cluster.now_ts
         self._rand = random.Random(seed)
@@ -92,7 +95,7 @@ class ServedCluster(LoopbackCluster):
             dice=self._rand.random,
         )
         self.reads = KvReads(cluster, api)
-        self.feed = ServedFeed(cluster, cluster_id=cluster_id, rand=self._rand)
+        self.feed = ServedFeed(cluster, cluster_id=cluster_id, rand=self._rand, api=api)
         self._set_faults(faults)
         self._start(self.pd, NEWER_METHODS if old_pd else ())
 
@@ -115,8 +118,8 @@ class ServedCluster(LoopbackCluster):
             self.check()
             self._steps_per_s = 0.0
             self._set_faults(CALM)
-            if self.workload is not None:
-                self.workload.drain()
+            if self._driver is not None:
+                self._driver.drain()
             self._cluster.start_stores()
             self._send(self._clock.monotonic())
             return self._tso(1)
@@ -149,16 +152,18 @@ class ServedCluster(LoopbackCluster):
 
     def _work(self, steps: int) -> int:
         """Run steps of the workload, sending messages between them; their number."""
-        if self.workload is None:
+        if self._driver is None:
             return steps
+        if self.raw is not None:  # its stores ask PD for timestamps all the time
+            self.raw.advance_to(max(self._last_ts, ts.compose(self._clock.unix_ms())))
         for _ in range(min(steps, _STEPS_AT_ONCE)):
-            self.workload.step()
+            self._driver.step()
             self._send(self._clock.monotonic())
         return steps
 
     def _resolve(self, now: float) -> None:
         now_ts = self._tso(1)
-        self.feed.tick(self.workload.tick() if self.workload is not None else now_ts, now)
+        self.feed.tick(self._driver.tick() if self._driver is not None else now_ts, now)
         self._hand_out()
 
     def _cut_streams(self, seconds: float) -> None:
@@ -200,10 +205,10 @@ class ServedCluster(LoopbackCluster):
 
     def _tso(self, count: int) -> int:
         """The last of `count` timestamps, above all that were issued."""
-        given = self._last_ts if self.workload is None else max(self._last_ts, self.workload.last_ts)
+        given = self._last_ts if self._driver is None else max(self._last_ts, self._driver.last_ts)
         self._last_ts = max(given, self._cluster.now_ts, ts.compose(self._clock.unix_ms())) + count
-        if self.workload is not None:
-            self.workload.advance_to(self._last_ts)
+        if self._driver is not None:
+            self._driver.advance_to(self._last_ts)
         self.reads.latest_ts = self._last_ts
         return self._last_ts
 

@@ -7,7 +7,7 @@ its rules broken is noticed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -92,7 +92,7 @@ class Run:
     def split(self, key: bytes) -> None:
         region = self.raw.cluster.region_of(key)
         if key != region.range.start:
-            self.raw.split(region.region_id, key, self.next_id)
+            self.raw.split(region.region_id, [key], [self.next_id])
             self.next_id += 1
 
     def resolve(self, region_id: int) -> None:
@@ -149,9 +149,9 @@ def _resolved_unknown_to_peers(self: RawWrites, region_id: int) -> int | None:
     return None if ts is None else min([ts, *(write.ts - 1 for write in self.in_flight(region_id))])
 
 
-def _split(self: RawWrites, region_id: int, key: bytes, new_id: int) -> object:
+def _split(self: RawWrites, region_id: int, keys: Sequence[bytes], new_ids: Sequence[int]) -> object:
     self._settle(region_id)
-    return self.cluster.split(region_id, [key], [new_id])
+    return self.cluster.split(region_id, keys, new_ids)
 
 
 def _merge(self: RawWrites, source_id: int, target_id: int) -> object:

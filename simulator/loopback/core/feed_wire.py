@@ -18,7 +18,7 @@ from tistream.tikv.core import wire
 INITIALIZED = 5
 INITIALIZED_ROW = message(1, uint(3, INITIALIZED))  #: as an entry of an event
 DUPLICATE_REQUEST = 4  #: field of an error
-KV_API_TIDB = 0
+KV_API_TIDB, KV_API_RAW = 0, 1
 
 _ROW = {1: VARINT, 2: VARINT, 3: VARINT, 4: VARINT, 5: BYTES}
 _CONTENTS = {6: BYTES, 7: BYTES}

@@ -27,9 +27,10 @@ def encode_rows(rows: RowColumns, wanted: KeyRange, *, filter_loop: bool) -> Ite
         rows.value,
         rows.old_value,
         rows.txn_source,
+        rows.expire_ts,
         strict=True,
     )
-    for kind, op, key, start_ts, commit_ts, generation, value, old_value, txn_source in columns:
+    for kind, op, key, start_ts, commit_ts, generation, value, old_value, txn_source, expire_ts in columns:
         if key not in wanted or (filter_loop and txn_source & _LOOP_TXN_SOURCE):
             continue
         said = value or b""
@@ -44,6 +45,7 @@ def encode_rows(rows: RowColumns, wanted: KeyRange, *, filter_loop: bool) -> Ite
             + octets(5, key)
             + octets(6, said)
             + octets(7, old_value or b"")
+            + uint(8, expire_ts)
             + uint(9, txn_source)
             + uint(10, generation),
         )
