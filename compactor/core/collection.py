@@ -3,16 +3,17 @@
 
     above the safe point          every version is kept, as it is
     at or below it, per key       the newest is kept, the older (obsolete) ones go
-    at the bottom                 so does the newest, when it is a deletion or has expired
+    at the bottom                 so does the newest below S, when it is a deletion or has expired
 
 The safe point S is the floor of the log, so what goes changes no read as of S or later. *Bottom* means that no older
 version of these keys exists outside the rows given. Elsewhere a deletion stays, since without it a read would find an
 older version; so does an expired version. A version has expired when its expiry is at or below the physical time of S.
 Whether it has expired by now does not matter: a read as of S would miss it.
 
-A version from an opening scan (FLAG_SCANNED) makes reads between its start_ts and its commit_ts inexact. With S between
-both it lies above S and stays as it is. A start_ts raised to S would make the read as of S look exact. At or below S it
-makes no read of S or later inexact, and no other version does so in its place.
+A version from an opening scan (FLAG_SCANNED) leaves open what its key was between its start_ts and its commit_ts, but
+for the moments at which another version was written. With S between both it lies above S and stays as it is: a start_ts
+raised to S would make the read as of S look exact. At or below S it opens no question about S or later. A deletion or
+expired version at S itself stays for the same reason: without it the read as of S, exact before, would become inexact.
 
 A merge removes versions when that is worth it, by the rules of API V2, over its files: it is at the bottom, or more
 than half of the files are *due*, or all of them together are. A file is due when it has obsolete versions and these are
@@ -30,7 +31,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tistream import ts as tso
-from tistream.model.change import Op
 
 OBSOLETE_RATIO = 0.1
 KEY_VERSIONS_MAX = 1024
@@ -66,7 +66,7 @@ def kept(rows: pa.Table, safe_ts: int, *, bottom: bool) -> Mask:
     """Which rows (schema change.COMMITTED, in any order) are kept."""
     places, is_newest = _at_or_below(rows, safe_ts)
     if bottom:
-        is_newest &= ~_ended(rows, safe_ts)[places]
+        is_newest &= ~ended(rows, safe_ts)[places]
     keep = np.ones(rows.num_rows, np.bool_)
     keep[places] = is_newest
     return keep
@@ -88,6 +88,13 @@ def is_worth_collecting(files: Sequence[Versions], *, bottom: bool) -> bool:
     return bottom or 2 * sum(each.is_due for each in files) > len(files) or together.is_due
 
 
+def ended(rows: pa.Table, safe_ts: int) -> Mask:
+    """Which rows go at the bottom, those above the safe point and the obsolete aside. A null value is a deletion."""
+    gone = rows["value"].is_null().to_numpy() | expired(rows["expire_ts"].to_numpy(), safe_ts)
+    before: Mask = gone & (rows["commit_ts"].to_numpy() < np.uint64(safe_ts))
+    return before
+
+
 def expired(expire_ts: npt.NDArray[np.uint64], ts: int) -> Mask:
     """Which of these expiries (Unix seconds, 0 = never) have passed for a read as of `ts`."""
     found: Mask = (expire_ts != 0) & (expire_ts <= np.uint64(tso.physical_ms(ts) // 1000))
@@ -103,9 +110,3 @@ def _at_or_below(rows: pa.Table, safe_ts: int) -> tuple[npt.NDArray[np.int64], M
     is_newest = np.ones(len(places), np.bool_)
     is_newest[1:] = pc.not_equal(keys.slice(1), keys.slice(0, max(len(keys) - 1, 0))).to_numpy(zero_copy_only=False)
     return places[order.to_numpy()], is_newest
-
-
-def _ended(rows: pa.Table, safe_ts: int) -> Mask:
-    """Whether the key has no value as of the safe point, if the row is the newest at or below it."""
-    deleted: Mask = rows["op"].to_numpy() == Op.DELETE
-    return deleted | expired(rows["expire_ts"].to_numpy(), safe_ts)

@@ -50,7 +50,8 @@ NOTHING = Answer(None, 0, 0, True)
 def answer(rows: list[Row], key: bytes, as_of: int) -> Answer:
     """By the definition, one row at a time."""
     mine = [row for row in rows if row.key == key]
-    exact = not any(row.start_ts < as_of < row.commit_ts for row in mine)
+    there = any(row.commit_ts == as_of for row in mine)
+    exact = there or not any(row.start_ts < as_of < row.commit_ts for row in mine)
     newest = max((row for row in mine if row.commit_ts <= as_of), key=lambda row: row.commit_ts, default=None)
     if newest is None or newest.value is None or 0 < newest.expire_ts * 1000 <= tso.physical_ms(as_of):
         return NOTHING._replace(exact=exact)
@@ -97,9 +98,9 @@ class Run:
         self.files = [file for n, file in enumerate(self.files) if n not in chosen]
         self.files.append([row for row, stays in zip(rows, keep.tolist(), strict=True) if stays])
         if bottom:  # nothing is left that no read needs
-            ended = [row for row in self.files[-1] if row.commit_ts <= self.safe_ts]
-            assert all(answer([row], row.key, self.safe_ts).value is not None for row in ended)
-            assert len({row.key for row in ended}) == len(ended)
+            below = [row for row in self.files[-1] if row.commit_ts < self.safe_ts]
+            assert all(answer([row], row.key, self.safe_ts).value is not None for row in below)
+            assert len({row.key for row in below}) == len(below)
 
     def check(self) -> None:
         """Every read from the safe point on is what it was."""
@@ -146,7 +147,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         reworded,
         collection,
         "kept",
-        ("keep[places] = is_newest", "keep[places] = is_newest | (bottom & ~_ended(rows, safe_ts)[places])"),
+        ("keep[places] = is_newest", "keep[places] = is_newest | (bottom & ~ended(rows, safe_ts)[places])"),
     ),
     "an older version stays for the newest": partial(
         reworded, collection, "_at_or_below", ("sort_keys=_NEWEST_FIRST", 'sort_keys=[("key", "ascending")]')
@@ -155,6 +156,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         reworded, collection, "expired", ("tso.physical_ms(ts) // 1000", "tso.physical_ms(1 << 62) // 1000")
     ),
     "a deletion goes above the bottom": partial(reworded, collection, "kept", ("if bottom:", "if True:")),
+    "a deletion at the safe point goes": partial(
+        reworded, collection, "ended", ("< np.uint64(safe_ts)", "<= np.uint64(safe_ts)")
+    ),
     "a version above the safe point goes": partial(
         reworded, collection, "_at_or_below", ("<= np.uint64(safe_ts)", "<= np.uint64(safe_ts + 1)")
     ),
