@@ -13,6 +13,8 @@ timestamp. A table older than the log without a seed has no rows to start from, 
 A table whose base cannot be built, because an object is missing or damaged or the code fails, is excluded and reported.
 Its group is run again table by table to find it. A retryable error (store or catalog unavailable) ends the round.
 
+A tenant without tables (RawKV, TxnKV) has one base, of all its keys; what is said of tables holds for it.
+
 A job that dies leaves files without a row, which are collected, or bases that the next round retires.
 """
 
@@ -29,7 +31,7 @@ from compactor.core.verify import verified_bases
 from compactor.job import JobEnd, collected
 from compactor.stops import Excluded
 from compactor.task import Failed
-from schemas.bases import Base, choose, is_overtaken
+from schemas.bases import Base, choose, is_overtaken, of_range
 from schemas.history import History
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
@@ -41,7 +43,7 @@ from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.compaction import new_job
 from tistream.catalog.log.seeds import SeedRow, list_seeds, seed_segments_of
 from tistream.catalog.log.segments import SegmentRow, segment_in
-from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
 from tistream.catalog.work.tasks import served_watermark
 from tistream.clock import Clock
 from tistream.errors import SeedNeeded, TsExpired
@@ -104,17 +106,15 @@ def build_tenant_bases(
     """
     begun = clock.monotonic()
     row = get_tenant(catalog, tenant)
-    if not row.start_ts:
+    if not row.has_log:
         return BaseReport(end=JobEnd.NOTHING_TO_DO)
     amended = newest_amendment(catalog, tenant)
     watermark = served_watermark(catalog, tenant)
-    history = registry.history(tenant)
-    edge = min(watermark, history.resolved_ts)
+    history = None if row.kind.is_keyspace else registry.history(tenant)
+    edge = watermark if history is None else min(watermark, history.resolved_ts)
     failed: list[ExcludedTable] = []
     while True:
-        ts, rows, sources = planned_bases(
-            catalog, tenant, history, row.earliest_ts, edge, settings, without={f.table_id for f in failed}
-        )
+        ts, rows, sources = planned_bases(catalog, row, history, edge, settings, without={f.table_id for f in failed})
         made, excluded = _made(executor, rows, progress)
         failed += excluded
         if made or not excluded:
@@ -183,20 +183,19 @@ def _separated(
 
 def planned_bases(
     catalog: Catalog,
-    tenant: Tenant,
-    history: History,
-    start_ts: int,
+    row: TenantRow,
+    history: History | None,
     edge: int,
     settings: BaseSettings,
     *,
     without: Collection[int] = (),
 ) -> tuple[int, list[BasePlanRow], dict[int, Base]]:
-    """(B, the plan, predecessor of each planned table). `edge` is the served watermark; the tables in `without` get no
-    base."""
-    ts = tso.earlier(edge, settings.lag_ms)
-    if ts <= max(start_ts, history.start_ts):
+    """(B, the plan, predecessor of each planned table). `history` is None for a tenant without tables. `edge` is the
+    served watermark; the tables in `without` get no base."""
+    tenant, ts = row.tenant, tso.earlier(edge, settings.lag_ms)
+    if ts <= max(row.earliest_ts, 0 if history is None else history.start_ts):
         return ts, [], {}
-    found = _sources(catalog, tenant, history, start_ts, ts)
+    found = _sources(catalog, row, history, ts)
     sources = {base.physical_id: base for base in found if base.physical_id not in without}
     if not sources:
         return ts, [], {}
@@ -234,9 +233,12 @@ def _worthy(
     return plan_bases([table for table in tables if table is not None], segments, ts, settings.plan, due_ts=due_ts)
 
 
-def _sources(catalog: Catalog, tenant: Tenant, history: History, start_ts: int, ts: int) -> Iterator[Base]:
+def _sources(catalog: Catalog, row: TenantRow, history: History | None, ts: int) -> Iterator[Base]:
     """The predecessors of the tables that exist at `ts` and have one."""
-    seeds, bases = list_seeds(catalog, tenant), list_bases(catalog, tenant)
+    seeds, bases = list_seeds(catalog, row.tenant), list_bases(catalog, row.tenant)
+    if history is None:
+        yield of_range(bases, ts, start_ts=row.start_ts, floor_ts=row.floor_ts)
+        return
     of_table: dict[int, list[BaseRow]] = {}
     for base in bases:
         of_table.setdefault(base.table_id, []).append(base)
@@ -246,7 +248,7 @@ def _sources(catalog: Catalog, tenant: Tenant, history: History, start_ts: int, 
                 continue
             mine = [base for physical_id in table.physical_ids for base in of_table.get(physical_id, [])]
             try:
-                yield from choose(history, table, ts, seeds=seeds, bases=mine, log_start_ts=start_ts)
+                yield from choose(history, table, ts, seeds=seeds, bases=mine, log_start_ts=row.earliest_ts)
             except (SeedNeeded, TsExpired):
                 continue
 
@@ -312,7 +314,7 @@ def _is_visible(catalog: Catalog, tenant: Tenant, base: NewBase) -> bool:
     return found is not None and [s.object_key for s in found] == [s.object_key for s in base.segments]
 
 
-def _retire(catalog: Catalog, tenant: Tenant, history: History, window_start_ts: int) -> int:
+def _retire(catalog: Catalog, tenant: Tenant, history: History | None, window_start_ts: int) -> int:
     bases, seeds = list_bases(catalog, tenant), list_seeds(catalog, tenant)
-    overtaken = {base for base in bases if is_overtaken(base, history, seeds)}
+    overtaken = set() if history is None else {base for base in bases if is_overtaken(base, history, seeds)}
     return retire_bases(catalog, tenant, outlived(bases, overtaken, window_start_ts))

@@ -4,6 +4,9 @@ Like `compact_range` it depends on its plan row and the store only, each attempt
 is visible until the driver's transaction names it. Rows are read and merged as by a read as of the timestamp
 (`tistream.log.table_rows`), and written in the format of a seed. The written files are decoded again and must have the
 rows and the fingerprint of the merge, per table.
+
+A tenant without tables has one base, of all its keys, with the newest version of each. It is the bottom: nothing older
+exists below it, so deletions and expired versions are left out as `compactor.core.collection` allows.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ import polars as pl
 import pyarrow as pa
 
 from compactor.core.base_plan import BasePlanRow
-from tistream.codec.newest import VERSION, Run
-from tistream.codec.seed_file import SEED, SeedBuilder, SeedFile
+from compactor.core.collection import ended
+from tistream.catalog.log.bases import KEY_RANGE
+from tistream.codec.newest import KEY_VERSION, VERSION, Run
+from tistream.codec.seed_file import KEYS, SEED, SeedBuilder, SeedFile
 from tistream.codec.segment_file import SegmentFile, SegmentInfo
 from tistream.codec.table_key import table_ids
 from tistream.errors import TiStreamError, invariant
 from tistream.log.committed_log import SegmentSource
-from tistream.log.table_rows import base_rows, rows_at
+from tistream.log.table_rows import base_rows, keys_at, rows_at
 from tistream.objectstore.layout import BaseKey
 from tistream.objectstore.protocol import ObjectStore
 
@@ -62,15 +67,30 @@ def build_bases(store: ObjectStore, row: BasePlanRow, attempt: str) -> BaseResul
         row.tenant, row.ts, key_of=lambda n: BaseKey(tenant=row.tenant, job=job, range_id=row.range_id, ts=row.ts, n=n)
     )
     files: list[BaseFile] = []
-    for part in rows_at(_before(store, row), _since(store, row), VERSION):
-        merged.add(part.cast(SEED))
-        files += [_put(store, file, written) for file in builder.add(part.cast(SEED))]
-    files += [_put(store, file, written) for file in builder.finish()]
+    for part in _merged(store, row):
+        merged.add(part)
+        files += [_put(store, file, written, part.schema) for file in builder.add(part)]
+    files += [_put(store, file, written, _stored(row)) for file in builder.finish()]
     if merged != written or not merged.rows.keys() <= {table.table_id for table in row.tables}:
         raise TiStreamError("a base differs from its inputs", job=row.job, range=row.range_id)
     return BaseResult(
         range_id=row.range_id, ts=row.ts, files=tuple(files), rows=written.rows, seconds=time.monotonic() - begun
     )
+
+
+def _stored(row: BasePlanRow) -> pa.Schema:
+    """Of the rows of the files."""
+    return KEYS if row.tables[0].table_id == KEY_RANGE else SEED
+
+
+def _merged(store: ObjectStore, row: BasePlanRow) -> Iterator[pa.Table]:
+    """The rows of the bases, in key order."""
+    if _stored(row) is SEED:
+        for part in rows_at(_before(store, row, VERSION), _since(store, row), VERSION):
+            yield part.cast(SEED)
+        return
+    for part in keys_at(_before(store, row, KEY_VERSION), _since(store, row)):
+        yield part.filter(pa.array(~ended(part, row.ts))).cast(KEYS)
 
 
 class _Sums:
@@ -93,11 +113,11 @@ class _Sums:
         self.fingerprint = (self.fingerprint + int(total)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _before(store: ObjectStore, row: BasePlanRow) -> Run:
+def _before(store: ObjectStore, row: BasePlanRow, schema: pa.Schema) -> Run:
     """The predecessors in order of table id, hence of key."""
     for table in sorted(row.tables, key=lambda t: t.table_id):
         for segment in table.rows:
-            yield base_rows(store, segment, table.after_ts, VERSION)
+            yield base_rows(store, segment, table.after_ts, schema)
 
 
 def _since(store: ObjectStore, row: BasePlanRow) -> Iterator[pa.Table]:
@@ -119,10 +139,10 @@ def _segments(store: ObjectStore, row: BasePlanRow) -> Iterable[pa.Table]:
     return (source.rows(segment) for segment in row.segments)
 
 
-def _put(store: ObjectStore, file: SeedFile, written: _Sums) -> BaseFile:
+def _put(store: ObjectStore, file: SeedFile, written: _Sums, schema: pa.Schema) -> BaseFile:
     key = str(file.key)
     found = SegmentFile.open(key, file.data)
     for number in range(len(file.segments)):
-        written.add(found.read(number, SEED))
+        written.add(found.read(number, schema))
     store.put(key, file.data)
     return BaseFile(object_key=key, object_bytes=len(file.data), segments=file.segments)

@@ -69,7 +69,7 @@ class Maintenance:
     def step(self, leader_epoch: int) -> list[int]:
         """One round; the ids of the jobs added. Each write is guarded by the leader's epoch and by what is open."""
         self.tenants.load()
-        rows = [row for row in list_tenants(self._catalog) if row.state in _MAINTAINED and row.start_ts]
+        rows = [row for row in list_tenants(self._catalog) if row.state in _MAINTAINED]
         known = {row.tenant for row in rows}
         self.tenants.keep_only(known)
         self._needs.keep_only(known)

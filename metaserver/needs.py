@@ -7,17 +7,18 @@ that lags.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from metaserver.core.maintenance import MaintenanceRules, ReplayMode, TaskPieces, TenantNeed
-from schemas.registry.retention import births, needs_of_reads
+from schemas.registry.retention import births, need_of_keys, needs_of_reads
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.compaction import lowest_durable_ts
 from tistream.catalog.log.needs import base_figures, small_pieces, tail_bytes
-from tistream.catalog.log.retention import database_time_ms
+from tistream.catalog.log.retention import Hold, database_time_ms
 from tistream.catalog.log.seeds import list_seeds
 from tistream.catalog.log.snapshots import positions
 from tistream.catalog.tenancy.tenants import TenantRow, kept_s
@@ -101,16 +102,21 @@ class Needs:
         return known
 
     def _oldest_need(self, row: TenantRow) -> tuple[int, str]:
-        history = self._registry.history(row.tenant)
-        at = min(served_watermark(self._catalog, row.tenant), history.resolved_ts)
-        needs = needs_of_reads(
-            history,
-            at,
-            earliest_ts=row.earliest_ts,
-            seeds=list_seeds(self._catalog, row.tenant),
-            bases=list_bases(self._catalog, row.tenant),
-            born=births(history, row.earliest_ts),
-        )
+        at, bases = served_watermark(self._catalog, row.tenant), list_bases(self._catalog, row.tenant)
+        needs: Iterable[Hold]
+        if row.kind.is_keyspace:
+            needs = [need_of_keys(earliest_ts=row.earliest_ts, bases=bases)]
+        else:
+            history = self._registry.history(row.tenant)
+            at = min(at, history.resolved_ts)
+            needs = needs_of_reads(
+                history,
+                at,
+                earliest_ts=row.earliest_ts,
+                seeds=list_seeds(self._catalog, row.tenant),
+                bases=bases,
+                born=births(history, row.earliest_ts),
+            )
         oldest = min(needs, key=lambda hold: hold.ts, default=None)
         if oldest is None:
             return 0, ""

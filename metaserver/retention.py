@@ -100,16 +100,17 @@ class Retention:
             self._held.pop(row.tenant, None)
             return
         start = self._starts.of(row, wanted)
-        self._note(row.tenant, start)
+        self._note(row, start)
         floor = start.floor
         if floor.ts > row.earliest_ts and raise_floor(
             self._catalog, row.tenant, seen_floor=row.floor_ts, to_ts=floor.ts
         ):
             log.info("floor raised", tenant=str(row.tenant), was=row.earliest_ts, earliest_ts=floor.ts)
 
-    def _note(self, tenant: Tenant, start: LogStart) -> None:
-        held = start.floor.held_by
-        late_ms = tso.physical_ms(start.wanted_ts) - tso.physical_ms(start.floor.ts)
+    def _note(self, row: TenantRow, start: LogStart) -> None:
+        tenant, held = row.tenant, start.floor.held_by
+        since_ms = tso.physical_ms(start.floor.ts) or row.created_ms  # the log of a raw tenant begins at 0
+        late_ms = tso.physical_ms(start.wanted_ts) - since_ms
         if held is None or late_ms < min(_REPORTED_FROM_MS, max(_BUILDING_MS, start.kept_ms)):
             self._held.pop(tenant, None)
             return

@@ -8,6 +8,8 @@ log began, because then all its rows are in the log. Building the next base star
 - The newest usable one is chosen, but a base only if no seed newer than its own lies at or below it. A seed may hold
   what the log does not, such as rows rewritten by MODIFY COLUMN, and a base built without it lacks them.
 - A table with a physical id that has none is refused as a whole.
+
+A tenant without tables has one set for all its keys (`of_range`), which only compaction builds.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from schemas.history import History
 from schemas.model import Table
 from tistream import ts as tso
-from tistream.catalog.log.bases import BaseRow
+from tistream.catalog.log.bases import KEY_RANGE, BaseRow
 from tistream.catalog.log.seeds import SeedRow
 from tistream.errors import SeedNeeded, TsExpired
 
@@ -27,7 +29,7 @@ from tistream.errors import SeedNeeded, TsExpired
 class Base:
     """The rows of one physical table at `ts`. `source` None: no rows, it was created after the log began."""
 
-    physical_id: int
+    physical_id: int  #: or KEY_RANGE
     ts: int
     source: SeedRow | BaseRow | None
 
@@ -70,6 +72,25 @@ def choose(
                 log_start_ts=str(log_start_ts),
             )
     return tuple(found)
+
+
+def of_range(bases: Sequence[BaseRow], as_of: int, *, start_ts: int, floor_ts: int) -> Base:
+    """The start of a read of a tenant without tables: its newest base at or below `as_of`, else the start of its log if
+    nothing of that was deleted. `bases` are the tenant's, in any order.
+
+    TsExpired when there is neither."""
+    usable = [base for base in bases if base.ts >= max(start_ts, floor_ts)]
+    newest = max((base for base in usable if base.ts <= as_of), key=lambda base: base.ts, default=None)
+    if newest is not None:
+        return Base(physical_id=KEY_RANGE, ts=newest.ts, source=newest)
+    if floor_ts <= start_ts <= as_of:
+        return Base(physical_id=KEY_RANGE, ts=start_ts, source=None)
+    earliest = min((base.ts for base in usable), default=max(start_ts, floor_ts))
+    raise TsExpired(
+        f"The keys of this tenant are known from {tso.described(earliest)} on, not as of {tso.described(as_of)}.",
+        earliest_ts=str(earliest),
+        earliest_time=tso.to_text(earliest),
+    )
 
 
 def is_overtaken(base: BaseRow, history: History, seeds: Sequence[SeedRow]) -> bool:

@@ -2,7 +2,8 @@
 
     policy              min(the database's time, served watermark) - retention
     changefeeds, safe points
-    reads as of a timestamp     what each table needs (`schemas.registry.retention`)
+    reads as of a timestamp     what each table needs, or the keys of a tenant without tables
+                                (`schemas.registry.retention`)
 
 Retention counts back from the served watermark, and at most from the database's clock: a tenant whose upstream stalls
 keeps its last hours for ever, and a fast upstream clock deletes nothing. The meta server raises floors by it, and the
@@ -14,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.registry.retention import Floor, births, lowest_floor, needs_of_reads
+from schemas.registry.retention import Floor, births, floor_of_keys, lowest_floor, needs_of_reads
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
 from tistream.admin.core.units import duration_text
@@ -61,7 +62,7 @@ class LogStarts:
     def wanted(self, row: TenantRow) -> int | None:
         """The floor by the policy alone; None when everything is kept."""
         kept_ms = kept_s(row, self._default_hours) * 1000
-        served = served_watermark(self._catalog, row.tenant) if row.start_ts and kept_ms else 0
+        served = served_watermark(self._catalog, row.tenant) if row.has_log and kept_ms else 0
         if not served:
             return None
         newest_ms = min(database_time_ms(self._catalog), tso.physical_ms(served))
@@ -70,6 +71,8 @@ class LogStarts:
     def of(self, row: TenantRow, wanted_ts: int) -> LogStart:
         """The floor and its holds. `wanted_ts`: by `wanted`. Raises when the schema history cannot be read."""
         holds = holds_of(self._catalog, row.tenant)
+        if row.kind.is_keyspace:
+            return self._of_keys(row, wanted_ts, holds)
         history = self._registry.history(row.tenant)
         at = min(wanted_ts, history.resolved_ts)
         born = births(history, row.earliest_ts)
@@ -86,6 +89,16 @@ class LogStarts:
         floor = lowest_floor(at, holds, born)
         if floor.held_by is not None and floor.held_by.ts < min((hold.ts for hold in holds), default=wanted_ts):
             holds.append(floor.held_by)
+        return self._start(row, wanted_ts, floor, holds)
+
+    def _of_keys(self, row: TenantRow, wanted_ts: int, holds: list[Hold]) -> LogStart:
+        bases = list_bases(self._catalog, row.tenant)
+        floor = floor_of_keys(wanted_ts, holds, earliest_ts=row.earliest_ts, bases=bases)
+        if floor.held_by is not None and floor.held_by not in holds:
+            holds.append(floor.held_by)
+        return self._start(row, wanted_ts, floor, holds)
+
+    def _start(self, row: TenantRow, wanted_ts: int, floor: Floor, holds: list[Hold]) -> LogStart:
         kept_ms = kept_s(row, self._default_hours) * 1000
         ordered = tuple(sorted(holds, key=lambda hold: hold.ts))
         return LogStart(wanted_ts=wanted_ts, kept_ms=kept_ms, floor=floor, holds=ordered)

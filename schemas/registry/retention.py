@@ -10,6 +10,9 @@ never lies in a `Birth`, the stretch from the user's request of the DDL to its c
 retention is known too late for that; `schemas.bases` refuses its ids until there is a seed of them.
 
 Schema histories are kept whole: a row in a base may be older than the base, and have a much older version.
+
+A tenant without tables has one base for all its keys, and its floor is always at one (or at its start): so its keys can
+be read as of every moment from the floor on, whatever holds the floor.
 """
 
 from __future__ import annotations
@@ -110,6 +113,24 @@ def lowest_floor(wanted_ts: int, holds: Sequence[Hold], born: Mapping[int, Birth
             return floor
         first = min(inside, key=lambda birth: birth.from_ts)
         floor = Floor(ts=first.from_ts, held_by=first.hold(_DDL_END))
+
+
+def floor_of_keys(wanted_ts: int, holds: Sequence[Hold], *, earliest_ts: int, bases: Sequence[BaseRow]) -> Floor:
+    """The floor of a tenant without tables: its newest base at or below `wanted_ts` and the holds, else `earliest_ts`.
+    The base itself is what holds it if no newer one is there to follow."""
+    lowest = min((hold for hold in holds if hold.ts < wanted_ts), key=lambda hold: hold.ts, default=None)
+    at = wanted_ts if lowest is None else lowest.ts
+    ts = max((base.ts for base in bases if earliest_ts < base.ts <= at), default=earliest_ts)
+    if lowest is None and ts < wanted_ts and not any(base.ts > ts for base in bases):
+        lowest = need_of_keys(earliest_ts=earliest_ts, bases=bases)
+    return Floor(ts=ts, held_by=lowest)
+
+
+def need_of_keys(*, earliest_ts: int, bases: Sequence[BaseRow]) -> Hold:
+    """What reads as of the newest moments need of the log of a tenant without tables."""
+    ts = max((base.ts for base in bases), default=earliest_ts)
+    release = f"the next base of all keys: {_BUILDS}"
+    return Hold(ts=max(ts, earliest_ts), kind=HoldKind.KEYS, name="keys", who="the base of the keys", release=release)
 
 
 def _table_hold(ts: int, table: str, physical_id: int, release: str) -> Hold:

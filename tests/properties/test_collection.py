@@ -8,9 +8,7 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,44 +16,10 @@ from hypothesis import strategies as st
 from compactor.core import collection
 from compactor.core.collection import KEY_VERSIONS_MAX, Versions, counted, is_worth_collecting
 from simulator.dst.mutants import reworded
+from tests.kit.key_history import Row, answer, table, write
 from tistream import ts as tso
-from tistream.model.change import COMMITTED, FLAG_OLD_VALUE_UNKNOWN, FLAG_SCANNED, Op
 
-KEYS, STEPS, SEEDS = 3, 12, 20
-PUT, DELETE = int(Op.PUT), int(Op.DELETE)
-
-
-class Row(NamedTuple):
-    """A version, as the log has it."""
-
-    key: bytes
-    commit_ts: int
-    start_ts: int
-    value: bytes | None
-    expire_ts: int
-
-
-class Answer(NamedTuple):
-    """What a read says about a key."""
-
-    value: bytes | None
-    commit_ts: int  #: of the value
-    expire_ts: int
-    exact: bool
-
-
-NOTHING = Answer(None, 0, 0, True)
-
-
-def answer(rows: list[Row], key: bytes, as_of: int) -> Answer:
-    """By the definition, one row at a time."""
-    mine = [row for row in rows if row.key == key]
-    there = any(row.commit_ts == as_of for row in mine)
-    exact = there or not any(row.start_ts < as_of < row.commit_ts for row in mine)
-    newest = max((row for row in mine if row.commit_ts <= as_of), key=lambda row: row.commit_ts, default=None)
-    if newest is None or newest.value is None or 0 < newest.expire_ts * 1000 <= tso.physical_ms(as_of):
-        return NOTHING._replace(exact=exact)
-    return Answer(newest.value, newest.commit_ts, newest.expire_ts, exact)
+KEYS, STEPS, SEEDS = 3, 12, 60
 
 
 class Run:
@@ -73,14 +37,7 @@ class Run:
             self.collect()
 
     def write(self) -> None:
-        rows = []
-        for _ in range(self.rand.randint(1, 6)):
-            before = self.ts
-            self.ts += self.rand.choice([1, tso.compose(700)])
-            start_ts = self.rand.choice([self.ts, self.ts, before - tso.compose(self.rand.randint(0, 900))])
-            value = None if self.rand.random() < 0.3 else b"%d" % self.ts
-            expire_ts = 0 if value is None or self.rand.random() < 0.5 else tso.physical_ms(self.ts) // 1000 + 2
-            rows.append(Row(b"%d" % self.rand.randrange(KEYS), self.ts, start_ts, value, expire_ts))
+        rows, self.ts = write(self.rand, self.ts, self.rand.randint(1, 6), KEYS, 700)
         self.all += rows
         cut = self.rand.randint(0, len(rows))  # rows of one time in two files
         self.rand.shuffle(rows)
@@ -110,15 +67,6 @@ class Run:
         for as_of in sorted(ts for ts in moments if ts >= self.safe_ts):
             for key in {row.key for row in self.all}:
                 assert answer(left, key, as_of) == answer(self.all, key, as_of), (key, as_of)
-
-
-def table(rows: list[Row]) -> pa.Table:
-    """As the log has them."""
-    marks = [FLAG_OLD_VALUE_UNKNOWN | FLAG_SCANNED * (row.start_ts != row.commit_ts) for row in rows]
-    columns = {name: [getattr(row, name) for row in rows] for name in Row._fields}
-    ops = [DELETE if row.value is None else PUT for row in rows]
-    rest = {"table_id": [0] * len(rows), "op": ops, "old_value": [None] * len(rows), "flags": marks}
-    return pa.table({name: (columns | rest)[name] for name in COMMITTED.names}, schema=COMMITTED)
 
 
 def run(rand: random.Random) -> None:

@@ -27,6 +27,9 @@ STATE = pa.schema(
 #: a version that can be written again (schema seed_file.SEED without the deleted)
 VERSION = pa.schema([STATE.field("key"), pa.field("start_ts", pa.uint64(), False), *list(STATE)[1:]])
 
+#: a version of a key of no table (schema seed_file.KEYS)
+KEY_VERSION = VERSION.append(pa.field("expire_ts", pa.uint64(), False))
+
 Run = Iterator[pa.Table]
 
 _ROW_BYTES = 16  # of timestamps and offsets

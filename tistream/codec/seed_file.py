@@ -57,6 +57,9 @@ SEED = pa.schema(
     ]
 )
 
+#: rows of a base of a key range (table id 0); a null value is a deletion at the base's timestamp itself
+KEYS = pa.schema([*list(SEED)[:-1], pa.field("value", pa.binary()), pa.field("expire_ts", pa.uint64(), False)])
+
 
 @dataclass(frozen=True, slots=True)
 class SeedSegment:
@@ -135,8 +138,8 @@ class SeedBuilder:
         self._segments: list[SegmentInfo] = []
 
     def add(self, rows: pa.Table) -> Iterator[SeedFile]:
-        """Rows of schema SEED that follow those before. InvalidInput when they are out of order, not records, or
-        newer than the seed."""
+        """Rows of schema SEED or KEYS that follow those before. InvalidInput when they are out of order, not records
+        (SEED), or newer than the seed."""
         rows = rows.combine_chunks()
         if not rows.num_rows:
             return
@@ -230,12 +233,20 @@ def _count(value: str | int) -> int:
 
 
 def decode_seed_segment(
-    name: str, number: int, data: bytes | memoryview, *, ts: int, crc: int, rows: int, offset: int
+    name: str,
+    number: int,
+    data: bytes | memoryview,
+    *,
+    ts: int,
+    crc: int,
+    rows: int,
+    offset: int,
+    schema: pa.Schema = SEED,
 ) -> pa.Table:
     """The rows of one segment from its stored bytes, as one chunk. CorruptObject when damaged."""
     raw_bytes_max = ROW_BYTES_MAX if rows == 1 else SEED_SEGMENT_BYTES_MAX
     table = decode_segment(
-        name, number, data, crc=crc, schema=SEED, rows=rows, raw_bytes_max=raw_bytes_max, offset=offset
+        name, number, data, crc=crc, schema=schema, rows=rows, raw_bytes_max=raw_bytes_max, offset=offset
     )
     if fault := seed_fault(table, ts, b""):
         raise CorruptObject(f"the rows are no seed: {fault}", object=name, segment=number, offset=offset)
@@ -245,7 +256,7 @@ def decode_seed_segment(
 def seed_fault(rows: pa.Table, ts: int, after: bytes) -> str:
     """The fault of these rows as text; empty when they may follow the key `after` in a seed of `ts`."""
     keys = rows["key"].combine_chunks()
-    if not is_record(keys).all():
+    if rows.schema.equals(SEED) and not is_record(keys).all():
         return "a key is not that of a record"
     if rows.num_rows and keys[0].as_py() <= after:
         return "row 0 is not above the row before"
@@ -284,7 +295,8 @@ def _segment(n: int, info: SegmentInfo) -> SeedSegment:
 def _parts(rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
     """(physical table, its rows), each near the size of a segment."""
     ids = table_ids(rows["key"])
-    sizes = pc.add(pc.binary_length(rows["key"]), pc.binary_length(rows["value"])).to_numpy().astype(np.int64) + 16
+    lengths = pc.add(pc.binary_length(rows["key"]), pc.fill_null(pc.binary_length(rows["value"]), 0))
+    sizes = lengths.to_numpy().astype(np.int64) + 16
     before: npt.NDArray[Any] = np.concatenate([[0], np.cumsum(sizes)])
     bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
     for start, end in itertools.pairwise(bounds):

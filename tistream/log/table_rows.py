@@ -8,7 +8,8 @@ The log is in commit order, the result in key order. The log is read once and cu
 the newest version of each key; completed runs spill to a temporary file. Memory holds one run under construction, and
 one block of each run and of the base during the merge.
 
-AS OF reads and base builds both use this, with their own sources.
+AS OF reads and base builds both use this, with their own sources. A tenant without tables has its keys in place of the
+rows: then deletions and expiries are the caller's matter.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from tistream.catalog.log.bases import KEY_RANGE
 from tistream.catalog.log.segments import SegmentRow
-from tistream.codec.newest import STATE, Run, alive, merged, newest, pieces, states
-from tistream.codec.seed_file import decode_seed_segment
+from tistream.codec.newest import KEY_VERSION, STATE, Run, alive, merged, newest, pieces, states
+from tistream.codec.seed_file import KEYS, SEED, decode_seed_segment
 from tistream.codec.table_key import is_record
 from tistream.errors import CorruptObject
 from tistream.objectstore.protocol import ObjectStore
@@ -36,6 +38,12 @@ def rows_at(base: Run, changes: Iterable[pa.Table], schema: pa.Schema = STATE) -
     yield from alive(merged([base, *_runs(changes, schema)]))
 
 
+def keys_at(base: Run, changes: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The newest version of each key (schema newest.KEY_VERSION) in key order, also of those that are deleted or have
+    expired. `base` and `changes` as for `rows_at`."""
+    yield from merged([base, *_runs(changes, KEY_VERSION)])
+
+
 def base_rows(store: ObjectStore, row: SegmentRow, ts: int, schema: pa.Schema = STATE) -> pa.Table:
     """The rows of one segment of a seed or base of `ts`. ObjectNotFound when it was deleted."""
     try:
@@ -43,7 +51,9 @@ def base_rows(store: ObjectStore, row: SegmentRow, ts: int, schema: pa.Schema = 
     except CorruptObject as e:
         facts = {"object": row.object_key, "segment": row.number, "offset": row.offset}
         raise CorruptObject(f"segment of a base missing: {e.message}", **facts) from e
-    table = decode_seed_segment(row.object_key, row.number, data, ts=ts, crc=row.crc, rows=row.rows, offset=row.offset)
+    stored = KEYS if row.table_lo == KEY_RANGE else SEED
+    place = {"crc": row.crc, "rows": row.rows, "offset": row.offset}
+    table = decode_seed_segment(row.object_key, row.number, data, ts=ts, schema=stored, **place)
     return table.select(schema.names).cast(schema)
 
 
@@ -52,7 +62,9 @@ def _runs(changes: Iterable[pa.Table], schema: pa.Schema) -> list[Run]:
     held: list[pa.Table] = []
     size = 0
     for rows in changes:
-        held.append(states(rows.filter(pa.array(is_record(rows["key"]))), schema))  # not index entries
+        if schema is not KEY_VERSION:
+            rows = rows.filter(pa.array(is_record(rows["key"])))  # not index entries
+        held.append(states(rows, schema))
         size += held[-1].nbytes
         if size < RUN_BYTES_MAX:
             continue

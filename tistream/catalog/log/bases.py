@@ -45,6 +45,8 @@ from tistream.catalog.tenancy.tenants import TaskKind, lock_tenant
 from tistream.errors import NotFound, TenantDeleted, invariant
 from tistream.ids import Tenant
 
+KEY_RANGE = 0  #: in place of a table id: all keys of a tenant without tables
+
 _b, _s, _o = bases.c, base_segments.c, objects.c
 _IDS_AT_ONCE = 500
 _LISTED = select(bases).where(of_asked_tenant(bases)).order_by(_b.ts.desc(), _b.table_id)
@@ -69,7 +71,7 @@ class BaseRow:
     """A base."""
 
     tenant: Tenant
-    table_id: int  #: physical
+    table_id: int  #: physical, or KEY_RANGE
     ts: int
     seed_ts: int  #: of the seed it is ultimately built on; 0 = none, all rows came from the log
     rows: int

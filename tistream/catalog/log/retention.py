@@ -117,6 +117,7 @@ class HoldKind(StrEnum):
     CHANGEFEED = "changefeed"
     SAFE_POINT = "safe_point"
     TABLE = "table"
+    KEYS = "keys"
     SCHEMA = "schema"
 
 

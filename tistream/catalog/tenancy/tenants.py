@@ -38,6 +38,7 @@ from tistream.catalog.tenancy.kinds import Keyspace, TenantKind, stored_range
 from tistream.errors import InvalidInput, NotFound, StateForbids, TenantDeleted
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.limits import RAW_RETENTION_HOURS
 
 
 class TenantState(StrEnum):
@@ -72,6 +73,11 @@ class TenantRow:
     floor_ts: int = 0  #: the log at or below it was deleted; 0 = none yet
     retention_s: int | None = None  #: seconds of log to keep; 0 = all; None = the setting
     schema_hints: int = 0  #: rises with each notification of a schema snapshot while it waits for one
+
+    @property
+    def has_log(self) -> bool:
+        """Whether its log has begun. That of a raw or txn tenant may begin at 0."""
+        return self.state is not TenantState.AWAITING_SNAPSHOT
 
     @property
     def earliest_ts(self) -> int:
@@ -308,8 +314,12 @@ def change_state(
 
 
 def kept_s(row: TenantRow, default_hours: float) -> int:
-    """Seconds of the tenant's log to keep; 0 = all."""
-    return int(default_hours * 3600) if row.retention_s is None else row.retention_s
+    """Seconds of the tenant's log to keep; 0 = all. Without a retention of its own, RawKV keeps at most the lifetime
+    that API V2 gives deletions."""
+    if row.retention_s is not None:
+        return row.retention_s
+    hours = min(default_hours, RAW_RETENTION_HOURS) if row.kind is TenantKind.RAW else default_hours
+    return int(hours * 3600)
 
 
 def note_schema_snapshot(catalog: Catalog, tenant: Tenant) -> bool:

@@ -1,0 +1,165 @@
+"""The log of a RawKV tenant is given up from its old end: bases of its keys are built by maintenance jobs, the floor
+follows them, and every read from the floor on is what it was.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compactor.job_run import JobRun
+from compactor.local import LocalExecutor
+from compactor.maintenance import Maintenance as Doing
+from metaserver.collect import Collector
+from metaserver.core.maintenance import MaintenanceRules
+from metaserver.maintenance import Maintenance
+from metaserver.retention import Retention
+from reading.reader import LogReader
+from schemas.bases import of_range
+from schemas.registry.log_start import LogStarts
+from schemas.registry.schema_registry import SchemaRegistry
+from tests.kit.catalog_cases import elected, new_catalog
+from tests.kit.key_history import Row, answer, rows_of, table, write
+from tests.kit.log_builder import TENANT, LogBuilder
+from tests.kit.open_folder import OpenFolder
+from tistream import ts as tso
+from tistream.catalog.log.bases import BaseRow, base_segments_of, list_bases
+from tistream.catalog.log.retention import database_time_ms
+from tistream.catalog.log.safe_points import remove_safe_point, set_safe_point
+from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
+from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
+from tistream.catalog.work.job_rows import JobExecutor, JobKind, JobState, get_job
+from tistream.catalog.work.jobs import lease
+from tistream.catalog.work.tasks import served_watermark
+from tistream.clock import SystemClock
+from tistream.codec.newest import KEY_VERSION
+from tistream.errors import TsExpired
+from tistream.log.table_rows import base_rows
+
+CLOCK = SystemClock()
+RULES = MaintenanceRules(lag_ms=0, pause_ms=0, tail_bytes_min=1, tail_ratio=0, merge_pieces_min=999)
+HOUR_MS, KEYS, PAUSE_MS = 3_600_000, 12, 1_000_000
+SERVICE_HOURS = 168.0
+
+
+class World:
+    """A RawKV tenant whose log began sixty hours ago."""
+
+    def __init__(self, folder: Path) -> None:
+        self.catalog, self.store = new_catalog(folder), OpenFolder()
+        register_tenant(self.catalog, TENANT, kind=TenantKind.RAW, keyspace=Keyspace(id=1))
+        self.now_ms, rand = database_time_ms(self.catalog), random.Random(7)
+        self.rows, _ = write(rand, self.at(60), 400, KEYS, PAUSE_MS)
+        self.log = LogBuilder(self.catalog, self.store, rows=table(self.rows))
+        self.registry = SchemaRegistry(self.catalog, self.store, clock=CLOCK)
+        self.reader = LogReader(self.catalog, self.store, CLOCK)
+        self.starts = LogStarts(self.catalog, self.registry, default_hours=SERVICE_HOURS)
+        self.retention = Retention(self.catalog, self.registry, default_hours=SERVICE_HOURS)
+
+    def at(self, hours_ago: float) -> int:
+        return tso.compose(self.now_ms - int(hours_ago * HOUR_MS))
+
+    def flush(self, hours_ago: float, files: int = 10) -> None:
+        """The log up to then, in files."""
+        begun = max(self.at(60), served_watermark(self.catalog, TENANT))
+        for n in range(1, files + 1):
+            self.log.flush(begun + (self.at(hours_ago) - begun) * n // files)
+
+    def maintain(self) -> list[tuple[JobKind, str]]:
+        """What a new scheduler decides, done by threads."""
+        scheduler = Maintenance(
+            self.catalog, self.store, self.registry, CLOCK, RULES, default_hours=SERVICE_HOURS, name="m1"
+        )
+        added = scheduler.step(elected(self.catalog))
+        assert scheduler.problems() == []
+        doing = Doing(self.catalog, self.store, CLOCK, lambda _: LocalExecutor(self.store))
+        for _ in added:
+            job = lease(self.catalog, "e1", [JobExecutor.THREADS])
+            assert job is not None
+            assert JobRun(self.catalog, CLOCK, job).run(doing) is JobState.DONE
+        return [(job.kind, job.outcome) for job in (get_job(self.catalog, n) for n in added)]
+
+    def floor(self) -> int:
+        """After a round of retention."""
+        self.retention.step()
+        return get_tenant(self.catalog, TENANT).floor_ts
+
+    def known(self, as_of: int, upto: int) -> list[Row]:
+        """What a reader as of then has: the base, and the log above it."""
+        row = get_tenant(self.catalog, TENANT)
+        base = of_range(list_bases(self.catalog, TENANT), as_of, start_ts=row.start_ts, floor_ts=row.floor_ts)
+        found = list[Row]()
+        if isinstance(base.source, BaseRow):
+            for segment in base_segments_of(self.catalog, base.source) or ():
+                found += rows_of(base_rows(self.store, segment, base.ts, KEY_VERSION))
+        for part in self.reader.versions(TENANT, after=base.ts, upto=upto, table_ids=[0], amended=0):
+            found += rows_of(part)
+        return found
+
+    def judge(self, floor: int, edge: int) -> int:
+        """Every read in [floor, edge] is as if nothing had been deleted; the number of inexact ones."""
+        logged, inexact = [row for row in self.rows if row.commit_ts <= edge], 0
+        moments = {floor, edge, *(ts for row in logged for ts in (row.commit_ts, row.start_ts, row.commit_ts - 1))}
+        moments |= {tso.compose(row.expire_ts * 1000) for row in logged}
+        some = random.Random(8).sample(sorted(ts for ts in moments if floor <= ts <= edge), 30)
+        for as_of in {floor, edge, *some}:
+            found = self.known(as_of, edge)
+            for key in {row.key for row in self.rows}:
+                wanted = answer(logged, key, as_of)
+                assert answer(found, key, as_of) == wanted, (key, as_of)
+                inexact += not wanted.exact
+        return inexact
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.catalog.close()
+
+
+def test_the_floor_follows_the_bases_of_the_keys(world: World) -> None:
+    world.flush(40)
+    assert world.floor() == 0, "there is no base"
+    (hold,) = world.starts.shown(TENANT)["holds"]
+    assert (hold["kind"], hold["holding"], hold["ts"]) == ("keys", True, "0")
+    assert world.maintain() == [(JobKind.RETIRE_SEEDS, "swapped")]
+    assert world.maintain() == [], "it is not due again"
+    world.flush(20)
+    assert world.maintain() == [(JobKind.BASES, "swapped")]
+    files = {key for key in world.store.objects if key.startswith("committed/")}
+    world.flush(0.01)
+    assert world.floor() == world.at(40), "the newest base that is 24 hours old, RawKV's retention"
+    assert Collector(world.catalog, world.store, CLOCK, grace_ms=0).step() == 10
+    assert len(files & world.store.objects.keys()) == len(files) - 10 == 10
+    assert world.retention.problems() == []
+    shown = world.starts.shown(TENANT)
+    assert (shown["policy_s"], shown["earliest_ts"]) == (24 * 3600, str(world.at(40)))
+    assert [hold["by"] for hold in shown["holds"]] == []
+    assert world.judge(world.at(40), world.at(0.01)) > 0
+    based = world.known(world.at(40), world.at(40))
+    assert based
+    assert all(answer([row], row.key, world.at(40)).value is not None for row in based), (
+        "deletions and expired ones went"
+    )
+    with pytest.raises(TsExpired):
+        world.known(world.at(40) - 1, world.at(0.01))
+
+
+def test_a_safe_point_between_two_bases_keeps_the_lower_one(world: World) -> None:
+    world.flush(50)
+    world.maintain()
+    set_safe_point(world.catalog, TENANT, "backup", world.at(45), 3600)
+    world.flush(30)
+    world.maintain()
+    world.flush(0.01)
+    assert world.floor() == world.at(50)
+    (problem,) = world.retention.problems()
+    assert "backup" in str(problem.shown())
+    world.judge(world.at(50), world.at(0.01))
+    remove_safe_point(world.catalog, TENANT, "backup")
+    assert world.floor() == world.at(30)
+    world.judge(world.at(30), world.at(0.01))
