@@ -1,0 +1,1 @@
+"""Pure parts of reads of raw and txn tenants."""
