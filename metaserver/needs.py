@@ -73,7 +73,8 @@ class Needs:
         kept_ms = int(kept_s(row, self._default_hours) * 1000)
         held = self._holding(row, kept_ms)
         now_ms, end_ts = database_time_ms(catalog), stream_end(catalog, tenant)
-        behind_ms = tso.lag_ms(served_watermark(catalog, tenant), now_ms, end_ts)
+        served = served_watermark(catalog, tenant)
+        behind_ms = tso.lag_ms(served, now_ms, end_ts) if served else 0
         return TenantNeed(
             tenant=tenant,
             tasks=tuple(

@@ -79,7 +79,7 @@ def seed_router(
 
     @routes.post(base, status_code=201, operation_id="add_seed", summary="Make a seed visible")
     def add(cluster_id: _Id, tenant_id: _Id, new: NewSeed, response: Response) -> Seed:
-        tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+        tenant = _with_tables(catalog, cluster_id, tenant_id)
         time = service_time(catalog, clock, skew_max_ms)
         if not publish(catalog, store, tenant, int(new.ts), new.table_id, time):
             response.status_code = 200
@@ -88,16 +88,22 @@ def seed_router(
 
     @routes.get(base, operation_id="list_seeds", summary="List seeds of a tenant, newest first")
     def seeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Seed]]:
-        tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+        tenant = _with_tables(catalog, cluster_id, tenant_id)
         return {"items": [_shown(row) for row in list_seeds(catalog, tenant)]}
 
     @routes.get(f"{base}/wanted", operation_id="list_wanted_seeds", summary="List tables that need a new seed")
     def wanted(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[WantedSeed]]:
-        tenant = get_tenant(catalog, Tenant(cluster_id, tenant_id)).tenant
+        tenant = _with_tables(catalog, cluster_id, tenant_id)
         found = wanted_seeds(registry.history(tenant), list_seeds(catalog, tenant))
         return {"items": [_wanted(each) for each in found]}
 
     return routes
+
+
+def _with_tables(catalog: Catalog, cluster_id: int, tenant_id: int) -> Tenant:
+    row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
+    row.check_tables()
+    return row.tenant
 
 
 def publish(catalog: Catalog, store: ObjectStore, tenant: Tenant, ts: int, table_id: int, time: ServiceTime) -> bool:

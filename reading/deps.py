@@ -93,15 +93,15 @@ class Services:
 
         W = min(durable watermark of every task), read first: the history then covers at least W, so every row at or
         below W is decoded with a known schema, and every segment up to W is in the catalog. A tenant that still awaits
-        its schema snapshot has no history and W = 0. While a store of the tenant is quarantined, W is at most the last
-        timestamp known to be good.
+        its schema snapshot has no history and W = 0; a keyspace never has a history. While a store of the tenant is
+        quarantined, W is at most the last timestamp known to be good.
         """
         row = tenants.get_tenant(self.catalog, tenant)
-        if not row.start_ts:
+        if not row.has_log:
             return Served(row=row, history=None, resolved=0, covers=0)
         edge = tasks.served_edge(self.catalog, tenant)
-        history = self.registry.history(tenant)
-        resolved = min(edge.ts, history.resolved_ts)
+        history = None if row.kind.is_keyspace else self.registry.history(tenant)
+        resolved = edge.ts if history is None else min(edge.ts, history.resolved_ts)
         held = None if edge.good_ts is None else lowest_quarantine(self.catalog, tenant)
         return Served(
             row=row,

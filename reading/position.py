@@ -46,7 +46,7 @@ class Served:
     """What is served of a tenant."""
 
     row: TenantRow
-    history: History | None  #: None while the tenant awaits its first schema snapshot
+    history: History | None  #: None while the tenant awaits its first schema snapshot, and of a keyspace
     resolved: int  #: the served watermark
     covers: int  #: valid for watermarks of tasks up to this
     quarantine: QuarantineRow | None = None  #: of a store of the tenant: nothing above its `good_ts` is served
@@ -60,7 +60,8 @@ class Served:
 
     @property
     def known_history(self) -> History:
-        """The schema history. NotFound before the first schema snapshot."""
+        """The schema history. NotFound before the first schema snapshot, AnotherKind of a keyspace."""
+        self.row.check_tables()
         if self.history is None:
             raise NotFound(
                 f"Tenant {self.row.tenant} has no schema yet: its first schema snapshot has not been pushed."

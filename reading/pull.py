@@ -101,6 +101,7 @@ def pull(services: Services, request: PullRequest, served: Served | None = None)
     """Serve one page, from `served` or from the newest state."""
     began = services.clock.monotonic()
     served = (served or services.served(request.scope.tenant)).within(request.scope.within)
+    served.row.check_tables()
     now_ms = services.clock.unix_ms()
     rendering = Rendering(
         scope=request.scope,

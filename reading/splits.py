@@ -71,6 +71,7 @@ def plan(services: Services, request: SplitRequest) -> Plan:
     """Plan against the newest served state. Raises as a pull from the same position."""
     scope = request.scope
     served = services.served(scope.tenant).within(scope.within)
+    served.row.check_tables()
     cursor = partial(encode_cursor, scope, seen=served.amended)
     asked = locate(request, served, services.clock.unix_ms())
     after, upto, resolved = asked.after, asked.upto, served.resolved

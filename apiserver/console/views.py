@@ -63,7 +63,7 @@ def waterfall(services: Services, of: Tenant) -> dict[str, Any]:
     row = tenants.get_tenant(services.catalog, of)
     named = {"cluster_id": of.cluster_id, "tenant_id": of.tenant_id}
     found = lag.explained(services, row)
-    if not row.start_ts:
+    if "stages" not in found:
         return {
             **named, "lag_s": None, "sentence": found["sentence"], "stages": [], "slowest": None, "waits_for": []
         }  # fmt: skip

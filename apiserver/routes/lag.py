@@ -87,7 +87,7 @@ def explained(services: Services, row: TenantRow) -> dict[str, Any]:
     found = _summary(services, row)
     workers = {worker.worker_id: worker for worker in list_workers(services.catalog)}
     followed, owned = stores.list_stores(services.catalog, row.tenant), tasks.list_tasks(services.catalog, row.tenant)
-    if row.start_ts:
+    if found["lag_s"] is not None:
         found |= _by_stage(services, row.tenant, followed, owned, workers)
     return {**found, "sentence": lag_sentence(_late(services, row.tenant, found, followed, owned, workers))}
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 
 from reading.deps import Id, Services
 from tistream import ts as tso
+from tistream.admin.core.keyspaces import kind_fact
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import stores, tasks
 from tistream.catalog.work.stream_ends import ends_of, stream_ends
@@ -56,6 +57,7 @@ def summary(services: Services, row: tenants.TenantRow, ends: Mapping[Tenant, in
     return {
         "cluster_id": row.tenant.cluster_id,
         "tenant_id": row.tenant.tenant_id,
+        **kind_fact(row),
         "state": str(row.state),
         "start_ts": str(row.start_ts),
         "earliest_ts": str(row.earliest_ts),

@@ -217,8 +217,9 @@ class CommittedSteps:
         return found
 
     def _pushed(self, tenant: Tenant) -> History:
-        start_ts = get_tenant(self._catalog, tenant).start_ts
-        if not start_ts:
+        row = get_tenant(self._catalog, tenant)
+        row.check_tables()
+        if not (start_ts := row.start_ts):
             raise NotFound("this tenant has not pushed its schema snapshot yet", tenant=tenant)
         key = str(SchemaSnapKey(tenant=tenant, ts=start_ts))
         try:

@@ -57,7 +57,7 @@ def collect(reports: Iterable[TaskState], clock: Clock, ends: Mapping[Tenant, in
         at = t.durable_ts if t.watermark is None else max(t.watermark, t.durable_ts)
         lowest[t.tenant] = min(at, lowest.get(t.tenant, at))
     family = metrics.collected("tistream_resolved_ts_lag_seconds")
-    lags = {tenant: ts.lag_ms(at, now_ms, ends.get(tenant)) for tenant, at in lowest.items()}
+    lags = {tenant: ts.lag_ms(at, now_ms, ends.get(tenant)) for tenant, at in lowest.items() if at}
     for tenant, lag_ms in sorted(lags.items(), key=lambda each: -each[1])[: metrics.TENANTS_SHOWN_MAX]:
         family.add_metric([str(tenant.cluster_id), str(tenant.tenant_id)], lag_ms / 1000)
     return [*(metrics.single(name, value) for name, value in sums.items()), family]

@@ -12,13 +12,16 @@ def checklist(found: dict[str, Any], *, has_key: bool, valid_s: int | None = Non
     """(step, whether it is done, details) of a tenant as the API shows it, in order. `valid_s`: for how long session
     credentials of its pushers are valid; None = there are none."""
     tasks, stores = found["tasks"], found["stores"]
+    begins = ("schema snapshot read", f": the log begins at {found['start_ts']}")
+    if found["keyspace"] is not None:
+        begins = ("id of the keyspace known", f": {found['keyspace']['id']}")
     active = found["state"] == "ACTIVE"
     return [
         ("registered", True, f": tenant {found['cluster_id']}/{found['tenant_id']}"),
         *([("key for its pushers created", True, "")] if has_key else []),
         *([("session credentials are issued", True, f": {valid_s // 60} minutes")] if valid_s else []),
         ("a pusher has started", bool(stores) or active, f": {len(stores)} stores" if stores else ""),
-        ("schema snapshot read", active, f": the log begins at {found['start_ts']}"),
+        (begins[0], active, begins[1]),
         ("tasks created", bool(tasks), f": {len(tasks)}"),
         ("active", active, ""),
     ]

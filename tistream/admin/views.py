@@ -127,7 +127,8 @@ def list_gaps(sources: Sources, tenant: Tenant | None = None) -> list[tuple[Wate
     """The watermark gaps of a tenant or of all, with the names of their tables."""
     rows = list_tenants(sources.catalog) if tenant is None else [get_tenant(sources.catalog, tenant)]
     unnamed: NameOf = lambda _: None  # noqa: E731
-    found = [(awaiting(r.tenant), unnamed) for r in rows if r.state is TenantState.AWAITING_SNAPSHOT]
+    waiting = [r for r in rows if r.state is TenantState.AWAITING_SNAPSHOT]
+    found = [(awaiting(r.tenant, r.keyspace.name if r.kind.is_keyspace else None), unnamed) for r in waiting]
     found += [(paused(r.tenant, r.reason), unnamed) for r in rows if r.state is TenantState.PAUSED]
     known = known_now(sources, tenant)
     names: dict[Tenant, NameOf] = {}

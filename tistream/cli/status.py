@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tistream.admin.core.units import seconds_text
+from tistream.admin.core.units import kind_words, seconds_text
 from tistream.cli.options import DEFAULT_URL, Key, Url
 from tistream.cli.output import NoColor, Output, OutputOption, console, show_data, show_rows
 from tistream.cli.service import connect, tenant_path
@@ -64,5 +64,6 @@ def _show(
         lag = f"lag {seconds_text(tenant['lag_s'])}"
         if tenant["ended"]:
             lag = f"ended, complete up to {tenant['resolved_time']}"
-        title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}: {tenant['state']}, {lag}"
+        kind = f" ({kind_words(tenant)})" if tenant["keyspace"] else ""
+        title = f"tenant {tenant['cluster_id']}/{tenant['tenant_id']}{kind}: {tenant['state']}, {lag}"
         show_rows(tenant["tasks"], Output.TABLE, columns, no_color=no_color, title=title)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tistream.admin.core.units import lag_text
+from tistream.admin.core.units import kind_words, lag_text
 from tistream.admin.onboarding import checklist
 from tistream.cli.key import show_new
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
@@ -71,6 +71,7 @@ def list_all(
         found = client.get("/v1/tenants")
     columns = [
         ("tenant", lambda t: f"{t['cluster_id']}/{t['tenant_id']}"),
+        ("kind", kind_words),
         ("state", lambda t: t["state"]),
         ("lag", lag_text),
         ("resolved", lambda t: t["resolved_time"]),
@@ -190,7 +191,7 @@ def _retention_line(found: dict[str, Any]) -> str:
     """Policy and start in a sentence."""
     hours = found["policy_s"] / 3600
     kept = f"{hours:g} hour{'' if hours == 1 else 's'}" if hours else "all"
-    begins = f"It begins at {found['earliest_time']}" if found["earliest_time"] else "It has not begun yet"
+    begins = f"It begins at {found['earliest_time']}" if found["earliest_time"] else "None of it is deleted"
     wanted = f", by the policy at {found['policy_time']}" if found["policy_time"] else ""
     return f"The tenant keeps {kept} of its log. {begins}{wanted}."
 

@@ -34,6 +34,9 @@ def t(table_id: int) -> bytes:
         (KeyRange(record_key(100, 9), record_key(104, 3)), "shop.orders, row 9 to shop.tags, row 3"),
         (KeyRange(record_key(100, 9), t(104)), "shop.orders, row 9 to the beginning of shop.tags"),
         (KeyRange(t(100), record_key(104, 3)), "the beginning of shop.orders to shop.tags, row 3"),
+        (KeyRange(b"r\0\0\1", b"r\0\0\2"), "all keys of keyspace 1"),
+        (KeyRange(b"x\0\0\1a", b"x\0\0\1n"), "keyspace 1, key a to key n"),
+        (KeyRange(b"r\0\0\1n", b"r\0\0\2"), "keyspace 1, key n to its end"),
     ],
 )
 def test_a_range_of_data(range: KeyRange, words: str) -> None:
@@ -63,7 +66,10 @@ def test_many_names_are_cut_short() -> None:
         (t(101) + b"_q", "shop.lines, key 5f71"),
         (t(999), "the beginning of table 999"),
         (b"\xff\xfe", "fffe"),
-        (b"x" * 20, "7878787878787878…"),
+        (b"w" * 20, "7777777777777777…"),
+        (b"r\0\0\1user:7", "key user:7"),
+        (b"x\0\0\1\xff", "key 0xff"),
+        (b"r\0\0\1", "the beginning of the keyspace"),
     ],
 )
 def test_a_key(key: bytes, words: str) -> None:

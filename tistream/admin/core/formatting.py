@@ -1,7 +1,8 @@
 """Keys and key ranges in words. Pure.
 
-A key is shown as its table and row when `name_of` (physical table id -> "database.table", or None) knows them, and as
-hexadecimal otherwise. A range is named by the whole tables it holds, or by a part of one table.
+A key is shown as its table and row when `name_of` (physical table id -> "database.table", or None) knows them, as the
+key of a keyspace, and as hexadecimal otherwise. A range is named by the whole tables it holds, or by a part of one
+table or keyspace.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
+from tistream.admin.core.keyspaces import is_of_keyspace, key_words, keyspace_range_label
 from tistream.catalog.tenancy.tenants import TaskKind
 from tistream.codec.memcomparable import decode_int
+from tistream.codec.raw.keys import PREFIX_BYTES
 from tistream.codec.table_key import DDL_JOB_RANGE, META_RANGE, SYSTEM_IDS_FROM, IndexKey, parse_key
 from tistream.errors import DecodeError
 from tistream.keyrange import KeyRange
@@ -28,6 +31,8 @@ def range_label(range: KeyRange, kind: str, name_of: NameOf) -> str:
     if kind == TaskKind.DDL:
         names = {META_RANGE: "schema changes", DDL_JOB_RANGE: "DDL jobs"}
         return names.get(range) or key_span(range, name_of)
+    if is_of_keyspace(range.start):
+        return keyspace_range_label(range)
     first, last = _table_id(range.start), _table_id(range.end)
     whole_first = len(range.start) <= _PREFIX_BYTES
     if first and _inside_one(range, first):
@@ -45,6 +50,8 @@ def range_label(range: KeyRange, kind: str, name_of: NameOf) -> str:
 
 def key_span(range: KeyRange, name_of: NameOf) -> str:
     """Both ends of a range."""
+    if is_of_keyspace(range.start):
+        return keyspace_range_label(range)
     first = _table_id(range.start)
     if first and _inside_one(range, first):
         table = name_of(first) or f"table {first}"
@@ -60,6 +67,8 @@ def key_text(key: bytes, name_of: NameOf) -> str:
         return ""
     if key in _PLACES:
         return _PLACES[key]
+    if is_of_keyspace(key):
+        return key_words(key[PREFIX_BYTES:]) if key[PREFIX_BYTES:] else "the beginning of the keyspace"
     table_id = _table_id(key)
     if not table_id:
         return _hex(key)

@@ -5,7 +5,7 @@
     silent          its sorter has sent no heartbeat for longer than its lease
     watermark_gap   part of the range has no watermark yet
     standing        the watermark has stalled for longer than STALLED_S: it waits for a region
-    awaiting        a tenant whose first schema snapshot has not been pushed
+    awaiting        a tenant whose pusher has not sent its schema snapshot, or the id of its keyspace
     paused          a tenant that an operator paused
 
 Heartbeats of sorters and dispatchers describe the recent past: the sentence is what to look at first, not a proof.
@@ -82,12 +82,15 @@ class Known:
         return worker is not None and worker.state != "gone" and worker.heartbeat_age_ms <= LEASE_MS
 
 
-def awaiting(tenant: Tenant) -> WatermarkGap:
-    """A tenant without tasks."""
+def awaiting(tenant: Tenant, keyspace: str | None = None) -> WatermarkGap:
+    """A tenant without tasks. `keyspace`: the name of its keyspace, if it is one."""
+    waits = "its first schema snapshot; until then its files wait too"
+    if keyspace is not None:
+        waits = f"its pusher, which asks PD for the id of keyspace {keyspace}"
     return WatermarkGap(
         tenant=tenant,
         cause=Cause.AWAITING,
-        sentence=f"tenant {tenant} waits for its first schema snapshot; until then its files wait too",
+        sentence=f"tenant {tenant} waits for {waits}",
         next_step=f"start its pusher: tistream push --cluster {tenant.cluster_id} --tenant {tenant.tenant_id} ...",
     )
 

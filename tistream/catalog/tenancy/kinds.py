@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tistream.codec.raw.keys import PREFIX_BYTES, KeyMode, keyspace_prefix, keyspace_range
-from tistream.errors import invariant
+from tistream.errors import InvalidInput, invariant
 from tistream.keyrange import KeyRange
 
 
@@ -29,6 +29,13 @@ class TenantKind(StrEnum):
     def is_keyspace(self) -> bool:
         """Whether its keys and values are shown as they are, without tables."""
         return self is not TenantKind.TIDB
+
+
+class AnotherKind(InvalidInput):
+    """Tables were asked of a keyspace, or keys and values of a tenant of TiDB."""
+
+    code = "TS-1093"
+    hint = "GET /v1/tenants shows the kind of each tenant. A raw or txn tenant has keys and values, and no tables."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from tistream.catalog.database.tables import (
     tenant_of,
     tenants,
 )
-from tistream.catalog.tenancy.kinds import Keyspace, TenantKind, stored_range
+from tistream.catalog.tenancy.kinds import AnotherKind, Keyspace, TenantKind, stored_range, user_range
 from tistream.errors import InvalidInput, NotFound, StateForbids, TenantDeleted
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -83,6 +83,22 @@ class TenantRow:
     def earliest_ts(self) -> int:
         """Reads may start here: the log is complete above it."""
         return max(self.start_ts, self.floor_ts)
+
+    @property
+    def user_keys(self) -> KeyRange:
+        """The range of a raw or txn tenant, as its users see keys."""
+        return self.range if self.keyspace.id is None else user_range(self.kind, self.keyspace.id, self.range)
+
+    def check_tables(self) -> None:
+        """AnotherKind when it has no tables."""
+        if self.kind.is_keyspace:
+            base = f"/v1/clusters/{self.tenant.cluster_id}/tenants/{self.tenant.tenant_id}/kv"
+            raise AnotherKind(
+                f"Tenant {self.tenant} is keyspace {self.keyspace}, kind {self.kind}: it has keys and values, and no "
+                f"databases, tables or schema. Read {base}/changes, {base}/rows or {base}/history.",
+                tenant=str(self.tenant),
+                tenant_kind=str(self.kind),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
