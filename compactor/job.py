@@ -1,11 +1,13 @@
 """Runs one compaction of one tenant, from plan to commit.
 
-    lowest durable watermark -> pieces behind it -> plan -> segments     three reads of the catalog, a statement each
+    lowest durable watermark -> pieces behind it -> plan -> segments     four reads of the catalog, a statement each
     executor: one file per plan row                                      nothing is visible
     verify -> swap                                                       one transaction, all or nothing
 
 The reads need not agree: `durable_ts` only rises, and the swap refuses a piece that has changed since it was planned.
 For the same reason any number of compactions may run at once: of two that want the same piece, one loses its work.
+
+The safe point of garbage collection, in the log of a tenant without tables, is the floor as it was read: it only rises.
 
 A group that cannot be merged, because an input is damaged or the code fails, is excluded and reported; the others are
 committed. A retryable error (store or catalog unavailable) ends the job.
@@ -33,6 +35,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.compaction import Output, Piece, lowest_durable_ts, new_job, pieces, segments_of, swap
 from tistream.catalog.log.objects import ObjectState, object_states
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.clock import Clock
 from tistream.errors import TiStreamError
 from tistream.ids import Tenant
@@ -84,6 +87,7 @@ class Report:
     segments_after: int = 0
     bytes_after: int = 0
     rows: int = 0
+    collected: int = 0  #: those of them that garbage collection removed
     seconds: float = 0.0
     failed: tuple[ExcludedGroup, ...] = ()  #: the excluded groups
 
@@ -129,6 +133,7 @@ def compact_tenant(
         segments_after=sum(len(o.groups) for o in outputs),
         bytes_after=sum(o.object_bytes for o in outputs),
         rows=sum(p.rows for p in inputs),
+        collected=sum(o.collected for o in outputs),
         seconds=clock.monotonic() - begun,
     )
     log.info("compaction done", tenant=str(tenant), job=report.job, end=report.end, files=report.files_before)
@@ -142,6 +147,8 @@ def planned(catalog: Catalog, tenant: Tenant, settings: JobSettings) -> tuple[li
     found = _worthwhile(catalog, tenant, upto, settings)
     if not found:
         return [], []
+    of = get_tenant(catalog, tenant)
+    safe_ts = of.floor_ts if of.kind.is_keyspace else 0
     segments = segments_of(catalog, tenant, [piece for group in found for piece in group.pieces])
     job = new_job(catalog)
     groups: list[Group] = []
@@ -151,7 +158,8 @@ def planned(catalog: Catalog, tenant: Tenant, settings: JobSettings) -> tuple[li
         if [len(m) for m in mine] != [piece.segments for piece in group.pieces]:
             continue
         whole = tuple(segment for m in mine for segment in m)
-        rows.append(PlanRow(tenant=tenant, job=job, range_id=len(rows), task_id=group.task_id, segments=whole))
+        place = {"range_id": len(rows), "task_id": group.task_id, "safe_ts": safe_ts}
+        rows.append(PlanRow(tenant=tenant, job=job, segments=whole, **place))
         groups.append(group)
     return groups, rows
 
@@ -215,6 +223,7 @@ def _output(result: RangeResult) -> Output:
         task_id=result.task_id,
         groups=result.groups,
         footer=result.footer,
+        collected=result.collected,
     )
 
 

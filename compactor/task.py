@@ -5,8 +5,9 @@ writes under a key that contains its `attempt`, and none is visible until the dr
 orphans, and are collected.
 
 Before it is stored, the file is decoded again, row group by row group, and must have the rows, the commit_ts range and
-the fingerprint of the inputs. The fingerprint is the sum of a 64-bit hash of each row: independent of the order, and
-changed by every missing, repeated or modified row.
+the fingerprint of the inputs, without the versions of keys that garbage collection removes from them
+(`compactor.core.collection`; only tenants without tables). The fingerprint is the sum of a 64-bit hash of each row:
+independent of the order, and changed by every missing, repeated or modified row.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from compactor.core.collection import counted, is_worth_collecting, kept
 from compactor.core.plan import PlanRow
 from tistream.codec.compacted_file import CompactedFile, Footer, build_compacted_file, decode_row_group, read_footer
 from tistream.codec.segment_file import SegmentInfo
@@ -59,6 +61,7 @@ class RangeResult:
     before: Contents  #: of the inputs
     after: Contents  #: of the file, decoded again
     seconds: float
+    collected: int = 0  #: rows of the inputs that garbage collection removed; `before` is without them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,8 @@ def compact_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult
     TiStreamError when the file would not hold the same rows: then nothing is written.
     """
     begun = time.monotonic()
-    tables = read_inputs(store, row)
+    inputs = read_inputs(store, row)
+    tables = without_obsolete(inputs, row.safe_ts)
     merged = merge(tables)
     file = build_compacted_file(merged, task_id=row.task_id)
     before, after = contents(tables), contents(_decoded(file))
@@ -107,6 +111,7 @@ def compact_range(store: ObjectStore, row: PlanRow, attempt: str) -> RangeResult
         before=before,
         after=after,
         seconds=time.monotonic() - begun,
+        collected=sum(table.num_rows for table in inputs) - before.rows,
     )
 
 
@@ -128,6 +133,15 @@ def read_inputs(store: ObjectStore, row: PlanRow) -> list[pa.Table]:
     """The rows of each input segment."""
     source = SegmentSource(store)
     return [source.rows(segment) for segment in row.segments]
+
+
+def without_obsolete(tables: list[pa.Table], safe_ts: int) -> list[pa.Table]:
+    """The inputs of a file without the obsolete versions of keys, if removing them is worth it. A log is never the
+    bottom: a base lies below it."""
+    if not safe_ts or not is_worth_collecting([counted(table, safe_ts) for table in tables], bottom=False):
+        return tables
+    whole = pa.concat_tables(tables)
+    return [whole.filter(pa.array(kept(whole, safe_ts, bottom=False)))]
 
 
 def merge(tables: Sequence[pa.Table]) -> pa.Table:

@@ -57,6 +57,7 @@ class PlanRow:
     range_id: int  #: from 0, within the job
     task_id: int
     segments: tuple[SegmentRow, ...]
+    safe_ts: int = 0  #: obsolete versions of keys at or below it may go; 0 = every row stays
 
 
 def plan(pieces: Iterable[Piece], settings: PlanSettings) -> list[Group]:

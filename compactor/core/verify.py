@@ -1,7 +1,8 @@
 """Verifies the results before the commit (pure).
 
 A worker compares its file with its inputs; here results are compared with the plan, hence with the catalog: each plan
-row has a result, and its file has the rows and the commit_ts range of its segments. Bases: only planned tables, and
+row has a result, and its file has the rows and the commit_ts range of its segments; where versions of keys may be
+collected, the rows but for those, and their newest commit_ts. Bases: only planned tables, and
 nothing above the planned timestamp.
 """
 
@@ -34,11 +35,14 @@ def _checked(row: PlanRow, result: RangeResult | None) -> RangeResult:
         min(s.lo_ts for s in row.segments),
         max(s.hi_ts for s in row.segments),
     )
+    collected = result.collected
+    may_go = 0 <= collected <= sum(s.rows for s in row.segments if s.lo_ts <= row.safe_ts)
     for contents in (result.before, result.after):
-        if (contents.rows, contents.lo_ts, contents.hi_ts) != planned:
+        lo_ts = min(planned[1], contents.lo_ts) if collected else contents.lo_ts
+        if not may_go or (contents.rows + collected, lo_ts, contents.hi_ts) != planned:
             raise TiStreamError("a compacted file does not match its plan", planned=planned, found=contents, **facts)
     in_groups = sum(group.rows for group in result.groups)
-    if result.before.fingerprint != result.after.fingerprint or in_groups != planned[0]:
+    if result.before.fingerprint != result.after.fingerprint or in_groups != result.after.rows:
         raise TiStreamError("a compacted file differs from its inputs", object=result.object_key, **facts)
     return result
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from compactor.core.plan import PlanSettings
+from compactor.job import JobEnd, JobSettings, compact_tenant
 from compactor.job_run import JobRun
 from compactor.local import LocalExecutor
 from compactor.maintenance import Maintenance as Doing
@@ -27,6 +30,7 @@ from tests.kit.log_builder import TENANT, LogBuilder
 from tests.kit.open_folder import OpenFolder
 from tistream import ts as tso
 from tistream.catalog.log.bases import BaseRow, base_segments_of, list_bases
+from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.retention import database_time_ms
 from tistream.catalog.log.safe_points import remove_safe_point, set_safe_point
 from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
@@ -37,6 +41,7 @@ from tistream.catalog.work.tasks import served_watermark
 from tistream.clock import SystemClock
 from tistream.codec.newest import KEY_VERSION
 from tistream.errors import TsExpired
+from tistream.log.committed_log import SegmentSource
 from tistream.log.table_rows import base_rows
 
 CLOCK = SystemClock()
@@ -68,10 +73,10 @@ class World:
         for n in range(1, files + 1):
             self.log.flush(begun + (self.at(hours_ago) - begun) * n // files)
 
-    def maintain(self) -> list[tuple[JobKind, str]]:
+    def maintain(self, rules: MaintenanceRules = RULES) -> list[tuple[JobKind, str]]:
         """What a new scheduler decides, done by threads."""
         scheduler = Maintenance(
-            self.catalog, self.store, self.registry, CLOCK, RULES, default_hours=SERVICE_HOURS, name="m1"
+            self.catalog, self.store, self.registry, CLOCK, rules, default_hours=SERVICE_HOURS, name="m1"
         )
         added = scheduler.step(elected(self.catalog))
         assert scheduler.problems() == []
@@ -98,6 +103,11 @@ class World:
         for part in self.reader.versions(TENANT, after=base.ts, upto=upto, table_ids=[0], amended=0):
             found += rows_of(part)
         return found
+
+    def logged(self) -> list[Row]:
+        """What the files of the log hold, below the floor as well."""
+        found = find_segments(self.catalog, TENANT, after_ts=0, upto_ts=self.at(0), limit=1000)
+        return [row for segment in found for row in rows_of(SegmentSource(self.store).rows(segment))]
 
     def judge(self, floor: int, edge: int) -> int:
         """Every read in [floor, edge] is as if nothing had been deleted; the number of inexact ones."""
@@ -147,6 +157,23 @@ def test_the_floor_follows_the_bases_of_the_keys(world: World) -> None:
     )
     with pytest.raises(TsExpired):
         world.known(world.at(40) - 1, world.at(0.01))
+
+
+def test_a_merge_collects_obsolete_versions_below_the_floor(world: World) -> None:
+    world.flush(30, files=3)
+    world.maintain(replace(RULES, lag_ms=3 * HOUR_MS))
+    world.flush(0.01)
+    assert world.floor() == world.at(33), "within a file"
+    before = world.logged()
+    settings = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
+    report = compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, CLOCK)
+    assert (report.end, report.failed) == (JobEnd.SWAPPED, ())
+    assert report.collected > KEYS
+    left = world.logged()
+    assert len(left) == len(before) - report.collected
+    below = [row for row in left if row.commit_ts <= world.at(33)]
+    assert len(below) == len({row.key for row in below}) > 0
+    assert world.judge(world.at(33), world.at(0.01)) > 0
 
 
 def test_a_safe_point_between_two_bases_keeps_the_lower_one(world: World) -> None:
