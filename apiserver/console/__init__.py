@@ -22,13 +22,14 @@ from apiserver.console.error_pages import ErrorPages
 from apiserver.console.lag_history import LagHistory
 from apiserver.console.live import router as live_router
 from apiserver.console.pages import Pages
-from apiserver.console.snippets import ORIGIN, pull_snippets
+from apiserver.console.snippets import ORIGIN, keys_snippets, pull_snippets
 from apiserver.stream.followers import Followers
 from reading.deps import Services
 from tistream import __version__
 from tistream.http.auth.access import Who, needs
 from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.ids import Tenant
+from tistream.tikv.core.api_versions import DELETE_RANGE
 
 _HERE = Path(__file__).parent
 _TENANT = "/tenants/{cluster_id}/{tenant_id}"
@@ -69,9 +70,10 @@ def _add_pages(pages: Pages) -> None:
 
     @pages.view(_TENANT, "tenant.html", every=2, json=False)
     def tenant(request: Request, cluster_id: int, tenant_id: int, who: Who, table: str = "") -> dict[str, Any]:
-        of = Tenant(cluster_id, tenant_id)
-        snippets = pull_snippets(of, table, keyed=onboarding.asks_for_keys(request))
-        return {**views.tenant(services, of, who), "table": table, "snippets": snippets, "origin": ORIGIN}
+        of, keyed = Tenant(cluster_id, tenant_id), onboarding.asks_for_keys(request)
+        found = views.tenant(services, of, who)
+        snippets = keys_snippets(of, keyed=keyed) if found["keyspace"] else pull_snippets(of, table, keyed=keyed)
+        return {**found, "table": table, "snippets": snippets, "origin": ORIGIN, "delete_range": DELETE_RANGE}
 
     @pages.view(f"{_TENANT}/retention", "retention.html")
     def retention(cluster_id: int, tenant_id: int) -> dict[str, Any]:

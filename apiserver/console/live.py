@@ -1,7 +1,8 @@
 """Live updates: one stream of server-sent events per browser tab replaces the changed parts of a page.
 
     GET /live?part=/overview&part=/tenants/1/1/waterfall      the parts that the page shows
-    GET /live?part=/tenants/1/1&tail=1/1&tail_start=TS        with the newest rows of a tenant
+    GET /live?part=/tenants/1/1&tail=1/1&tail_start=TS        with the newest rows of a tenant, or
+    &tail_keys=true                                           with the newest changes of a keyspace
 
     event: begin     {}                                   the stream is open; parts follow
     event: part      {"part", "status", "over", "html"}   it changed; `over`: refused or gone, not polled again
@@ -97,11 +98,12 @@ def router(live: LiveParts, followers: Followers) -> APIRouter:
         tail: _TailOf = None,
         tail_start: _TailStart = "latest",
         tail_cursor: _TailCursor = None,
+        tail_keys: bool = False,
     ) -> Response:
         parts = [live.find(address) for address in dict.fromkeys(part)]
         if not parts and tail is None:
             raise InvalidInput("A live stream needs a part: give part=/overview, for example.")
-        newest = None if tail is None else Tail(tenant=tail, start_ts=tail_start, cursor=tail_cursor)
+        newest = None if tail is None else Tail(tenant=tail, start_ts=tail_start, cursor=tail_cursor, keys=tail_keys)
         with ExitStack() as on_error:
             on_error.enter_context(followers.counted("tabs", caller_of(request), followers.limits.streams_max))
             return StreamAnswer(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 
 from apiserver.console.pages import Pages
-from apiserver.console.snippets import ORIGIN, pull_snippets, push_snippets
+from apiserver.console.snippets import ORIGIN, keys_snippets, pull_snippets, push_snippets
 from apiserver.routes import tenants as tenant_routes
 from reading.deps import Id, Services
 from tistream.admin import onboarding
@@ -101,12 +101,14 @@ def _register(services: Services, who: Principal, asked: Tenant | None, *, keyed
 
 def _connect(services: Services, of: Tenant, table: str, *, keyed: bool) -> dict[str, Any]:
     found = tenant_routes.detail(services, of)
+    has_tables = found["keyspace"] is None
     return {
         "cluster_id": of.cluster_id,
         "tenant_id": of.tenant_id,
         "state": found["state"],
+        "has_tables": has_tables,
         "table": table,
         "keyed": keyed,
-        "push": push_snippets(of, keyed=keyed),
-        "pull": pull_snippets(of, table, keyed=keyed),
+        "push": push_snippets(of, keyed=keyed, tables=has_tables),
+        "pull": pull_snippets(of, table, keyed=keyed) if has_tables else keys_snippets(of, keyed=keyed),
     }

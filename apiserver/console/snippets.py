@@ -46,13 +46,33 @@ def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[di
     ]
 
 
-def push_snippets(tenant: Tenant, *, keyed: bool = False) -> list[dict[str, str]]:
-    """How to push: the environment of a pusher, then commands for a live cluster, a log backup or a recording."""
+def keys_snippets(tenant: Tenant, *, keyed: bool = False) -> list[dict[str, str]]:
+    """How to pull the keys and values of a raw or txn tenant. `keyed`: as for `pull_snippets`."""
+    cluster, number = tenant.cluster_id, tenant.tenant_id
+    header = '-H "Authorization: Bearer $TISTREAM_KEY" ' if keyed else ""
+    path = f"/v1/clusters/{cluster}/tenants/{number}/kv/changes?start_ts=earliest&format=ndjson&key_format=escaped"
+    return [
+        {"name": "curl", "text": f"curl -s {header}'{ORIGIN}{path}'"},
+        {
+            "name": "CLI",
+            "text": f"tistream pull --keys --cluster {cluster} --tenant {number} --url {ORIGIN} --follow",
+        },
+    ]
+
+
+def push_snippets(tenant: Tenant, *, keyed: bool = False, tables: bool = True) -> list[dict[str, str]]:
+    """How to push: the environment of a pusher, then commands for a live cluster, a log backup or a recording.
+    `tables`: it is a tenant of TiDB."""
     named = f"--cluster {tenant.cluster_id} --tenant {tenant.tenant_id}"
     environment = f"export TISTREAM_URL={ORIGIN}" + ("\nexport TISTREAM_KEY=KEY" if keyed else "")
-    return [
+    anywhere = [
         {"name": "Env", "text": environment},
         {"name": "Cluster", "text": f"tistream push --pd HOST:2379 {named}"},
+    ]
+    if not tables:
+        return [*anywhere, {"name": "Recorded", "text": f"tistream push --replay FOLDER {named}"}]
+    return [
+        *anywhere,
         {"name": "Backup", "text": f"tistream push --log-backup s3://BUCKET/PREFIX {named}"},
         {"name": "Recorded", "text": f"tistream push --capture FOLDER {named}"},
     ]

@@ -49,6 +49,7 @@ class Tail:
     tenant: str
     start_ts: str
     cursor: str | None
+    keys: bool = False  #: it is a keyspace: changes of keys
 
 
 class Tab:
@@ -171,8 +172,9 @@ class Tab:
     async def _follow_tail(self, tail: Tail) -> None:
         """Pull rows with waiting, until that is refused."""
         cluster, _, tenant = tail.tenant.partition("/")
-        path = f"/v1/clusters/{cluster}/tenants/{tenant}/changes"
+        path = f"/v1/clusters/{cluster}/tenants/{tenant}/{'kv/' if tail.keys else ''}changes"
         asked: dict[str, object] = {"format": "ndjson", "limit": _TAIL_LIMIT, "wait": _TAIL_WAIT_S}
+        asked |= {"key_format": "escaped"} if tail.keys else {}
         start = {"start_ts": tail.start_ts} if tail.cursor is None else {"cursor": tail.cursor}
         while True:
             answer = await self._ask(f"{path}?{urlencode({**asked, **start})}", _AS_ROWS)
@@ -204,7 +206,7 @@ def _newest(body: bytes) -> list[Any]:
     for line in reversed(body.split(b"\n")):
         if line.strip():
             event = orjson.loads(line)
-            if event["type"] != "resolved":
+            if event.get("type") != "resolved":
                 found.append(event)
         if len(found) == _TAIL_EVENTS_MAX:
             break

@@ -14,7 +14,8 @@ from reading.deps import Services
 from tistream import ts as tso
 from tistream.admin import quarantines, stops, views
 from tistream.admin.core.cost import of_requests
-from tistream.admin.core.units import bytes_text, seconds_text
+from tistream.admin.core.keyspaces import is_of_keyspace, key_words, keyspace_range_label
+from tistream.admin.core.units import bytes_text, kind_words, seconds_text
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work import tasks
@@ -23,6 +24,7 @@ from tistream.codec import memcomparable
 from tistream.codec.table_key import SYSTEM_IDS_FROM
 from tistream.http.auth.core.roles import ANYONE, Principal
 from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
 from tistream.objectstore.metered import MeteredStore, requests_so_far
 
 _STOPS_SHOWN_MAX = 50
@@ -146,6 +148,8 @@ def _problems(
 def _label(task: dict[str, Any]) -> str:
     """A description of a key range."""
     start, end = bytes.fromhex(task["start_key"]), bytes.fromhex(task["end_key"])
+    if is_of_keyspace(start):
+        return keyspace_range_label(KeyRange(start, end))
     if task["kind"] == "ddl":
         return "meta" if start[:1] == b"m" else "DDL jobs"
     first, last = _table_id(start), _table_id(end)
@@ -159,6 +163,11 @@ def _label(task: dict[str, Any]) -> str:
 def _table_id(key: bytes) -> int:
     """The table id of a range boundary; 0 when it is only a prefix."""
     return memcomparable.decode_int(key, 1)[0] if key[:1] == b"t" and len(key) >= 9 else 0
+
+
+def _user_key(text: str | None) -> str:
+    """The end of a range of user keys, from hexadecimal."""
+    return key_words(bytes.fromhex(text)) if text else ""
 
 
 def _clock(text: str) -> str:
@@ -177,6 +186,8 @@ def _rate(per_s: float) -> str:
 
 FILTERS: dict[str, Callable[..., str]] = {
     "lag": seconds_text,
+    "kind": kind_words,
+    "user_key": _user_key,
     "clock": _clock,
     "moment": _moment,
     "rate": _rate,

@@ -77,6 +77,7 @@ def test_a_cluster_without_tidb() -> None:
     assert found["read"].verdict is Verdict.FAIL
     assert "no TiDB" in found["read"].words
     assert found["api version"].facts == {"api_version": "V2"}
+    assert "RawDeleteRange is invisible" in found["api version"].words
 
 
 def test_a_server_with_data_of_raw_keys_only_is_refused_with_the_way_out(served: ServedCluster) -> None:

@@ -127,19 +127,20 @@ class LagChart extends HTMLElement {
 }
 customElements.define("ts-lag-chart", LagChart);
 
-/** The newest decoded changes of `tenant`, from timestamp `start` on; `filter` and `pause` name an input and a button. */
+/** The newest decoded changes of `tenant` (with `keys`: of keys), from timestamp `start` on; `filter` and `pause` name an input and a button. */
 class Tail extends HTMLElement {
   static #ROWS_MAX = 120;
-  static #SIGNS = { insert: "+", update: "~", delete: "−", ddl: "≡" };
+  static #SIGNS = { insert: "+", put: "+", update: "~", delete: "−", ddl: "≡" };
   #paused = false;
   #over = false;
   #cursor = null;
   connectedCallback() {
     this.tabIndex = 0;
     this.setAttribute("role", "log");
-    this.setAttribute("aria-label", "Newest decoded rows");
+    const what = this.hasAttribute("keys") ? "Keys" : "Rows";
+    this.setAttribute("aria-label", `Newest decoded ${what.toLowerCase()}`);
     this.setAttribute("aria-live", "off");
-    this.textContent = "No change yet. Rows appear here as they are committed upstream.";
+    this.textContent = `No change yet. ${what} appear here as they are committed upstream.`;
     this.input = document.getElementById(this.getAttribute("filter"));
     this.input.addEventListener("input", () => { for (const row of this.children) this.sift(row); });
     const button = document.getElementById(this.getAttribute("pause"));
@@ -149,7 +150,7 @@ class Tail extends HTMLElement {
       reconnect(); // the stream continues without rows, or from the last row shown
     });
     attachTail({
-      query: () => this.#paused || this.#over ? null : { tail: this.getAttribute("tenant"), ...this.#from() },
+      query: () => this.#paused || this.#over ? null : { tail: this.getAttribute("tenant"), ...(this.hasAttribute("keys") && { tail_keys: true }), ...this.#from() },
       show: (update) => this.#update(update),
     });
   }
@@ -168,16 +169,23 @@ class Tail extends HTMLElement {
   show(events) {
     if (events.length && !this.children.length) this.textContent = "";
     for (const event of events) {
-      const text = event.query ?? JSON.stringify(event.columns ?? event.old ?? event.cause);
-      const name = event.table ? `${event.database}.${event.table}` : event.database;
-      const row = line(event.type, [
-        ["b", Tail.#SIGNS[event.type] ?? "!"], ["i", event.commit_time.slice(11, 23)], ["em", name],
+      const [type, time, name, text] = event.op ? Tail.#ofKey(event) : Tail.#ofRow(event);
+      const row = line(type, [
+        ["b", Tail.#SIGNS[type] ?? "!"], ["i", time.slice(11, 23)], ["em", name.slice(0, 200)],
         ["span", text.replace(/\s+/g, " ").slice(0, 400)],
       ]);
       this.sift(row);
       this.prepend(row);
     }
     while (this.children.length > Tail.#ROWS_MAX) this.lastChild.remove();
+  }
+  static #ofRow(event) {
+    const name = event.table ? `${event.database}.${event.table}` : event.database;
+    return [event.type, event.commit_time, name, event.query ?? JSON.stringify(event.columns ?? event.old ?? event.cause)];
+  }
+  static #ofKey({ op, key, value, ts, expire_ts }) {
+    const expiry = expire_ts ? ` (expires ${new Date(expire_ts * 1000).toISOString().slice(0, 19).replace("T", " ")})` : "";
+    return [op, new Date(Number(BigInt(ts) >> 18n)).toISOString(), key, `${value ?? ""}${expiry}`];
   }
   sift(row) {
     row.hidden = !row.textContent.toLowerCase().includes(this.input.value.toLowerCase());

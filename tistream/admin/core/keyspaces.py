@@ -1,4 +1,4 @@
-"""A raw or txn tenant for people and programs: what it is, its keys in words, and what its log cannot have. Pure."""
+"""A raw or txn tenant for people and programs: what it is, and its keys in words. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Any
 from tistream.catalog.tenancy.tenants import TenantRow
 from tistream.codec.raw.keys import PREFIX_BYTES, KeyMode
 from tistream.keyrange import KeyRange, prefix_range
-
-#: TiKV deletes such ranges in its files, and writes no change for it
-DELETE_RANGE = "RawDeleteRange is invisible to change data capture: the log keeps the keys that it removes."
 
 _SHOWN_BYTES = 24
 _MODES = tuple(mode.value for mode in KeyMode)

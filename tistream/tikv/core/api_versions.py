@@ -73,9 +73,17 @@ def can_follow(server: Api) -> tuple[bool, str]:
         case Api.V1TTL:
             return False, "API V1 with TTL: it has RawKV data only, without a change feed. " + _WAY_OUT
         case Api.V2:
-            return True, "API V2: keys outside keyspaces are followed; --keyspace names one of TiDB"
+            return True, _V2
 
 
+#: TiKV removes such a range from its files, and writes no change for any of its keys
+DELETE_RANGE = (
+    "RawDeleteRange is invisible to change data capture: keys that it removes stay in the log. Delete them one by one."
+)
+_V2 = (
+    "API V2: TiDB is followed, outside keyspaces or in the one that --keyspace names; RawKV and TxnKV data of a "
+    "keyspace by a tenant of that kind (tistream tenant register --kind raw --keyspace). " + DELETE_RANGE
+)
 _WAY_OUT = (
     "To follow RawKV data, back it up with conversion (tikv-br backup raw --dst-api-version=v2) and restore it into a "
     "cluster with storage.api-version = 2"
