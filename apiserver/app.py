@@ -15,7 +15,21 @@ from apiserver import console
 from apiserver.negotiate import NotAcceptable
 from apiserver.openapi import document as openapi
 from apiserver.request_limits import RateLimits, RequestLimits
-from apiserver.routes import changes, consumers, docs, files, health, keys, lag, rows, schemas, splits, streams, tenants
+from apiserver.routes import (
+    changes,
+    consumers,
+    docs,
+    files,
+    health,
+    keys,
+    keyvalues,
+    lag,
+    rows,
+    schemas,
+    splits,
+    streams,
+    tenants,
+)
 from apiserver.slashes import NameSlashes
 from apiserver.stream.followers import Followers, FollowLimits
 from reading.deps import Services
@@ -56,7 +70,7 @@ def create_app(
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)
     app.state.followers = followers = Followers(services, follow)
-    for following in (changes, consumers, streams, rows):
+    for following in (changes, consumers, keyvalues, streams, rows):
         app.include_router(following.router(followers))
     for module in (splits, files, schemas, tenants, lag, keys):
         app.include_router(module.router(services))

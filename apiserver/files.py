@@ -76,7 +76,7 @@ def listing(
     served, now_ms = services.served(scope.tenant), services.clock.unix_ms()
     resolved = served.resolved
     after, upto = served.parse_ts(start_ts, now_ms), min(served.parse_ts(end_ts, now_ms), resolved)
-    if served.history is not None:
+    if served.row.has_log:
         served.check_start(after, now_ms)
     table_ids = None
     if scope.database is not None:

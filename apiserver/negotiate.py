@@ -24,14 +24,6 @@ FORMATS = {
     "simple": "application/vnd.tistream.simple+json",
     "csv": CSV,
 }
-_ACCEPTED = {
-    JSON: "json",
-    NDJSON: "ndjson",
-    "application/jsonl": "ndjson",
-    ARROW: "arrow",
-    CSV: "csv",
-    **{media: name for name, media in FORMATS.items() if media.startswith("application/vnd.tistream.")},
-}
 
 
 _WEIGHT = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
@@ -43,19 +35,22 @@ class NotAcceptable(InvalidInput):
     code = "TS-1006"
 
 
-def choose(name: str | None, accept: str | None) -> str:
-    """The format of the answer. InvalidInput for an unknown name, NotAcceptable when Accept names none."""
+def choose(name: str | None, accept: str | None, formats: Mapping[str, str] = FORMATS) -> str:
+    """The format of the answer, of `formats` (format -> media type; the first of a media type counts for Accept).
+    InvalidInput for an unknown name, NotAcceptable when Accept names none."""
     if name is not None:
-        if name not in FORMATS:
-            near = did_you_mean(name, FORMATS)
-            raise InvalidInput(f"There is no format '{name[:40]}'{near}", offers=", ".join(FORMATS))
+        if name not in formats:
+            near = did_you_mean(name, formats)
+            raise InvalidInput(f"There is no format '{name[:40]}'{near}", offers=", ".join(formats))
         return name
     if not accept:
         return "json"
-    found = offered(accept, _ACCEPTED)
+    accepted = {media: word for word, media in reversed(list(formats.items()))}
+    in_order = {media: accepted[media] for media in dict.fromkeys(formats.values())} | {"application/jsonl": "ndjson"}
+    found = offered(accept, in_order)
     if found is not None:
         return found
-    raise NotAcceptable(f"Accept '{accept[:80]}' names no offered media type.", offers=", ".join(_ACCEPTED))
+    raise NotAcceptable(f"Accept '{accept[:80]}' names no offered media type.", offers=", ".join(in_order))
 
 
 def offered(accept: str, offers: Mapping[str, str]) -> str | None:

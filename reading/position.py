@@ -277,8 +277,9 @@ def locate(request: Position, served: Served, now_ms: int) -> Interval:
     end = None if request.end_ts is None else served.parse_ts(request.end_ts, now_ms)
     if end is not None and end < after and request.cursor is None:
         raise InvalidInput(f"The pull ends ({end}) before it starts ({after}).", start_ts=after, end_ts=end)
-    if served.history is not None:
+    if served.row.has_log:
         served.check_start(after, now_ms)
+    if served.history is not None:
         if request.cursor is None:
             check_names(served.history, request.scope, min(after, served.resolved), served.resolved)
         else:

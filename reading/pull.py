@@ -2,10 +2,10 @@
 
     what is served   `Services.served`, or the caller's
     position         `position.locate`: cursor or start_ts, end_ts -> (after, upto], checked
-    history          `scope.table_ids`: the tables of the scope by its schema history
+    ids              `Pages.table_ids`: the tables of the scope by its schema history
     page             `LogReader.page`: the rows of the log
-    selection        `Rendering.select`: those that pass the filter
-    rendering        `Rendering.page`: decoded changes -> lines or Arrow
+    selection        `Pages.select`: those that pass the filter
+    rendering        `Pages.page`: decoded changes, or keys and values -> lines or Arrow
 
 A body holds all changes of the scope with commit_ts in (cursor, next cursor], once and in commit order. Without
 `has_more` the next cursor is at the served watermark, or at the request's `end_ts`.
@@ -14,28 +14,29 @@ A filter changes what a body holds, never what a cursor means: a pull may go on 
 change still advances the cursor. It ends after _LOOKED_AT_MAX rows of the log; then `has_more` is true.
 
 A tenant that awaits its first schema snapshot gives empty bodies and a cursor at 0, which later means the beginning of
-its log.
+its log. Keys and values of a raw or txn tenant (`PullRequest.keys`) need no schema; all else is the same for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from reading.asof.core.projection import LeftOut
 from reading.core import merge
 from reading.deps import Services
-from reading.excluded_rows import excluded_rows
 from reading.filters import NO_FILTER, Filter, Selected
 from reading.formats import parse_options
+from reading.kv.pages import EntryPages
+from reading.kv.selection import Selection
+from reading.pages import Pages, TablePages
 from reading.position import Interval, Place, Served, encode_cursor, encode_place, locate, read_place
 from reading.rendering import Rendered, Rendering, json_document
 from reading.scope import Scope
 from reading.snapshot import check_place, snapshot_page, start_place
-from schemas.history import History
-from schemas.limited import whole_of
 from tistream.errors import InvalidInput
 from tistream.limits import PULL_ROWS_MAX
 from tistream.runtime import metrics
@@ -62,6 +63,7 @@ class PullRequest:
     filter: Filter = NO_FILTER
     snapshot: bool = False  #: begin with the rows as of `as_of`, or of the watermark
     as_of: str | None = None
+    keys: Selection | None = None  #: of a raw or txn tenant: its keys and values, not tables
 
     @property
     def place(self) -> Place | None:
@@ -101,26 +103,21 @@ def pull(services: Services, request: PullRequest, served: Served | None = None)
     """Serve one page, from `served` or from the newest state."""
     began = services.clock.monotonic()
     served = (served or services.served(request.scope.tenant)).within(request.scope.within)
-    served.row.check_tables()
-    now_ms = services.clock.unix_ms()
-    rendering = Rendering(
-        scope=request.scope,
-        format=request.format,
-        options=parse_options(request.options, built_ms=now_ms),
-        buffers=request.buffers,
-        watermarks=not request.follows,
-        filter=request.filter,
-    )
-    if request.is_snapshot:
-        return _snapshot(services, request, rendering, served, now_ms)
-    asked = locate(request, served, now_ms)
-    if served.history is not None and request.cursor is None:
-        request.filter.check_names(served.history, request.scope, min(asked.after, served.resolved), served.resolved)
-    if served.history is None or asked.upto <= asked.after:
-        content = rendering.empty(served.history, min(asked.after, served.resolved))
-        page = Rendered(content=content, end=asked.after)
+    if request.keys is None:
+        served.row.check_tables()
     else:
-        page = _next_page(services, request, rendering, served.history, asked)
+        served.row.check_keys()
+    now_ms = services.clock.unix_ms()
+    if request.is_snapshot:
+        return _snapshot(services, request, _rendering(request, now_ms), served, now_ms)
+    pages = _pages(services, request, served, now_ms)
+    asked = locate(request, served, now_ms)
+    if request.cursor is None:
+        pages.check_names(min(asked.after, served.resolved), served.resolved)
+    if not served.row.has_log or asked.upto <= asked.after:
+        page = Rendered(content=pages.empty(min(asked.after, served.resolved)), end=asked.after)
+    else:
+        page = _next_page(services, request, pages, asked)
     next_cursor = encode_cursor(request.scope, page.end, served.amended)
     if asked.upto > asked.after:  # else it was a poll at the watermark
         _SERVED.observe(services.clock.monotonic() - began)
@@ -140,6 +137,26 @@ def pull(services: Services, request: PullRequest, served: Served | None = None)
         amended=served.amended_in(asked.after, page.end),
         seen=served.amended,
     )
+
+
+def _rendering(request: PullRequest, now_ms: int) -> Rendering:
+    return Rendering(
+        scope=request.scope,
+        format=request.format,
+        options=parse_options(request.options, built_ms=now_ms),
+        buffers=request.buffers,
+        watermarks=not request.follows,
+        filter=request.filter,
+    )
+
+
+def _pages(services: Services, request: PullRequest, served: Served, now_ms: int) -> Pages:
+    if request.keys is not None:
+        return EntryPages(
+            selection=request.keys, format=request.format, buffers=request.buffers, watermarks=not request.follows
+        )
+    exclude = partial(services.excluded.add, request.scope.tenant)
+    return TablePages(rendering=_rendering(request, now_ms), history=served.history, exclude=exclude)
 
 
 def _snapshot(
@@ -190,19 +207,17 @@ def _snapshot(
     )
 
 
-def _next_page(
-    services: Services, request: PullRequest, rendering: Rendering, history: History, asked: Interval
-) -> Rendered:
+def _next_page(services: Services, request: PullRequest, pages: Pages, asked: Interval) -> Rendered:
     """The next page of the scope. Stretches that deliver nothing, such as rows of system tables, are skipped in growing
     steps: only the last page may be empty, or one that looked at many rows."""
     after, rows, looked_at = asked.after, request.limit, 0
-    ids = request.filter.table_ids(history, request.scope, after, asked.upto)
+    ids = pages.table_ids(after, asked.upto)
     while True:
         stretch = _Stretch(after=after, upto=asked.upto, table_ids=ids, rows=rows)
-        found = _select(services, request, rendering, history, stretch)
-        page = rendering.page(history, found.selected, after, found.upto, has_more=found.has_more)
+        found = _select(services, request, pages, stretch)
+        page = pages.page(found.selected, after, found.upto, has_more=found.has_more)
         looked_at += found.looked_at
-        if page.holds_changes or not page.has_more or (looked_at >= _LOOKED_AT_MAX and request.filter != NO_FILTER):
+        if page.holds_changes or not page.has_more or (looked_at >= _LOOKED_AT_MAX and pages.is_filtered):
             return page
         after, rows = page.end, min(2 * rows, PULL_ROWS_MAX)
 
@@ -227,9 +242,7 @@ class _Found:
     looked_at: int  #: rows of the log
 
 
-def _select(
-    services: Services, request: PullRequest, rendering: Rendering, history: History, stretch: _Stretch
-) -> _Found:
+def _select(services: Services, request: PullRequest, pages: Pages, stretch: _Stretch) -> _Found:
     """Rows that pass the filter, at most about as many as the request's limit. Where few pass, several pages of the
     log are read, in growing steps."""
     at, rows, looked_at, passed = stretch.after, stretch.rows, 0, 0
@@ -244,12 +257,11 @@ def _select(
             table_ids=stretch.table_ids,
             page_bytes=page_bytes,
         )
-        services.excluded.add(request.scope.tenant, excluded_rows(whole_of(history), found.rows))
-        parts.append(rendering.select(history, found.rows))
+        parts.append(pages.select(found.rows))
         looked_at, passed = looked_at + found.rows.num_rows, passed + parts[-1].rows.num_rows
         held = sum(part.rows.nbytes for part in parts)
         enough = 2 * passed >= request.limit or looked_at >= _LOOKED_AT_MAX or held >= (page_bytes or _SELECTED_BYTES)
-        if request.filter == NO_FILTER:
+        if not pages.is_filtered:
             return _Found(parts[0], found.upto, found.has_more, looked_at)
         if not found.has_more or enough:
             break

@@ -91,14 +91,14 @@ class ServedCache:
     def is_idle(self, scope: Scope, after: int, served: Served) -> bool:
         """Whether there is surely nothing for the scope in (after, served.resolved]; never blocks."""
         entry, history = self._entries.get(scope.tenant), served.history
-        if entry is None or history is None:
+        if entry is None or not served.row.has_log:
             return False
         steps = [step for step in list(entry.steps) if step.upto > after]
         if not steps or steps[0].after > after or steps[-1].upto < served.resolved:
             return after >= served.resolved
-        if any(concerns(event, scope) for event in history.events(after, served.resolved)):
+        if history is not None and any(concerns(event, scope) for event in history.events(after, served.resolved)):
             return False
-        if scope.database is None:
+        if scope.database is None or history is None:
             return all(step.spans == () for step in steps)
         ids = self._ids(entry, scope, history, after, served.resolved)
         return all(step.spans is not None and not _overlap(step.spans, ids) for step in steps)

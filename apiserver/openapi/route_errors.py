@@ -7,6 +7,8 @@ from typing import Any
 
 from apiserver.negotiate import NotAcceptable
 from tistream import errors
+from tistream.catalog.tenancy.kinds import AnotherKind
+from tistream.codec.key_format import NotInFormat
 from tistream.errors import TiStreamError
 from tistream.http.problem import status_of
 
@@ -52,8 +54,10 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield errors.CursorInvalid
     if "cursor" in names and "{table}" in path:
         yield errors.TableRenamed
-    if "where" in names:
+    if names & {"where", "key_pattern"}:
         yield errors.FilterInvalid
+    if "key_format" in names:
+        yield from (NotInFormat, AnotherKind)
     if "snapshot" in names:
         yield errors.SnapshotLost
     if "start_ts" in names:

@@ -66,7 +66,7 @@ AsOf = Annotated[str | None, Query(description="The timestamp of a snapshot; the
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Query:
+class PageQuery:
     """A parsed query."""
 
     http: Request
@@ -91,7 +91,7 @@ async def _query(
     compression: Buffers = None,
     accept: Accept = None,
     accept_encoding: AcceptEncoding = None,
-) -> _Query:
+) -> PageQuery:
     start = start_ts if start_ts is not None else start_ts_dashed
     form = form_of(format, compression, accept, accept_encoding)
     made = partial(
@@ -107,7 +107,7 @@ async def _query(
         filter=filtered,
         buffers=form.buffers,
     )
-    return _Query(http=request, pull=made, form=form, wait_s=wait_s)
+    return PageQuery(http=request, pull=made, form=form, wait_s=wait_s)
 
 
 def router(followers: Followers) -> APIRouter:
@@ -115,12 +115,13 @@ def router(followers: Followers) -> APIRouter:
     routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
     operations = ("pull_tenant", "pull_db", "pull_table")
     add_scoped(
-        routes, "/changes", partial(_answer, followers), _query, operations=operations, summary="Changes of a {}"
+        routes, "/changes", partial(answer_page, followers), _query, operations=operations, summary="Changes of a {}"
     )
     return routes
 
 
-async def _answer(followers: Followers, scope: Scope, asked: _Query) -> Response:
+async def answer_page(followers: Followers, scope: Scope, asked: PageQuery) -> Response:
+    """The next page, or an empty one when nothing came in time."""
     answer = await page_or_wait(followers, asked.http, asked.pull(scope=scope), asked.wait_s)
     headers = {
         "TiStream-Next-Cursor": answer.next_cursor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal
@@ -72,12 +72,18 @@ class Form:
     coding: str | None  #: content coding of the body
 
 
-def form_of(format: str | None, compression: str | None, accept: str | None, accept_encoding: str | None) -> Form:
+def form_of(
+    format: str | None,
+    compression: str | None,
+    accept: str | None,
+    accept_encoding: str | None,
+    formats: Mapping[str, str] = negotiate.FORMATS,
+) -> Form:
     """The form that a request asks for by its parameters and headers. Arrow answers are never coded."""
-    name = negotiate.choose(format, accept)
+    name = negotiate.choose(format, accept, formats)
     return Form(
         name=name,
-        media_type=negotiate.FORMATS[name],
+        media_type=formats[name],
         buffers=arrow_buffers(name, compression),
         coding=choose_coding(accept_encoding, () if name in ARROW_FORMS else CODINGS),
     )

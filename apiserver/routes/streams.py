@@ -8,7 +8,7 @@ An invalid request gets a problem document and no stream. A later failure ends t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from apiserver.stream.followers import Followers
 from apiserver.stream.frames import SSE, ArrowFrames, EventFrames, Frames, LineFrames
 from apiserver.stream.stream_loop import StreamLoop
 from reading.formats import create_format, parse_options
+from reading.formats.protocol import Lines
 from reading.pull import PullRequest
 from reading.rendering import ARROW_FORMS
 from reading.scope import Scope
@@ -45,7 +46,8 @@ from tistream.http.auth.access import check_key, needs
 from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.limits import PULL_ROWS_MAX, STREAM_ROWS_DEFAULT
 
-_FORMATS = [name for name in negotiate.FORMATS if name not in ("json", "csv")]
+_NOT_STREAMED = ("json", "csv")
+_FORMATS = [name for name in negotiate.FORMATS if name not in _NOT_STREAMED]
 
 FormatName = Annotated[str | None, Query(description="One of " + ", ".join(_FORMATS) + ". Wins over Accept.")]
 Framing = Annotated[
@@ -57,7 +59,7 @@ LastEventId = Annotated[str | None, Header(description="The id of the last event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Query:
+class StreamQuery:
     """A parsed query."""
 
     http: Request
@@ -81,7 +83,7 @@ async def _query(
     accept: Accept = None,
     accept_encoding: AcceptEncoding = None,
     last_event_id: LastEventId = None,
-) -> _Query:
+) -> StreamQuery:
     start = start_ts if start_ts is not None else start_ts_dashed
     cursor = last_event_id or cursor
     name, in_events = choose_form(format, framing, accept)
@@ -98,23 +100,30 @@ async def _query(
         buffers=buffers,
         follows=True,
     )
-    coding = choose_coding(accept_encoding, () if name in ARROW_FORMS else CODINGS)
     frames = partial(_frames, name, in_events, options, buffers)
-    return _Query(http=request, pull=made, frames=frames, coding=coding)
+    return StreamQuery(http=request, pull=made, frames=frames, coding=coding_of(name, accept_encoding))
 
 
-def choose_form(format: str | None, framing: str | None, accept: str | None) -> tuple[str, bool]:
-    """(format, whether as server-sent events)."""
+def coding_of(format: str, accept_encoding: str | None) -> str | None:
+    """The content coding of a stream. Arrow is never coded."""
+    return choose_coding(accept_encoding, () if format in ARROW_FORMS else CODINGS)
+
+
+def choose_form(
+    format: str | None, framing: str | None, accept: str | None, formats: Mapping[str, str] = negotiate.FORMATS
+) -> tuple[str, bool]:
+    """(format, one of `formats`; whether as server-sent events)."""
     asked = negotiate.weights(accept or "")
     in_events = framing == "sse" or (framing is None and asked.get(SSE, 0) > 0)
     if format is None and (in_events or not accept):
         name = "ndjson"
     else:
-        name = negotiate.choose(format, accept)
+        name = negotiate.choose(format, accept, formats)
         if name == "json" and format is None:
             name = "ndjson"  # what `*/*` means here
-    if name not in _FORMATS:
-        raise InvalidInput(f"'{name}' cannot be streamed.", offers=", ".join(_FORMATS))
+    if name in _NOT_STREAMED:
+        offers = ", ".join(word for word in formats if word not in _NOT_STREAMED)
+        raise InvalidInput(f"'{name}' cannot be streamed.", offers=offers)
     if in_events and name in ARROW_FORMS:
         raise InvalidInput("Arrow cannot be sent as server-sent events: leave out framing=sse.", format=name)
     return name, in_events
@@ -125,11 +134,14 @@ def router(followers: Followers) -> APIRouter:
     routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
     operations = ("stream_tenant", "stream_db", "stream_table")
     summary = "Changes of a {} as they come"
-    add_scoped(routes, "/changes:stream", partial(_answer, followers), _query, operations=operations, summary=summary)
+    add_scoped(
+        routes, "/changes:stream", partial(answer_stream, followers), _query, operations=operations, summary=summary
+    )
     return routes
 
 
-async def _answer(followers: Followers, scope: Scope, asked: _Query) -> Response:
+async def answer_stream(followers: Followers, scope: Scope, asked: StreamQuery) -> Response:
+    """The stream, which begins with its first page."""
     with ExitStack() as on_error:
         on_error.enter_context(followers.counted("streams", caller_of(asked.http), followers.limits.streams_max))
         frames, request = asked.frames(), asked.pull(scope=scope)
@@ -161,5 +173,9 @@ async def _answer(followers: Followers, scope: Scope, asked: _Query) -> Response
 def _frames(format: str, in_events: bool, options: dict[str, str], buffers: str | None) -> Frames:
     if format in ARROW_FORMS:
         return ArrowFrames(buffers)
-    fmt = create_format(format, parse_options(options))
+    return line_frames(create_format(format, parse_options(options)), in_events)
+
+
+def line_frames(fmt: Lines, in_events: bool) -> Frames:
+    """The framing of a text format."""
     return EventFrames(fmt) if in_events else LineFrames(fmt)

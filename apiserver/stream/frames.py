@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 
 from apiserver.negotiate import ARROW
-from reading.formats import Format
+from reading.formats.protocol import Lines
 from reading.pull import PullAnswer
 from tistream import ts as tso
 
@@ -73,7 +73,7 @@ class Frames(Protocol):
 class LineFrames:
     """Lines of a text format. Only ndjson carries cursors and the reason of the end."""
 
-    def __init__(self, fmt: Format) -> None:
+    def __init__(self, fmt: Lines) -> None:
         self._format = fmt
         self._own = fmt.name == "ndjson"
         self.media_type = fmt.media_type
@@ -105,7 +105,7 @@ class EventFrames:
 
     media_type = SSE
 
-    def __init__(self, fmt: Format) -> None:
+    def __init__(self, fmt: Lines) -> None:
         self._format = fmt
         self._own = fmt.name == "ndjson"
 

@@ -1,4 +1,4 @@
-"""The interface of a format."""
+"""The interfaces of a format."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from reading.formats.lines import Block
 from schemas.model import DdlEvent
 
 
-class Format(Protocol):
-    """Turns changes, DDL and watermarks into lines."""
+class Lines(Protocol):
+    """What bodies and streams of lines know of a format."""
 
     @property
     def name(self) -> str:
@@ -25,6 +25,13 @@ class Format(Protocol):
     def terminator(self) -> bytes:
         """The end of a line."""
 
+    def watermark(self, ts: int) -> bytes | None:
+        """The watermark line: everything up to `ts` has been sent. None where the protocol has none."""
+
+
+class Format(Lines, Protocol):
+    """Turns changes, DDL and watermarks into lines."""
+
     @property
     def splits_updates(self) -> bool:
         """Whether an update of a unique key becomes a delete and an insert."""
@@ -34,6 +41,3 @@ class Format(Protocol):
 
     def ddl(self, event: DdlEvent) -> list[bytes]:
         """The lines of a DDL: none where the protocol has none."""
-
-    def watermark(self, ts: int) -> bytes | None:
-        """The watermark line: everything up to `ts` has been sent. None where the protocol has none."""

@@ -207,6 +207,7 @@ _OTHER_UNIT = re.compile(
     r"lease|timeout|ttl|interval|created|started|used|seen|watermark)"
 )
 _WORDS = ("earliest", "latest")  # of requests
+_EXPIRY = "expire_ts"  # TiKV's name and unit: Unix seconds
 _PAYLOAD = frozenset({"before", "after", "old"})  # of a change: the names of columns
 
 
@@ -227,7 +228,7 @@ def wrong_time(name: str, value: Any) -> str | None:
     """What is against the rule of docs/api.md#times; None when nothing is."""
     if _OTHER_UNIT.fullmatch(name) and not isinstance(value, bool):
         return "the name has another unit, or none"
-    if value is None:
+    if value is None or name == _EXPIRY:
         return None
     if name in ("ts", "as_of") or name.endswith("_ts"):
         return None if isinstance(value, str) and (value.isdecimal() or value in _WORDS) else "a TSO is decimal text"

@@ -26,8 +26,11 @@ from apiserver.negotiate import FORMATS, JSON
 from metaserver.push_access import CredentialIssuer, Issued
 from metaserver.push_policy import PushTerms
 from metaserver.routers import control_routers
+from reading.kv.formats import FORMATS as ENTRY_FORMATS
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.catalog_cases import elected
+from tests.kit.entry_log import Entry, EntryLog, entry_rows
+from tests.kit.log_builder import recording_end
 from tests.kit.stream_world import served
 from tistream.admin.views import Sources
 from tistream.catalog.tenancy.tenants import TaskKind
@@ -126,6 +129,7 @@ def record(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str,
             _removed(http)
             found |= _keys(http)
         found |= _pulled(world)
+        found |= _entries(world)
         with served(create_app(world.services)) as server:
             found |= _streamed(server.url, world, requests)
     return _plain(found), _plain(requests.kept)
@@ -347,23 +351,43 @@ def _pulled(world: ApiWorld) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _entries(world: ApiWorld) -> dict[str, dict[str, Any]]:
+    """Keys and values of a raw tenant."""
+    tenant = Tenant(1, 3)
+    writes = [
+        Entry(470613530900000001, b"user:1", b"Ada", expire_ts=1795248187),
+        Entry(470613530950000001, b"user:2", b"Grace", scanned_from_ts=470613530900000001),
+        Entry(470613531000000001, b"user:1", None),
+    ]
+    log = EntryLog(world.catalog, world.store, tenant=tenant, rows=entry_rows(writes))
+    log.build(1, upto=recording_end())
+    pulled: dict[str, Any] = {}
+    for word, media in ENTRY_FORMATS.items():
+        query = {"start_ts": "earliest", "format": word, "key_format": "escaped"}
+        answer = _ok(world.http.get(f"/v1/clusters/1/tenants/{tenant.tenant_id}/kv/changes", params=query))
+        pulled[media] = cut(answer.json()) if word == "json" else _text(media, answer.content)
+    return {"pull_kv": pulled}
+
+
 def _head(world: ApiWorld, url: str) -> bytes:
     return bytes(_ok(world.http.get(url, headers={"Range": "bytes=0-47"})).content)
 
 
 def _streamed(url: str, world: ApiWorld, requests: Requests) -> dict[str, dict[str, Any]]:
     end = world.log.cuts(50)[0]
+    addresses = {f"stream_{name}": f"{BASE}{path}/changes:stream" for name, path in _SCOPES.items()}
+    addresses["stream_kv"] = "/v1/clusters/1/tenants/3/kv/changes:stream"
     found: dict[str, dict[str, Any]] = {}
-    for name, path in _SCOPES.items():
-        streamed = found[f"stream_{name}"] = {}
+    for name, address in addresses.items():
+        streamed = found[name] = {}
         for word, framing in (("ndjson", "lines"), ("ndjson", "sse"), ("arrow", "lines")):
             query = {"start_ts": "earliest", "end_ts": end, "format": word, "framing": framing}
-            with httpx2.stream("GET", f"{url}{BASE}{path}/changes:stream", params=query) as answer:
+            with httpx2.stream("GET", f"{url}{address}", params=query) as answer:
                 content = answer.read()
                 requests.take(answer)
             media = answer.headers["content-type"].split(";")[0]
             lines = content.split(b"\n")
-            streamed[media] = _text(media, content if word == "arrow" else b"\n".join(lines[:3] + lines[-6:]))
+            streamed[media] = _text(media, content if word == "arrow" else b"\n".join(lines[:3] + lines[3:][-6:]))
     return found
 
 

@@ -68,12 +68,17 @@ class ApiWorld:
 
 
 @contextmanager
-def api_world(folder: Path, store: ObjectStore | None = None, rows: pa.Table | None = None) -> Iterator[ApiWorld]:
+def api_world(
+    folder: Path,
+    store: ObjectStore | None = None,
+    rows: pa.Table | None = None,
+    builder: type[LogBuilder] = LogBuilder,
+) -> Iterator[ApiWorld]:
     """A service over a SQLite catalog in `folder` and a registered tenant; its log is for the test to build."""
     catalog = new_catalog(folder)
     kept = OpenFolder() if store is None else store
     clock = ManualClock(tso.physical_ms(recording_end()) + 1000)
-    log = LogBuilder(catalog, kept, rows=committed_rows() if rows is None else rows).register()
+    log = builder(catalog, kept, rows=committed_rows() if rows is None else rows).register()
     services = Services.create(catalog, kept, clock)
     with TestClient(create_app(services), raise_server_exceptions=False) as http:
         yield ApiWorld(catalog, kept, clock, log, services, http)

@@ -100,6 +100,16 @@ class TenantRow:
                 tenant_kind=str(self.kind),
             )
 
+    def check_keys(self) -> None:
+        """AnotherKind when it has tables."""
+        if not self.kind.is_keyspace:
+            base = f"/v1/clusters/{self.tenant.cluster_id}/tenants/{self.tenant.tenant_id}"
+            raise AnotherKind(
+                f"Tenant {self.tenant} is one of TiDB: it has tables, not keys and values. Read {base}/changes.",
+                tenant=str(self.tenant),
+                tenant_kind=str(self.kind),
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTask:

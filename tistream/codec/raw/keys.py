@@ -46,6 +46,17 @@ def keyspace_range(mode: KeyMode, keyspace_id: int) -> KeyRange:
     return prefix_range(keyspace_prefix(mode, keyspace_id))
 
 
+def user_keys(keys: pa.BinaryArray) -> pa.BinaryArray:
+    """Keys on the wire without mode and keyspace. DecodeError with `index` of the first that has none."""
+    bounds, data = flat(keys)
+    short = np.diff(bounds) < PREFIX_BYTES
+    if short.any():
+        raise DecodeError("A key has no mode and keyspace.", index=int(np.argmax(short)))
+    keep = np.ones(len(data), np.bool_)
+    keep[(bounds[:-1, None] + np.arange(PREFIX_BYTES)).ravel()] = False
+    return array_of(bounds - PREFIX_BYTES * np.arange(len(bounds)), data[keep])
+
+
 def stored_keys(keys: pa.BinaryArray, ts: Timestamps) -> pa.BinaryArray:
     """Stored form of keys on the wire, written at `ts`."""
     bounds, data = flat(keys)

@@ -1,0 +1,58 @@
+"""The committed log of a raw tenant, from entries that a test writes down: keyspace 1, tenant 1/1.
+
+api_world(folder, rows=entry_rows(entries), builder=EntryLog)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tests.kit.log_builder import LogBuilder
+from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.model import change
+from tistream.model.change import FLAG_OLD_VALUE_UNKNOWN, FLAG_SCANNED, Op
+
+PREFIX = b"r\x00\x00\x01"
+
+
+class Entry(NamedTuple):
+    """A write, as its user sees it."""
+
+    ts: int
+    key: bytes
+    value: bytes | None  #: None: deleted
+    expire_ts: int = 0
+    scanned_from_ts: int | None = None
+
+
+@dataclass
+class EntryLog(LogBuilder):
+    """A log with one DATA task, active from the beginning."""
+
+    def register(self) -> EntryLog:
+        register_tenant(self.catalog, self.tenant, kind=TenantKind.RAW, keyspace=Keyspace(id=1))
+        return self
+
+    def activate(self) -> EntryLog:
+        return self.register()
+
+
+def entry_rows(entries: Sequence[Entry]) -> pa.Table:
+    """The entries as rows of the log."""
+    columns = {
+        "table_id": [0] * len(entries),
+        "op": [Op.DELETE if e.value is None else Op.PUT for e in entries],
+        "key": [PREFIX + e.key for e in entries],
+        "start_ts": [e.ts if e.scanned_from_ts is None else e.scanned_from_ts for e in entries],
+        "commit_ts": [e.ts for e in entries],
+        "value": [e.value for e in entries],
+        "old_value": [None] * len(entries),
+        "expire_ts": [e.expire_ts for e in entries],
+        "flags": [FLAG_OLD_VALUE_UNKNOWN | (0 if e.scanned_from_ts is None else FLAG_SCANNED) for e in entries],
+    }
+    return pa.table(columns, schema=change.COMMITTED)
