@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import codecs
 import json
 import re
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +23,7 @@ from apiserver.app import create_app
 from tests.kit.api_world import BASE, ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.entry_log import PREFIX, Entry, EntryLog, entry_rows
 from tests.kit.stream_world import served
+from tistream.client import connect, connect_async
 
 END = 1_000_000
 _KEYS = [
@@ -245,3 +249,36 @@ def test_a_waiting_pull_and_a_stream_get_what_comes(tmp_path: Path) -> None:
         plain = httpx2.Response(200, content=b"\n".join(x for x in lines if b'"op"' in x or b'"key"' in x))
         assert _decoded(plain, word) == _as_in(word, want), (word, framing)
     assert events_of(bodies["ndjson", "lines"])[-1]["reason"] == "end-reached"
+
+
+def test_both_clients_and_the_command_read_keys_as_bytes_and_text(kv: ApiWorld) -> None:
+    want = [e for e in ENTRIES if e.key.startswith(b"k") and e.key >= b"k1"]
+    keys: dict[str, Any] = {"start": b"k1", "prefix": b"k"}
+    with served(create_app(kv.services)) as server:
+        with connect(server.url) as client:
+            mine = client.tenant(1, 1).keys(**keys)
+            assert [_of_client(change) for change in mine.changes(limit=50)] == want
+            assert [_of_client(change) for change in mine.follow(end=END, limit=50)] == want
+            assert mine.changes().to_arrow().column("key").to_pylist() == [e.key for e in want]
+            page = mine.page(options={"key_format": "escaped"}, limit=1)
+            assert _of_json(page.changes()[0], "escaped") == want[0]
+
+        async def read() -> list[Entry]:
+            async with connect_async(server.url) as client:
+                mine = client.tenant(1, 1).keys(**keys)
+                assert [_of_client(change) async for change in mine.changes(limit=50)] == want
+                return [_of_client(change) async for change in mine.follow(end=END)]
+
+        assert asyncio.run(read()) == want
+        command = [str(Path(sys.executable).with_name("tistream")), "pull"]
+        words = ["--keys", "--url", server.url, "--prefix", "k", "--start-key", r"k\x31"]
+        out = subprocess.run([*command, *words], capture_output=True, check=True).stdout
+        address = f"{server.url}{BASE}/kv/changes?prefix=6b&start_key=6b31&format=tikv-cdc"
+        messages = subprocess.run([*command, address], capture_output=True, check=True).stdout
+    assert _decoded(httpx2.Response(200, content=out), "ndjson", "escaped") == want
+    assert _decoded(httpx2.Response(200, content=messages), "tikv-cdc") == _as_in("tikv-cdc", want)
+
+
+def _of_client(change: dict[str, Any]) -> Entry:
+    scanned_from = int(change["scanned_from_ts"]) if "scanned_from_ts" in change else None
+    return Entry(int(change["ts"]), change["key"], change["value"], change["expire_ts"] or 0, scanned_from)

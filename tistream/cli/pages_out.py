@@ -16,7 +16,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from tistream import ts as tso
-from tistream.cli.readable import readable, table_of
+from tistream.cli.readable import readable, table_of, time_of
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _Readable:
         return len(changes)
 
     def _texts(self, change: dict[str, Any], width: int) -> Iterator[str]:
-        day = change["commit_time"][:10]
+        day = time_of(change)[:10]
         if day != self._day:
             self._day = day
             yield f"{day} (UTC)"

@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -15,6 +15,16 @@ import typer
 from tistream.cli.consumer_pull import Lease, Member, Name, write_batches
 from tistream.cli.filter_options import Changed, Columns, FilterFile, Ops, Tables, Where, filters_of
 from tistream.cli.following import StatusLine, Whole
+from tistream.cli.key_options import (
+    EndKey,
+    FormatOfKeys,
+    KeyPattern,
+    Keys,
+    Prefix,
+    StartKey,
+    ValuePattern,
+    key_options,
+)
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.errors import InvalidInput
 from tistream.limits import CONSUMER_LEASE_S_DEFAULT
@@ -30,31 +40,36 @@ _OWN_WORDS = frozenset(
 )
 
 
+Since = Annotated[
+    str | None, typer.Option(help="TSO, RFC 3339 time, earliest (default), latest or a span such as -15m.")
+]
+Snapshot = Annotated[bool, typer.Option("--snapshot", help="First all rows as of --as-of, then the changes above it.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C or until --until is reached.")
+]
+FormatName = Annotated[
+    str | None,
+    typer.Option(
+        help="ndjson, canal-json, debezium, open-protocol, simple, csv, json or arrow; of keys ndjson, json, arrow "
+        "or tikv-cdc. By default rows for people on a terminal, and ndjson elsewhere."
+    ),
+]
+AsOf = Annotated[str | None, typer.Option(help="Of --snapshot: TSO or time; the watermark by default.")]
+
+
 def pull(
     what: Annotated[str, typer.Argument(help="'database', 'database.table', '*', or a whole .../changes URL.")] = "*",
     url: Url = DEFAULT_URL,
     key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
-    since: Annotated[
-        str | None, typer.Option(help="TSO, RFC 3339 time, earliest (default), latest or a span such as -15m.")
-    ] = None,
+    since: Since = None,
     until: Annotated[str | None, typer.Option(help="Nothing above this TSO or time.")] = None,
     cursor: Annotated[str | None, typer.Option(help="Resume here; wins over --since.")] = None,
-    snapshot: Annotated[
-        bool, typer.Option("--snapshot", help="First all rows as of --as-of, then the changes above it.")
-    ] = False,
-    as_of: Annotated[str | None, typer.Option(help="Of --snapshot: TSO or time; the watermark by default.")] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C or until --until is reached.")
-    ] = False,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="ndjson, canal-json, debezium, open-protocol, simple, csv, json or arrow; by default rows for people "
-            "on a terminal, and ndjson elsewhere."
-        ),
-    ] = None,
+    snapshot: Snapshot = False,
+    as_of: AsOf = None,
+    follow: Follow = False,
+    format: FormatName = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE of the format.")] = None,
     tables: Tables = None,
     columns: Columns = None,
@@ -62,11 +77,18 @@ def pull(
     where: Where = None,
     changed: Changed = None,
     filter_file: FilterFile = None,
+    keys: Keys = False,
+    start_key: StartKey = None,
+    end_key: EndKey = None,
+    prefix: Prefix = None,
+    key_format: FormatOfKeys = None,
+    key_pattern: KeyPattern = None,
+    value_pattern: ValuePattern = None,
     consumer: Name = None,
     member: Member = "default",
     lease: Lease = CONSUMER_LEASE_S_DEFAULT,
 ) -> None:
-    """Pull changes of a tenant, a database or a table, in commit order, or of a registered consumer.
+    """Pull changes of a tenant, a database, a table, keys or a registered consumer, in commit order.
 
     The query of a whole URL is used too: start_ts, end_ts, cursor, format, limit, filters and the format's options. A
     flag takes precedence.
@@ -90,6 +112,14 @@ def pull(
             query, filter_file, tables=tables, columns=columns, ops=ops, where=where, changed=changed
         ),
     )  # fmt: skip
+    chosen = key_options(
+        keys=keys or is_kv(what), address=is_kv(what),
+        others={"database": database, "filters": asked.filters, "snapshot": asked.snapshot, "consumer": consumer},
+        start_key=start_key, end_key=end_key, prefix=prefix, key_format=key_format, key_pattern=key_pattern,
+        value_pattern=value_pattern,
+    )  # fmt: skip
+    if chosen is not None:
+        asked = replace(asked, kv=True, options=asked.options | chosen)
     at = cursor or query.get("cursor")
     if consumer is None:
         _write(asked, at, follow=follow)
@@ -161,6 +191,7 @@ class _Asked:
     as_of: str | None = None
     options: dict[str, str]
     filters: dict[str, str]
+    kv: bool = False  #: keys and values
 
     @property
     def sent(self) -> dict[str, str]:
@@ -169,7 +200,8 @@ class _Asked:
 
     def changes(self, client: Client, cursor: str | None, *, follow: bool) -> Changes:
         """What is pulled, from the cursor on."""
-        scope = client.tenant(self.cluster, self.tenant).within(self.database, self.table)
+        tenant = client.tenant(self.cluster, self.tenant)
+        scope = tenant.keys() if self.kv else tenant.within(self.database, self.table)
         return (scope.follow if follow else scope.changes)(
             start=self.since, end=self.until, cursor=cursor, snapshot=self.snapshot, as_of=self.as_of, limit=self.limit
         )
@@ -178,6 +210,7 @@ class _Asked:
         """A command line that continues at the cursor."""
         names = ".".join(name for name in (self.database, self.table) if name) or "*"
         words = ["tistream", "pull", names, "--url", self.url, "-c", str(self.cluster), "-t", str(self.tenant)]
+        words += ["--keys"] if self.kv else []
         words += ["--format", self.format] if self.format else []
         for name, value in self.options.items():
             words += ["-O", f"{name}={value}"]
@@ -189,6 +222,11 @@ class _Asked:
         since = ["--since", self.since] if self.since else []
         words += ["--cursor", cursor] if cursor else since
         return shlex.join(words + (["--follow"] if follow else []))
+
+
+def is_kv(what: str) -> bool:
+    """Whether this is the URL of keys and values."""
+    return what.startswith(("http://", "https://")) and urlsplit(what).path.rstrip("/").endswith("/kv/changes")
 
 
 def parse_names(what: str) -> tuple[str | None, str | None]:

@@ -1,6 +1,7 @@
 """A change as a line for people: what `tistream pull` writes on a terminal.
 
     14:05:31.123  shop.orders  update  id=17  state: paid -> shipped
+    14:05:31.123  put     user:1 = Ada  expires 2026-11-22T06:00:00Z
 
 A line of NDJSON has a row's key as stored, not the names of its columns. They are found by value: the stored key's
 integers and texts in the row's columns. Where one is not found (a table without a clustered key, text that does not
@@ -12,10 +13,12 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
+from tistream import ts as tso
 from tistream.codec.memcomparable import decode_bytes, decode_int, decode_uint
 from tistream.errors import DecodeError
 
@@ -30,10 +33,33 @@ Columns = dict[str, Any]
 
 def readable(change: Columns, *, width: int, table_width: int = 0) -> str:
     """The text of a change of an NDJSON answer, at most `width` cells; names of tables are filled to `table_width`."""
+    if "op" in change:
+        return shortened(_entry(change), width)
     kind = change["type"]
     said = "  ".join(_row(change)) if kind != "ddl" else _clean(change["query"])
     text = f"{change['commit_time'][11:23]}  {table_of(change):<{table_width}}  {kind:<6}  {said}"
     return shortened(text.rstrip(), width)
+
+
+def time_of(change: Columns) -> str:
+    """When the change was committed, or the key was written: RFC 3339 in UTC."""
+    return str(change["commit_time"]) if "commit_time" in change else tso.to_text(int(change["ts"]))
+
+
+def _entry(change: Columns) -> str:
+    """A write of a key."""
+    value = "" if change["value"] is None else f" = {_value(change['value'])}"
+    text = f"{time_of(change)[11:23]}  {change['op']:<6}  {_value(change['key'])}{value}"
+    if change["expire_ts"] is not None:
+        text += f"  expires {_seconds_text(change['expire_ts'])}"
+    return text if "scanned_from_ts" not in change else f"{text}  (from a scan)"
+
+
+def _seconds_text(unix_s: int) -> str:
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"at {unix_s}"
 
 
 def table_of(change: Columns) -> str:

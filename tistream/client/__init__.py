@@ -11,20 +11,21 @@ from tistream.client.api import Client, connect
 from tistream.client.core.membership import Batch
 from tistream.client.core.requests import ChangeOptions, Page, TenantState
 from tistream.client.cursors import CursorStore, FileCursorStore, SqlCursorStore
-from tistream.client.tenant import Scope, Table, Tenant
+from tistream.client.tenant import Keys, Scope, Table, Tenant
 
 if TYPE_CHECKING:
     from tistream.client.aio.api import AsyncClient, connect_async
     from tistream.client.aio.consumers import AsyncConsumer
-    from tistream.client.aio.tenant import AsyncScope, AsyncTable, AsyncTenant
+    from tistream.client.aio.tenant import AsyncKeys, AsyncScope, AsyncTable, AsyncTenant
     from tistream.client.consumers import Consumer
     from tistream.client.frames import ArrowPage, Progress
-    from tistream.client.results import Changes, Rows, TableChanges
+    from tistream.client.results import Changes, KeyChanges, Rows, TableChanges
 
 __all__ = [
     "ArrowPage",
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncKeys",
     "AsyncScope",
     "AsyncTable",
     "AsyncTenant",
@@ -35,6 +36,8 @@ __all__ = [
     "Consumer",
     "CursorStore",
     "FileCursorStore",
+    "KeyChanges",
+    "Keys",
     "Page",
     "Progress",
     "Rows",
@@ -51,11 +54,13 @@ _LATER = {
     "ArrowPage": "frames",
     "AsyncClient": "aio.api",
     "AsyncConsumer": "aio.consumers",
+    "AsyncKeys": "aio.tenant",
     "AsyncScope": "aio.tenant",
     "AsyncTable": "aio.tenant",
     "AsyncTenant": "aio.tenant",
     "Changes": "results",
     "Consumer": "consumers",
+    "KeyChanges": "results",
     "Progress": "frames",
     "Rows": "results",
     "TableChanges": "results",

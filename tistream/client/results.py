@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import orjson
 
+from tistream.client.core.keys import IN_BYTES, KeyFilter, entry_of
 from tistream.client.core.requests import (
     TIMEOUT_S,
     ChangeOptions,
@@ -145,6 +146,33 @@ class TableChanges(Changes, _Frames):
 
         frames.check_ends(self._asked, follow=self._follows)
         return frames.bare(frames.joined([page.rows for page in self.batches()]))
+
+
+class KeyChanges(TableChanges):
+    """Writes of keys in the order of their timestamps, also as Arrow. A loop over them gives dicts as
+    docs/formats/messages.md has them, `key` and `value` as bytes."""
+
+    def __init__(
+        self,
+        client: Client,
+        target: Target,
+        keys: KeyFilter,
+        asked: ChangeOptions,
+        *,
+        store: CursorStore | None,
+        follow: bool,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        super().__init__(client, target, asked, store=store, follow=follow, progress=progress)
+        self._keys = keys
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for page in self.pages(options=IN_BYTES):
+            yield from map(entry_of, page.changes())
+
+    def pages(self, format: str = "ndjson", options: Mapping[str, str] | None = None) -> Iterator[Page]:
+        """As of every scope. `options`: `key_format` of text is hex, base64, utf8 or escaped."""
+        return super().pages(format, self._keys.params(options))
 
 
 class Rows(_Frames):

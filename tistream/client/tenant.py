@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
+from tistream.client.core.keys import KeyFilter
 from tistream.client.core.requests import (
     TIMEOUT_S,
     ChangeOptions,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tistream.client.api import Client
     from tistream.client.consumers import Consumer
     from tistream.client.frames import Progress
-    from tistream.client.results import Changes, Rows, TableChanges
+    from tistream.client.results import Changes, KeyChanges, Rows, TableChanges
 
 
 class Scope:
@@ -159,6 +160,20 @@ class Tenant(Scope):
             Membership(self._target, name, member=member, lease_s=lease_s, format=format, limit=limit, options=options),
         )
 
+    def keys(
+        self,
+        *,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        key_pattern: str | None = None,
+        value_pattern: str | None = None,
+    ) -> Keys:
+        """The keys and values of a raw or txn tenant: those from `start` and below `end`, with the `prefix`, and with
+        matches of the patterns (docs/filters.md). Keys are without mode and keyspace."""
+        wanted = KeyFilter(start=start, end=end, prefix=prefix, key_pattern=key_pattern, value_pattern=value_pattern)
+        return Keys(self._client, Target(self.cluster_id, self.tenant_id, kv=True), wanted)
+
     def register(self) -> dict[str, Any]:
         """Register the tenant; idempotent. The first answer holds a key for its pushers."""
         ids = {"cluster_id": self.cluster_id, "tenant_id": self.tenant_id}
@@ -212,3 +227,50 @@ class Table(Scope):
         path = f"{self._target.path}/definition"
         found: dict[str, Any] = self._client.get(path, as_of=str(as_of), dialect=dialect)
         return found
+
+
+class Keys:
+    """Keys and values of a raw or txn tenant."""
+
+    def __init__(self, client: Client, target: Target, keys: KeyFilter) -> None:
+        self._client, self._target, self._keys = client, target, keys
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._target)!r} at {shown_url(self._client.url)})"
+
+    def changes(
+        self,
+        *,
+        store: CursorStore | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **asked: Unpack[ChangeOptions],
+    ) -> KeyChanges:
+        """The writes from where `asked` begins to its `end`, or to what is served when they are read."""
+        from tistream.client.results import KeyChanges
+
+        return KeyChanges(self._client, self._target, self._keys, asked, store=store, follow=False, progress=progress)
+
+    def follow(
+        self,
+        *,
+        store: CursorStore | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **asked: Unpack[ChangeOptions],
+    ) -> KeyChanges:
+        """As `changes`, and then what comes; see `Scope.follow`."""
+        from tistream.client.results import KeyChanges
+
+        return KeyChanges(self._client, self._target, self._keys, asked, store=store, follow=True, progress=progress)
+
+    def page(
+        self,
+        *,
+        format: str = "ndjson",
+        options: Mapping[str, str] | None = None,
+        wait_s: float = 0,
+        **asked: Unpack[ChangeOptions],
+    ) -> Page:
+        """One page. `options`: `key_format`; `wait_s`: seconds to wait while there is nothing new."""
+        walk = Walk(self._target, asked, format=format, options=self._keys.params(options), wait_s=wait_s)
+        answer = self._client.request("GET", walk.path, params=walk.params(), timeout_s=wait_s + TIMEOUT_S)
+        return page_of(answer.content, answer.headers)

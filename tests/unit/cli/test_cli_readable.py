@@ -56,6 +56,14 @@ def test_a_ddl_has_its_statement() -> None:
     assert " shop  ddl " in readable({**ddl, "table": "", "query": "DROP DATABASE `shop`"}, width=WIDE)
 
 
+def test_a_write_of_a_key_has_its_value_and_its_end() -> None:
+    put = {"op": "put", "key": "user:1", "value": "A\\x00", "ts": str(1795269931123 << 18), "expire_ts": 1795248187}
+    assert readable(put, width=WIDE) == "14:05:31.123  put     user:1 = A\\x00  expires 2026-11-21T08:03:07Z"
+    deleted = {**put, "op": "delete", "key": "", "value": None, "expire_ts": None, "scanned_from_ts": "7"}
+    assert readable(deleted, width=WIDE) == '14:05:31.123  delete  ""  (from a scan)'
+    assert "expires at 18446744073709551615" in readable({**put, "expire_ts": 2**64 - 1}, width=WIDE)
+
+
 @pytest.mark.parametrize(
     ("handle", "row", "key"),
     [

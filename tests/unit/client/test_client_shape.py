@@ -23,9 +23,11 @@ PAIRS = [
     (tenant.Scope, aio_tenant.AsyncScope),
     (tenant.Tenant, aio_tenant.AsyncTenant),
     (tenant.Table, aio_tenant.AsyncTable),
+    (tenant.Keys, aio_tenant.AsyncKeys),
     (consumers.Consumer, aio_consumers.AsyncConsumer),
     (results.Changes, aio_results.AsyncChanges),
     (results.TableChanges, aio_results.AsyncTableChanges),
+    (results.KeyChanges, aio_results.AsyncKeyChanges),
     (results.Rows, aio_results.AsyncRows),
 ]
 

@@ -10,6 +10,7 @@ import httpx2
 import orjson
 
 from tistream.client import frames
+from tistream.client.core.keys import IN_BYTES, KeyFilter, entry_of
 from tistream.client.core.requests import (
     TIMEOUT_S,
     ChangeOptions,
@@ -143,6 +144,33 @@ class AsyncTableChanges(AsyncChanges, _AsyncFrames):
         """All rows, joined."""
         frames.check_ends(self._asked, follow=self._follows)
         return frames.bare(frames.joined([page.rows async for page in self.batches()]))
+
+
+class AsyncKeyChanges(AsyncTableChanges):
+    """As `KeyChanges`."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        target: Target,
+        keys: KeyFilter,
+        asked: ChangeOptions,
+        *,
+        store: CursorStore | None,
+        follow: bool,
+        progress: Callable[[frames.Progress], None] | None,
+    ) -> None:
+        super().__init__(client, target, asked, store=store, follow=follow, progress=progress)
+        self._keys = keys
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        async for page in self.pages(options=IN_BYTES):
+            for change in page.changes():
+                yield entry_of(change)
+
+    def pages(self, format: str = "ndjson", options: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+        """As `KeyChanges.pages`."""
+        return super().pages(format, self._keys.params(options))
 
 
 class AsyncRows(_AsyncFrames):

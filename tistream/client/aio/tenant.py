@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tistream.client.aio.consumers import AsyncConsumer
-from tistream.client.aio.results import AsyncChanges, AsyncRows, AsyncTableChanges
+from tistream.client.aio.results import AsyncChanges, AsyncKeyChanges, AsyncRows, AsyncTableChanges
+from tistream.client.core.keys import KeyFilter
 from tistream.client.core.membership import Membership
 from tistream.client.core.requests import (
     TIMEOUT_S,
@@ -139,6 +140,19 @@ class AsyncTenant(AsyncScope):
             Membership(self._target, name, member=member, lease_s=lease_s, format=format, limit=limit, options=options),
         )
 
+    def keys(
+        self,
+        *,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        key_pattern: str | None = None,
+        value_pattern: str | None = None,
+    ) -> AsyncKeys:
+        """As `Tenant.keys`."""
+        wanted = KeyFilter(start=start, end=end, prefix=prefix, key_pattern=key_pattern, value_pattern=value_pattern)
+        return AsyncKeys(self._client, Target(self.cluster_id, self.tenant_id, kv=True), wanted)
+
     async def register(self) -> dict[str, Any]:
         """As `Tenant.register`."""
         ids = {"cluster_id": self.cluster_id, "tenant_id": self.tenant_id}
@@ -185,3 +199,50 @@ class AsyncTable(AsyncScope):
         path = f"{self._target.path}/definition"
         found: dict[str, Any] = await self._client.get(path, as_of=str(as_of), dialect=dialect)
         return found
+
+
+class AsyncKeys:
+    """As `Keys`."""
+
+    def __init__(self, client: AsyncClient, target: Target, keys: KeyFilter) -> None:
+        self._client, self._target, self._keys = client, target, keys
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._target)!r} at {shown_url(self._client.url)})"
+
+    def changes(
+        self,
+        *,
+        store: CursorStore | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **asked: Unpack[ChangeOptions],
+    ) -> AsyncKeyChanges:
+        """As `Keys.changes`."""
+        return AsyncKeyChanges(
+            self._client, self._target, self._keys, asked, store=store, follow=False, progress=progress
+        )
+
+    def follow(
+        self,
+        *,
+        store: CursorStore | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **asked: Unpack[ChangeOptions],
+    ) -> AsyncKeyChanges:
+        """As `Keys.follow`."""
+        return AsyncKeyChanges(
+            self._client, self._target, self._keys, asked, store=store, follow=True, progress=progress
+        )
+
+    async def page(
+        self,
+        *,
+        format: str = "ndjson",
+        options: Mapping[str, str] | None = None,
+        wait_s: float = 0,
+        **asked: Unpack[ChangeOptions],
+    ) -> Page:
+        """As `Keys.page`."""
+        walk = Walk(self._target, asked, format=format, options=self._keys.params(options), wait_s=wait_s)
+        answer = await self._client.request("GET", walk.path, params=walk.params(), timeout_s=wait_s + TIMEOUT_S)
+        return page_of(answer.content, answer.headers)

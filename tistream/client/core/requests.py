@@ -61,12 +61,13 @@ class ChangeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tenant, one of its databases, or one of its tables."""
+    """A tenant, one of its databases, or one of its tables; or the keys and values of a raw or txn tenant."""
 
     cluster_id: int
     tenant_id: int
     database: str | None = None
     table: str | None = None
+    kv: bool = False
 
     @property
     def path(self) -> str:
@@ -76,7 +77,7 @@ class Target:
             path += f"/databases/{quote(self.database, safe='')}"
         if self.table is not None:
             path += f"/tables/{quote(self.table, safe='')}"
-        return path
+        return f"{path}/kv" if self.kv else path
 
     def __str__(self) -> str:
         name = ".".join(name for name in (self.database, self.table) if name is not None)
@@ -113,9 +114,9 @@ class Page:
         return self.content.splitlines()
 
     def changes(self) -> list[dict[str, Any]]:
-        """The changes of an ndjson answer, see docs/formats/messages.md."""
+        """The changes of an ndjson answer, see docs/formats/messages.md. Those of keys have an `op` and no `type`."""
         lines = [orjson.loads(line) for line in self.lines()]
-        return [line for line in lines if line["type"] != "resolved"]
+        return [line for line in lines if line.get("type") != "resolved"]
 
     def check_complete(self) -> None:
         """TiStreamError when the server could not decode some rows."""

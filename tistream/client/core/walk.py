@@ -22,7 +22,7 @@ from tistream.client.core.requests import (
 )
 
 #: formats whose streams have one message per line
-STREAMED = frozenset({"ndjson", "canal-json", "debezium", "open-protocol", "simple"})
+STREAMED = frozenset({"ndjson", "canal-json", "debezium", "open-protocol", "simple", "tikv-cdc"})
 
 
 class Walk:
