@@ -21,6 +21,7 @@ from apiserver.routes import (
     docs,
     files,
     health,
+    keyrows,
     keys,
     keyvalues,
     lag,
@@ -70,7 +71,7 @@ def create_app(
     app.add_exception_handler(NotAcceptable, _not_acceptable)
     app.add_exception_handler(ObjectNotFound, _object_missing)
     app.state.followers = followers = Followers(services, follow)
-    for following in (changes, consumers, keyvalues, streams, rows):
+    for following in (changes, consumers, keyrows, keyvalues, streams, rows):
         app.include_router(following.router(followers))
     for module in (splits, files, schemas, tenants, lag, keys):
         app.include_router(module.router(services))

@@ -73,8 +73,8 @@ class PullRequest:
     @property
     def is_snapshot(self) -> bool:
         """Whether the page holds rows of a snapshot."""
-        if self.follows:
-            return False  # a stream holds changes only: `locate` refuses a cursor inside a snapshot
+        if self.follows or self.keys is not None:
+            return False  # only changes: `locate` refuses a cursor inside a snapshot
         return self.snapshot if self.cursor is None else self.place is not None
 
 

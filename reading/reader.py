@@ -33,6 +33,7 @@ from tistream.catalog.log.segments import SegmentRow
 from tistream.clock import Clock, SystemClock
 from tistream.errors import CorruptObject, LogAmended, ObjectNotFound, StoreUnavailable
 from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
 from tistream.log.committed_log import SegmentSource
 from tistream.model import change
 from tistream.objectstore.protocol import ObjectStore
@@ -48,6 +49,7 @@ _REQUESTS_IN_FLIGHT_MAX = 8
 _CACHE_BYTES_MAX = 128 << 20
 _PAGE_BYTES_MAX = 64 << 20  # of keys and values, unless one commit_ts holds more
 _PAGE_STORED_BYTES_MAX = 16 << 20  # of segments that are read for one page
+_EVERY_KEY = KeyRange()
 _LISTINGS_MAX = 10  # for one page, when objects disappear after each
 
 
@@ -111,20 +113,30 @@ class LogReader:
         return LogPage(rows=change.COMMITTED.empty_table(), upto=at, has_more=False)
 
     def versions(
-        self, tenant: Tenant, *, after: int, upto: int, table_ids: Collection[int], amended: int
+        self,
+        tenant: Tenant,
+        *,
+        after: int,
+        upto: int,
+        table_ids: Collection[int],
+        amended: int,
+        keys: KeyRange = _EVERY_KEY,
     ) -> Iterator[pa.Table]:
-        """Tables (schema change.COMMITTED) of all rows of these table ids with commit_ts in (after, upto], in no order:
-        changes, and rows kept only for reads as of a timestamp. Rows may repeat if compaction replaces a listed
-        segment. LogAmended unless `amended` is the number of the log's newest amendment to the end."""
+        """Tables (schema change.COMMITTED) of all rows of these table ids and keys with commit_ts in (after, upto], in
+        no order: changes, and rows kept only for reads as of a timestamp. Segments whose keys all lie elsewhere are not
+        read. Rows may repeat if compaction replaces a listed segment. LogAmended unless `amended` is the number of the
+        log's newest amendment to the end."""
         tries = 0
         with self._leases.held() as lease:
             while after < upto:
                 listed, end = self._stretch(tenant, after, upto, table_ids, amended)
+                listed = [s for s in listed if s.end_key >= keys.start and not (keys.end and s.start_key >= keys.end)]
                 try:
                     for at in range(0, len(listed), _REQUESTS_IN_FLIGHT_MAX):
                         lease.renew()
                         for table in self._requests.map(self._uncached, listed[at : at + _REQUESTS_IN_FLIGHT_MAX]):
                             found = page_rows.select(table, after, end, table_ids, changes_only=False)
+                            found = page_rows.within(found, keys)
                             if found.num_rows:
                                 yield found
                 except ObjectNotFound as e:

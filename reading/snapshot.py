@@ -83,7 +83,9 @@ def start_place(services: Services, scope: Scope, filter: Filter, served: Served
 
 def check_place(served: Served, place: Place) -> None:
     """SnapshotLost when the rest of the snapshot cannot be read as its beginning was."""
-    ts, earliest = place.ts, max(served.row.earliest_ts, served.known_history.start_ts)
+    ts, earliest = place.ts, served.row.earliest_ts
+    if served.history is not None:
+        earliest = max(earliest, served.history.start_ts)
     if ts < earliest:
         raise SnapshotLost(
             f"The snapshot is as of {tso.described(ts)}, and the log now begins at {tso.described(earliest)}.",

@@ -12,6 +12,7 @@ had no effect; after an indeterminate error the caller must read back the state,
         TsOutOfRange        a timestamp in the future
         TsExpired           a timestamp below what is retained
         TableRenamed        a table that has another name now
+        StateNotKnown       keys of which the log may lack versions around a timestamp: read as of a nearby one
         SnapshotLost        a snapshot whose rest cannot be read as its beginning was: start it again
         StateForbids        the object's state does not allow it now
         BeyondQuarantine    a timestamp above what is known to be good: an operator decides about a store
@@ -148,6 +149,13 @@ class TableRenamed(InvalidInput):
     hint = "Pull the table by its new name, with start_ts at the timestamp of the rename."
 
 
+class StateNotKnown(InvalidInput):
+    """The log may lack versions of some of these keys around this timestamp: their state at it is not known."""
+
+    code = "TS-1095"
+    hint = "Read as of before_ts or after_ts, ask for fewer keys, or take what is known with allow_state=true."
+
+
 class SnapshotLost(InvalidInput):
     """The rest of the snapshot can no longer be read as its beginning was."""
 
@@ -261,19 +269,14 @@ class StateForbids(InvalidInput):
     """The object's current state does not allow this."""
 
     code = "TS-1014"
-    hint = (
-        "Check the current state: GET /v1/workers and GET /v1/tasks, or tistream workers list and tistream tasks list."
-    )
+    hint = "Check the current state: tistream workers list and tistream tasks list, or GET /v1/workers and /v1/tasks."
 
 
 class BeyondQuarantine(InvalidInput):
     """A store of the tenant is quarantined, and the timestamp lies above the last watermark known to be good."""
 
     code = "TS-1017"
-    hint = (
-        "Read up to good_ts. An operator looks at the rows with tistream store quarantine list, and decides with "
-        "tistream store quarantine accept or reject."
-    )
+    hint = "Read up to good_ts. An operator decides: tistream store quarantine list, then accept or reject."
 
 
 class LogAmended(InvalidInput):

@@ -58,8 +58,10 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
         yield errors.FilterInvalid
     if "key_format" in names:
         yield from (NotInFormat, AnotherKind)
-    if "snapshot" in names:
+    if "snapshot" in names or {"as_of", "cursor"} <= names:
         yield errors.SnapshotLost
+    if "allow_state" in names:
+        yield errors.StateNotKnown
     if "start_ts" in names:
         yield from (errors.TsOutOfRange, errors.TsExpired, errors.BeyondQuarantine, errors.LogAmended)
     if names & {"as_of", "ts"}:

@@ -10,7 +10,9 @@ A read that waits for the watermark sleeps on the event loop, as a waiting pull 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -36,6 +38,8 @@ from tistream.http.auth.access import KeyTables, needs
 from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.ids import Tenant
 from tistream.limits import PULL_WAIT_MS_MAX
+
+T = TypeVar("T")
 
 AsOf = Annotated[str, Query(description=f"The timestamp: {FORMS}.")]
 FormatName = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
@@ -101,7 +105,7 @@ def router(followers: Followers) -> APIRouter:
             filter=passing,
             within=within,
         )
-        answer = await _read(followers, request, wait_s)
+        answer = await read_when_served(followers, tenant, partial(read_rows, services, request), wait_s)
         return StreamingResponse(answer.content, media_type=FORMATS[name], headers=_headers(answer))
 
     @routes.get(
@@ -138,18 +142,18 @@ def _defined(history: History, found: Table, at: int, dialect: Dialect) -> dict[
     }
 
 
-def choose_format(name: str | None, accept: str | None) -> str:
+def choose_format(name: str | None, accept: str | None, formats: Mapping[str, str] = FORMATS) -> str:
     """The format: `?format=` wins, else the offered media type that Accept prefers, else ndjson."""
     if name is not None:
-        if name not in FORMATS:
-            raise InvalidInput(f"Rows have no format '{name[:40]}'.", offers=", ".join(FORMATS))
+        if name not in formats:
+            raise InvalidInput(f"Rows have no format '{name[:40]}'.", offers=", ".join(formats))
         return name
-    offers = {**{media: name for name, media in FORMATS.items()}, "application/jsonl": "ndjson"}
+    offers = {**{media: name for name, media in formats.items()}, "application/jsonl": "ndjson"}
     found = negotiate.offered(accept or "*/*", offers)
     if found is not None:
         return found
     raise NotAcceptable(
-        f"Accept '{(accept or '')[:80]}' names no offered media type.", offers=", ".join(FORMATS.values())
+        f"Accept '{(accept or '')[:80]}' names no offered media type.", offers=", ".join(formats.values())
     )
 
 
@@ -166,18 +170,19 @@ def _headers(answer: RowsAnswer) -> dict[str, str]:
     return found
 
 
-async def _read(followers: Followers, request: RowsRequest, wait_s: float) -> RowsAnswer:
+async def read_when_served(followers: Followers, tenant: Tenant, read: Callable[[], T], wait_s: float) -> T:
+    """The answer of `read`, once its timestamp is served. AheadOfWatermark when the time is up."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     try:
-        return await run_in_threadpool(read_rows, followers.services, request)
+        return await run_in_threadpool(read)
     except AheadOfWatermark as e:
         ahead = e
     seen = int(str(ahead.facts["resolved_ts"]))
-    with followers.waker.watching(request.tenant) as watch:
+    with followers.waker.watching(tenant) as watch:
         while (moved := await watch.moved(seen, deadline - loop.time())) is not None:
             try:
-                return await run_in_threadpool(read_rows, followers.services, request)
+                return await run_in_threadpool(read)
             except AheadOfWatermark as e:
                 ahead, seen = e, max(moved, int(str(e.facts["resolved_ts"])))
     raise ahead

@@ -22,7 +22,7 @@ from reading.asof.source import BaseGone, TableSource
 from reading.deps import Services
 from reading.filters import NO_FILTER, Filter
 from reading.filters.select import passing_rows
-from reading.position import parse_ts
+from reading.position import Served, parse_ts
 from reading.scope import Scope
 from schemas.bases import Base, choose, seeded_after
 from schemas.history import History
@@ -154,7 +154,14 @@ def moment(
     served = services.served(tenant).within(within)
     history, resolved = served.known_history, served.resolved
     earliest = max(served.row.earliest_ts, history.start_ts)
-    as_of = parse_ts(text, earliest=earliest, latest=resolved, now_ms=services.clock.unix_ms())
+    as_of = served_moment(served, text, earliest, services.clock.unix_ms())
+    return history, as_of, resolved, served.row.earliest_ts
+
+
+def served_moment(served: Served, text: str, earliest: int, now_ms: int) -> int:
+    """The TSO of `text`. TsExpired below `earliest`, AheadOfWatermark above what is served."""
+    resolved = served.resolved
+    as_of = parse_ts(text, earliest=earliest, latest=resolved, now_ms=now_ms)
     if as_of < earliest:
         raise expired(as_of, earliest)
     if as_of > resolved:
@@ -162,7 +169,7 @@ def moment(
         raise AheadOfWatermark(
             f"{as_of} is not served yet: the watermark is at {resolved}.", as_of=str(as_of), resolved_ts=str(resolved)
         )
-    return history, as_of, resolved, served.row.earliest_ts
+    return as_of
 
 
 def _body(found: TableAsOf, shown: Table, request: RowsRequest, missing: tuple[LeftOut, ...]) -> Iterator[bytes]:

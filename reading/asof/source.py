@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reading.core import page_rows
 from reading.read_leases import ReadLease
 from reading.reader import LogReader
 from schemas.bases import Base
@@ -30,12 +31,14 @@ from tistream.catalog.log.amendments import newest_amendment
 from tistream.catalog.log.bases import BaseRow, base_segments_of
 from tistream.catalog.log.seeds import SeedRow, seed_segments_of
 from tistream.catalog.log.segments import SegmentRow
-from tistream.codec.newest import Run
+from tistream.codec.newest import KEY_VERSION, STATE, Run, committed
 from tistream.errors import CorruptObject, LogAmended, ObjectNotFound, StoreUnavailable, TsExpired
 from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
 from tistream.log.table_rows import base_rows, rows_at
 from tistream.objectstore.protocol import ObjectStore
 
+_EVERY_KEY = KeyRange()
 _AHEAD = 2  # segments of a base that are fetched before they are needed
 
 
@@ -65,13 +68,33 @@ class TableSource:
             base_above = _above(self._base(bases, listed, lease), after)
             yield from rows_at(base_above, _above(self._changes(tenant, bases, as_of, amended), after))
 
-    def _changes(self, tenant: Tenant, bases: Sequence[Base], as_of: int, amended: int) -> Iterator[pa.Table]:
+    def versions(self, tenant: Tenant, base: Base, upto: int, keys: KeyRange) -> Iterator[pa.Table]:
+        """Versions of these keys of a tenant without tables, in no order: those of the base, and all in the log between
+        it and `upto` (schema change.COMMITTED). In the base, a key has its newest version only."""
+        with self.reader.leased() as lease:
+            amended = newest_amendment(self.catalog, tenant)
+            listed = {
+                base.physical_id: [
+                    segment
+                    for segment in self._segments(base)
+                    if segment.end_key >= keys.start and not (keys.end and segment.start_key >= keys.end)
+                ]
+            }
+            for rows in self._base([base], listed, lease, KEY_VERSION):
+                yield page_rows.within(committed(rows), keys)
+            yield from self._changes(tenant, [base], upto, amended, keys)
+
+    def _changes(
+        self, tenant: Tenant, bases: Sequence[Base], as_of: int, amended: int, keys: KeyRange = _EVERY_KEY
+    ) -> Iterator[pa.Table]:
         of_ts: dict[int, list[int]] = {}
         for base in bases:
             of_ts.setdefault(base.ts, []).append(base.physical_id)
         for after, ids in sorted(of_ts.items()):
             try:
-                yield from self.reader.versions(tenant, after=after, upto=as_of, table_ids=ids, amended=amended)
+                yield from self.reader.versions(
+                    tenant, after=after, upto=as_of, table_ids=ids, amended=amended, keys=keys
+                )
             except LogAmended as e:
                 raise BaseGone("the log was amended", ts=str(after), amendment=e.facts["amendment"]) from e
             except TsExpired as e:  # retention removed the log above the bases, and the bases
@@ -85,7 +108,13 @@ class TableSource:
             raise BaseGone("a base was retired", table_id=base.physical_id, ts=str(base.ts))
         return found
 
-    def _base(self, bases: Sequence[Base], listed: Mapping[int, Sequence[SegmentRow]], lease: ReadLease) -> Run:
+    def _base(
+        self,
+        bases: Sequence[Base],
+        listed: Mapping[int, Sequence[SegmentRow]],
+        lease: ReadLease,
+        schema: pa.Schema = STATE,
+    ) -> Run:
         """The bases' rows in key order: one physical table after the other."""
         for base in sorted(bases, key=lambda each: each.physical_id):
             remaining = deque(listed[base.physical_id])
@@ -93,12 +122,12 @@ class TableSource:
             while remaining or fetching:
                 while remaining and len(fetching) <= _AHEAD:
                     lease.renew()
-                    fetching.append(self.reader.submit(self._segment, remaining.popleft(), base))
+                    fetching.append(self.reader.submit(self._segment, remaining.popleft(), base, schema))
                 yield fetching.popleft().result()
 
-    def _segment(self, row: SegmentRow, base: Base) -> pa.Table:
+    def _segment(self, row: SegmentRow, base: Base, schema: pa.Schema) -> pa.Table:
         try:
-            return base_rows(self.store, row, base.ts)
+            return base_rows(self.store, row, base.ts, schema)
         except ObjectNotFound as e:
             where = {"object": row.object_key, "segment": row.number, "offset": row.offset}
             if _listed(self.catalog, base) is None:

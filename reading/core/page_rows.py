@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reading.core import merge
+from tistream.keyrange import KeyRange
 from tistream.model import change
 from tistream.model.change import Op
 
@@ -34,6 +35,15 @@ def select(
         ids = table["table_id"].to_numpy()
         keep &= ids[0] in table_ids if ids[0] == ids[-1] else np.isin(ids, np.array(sorted(table_ids), np.int64))
     return only(table, keep)
+
+
+def within(table: pa.Table, keys: KeyRange) -> pa.Table:
+    """The rows with keys of the range."""
+    if keys.start:
+        table = table.filter(pc.greater_equal(table["key"], pa.scalar(keys.start, pa.binary())))
+    if keys.end:
+        table = table.filter(pc.less(table["key"], pa.scalar(keys.end, pa.binary())))
+    return table
 
 
 def deletes_nothing(table: pa.Table) -> npt.NDArray[np.bool_]:

@@ -27,6 +27,7 @@ from metaserver.push_access import CredentialIssuer, Issued
 from metaserver.push_policy import PushTerms
 from metaserver.routers import control_routers
 from reading.kv.formats import FORMATS as ENTRY_FORMATS
+from reading.kv.rows import FORMATS as KEY_ROWS
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.catalog_cases import elected
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
@@ -366,7 +367,17 @@ def _entries(world: ApiWorld) -> dict[str, dict[str, Any]]:
         query = {"start_ts": "earliest", "format": word, "key_format": "escaped"}
         answer = _ok(world.http.get(f"/v1/clusters/1/tenants/{tenant.tenant_id}/kv/changes", params=query))
         pulled[media] = cut(answer.json()) if word == "json" else _text(media, answer.content)
-    return {"pull_kv": pulled}
+    rows: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    for word, media in KEY_ROWS.items():
+        asked = {"format": word, "key_format": "escaped"}
+        for examples, path, query in (
+            (rows, "rows", {"as_of": str(writes[0].ts)}),
+            (versions, "history", {"key": "user:1"}),
+        ):
+            answer = _ok(world.http.get(f"/v1/clusters/1/tenants/3/kv/{path}", params=asked | query))
+            examples[media] = _text(media, answer.content)
+    return {"pull_kv": pulled, "read_kv": rows, "read_kv_history": versions}
 
 
 def _head(world: ApiWorld, url: str) -> bytes:

@@ -175,7 +175,7 @@ def state(*rows: dict[str, object], t: int) -> tuple[list[dict[str, object]], li
 
 
 def test_a_flagged_row_further_up_leaves_a_key_unknown() -> None:
-    """The row between came from a subscription that ended while its own scan was running."""
+    """The row between came late from a store: those before it were below the watermark, and dropped."""
     rows = (
         {"commit_ts": 10, "value": b"old"},
         {"commit_ts": 50, "value": b"live"},

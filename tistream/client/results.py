@@ -83,7 +83,7 @@ class Changes:
                         return
 
 
-class _Frames:
+class Frames:
     """What can be made of an Arrow table."""
 
     def to_arrow(self) -> pa.Table:
@@ -112,7 +112,7 @@ class _Frames:
         return frames.to_duckdb(self.to_arrow(), connection)
 
 
-class TableChanges(Changes, _Frames):
+class TableChanges(Changes, Frames):
     """Changes of a table, also as Arrow: page by page, or joined into a frame.
 
     A DDL that changes columns ends a page, so pages may differ in columns. A joined column has the widest of its types,
@@ -175,7 +175,7 @@ class KeyChanges(TableChanges):
         return super().pages(format, self._keys.params(options))
 
 
-class Rows(_Frames):
+class Rows(Frames):
     """The rows of a table as of a moment. A loop over them gives dicts: column to value as in ndjson."""
 
     def __init__(

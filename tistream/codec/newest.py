@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from tistream.codec.compiled import view
 from tistream.codec.table_key import RECORD
 from tistream.errors import CorruptObject
-from tistream.model.change import Op
+from tistream.model.change import COMMITTED, FLAG_OLD_VALUE_UNKNOWN, Op
 
 #: one version of a key; a null value means deleted
 STATE = pa.schema(
@@ -47,6 +47,20 @@ def states(rows: pa.Table, schema: pa.Schema = STATE) -> pa.Table:
     value = pc.if_else(deleted, pa.scalar(None, pa.binary()), rows["value"])
     columns = [value if name == "value" else rows[name] for name in schema.names]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def committed(versions: pa.Table) -> pa.Table:
+    """The opposite of `states` for keys of no table (schema KEY_VERSION): rows of schema change.COMMITTED."""
+    rows = versions.num_rows
+    deleted = pc.is_null(versions["value"])
+    made = {
+        "table_id": pa.repeat(pa.scalar(0, pa.int64()), rows),
+        "op": pc.if_else(deleted, pa.scalar(int(Op.DELETE), pa.uint8()), pa.scalar(int(Op.PUT), pa.uint8())),
+        "old_value": pa.nulls(rows, pa.binary()),
+        "flags": pa.repeat(pa.scalar(FLAG_OLD_VALUE_UNKNOWN, pa.uint8()), rows),
+    }
+    columns = [made[name] if name in made else versions[name] for name in COMMITTED.names]
+    return pa.Table.from_arrays(columns, schema=COMMITTED)
 
 
 def newest(versions: pa.Table) -> pa.Table:

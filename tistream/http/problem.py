@@ -51,6 +51,7 @@ _BY_CLASS: Mapping[type[TiStreamError], int] = {
     errors.TenantDeleted: 410,
     errors.AheadOfWatermark: 409,
     errors.SeedNeeded: 409,
+    errors.StateNotKnown: 409,
     errors.StillInFlight: 409,
     errors.AnotherRequest: 422,
     errors.Unauthenticated: 401,

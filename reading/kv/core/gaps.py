@@ -1,9 +1,10 @@
 """Where the state of a key is not known: the gaps that opening scans of RawKV leave in its versions (pure).
 
-A row with FLAG_SCANNED says that versions of its key between its `start_ts` and its `commit_ts` may be missing. Rows
-without the flag say nothing about what is missing: they may have come from a subscription that ended before its own
-scan was complete. So a key's state at t is known unless any flagged row has start_ts < t < commit_ts, not only the
-next row above t. A version with commit_ts = t makes it known again, since nothing newer can lie at or below t.
+A row with FLAG_SCANNED says that versions of its key between its `start_ts` and its `commit_ts` may be missing. A row
+without the flag does not say that those before it are there: when a store's last file comes late, its rows at or below
+the durable watermark are dropped, and a later one of the same key is not. So a key's state at t is known unless any
+flagged row has start_ts < t < commit_ts, not only the next row above t. A version with commit_ts = t makes it known
+again, since nothing newer can lie at or below t.
 
 Per row this is one open interval. With the rows of a key in order,
 

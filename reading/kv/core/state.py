@@ -90,7 +90,9 @@ class RangeState:
             page = page.slice(0, count)
             self.last_key = page["key"][count - 1].as_py()
         self._page, self._held = [page], 0
-        self._gaps = [_reduced(self._gaps)]
+        reduced, *added = self._gaps
+        if sum(part.num_rows for part in added) > max(_HELD_ROWS, reduced.num_rows):
+            self._gaps = [_reduced(self._gaps)]
 
 
 def _entries(rows: pa.Table, t: np.uint64) -> pa.Table:

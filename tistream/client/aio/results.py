@@ -95,7 +95,7 @@ class AsyncChanges:
             await asyncio.to_thread(store.save, cursor)
 
 
-class _AsyncFrames:
+class AsyncFrames:
     """As those of `Changes` and `Rows`."""
 
     async def to_arrow(self) -> pa.Table:
@@ -118,7 +118,7 @@ class _AsyncFrames:
         return frames.to_duckdb(await self.to_arrow(), connection)
 
 
-class AsyncTableChanges(AsyncChanges, _AsyncFrames):
+class AsyncTableChanges(AsyncChanges, AsyncFrames):
     """As `TableChanges`."""
 
     def __init__(
@@ -173,7 +173,7 @@ class AsyncKeyChanges(AsyncTableChanges):
         return super().pages(format, self._keys.params(options))
 
 
-class AsyncRows(_AsyncFrames):
+class AsyncRows(AsyncFrames):
     """As `Rows`, with `async for`."""
 
     def __init__(
