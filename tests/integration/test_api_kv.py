@@ -174,6 +174,15 @@ def test_a_selection_gives_what_plain_code_selects(
     assert next_cursor(whole) == next_cursor(kv.ok("/kv/changes", limit=10_000)), "a selection moves no cursor"
 
 
+def test_the_requests_of_the_documentation_give_changes(kv: ApiWorld) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text("utf-8")
+    requests = re.findall(r"^GET \.\.\.(/kv/\S+?)\?(.+)$", page, re.MULTILINE)
+    assert len(requests) == 2
+    for path, query in requests:
+        answer = kv.ok(path, **dict(part.split("=", 1) for part in query.split("&")))
+        assert len(answer.content.splitlines()) > 2
+
+
 @pytest.mark.parametrize(("form", "key"), [("base64", "/w=="), ("base64", "_w"), ("escaped", r"\xff"), ("hex", "FF")])
 def test_keys_of_a_request_are_in_the_key_format(kv: ApiWorld, form: str, key: str) -> None:
     found = _decoded(kv.ok("/kv/changes", format="arrow", key_format=form, prefix=key), "arrow")
