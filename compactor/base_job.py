@@ -21,6 +21,7 @@ A job that dies leaves files without a row, which are collected, or bases that t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -200,6 +201,8 @@ def planned_bases(
     if not sources:
         return ts, [], {}
     after = min(base.ts for base in sources.values())
+    if after >= ts:
+        return ts, [], {}
     wanted, limit = ts, settings.segments_max
     while True:  # tables that need no new base hold `after` back: read more segments until one does
         ts, segments = _segments(catalog, tenant, after, wanted, limit)
@@ -237,7 +240,8 @@ def _sources(catalog: Catalog, row: TenantRow, history: History | None, ts: int)
     """The predecessors of the tables that exist at `ts` and have one."""
     seeds, bases = list_seeds(catalog, row.tenant), list_bases(catalog, row.tenant)
     if history is None:
-        yield of_range(bases, ts, start_ts=row.start_ts, floor_ts=row.floor_ts)
+        with suppress(TsExpired):  # the floor has risen meanwhile
+            yield of_range(bases, ts, start_ts=row.start_ts, floor_ts=row.floor_ts)
         return
     of_table: dict[int, list[BaseRow]] = {}
     for base in bases:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
 from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, compact_tenant
 from compactor.job_run import JobRun
@@ -29,9 +30,9 @@ from tests.kit.key_history import Row, answer, rows_of, table, write
 from tests.kit.log_builder import TENANT, LogBuilder
 from tests.kit.open_folder import OpenFolder
 from tistream import ts as tso
-from tistream.catalog.log.bases import BaseRow, base_segments_of, list_bases
+from tistream.catalog.log.bases import BaseRow, base_segments_of, list_bases, retire_bases
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.log.retention import database_time_ms
+from tistream.catalog.log.retention import database_time_ms, raise_floor
 from tistream.catalog.log.safe_points import remove_safe_point, set_safe_point
 from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
@@ -86,6 +87,12 @@ class World:
             assert job is not None
             assert JobRun(self.catalog, CLOCK, job).run(doing) is JobState.DONE
         return [(job.kind, job.outcome) for job in (get_job(self.catalog, n) for n in added)]
+
+    def build(self) -> BaseReport:
+        """A base three hours behind the watermark, if one is due."""
+        settings = BaseSettings(lag_ms=3 * HOUR_MS, due_ms=1)
+        executor = LocalExecutor(self.store).bases
+        return build_tenant_bases(self.catalog, self.registry, TENANT, executor, settings, CLOCK)
 
     def floor(self) -> int:
         """After a round of retention."""
@@ -157,11 +164,16 @@ def test_the_floor_follows_the_bases_of_the_keys(world: World) -> None:
     )
     with pytest.raises(TsExpired):
         world.known(world.at(40) - 1, world.at(0.01))
+    newer, at_floor = list_bases(world.catalog, TENANT)
+    assert retire_bases(world.catalog, TENANT, [newer, at_floor]) == 0, "reads as of the floor start at it"
+    assert not raise_floor(world.catalog, TENANT, seen_floor=at_floor.ts, to_ts=newer.ts - 1), "there is no base"
+    assert raise_floor(world.catalog, TENANT, seen_floor=at_floor.ts, to_ts=newer.ts)
 
 
 def test_a_merge_collects_obsolete_versions_below_the_floor(world: World) -> None:
     world.flush(30, files=3)
     world.maintain(replace(RULES, lag_ms=3 * HOUR_MS))
+    assert world.build().end is JobEnd.NOTHING_TO_DO, "a file reaches above the base that is there"
     world.flush(0.01)
     assert world.floor() == world.at(33), "within a file"
     before = world.logged()

@@ -10,7 +10,8 @@ A base is made of its predecessor (an older base, a seed, or nothing) and the lo
 
 A transaction that deletes log below a base must therefore also delete the bases that depend on it: no base is ever
 added whose log was deleted. `retire_bases` is one transaction too: rows are deleted, and objects without a segment
-become superseded under the next swap number, which read leases protect. The newest base of a table is never retired.
+become superseded under the next swap number, which read leases protect. The newest base of a table is never retired,
+nor is one at the floor: reads of a tenant without tables start there. Both lock the tenant.
 
 Two bases of one table at one timestamp hold the same rows; the first one added stays.
 """
@@ -21,9 +22,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, func, select
+from sqlalchemy import Connection, and_, bindparam, exc, func, select
 
-from tistream.catalog.database.engine import Catalog, GuardFailed
+from tistream.catalog.database.engine import Catalog, GuardFailed, is_duplicate
 from tistream.catalog.database.tables import (
     base_segments,
     bases,
@@ -142,18 +143,22 @@ def add_bases(
 
 
 def retire_bases(catalog: Catalog, tenant: Tenant, gone: Iterable[BaseRow]) -> int:
-    """Delete these bases, except the newest of each table; the number deleted."""
+    """Delete these bases, except the newest of each table and those at the floor; the number deleted."""
     of_table: dict[int, set[int]] = {}
     for base in gone:
         of_table.setdefault(base.table_id, set()).add(base.ts)
     if not of_table:
         return 0
     with catalog.transaction() as conn:
+        try:
+            _, floor_ts = lock_tenant(conn, tenant)
+        except (NotFound, TenantDeleted):
+            return 0
         count, keys = 0, set[str]()
         for table_id in sorted(of_table):
             mine = and_(of_tenant(bases, tenant), _b.table_id == table_id)
             there = sorted(conn.execute(select(_b.ts).where(mine).order_by(_b.ts).with_for_update()).scalars())
-            ts = sorted(of_table[table_id].intersection(there[:-1]))
+            ts = sorted(of_table[table_id].intersection(there[:-1]) - {floor_ts})
             held = and_(of_tenant(base_segments, tenant), _s.table_id == table_id, _s.ts.in_(ts))
             keys.update(conn.execute(select(_s.object_key).where(held)).scalars())
             conn.execute(base_segments.delete().where(held))
@@ -193,7 +198,12 @@ def _add(
             raise GuardFailed
     for key, size in sorted(files.items()):
         insert_live(conn, tenant, key, ObjectKind.BASE, size)
-    conn.execute(bases.insert().values(created_ms=now_ms()), [_base_values(tenant, base) for base in new])
+    try:
+        conn.execute(bases.insert().values(created_ms=now_ms()), [_base_values(tenant, base) for base in new])
+    except exc.IntegrityError as e:
+        if not is_duplicate(e):
+            raise
+        raise GuardFailed from e  # another round was first
     if rows := [
         segment_values(base_segments, tenant, s, object_key=s.object_key, table_id=base.table_id, ts=base.ts)
         for base in new

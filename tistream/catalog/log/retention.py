@@ -47,8 +47,10 @@ from tistream.catalog.database.tables import (
     tenants,
 )
 from tistream.catalog.log.amendments import newest_of_asked_tenant
+from tistream.catalog.log.bases import KEY_RANGE
 from tistream.catalog.log.objects import ObjectState
 from tistream.catalog.tenancy.changefeeds import HOLDS_LOG
+from tistream.catalog.tenancy.kinds import TenantKind
 from tistream.catalog.tenancy.served import good_ts_of_asked_tenant
 from tistream.catalog.tenancy.tenants import GIVEN_UP, TaskKind, given_up, lock_tenant
 from tistream.errors import BeyondQuarantine, NotFound, TenantDeleted, TsExpired, invariant
@@ -64,6 +66,10 @@ _LISTED = select(
     good_ts_of_asked_tenant().scalar_subquery().label("good_ts"),
     newest_of_asked_tenant().scalar_subquery().label("amended"),
 ).where(of_asked_tenant(tenants))
+_KIND = select(tenants.c.kind).where(of_asked_tenant(tenants))
+_BASE_OF_KEYS = select(bases.c.ts).where(
+    of_asked_tenant(bases), bases.c.table_id == KEY_RANGE, bases.c.ts == bindparam("at_ts")
+)
 _EDGE = select(func.min(tasks.c.durable_ts)).where(of_asked_tenant(tasks))
 _LOWEST_FEED = select(func.min(changefeeds.c.checkpoint_ts)).where(of_asked_tenant(changefeeds), HOLDS_LOG)
 _LOWEST_POINT = select(func.min(safe_points.c.safe_ts)).where(
@@ -185,7 +191,7 @@ def expired(asked_ts: int, earliest_ts: int) -> TsExpired:
 
 def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int) -> bool:
     """Raise the floor to `to_ts`. False, without effect, when the floor is not `seen_floor`, a changefeed, safe point
-    or quarantine is lower, or the tenant was deleted."""
+    or quarantine is lower, a tenant without tables has no base there any more, or the tenant was deleted."""
     asked = tenant_ids(tenant)
     with catalog.transaction() as conn:
         try:
@@ -196,7 +202,7 @@ def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int
             return False
         edge = int(conn.execute(_EDGE, asked).scalar() or 0)
         invariant(to_ts <= edge, "the floor lies at or below the watermark", floor_ts=to_ts, durable_ts=edge)
-        if any(ts < to_ts for ts in _lowest(conn, tenant)):
+        if any(ts < to_ts for ts in _lowest(conn, tenant)) or not _can_begin(conn, tenant, to_ts):
             return False
         conn.execute(_RAISE, {**asked, "to_ts": to_ts})
         below = {**asked, "to_ts": to_ts}
@@ -220,6 +226,14 @@ def retire_below_floor(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS
         gone = conn.execute(_RETIRE, {**asked, "asked_keys": keys}).rowcount
         _replace(conn, keys)
         return Retired(objects=len(keys), segments=gone)
+
+
+def _can_begin(conn: Connection, tenant: Tenant, ts: int) -> bool:
+    """Whether the keys of a tenant without tables are known at `ts`; true of one with tables."""
+    asked = {**tenant_ids(tenant), "at_ts": ts}
+    if TenantKind(conn.execute(_KIND, asked).scalar_one()).is_keyspace:
+        return conn.execute(_BASE_OF_KEYS, asked).first() is not None
+    return True
 
 
 def _lowest(conn: Connection, tenant: Tenant) -> list[int]:
