@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import orjson
 import pytest
 
+from apiserver.app import create_app
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
+from tests.kit.stream_world import served
 from tistream import ts as tso
+from tistream.client import connect, connect_async
+from tistream.errors import StateNotKnown
 
 BEGIN_S = 1_800_000_000
 STEPS = 400
@@ -166,3 +174,36 @@ def test_tables_and_keys_are_told_apart(kv: ApiWorld, tmp_path: Path) -> None:
         tables.log.build(1)
         for answer in (tables.get("/kv/rows"), tables.get("/kv/history", key="00")):
             assert answer.json()["code"] == "TS-1093"
+
+
+def test_both_clients_and_the_command_read_the_same_keys(kv: ApiWorld) -> None:
+    ts, gap_ts = at(149), at(200)
+    lines = events_of(kv.ok("/kv/rows", as_of=ts, prefix=b"k0".hex()))
+    want = [{**line, **{name: bytes.fromhex(line[name]) for name in ("key", "value")}} for line in lines]
+    key = want[0]["key"]
+    versions = events_of(kv.ok("/kv/history", key=key.hex(), end_ts=ts))
+    with served(create_app(kv.services)) as server:
+        with connect(server.url) as client:
+            keys = client.tenant(1, 1).keys(prefix=b"k0")
+            assert [*keys.rows(as_of=ts, limit=2)] == want
+            assert keys.rows(as_of=ts, limit=2).to_arrow()["key"].to_pylist() == [line["key"] for line in want]
+            assert [line["ts"] for line in keys.history(key, end=ts, limit=1)] == [line["ts"] for line in versions]
+            with pytest.raises(StateNotKnown) as refused:
+                [*keys.rows(as_of=gap_ts)]
+            assert int(str(refused.value.facts["after_ts"])) > gap_ts
+            assert not all(line["exact"] for line in keys.rows(as_of=gap_ts, allow_state=True))
+
+        async def read() -> list[dict[str, Any]]:
+            async with connect_async(server.url) as client:
+                mine = client.tenant(1, 1).keys(prefix=b"k0")
+                assert [line["ts"] async for line in mine.history(key, end=ts)] == [line["ts"] for line in versions]
+                return [line async for line in mine.rows(as_of=ts, limit=3)]
+
+        assert asyncio.run(read()) == want
+        command = [str(Path(sys.executable).with_name("tistream")), "snapshot", "--url", server.url, "--as-of", str(ts)]
+        out, of_key = (
+            subprocess.run([*command, *words], capture_output=True, check=True).stdout
+            for words in (["--prefix", "k0"], ["--history", key.hex(), "--key-format", "hex"])
+        )
+    assert [line["ts"] for line in map(orjson.loads, out.splitlines())] == [line["ts"] for line in want]
+    assert [orjson.loads(line) for line in of_key.splitlines()] == versions

@@ -1,4 +1,4 @@
-"""Options of `tistream pull --keys`: the keys and values of a raw or txn tenant."""
+"""Options of `tistream pull --keys` and `tistream snapshot --keys`: the keys and values of a raw or txn tenant."""
 
 from __future__ import annotations
 

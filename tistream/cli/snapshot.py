@@ -1,4 +1,5 @@
-"""`tistream snapshot` and `tistream restore`: tables as of a timestamp, as rows or as files that a server can load.
+"""`tistream snapshot` and `tistream restore`: tables as of a timestamp, as rows or as files that a server can load; the
+keys of a raw or txn tenant as rows.
 
 A file gets its name when it is complete; until then the name ends in `.part`.
 """
@@ -6,7 +7,7 @@ A file gets its name when it is complete; until then the name ends in `.part`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -15,6 +16,7 @@ from urllib.parse import quote
 import typer
 
 from tistream.cli.filter_options import Where
+from tistream.cli.key_options import EndKey, FormatOfKeys, Keys, Prefix, StartKey, key_options
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.pages_out import drop_output
 from tistream.cli.pull import parse_names
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tistream.client import Tenant as Source
 
 SNAPSHOT_FORMATS = ("ndjson", "csv", "parquet", "arrow", "sql")
+KEY_FORMATS = ("ndjson", "arrow")
 RESTORE_FORMATS = ("sql", "csv")
 _SESSION = "SET NAMES utf8mb4;\nSET time_zone = '+00:00';\n"
 
@@ -32,11 +35,20 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait until the watermar
 
 
 def snapshot(
-    what: Annotated[str, typer.Argument(help="'database.table'.")],
+    what: Annotated[str | None, typer.Argument(help="'database.table'; nothing with --keys.")] = None,
     as_of: AsOf = "latest",
-    format: Annotated[str, typer.Option(help="ndjson, csv, parquet, arrow or sql.")] = "ndjson",
+    format: Annotated[str, typer.Option(help="ndjson, csv, parquet, arrow, sql; of keys ndjson, arrow.")] = "ndjson",
     columns: Annotated[str | None, typer.Option(help="Names separated by commas instead of all columns.")] = None,
     where: Where = None,
+    keys: Keys = False,
+    start_key: StartKey = None,
+    end_key: EndKey = None,
+    prefix: Prefix = None,
+    key_format: FormatOfKeys = None,
+    history: Annotated[str | None, typer.Option(help="All versions of this key up to --as-of instead.")] = None,
+    allow_state: Annotated[
+        bool, typer.Option("--allow-state", help="What is known of keys of which the log may lack versions.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
@@ -44,13 +56,23 @@ def snapshot(
     tenant: Tenant = 1,
     timeout: Timeout = 0,
 ) -> None:
-    """Read a table as of a timestamp, from the log alone."""
+    """Read a table, or the keys of a raw or txn tenant, as of a timestamp, from the log alone."""
     from tistream.client import connect
 
-    _check_format(format, SNAPSHOT_FORMATS)
+    asked = key_options(
+        keys=keys or allow_state, address=False, others={"table": what, "columns": columns, "where": where},
+        start_key=start_key, end_key=end_key, prefix=prefix, key_format=key_format, history=history,
+    )  # fmt: skip
+    _check_format(format, SNAPSHOT_FORMATS if asked is None else KEY_FORMATS)
     with connect(url) as client:
-        read = client.tenant(cluster, tenant).table(what)
-        rows = read.rows(as_of=as_of, columns=columns, where=where, wait_s=timeout).pieces(format)
+        source = client.tenant(cluster, tenant)
+        if asked is not None:
+            rows = _entries(source, asked, as_of, format, allow_state=allow_state, wait_s=timeout)
+        elif what is None:
+            raise InvalidInput("Say what to read: 'database.table', or --keys.")
+        else:
+            table = source.table(what)
+            rows = table.rows(as_of=as_of, columns=columns, where=where, wait_s=timeout).pieces(format)
         if output is not None:
             _write(output, rows)
             return
@@ -60,6 +82,34 @@ def snapshot(
             sys.stdout.buffer.flush()
         except BrokenPipeError:
             drop_output()
+
+
+def _entries(
+    source: Source, asked: Mapping[str, str], as_of: str, format: str, *, allow_state: bool, wait_s: float
+) -> Iterator[bytes]:
+    """Keys and values in pieces."""
+    from tistream.codec.key_format import KeyFormat, parse
+
+    _check_format(asked["key_format"], [*KeyFormat])
+    form = KeyFormat(asked["key_format"])
+    start, end, prefix, key = (
+        parse(asked[name], form, parameter=name) if name in asked else None
+        for name in ("start_key", "end_key", "prefix", "history")
+    )
+    keys = source.keys(start=start, end=end, prefix=prefix)
+    if key is None:
+        entries = keys.rows(as_of=as_of, allow_state=allow_state, wait_s=wait_s)
+    else:
+        entries = keys.history(key, end=as_of)
+    if format == "arrow":
+        import pyarrow as pa
+
+        table, sink = entries.to_arrow(), pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        yield sink.getvalue().to_pybytes()
+        return
+    yield from entries.pieces(format, {"key_format": form})
 
 
 def restore(

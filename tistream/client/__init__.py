@@ -16,8 +16,10 @@ from tistream.client.tenant import Keys, Scope, Table, Tenant
 if TYPE_CHECKING:
     from tistream.client.aio.api import AsyncClient, connect_async
     from tistream.client.aio.consumers import AsyncConsumer
+    from tistream.client.aio.entries import AsyncEntries
     from tistream.client.aio.tenant import AsyncKeys, AsyncScope, AsyncTable, AsyncTenant
     from tistream.client.consumers import Consumer
+    from tistream.client.entries import Entries
     from tistream.client.frames import ArrowPage, Progress
     from tistream.client.results import Changes, KeyChanges, Rows, TableChanges
 
@@ -25,6 +27,7 @@ __all__ = [
     "ArrowPage",
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncEntries",
     "AsyncKeys",
     "AsyncScope",
     "AsyncTable",
@@ -35,6 +38,7 @@ __all__ = [
     "Client",
     "Consumer",
     "CursorStore",
+    "Entries",
     "FileCursorStore",
     "KeyChanges",
     "Keys",
@@ -54,12 +58,14 @@ _LATER = {
     "ArrowPage": "frames",
     "AsyncClient": "aio.api",
     "AsyncConsumer": "aio.consumers",
+    "AsyncEntries": "aio.entries",
     "AsyncKeys": "aio.tenant",
     "AsyncScope": "aio.tenant",
     "AsyncTable": "aio.tenant",
     "AsyncTenant": "aio.tenant",
     "Changes": "results",
     "Consumer": "consumers",
+    "Entries": "entries",
     "KeyChanges": "results",
     "Progress": "frames",
     "Rows": "results",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tistream.client.core.keys import KeyFilter
+from tistream.client.core.keys import KeyFilter, history_query, state_query
 from tistream.client.core.requests import (
     TIMEOUT_S,
     ChangeOptions,
@@ -32,6 +32,7 @@ from tistream.client.cursors import CursorStore
 if TYPE_CHECKING:
     from tistream.client.api import Client
     from tistream.client.consumers import Consumer
+    from tistream.client.entries import Entries
     from tistream.client.frames import Progress
     from tistream.client.results import Changes, KeyChanges, Rows, TableChanges
 
@@ -274,3 +275,22 @@ class Keys:
         walk = Walk(self._target, asked, format=format, options=self._keys.params(options), wait_s=wait_s)
         answer = self._client.request("GET", walk.path, params=walk.params(), timeout_s=wait_s + TIMEOUT_S)
         return page_of(answer.content, answer.headers)
+
+    def rows(
+        self, *, as_of: Moment = "latest", allow_state: bool = False, limit: int | None = None, wait_s: float = 0
+    ) -> Entries:
+        """The entries as of a moment. StateNotKnown when the log may lack versions of a key around it; with
+        `allow_state` its newest known version instead, with `exact` false. `limit`: keys of a page; `wait_s`: seconds
+        to wait until the moment is served."""
+        from tistream.client.entries import Entries
+
+        query = state_query(self._keys, as_of, limit=limit, allow_state=allow_state, wait_s=wait_s)
+        return Entries(self._client, self._target, query)
+
+    def history(
+        self, key: bytes, *, start: Moment | None = None, end: Moment | None = None, limit: int | None = None
+    ) -> Entries:
+        """All versions of one key above `start` (the beginning of the log by default) and up to `end`, oldest first."""
+        from tistream.client.entries import Entries
+
+        return Entries(self._client, self._target, history_query(key, start, end, limit))

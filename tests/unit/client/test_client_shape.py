@@ -11,8 +11,9 @@ import pytest
 
 import tistream.client
 from tests.kit.client_script import Script, page
-from tistream.client import AsyncClient, Batch, Client, TenantState, consumers, results, tenant
+from tistream.client import AsyncClient, Batch, Client, TenantState, consumers, entries, results, tenant
 from tistream.client.aio import consumers as aio_consumers
+from tistream.client.aio import entries as aio_entries
 from tistream.client.aio import results as aio_results
 from tistream.client.aio import tenant as aio_tenant
 from tistream.client.core.requests import Page
@@ -28,6 +29,7 @@ PAIRS = [
     (results.Changes, aio_results.AsyncChanges),
     (results.TableChanges, aio_results.AsyncTableChanges),
     (results.KeyChanges, aio_results.AsyncKeyChanges),
+    (entries.Entries, aio_entries.AsyncEntries),
     (results.Rows, aio_results.AsyncRows),
 ]
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tistream.client.aio.consumers import AsyncConsumer
+from tistream.client.aio.entries import AsyncEntries
 from tistream.client.aio.results import AsyncChanges, AsyncKeyChanges, AsyncRows, AsyncTableChanges
-from tistream.client.core.keys import KeyFilter
+from tistream.client.core.keys import KeyFilter, history_query, state_query
 from tistream.client.core.membership import Membership
 from tistream.client.core.requests import (
     TIMEOUT_S,
@@ -246,3 +247,16 @@ class AsyncKeys:
         walk = Walk(self._target, asked, format=format, options=self._keys.params(options), wait_s=wait_s)
         answer = await self._client.request("GET", walk.path, params=walk.params(), timeout_s=wait_s + TIMEOUT_S)
         return page_of(answer.content, answer.headers)
+
+    def rows(
+        self, *, as_of: Moment = "latest", allow_state: bool = False, limit: int | None = None, wait_s: float = 0
+    ) -> AsyncEntries:
+        """As `Keys.rows`."""
+        query = state_query(self._keys, as_of, limit=limit, allow_state=allow_state, wait_s=wait_s)
+        return AsyncEntries(self._client, self._target, query)
+
+    def history(
+        self, key: bytes, *, start: Moment | None = None, end: Moment | None = None, limit: int | None = None
+    ) -> AsyncEntries:
+        """As `Keys.history`."""
+        return AsyncEntries(self._client, self._target, history_query(key, start, end, limit))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tistream.client.core.requests import given
+from tistream.client.core.requests import Moment, given, wait_params
 from tistream.errors import InvalidInput
 
 IN_BYTES = {"key_format": "base64"}  #: the form in which `entry_of` expects keys and values
@@ -30,6 +30,45 @@ class KeyFilter:
         texts = {name: None if key is None else _text(key, form) for name, key in keys.items()}
         patterns = {"key_pattern": self.key_pattern, "value_pattern": self.value_pattern}
         return given({**texts, **patterns}) | dict(options or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryQuery:
+    """Entries as of a moment (`kv/rows`), or the versions of one key (`kv/history`)."""
+
+    what: str  #: the last word of the path
+    params: Mapping[str, str]
+    keys: KeyFilter = KeyFilter()
+    key: bytes | None = None  #: the one whose versions are asked for
+    wait_s: float = 0
+
+    def first(self, format: str, options: Mapping[str, str] | None) -> dict[str, str]:
+        """The query of the first page."""
+        wanted = self.keys.params(options)
+        if "key_pattern" in wanted or "value_pattern" in wanted:
+            raise InvalidInput("Patterns choose changes of keys, not their state: leave them out.")
+        if self.key is not None:
+            wanted["key"] = _text(self.key, wanted.get("key_format", "hex"))
+        return {**self.params, **wanted, "format": format}
+
+    def next(self, params: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, str] | None:
+        """The query of the page that follows an answer; None after the last."""
+        if headers["TiStream-Has-More"] != "true":
+            return None
+        return {**params, "cursor": headers["TiStream-Next-Cursor"]}
+
+
+def state_query(keys: KeyFilter, as_of: Moment, *, limit: int | None, allow_state: bool, wait_s: float) -> EntryQuery:
+    """The entries of these keys as of a moment."""
+    state = {"allow_state": "true"} if allow_state else {}
+    params = given({"as_of": as_of, "limit": limit}) | state | wait_params(wait_s)
+    return EntryQuery(what="rows", params=params, keys=keys, wait_s=wait_s)
+
+
+def history_query(key: bytes, start: Moment | None, end: Moment | None, limit: int | None) -> EntryQuery:
+    """The versions of a key."""
+    params = given({"start_ts": start, "end_ts": end, "limit": limit})
+    return EntryQuery(what="history", params=params, key=key)
 
 
 def entry_of(line: dict[str, Any]) -> dict[str, Any]:

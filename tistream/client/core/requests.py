@@ -195,19 +195,6 @@ def rows_params(as_of: Moment, columns: str | None, where: str | None, wait_s: f
     return given({"as_of": as_of, "columns": columns, "where": where}) | wait_params(wait_s)
 
 
-def key_rows_params(as_of: Moment, limit: int | None, *, allow_state: bool, wait_s: float) -> dict[str, str]:
-    """The query of keys and values as of a moment, but for the keys, their format and the format of the answer."""
-    state = {"allow_state": "true"} if allow_state else {}
-    return given({"as_of": as_of, "limit": limit}) | state | wait_params(wait_s)
-
-
-def key_page_params(params: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, str] | None:
-    """The query of the page of entries that follows an answer; None after the last."""
-    if headers["TiStream-Has-More"] != "true":
-        return None
-    return {**params, "cursor": headers["TiStream-Next-Cursor"]}
-
-
 def truncated(target: Target, cause: Exception) -> StoreUnavailable:
     """The error of rows that break off."""
     return StoreUnavailable(f"Rows of {target} were truncated: {cause or type(cause).__name__}.")

@@ -1,0 +1,48 @@
+"""Keys and values as of a moment, and the versions of one key: dicts, Arrow, data frames. Each reading makes its own
+requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from tistream.client.core.keys import IN_BYTES, EntryQuery, entry_of
+from tistream.client.core.requests import TIMEOUT_S, Target
+from tistream.client.results import Frames
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tistream.client.api import Client
+
+
+class Entries(Frames):
+    """Entries of a raw or txn tenant. A loop over them gives dicts as docs/asof.md has them, `key` and `value` as
+    bytes."""
+
+    def __init__(self, client: Client, target: Target, query: EntryQuery) -> None:
+        self._client, self._target, self._query = client, target, query
+
+    def __repr__(self) -> str:
+        return f"Entries({self._query.what} of {str(self._target)!r})"
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for page in self.pieces(options=IN_BYTES):
+            yield from (entry_of(orjson.loads(line)) for line in page.splitlines())
+
+    def pieces(self, format: str = "ndjson", options: Mapping[str, str] | None = None) -> Iterator[bytes]:
+        """Page by page as ndjson or arrow. `options`: `key_format` of text is hex, base64, utf8 or escaped."""
+        params: dict[str, str] | None = self._query.first(format, options)
+        path, timeout_s = f"{self._target.path}/{self._query.what}", self._query.wait_s + TIMEOUT_S
+        while params is not None:
+            answer = self._client.request("GET", path, params=params, timeout_s=timeout_s)
+            yield answer.content
+            params = self._query.next(params, answer.headers)
+
+    def to_arrow(self) -> pa.Table:
+        """All entries."""
+        from tistream.client import frames
+
+        return frames.joined([frames.read(page) for page in self.pieces("arrow")])
