@@ -2,6 +2,7 @@
 
     POST /v1/tenants                                                     register (idempotent)
     GET  /v1/clusters/{c}/tenants/{t}/push                               where to push, and the tenant's state
+    POST /v1/clusters/{c}/tenants/{t}/push:begin                         first contact of a keyspace's pusher
     GET  /v1/clusters/{c}/tenants/{t}/frontier                           where new subscriptions may start
     POST /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            issue an incarnation to a pusher
     GET  /v1/clusters/{c}/tenants/{t}/stores/{s}/incarnations            the newest incarnation of a store
@@ -27,7 +28,8 @@ from metaserver.push_policy import push_prefixes
 from metaserver.routing import route
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.keys import list_keys
-from tistream.catalog.tenancy.tenants import TenantRow, TenantState, get_tenant, register_tenant
+from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
+from tistream.catalog.tenancy.tenants import TenantRow, TenantState, begin_tenant, get_tenant, register_tenant
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
 from tistream.catalog.work.stream_ends import end_stream
 from tistream.catalog.work.tasks import frontier, get_task, list_tasks, retry_task
@@ -36,10 +38,12 @@ from tistream.http.auth.access import Who
 from tistream.http.auth.core.roles import Principal, Right, Role
 from tistream.http.auth.issue import issue_key
 from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
 from tistream.objectstore.factory import s3_place
 from tistream.objectstore.layout import ProbeKey, buffer_prefix
 
 _INT_MAX = (1 << 63) - 1
+_HEX = "^([0-9a-f]{2})*$"
 _TENANT = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 _Id = Annotated[int, Path(ge=0, le=_INT_MAX)]
 
@@ -49,6 +53,19 @@ class NewTenant(BaseModel):
 
     cluster_id: int = Field(ge=0, le=_INT_MAX)
     tenant_id: int = Field(ge=0, le=_INT_MAX)
+    kind: TenantKind = Field(TenantKind.TIDB, description="tidb: tables; raw, txn: keys and values of a keyspace")
+    keyspace: str | None = Field(
+        None, min_length=1, max_length=256, description="of a raw or txn tenant: an id or a name; null = keyspace 0"
+    )
+    start_key: str = Field("", pattern=_HEX, description="of a range of the keyspace, a user key; hexadecimal")
+    end_key: str = Field("", pattern=_HEX, description="hexadecimal; empty = the end of the keyspace")
+
+
+class Begin(BaseModel):
+    """First contact of the pusher of a raw or txn tenant."""
+
+    keyspace_id: int = Field(ge=0, le=0xFF_FFFF)
+    start_ts: str = Field("0", pattern=r"^\d{1,19}$", description="of a recording: its first checkpoint")
 
 
 class BucketAccess(BaseModel):
@@ -69,6 +86,11 @@ class Push(BaseModel):
     state: TenantState
     start_ts: str = Field(description="of the first schema snapshot; 0 while the tenant awaits it")
     snapshot_refused: bool = Field(description="every pushed schema snapshot is unusable: push another one")
+    kind: TenantKind
+    keyspace_id: int | None = Field(description="of a raw or txn tenant; null until its pusher has looked up the name")
+    keyspace_name: str | None
+    start_key: str = Field(description="of the tenant's keys with mode and keyspace, hexadecimal")
+    end_key: str = Field(description="hexadecimal; empty = plus infinity")
     credentials: BucketAccess
 
 
@@ -152,6 +174,11 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
             state=row.state,
             start_ts=str(row.start_ts),
             snapshot_refused=row.state is TenantState.AWAITING_SNAPSHOT and is_refused(catalog, row.tenant),
+            kind=row.kind,
+            keyspace_id=row.keyspace.id,
+            keyspace_name=row.keyspace.name,
+            start_key=row.range.start.hex(),
+            end_key=row.range.end.hex(),
             credentials=access,
         )
 
@@ -189,10 +216,34 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
         incarnation, max_cut_ts = issue_incarnation(catalog, row.tenant, store_id)
         return NewIncarnation(incarnation=incarnation, max_cut_ts=str(max_cut_ts))
 
+    _begin_route(routes, catalog, push_of)
+    _store_routes(routes, catalog)
+    return routes
+
+
+def _begin_route(routes: APIRouter, catalog: Catalog, push_of: Callable[[TenantRow], Push]) -> None:
+    @route(
+        routes,
+        "POST",
+        f"{_TENANT}/push:begin",
+        Right.PUSH,
+        "begin_push",
+        "Bind a raw or txn tenant to its keyspace",
+        description="First contact of its pusher, which knows the id of a keyspace that was registered by name."
+        " Idempotent. `start_ts` counts until the first incarnation is issued.",
+    )
+    def begin(cluster_id: _Id, tenant_id: _Id, at: Begin) -> Push:
+        start_ts = int(at.start_ts)
+        if start_ts > _INT_MAX:
+            raise InvalidInput(f"start_ts: {at.start_ts} is not a timestamp.")
+        return push_of(begin_tenant(catalog, Tenant(cluster_id, tenant_id), at.keyspace_id, start_ts))
+
+
+def _store_routes(routes: APIRouter, catalog: Catalog) -> None:
     @route(
         routes,
         "GET",
-        f"{base}/stores/{{store_id}}/incarnations",
+        f"{_TENANT}/stores/{{store_id}}/incarnations",
         Right.PUSH,
         "get_incarnation",
         "Newest incarnation of a store's pusher",
@@ -202,11 +253,6 @@ def control_router(catalog: Catalog, store_url: str, issuer: CredentialIssuer | 
         row = get_tenant(catalog, Tenant(cluster_id, tenant_id))
         return NewestIncarnation(incarnation=newest_incarnation(catalog, row.tenant, store_id))
 
-    _end_route(routes, catalog)
-    return routes
-
-
-def _end_route(routes: APIRouter, catalog: Catalog) -> None:
     @route(
         routes,
         "POST",
@@ -268,7 +314,13 @@ def _operators_routes(
 ) -> None:
     @route(routes, "POST", "/v1/tenants", Right.OPERATE, "register_tenant", "Register a tenant", status_code=201)
     def register(new: NewTenant, who: Who, request: Request) -> RegisteredTenant:
-        row = register_tenant(catalog, Tenant(new.cluster_id, new.tenant_id))
+        row = register_tenant(
+            catalog,
+            Tenant(new.cluster_id, new.tenant_id),
+            kind=new.kind,
+            keyspace=_keyspace(new),
+            user_keys=_user_keys(new),
+        )
         key = _push_key(catalog, row.tenant, who)
         env = {"TISTREAM_URL": str(request.base_url).rstrip("/")} | ({"TISTREAM_KEY": key} if key else {})
         return RegisteredTenant(
@@ -290,6 +342,21 @@ def _operators_routes(
         if not retry_task(catalog, task_id, epoch=task.epoch, actor="API"):
             raise Fenced("the task was reassigned meanwhile; ask again", task_id=task_id)
         return RetriedTask(task_id=task_id, resubscribe_id=get_task(catalog, task_id).resubscribe_id)
+
+
+def _keyspace(new: NewTenant) -> Keyspace:
+    """The keyspace that is asked for: digits are an id, and keyspace 0 is the default one."""
+    text = new.keyspace
+    if text is None:
+        return Keyspace(id=0) if new.kind.is_keyspace else Keyspace()
+    return Keyspace(id=int(text)) if text.isascii() and text.isdigit() else Keyspace(name=text)
+
+
+def _user_keys(new: NewTenant) -> KeyRange:
+    try:
+        return KeyRange(bytes.fromhex(new.start_key), bytes.fromhex(new.end_key))
+    except ValueError as e:
+        raise InvalidInput(f"end_key: {new.end_key} is not above start_key {new.start_key or '-'}.") from e
 
 
 def _push_key(catalog: Catalog, tenant: Tenant, who: Principal) -> str | None:

@@ -62,6 +62,9 @@ class IncarnationGrant:
     max_cut_ts: int  #: largest cut_ts known of the store: the lower bound for files of this incarnation
 
 
+_EVERYTHING = KeyRange()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushBundle:
     object_store: str  #: URL of the bucket
@@ -69,6 +72,10 @@ class PushBundle:
     session: bool = False  #: the service issues session credentials for the bucket
     start_ts: int = 0  #: of the tenant's first schema snapshot; 0 = it awaits one
     snapshot_refused: bool = False  #: the service refused all pushed snapshots and awaits another
+    kind: str = "tidb"  #: or raw, txn: a keyspace without a schema
+    keyspace_id: int | None = None  #: of a raw or txn tenant; None = not known yet
+    keyspace_name: str | None = None
+    range: KeyRange = _EVERYTHING  #: the tenant's keys, once the keyspace is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +190,22 @@ class RecordingControl(Control, Protocol):
         ...
 
 
+class KeyspaceControl(Protocol):
+    """The control plane for a pusher of a keyspace."""
+
+    def begin(self, keyspace_id: int, start_ts: int = 0) -> PushBundle:
+        """Bind the tenant to the keyspace. `start_ts`: where a recording begins; used only if nothing was pushed."""
+        ...
+
+
+class ReplayControl(RecordingControl, KeyspaceControl, Protocol):
+    """The control plane for the push of a recording of any kind of tenant."""
+
+
+class ClusterControl(ReplayControl, ReseedControl, Protocol):
+    """The control plane for a push that follows a cluster."""
+
+
 class CaptureControl(RecordingControl, ReseedControl, Protocol):
     """The control plane for a push that also writes the tenant's seeds."""
 
@@ -226,6 +249,10 @@ class HttpControl:
         bundle = self._request("GET", "push", _bundle)
         self.has_session = bundle.session
         return bundle
+
+    def begin(self, keyspace_id: int, start_ts: int = 0) -> PushBundle:
+        body = {"keyspace_id": keyspace_id, "start_ts": str(start_ts)}
+        return self._request("POST", "push:begin", _bundle, body)
 
     def has_seed(self, ts: int, table_id: int) -> bool:
         found = self._request("GET", "seeds", lambda a: {(int(s["ts"]), int(s["table_id"])) for s in a["items"]})
@@ -320,6 +347,10 @@ def _bundle(a: dict[str, Any]) -> PushBundle:
         session=a.get("credentials", {}).get("by") == "service",
         start_ts=int(a.get("start_ts") or 0),
         snapshot_refused=bool(a.get("snapshot_refused")),
+        kind=str(a["kind"]),
+        keyspace_id=None if a["keyspace_id"] is None else _number(a["keyspace_id"], 0),
+        keyspace_name=a["keyspace_name"],
+        range=KeyRange(bytes.fromhex(a["start_key"]), bytes.fromhex(a["end_key"])),
     )
 
 

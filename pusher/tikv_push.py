@@ -1,6 +1,7 @@
 """Pushes a live cluster: its stores' change feeds into a tenant, until stopped.
 
     first start:  hold history at S -> read the schema at S -> schema_snap/ -> wait for the tenant's frontier
+    a keyspace:   find its id -> bind the tenant to it -> hold history at a TSO taken then
     always:       PD client, region cache, a thread with source and pusher for each store, a GC barrier
 
 - No state is kept here: every start asks the service for the frontier, and each store continues as a new incarnation
@@ -26,11 +27,12 @@ from typing import TypeVar
 
 import structlog
 
-from pusher.control import CaptureControl
+from pusher.control import ClusterControl, PushBundle
 from pusher.core.excluded_ranges import ExcludedRangesSource
-from pusher.core.table_filter import TableFilter, check_table_filter, filter_snapshot, queued_ids, read_table_filter
+from pusher.core.table_filter import check_table_filter, filter_snapshot, queued_ids, read_table_filter
 from pusher.flush_schedule import FlushSchedule
 from pusher.frontier import lowest_durable_ts
+from pusher.keyspace import Followed, check_options, followed_keys, keyspace_of
 from pusher.push_run import WAIT_S, PushRun
 from pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked, usable_snapshots
 from pusher.schema_scan import read_jobs, read_schema
@@ -70,7 +72,7 @@ _DRAIN_S = 10.0  # time for queued files to become durable after a stop
 
 def push_cluster(
     endpoints: Sequence[str],
-    control: CaptureControl,
+    control: ClusterControl,
     open_store: Callable[[str], ObjectStore],
     options: TikvPushOptions,
     *,
@@ -91,7 +93,7 @@ class _TikvPush(PushRun):
     def __init__(
         self,
         endpoints: Sequence[str],
-        control: CaptureControl,
+        control: ClusterControl,
         options: TikvPushOptions,
         progress: Callable[[TikvPushProgress], None],
         stop: threading.Event | None,
@@ -126,10 +128,15 @@ class _TikvPush(PushRun):
         try:
             bundle = self._retry(self._control.push_bundle)
             cluster_id = self._retry(lambda: self._pd.cluster_id)
-            if bundle is None or cluster_id is None or not self._find_keyspace():
+            if bundle is None or cluster_id is None:
                 return self._report("stopped")
             store, hold = open_store(bundle.object_store), self._new_hold(bundle.object_store)
             self._hold = hold
+            if bundle.kind != "tidb":
+                self._follow_keyspace(bundle, store, hold)
+                return self._report("stopped")
+            if not self._find_keyspace():
+                return self._report("stopped")
             if bundle.state == _AWAITING and not self._start_tenant(usable_snapshots(store, bundle), hold):
                 return self._report("stopped")
             if not self._wait_for_frontier(bundle.state) or not self._hold_at_frontier(hold):
@@ -142,10 +149,25 @@ class _TikvPush(PushRun):
             check_table_filter(table_filter, self._options.names, self._options.index_keys, self._keys.id)
             if self._options.seed:
                 self._start_seed(store, self._new_hold(bundle.object_store, "-seed"), schema)
-            self._follow(store, hold, table_filter)
+            self._follow(store, hold, Followed(wanted=table_filter.wanted, excluded=table_filter.excluded))
         finally:
             self._end()
         return self._report("stopped")
+
+    def _follow_keyspace(self, bundle: PushBundle, store: ObjectStore, hold: Hold) -> None:
+        """Follow the keyspace of a raw or txn tenant, which has no schema, until stopped."""
+        check_options(self._options, bundle)
+        keyspace_id = self._retry(lambda: keyspace_of(self._pd, bundle, self._options.keyspace))
+        if keyspace_id is None:
+            return
+        begun = self._retry(lambda: self._control.begin(keyspace_id))
+        # The first scan reads from 0, so that only what is collected from now on could be missed.
+        now_ts = self._retry(self._pd.tso)
+        if begun is None or now_ts is None or not self._wait_for_frontier(begun.state):
+            return
+        hold.floor_ts = now_ts
+        if self._hold_at_frontier(hold):
+            self._follow(store, hold, followed_keys(begun, keyspace_id))
 
     def _find_keyspace(self) -> bool:
         """False when stopped."""
@@ -267,17 +289,22 @@ class _TikvPush(PushRun):
 
     # -- following -------------------------------------------------------------------------------------------------
 
-    def _follow(self, store: ObjectStore, hold: Hold, table_filter: TableFilter) -> None:
-        region_cache = self._region_cache = RegionCache(self._pd, table_filter.wanted, clock=self._clock)
+    def _follow(self, store: ObjectStore, hold: Hold, followed: Followed) -> None:
+        region_cache = self._region_cache = RegionCache(self._pd, followed.wanted, clock=self._clock)
         region_cache.start()
-        self._locks = LockResolver(
-            self._pd, keyspace=self._keys, tls=self._options.tls, resolve=self._options.resolve_locks
-        )
-        self._lock_checks = Repeating("locks", self._check_locks, interval_s=_LOCK_CHECK_S, clock=self._clock)
-        self._lock_checks.start()
+        if followed.has_locks:
+            self._locks = LockResolver(
+                self._pd,
+                keyspace=self._keys,
+                api_keyspace=followed.keyspace_id,
+                tls=self._options.tls,
+                resolve=self._options.resolve_locks,
+            )
+            self._lock_checks = Repeating("locks", self._check_locks, interval_s=_LOCK_CHECK_S, clock=self._clock)
+            self._lock_checks.start()
 
         def make(store_id: int) -> StorePush:
-            return self._new_store(store_id, store, hold, table_filter, region_cache)
+            return self._new_store(store_id, store, hold, followed, region_cache)
 
         while not self._stop.is_set():
             now = self._clock.monotonic()
@@ -318,7 +345,7 @@ class _TikvPush(PushRun):
             self._stores[store_id].start()
 
     def _new_store(
-        self, store_id: int, bucket: ObjectStore, hold: Hold, table_filter: TableFilter, region_cache: RegionCache
+        self, store_id: int, bucket: ObjectStore, hold: Hold, followed: Followed, region_cache: RegionCache
     ) -> StorePush:
         def make(frontier: HeldFrontier) -> tuple[PusherWorker, TikvSource]:
             numbers = count(1)
@@ -327,8 +354,9 @@ class _TikvPush(PushRun):
                 pd=self._pd,
                 keyspace=self._keys,
                 region_cache=region_cache,
-                wanted=table_filter.wanted,
+                wanted=followed.wanted,
                 clock=self._clock,
+                kv_api=followed.kv_api,
                 filter_loop=self._options.filter_loop,
                 tls=self._options.tls,
                 schedule=self._schedule,
@@ -337,9 +365,7 @@ class _TikvPush(PushRun):
                 history_held=hold.covers,
             )
             worker = PusherWorker(
-                source=ExcludedRangesSource(source, table_filter.excluded, numbers)
-                if table_filter.excluded
-                else source,
+                source=ExcludedRangesSource(source, followed.excluded, numbers) if followed.excluded else source,
                 control=self._control,
                 frontier=frontier,
                 store=bucket,

@@ -8,6 +8,7 @@ refuses the registration. So:
 - history is held at `needed`, at or below the published frontier and every checkpoint of a running scan;
 - `covers(ts)` is true only while PD has a hold at or below `ts`. Nothing is registered otherwise (HeldFrontier), and no
   opening scan becomes ready unless the hold covered it to its end;
+- a scan of RawKV from 0 reads the newest version of every key. `floor_ts`, taken before it, is then what must be held;
 - expiry is judged by PD's newest timestamp and by the monotonic clock, which stops while a machine is suspended. A
   caller that registers takes a timestamp right before;
 - a hold expires when `needed` becomes older than `cap_s`, also if its owner is gone: that is its time to live. Beyond
@@ -61,6 +62,7 @@ class Hold:
         self._pd, self._clock, self._cap_s = pd, clock, cap_s
         self._held: tuple[int, float, float] | None = None  # (ts; expiry in monotonic seconds, in PD's ms)
         self.problem = ""  #: why history is not held
+        self.floor_ts = 0  #: nothing that was collected at or below it is missed
 
     @property
     def held_ts(self) -> int:
@@ -77,10 +79,11 @@ class Hold:
 
     def covers(self, ts: int) -> bool:
         """Whether everything committed above `ts` can be read now."""
-        return 0 < self.held_ts <= ts
+        return 0 < self.held_ts <= max(ts, self.floor_ts)
 
     def renew(self, needed: int) -> None:
         """Hold everything above `needed`, unless it is too old. TsExpired when it was collected; errors of PD."""
+        needed = max(needed, self.floor_ts)
         asked_at, now_ms = self._clock.monotonic(), tso.physical_ms(self._pd.tso())
         age_s = (now_ms - tso.physical_ms(needed)) / 1000
         if age_s < 0:

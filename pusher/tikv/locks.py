@@ -62,11 +62,18 @@ class LockResolver:
     """Used from one thread, except `problems`; `close` it."""
 
     def __init__(
-        self, pd: RegionPd, *, keyspace: KeyspaceKeys = WHOLE, tls: Tls | None = None, resolve: bool = True
+        self,
+        pd: RegionPd,
+        *,
+        keyspace: KeyspaceKeys = WHOLE,
+        api_keyspace: int | None = None,
+        tls: Tls | None = None,
+        resolve: bool = True,
     ) -> None:
-        """`pd` and all ranges use the keyspace's keys."""
+        """`pd` and all ranges use the keyspace's keys. `api_keyspace`: that requests name although keys are whole."""
         self._pd, self._keyspace, self._resolve = pd, keyspace, resolve
-        self._api = ApiVersion.V1 if keyspace.id is None else ApiVersion.V2
+        self._named_id = keyspace.id if api_keyspace is None else api_keyspace
+        self._api = ApiVersion.V1 if self._named_id is None else ApiVersion.V2
         self._channels = Channels(tls)
         self._addresses: dict[int, str] = {}
         self.problems: tuple[str, ...] = ()  #: locks that hold something back, and why they stay
@@ -89,7 +96,7 @@ class LockResolver:
         """The region at the start of `part`, and the locks on their common keys that hold a resolved ts back."""
         region, common = self._region_of(part)
         asked = self._keyspace.outer_range(common)
-        request = scan_lock_request(region, asked, max_ts, LOCKS_MAX, self._api, self._keyspace.id)
+        request = scan_lock_request(region, asked, max_ts, LOCKS_MAX, self._api, self._named_id)
         found = self._ask(region, "KvScanLock", request, lambda answer: read_scan_lock(answer, asked))
         return region, [lock for lock in found if lock.holds_resolved_ts]
 
@@ -125,12 +132,12 @@ class LockResolver:
             return "async commit, resolved by a reader or TiDB"
         inner = self._keyspace.inner_key(lock.primary)
         at, _ = self._region_of(KeyRange(inner, inner + b"\0"))
-        request = check_txn_request(at, lock.primary, lock.start_ts, now_ts, self._api, self._keyspace.id)
+        request = check_txn_request(at, lock.primary, lock.start_ts, now_ts, self._api, self._named_id)
         status: TxnStatus = self._ask(at, "KvCheckTxnStatus", request, read_check_txn)
         if status.ttl_ms:
             return "its client is alive"
         keys = [each.key for each in locks]
-        request = resolve_lock_request(region, lock.start_ts, status.commit_ts, keys, self._api, self._keyspace.id)
+        request = resolve_lock_request(region, lock.start_ts, status.commit_ts, keys, self._api, self._named_id)
         self._ask(region, "KvResolveLock", request, read_resolve_lock)
         return ""
 

@@ -26,7 +26,7 @@ import structlog
 from pusher.core.source import CheckpointOf, SourceEvent
 from pusher.flush_schedule import FlushSchedule
 from pusher.tikv.core.effects import AskRegions, CloseStream, HeldBack, Moved, OpenStream
-from pusher.tikv.core.feed import SCANS_MAX, StoreFeed
+from pusher.tikv.core.feed import PAUSE_MAX_S, SCANS_MAX, StoreFeed
 from pusher.tikv.core.requests import Deregister, Header, KvApi, Register, encode_request
 from pusher.tikv.locks import BEHIND_S
 from pusher.tikv.stream import Ended, FeedStream, Inbox
@@ -72,6 +72,7 @@ class TikvSource:
         numbers: Iterator[int] | None = None,
         keyspace: KeyspaceKeys = WHOLE,
         history_held: Callable[[int], bool] = lambda _: True,
+        pause_max_s: float = PAUSE_MAX_S,
     ) -> None:
         """`pd`, `region_cache` and `wanted` use the keyspace's keys. `schedule`: shared by all stores; None = one with
         `flush_interval_s`. `numbers`: the source of subscription ids, if shared. `history_held`: whether everything
@@ -83,7 +84,15 @@ class TikvSource:
             schedule or FlushSchedule(clock, flush_s=flush_interval_s),
             failures_shown,
         )
-        self._feed = StoreFeed(store_id, wanted, scans_max=scans_max, numbers=numbers, keyspace=keyspace)
+        self._feed = StoreFeed(
+            store_id,
+            wanted,
+            scans_max=scans_max,
+            numbers=numbers,
+            keyspace=keyspace,
+            is_raw=kv_api is KvApi.RAW,
+            pause_max_s=pause_max_s,
+        )
         self._history_held = history_held
         self._inbox = Inbox(inbox_bytes_max)
         self._region_lists: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()

@@ -29,7 +29,7 @@ broken(
         "sorter.core.contradictions:suspects",
         'commit_ts = rows.ts("commit_ts")',
         'commit_ts = np.where(rows.kind == RowKind.PREWRITE, rows.ts("start_ts"), rows.ts("commit_ts"))',
-        "near[(kinds == RowKind.COMMIT) | (kinds == RowKind.COMMITTED)]",
+        "near[(kinds == RowKind.COMMIT) | (kinds >= RowKind.COMMITTED)]",
         "near[kinds != RowKind.ROLLBACK]",
     ),
 )

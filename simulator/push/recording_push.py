@@ -64,12 +64,16 @@ class RecordingPush(PushRun):
         complete = False
         self._report("connecting")
         if (bundle := self._retry(self._control.push_bundle)) is not None:
-            store, (ts, schema) = open_store(bundle.object_store), self._schema()
-            key = SchemaSnapKey(tenant=self._control.tenant, ts=ts)
-            put = self._retry(lambda: put_schema_snapshot(store, key, schema))
-            if put is not None and self._wait_for_frontier(bundle.state):
+            store = open_store(bundle.object_store)
+            if self._begin(store) and self._wait_for_frontier(bundle.state):
                 complete = self._push(store)
         return PushResult(complete=complete, last_resolved_ts=self._played()[2], **self._pushed())
+
+    def _begin(self, store: ObjectStore) -> bool:
+        """Give the tenant what it begins with; False when stopped."""
+        ts, schema = self._schema()
+        key = SchemaSnapKey(tenant=self._control.tenant, ts=ts)
+        return self._retry(lambda: put_schema_snapshot(store, key, schema)) is not None
 
     def _push(self, store: ObjectStore) -> bool:
         """Play the recording; False when stopped before the end."""

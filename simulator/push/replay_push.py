@@ -5,8 +5,10 @@
 
 Relations:
 
-- the schema snapshot goes first, under the recorder's first checkpoint; without one beside the recording it is that of
-  an empty cluster with the DDL job table, because recordings begin before their tables are created;
+- a raw or txn tenant begins at the recorder's first checkpoint, without a schema; only its keys are played;
+- for a tenant of TiDB the schema snapshot goes first, under the recorder's first checkpoint; without one beside the
+  recording it is that of an empty cluster with the DDL job table, because recordings begin before their tables are
+  created;
 - the recorded cluster waits for its registrations, so nothing is missed, however slow the service is;
 - when everything was played, each store gets the time for a last tick, so that the last resolved ts is written;
 - then the streams of its stores have ended, at the last resolved ts;
@@ -20,12 +22,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from pusher.control import RecordingControl
+from pusher.control import PushBundle, ReplayControl, retrying
+from pusher.keyspace import Followed, followed_keys
 from pusher.schema_push import empty_snapshot, snapshot_ts
 from pusher.tikv.source import TikvSource
 from simulator.push.recording_push import PushProgress, PushResult, RecordingPush
+from simulator.replay.recording import check_recording
 from simulator.replay.server import ReplayCluster
-from tistream.clock import Clock
+from tistream.clock import Clock, SystemClock
 from tistream.errors import ErrorKind, InvalidInput, TiStreamError
 from tistream.keyrange import KeyRange
 from tistream.objectstore.protocol import ObjectStore
@@ -36,13 +40,14 @@ SCHEMA = "schema_snapshot.json"
 TIDB_KEYS = (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))  #: the meta range, and all tables
 _STEP_S = 0.02
 _PATIENCE_S = 3.0  # a region without a registration for longer is reported
+_PAUSE_MAX_S = 0.2  # a region that the recorded cluster refused ten times a second
 _FLUSH_S = 0.5  # recordings are mostly played faster than real time
 _IDLE_S = 2.5 * _FLUSH_S  # after the last row; by then every store has ticked
 
 
 def push_replay(
     directory: Path,
-    control: RecordingControl,
+    control: ReplayControl,
     open_store: Callable[[str], ObjectStore],
     *,
     speed: float | None = None,
@@ -56,24 +61,54 @@ def push_replay(
     `speed`: None = as fast as possible, N = N times the recorded clock. Errors: the recording's (NotFound,
     CorruptObject, InvalidInput), InvalidInput when this tenant's stores have pushed later things already, and the
     pushers' own."""
-    with ReplayCluster(Path(directory), speed=speed) as cluster:
-        schema = _schema(Path(directory), cluster.start_ts)
-        return _ReplayPush(cluster, schema, control, progress, stop, clock, rand).run(open_store)
+    waits = threading.Event() if stop is None else stop
+    clock, rand = clock or SystemClock(), rand or random.Random()
+    check_recording(Path(directory))
+
+    def notice(error: TiStreamError) -> None:
+        progress(PushProgress(phase="connecting", problem=str(error)))
+
+    bundle = retrying(control.push_bundle, stop=waits, clock=clock, rand=rand, notice=notice)
+    if bundle is None:
+        return PushResult(complete=False, last_resolved_ts=0, rows=0, files=0, bytes=0)
+    followed = _followed(bundle)
+    only = None if bundle.kind == "tidb" else followed.wanted[0]
+    only = None if bundle.kind == "tidb" else followed.wanted[0]
+    with ReplayCluster(Path(directory), speed=speed, only=only, kv_api=followed.kv_api, wanted=only) as cluster:
+        schema = _schema(Path(directory), cluster.start_ts) if only is None else b""
+        return _ReplayPush(cluster, followed, schema, control, progress, waits, clock, rand).run(open_store)
+
+
+def _followed(bundle: PushBundle) -> Followed:
+    if bundle.kind == "tidb":
+        return Followed(wanted=TIDB_KEYS)
+    if bundle.keyspace_id is None:
+        raise InvalidInput("A recording does not know the names of keyspaces: register the tenant with an id.")
+    return followed_keys(bundle, bundle.keyspace_id)
 
 
 class _ReplayPush(RecordingPush):
     def __init__(
         self,
         cluster: ReplayCluster,
+        followed: Followed,
         schema: bytes,
-        control: RecordingControl,
+        control: ReplayControl,
         progress: Callable[[PushProgress], None],
-        stop: threading.Event | None,
-        clock: Clock | None,
-        rand: random.Random | None,
+        stop: threading.Event,
+        clock: Clock,
+        rand: random.Random,
     ) -> None:
+        """`schema`: the snapshot of a tenant of TiDB."""
         super().__init__(control, progress, stop, clock, rand)
-        self._cluster, self._snapshot = cluster, schema
+        self._cluster, self._followed, self._snapshot = cluster, followed, schema
+        self._keyspaces = control
+
+    def _begin(self, store: ObjectStore) -> bool:
+        keyspace_id, start_ts = self._followed.keyspace_id, self._cluster.start_ts
+        if keyspace_id is None:
+            return super()._begin(store)
+        return self._retry(lambda: self._keyspaces.begin(keyspace_id, start_ts)) is not None
 
     def _schema(self) -> tuple[int, bytes]:
         return self._cluster.start_ts, self._snapshot
@@ -83,7 +118,7 @@ class _ReplayPush(RecordingPush):
 
     def _push(self, store: ObjectStore) -> bool:
         self._pd = PdClient([self._cluster.pd_address], clock=self._clock)
-        self._region_cache = RegionCache(self._pd, TIDB_KEYS, clock=self._clock)
+        self._region_cache = RegionCache(self._pd, self._followed.wanted, clock=self._clock)
         self._region_cache.start()
         try:
             return super()._push(store)
@@ -97,9 +132,11 @@ class _ReplayPush(RecordingPush):
                 store_id,
                 pd=self._pd,
                 region_cache=self._region_cache,
-                wanted=TIDB_KEYS,
+                wanted=self._followed.wanted,
+                kv_api=self._followed.kv_api,
                 clock=self._clock,
                 flush_interval_s=_FLUSH_S,
+                pause_max_s=_PAUSE_MAX_S,
             )
             self._start_worker(source, store)
         return self._play_all()

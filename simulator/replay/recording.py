@@ -4,8 +4,8 @@
 
 This module decides:
 
-- which subscriptions are followed: of those that cover the same keys the earliest. Only transactional ones (kv_api
-  TiDB) on multiplexed streams can be; a recording without any is InvalidInput;
+- which subscriptions are followed: of those of one kv_api that cover the same keys the earliest, on multiplexed
+  streams only; a recording without any is InvalidInput;
 - a registration ends by an error or by the end of its stream. A repeated registration, and the duplicate_request that
   answers it, are no events; neither is the recorder's request to deregister: the store's answer to it is the end;
 - a registration *serves* when its opening scan was completed.
@@ -127,6 +127,7 @@ class Recording:
     ranges: list[KeyRange] = field(default_factory=list)  #: the followed ranges; disjoint
     start_ts: int = 0  #: the lowest checkpoint of a subscription that is followed
     cluster_id: int = 0
+    kv_api: int = wire.KV_API_TIDB  #: of the subscriptions that are followed
     registrations: list[Registration] = field(default_factory=list)  #: that are followed, by their begin
     by_message: dict[tuple[int, int, int], list[Registration]] = field(default_factory=dict)
     regions: list[KnownRegion] = field(default_factory=list)  #: by line
@@ -142,13 +143,11 @@ class Recording:
         return None
 
 
-def read_recording(directory: Path) -> Recording:
-    """The recording in `directory`. NotFound without one, CorruptObject when it is damaged, InvalidInput when nothing
-    of it can be followed."""
-    path = Path(directory) / STREAM
-    if not path.is_file():
-        raise NotFound("there is no recording here", file=str(path))
-    reader = _Reader()
+def read_recording(directory: Path, *, kv_api: int = wire.KV_API_TIDB, wanted: KeyRange | None = None) -> Recording:
+    """The recording in `directory`, of the subscriptions with this kv_api that touch `wanted`. NotFound without one,
+    CorruptObject when it is damaged, InvalidInput when nothing of it can be followed."""
+    path = check_recording(directory)
+    reader = _Reader(kv_api, wanted or KeyRange())
     number = 0
     try:
         for line in _objects(path):
@@ -166,11 +165,20 @@ def read_recording(directory: Path) -> Recording:
     return out
 
 
+def check_recording(directory: Path) -> Path:
+    """The file of the recording. NotFound when there is none."""
+    path = Path(directory) / STREAM
+    if not path.is_file():
+        raise NotFound("there is no recording here", file=str(path))
+    return path
+
+
 class _Reader:
     """Turns line after line into a Recording."""
 
-    def __init__(self) -> None:
-        self.out = Recording()
+    def __init__(self, kv_api: int, wanted: KeyRange) -> None:
+        self.out = Recording(kv_api=kv_api)
+        self._wanted = wanted
         self._followed: set[int] = set()  # request ids
         self._living: dict[tuple[int, int, int], Registration] = {}  # stream, request, region
 
@@ -182,7 +190,7 @@ class _Reader:
             case "send":
                 self.out.lines.append(self._request(number, line))
             case "open":
-                if line.get("features") != _MULTIPLEXING:
+                if _MULTIPLEXING not in (line.get("features", ""), line.get("metadata", "").removeprefix("features: ")):
                     raise InvalidInput("only recordings of multiplexed streams can be followed", line=number + 1)
                 opened = line.get("err", "<nil>") == "<nil>"
                 self.out.lines.append(StreamOpened(int(line["store"])) if opened else None)
@@ -198,9 +206,11 @@ class _Reader:
                 raise ValueError(f"a line of kind {other!r}")
 
     def _subscribe(self, line: dict[str, Any]) -> None:
-        if int(line.get("kv_api", 0)) != wire.KV_API_TIDB:
+        if int(line.get("kv_api", 0)) != self.out.kv_api:
             return
         key_range = plain_range(bytes.fromhex(line["start"]), bytes.fromhex(line["end"]))
+        if key_range.intersect(self._wanted) is None:
+            return
         free = gaps(key_range, self.out.ranges)
         if not free:
             return

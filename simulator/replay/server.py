@@ -8,7 +8,7 @@ Relations:
 
 - one lock guards the stage; its holder never waits for a client;
 - a message of the stage is queued for its stream, in order; the clock waits while a stream has more than
-  `_UNREAD_BYTES_MAX` queued, and while the next line lacks a listener (`waiting_for`);
+  `_UNREAD_BYTES_MAX` queued, and for a while when the next line lacks a listener (`waiting_for`);
 - a stream whose store was cut ends with UNAVAILABLE, and so does every new one until the store is back.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.loopback.cluster import LoopbackCluster
-from simulator.loopback.core.feed_wire import Request
+from simulator.loopback.core.feed_wire import KV_API_TIDB, Request
 from simulator.replay.core.pd import ReplayPd
 from simulator.replay.core.stage import Stage
 from simulator.replay.recording import read_recording
@@ -30,19 +30,28 @@ from tistream.tikv.core import wire
 _UNREAD_BYTES_MAX = 4 << 20
 _LINES_AT_ONCE = 50
 _WAIT_S = 0.2
+_PATIENCE_S = 10.0
 
 
 class ReplayCluster(LoopbackCluster):
     """A recorded cluster on the loopback interface. `close` it, or use it as a context.
 
-    `speed`: None = as fast as its clients read, N = N times the recorded speed. `only`: see Stage."""
+    `speed`: None = as fast as its clients read, N = N times the recorded speed. `only`: see Stage. `kv_api`, `wanted`:
+    see read_recording."""
 
     def __init__(
-        self, directory: Path, *, speed: float | None = None, only: KeyRange | None = None, clock: Clock | None = None
+        self,
+        directory: Path,
+        *,
+        speed: float | None = None,
+        only: KeyRange | None = None,
+        kv_api: int = KV_API_TIDB,
+        wanted: KeyRange | None = None,
+        clock: Clock | None = None,
     ) -> None:
         if speed is not None and speed <= 0:
             raise InvalidInput("the speed must be positive", speed=speed)
-        self._recording = read_recording(directory)
+        self._recording = read_recording(directory, kv_api=kv_api, wanted=wanted)
         self._stage = Stage(self._recording, only)
         answers = (parse(wire.GetAllStoresResponse, answer) for _, answer in self._recording.stores)
         super().__init__(sorted({store.id for answer in answers for store in answer.stores}), clock)
@@ -113,9 +122,7 @@ class ReplayCluster(LoopbackCluster):
                 break
             if self.streams.unread_bytes > _UNREAD_BYTES_MAX:
                 return _WAIT_S
-            if lacking := self._stage.blocked():
-                if self._blocked is None:
-                    self._blocked = (str(lacking), self._clock.monotonic())
+            if (lacking := self._stage.blocked()) and self._waits_for(str(lacking)):
                 return _WAIT_S
             self._blocked = None
             if early_s := self._early_s():
@@ -123,6 +130,13 @@ class ReplayCluster(LoopbackCluster):
             self._stage.step()
             self._hand_out()
         return 0.0
+
+    def _waits_for(self, region: str) -> bool:
+        """Whether to wait on for a listener of this region. Others may follow a newer version of it, which had no part
+        in the recorded feed: after a while the line is played, and who registers later gets its rows by a scan."""
+        if self._blocked is None:
+            self._blocked = (region, self._clock.monotonic())
+        return not self._stage.is_followed or self._clock.monotonic() - self._blocked[1] < _PATIENCE_S
 
     def _early_s(self) -> float:
         """How much too early it is for the next line."""

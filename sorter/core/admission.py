@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from sorter.core.conflicts import COMMITS, OPEN, frame_of, merged, runs_of
+from sorter.core.raw_rows import needs_of_raw, take_raw
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, Arrivals
@@ -48,7 +49,7 @@ class Admitted:
 
     forgotten: int  #: rollbacks without a prewrite
     duplicates: int  #: repeated commits
-    written: int  #: commits at or below `durable_ts`
+    written: int  #: commits at or below `durable_ts`, RawKV rows at or below `attempted_ts`
     clash: bool  #: a commit waits although the ready row of another transaction has its (key, commit_ts)
 
 
@@ -80,7 +81,8 @@ def take_in(rows: Arrivals, buffers: Buffers, watermarks: RangeWatermarkMap, at:
         buffers.open.add(run)
     add_commits(rows, outcomes, buffers.commits)
     clash = add_complete(rows, outcomes.complete, buffers)
-    return Admitted(forgotten, outcomes.duplicates, outcomes.written, clash)
+    raw = take_raw(rows, buffers.ready, at.attempted_ts)
+    return Admitted(forgotten, outcomes.duplicates + raw.duplicates, outcomes.written + raw.written, clash)
 
 
 def needs_of(rows: Arrivals, buffers: Buffers, at: Limits) -> list[Need]:
@@ -97,6 +99,7 @@ def needs_of(rows: Arrivals, buffers: Buffers, at: Limits) -> list[Need]:
         *buffers.ready.runs.needs(partial(rows.needles, above, "commit_ts"), "commit_ts"),
     ]
     return needs or [
+        *needs_of_raw(rows, buffers.ready, at.attempted_ts),
         *buffers.open.needs_of_matches(partial(rows.needles, prewrites, "start_ts"), "start_ts"),
         *buffers.commits.needs_of_matches(partial(rows.needles, above, "commit_ts"), "commit_ts"),
     ]

@@ -1,7 +1,7 @@
 """Rows of a file that contradict what its store had promised, and which rows are only repeated.
 
-    suspects     COMMIT and COMMITTED rows at or below a resolved_ts that an earlier file of the same store, incarnation
-                 and subscription promised. Prewrites below it are ordinary
+    suspects     COMMIT, COMMITTED and RAW rows at or below a resolved_ts that an earlier file of the same store,
+                 incarnation and subscription promised. Prewrites below it are ordinary
     unheld       those of them that no buffer holds with equal bytes
     question     those at or below `durable_ts`: only the committed log can tell; the shell reads it
     remaining    what the log does not hold with equal bytes either: the store contradicts itself
@@ -82,7 +82,7 @@ def suspects(rows: Arrivals, promised: Stamps | None) -> I64:
         return near
     near = near[commit_ts[near] <= of_origin[rows.numbers["origin"][near]]]
     kinds = rows.kind[near]
-    out: I64 = near[(kinds == RowKind.COMMIT) | (kinds == RowKind.COMMITTED)]
+    out: I64 = near[(kinds == RowKind.COMMIT) | (kinds >= RowKind.COMMITTED)]
     return out
 
 
@@ -151,7 +151,7 @@ def outcomes_of(rows: Arrivals, at: I64) -> pl.DataFrame:
     """The rows with the columns of READY, their number and whether they are complete. Where a row
     has no value, it is null."""
     place, op = rows.place.take(at), rows.numbers["op"][at]
-    complete = rows.kind[at] == RowKind.COMMITTED
+    complete = rows.kind[at] != RowKind.COMMIT
     value = pl.col("value")
     said = pl.when(pl.col("complete")).then(
         pl.when(pl.col("op") == Op.PUT).then(value.fill_null(b"")).otherwise(None)

@@ -62,6 +62,25 @@ class Server:
             self._server = None
 
 
+BUNDLE = {
+    "object_store": "file:///b",
+    "state": "ACTIVE",
+    "kind": "raw",
+    "keyspace_id": 3,
+    "keyspace_name": "app",
+    "start_key": "72000003",
+    "end_key": "72000004",
+}
+READ = PushBundle(
+    object_store="file:///b",
+    state="ACTIVE",
+    kind="raw",
+    keyspace_id=3,
+    keyspace_name="app",
+    range=KeyRange(b"r\0\0\3", b"r\0\0\4"),
+)
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
@@ -86,13 +105,13 @@ def test_the_five_requests(server: Server, control: HttpControl) -> None:
             200,
             [{"start_key": "", "end_key": "74", "durable_ts": str((1 << 60) + 3), "resubscribe_id": 2}],
         ),
-        ("GET", f"{ROOT}/push"): (200, {"object_store": "file:///b", "state": "ACTIVE"}),
+        ("GET", f"{ROOT}/push"): (200, BUNDLE),
     }
     assert control.issue_incarnation(5) == IncarnationGrant(incarnation=3, max_cut_ts=(1 << 60) + 1)
     assert control.newest_incarnation(5) == 4
     control.end_stream(5, 3, (1 << 60) + 5)
     assert control.frontier() == [FrontierEntry(range=KeyRange(b"", b"t"), durable_ts=(1 << 60) + 3, resubscribe_id=2)]
-    assert control.push_bundle() == PushBundle(object_store="file:///b", state="ACTIVE")
+    assert control.push_bundle() == READ
     assert {r[2] for r in server.requests} == {"Bearer secret"}
 
 
@@ -161,7 +180,7 @@ def test_an_error_without_a_problem_document_has_its_kind(server: Server, contro
 
 def test_retries_outlive_a_killed_service(server: Server, control: HttpControl) -> None:
     path = ("GET", f"{ROOT}/push")
-    server.answers[path] = (200, {"object_store": "file:///b", "state": "ACTIVE"})
+    server.answers[path] = (200, BUNDLE)
     control.push_bundle()
     server.kill()
     failures: list[TiStreamError] = []
@@ -174,7 +193,7 @@ def test_retries_outlive_a_killed_service(server: Server, control: HttpControl) 
     found = retrying(
         control.push_bundle, stop=threading.Event(), clock=SystemClock(), rand=random.Random(1), notice=notice
     )
-    assert found == PushBundle(object_store="file:///b", state="ACTIVE")
+    assert found == READ
     assert {type(f) for f in failures} == {ControlUnavailable}
 
 

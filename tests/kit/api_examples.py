@@ -34,7 +34,8 @@ from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import recording_end
 from tests.kit.stream_world import served
 from tistream.admin.views import Sources
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
+from tistream.catalog.tenancy.tenants import TaskKind, register_tenant
 from tistream.catalog.work.job_rows import JobKind, NewJob
 from tistream.catalog.work.jobs import enqueue
 from tistream.catalog.work.quarantines import record_quarantine
@@ -184,10 +185,12 @@ def shape(value: Any) -> Any:
 
 
 def _posted(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
+    register_tenant(world.catalog, Tenant(1, 9), kind=TenantKind.RAW, keyspace=Keyspace(name="app"))
     task = http.get(BASE).json()["tasks"][0]["task_id"]
     seed = http.get(f"{BASE}/seeds").json()["items"][0]
     asked = {
         "register_tenant": ("/v1/tenants", {"cluster_id": 1, "tenant_id": 2}),
+        "begin_push": ("/v1/clusters/1/tenants/9/push:begin", {"keyspace_id": 1}),
         "issue_incarnation": (f"{BASE}/stores/1/incarnations", None),
         "end_stream": (f"{BASE}/stores/1/incarnations/1:end", {"end_ts": "470613540554145793"}),
         "retry_task": (f"{BASE}/tasks/{task}:retry", None),

@@ -51,6 +51,9 @@ class MemoryControl:
         self._request()
         return list(self.entries)
 
+    def begin(self, keyspace_id: int, start_ts: int = 0) -> PushBundle:
+        return self.push_bundle()
+
     def push_bundle(self) -> PushBundle:
         self._request()
         return PushBundle(

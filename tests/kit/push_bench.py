@@ -17,7 +17,7 @@ from dataclasses import replace
 import grpc
 import orjson
 
-from pusher.control import CaptureControl
+from pusher.control import ClusterControl
 from pusher.frontier import FrontierEntry
 from pusher.tikv_options import TikvPushOptions, TikvPushProgress
 from pusher.tikv_push import push_cluster
@@ -50,7 +50,7 @@ class PushBench:
         self.served = served
         self.options: dict[str, object] = {"flush_interval_s": 0.1, **options}
         self.store, self.control = MemoryStore(), MemoryControl(TENANT)
-        self.push_control: CaptureControl = self.control  #: as the push sees it
+        self.push_control: ClusterControl = self.control  #: as the push sees it
         self.open_store: Callable[[str], ObjectStore] = lambda _: self.store
         self.clock: Clock | None = None
         self.oracles = [WatermarkOracle(at, part) for part in KEYS]

@@ -52,7 +52,7 @@ Spill = Annotated[
     typer.Option("--spill", help="Of a cluster: a folder for waiting files that exceed 256 MB of memory."),
 ]
 SpillMib = Annotated[int, typer.Option("--spill-mib", min=1, help="Of a cluster: at most so much per store.")]
-Keyspace = Annotated[str | None, typer.Option("--keyspace", help="Of a cluster: the keyspace to follow.")]
+Keyspace = Annotated[str | None, typer.Option("--keyspace", help="A keyspace of the cluster: its name, or id.")]
 Table = Annotated[
     list[str] | None, typer.Option("--table", help="Of a cluster: follow this table, db.table. May be repeated.")
 ]

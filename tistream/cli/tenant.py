@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tistream.admin.core.units import kind_words, lag_text
 from tistream.admin.onboarding import checklist
+from tistream.cli.cluster_options import Keyspace
 from tistream.cli.key import show_new
+from tistream.cli.key_options import EndKey, FormatOfKeys, StartKey
 from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
 from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_facts, show_rows
 from tistream.cli.service import DryRun, act, connect, given, show_outcome, tenant_path
@@ -28,6 +31,14 @@ _SHOWN_ONCE = "(shown once)"
 Reason = Annotated[str, typer.Option(help="Shown with the tenant.")]
 
 
+class Kind(StrEnum):
+    """What a tenant's keys are."""
+
+    TIDB = "tidb"
+    RAW = "raw"
+    TXN = "txn"
+
+
 class NotActive(TiStreamError):
     """The tenant did not become active in time."""
 
@@ -40,19 +51,34 @@ class NotActive(TiStreamError):
 def register(
     cluster: Cluster,
     tenant: Tenant,
+    kind: Annotated[
+        Kind, typer.Option(help="The kind of its keys: tables of TiDB, or a keyspace of RawKV or TxnKV.")
+    ] = Kind.TIDB,
+    keyspace: Keyspace = None,
+    start_key: StartKey = None,
+    end_key: EndKey = None,
+    key_format: FormatOfKeys = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the tenant is active; show each step.")] = False,
     timeout: Annotated[float, typer.Option(help="With --wait: give up after this many seconds.", min=0)] = 3600,
     url: Url = DEFAULT_URL,
     key: Key = None,
     output: OutputOption = Output.JSON,
 ) -> None:
-    """Register a tenant, which then waits for its first schema snapshot.
+    """Register a tenant.
+
+    One of TiDB waits for its first schema snapshot. A raw or txn tenant is a keyspace, 0 if none is named, or a range
+    of its keys, and is active at once.
 
     The answer holds where its pushers write, their environment, a command that checks whether pushing would work and,
     where keys are required, a key for them: once.
     """
     with connect(url) as client:
-        made = client.tenant(cluster, tenant).register()
+        made = client.tenant(cluster, tenant).register(
+            kind=kind,
+            keyspace=keyspace,
+            start_key=_key("--start-key", start_key, key_format),
+            end_key=_key("--end-key", end_key, key_format),
+        )
         show_data(made, output) if output is not Output.TABLE else show_facts(made, output)
         if str(made["push"].get("key") or "").endswith(_SHOWN_ONCE):
             print("an earlier answer, which was lost, showed the key: tistream tenant rotate-key", file=sys.stderr)
@@ -265,6 +291,15 @@ def _prove_credentials(client: Client, push: dict[str, Any], deadline: float) ->
                 shown = str(e)
                 print(f"  … {shown}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
+
+
+def _key(option: str, text: str | None, key_format: str | None) -> bytes:
+    from tistream.codec.key_format import KeyFormat, parse
+
+    forms = [form.value for form in KeyFormat]
+    if (form := key_format or KeyFormat.ESCAPED) not in forms:
+        raise InvalidInput(f"--key-format {form}: it is one of {', '.join(forms)}.")
+    return parse(text or "", KeyFormat(form), parameter=option)
 
 
 def _known(client: Client, request: Callable[[], Any]) -> Any:

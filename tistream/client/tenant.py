@@ -22,6 +22,7 @@ from tistream.client.core.requests import (
     Page,
     Target,
     given,
+    new_tenant,
     page_of,
     shown_url,
     table_names,
@@ -175,10 +176,13 @@ class Tenant(Scope):
         wanted = KeyFilter(start=start, end=end, prefix=prefix, key_pattern=key_pattern, value_pattern=value_pattern)
         return Keys(self._client, Target(self.cluster_id, self.tenant_id, kv=True), wanted)
 
-    def register(self) -> dict[str, Any]:
-        """Register the tenant; idempotent. The first answer holds a key for its pushers."""
-        ids = {"cluster_id": self.cluster_id, "tenant_id": self.tenant_id}
-        found: dict[str, Any] = self._client.post("/v1/tenants", ids)
+    def register(
+        self, *, kind: str = "tidb", keyspace: int | str | None = None, start_key: bytes = b"", end_key: bytes = b""
+    ) -> dict[str, Any]:
+        """Register the tenant; idempotent. The first answer holds a key for its pushers. `kind`: tidb, raw or txn; the
+        last two are a keyspace (its id or name, default 0), or a range of its keys."""
+        body = new_tenant(self.cluster_id, self.tenant_id, kind, keyspace, start_key, end_key)
+        found: dict[str, Any] = self._client.post("/v1/tenants", body)
         return found
 
 

@@ -13,6 +13,8 @@ Relations, checked by writer and reader:
 - timestamps are below 2**63. `cut_ts` was fetched after everything else in the file, so no row has a larger start_ts or
   commit_ts, and no region a larger resolved_ts or tenure_ready_ts;
 - a COMMIT comes after its `start_ts`. A COMMITTED row may have equal ones: imports write rows like that;
+- a RAW row has an operation and one timestamp, or FLAG_SCANNED and a `start_ts` at or below it; its key begins with the
+  mode and a keyspace and lies in the range of its subscription;
 - several rows have at most BATCH_ROWS_BYTES_MAX bytes unpacked, a single one ROW_BYTES_MAX; regions are bounded, too.
   The sizes in the footer are checked before a segment is unpacked, and unpacking must yield exactly them.
 
@@ -33,6 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tistream.codec.arrow_stream import single_batch
+from tistream.codec.raw.keys import PREFIX_BYTES, KeyMode
 from tistream.codec.segment_file import FOOTER_PART, FileBounds, SegmentFile, SegmentFileWriter, SegmentInfo
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.limits import (
@@ -44,7 +47,7 @@ from tistream.limits import (
     ROW_BYTES_MAX,
 )
 from tistream.model import change
-from tistream.model.change import Op, RowKind
+from tistream.model.change import FLAG_SCANNED, Op, RowKind
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.protocol import Admit
 from tistream.ts import TSO_END
@@ -96,7 +99,12 @@ def encode_batch_file(
         rows, regions = single_batch(rows), single_batch(regions)
     except ValueError as e:
         raise InvalidInput("the data does not fit a batch file", object=str(key), cause=e) from e
-    if fault := _cut_fault(cut_ts) or _rows_fault(rows, cut_ts) or _regions_fault(regions, rows.num_rows, cut_ts):
+    if (
+        fault := _cut_fault(cut_ts)
+        or _rows_fault(rows, cut_ts)
+        or _regions_fault(regions, rows.num_rows, cut_ts)
+        or _place_fault(rows, regions)
+    ):
         raise InvalidInput(f"not a valid batch file: {fault}", object=str(key))
     writer = SegmentFileWriter({**_identity(key), "cut_ts": cut_ts, "write_id": write_id})
     for info in (writer.add("rows", rows), writer.add("regions", regions)):
@@ -117,7 +125,7 @@ def decode_batch_file(key: BatchKey, data: bytes | memoryview, admit: Admit | No
     regions = file.read_batch(REGIONS_SEGMENT, change.REGIONS).replace_schema_metadata(None)
     if fault := _rows_fault(rows, cut_ts):
         raise _broken(file, ROWS_SEGMENT, fault)
-    if fault := _regions_fault(regions, rows.num_rows, cut_ts):
+    if fault := _regions_fault(regions, rows.num_rows, cut_ts) or _place_fault(rows, regions):
         raise _broken(file, REGIONS_SEGMENT, fault)
     return BatchFile(key=key, cut_ts=cut_ts, write_id=write_id, rows=rows, regions=regions)
 
@@ -200,14 +208,52 @@ def _rows_fault(rows: pa.RecordBatch, cut_ts: int) -> str:
         return f"row {_first((kind < min(RowKind)) | (kind > max(RowKind)))} has an unknown kind"
     if len(op) and op.max() > max(Op):
         return f"row {_first(op > max(Op))} has an unknown op"
-    decided = (kind == RowKind.COMMIT) | (kind == RowKind.COMMITTED)
+    decided = (kind == RowKind.COMMIT) | (kind == RowKind.COMMITTED) | (kind == RowKind.RAW)
     if (bad := decided != (commit_ts > 0)).any():
         return f"row {_first(bad)} has a commit_ts that does not fit its kind"
     if fault := _timestamp_fault(rows, "row", ("start_ts", "commit_ts")):
         return fault
     if (bad := (decided & (commit_ts < start_ts)) | ((kind == RowKind.COMMIT) & (commit_ts == start_ts))).any():
         return f"row {_first(bad)} was committed before its start_ts"
+    if fault := _raw_fault(rows, kind, start_ts != commit_ts):
+        return fault
     return _cut_short_fault(rows, "row", ("start_ts", "commit_ts"), cut_ts)
+
+
+def _raw_fault(rows: pa.RecordBatch, kind: npt.NDArray[Any], two_times: npt.NDArray[np.bool_]) -> str:
+    """The first relation that the RawKV rows break, as text; empty when none."""
+    is_raw, flags = kind == RowKind.RAW, _numbers(rows, "flags")
+    scanned = (flags & FLAG_SCANNED) != 0
+    if (bad := scanned & ~is_raw).any():
+        return f"row {_first(bad)} has the flag of a RawKV scan and is no RawKV row"
+    if (bad := is_raw & two_times & ~scanned).any():
+        return f"row {_first(bad)} is a RawKV row with two timestamps"
+    if (bad := is_raw & (_numbers(rows, "op") == Op.NONE)).any():
+        return f"row {_first(bad)} is a RawKV row without an operation"
+    if not is_raw.any():
+        return ""
+    keys = rows.column("key")
+    has_keyspace = pc.and_(
+        pc.starts_with(keys, KeyMode.RAW.value), pc.greater_equal(pc.binary_length(keys), PREFIX_BYTES)
+    )
+    if (bad := is_raw & ~has_keyspace.to_numpy(zero_copy_only=False)).any():
+        return f"row {_first(bad)} is a RawKV row whose key has no keyspace"
+    return ""
+
+
+def _place_fault(rows: pa.RecordBatch, regions: pa.RecordBatch) -> str:
+    """The first subscription with a RawKV row outside of its range, as text; empty when none."""
+    kind, keys = _numbers(rows, "kind"), rows.column("key")
+    if not (kind == RowKind.RAW).any():
+        return ""
+    count = _numbers(regions, "row_count")
+    for at in np.flatnonzero(count):
+        first = int(regions.column("row_offset")[at].as_py())
+        found = pc.min_max(keys.slice(first, int(count[at]))).as_py()
+        start, end = (regions.column(name)[at].as_py() for name in ("start_key", "end_key"))
+        if found["min"] < start or (end and found["max"] >= end):
+            return f"region row {at} has rows with keys outside of its range"
+    return ""
 
 
 def _regions_fault(regions: pa.RecordBatch, rows: int, cut_ts: int) -> str:

@@ -36,6 +36,7 @@ import pyarrow as pa
 
 from pusher.core.cdcpb import RegionError, RegionMessage, split_change_data
 from pusher.core.cdcpb_rows import read_entries
+from pusher.core.raw_rows import raw_rows
 from pusher.core.source import (
     Resolved,
     Rows,
@@ -62,6 +63,7 @@ from tistream.tikv.core.regions import plain_range
 SCANS_MAX = 32  #: concurrent opening scans of one store
 UNREAD_BYTES_MAX = 1 << 20  #: live rows are decoded with a tick, or earlier at this size
 _STREAM_TIMEOUT_S = 60.0  # a healthy store sends resolved ts every second
+PAUSE_MAX_S = 10.0
 _LIVED_S = 10.0
 _QUERIES_MAX = 64  # above this many due queries, the whole wanted ranges are queried
 _FORGET_S = 60.0  # a failed region without a piece here belongs to another store after this time
@@ -83,10 +85,13 @@ class StoreFeed:
         unread_bytes_max: int = UNREAD_BYTES_MAX,
         numbers: Iterator[int] | None = None,
         keyspace: KeyspaceKeys = WHOLE,
+        is_raw: bool = False,
+        pause_max_s: float = PAUSE_MAX_S,
     ) -> None:
         """`wanted` and all other keys are keys of the keyspace. `numbers`: the source of subscription ids,
-        ascending."""
+        ascending. `is_raw`: the rows are RawKV's (see `raw_rows`). `pause_max_s`: between two attempts at a region."""
         self.store_id = store_id
+        self._is_raw = is_raw
         self._keyspace = keyspace
         self._scans, self._unread_bytes_max = OpeningScans(scans_max), unread_bytes_max
         self._pieces = Pieces(wanted)
@@ -102,7 +107,7 @@ class StoreFeed:
         self._waiting: list[tuple[float, int, Piece]] = []  # (due time, sequence, piece)
         self._queries: list[tuple[float, int, KeyRange]] = [(0.0, next(self._sequence), w) for w in wanted]
         self._queried: set[KeyRange] = set()
-        self._pauses = Pauses(first_s=0.1, max_s=10.0, lived_s=_LIVED_S)
+        self._pauses = Pauses(first_s=0.1, max_s=pause_max_s, lived_s=_LIVED_S)
         self._stream_pauses = Pauses(first_s=0.5, max_s=10.0, lived_s=_LIVED_S)
         self._streaming = False
         self._stream_retry_at = 0.0
@@ -381,7 +386,7 @@ class StoreFeed:
 
     def _handle_opening(self, piece: Piece, entries: bytes, now: float) -> None:
         try:
-            rows, initialized = self._read_entries(entries)
+            rows, initialized = self._read_entries(piece, entries)
         except CorruptObject as e:
             self._damaged(e, now, request=piece.request_id, region=piece.region_id)
             return
@@ -406,15 +411,18 @@ class StoreFeed:
             joined = piece.entries[0] if len(piece.entries) == 1 else b"".join(piece.entries)
             piece.entries = []
             try:
-                rows, _ = self._read_entries(joined)
+                rows, _ = self._read_entries(piece, joined)
             except CorruptObject as e:
                 self._damaged(e, now, request=piece.request_id, region=piece.region_id)
                 continue
             self._emit_rows(piece, rows)
 
-    def _read_entries(self, entries: bytes) -> tuple[pa.RecordBatch, bool]:
-        """See read_entries; also CorruptObject for rows of another keyspace."""
+    def _read_entries(self, piece: Piece, entries: bytes) -> tuple[pa.RecordBatch, bool]:
+        """See read_entries; also CorruptObject for rows of another keyspace, or of another kind."""
         rows, initialized = read_entries(entries)
+        if self._is_raw:
+            scanned_from = piece.checkpoint_ts if piece.phase is Phase.SCANNING else None
+            return raw_rows(rows, piece.range, scanned_from), initialized
         return self._keyspace.inner_rows(rows), initialized
 
     def _emit_rows(self, piece: Piece, rows: pa.RecordBatch) -> None:

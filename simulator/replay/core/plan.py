@@ -52,6 +52,7 @@ class Plan:
         while True:
             serving = next((r for key_range, r in pieces if at in key_range), None)
             if serving is not None:
+                serving = self._oldest(serving, at, pieces)
                 region, store_id = self.region_of(serving), serving.store_id
             else:
                 found = next((known for known in regions if at in known[0].range), None)
@@ -71,6 +72,12 @@ class Plan:
     def is_made_up(self, region_id: int) -> bool:
         """Whether the region is in a range that was never requested from PD."""
         return region_id >= _MADE_UP
+
+    def _oldest(self, serving: Registration, at: bytes, pieces: list[tuple[KeyRange, Registration]]) -> Registration:
+        """The registration of the oldest version of that region which serves now and has the key. A client that has
+        seen a newer version of a region takes no older one."""
+        same = [r for _, r in pieces if r.region_id == serving.region_id and r.version < serving.version]
+        return min((r for r in same if at in self.region_of(r).range), key=lambda r: r.version, default=serving)
 
     def _divide(self, line: int) -> list[tuple[KeyRange, Registration]]:
         out: list[tuple[KeyRange, Registration]] = []

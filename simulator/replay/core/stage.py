@@ -98,6 +98,11 @@ class Stage:
         return self.line >= len(self._recording.lines)
 
     @property
+    def is_followed(self) -> bool:
+        """Anything is registered."""
+        return bool(self._listeners)
+
+    @property
     def at_ms(self) -> int:
         """Unix milliseconds of the last line that was played."""
         return self._recording.at_ms[max(self.line - 1, 0)]
@@ -135,7 +140,7 @@ class Stage:
         refusal = b""
         if request.cluster_id != self._recording.cluster_id:
             refusal = wire.cluster_id_mismatch(self._recording.cluster_id, request.cluster_id)
-        elif request.kv_api != wire.KV_API_TIDB:
+        elif request.kv_api != self._recording.kv_api:
             refusal = wire.incompatible()
         elif place in self._listeners:
             refusal = wire.duplicate_request(request.region_id)

@@ -180,7 +180,7 @@ def test_registering() -> None:
         assert c.tenant(1, 2).register() == {"state": "AWAITING_SNAPSHOT"}
     (asked,) = script.asked
     assert (asked.method, asked.url.path) == ("POST", "/v1/tenants")
-    assert orjson.loads(asked.content) == {"cluster_id": 1, "tenant_id": 2}
+    assert orjson.loads(asked.content) == {"cluster_id": 1, "tenant_id": 2, "kind": "tidb"}
 
 
 @pytest.mark.parametrize("method", ["page", "changes", "follow"])

@@ -109,7 +109,7 @@ def test_a_head_of_other_types_is_refused(head: dict[str, object]) -> None:
 
 BROKEN = [
     (rows({"kind": 0}), slices((0, 1)), "unknown kind"),
-    (rows({}, {"kind": 5}), slices((0, 2)), "row 1 has an unknown kind"),
+    (rows({}, {"kind": 6}), slices((0, 2)), "row 1 has an unknown kind"),
     (rows({"op": 3}), slices((0, 1)), "unknown op"),
     (rows({"commit_ts": 5}), slices((0, 1)), "commit_ts"),
     (rows({"kind": 2}), slices((0, 1)), "commit_ts"),

@@ -35,7 +35,7 @@ class AnotherKind(InvalidInput):
     """Tables were asked of a keyspace, or keys and values of a tenant of TiDB."""
 
     code = "TS-1093"
-    hint = "GET /v1/tenants shows the kind of each tenant. A raw or txn tenant has keys and values, and no tables."
+    hint = "The list of tenants shows the kind of each. A raw or txn tenant has keys and values, and no tables."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

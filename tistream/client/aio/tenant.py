@@ -17,6 +17,7 @@ from tistream.client.core.requests import (
     Page,
     Target,
     given,
+    new_tenant,
     page_of,
     shown_url,
     table_names,
@@ -154,10 +155,12 @@ class AsyncTenant(AsyncScope):
         wanted = KeyFilter(start=start, end=end, prefix=prefix, key_pattern=key_pattern, value_pattern=value_pattern)
         return AsyncKeys(self._client, Target(self.cluster_id, self.tenant_id, kv=True), wanted)
 
-    async def register(self) -> dict[str, Any]:
+    async def register(
+        self, *, kind: str = "tidb", keyspace: int | str | None = None, start_key: bytes = b"", end_key: bytes = b""
+    ) -> dict[str, Any]:
         """As `Tenant.register`."""
-        ids = {"cluster_id": self.cluster_id, "tenant_id": self.tenant_id}
-        found: dict[str, Any] = await self._client.post("/v1/tenants", ids)
+        body = new_tenant(self.cluster_id, self.tenant_id, kind, keyspace, start_key, end_key)
+        found: dict[str, Any] = await self._client.post("/v1/tenants", body)
         return found
 
 

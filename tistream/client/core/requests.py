@@ -283,3 +283,12 @@ class Retries:
             raise error
         pause, self._pause = self._pause, min(self._pause * 2, _RETRY_MAX_S)
         return pause
+
+
+def new_tenant(
+    cluster_id: int, tenant_id: int, kind: str, keyspace: int | str | None, start_key: bytes, end_key: bytes
+) -> dict[str, Any]:
+    """The body of a registration."""
+    given = {"keyspace": None if keyspace is None else str(keyspace), "start_key": start_key.hex()}
+    given["end_key"] = end_key.hex()
+    return {"cluster_id": cluster_id, "tenant_id": tenant_id, "kind": kind, **{k: v for k, v in given.items() if v}}
