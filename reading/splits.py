@@ -37,6 +37,7 @@ class SplitRequest:
     rows: int | None  #: about the most: a plan ends between two commit timestamps
     parts: int
     part_bytes: int
+    keys: bool = False  #: of a raw or txn tenant: its keys and values, not tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +72,16 @@ def plan(services: Services, request: SplitRequest) -> Plan:
     """Plan against the newest served state. Raises as a pull from the same position."""
     scope = request.scope
     served = services.served(scope.tenant).within(scope.within)
-    served.row.check_tables()
+    if request.keys:
+        served.row.check_keys()
+    else:
+        served.row.check_tables()
     cursor = partial(encode_cursor, scope, seen=served.amended)
     asked = locate(request, served, services.clock.unix_ms())
     after, upto, resolved = asked.after, asked.upto, served.resolved
-    if served.history is None or upto <= after:
+    if not served.row.has_log or upto <= after:
         return _plan(cursor, [], after, after, resolved, has_more=False, request=request)
-    ids = table_ids(served.history, scope, after, upto)
+    ids = None if request.keys else table_ids(served.known_history, scope, after, upto)
     found = committed.find_segments(
         services.catalog, scope.tenant, after_ts=after, upto_ts=upto, table_ids=ids, limit=_SEGMENTS_MAX
     )

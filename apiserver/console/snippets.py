@@ -57,6 +57,17 @@ def keys_snippets(tenant: Tenant, *, keyed: bool = False) -> list[dict[str, str]
             "name": "CLI",
             "text": f"tistream pull --keys --cluster {cluster} --tenant {number} --url {ORIGIN} --follow",
         },
+        {
+            "name": "Python",
+            "text": f'import tistream.client as c; tenant = c.connect("{ORIGIN}").tenant({cluster}, {number}); '
+            "print(*tenant.keys().changes(), sep='\\n')",
+        },
+        {
+            "name": "Spark",
+            "text": "from pyspark.sql import SparkSession; "
+            f'changes = SparkSession.builder.getOrCreate().read.format("tistream").options(url="{ORIGIN}", '
+            f"cluster={cluster}, tenant={number}, keys=True).load(); changes.show()",
+        },
     ]
 
 

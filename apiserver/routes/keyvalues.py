@@ -2,6 +2,7 @@
 
     GET /v1/clusters/{c}/tenants/{t}/kv/changes
     GET /v1/clusters/{c}/tenants/{t}/kv/changes:stream
+    GET /v1/clusters/{c}/tenants/{t}/kv/changes/splits
 
 Cursors, waiting, headers and framing are those of the changes of tables.
 """
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from apiserver.routes.changes import Limit, PageQuery, Wait, answer_page
 from apiserver.routes.parameters import (
@@ -26,6 +28,7 @@ from apiserver.routes.parameters import (
     arrow_buffers,
     form_of,
 )
+from apiserver.routes.splits import Split
 from apiserver.routes.streams import (
     Framing,
     LastEventId,
@@ -43,6 +46,7 @@ from reading.kv.formats import FORMATS, lines_of
 from reading.kv.selection import Selection, parse_selection
 from reading.pull import PullRequest
 from reading.scope import Scope
+from reading.splits import plan, shown
 from tistream.codec.key_format import KeyFormat
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import OfLimited, Right
@@ -173,5 +177,10 @@ def router(followers: Followers) -> APIRouter:
     )
     async def streamed(cluster_id: Id, tenant_id: Id, asked: Any = stream) -> Response:
         return await answer_stream(followers, Scope(tenant=Tenant(cluster_id, tenant_id)), asked)
+
+    @routes.get(f"{TENANT}/kv/changes/splits", operation_id="split_kv", summary="Parts of a long pull of keys")
+    async def splits(cluster_id: Id, tenant_id: Id, asked: Split) -> dict[str, Any]:
+        planned = asked(scope=Scope(tenant=Tenant(cluster_id, tenant_id)), keys=True)
+        return shown(await run_in_threadpool(plan, followers.services, planned))
 
     return routes

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.concurrency import run_in_threadpool
 
 from apiserver.routes.parameters import Cursor, EndTs, StartTs, add_scoped
@@ -38,6 +38,9 @@ def _query(
     return partial(
         SplitRequest, start_ts=start_ts, cursor=cursor, end_ts=end_ts, rows=rows, parts=parts, part_bytes=part_bytes
     )
+
+
+Split = Annotated[Callable[..., SplitRequest], Depends(_query)]  #: the request, but for what is read
 
 
 def router(services: Services) -> APIRouter:

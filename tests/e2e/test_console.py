@@ -19,6 +19,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tests.kit.stream_world import served
 from tistream.catalog.log.consumers import claim_partition
@@ -30,13 +31,14 @@ from tistream.ids import Tenant
 
 CHROMIUM = "/usr/bin/chromium"
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"
-STOPPED, AWAITING = Tenant(2, 7), Tenant(1, 2)
+STOPPED, AWAITING, KEYSPACE = Tenant(2, 7), Tenant(1, 2), Tenant(1, 3)
 HOSTILE = "the prewrite of <script>document.title='owned'</script> & \"others\" is missing"
 PAGES = {
     "overview": "/overview",
     "tenant": "/tenants/1/1",
     "awaiting": "/tenants/1/2",
     "stopped": "/tenants/2/7",
+    "keyspace": "/tenants/1/3",
     "consumers": "/tenants/1/1/consumers",
     "missing": "/tenants/9/9",
 }
@@ -82,6 +84,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             note_cut_ts(world.catalog, TENANT, store_id, recording_end())
         register_tenant(world.catalog, AWAITING)
         LogBuilder(world.catalog, world.store, tenant=STOPPED).activate()
+        rows = entry_rows([Entry(recording_end() - 1, b"user:1\xff", b"Ada", 2_000_000_000)])
+        EntryLog(world.catalog, world.store, tenant=KEYSPACE, rows=rows).build(1)
         add_changefeed(world.catalog, TENANT, "warehouse", None, partitions=2)
         claim_partition(world.catalog, TENANT, "warehouse", "loader-1", session=None, lease_ms=600_000)
         task = list_tasks(world.catalog, STOPPED)[3]
@@ -99,6 +103,9 @@ def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: s
     if name == "tenant":
         expect(page.locator("ts-tail .insert").first).to_be_visible()
         expect(page.locator("#waterfall .slowest")).to_be_visible()
+    if name == "keyspace":
+        expect(page.locator("ts-tail .put em")).to_have_text(r"user:1\xff")
+        expect(page.locator("#keyspace")).to_contain_text("RawDeleteRange is invisible")
     if name not in ("overview", "consumers", "missing"):
         expect(page.locator("ts-lag-chart canvas")).to_be_visible()
         expect(page.locator("ts-lag-chart p")).not_to_have_text("No data yet.")
@@ -115,12 +122,12 @@ def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: s
 def test_the_overview_shows_what_the_api_says(site: Site) -> None:
     page = site.open("/overview")
     tenants = site.world.http.get("/v1/tenants").json()["items"]
-    assert len(tenants) == 3
-    assert page.locator("#tenants").inner_text() == "3"
+    assert len(tenants) == 4
+    assert page.locator("#tenants").inner_text() == "4"
     assert page.locator("#active").inner_text() == str(sum(t["state"] == "ACTIVE" for t in tenants))
     assert page.locator("#lag").inner_text() == f"{max(t['lag_s'] or 0 for t in tenants):.1f} s"
     assert page.locator("#problems").inner_text() == "1"
-    assert page.locator("tbody tr").count() == 3
+    assert page.locator("tbody tr").count() == 4
     for row, tenant in zip(page.locator("tbody tr").all(), tenants, strict=True):
         text = row.inner_text()
         assert tenant["state"].replace("_", " ").lower() in text
@@ -247,7 +254,7 @@ def test_a_service_that_is_away_is_said_to_be_and_the_page_stays(site: Site) -> 
     page.route("**/live?*", lambda route: route.abort())
     page.reload()
     expect(page.locator("#away")).to_be_visible()
-    expect(page.locator("tbody tr")).to_have_count(3)
+    expect(page.locator("tbody tr")).to_have_count(4)
     page.unroute("**/live?*")
     expect(page.locator("#away")).to_be_hidden()
     trouble = 'event: trouble\ndata: {"part": "/overview", "status": 503}\n\n'

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
-import pyarrow as pa
 import pytest
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
@@ -18,23 +16,17 @@ from metaserver.retention import Retention
 from schemas.registry.schema_registry import SchemaRegistry
 from tests.kit.auth_site import fill
 from tests.kit.catalog_cases import elected
+from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tistream import ts as tso
-from tistream.catalog.log.committed import TaskAdvance, commit_flush
-from tistream.catalog.log.segments import segment_in
 from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
 from tistream.catalog.work.stores import issue_incarnation
-from tistream.catalog.work.tasks import list_tasks
 from tistream.cli import assembly
 from tistream.clock import SystemClock
-from tistream.codec.committed_file import build_committed_file
 from tistream.config import CatalogSettings, ObjectStoreSettings, Settings
 from tistream.http.auth.access import every_route
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.model import change
-from tistream.model.change import FLAG_OLD_VALUE_UNKNOWN, Op
-from tistream.objectstore.layout import CommittedKey
 
 _GIVEN = {"start_ts": "earliest", "as_of": "latest", "from_ts": "earliest", "to_ts": "latest", "why": "true"}
 WITH_ROWS, NEW, UNBOUND = Tenant(1, 1), Tenant(1, 2), Tenant(1, 3)
@@ -61,24 +53,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[assembly.Parts]:
 def _write(parts: assembly.Parts, ts: int) -> None:
     """A put and a delete, in the log up to just above `ts`."""
     issue_incarnation(parts.catalog, WITH_ROWS, 1)
-    [task] = list_tasks(parts.catalog, WITH_ROWS)
-    keys = [b"r\0\0\1k1", b"r\0\0\1k2"]
-    columns: dict[str, list[Any]] = {name: [None, None] for name in change.COMMITTED.names}
-    columns |= {"table_id": [0, 0], "key": keys, "op": [Op.PUT, Op.DELETE], "value": [b"v", None]}
-    columns |= {"commit_ts": [ts, ts + 1], "start_ts": [ts, ts + 1], "flags": [FLAG_OLD_VALUE_UNKNOWN] * 2}
-    columns["expire_ts"] = [0, 0]
-    rows = pa.table(columns, schema=change.COMMITTED)
-    key = CommittedKey(tenant=WITH_ROWS, sorter="s", incarnation=1, seq=1)
-    data, found = build_committed_file(key, [(task.task_id, rows)], "write-1")
-    parts.store.put(str(key), data)
-    advance = TaskAdvance(
-        task_id=task.task_id,
-        epoch=task.epoch,
-        seen_durable_ts=0,
-        new_durable_ts=ts + 9,
-        segments=tuple(segment_in(str(key), info) for info in found[task.task_id]),
-    )
-    assert commit_flush(parts.catalog, tenant=WITH_ROWS, objects={str(key): len(data)}, advances=[advance])
+    rows = entry_rows([Entry(ts, b"k1", b"v"), Entry(ts + 1, b"k2", None)])
+    EntryLog(parts.catalog, parts.store, tenant=WITH_ROWS, rows=rows).flush(ts + 9)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from apiserver.console.snippets import ORIGIN, pull_snippets
+from apiserver.console.snippets import ORIGIN, keys_snippets, pull_snippets
 from tests.kit.doc_blocks import IN_SPARK, Block, PagePlayer, blocks_of
+from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import recording_end
 from tests.kit.served_log import ServedLog, served_log
 from tests.kit.spark_session import local_session
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 #: with more of them micro-batches are smaller, so that each meets the query in its middle
 KILLS = int(os.environ.get("SPARK_KILLS", "1"))
 ROOT = Path(__file__).parents[2]
+KEYSPACE = Tenant(1, 2)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHOWN = [(page, block) for page in PAGES for block in blocks_of(page) if block.title == IN_SPARK]
 PUSHDOWN = {"spark.sql.python.filterPushdown.enabled": "true"}
@@ -50,7 +52,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
 
 
 def frame(session: SparkSession, served: ServedLog, **options: object) -> DataFrame:
-    return session.read.format("tistream").options(url=served.url, cluster=1, tenant=1, **options).load()
+    where = {"url": served.url, "cluster": 1, "tenant": 1}
+    return session.read.format("tistream").options(**{**where, **options}).load()
 
 
 def pulled(served: ServedLog, **scope: Any) -> pa.Table:
@@ -101,6 +104,24 @@ def test_undecoded_rows_filters_and_the_direct_way(session: SparkSession, served
     same(wanted.toArrow(), truth.filter(keep))
     assert filtered("database = 'nowhere'").count() == 0
     assert filtered(f"commit_ts > {recording_end()}").count() == 0
+
+
+def test_keys_of_a_keyspace_in_both_ways(session: SparkSession, served: ServedLog) -> None:
+    entries = [Entry(10 * n, b"user:%d" % (n % 7), None if n % 5 == 0 else b"v%d" % n, n % 3) for n in range(1, 60)]
+    entries.append(Entry(1000, b"user:1", b"newest", 0, 995))
+    EntryLog(served.log.catalog, served.log.store, tenant=KEYSPACE, rows=entry_rows(entries)).build(3, upto=2000)
+    direct = {"catalog": served.catalog_url, "objectStore": served.store_url}
+    for more in ({}, direct):
+        read = frame(session, served, tenant=2, keys=True, numPartitions=3, pushFilters=True, **more)
+        assert [tuple(row) for row in read.orderBy("ts").collect()] == [
+            ("put" if e.value else "delete", e.key, e.value, e.ts, e.expire_ts or None, e.scanned_from_ts)
+            for e in entries
+        ]
+        some = frame(session, served, tenant=2, keys=True, keyFormat="utf8", prefix="user:1", pushFilters=True, **more)
+        mine = [e.ts for e in entries if e.key == b"user:1" and e.ts > 300]
+        assert sorted(row.ts for row in some.where("ts > 300").collect()) == mine
+    with pytest.raises(Exception, match="has keys and values"):
+        frame(session, served, tenant=2)
 
 
 def test_what_is_refused_says_why(session: SparkSession, served: ServedLog) -> None:
@@ -205,18 +226,23 @@ def test_the_documentation_shows_spark_in_the_readme_too() -> None:
     assert {page.stem for page, _ in SHOWN} >= {"README", "spark", "data-frames"}
 
 
-@pytest.mark.parametrize("scope", ["", "shop.customers"])
+@pytest.mark.parametrize("scope", ["", "shop.customers", "keys"])
 def test_the_lines_that_the_console_shows(
     session: SparkSession, served: ServedLog, tmp_path: Path, scope: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    lines = {each["name"]: each["text"].replace(ORIGIN, served.url) for each in pull_snippets(Tenant(1, 1), scope)}
+    if keys := scope == "keys":
+        tenant, entry = Tenant(1, 4), Entry(10, b"user:1", b"Ada")
+        EntryLog(served.log.catalog, served.log.store, tenant=tenant, rows=entry_rows([entry])).build(1, upto=20)
+    found = keys_snippets(tenant) if keys else pull_snippets(Tenant(1, 1), scope)
+    lines = {each["name"]: each["text"].replace(ORIGIN, served.url) for each in found}
     assert set(lines) == {"curl", "CLI", "Python", "Spark"}
     player = PagePlayer(tmp_path, os.environ, {})
     try:
-        assert player.play(Block(line=1, info="sh", text=lines["curl"])).count('"type"') > 10
-        assert '"type"' in player.play(Block(line=2, info='sh title="Until Ctrl-C"', text=lines["CLI"]))
-        assert "{'type': 'insert'" in player.play(Block(line=3, info="python", text=lines["Python"]))
+        mark, least, first = ('"user:1"', 1, "{'op': 'put'") if keys else ('"type"', 11, "{'type': 'insert'")
+        assert player.play(Block(line=1, info="sh", text=lines["curl"])).count(mark) >= least
+        assert mark in player.play(Block(line=2, info='sh title="Until Ctrl-C"', text=lines["CLI"]))
+        assert first in player.play(Block(line=3, info="python", text=lines["Python"]))
     finally:
         player.close()
     exec(lines["Spark"], {})
-    assert ("_commit_ts" if scope else "commit_ts") in capfd.readouterr().out
+    assert ("expire_ts" if keys else "_commit_ts" if scope else "commit_ts") in capfd.readouterr().out

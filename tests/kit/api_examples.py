@@ -380,7 +380,10 @@ def _entries(world: ApiWorld) -> dict[str, dict[str, Any]]:
         ):
             answer = _ok(world.http.get(f"/v1/clusters/1/tenants/3/kv/{path}", params=asked | query))
             examples[media] = _text(media, answer.content)
-    return {"pull_kv": pulled, "read_kv": rows, "read_kv_history": versions}
+    address = f"/v1/clusters/1/tenants/{tenant.tenant_id}/kv/changes/splits"
+    parts = _ok(world.http.get(address, params={"start_ts": "earliest", "parts": 2})).json()
+    split = {"application/json": parts}
+    return {"pull_kv": pulled, "split_kv": split, "read_kv": rows, "read_kv_history": versions}
 
 
 def _head(world: ApiWorld, url: str) -> bytes:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tistream.client import Client, connect
-from tistream.spark.core.options import ReadOptions, Scope
+from tistream.client.core.requests import TIMEOUT_S, given, page_of
+from tistream.spark.core.options import Keys, ReadOptions, Scope
 
 if TYPE_CHECKING:
     from reading.deps import Services
+    from reading.kv.selection import Selection
     from reading.pull import PullAnswer
     from reading.scope import Scope as PullScope
     from tistream.client.core.requests import Page
@@ -52,11 +55,11 @@ def open_log(options: ReadOptions) -> Iterator[ChangeLog]:
         yield _Direct(options)
         return
     with connect(options.url, key=options.key) as client:
-        yield _OverHttp(client, options)
+        yield _OverHttp(client, options) if options.keys is None else _KeysOverHttp(client, options, options.keys)
 
 
 def _format(options: ReadOptions) -> str:
-    return "arrow" if options.decodes else "raw-arrow"
+    return "arrow" if options.decodes or options.keys is not None else "raw-arrow"
 
 
 class _OverHttp:
@@ -84,6 +87,39 @@ class _OverHttp:
         return read.splits(start=start_ts, end=end_ts, cursor=cursor, rows=rows, parts=parts, part_bytes=part_bytes)
 
 
+class _KeysOverHttp:
+    """Changes of the keys of a raw or txn tenant."""
+
+    def __init__(self, client: Client, options: ReadOptions, keys: Keys) -> None:
+        self._client = client
+        self._path = f"/v1/clusters/{options.cluster}/tenants/{options.tenant}/kv/changes"
+        self._asked = given(asdict(keys)) | {"format": _format(options)}
+
+    def pull(
+        self, scope: Scope, *, end_ts: str | int, limit: int, start_ts: str | None = None, cursor: str | None = None
+    ) -> Page:
+        where = given({"start_ts": start_ts, "cursor": cursor, "end_ts": end_ts, "limit": limit})
+        answer = self._client.request("GET", self._path, params={**self._asked, **where}, timeout_s=TIMEOUT_S)
+        return page_of(answer.content, answer.headers)
+
+    def splits(
+        self,
+        scope: Scope,
+        *,
+        end_ts: str | int | None,
+        start_ts: str | int | None = None,
+        cursor: str | None = None,
+        rows: int | None = None,
+        parts: int = 1,
+        part_bytes: int = 1,
+    ) -> dict[str, Any]:
+        where = given({"start_ts": start_ts, "cursor": cursor, "end_ts": end_ts, "rows": rows})
+        found: dict[str, Any] = self._client.get(
+            f"{self._path}/splits", **where, parts=str(parts), part_bytes=str(part_bytes)
+        )
+        return found
+
+
 @cache
 def _services(catalog: str, store: str) -> Services:
     """One for each Python process: it keeps connections, the schema history and recent segments."""
@@ -109,7 +145,7 @@ class _Direct:
 
         request = PullRequest(
             scope=self._scope(scope), format=_format(self._options), options={}, start_ts=start_ts, cursor=cursor,
-            end_ts=str(end_ts), limit=limit,
+            end_ts=str(end_ts), limit=limit, keys=self._selection(),
         )  # fmt: skip
         return pull(self._services, request)
 
@@ -129,9 +165,19 @@ class _Direct:
         request = SplitRequest(
             scope=self._scope(scope), start_ts=None if start_ts is None else str(start_ts),
             end_ts=None if end_ts is None else str(end_ts), cursor=cursor, rows=rows, parts=parts,
-            part_bytes=part_bytes,
+            part_bytes=part_bytes, keys=self._options.keys is not None,
         )  # fmt: skip
         return shown(plan(self._services, request))
+
+    def _selection(self) -> Selection | None:
+        from reading.kv.selection import parse_selection
+        from tistream.codec.key_format import KeyFormat
+
+        keys = self._options.keys
+        if keys is None:
+            return None
+        form = KeyFormat(keys.key_format)
+        return parse_selection(form, start_key=keys.start_key, end_key=keys.end_key, prefix=keys.prefix)
 
     def _scope(self, scope: Scope) -> PullScope:
         from reading.scope import Scope as PullScope

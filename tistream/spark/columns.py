@@ -25,7 +25,7 @@ from tistream.errors import InvalidInput
 from tistream.model import change
 
 _OWN, _COLUMN, _TABLES = "tistream.own", "tistream.column_id", "tistream.table_ids"  # of a field of a Spark schema
-_TSO = frozenset({"commit_ts", "start_ts", "expire_ts"})
+_TSO = frozenset({"ts", "scanned_from_ts", "commit_ts", "start_ts", "expire_ts"})
 _SIMPLE: tuple[tuple[pa.DataType, st.DataType], ...] = (
     (pa.int8(), st.ByteType()),
     (pa.int16(), st.ShortType()),

@@ -170,7 +170,8 @@ class _FilteredReader(_Reader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Returns those that Spark must still apply."""
         decodes = self._query.options.decodes
-        commit_ts = own_name(self._query.schema, "_commit_ts") if decodes else "commit_ts"
+        undecoded = "commit_ts" if self._query.options.keys is None else "ts"
+        commit_ts = own_name(self._query.schema, "_commit_ts") if decodes else undecoded
         self._narrowed, left = narrow(filters, commit_ts=commit_ts, by_name=not decodes)
         return left
 

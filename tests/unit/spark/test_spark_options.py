@@ -37,6 +37,9 @@ def test_names_are_forgiving_and_values_travel() -> None:
         ({**NEEDED, "pushFilters": "maybe"}, "pushFilters"),
         ({**NEEDED, "onUndecodable": "ignore"}, "onUndecodable"),
         ({**NEEDED, "catalog": "sqlite://"}, "catalog"),
+        ({**NEEDED, "prefix": "61"}, "prefix"),
+        ({**NEEDED, "keys": "true", "database": "d"}, "database"),
+        ({**NEEDED, "keys": "true", "keyFormat": "octal"}, "keyFormat"),
     ],
 )
 def test_what_is_wrong_is_named(given: dict[str, str], named: str) -> None:

@@ -15,7 +15,9 @@ from tistream.limits import PULL_ROWS_MAX, SPLITS_MAX
 _NAMES = (
     "url", "key", "cluster", "tenant", "database", "table", "startTs", "endTs", "schemaTs", "decode", "onUndecodable",
     "maxRowsPerTrigger", "numPartitions", "partitionBytes", "rowsPerPage", "pushFilters", "catalog", "objectStore",
+    "keys", "startKey", "endKey", "prefix", "keyFormat",
 )  # fmt: skip
+_KEY_FORMATS = ("hex", "base64", "utf8", "escaped")
 _BOOL = {"true": True, "false": False}
 
 
@@ -28,6 +30,16 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Which keys of a raw or txn tenant are read: a range of user keys, as text in the key format."""
+
+    key_format: str = "hex"
+    start_key: str | None = None
+    end_key: str | None = None
+    prefix: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     """What is read, from where, and in which portions."""
 
@@ -37,10 +49,11 @@ class ReadOptions:
     key: str | None = None  #: API key; None: from the environment or the user's file, on driver and executors
     database: str | None = None
     table: str | None = None
+    keys: Keys | None = None  #: of a raw or txn tenant: changes of keys
     start_ts: str = "earliest"
     end_ts: str | None = None  #: None: what is served when the frame is made; for streams no end
     schema_ts: str | None = None  #: None: end_ts, or what is served when the frame is made
-    decodes: bool = True  #: columns of one table; otherwise keys and values as TiKV stores them
+    decodes: bool = True  #: columns of one table; otherwise keys and values as they are
     skips_undecodable: bool = False
     rows_per_trigger: int | None = None
     partitions: int | None = None  #: None: as many as `partition_bytes` gives
@@ -79,6 +92,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         raise ConfigError("The option 'table' needs the option 'database'.", option="table")
     if ("catalog" in values) != ("objectStore" in values):
         raise ConfigError("The options 'catalog' and 'objectStore' go together.", option="catalog")
+    keys = _keys(values)
     return ReadOptions(
         cluster=_number(values, "cluster", 0, least=0),
         tenant=_number(values, "tenant", 0, least=0),
@@ -86,6 +100,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         key=values.get("key"),
         database=values.get("database"),
         table=values.get("table"),
+        keys=keys,
         start_ts=values.get("startTs", _DEFAULT.start_ts),
         end_ts=values.get("endTs"),
         schema_ts=values.get("schemaTs"),
@@ -98,6 +113,26 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         pushes_filters=_bool(values, "pushFilters", False),
         catalog=values.get("catalog", ""),
         object_store=values.get("objectStore", ""),
+    )
+
+
+def _keys(values: Mapping[str, str]) -> Keys | None:
+    """The range of keys; None when tables are read."""
+    asked = [name for name in ("startKey", "endKey", "prefix", "keyFormat") if name in values]
+    if not _bool(values, "keys", False):
+        if asked:
+            raise ConfigError(f"The option '{asked[0]}' needs keys=true.", option=asked[0])
+        return None
+    if "database" in values:
+        raise ConfigError("The option 'database' does not go with keys=true: a keyspace has none.", option="database")
+    form = values.get("keyFormat", _KEY_FORMATS[0]).strip().lower()
+    if form not in _KEY_FORMATS:
+        raise ConfigError(f"The option 'keyFormat' is one of {', '.join(_KEY_FORMATS)}.", option="keyFormat")
+    return Keys(
+        key_format=form,
+        start_key=values.get("startKey"),
+        end_key=values.get("endKey"),
+        prefix=values.get("prefix"),
     )
 
 
