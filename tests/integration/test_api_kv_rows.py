@@ -14,11 +14,16 @@ import orjson
 import pytest
 
 from apiserver.app import create_app
+from compactor.base_job import BaseSettings, build_tenant_bases
+from compactor.local import LocalExecutor
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
+from tests.kit.log_builder import TENANT
 from tests.kit.stream_world import served
 from tistream import ts as tso
+from tistream.catalog.log.retention import raise_floor
 from tistream.client import connect, connect_async
+from tistream.clock import SystemClock
 from tistream.errors import StateNotKnown
 
 BEGIN_S = 1_800_000_000
@@ -207,3 +212,21 @@ def test_both_clients_and_the_command_read_the_same_keys(kv: ApiWorld) -> None:
         )
     assert [line["ts"] for line in map(orjson.loads, out.splitlines())] == [line["ts"] for line in want]
     assert [orjson.loads(line) for line in of_key.splitlines()] == versions
+
+
+def test_reads_begin_at_a_base_once_the_log_below_it_is_given_up(tmp_path: Path) -> None:
+    with api_world(tmp_path, rows=entry_rows(LOG), builder=EntryLog) as made:
+        floor = at(140)
+        made.log.build(2, upto=floor)
+        build = LocalExecutor(made.store).bases
+        build_tenant_bases(
+            made.catalog, made.services.registry, TENANT, build, BaseSettings(lag_ms=0, due_ms=1), SystemClock()
+        )
+        made.log.flush(at(STEPS + 1))
+        refused = made.get("/kv/rows", as_of=at(200)).json()["facts"]
+        assert raise_floor(made.catalog, TENANT, seen_floor=0, to_ts=floor)
+        for step in (140, 149, 251, STEPS):
+            assert shown(events_of(made.ok("/kv/rows", as_of=at(step)))) == truth(at(step))
+        assert shown(events_of(made.ok("/kv/rows", as_of="earliest", limit=4))).items() <= truth(floor).items()
+        assert made.get("/kv/rows", as_of=floor - 1).status_code == 410
+        assert made.get("/kv/rows", as_of=at(200)).json()["facts"] == refused
