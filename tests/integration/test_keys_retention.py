@@ -8,9 +8,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from apiserver.app import create_app
 from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
 from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, compact_tenant
@@ -21,15 +24,18 @@ from metaserver.collect import Collector
 from metaserver.core.maintenance import MaintenanceRules
 from metaserver.maintenance import Maintenance
 from metaserver.retention import Retention
+from reading.deps import Services
 from reading.reader import LogReader
 from schemas.bases import of_range
 from schemas.registry.log_start import LogStarts
 from schemas.registry.schema_registry import SchemaRegistry
+from tests.kit.api_world import BASE, events_of
 from tests.kit.catalog_cases import elected, new_catalog
 from tests.kit.key_history import Row, answer, rows_of, table, write
 from tests.kit.log_builder import TENANT, LogBuilder
 from tests.kit.open_folder import OpenFolder
 from tistream import ts as tso
+from tistream.catalog.database import tables
 from tistream.catalog.log.bases import BaseRow, base_segments_of, list_bases, retire_bases
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.retention import database_time_ms, raise_floor
@@ -186,6 +192,35 @@ def test_a_merge_collects_obsolete_versions_below_the_floor(world: World) -> Non
     below = [row for row in left if row.commit_ts <= world.at(33)]
     assert len(below) == len({row.key for row in below}) > 0
     assert world.judge(world.at(33), world.at(0.01)) > 0
+
+
+def test_the_api_answers_as_if_nothing_had_been_deleted(world: World) -> None:
+    world.flush(30, files=3)
+    world.flush(0.01)
+    base_ts = world.at(33.01)
+    moments = [base_ts, base_ts + 1, *(r.commit_ts for r in world.rows[::9] if base_ts < r.commit_ts < world.at(0.01))]
+    with TestClient(create_app(Services.create(world.catalog, world.store, CLOCK))) as http:
+
+        def entries(as_of: int) -> list[dict[str, Any]]:
+            """Of a key that is not known, and of which nothing is there, the last version may be gone."""
+            found = http.get(f"{BASE}/kv/rows", params={"as_of": as_of, "format": "ndjson", "allow_state": True})
+            assert found.status_code == 200, found.text
+            return [{k: e[k] for k in e if e["value"] is not None or k in ("key", "exact")} for e in events_of(found)]
+
+        before = [entries(as_of) for as_of in moments]
+        assert not all(entry["exact"] for found in before for entry in found)
+        world.maintain(replace(RULES, lag_ms=33 * HOUR_MS))
+        assert world.floor() == base_ts
+        settings = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
+        assert compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, CLOCK).collected
+        with world.catalog.transaction() as conn:  # the reads so far are done
+            conn.execute(tables.read_leases.delete())
+        assert Collector(world.catalog, world.store, CLOCK, grace_ms=0).step()
+        for as_of, was in zip(moments, before, strict=True):
+            assert entries(as_of) == was
+        late = http.get(f"{BASE}/kv/rows", params={"as_of": base_ts - 1, "format": "ndjson"})
+        assert (late.status_code, late.json()["earliest_ts"]) == (410, str(base_ts))
+        assert http.get(f"{BASE}/retention").json()["earliest_ts"] == str(base_ts)
 
 
 def test_a_safe_point_between_two_bases_keeps_the_lower_one(world: World) -> None:
