@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +24,8 @@ from apiserver.app import create_app
 from tests.kit.api_world import BASE, ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.entry_log import PREFIX, Entry, EntryLog, entry_rows
 from tests.kit.stream_world import served
+from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
+from tistream.catalog.tenancy.tenants import begin_tenant
 from tistream.client import connect, connect_async
 
 END = 1_000_000
@@ -258,6 +261,20 @@ def test_a_waiting_pull_and_a_stream_get_what_comes(tmp_path: Path) -> None:
         plain = httpx2.Response(200, content=b"\n".join(x for x in lines if b'"op"' in x or b'"key"' in x))
         assert _decoded(plain, word) == _as_in(word, want), (word, framing)
     assert events_of(bodies["ndjson", "lines"])[-1]["reason"] == "end-reached"
+
+
+def test_a_txn_tenant_is_read_from_before_its_keyspace_is_known(tmp_path: Path) -> None:
+    entries = [e._replace(expire_ts=0, scanned_from_ts=None) for e in ENTRIES[:40]]
+    builder = partial(EntryLog, kind=TenantKind.TXN, keyspace=Keyspace(name="app"))
+    with api_world(tmp_path, rows=entry_rows(entries, b"x\x00\x00\x07"), builder=builder) as world:
+        start = world.ok("/kv/changes", format="arrow")
+        assert (arrow_of(start).num_rows, resolved_ts(start), has_more(start)) == (0, 0, False)
+        begin_tenant(world.catalog, world.log.tenant, 7)
+        world.log.flush(END)
+        rest = world.ok("/kv/changes", cursor=next_cursor(start), format="arrow")
+        assert _decoded(rest, "arrow") == sorted(entries, key=lambda e: (e.ts, e.key))
+        message, _ = _of_message(events_of(world.ok("/kv/changes", format="tikv-cdc", limit=1))[0])
+        assert base64.b64decode(message["k"]).startswith(b"x\x00\x00\x07")
 
 
 def test_both_clients_and_the_command_read_keys_as_bytes_and_text(kv: ApiWorld) -> None:

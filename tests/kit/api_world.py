@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ def api_world(
     folder: Path,
     store: ObjectStore | None = None,
     rows: pa.Table | None = None,
-    builder: type[LogBuilder] = LogBuilder,
+    builder: Callable[..., LogBuilder] = LogBuilder,
 ) -> Iterator[ApiWorld]:
     """A service over a SQLite catalog in `folder` and a registered tenant; its log is for the test to build."""
     catalog = new_catalog(folder)

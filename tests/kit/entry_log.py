@@ -1,4 +1,4 @@
-"""The committed log of a raw tenant, from entries that a test writes down: keyspace 1, tenant 1/1.
+"""The committed log of a raw or txn tenant, from entries that a test writes down: keyspace 1, tenant 1/1.
 
 api_world(folder, rows=entry_rows(entries), builder=EntryLog)
 """
@@ -32,22 +32,25 @@ class Entry(NamedTuple):
 
 @dataclass
 class EntryLog(LogBuilder):
-    """A log with one DATA task, active from the beginning."""
+    """A log with one DATA task, active from the beginning unless only the name of its keyspace is known."""
+
+    kind: TenantKind = TenantKind.RAW
+    keyspace: Keyspace = Keyspace(id=1)  # noqa: RUF009
 
     def register(self) -> EntryLog:
-        register_tenant(self.catalog, self.tenant, kind=TenantKind.RAW, keyspace=Keyspace(id=1))
+        register_tenant(self.catalog, self.tenant, kind=self.kind, keyspace=self.keyspace)
         return self
 
     def activate(self) -> EntryLog:
         return self.register()
 
 
-def entry_rows(entries: Sequence[Entry]) -> pa.Table:
-    """The entries as rows of the log."""
+def entry_rows(entries: Sequence[Entry], prefix: bytes = PREFIX) -> pa.Table:
+    """The entries as rows of the log. `prefix`: mode and keyspace."""
     columns = {
         "table_id": [0] * len(entries),
         "op": [Op.DELETE if e.value is None else Op.PUT for e in entries],
-        "key": [PREFIX + e.key for e in entries],
+        "key": [prefix + e.key for e in entries],
         "start_ts": [e.ts if e.scanned_from_ts is None else e.scanned_from_ts for e in entries],
         "commit_ts": [e.ts for e in entries],
         "value": [e.value for e in entries],
