@@ -149,6 +149,18 @@ def test_pages_of_any_size_give_each_change_once(kv: ApiWorld, format: str, limi
     assert len(set().union(*ends)) == sum(map(len, ends)), "no timestamp is cut in two"
 
 
+def test_the_parts_of_a_long_pull_hold_each_change_once(kv: ApiWorld) -> None:
+    plan = kv.get("/kv/changes/splits", start_ts="earliest", parts=4, part_bytes=1).json()
+    assert len(plan["parts"]) == 4
+    found = [
+        entry
+        for part in plan["parts"]
+        for page in kv.pages("/kv/changes", cursor=part["cursor"], end_ts=part["end_ts"], format="arrow", limit=30)
+        for entry in _decoded(page, "arrow")
+    ]
+    assert found == ENTRIES
+
+
 @pytest.mark.parametrize(
     ("query", "wanted"),
     [
@@ -227,7 +239,7 @@ def test_a_raw_tenant_has_no_tables_and_a_tidb_tenant_no_keys(kv: ApiWorld, fres
         assert (problem.status_code, problem.json().get("code")) == (400, "TS-1093"), path
         assert f"{BASE}/kv/changes" in problem.json()["detail"], path
     fresh.log.build(1)
-    for path in ("/kv/changes", "/kv/changes:stream"):
+    for path in ("/kv/changes", "/kv/changes:stream", "/kv/changes/splits"):
         problem = fresh.get(path, start_ts="earliest")
         assert (problem.status_code, problem.json()["code"]) == (400, "TS-1093")
         assert f"Read {BASE}/changes" in problem.json()["detail"]
