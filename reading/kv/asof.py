@@ -7,9 +7,10 @@ segments whose keys touch the range are fetched: each segment's row in the catal
 catalog does not say which segments have rows of opening scans. A page costs all of the range's log since the base, so
 large pages are cheaper, and a small range or a base close below t most of all.
 
-What a page answers depends on t alone, whatever W is: the watermark passes the checkpoint of a subscription only
-together with what its opening scan sent. A page of which any key up to the end of the range is not known is refused,
-unless the reader allows it.
+A page of which any key up to the end of the range is not known is refused, unless the reader allows it. A scanned row
+above W is not in the log yet and cannot be regarded: where W has passed the checkpoint of a new subscription but not
+yet the newest row of its scan, a key may be called known that is not. A sorter that takes W over such a stretch in one
+step makes the answer depend on t alone.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from tistream.keyrange import KeyRange
 
 _CHOICES_MAX = 10  # of bases, when each is retired before it can be read
 _PAGE_BYTES = 32 << 20  # of keys and values
+_TIME_END = 1 << 62  # larger timestamps have no time that can be written
 _NAMED_MAX = 10  # keys in a problem
 _LOOKED_AT_MAX = 2_000_000  # rows of the log, for timestamps at which all keys are known
 
@@ -173,8 +175,7 @@ def _check_known(
     of_each = [known_moments(whole.filter(pc.equal(whole["key"], key)), as_of, earliest=earliest) for key in named]
     texts = plain_texts(user_keys(named), KeyFormat.HEX if form is KeyFormat.UTF8 else form).to_pylist()
     raise StateNotKnown(
-        f"The state of {len(unknown)} of these keys as of {tso.described(as_of)} is not known. All of them are known "
-        f"as of {_described(of_all.before)} and of {_described(of_all.after)}.",
+        f"The state of {len(unknown)} of these keys as of {tso.described(as_of)} is not known. {_described(of_all)}",
         as_of=str(as_of),
         unknown=len(unknown),
         before_ts=_text(of_all.before),
@@ -187,8 +188,9 @@ def _check_known(
     )
 
 
-def _described(ts: int | None) -> str:
-    return "no earlier or later moment" if ts is None else tso.described(ts)
+def _described(found: Moments) -> str:
+    known = [f"as of {tso.described(ts)}" for ts in (found.before, found.after) if ts is not None]
+    return f"All of them are known {' and '.join(known)}." if known else "No moment is known at which all of them are."
 
 
 def _text(ts: int | None) -> str | None:
@@ -196,4 +198,4 @@ def _text(ts: int | None) -> str | None:
 
 
 def _time(ts: int | None) -> str | None:
-    return None if ts is None else tso.to_text(ts)
+    return None if ts is None or ts >= _TIME_END else tso.to_text(ts)

@@ -35,6 +35,7 @@ ARROW = pa.schema(
         pa.field("exact", pa.bool_(), False),
     ]
 )
+_ZERO = pa.scalar(0, pa.uint64())
 
 
 def rendered(entries: pa.Table, format: str, form: KeyFormat, as_of: int) -> pa.Buffer:
@@ -48,8 +49,8 @@ def rendered(entries: pa.Table, format: str, form: KeyFormat, as_of: int) -> pa.
 
 def _shown(entries: pa.Table, as_of: int) -> pa.Table:
     """With the schema ARROW."""
-    expire_ts, now_s = _or_null(entries["expire_ts"]), tso.physical_ms(as_of) // 1000
-    left = pc.subtract(pc.max_element_wise(expire_ts, pa.scalar(now_s, pa.uint64()), skip_nulls=False), now_s)
+    expire_ts, now_s = _or_null(entries["expire_ts"]), pa.scalar(tso.physical_ms(as_of) // 1000, pa.uint64())
+    left = pc.subtract(pc.max_element_wise(expire_ts, now_s, skip_nulls=False), now_s)
     columns = [
         user_keys(entries["key"].combine_chunks()),
         entries["value"],
@@ -62,7 +63,7 @@ def _shown(entries: pa.Table, as_of: int) -> pa.Table:
 
 
 def _or_null(stamps: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.if_else(pc.equal(stamps, 0), pa.scalar(None, pa.uint64()), stamps)
+    return pc.if_else(pc.equal(stamps, _ZERO), pa.scalar(None, pa.uint64()), stamps)
 
 
 def _pieces(rows: pa.RecordBatch, form: KeyFormat) -> list[Piece]:

@@ -181,6 +181,14 @@ def test_tables_and_keys_are_told_apart(kv: ApiWorld, tmp_path: Path) -> None:
             assert answer.json()["code"] == "TS-1093"
 
 
+def test_an_expiry_of_64_bits_is_shown(tmp_path: Path) -> None:
+    with api_world(tmp_path, rows=entry_rows([Entry(300, b"", b"x", 2**64 - 1)]), builder=EntryLog) as made:
+        made.log.build(1, upto=400)
+        (line,) = events_of(made.ok("/kv/rows"))
+        assert (line["key"], line["expire_ts"], line["expires_in_s"]) == ("", 2**64 - 1, 2**64 - 1)
+        assert [event["expire_ts"] for event in events_of(made.ok("/kv/history", key=""))] == [2**64 - 1]
+
+
 def test_both_clients_and_the_command_read_the_same_keys(kv: ApiWorld) -> None:
     ts, gap_ts = at(149), at(200)
     lines = events_of(kv.ok("/kv/rows", as_of=ts, prefix=b"k0".hex()))
