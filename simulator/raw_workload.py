@@ -17,19 +17,19 @@ from bisect import insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from simulator.core.causal import RENEW_MS, Hlc, NotSynced, Timestamps, TsoCache
+from simulator.core.causal import HYBRID_RENEW_MS, RENEW_MS, Hlc, NotSynced, Timestamps, TsoCache
 from simulator.core.cluster import Cluster, Region
 from simulator.core.raw_writes import RawWrites, Write
 from simulator.profiles import Weights, weights
 from simulator.topology import Topology
 from simulator.transactions import Tso
 from tistream import ts as tso
-from tistream.codec.raw.keys import KeyMode, keyspace_prefix
+from tistream.codec.raw.keys import KeyMode, keyspace_prefix, keyspace_range
 from tistream.errors import InvalidInput
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op
 
-_STORM = weights("put 60, apply 12, split 4, merge 4, move_leader 5, kill_store 1, start_store 3, pd_away 1")
+_STORM = weights("put 60, apply 12, split 6, merge 5, move_leader 8, kill_store 1, start_store 3, pd_away 1")
 _TRIES = 30  # of an action that turns out to be possible
 _EXPIRY_MAX_S = 100
 _PD_AWAY_MS = 4000  # at most: longer than a cache of timestamps lasts
@@ -95,12 +95,15 @@ class RawWorkload:
         clock: Callable[[], Timestamps] = Hlc if profile.hybrid else TsoCache
         self.writes = RawWrites(cluster, clock, self._note)
         self.versions: dict[bytes, list[RawRow]] = {}
-        self.committed: list[RawRow] = []  #: by timestamp
+        self.committed: list[RawRow] = []  #: writes of the first keyspace, by timestamp
         self.disorder = ""  #: a write that a store would have put below an older one: its clock is wrong
         self.refused = 0  #: writes for which a store had no timestamp
         self._tso = Tso(cluster, rand)
         self._topology = Topology(cluster, rand, stores=profile.stores, changes=self.writes)
-        self._renewed_ms = self._pd_back_ms = 0
+        self._pd_back_ms = 0
+        self._renew_ms = HYBRID_RENEW_MS if profile.hybrid else RENEW_MS
+        self._due_ms = dict.fromkeys(range(1, profile.stores + 1), 0)  # when a store asks PD again
+        self._followed = keyspace_range(KeyMode.RAW, profile.keyspaces[0])
         self._number = 0
         self._names, self._weights = zip(*profile.actions, strict=True)
         self._actions: dict[str, Callable[[], str]] = {
@@ -113,7 +116,7 @@ class RawWorkload:
             "start_store": self._topology.start_store,
             "pd_away": self._pd_away,
         }
-        self._renew()
+        self._renew(0)
 
     def step(self) -> str:
         """One random thing happens; a sentence about it."""
@@ -138,13 +141,13 @@ class RawWorkload:
         """Time passes: the oracle gives nothing at or below `ts` any more, and stores renew their timestamps."""
         self._tso.last = max(self._tso.last, ts)
         now_ms = tso.physical_ms(self._tso.last)
-        if now_ms >= self._renewed_ms + RENEW_MS and now_ms >= self._pd_back_ms:
-            self._renew()
+        if now_ms >= self._pd_back_ms and now_ms >= min(self._due_ms.values()):
+            self._renew(now_ms)
 
     def drain(self) -> None:
         """Apply what is in flight; PD is there."""
         self._pd_back_ms = 0
-        self._renew()
+        self._renew(max(self._due_ms.values()))
         for region in self._cluster.regions():
             self._apply(region.region_id)
 
@@ -161,16 +164,17 @@ class RawWorkload:
     def _numbers(self) -> range:
         return range(1, self._profile.keys)
 
-    def _renew(self) -> None:
-        """PD gives timestamps to every living store."""
-        self._renewed_ms = tso.physical_ms(self._tso.last)
-        for store_id in range(1, self._profile.stores + 1):
+    def _renew(self, now_ms: int) -> None:
+        """PD gives timestamps to the living stores that are due."""
+        for store_id, due_ms in self._due_ms.items():
+            if due_ms > now_ms or store_id in self._cluster.dead_stores:
+                continue
+            self._due_ms[store_id] = now_ms + self._rand.randrange(self._renew_ms // 2, self._renew_ms + 1)
             clock = self.writes.clock(store_id)
             count = clock.wanted() if isinstance(clock, TsoCache) else 1
             first = self._tso.next()
             self._tso.last = first + count - 1
-            if store_id not in self._cluster.dead_stores:
-                clock.renewed(first, count)
+            clock.renewed(first, count)
 
     def _put(self) -> str:
         profile, rand = self._profile, self._rand
@@ -208,7 +212,8 @@ class RawWorkload:
         op = Op.DELETE if write.value is None else Op.PUT
         row = RawRow(write.ts, write.key, op, write.value, write.expire_ts)
         self.versions.setdefault(write.key, []).append(row)
-        insort(self.committed, row)
+        if row.key in self._followed:
+            insort(self.committed, row)
 
     def _pd_away(self) -> str:
         self._pd_back_ms = tso.physical_ms(self._tso.last) + self._rand.randrange(_PD_AWAY_MS)

@@ -18,7 +18,7 @@ from tistream.errors import ErrorKind, InvalidInput, TiStreamError
 
 BATCH_MIN, BATCH_MAX = 100, 8192
 BATCHES_MAX = 1024  #: that are kept
-RENEW_MS = 100  #: interval of renewals
+RENEW_MS, HYBRID_RENEW_MS = 100, 500  #: interval of renewals, of a cache and of a hybrid clock
 
 
 class NotSynced(TiStreamError):

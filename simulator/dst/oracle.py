@@ -102,15 +102,12 @@ class Oracle:
         """A pull has delivered (after, upto] and reported `resolved`. `seen` is the largest that any reader had been
         given when this pull began: concurrent pulls may end in any order. `amended`: number of the newest amendment
         that its cursor knows."""
-        self.pulls += 1
-        self.rows += rows.num_rows
         ((lowest,),) = self.database.query(LOWEST)
         if resolved > lowest:
             self.violated(f"served: {who} got {resolved}, but a task has written only up to {lowest}")
         if resolved < seen and who.startswith("final"):
             self.violated(f"served: {resolved} after {seen}")
-        self.served_max = max(self.served_max, resolved, upto)
-        self._below = bisect_right(self.committed, self.served_max, key=_commit_ts)
+        self.served(max(resolved, upto), rows.num_rows)
         found = list(zip(*(rows.column(name).to_pylist() for name in COLUMNS), strict=True))
         got = [CommittedRow(*row) for row in found]
         commit_ts = [row.commit_ts for row in got]
@@ -125,6 +122,13 @@ class Oracle:
             extra = [_show(r) for r in got if r not in want]
             twice = sorted({_show(r) for r in got if got.count(r) > 1})
             self.violated(f"pull: {who} in ({after}, {upto}]: missing {missing} wrong {extra} twice {twice}")
+
+    def served(self, upto: int, rows: int) -> None:
+        """A reader was given `rows` rows, and that there is nothing new up to `upto`."""
+        self.pulls += 1
+        self.rows += rows
+        self.served_max = max(self.served_max, upto)
+        self._below = bisect_right(self.committed, self.served_max, key=_commit_ts)
 
     def good_ts(self) -> int | None:
         """The last timestamp known to be good, while a store is quarantined."""
@@ -320,5 +324,7 @@ def _delivered(key: bytes) -> bool:
 
 
 def _show(row: CommittedRow) -> str:
+    if not _delivered(row.key):
+        return str(row)
     table, handle = int.from_bytes(row.key[1:9], "big") & 0xFFFF, int.from_bytes(row.key[11:19], "big") & 0xFFFF
     return f"t{table}/r{handle} {row.start_ts}..{row.commit_ts} = {row.value!r} (was {row.old_value!r})"

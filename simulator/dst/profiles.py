@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator import profiles as upstream
 from simulator.dst.upstream import Habits
+from simulator.raw_workload import RawProfile
 from tistream.limits import CLOCK_SKEW_MAX_MS
 
 #: probabilities; `slow_s` is the longest delay in seconds
@@ -30,6 +31,7 @@ class Profile:
     actions: int = 300  #: upstream actions
     action_s: float = 0.04  #: mean time between two
     upstream: upstream.Profile = upstream.TINY
+    raw: RawProfile | None = None  #: the upstream is written with RawKV, and the tenant is a keyspace of it
     dispatchers: int = 2
     sorters: int = 2
     metas: int = 2
@@ -408,6 +410,19 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 4, "crash_io": 4, "pause": 6, "double": 3, "stop": 2},
             victims=("member",),
         ),
+        Profile(
+            name="rawkv",
+            about="RawKV: splits, merges, leader moves, stores and PD that are away; every process dies at times",
+            upstream=replace(upstream.TINY, stores=3),
+            raw=RawProfile(),
+            **SINGLE,
+            actions=250,
+            tick_s=0.5,
+            flush_s=0.2,
+            snapshot_s=0.8,
+            faults=_only(slow=0.05, put_lost=0.03, put_late=0.03, db_lost=0.02, db_late=0.02, net_cut=0.01),
+            chaos={"crash": 4, "crash_io": 4, "pause": 2, "stop": 1},
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -417,6 +432,6 @@ def profile_of(seed: int) -> Profile:
     """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
     if seed % 10 == 8:
         return PROFILES["isolation"]
-    named = ("usual", "calm", "isolation", "promises", "accepted", "jobs", "consumers")
+    named = ("usual", "calm", "isolation", "promises", "accepted", "jobs", "consumers", "rawkv")
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

@@ -26,12 +26,14 @@ from pusher.worker import PusherWorker
 from reading import position
 from reading.deps import Services
 from reading.pull import PullRequest, pull
+from reading.reader import LogReader
 from reading.scope import Scope
 from simulator.dst import future, threads
 from simulator.dst.database import SimCatalog
 from simulator.dst.job_rules import LEASE_MS
 from simulator.dst.members import consume
 from simulator.dst.network import SimFeed
+from simulator.dst.raw_reading import feed_of, read_at_random
 from simulator.dst.scheduler import Process
 from simulator.dst.shaping import shape
 from simulator.dst.store import SimStore
@@ -118,6 +120,7 @@ class Hosts(Protocol):
     lies: Any
     follower: Any
     members: Any
+    raw: Any
 
     def tso(self) -> int: ...
     def unix_ms(self) -> int: ...
@@ -245,6 +248,7 @@ def _push(
         scan_rows=rand.choice(world.profile.scan_rows),
         habits=world.profile.habits,
         lies=world.lies,
+        **feed_of(world),
     )
     worker = PusherWorker(
         source=source,
@@ -323,6 +327,10 @@ def _read(
     world: Hosts, running: Running, catalog: SimCatalog, store: SimStore, clock: SimClock, rand: random.Random
 ) -> None:
     """Pulls: continues at its cursor, or restarts at an old one or from the beginning."""
+    if world.raw is not None:
+        reader = LogReader(catalog, _FarStore(world.bucket, world.profile.reader_slow_s, rand), clock)
+        read_at_random(world, running.stopping, running.name, TENANT, catalog, reader, rand)
+        return
     services = Services.create(catalog, _FarStore(world.bucket, world.profile.reader_slow_s, rand), clock)
     cursors: list[str] = []
     while not running.stopping.wait(0.3 + rand.random() * 2):

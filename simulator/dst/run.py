@@ -101,6 +101,7 @@ def _counts(world: World) -> dict[str, int]:
         "committed": len(world.workload.committed),
         "pulls": world.oracle.pulls,
         "rows": world.oracle.rows,
+        "lacked": 0 if world.raw is None else world.raw.missing,
         "transactions": world.database.transactions,
         "puts": world.bucket.puts,
         "gets": world.bucket.gets,

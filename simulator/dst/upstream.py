@@ -8,18 +8,22 @@ so that resolved timestamps of all kinds meet files, prewrites and commits of al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from pusher.core.source import CheckpointOf, Resolved, Rows, SourceEvent, Tick
+from pusher.core.source import CheckpointOf, Resolved, Rows, SourceEvent, SubscriptionOpened, Tick
 from simulator.core.cluster import Cluster
 from simulator.core.mvcc import Lock
 from simulator.dst.lies import Lies
 from simulator.dst.scheduler import Scheduler
+from simulator.profiles import new_cluster
 from simulator.push.model_source import ModelSource
+from simulator.raw_workload import RawWorkload, raw_cluster
 from simulator.transactions import State
 from simulator.workload import Workload
+from tistream.keyrange import KeyRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +58,12 @@ class SimSource(ModelSource):
         scan_rows: int | None,
         habits: Habits,
         lies: Lies | None = None,
+        raw_keys: KeyRange | None = None,
+        opened: Callable[[KeyRange, int], None] = lambda range_, checkpoint_ts: None,
     ) -> None:
-        super().__init__(cluster, store_id, scan_rows=scan_rows)
+        """`opened` is called for each new subscription."""
+        super().__init__(cluster, store_id, scan_rows=scan_rows, raw_keys=raw_keys)
+        self._note_opened = opened
         self._lies = lies
         self._promised: dict[int, int] = {}  # by subscription: what the files of earlier ticks have promised
         self._promises: dict[int, int] = {}  # and what that of this tick does
@@ -74,6 +82,9 @@ class SimSource(ModelSource):
             else:
                 self._tick_by_habit()
         events = super().poll(0.0, checkpoint_of)
+        for event in events:
+            if isinstance(event, SubscriptionOpened):
+                self._note_opened(event.range, event.checkpoint_ts)
         if self._lies is not None and self._lies.most:
             events = [*events, *self._lie(events)]
         if s.now >= self._scan_due:
@@ -147,9 +158,15 @@ class SimSource(ModelSource):
         )
 
 
-def workload_of(habits: Habits) -> type[Workload]:
-    """The kind of workload that goes with them."""
-    return CoarseWorkload if habits.coarse_tso else EagerWorkload if habits.flush_into_scans else Workload
+def upstream_of(profile: Any, seed: int, start_ts: int) -> tuple[Any, Cluster]:
+    """(the workload of a scenario, its cluster)."""
+    if profile.raw is not None:
+        raw = replace(profile.raw, hybrid=bool(seed % 2), stores=profile.upstream.stores)
+        cluster = raw_cluster(raw, floor_ts=start_ts)
+        return RawWorkload(seed, cluster, raw), cluster
+    habits, cluster = profile.habits, new_cluster(profile.upstream, floor_ts=start_ts)
+    kind = CoarseWorkload if habits.coarse_tso else EagerWorkload if habits.flush_into_scans else Workload
+    return kind(seed, cluster, profile.upstream), cluster
 
 
 class EagerWorkload(Workload):

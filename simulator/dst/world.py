@@ -16,6 +16,7 @@ import structlog
 import zstandard
 
 from reading.deps import Services
+from reading.reader import LogReader
 from simulator.dst import future, operator, threads
 from simulator.dst.boundaries import Boundaries, Point
 from simulator.dst.catalog_rules import CatalogRules
@@ -28,11 +29,11 @@ from simulator.dst.neighbours import LATE_FROM, Neighbours
 from simulator.dst.network import Network
 from simulator.dst.oracle import LOWEST, Oracle
 from simulator.dst.profiles import Profile
+from simulator.dst.raw_reading import read_whole, register_keyspace, rules_of
 from simulator.dst.roles import TENANT, Running, SimClock, read_once, run_role
 from simulator.dst.scheduler import Process, Scheduler
 from simulator.dst.store import Bucket, SimStore
-from simulator.dst.upstream import workload_of
-from simulator.profiles import new_cluster
+from simulator.dst.upstream import upstream_of
 from sorter.worker.worker import SorterWorker
 from tistream import ts as tso
 from tistream.catalog.tenancy.tenants import register_tenant
@@ -83,9 +84,7 @@ class World:
         self.boundaries = self.bucket.boundaries = self.database.boundaries = Boundaries(s, points, self._strike)
         self.network = Network(s, dice["network"])
         self.start_ts = tso.compose(START_MS)
-        self.cluster = new_cluster(profile.upstream, floor_ts=self.start_ts)
-        kind = workload_of(profile.habits)
-        self.workload = kind(self.rand.getrandbits(32), self.cluster, profile.upstream)
+        self.workload, self.cluster = upstream_of(profile, self.rand.getrandbits(32), self.start_ts)
         self.oracle = Oracle(self.workload.committed, self.database, self.tell, self.workload.shows)
         self.bucket.on_delete = self.oracle.deleting
         self.database.on_durable_ts = self.oracle.durable_ts_moved
@@ -105,6 +104,7 @@ class World:
         if profile.late:
             late = Late(random.Random(f"{seed}/late"), self.workload.committed)
             self.lies.late = self.oracle.late = self.oracle.rules.late = late
+        self.raw = rules_of(self.workload, self.oracle.violated)
         self.bounds: Mapping[str, int] = {}  #: that are small in this run, see `bounds`
         self.resting = False
         self.rested = False
@@ -120,7 +120,7 @@ class World:
     def tso(self) -> int:
         """A timestamp for a tick of the upstream."""
         self.workload.advance_to(tso.compose(self._upstream_ms()))
-        return self.workload.tick()
+        return int(self.workload.tick())
 
     def unix_ms(self) -> int:
         return START_MS + int(self.scheduler.now * 1000)
@@ -275,7 +275,10 @@ class World:
 
     def _begin(self) -> None:
         catalog = SimCatalog(self.database)
-        register_tenant(catalog, TENANT)
+        if self.raw is None:
+            register_tenant(catalog, TENANT)
+        else:
+            register_keyspace(catalog, TENANT)
         if self.profile.neighbours:
             self.neighbours.register(catalog, self.workload.schema_snapshot(), self.start_ts)
 
@@ -285,6 +288,8 @@ class World:
             return
         self.workload.advance_to(tso.compose(self._upstream_ms()))
         self.tell(self.workload.step())
+        if self.raw is not None and self.workload.disorder:
+            self.oracle.violated(f"raw upstream: {self.workload.disorder}")
         self.oracle.upstream_moved()
         pause = self.rand.expovariate(1 / self.profile.action_s)
         self.scheduler.call_at(self.scheduler.now + pause, lambda: self._act(left - 1))
@@ -435,6 +440,11 @@ class World:
 
         def pull() -> None:
             store, catalog = SimStore(self.bucket), SimCatalog(self.database)
+            if self.raw is not None:
+                reader = LogReader(catalog, store, SimClock(main, self.unix_ms, 0))
+                read_whole(self, TENANT, catalog, reader, self._last_commit())
+                done.append(True)
+                return
             services = Services.create(catalog, store, SimClock(main, self.unix_ms, 0))
             found = read_once(self, services, "final reader", None, 100_000)
             if self.profile.late and found is not None and (what := self.follower.differs(*found[:2])):

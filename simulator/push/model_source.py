@@ -4,7 +4,7 @@ The driver of the model (a recording's player, a random workload) calls, after c
 the pusher, so that regions get their subscriptions; and for each tick first `Cluster.tick`, then at once `tick` here.
 The next poll may come any time later: a tick covers what the store had sent by then. Timestamps of subscriptions are
 the model's `now_ts`, which never falls and orders all events, so two subscriptions whose intervals do not touch did
-follow each other.
+follow each other. With `raw_keys` it follows RawKV, as a pusher of a keyspace does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import count, pairwise
 import numpy as np
 import pyarrow as pa
 
+from pusher.core.raw_rows import raw_rows
 from pusher.core.source import (
     CheckpointOf,
     Resolved,
@@ -27,17 +28,21 @@ from pusher.core.source import (
 )
 from simulator.core.cluster import Cluster, Subscription
 from simulator.core.mvcc import RowColumns
+from tistream.keyrange import KeyRange
 from tistream.model.change import ROWS
 
 
 class ModelSource:
     """The feed of one store of the model. `scan_rows`: rows of the opening scan that a subscription gets with each
-    poll, live rows in between; None: the whole scan at once."""
+    poll, live rows in between; None: the whole scan at once. `raw_keys`: follows RawKV, these keys."""
 
-    def __init__(self, cluster: Cluster, store_id: int, *, scan_rows: int | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, store_id: int, *, scan_rows: int | None = None, raw_keys: KeyRange | None = None
+    ) -> None:
         self._cluster = cluster
         self._store_id = store_id
         self._scan_rows = scan_rows
+        self._raw_keys = raw_keys
         self._ids = count(1)
         self._subscriptions: dict[int, Subscription] = {}
         self._opening: set[int] = set()  # subscriptions whose scan is not complete
@@ -94,7 +99,7 @@ class ModelSource:
 
     def _taken(self) -> Iterator[SourceEvent]:
         for subscription_id, subscription in list(self._subscriptions.items()):
-            yield from _rows(subscription_id, subscription)
+            yield from self._sent(subscription_id, subscription)
             if subscription.ended:
                 del self._subscriptions[subscription_id]
                 self._opening.discard(subscription_id)
@@ -103,29 +108,44 @@ class ModelSource:
     def _scanned(self, subscription_id: int) -> Iterator[SourceEvent]:
         """The next piece of a subscription's opening scan."""
         subscription = self._subscriptions[subscription_id]
-        if self._cluster.scan(subscription, self._scan_rows):
-            self._opening.discard(subscription_id)
-        yield from _rows(subscription_id, subscription)
+        self._cluster.scan(subscription, self._scan_rows)
+        yield from self._sent(subscription_id, subscription)
         if subscription.initialized:
+            self._opening.discard(subscription_id)
             yield SubscriptionReady(subscription=subscription_id, ready_ts=self._cluster.now_ts)
+
+    def _sent(self, subscription_id: int, subscription: Subscription) -> Iterator[SourceEvent]:
+        """The rows sent to a subscription since the last call."""
+        if self._raw_keys is None:
+            yield from _rows(subscription_id, subscription)
+        elif len(batch := subscription.take_rows()):
+            scanned_from = subscription.checkpoint_ts if subscription_id in self._opening else None
+            rows = raw_rows(_batch(batch), self._raw_keys, scanned_from)
+            yield Rows(subscription=subscription_id, rows=rows)
 
     def _registered(self, checkpoint_of: CheckpointOf) -> Iterator[SourceEvent]:
         open_regions = {s.region.region_id for s in self._subscriptions.values()}
         for region in self._cluster.regions(self._store_id):
             checkpoint_ts = None
+            wanted = region.range if self._raw_keys is None else region.range.intersect(self._raw_keys)
+            if wanted is None:
+                continue
             if region.region_id not in open_regions:
-                checkpoint_ts = checkpoint_of(region.range)
+                checkpoint_ts = checkpoint_of(wanted)
             if checkpoint_ts is None or self._cluster.region_of(region.range.start) != region:
                 continue  # or it changed while the frontier was asked for
             subscription_id = next(self._ids)
-            subscription = self._cluster.register(region.region_id, region.version, checkpoint_ts, at_once=False)
+            is_raw = self._raw_keys is not None
+            subscription = self._cluster.register(
+                region.region_id, region.version, checkpoint_ts, at_once=False, is_raw=is_raw
+            )
             self._subscriptions[subscription_id] = subscription
             self._opening.add(subscription_id)
             yield SubscriptionOpened(
                 subscription=subscription_id,
                 region_id=region.region_id,
                 version=region.version,
-                range=region.range,
+                range=wanted,
                 checkpoint_ts=checkpoint_ts,
                 open_ts=subscription.open_ts,
             )

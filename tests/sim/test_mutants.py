@@ -116,6 +116,15 @@ QUICK = {
     "member-lease-never-ends": 1,
     "member-lease-ignored": 1,
     "checkpoint-of-the-furthest": 0,
+    "cache-kept-on-transfer": 2,
+    "clock-kept-on-transfer": 0,
+    "region-ts-dropped-on-merge": 3,
+    "region-ts-not-copied-on-split": 1,
+    "flights-not-resolved": 0,
+    "delete-flag-lost": 0,
+    "expiry-dropped": 0,
+    "interval-not-recorded": 0,
+    "marked-once-ready": 0,
 }
 
 

@@ -260,6 +260,14 @@ def test_accepted_rows_reach_every_reader_once(seed: int) -> None:
     assert any("reads again from" in line for line in found.story)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_log_of_a_keyspace_says_what_it_lacks(seed: int) -> None:
+    """RawKV: the newest write of each key is there, and what is missing lies in a marked interval."""
+    found = run(seed, "rawkv")
+    assert found.violations == ()
+    assert found.counts["lacked"] > 0
+
+
 def test_every_mutant_names_a_scenario() -> None:
     assert {mutant.scenario for mutant in MUTANTS.values()} <= PROFILES.keys()
 
