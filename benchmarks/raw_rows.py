@@ -1,28 +1,34 @@
-"""A RawKV tick of a task against a transactional one: the same keys, values and commit timestamps, in one process.
+"""RawKV rows against transactional ones: the same keys (but for mode and keyspace), values and commit timestamps.
 
-A tick has 100,000 writes. The transactional side gets a prewrite and a commit of each, the RawKV side one row; both
-write everything up to the watermark. What they write is compared before the clock counts: the same keys (but for mode
-and keyspace), timestamps, operations and values.
+The transactional side gets a prewrite and a commit of each write, the RawKV side one row; both write everything up to
+the watermark. What they write is compared: in the core before the clock counts, of the process after every run.
 
-    raw-rows/transactional      speed of a RawKV row in units of a transactional one's
+    raw-rows/core       a tick of 100,000 writes in a task's core, in this process
+    raw-rows/process    a whole sorter process, per core (see `whole_sorter`), 142-byte rows, in turn
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.harness import Result, compare
+from benchmarks.harness import Result, compare, in_turn
 from benchmarks.match_sort import SECOND, RunSorter, Ticks, batch_of
 from benchmarks.rows import BASE_TS
-from tistream.codec.raw.keys import KeyMode, keyspace_prefix
+from benchmarks.store_batches import Workload, in_order, workload
+from benchmarks.whole_sorter import ROWS_PER_TICK, measure
+from tistream.codec.raw.keys import PREFIX_BYTES, KeyMode, keyspace_prefix
 from tistream.feed.protocol import FeedBatch
-from tistream.model.change import COMMITTED, FLAG_OLD_VALUE_UNKNOWN, ROWS, RowKind
+from tistream.model.change import COMMITTED, FLAG_OLD_VALUE_UNKNOWN, REGIONS, ROWS, RowKind
 
 TICKS = 24
+PROCESS_TICKS, PROCESS_RUNS = 16, 5
 TARGET = 1.2
 _KEY = COMMITTED.names.index("key")
 _SAME = ("key", "commit_ts", "op", "value")
@@ -79,7 +85,50 @@ def same(raw: pa.Table, transactional: pa.Table) -> bool:
 
 
 def run() -> Iterator[Result]:
-    """One ratio."""
+    """Both ratios."""
     ticks = RawTicks()
     sides = Side([ticks.raw(n) for n in range(TICKS)]), Side([ticks.batch(n) for n in range(TICKS)])
-    yield compare("raw-rows/transactional", *sides, proof=same, target=TARGET)
+    yield compare("raw-rows/core", *sides, proof=same, target=TARGET)
+    transactional = workload(142, ticks=PROCESS_TICKS, rows_per_tick=ROWS_PER_TICK)
+    raw = as_raw(transactional)
+    pairs = [in_turn(turn, partial(measure, raw), partial(measure, transactional)) for turn in range(PROCESS_RUNS)]
+    yield Result.of("raw-rows/process", [a.rows_per_core / b.rows_per_core for a, b in pairs], TARGET)
+
+
+def as_raw(given: Workload) -> Workload:
+    """The same writes in RawKV, each when its commit was seen."""
+    values = pl.DataFrame(given.rows.select(["key", "commit_ts", "value"]))
+    commit = given.rows["commit_ts"]
+    changed = {
+        "table_id": pa.array(np.zeros(len(commit), np.int64)),
+        "key": in_keyspace(given.rows["key"]),
+        "start_ts": commit,
+        "old_value": pa.nulls(len(commit), pa.binary()),
+        "flags": pa.array(np.full(len(commit), FLAG_OLD_VALUE_UNKNOWN, np.uint8)),
+    }
+    rows = pa.table([changed.get(name, given.rows[name]) for name in COMMITTED.names], schema=COMMITTED)
+    batches = {store: [_raw_batch(batch, values) for batch in found] for store, found in given.batches.items()}
+    return replace(given, batches=batches, rows=in_order(rows), row_bytes=given.row_bytes + PREFIX_BYTES)
+
+
+def _raw_batch(batch: FeedBatch, values: pl.DataFrame) -> FeedBatch:
+    is_commit = batch.rows.column("kind").to_numpy() == RowKind.COMMIT
+    rows = batch.rows.filter(pa.array(is_commit))
+    found = pl.DataFrame(rows).drop("value").join(values, ["key", "commit_ts"], how="left", maintain_order="left")
+    changed = {
+        "kind": pa.array(np.full(rows.num_rows, RowKind.RAW, np.uint8)),
+        "key": in_keyspace(rows.column("key")),
+        "start_ts": rows.column("commit_ts"),
+        "value": found["value"].to_arrow().cast(pa.binary()),
+        "flags": pa.array(np.full(rows.num_rows, FLAG_OLD_VALUE_UNKNOWN, np.uint8)),
+    }
+    raw = pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in ROWS.names], schema=ROWS)
+    ends = np.concatenate([[0], np.cumsum(is_commit)])
+    offset, count = (batch.regions.column(name).to_numpy().astype(np.int64) for name in ("row_offset", "row_count"))
+    bounds = {"row_offset": ends[offset], "row_count": ends[offset + count] - ends[offset]}
+    columns = {name: pa.array(numbers.astype(np.uint64)) for name, numbers in bounds.items()}
+    for name in ("start_key", "end_key"):  # an empty one is no bound
+        keys = batch.regions.column(name)
+        columns[name] = pc.if_else(pc.equal(keys, pa.scalar(b"", pa.binary())), keys, in_keyspace(keys))
+    regions = [columns.get(name, batch.regions.column(name)) for name in REGIONS.names]
+    return replace(batch, rows=raw, regions=pa.RecordBatch.from_arrays(regions, schema=REGIONS))
