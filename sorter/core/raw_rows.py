@@ -5,8 +5,8 @@ Rows are de-duplicated by (key, commit_ts), which is the timestamp that the stor
 - of equal rows in one file the later one has the value: a request that writes a key twice stamps both alike;
 - against a row of an earlier file the later one has the value, too, unless it is a live row and the earlier one is from
   an opening scan: the scan has read what was left in the end;
-- the mark of an opening scan (FLAG_SCANNED) stays only if all of them have it, with the lowest `start_ts`: a live row
-  says that its subscription has sent what came before.
+- the mark of an opening scan (FLAG_SCANNED) stays if any has it, with the lowest `start_ts`. A live row does not
+  take it away: its subscription has sent what came before, but that may have been dropped, at or below `attempted_ts`.
 
 A row at or below `attempted_ts` is dropped and counted. That is no contradiction: when a leader moves, the scan of the
 new subscription sends the newest version of a key only, and the old store's last file may come later, with versions
@@ -93,7 +93,7 @@ def _merged(held: list[pl.DataFrame], arrived: pl.DataFrame) -> pl.DataFrame:
     """One row for each (key, commit_ts), by the rules of the module."""
     parts = [frame.with_columns(is_held=pl.lit(value=True)) for frame in held]
     rows = pl.concat([*parts, arrived.with_columns(is_held=pl.lit(value=False))])
-    of_version = {"scanned": _IS_SCANNED.all().over(VERSION), "lowest": pl.col("start_ts").min().over(VERSION)}
+    of_version = {"scanned": _IS_SCANNED.any().over(VERSION), "lowest": pl.col("start_ts").min().over(VERSION)}
     held_scanned = (pl.col("is_held") & _IS_SCANNED).any().over(VERSION)
     outdated = held_scanned & ~pl.col("is_held") & ~_IS_SCANNED
     rows = rows.with_columns(outdated=outdated, **of_version).filter(~pl.col("outdated"))
