@@ -261,7 +261,7 @@ def test_a_service_that_is_away_is_said_to_be_and_the_page_stays(site: Site) -> 
     page.route("**/live?*", lambda route: route.fulfill(body=trouble, content_type="text/event-stream"))
     page.reload()
     expect(page.locator("#away")).to_be_visible()
-    expect(page.locator("tbody tr")).to_have_count(3)
+    expect(page.locator("tbody tr")).to_have_count(4)
     page.context.close()
 
 
