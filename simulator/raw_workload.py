@@ -31,7 +31,6 @@ from tistream.model.change import Op
 
 _STORM = weights("put 60, apply 12, split 6, merge 5, move_leader 8, kill_store 1, start_store 3, pd_away 1")
 _TRIES = 30  # of an action that turns out to be possible
-_EXPIRY_MAX_S = 100
 _PD_AWAY_MS = 4000  # at most: longer than a cache of timestamps lasts
 
 
@@ -47,6 +46,7 @@ class RawProfile:
     value_bytes: int = 8
     deletes: float = 0.2
     expiries: float = 0.3
+    expiry_max_s: int = 100
     hot: float = 0.3  #: writes that go to the first key of a keyspace
     delayed: float = 0.3  #: writes that stay in flight
     hybrid: bool = False  #: stores have hybrid logical clocks, not caches of timestamps
@@ -186,7 +186,7 @@ class RawWorkload:
             value = None if rand.random() < profile.deletes else b"%0*d" % (profile.value_bytes, self._number)
             expire_ts = 0
             if value is not None and rand.random() < profile.expiries:
-                expire_ts = tso.physical_ms(self._tso.last) // 1000 + rand.randrange(1, _EXPIRY_MAX_S)
+                expire_ts = tso.physical_ms(self._tso.last) // 1000 + rand.randrange(1, self._profile.expiry_max_s)
             try:
                 write = self.writes.propose(key, value, expire_ts)
             except NotSynced:

@@ -9,7 +9,8 @@
                  always those of the snapshot that the pointer names
     objects      referenced objects are live, and no other snapshot object is live
     shapes       tasks that replace others: see `shape_rules`
-    swaps        each task has as many visible rows after a compaction commit as before it
+    swaps        each task has as many visible rows after a compaction commit as before it; fewer where a log has a
+                 floor
     jobs         see `job_rules`
     consumers    see `member_rules`
     read leases  nothing is deleted that a live one may need, unless the database's clock jumps; a reader continues only
@@ -241,6 +242,10 @@ class CatalogRules:
                 "WHERE state = 'live' GROUP BY task_id"
             )
         )
+        ((floor_ts,),) = query("SELECT max(floor_ts) FROM tenants")
+        fewer = all(rows <= self._visible.get(task_id, 0) for task_id, rows in visible.items())
+        if floor_ts and fewer:  # retention and collection remove rows; reads as of a timestamp show which
+            self._visible = visible
         if visible != self._visible:
             self._violated(f"swap: {self._visible} rows were visible before, {visible} are now")
             self._visible = visible

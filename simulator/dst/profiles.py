@@ -49,6 +49,8 @@ class Profile:
     tick_s: float = 1.0
     flush_s: float = 0.4
     snapshot_s: float = 2.5
+    retainers: int = 0  #: processes that give up the old end of a RawKV tenant's log
+    floor_s: float = 0.8  #: mean time between two bases of one
     compact_s: float = 2.0  #: mean time between two compactions of one process
     readers: int = 1
     reader_slow_s: float = 0.0  #: largest extra delay of a reader's request
@@ -423,6 +425,23 @@ PROFILES: dict[str, Profile] = {
             faults=_only(slow=0.05, put_lost=0.03, put_late=0.03, db_lost=0.02, db_late=0.02, net_cut=0.01),
             chaos={"crash": 4, "crash_io": 4, "pause": 2, "stop": 1},
         ),
+        Profile(
+            name="floors",
+            about="RawKV: the log is given up from its old end, to bases of the keys, while compactions collect",
+            upstream=replace(upstream.TINY, stores=3),
+            raw=RawProfile(expiry_max_s=8),
+            **SINGLE,
+            actions=250,
+            tick_s=0.5,
+            flush_s=0.2,
+            retainers=2,
+            compactors=1,
+            compact_s=0.6,
+            collect_s=0.5,
+            faults=_only(slow=0.05, db_lost=0.02, db_late=0.02),
+            chaos={"crash": 3, "crash_io": 3, "pause": 2},
+            victims=("retainer", "retainer", "compactor", "sorter", "meta"),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -432,6 +451,6 @@ def profile_of(seed: int) -> Profile:
     """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
     if seed % 10 == 8:
         return PROFILES["isolation"]
-    named = ("usual", "calm", "isolation", "promises", "accepted", "jobs", "consumers", "rawkv")
+    named = ("usual", "calm", "isolation", "promises", "accepted", "jobs", "consumers", "rawkv", "floors")
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

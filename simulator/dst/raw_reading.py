@@ -8,13 +8,15 @@ from typing import Any
 
 from reading.reader import LogReader
 from simulator.dst.database import SimCatalog
+from simulator.dst.raw_floors import judge
 from simulator.dst.raw_rules import RawRules
+from simulator.dst.store import SimStore
 from simulator.raw_workload import RawWorkload
 from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
-from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
 from tistream.catalog.work.tasks import frontier
 from tistream.codec.raw.keys import KeyMode, keyspace_range
-from tistream.errors import BeyondQuarantine, ErrorKind, TiStreamError
+from tistream.errors import BeyondQuarantine, ErrorKind, TiStreamError, TsExpired
 from tistream.ids import Tenant
 
 _KEYSPACE = 1
@@ -42,9 +44,11 @@ def read_at_random(
     """Read pages from where the last one ended, or from an older place."""
     places = [0]
     while not stopping.wait(0.3 + rand.random() * 2):
-        after = rand.choice((places[-1], rand.choice(places), 0))
+        after = rand.choice((places[-1], rand.choice(places), places[0]))
         try:
             places.append(read_page(world, who, tenant, catalog, reader, after, rand.choice((1, 3, 10_000))))
+        except TsExpired as e:
+            places = [int(str(e.facts["earliest_ts"]))]
         except BeyondQuarantine:
             continue
         except TiStreamError as e:
@@ -63,9 +67,14 @@ def read_page(
     return page.upto
 
 
-def read_whole(world: Any, tenant: Tenant, catalog: SimCatalog, reader: LogReader, upto: int) -> None:
+def read_whole(world: Any, tenant: Tenant, catalog: SimCatalog, store: SimStore, reader: LogReader, upto: int) -> None:
     """Read all of the log, and judge it."""
-    at = 0
+    at = floor_ts = get_tenant(catalog, tenant).floor_ts
     while at < upto:
-        at = read_page(world, "final reader", tenant, catalog, reader, at, 100_000)
-    world.raw.at_rest()
+        try:
+            at = read_page(world, "final reader", tenant, catalog, reader, at, 100_000)
+        except TsExpired:  # by a process that had not heard yet that all rest
+            at = floor_ts = get_tenant(catalog, tenant).floor_ts
+    if not floor_ts:
+        world.raw.at_rest()
+    judge(world, tenant, catalog, store, reader, upto)

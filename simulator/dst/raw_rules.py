@@ -32,7 +32,7 @@ class RawRules:
     def __init__(
         self, truth: Mapping[bytes, Sequence[RawRow]], range_: KeyRange, violated: Callable[[str], None]
     ) -> None:
-        self._truth, self._range, self._violated = truth, range_, violated
+        self.truth, self._range, self._violated = truth, range_, violated
         self._opened: list[tuple[KeyRange, int]] = []
         self._log: dict[_Place, dict[str, Any]] = {}
         self._known_upto = 0  # all of the log up to here is in `_log`
@@ -68,7 +68,7 @@ class RawRules:
         by_key: dict[bytes, list[dict[str, Any]]] = {}
         for _, row in sorted(self._log.items()):
             by_key.setdefault(row["key"], []).append(row)
-        for key, truth in self._truth.items():
+        for key, truth in self.truth.items():
             if key not in self._range:
                 continue
             rows = by_key.get(key, [])
@@ -84,7 +84,7 @@ class RawRules:
 
     def _wrong(self, row: dict[str, Any]) -> str:
         """What is wrong with a row of the log; empty when nothing is."""
-        written = next((r for r in self._truth.get(row["key"], ()) if r.commit_ts == row["commit_ts"]), None)
+        written = next((r for r in self.truth.get(row["key"], ()) if r.commit_ts == row["commit_ts"]), None)
         if row["key"] not in self._range or written is None:
             return "it was never written"
         if (row["op"], row["value"], row["expire_ts"]) != (written.op, written.value, written.expire_ts):

@@ -33,6 +33,7 @@ from simulator.dst.database import SimCatalog
 from simulator.dst.job_rules import LEASE_MS
 from simulator.dst.members import consume
 from simulator.dst.network import SimFeed
+from simulator.dst.raw_floors import give_up
 from simulator.dst.raw_reading import feed_of, read_at_random
 from simulator.dst.scheduler import Process
 from simulator.dst.shaping import shape
@@ -159,6 +160,8 @@ def run_role(world: Hosts, running: Running) -> None:
             future.push(TENANT, catalog, store, running.stopping, rand, world.unix_ms(), world.tell)
         elif running.role == "compactor":
             _compact(world, running, catalog, store, clock, rand)
+        elif running.role == "retainer":
+            give_up(world, running.stopping, TENANT, catalog, store, clock, rand)
         elif running.role == "member":
             consume(world, running, TENANT, catalog, store, clock, rand)
         elif running.role == "shaper":

@@ -162,6 +162,7 @@ class World:
             ("dispatcher", p.dispatchers),
             ("sorter", p.sorters),
             ("compactor", p.compactors),
+            ("retainer", p.retainers),
             ("shaper", p.shapers),
             ("member", p.members),
         ):
@@ -442,7 +443,7 @@ class World:
             store, catalog = SimStore(self.bucket), SimCatalog(self.database)
             if self.raw is not None:
                 reader = LogReader(catalog, store, SimClock(main, self.unix_ms, 0))
-                read_whole(self, TENANT, catalog, reader, self._last_commit())
+                read_whole(self, TENANT, catalog, store, reader, self._last_commit())
                 done.append(True)
                 return
             services = Services.create(catalog, store, SimClock(main, self.unix_ms, 0))

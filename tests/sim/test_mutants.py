@@ -125,6 +125,11 @@ QUICK = {
     "expiry-dropped": 0,
     "interval-not-recorded": 0,
     "marked-once-ready": 0,
+    "newest-collected": 0,
+    "older-brought-back": 0,
+    "expired-by-now": 0,
+    "collected-above-the-floor": 1,
+    "floor-above-the-base": 3,
 }
 
 

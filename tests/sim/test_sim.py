@@ -268,6 +268,12 @@ def test_the_log_of_a_keyspace_says_what_it_lacks(seed: int) -> None:
     assert found.counts["lacked"] > 0
 
 
+def test_keys_stay_as_they_were_while_their_log_is_given_up() -> None:
+    found = run(4, "floors")
+    assert found.violations == ()
+    assert sum("the floor is" in line for line in found.story) > 1
+
+
 def test_every_mutant_names_a_scenario() -> None:
     assert {mutant.scenario for mutant in MUTANTS.values()} <= PROFILES.keys()
 
