@@ -90,8 +90,8 @@ class TestNames:
 
     def test_very_many_tenants_may_rest(self, catalog: Catalog) -> None:
         with catalog.transaction() as conn:
-            row = {"cluster_id": 1, "state": "PAUSED", "reason": "", "start_ts": 0, "start_key": b"", "end_key": b""}
-            rows = [{**row, "tenant_id": n, "created_ms": 0} for n in range(2000)]
+            row = {"cluster_id": 1, "kind": "tidb", "state": "PAUSED", "reason": "", "start_ts": 0, "created_ms": 0}
+            rows = [{**row, "start_key": b"", "end_key": b"", "tenant_id": n} for n in range(2000)]
             conn.execute(tables.tenants.insert(), rows)
         ids = activate(catalog)
         rest = {TenantState.PAUSED, TenantState.DELETED}
