@@ -28,7 +28,7 @@ class TikvPushOptions:
     flush_interval_s: float = 1.0
     idle_interval_s: float | None = None  #: while nothing is written in the whole cluster; None = the same
     filter_loop: bool = False  #: skip rows written by another change feed
-    rate_bytes_s: int = RATE_BYTES_S  #: read rate for schema and seed
+    rate_bytes_s: int = RATE_BYTES_S  #: read rate for schema and seed; of a keyspace: of a store's opening scans
     resolve_locks: bool = True  #: resolve locks of dead clients that hold a resolved ts back
 
 

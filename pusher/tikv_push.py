@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
+from math import inf
 from typing import TypeVar
 
 import structlog
@@ -158,12 +159,10 @@ class _TikvPush(PushRun):
         """Follow the keyspace of a raw or txn tenant, which has no schema, until stopped."""
         check_options(self._options, bundle)
         keyspace_id = self._retry(lambda: keyspace_of(self._pd, bundle, self._options.keyspace))
-        if keyspace_id is None:
-            return
-        begun = self._retry(lambda: self._control.begin(keyspace_id))
+        begun = None if keyspace_id is None else self._retry(lambda: self._control.begin(keyspace_id))
         # The first scan reads from 0, so that only what is collected from now on could be missed.
         now_ts = self._retry(self._pd.tso)
-        if begun is None or now_ts is None or not self._wait_for_frontier(begun.state):
+        if keyspace_id is None or begun is None or now_ts is None or not self._wait_for_frontier(begun.state):
             return
         hold.floor_ts = now_ts
         if self._hold_at_frontier(hold):
@@ -361,6 +360,7 @@ class _TikvPush(PushRun):
                 tls=self._options.tls,
                 schedule=self._schedule,
                 scans_max=self._options.scans_max,
+                scan_bytes_s=inf if followed.keyspace_id is None else self._options.rate_bytes_s,
                 numbers=numbers,
                 history_held=hold.covers,
             )

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
+from math import inf
 from typing import assert_never
 
 import structlog
@@ -73,6 +74,7 @@ class TikvSource:
         keyspace: KeyspaceKeys = WHOLE,
         history_held: Callable[[int], bool] = lambda _: True,
         pause_max_s: float = PAUSE_MAX_S,
+        scan_bytes_s: float = inf,
     ) -> None:
         """`pd`, `region_cache` and `wanted` use the keyspace's keys. `schedule`: shared by all stores; None = one with
         `flush_interval_s`. `numbers`: the source of subscription ids, if shared. `history_held`: whether everything
@@ -92,6 +94,7 @@ class TikvSource:
             keyspace=keyspace,
             is_raw=kv_api is KvApi.RAW,
             pause_max_s=pause_max_s,
+            scan_bytes_s=scan_bytes_s,
         )
         self._history_held = history_held
         self._inbox = Inbox(inbox_bytes_max)

@@ -45,7 +45,12 @@ HistoryCap = Annotated[
 ]
 Scans = Annotated[int, typer.Option("--scans", min=1, help="Of a cluster: opening scans of one store at once.")]
 ScanRate = Annotated[
-    float, typer.Option("--scan-rate", min=0.01, help="Of a cluster: highest read rate of schema and seed, in MiB/s.")
+    float,
+    typer.Option(
+        "--scan-rate",
+        min=0.01,
+        help="Of a cluster: highest read rate of schema and seed, or of a keyspace's scans, in MiB/s.",
+    ),
 ]
 Spill = Annotated[
     Path | None,

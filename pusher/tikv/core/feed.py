@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
 import numpy as np
 import pyarrow as pa
@@ -67,8 +68,6 @@ PAUSE_MAX_S = 10.0
 _LIVED_S = 10.0
 _QUERIES_MAX = 64  # above this many due queries, the whole wanted ranges are queried
 _FORGET_S = 60.0  # a failed region without a piece here belongs to another store after this time
-
-
 _Pair = tuple[int, int]  # request id, region
 
 
@@ -87,13 +86,14 @@ class StoreFeed:
         keyspace: KeyspaceKeys = WHOLE,
         is_raw: bool = False,
         pause_max_s: float = PAUSE_MAX_S,
+        scan_bytes_s: float = inf,
     ) -> None:
-        """`wanted` and all other keys are keys of the keyspace. `numbers`: the source of subscription ids,
-        ascending. `is_raw`: the rows are RawKV's (see `raw_rows`). `pause_max_s`: between two attempts at a region."""
+        """`wanted` and all other keys are keys of the keyspace. `numbers`: ascending subscription ids. `is_raw`: see
+        `raw_rows`. `pause_max_s`: between two attempts at a region. `scan_bytes_s`: see `scans`."""
         self.store_id = store_id
         self._is_raw = is_raw
         self._keyspace = keyspace
-        self._scans, self._unread_bytes_max = OpeningScans(scans_max), unread_bytes_max
+        self._scans, self._unread_bytes_max = OpeningScans(scans_max, scan_bytes_s), unread_bytes_max
         self._pieces = Pieces(wanted)
         self._registrations: dict[_Pair, Piece] = {}
         self._used_ids: dict[int, set[int]] = {}  # region -> request ids that must not be used
@@ -260,7 +260,8 @@ class StoreFeed:
         """When `advance` or `open` has work; None = not before another event."""
         times = [self._queries[0][0]] if self._queries else []
         if self._waiting and not self._dropped and self._scans.has_room:
-            times.append(max(self._waiting[0][0], 0.0 if self._streaming else self._stream_retry_at))
+            retry_at = 0.0 if self._streaming else self._stream_retry_at
+            times.append(max(self._waiting[0][0], self._scans.free_at, retry_at))
         return min(times, default=None)
 
     def open(self, open_ts: int, checkpoint_of: Callable[[KeyRange], int | None], now: float) -> None:
@@ -279,7 +280,7 @@ class StoreFeed:
         """Whether `open` would register something now."""
         if self._dropped or self.fatal or (not self._streaming and now < self._stream_retry_at):
             return False
-        return self._has_waiting() and self._waiting[0][0] <= now and self._scans.has_room
+        return self._has_waiting() and max(self._waiting[0][0], self._scans.free_at) <= now and self._scans.has_room
 
     def take_events(self, now: float) -> list[SourceEvent]:
         """The pending source events, in order. Live rows may wait for the next tick."""
@@ -371,7 +372,7 @@ class StoreFeed:
         if event.entries is not None:
             self.rows_bytes += len(event.entries)
             if piece.phase is Phase.SCANNING:
-                self._scans.progressed(piece, now)
+                self._scans.progressed(piece, now, len(event.entries))
                 self._handle_opening(piece, event.entries, now)
             else:
                 piece.entries.append(event.entries)
@@ -421,8 +422,8 @@ class StoreFeed:
         """See read_entries; also CorruptObject for rows of another keyspace, or of another kind."""
         rows, initialized = read_entries(entries)
         if self._is_raw:
-            scanned_from = piece.checkpoint_ts if piece.phase is Phase.SCANNING else None
-            return raw_rows(rows, piece.range, scanned_from), initialized
+            is_opening = piece.phase is Phase.SCANNING
+            return raw_rows(rows, piece.range, piece.checkpoint_ts if is_opening else None), initialized
         return self._keyspace.inner_rows(rows), initialized
 
     def _emit_rows(self, piece: Piece, rows: pa.RecordBatch) -> None:

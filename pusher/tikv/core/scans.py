@@ -4,6 +4,9 @@ After an overflow a quarter of the scans may run, down to one, until nothing wai
 registration its scan, and retrying with as many would overflow for ever, since the amount to scan grows. The feed may
 block for a single scan (`one_at_a_time`).
 
+Bytes are limited too: after a scan has sent some, the next one starts when they fit the rate. A scan that runs is not
+slowed, because the store decides how fast it reads a region.
+
 A scan without a message for TIMEOUT_S is restarted. A store reads a region to its end before it reports completion, and
 rows above the checkpoint may be few; so the timeout doubles for the next scan of that region, or a large region would
 never finish.
@@ -12,6 +15,8 @@ Pure.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 from pusher.tikv.core.pieces import Piece
 
@@ -24,8 +29,10 @@ _SHARE = 4
 class OpeningScans:
     """`limit` is the current limit, at most `limit_max`."""
 
-    def __init__(self, limit_max: int) -> None:
+    def __init__(self, limit_max: int, rate_bytes_s: float = inf) -> None:
         self._limit_max = self.limit = limit_max
+        self._rate_bytes_s = rate_bytes_s
+        self.free_at = 0.0  #: by the rate, no scan starts before
         self._progress: dict[int, tuple[Piece, float]] = {}  # subscription -> (piece, last message)
         self._timeout_s: dict[int, float] = {}  # by region, if not TIMEOUT_S
         self._next_check_at = float("inf")  # no timeout before
@@ -35,7 +42,7 @@ class OpeningScans:
 
     @property
     def has_room(self) -> bool:
-        """Another scan may start."""
+        """Another scan may start, at `free_at`."""
         return len(self._progress) < self.limit
 
     @property
@@ -58,9 +65,10 @@ class OpeningScans:
         self._progress[piece.subscription] = (piece, now)
         self._next_check_at = min(self._next_check_at, now + self._timeout(piece.region_id))
 
-    def progressed(self, piece: Piece, now: float) -> None:
-        """A message came for the piece."""
+    def progressed(self, piece: Piece, now: float, size: int = 0) -> None:
+        """A message with `size` bytes of rows came for the piece."""
         self._progress[piece.subscription] = (piece, now)
+        self.free_at = max(self.free_at, now) + size / self._rate_bytes_s
 
     def ended(self, piece: Piece) -> None:
         """The scan is complete or aborted. Other pieces are ignored."""

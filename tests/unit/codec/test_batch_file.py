@@ -146,6 +146,36 @@ BROKEN = [
 ]
 
 
+RAW = {"kind": 5, "key": b"r\0\0\1k", "start_ts": 10, "commit_ts": 10, "flags": 2}
+RAW_REGION = {"start_key": b"r\0\0\1", "end_key": b"r\0\0\2", "row_count": 1}
+BROKEN_RAW = [
+    ({"commit_ts": 0}, "row 0 has a commit_ts"),
+    ({"start_ts": 9}, "row 0 is a RawKV row with two timestamps"),
+    ({"start_ts": 11, "flags": 6}, "row 0 was committed before its start_ts"),
+    ({"op": 0}, "row 0 is a RawKV row without an operation"),
+    ({"key": b"k"}, "row 0 is a RawKV row whose key has no keyspace"),
+    ({"key": b"r\0\1"}, "row 0 is a RawKV row whose key has no keyspace"),
+    ({"kind": 4, "flags": 4}, "row 0 has the flag of a RawKV scan"),
+    ({"key": b"r\0\0\2k"}, "region row 0 has rows with keys outside of its range"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "cause"), BROKEN_RAW)
+def test_a_broken_row_of_rawkv_is_refused_on_both_sides(wrong: dict[str, Any], cause: str) -> None:
+    data, marks = rows({**RAW, **wrong}), regions(RAW_REGION)
+    with pytest.raises(InvalidInput, match=cause):
+        encode(data, marks)
+    with pytest.raises(CorruptObject, match=cause) as caught:
+        decode_batch_file(KEY, smuggle(data, marks))
+    assert caught.value.facts["object"] == str(KEY)
+
+
+def test_rows_of_rawkv_go_in_and_come_out() -> None:
+    data = rows(RAW, {**RAW, "op": 2, "value": None}, {**RAW, "start_ts": 0, "flags": 6, "expire_ts": 5})
+    marks = regions({**RAW_REGION, "row_count": 3})
+    assert decode_batch_file(KEY, encode(data, marks)).rows == data
+
+
 OF_ROWS = {"unknown kind", "row 1 has an unknown kind", "unknown op", "commit_ts"} | {
     cause for _, _, cause in BROKEN if cause.startswith("row ")
 }
