@@ -143,7 +143,9 @@ class ControlHttp:
 
     def _push(self) -> dict[str, Any]:
         bundle = self._control.push_bundle()
-        return {"object_store": bundle.object_store, "state": bundle.state, "credentials": {"by": "service"}}
+        tidb = {"kind": "tidb", "keyspace_id": None, "keyspace_name": None, "start_key": "", "end_key": ""}
+        access = {"credentials": {"by": "service"}}
+        return {"object_store": bundle.object_store, "state": bundle.state, **access, **tidb}
 
     def _issue(self, store_id: int) -> dict[str, Any]:
         grant = self._control.issue_incarnation(store_id)
