@@ -1,17 +1,30 @@
-"""RawKV in one process: push a recording of a real TiKV's two keyspaces, read what its clients were answered."""
+"""Keyspaces in one process: a recording of a real TiKV's RawKV comes out as its clients were answered, and a living
+(modelled) cluster's keys of transactions as they were committed."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simulator import ddl, jobs, transactions
 from simulator.chaos.servers.processes import TiStreamProcess, Up, client
+from simulator.core.mvcc import Version
+from simulator.profiles import DEFAULT
+from simulator.serve.content import cluster_of
+from simulator.serve.served import ServedCluster
+from simulator.workload import Workload
 from tests.kit.raw_recording import RAW_DEV, Answers, Write, answers, events
+from tests.kit.waiting import eventually
 from tistream import ts as tso
+from tistream.model.change import Op
+from tistream.tikv.core.api_versions import Api
 
+PREFIX = b"x\0\0\7"
 KEYSPACES = (0, 1)
 
 
@@ -99,3 +112,42 @@ def test_the_keys_as_of_the_scan_are_what_it_answered(pushed: Up, keyspace: int)
     rows = {bytes.fromhex(r["key"]): bytes.fromhex(r["value"]) for r in map(json.loads, page.content.splitlines())}
     assert {key: v for key, v in rows.items() if key in said.final} == said.final
     assert all(said.is_deleted_by_range(key) for key in rows.keys() - said.final.keys())
+
+
+def in_keyspace(patch: pytest.MonkeyPatch) -> None:
+    """Let the model's transactions write keys of keyspace 7."""
+    for module, name in ((jobs, "record_key"), (transactions, "record_key"), (ddl, "database_key"), (ddl, "table_key")):
+        plain = getattr(module, name)
+        patch.setattr(module, name, lambda *args, plain=plain: PREFIX + plain(*args))
+    for module in (ddl, jobs):
+        patch.setattr(module, "SCHEMA_VERSION_KEY", PREFIX + ddl.SCHEMA_VERSION_KEY.removeprefix(PREFIX))
+
+
+def test_keys_of_transactions_are_followed_in_a_living_cluster(
+    pushed: Up, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The keyspace is registered by name; a neighbouring keyspace and TiDB's own keys are in the same regions."""
+    in_keyspace(monkeypatch)
+    foreign = Version(1, 2, Op.PUT, b"not ours", None)
+    others = [(b"t" + bytes(8) + b"_r" + bytes(8), foreign), (b"x\0\0\x08k", foreign)]
+    cluster = cluster_of(others, floor_ts=tso.compose(int(time.time() * 1000) - 60_000), regions=1)
+    cluster.split(1, [PREFIX + b"t\x80"], [91])
+    cluster.floor_ts = 0  # nothing was ever collected: the first scan sends every version
+    workload = Workload(7, cluster, DEFAULT)
+    keyspaces = {"app": 7, "two": 8}
+    with ServedCluster(
+        cluster, workload=workload, steps_per_s=150, resolved_s=0.2, keyspaces=keyspaces, api=Api.V2
+    ) as served:
+        tenant = ("-c", "1", "-t", "9", "--url", pushed.url)
+        _run("tenant", "register", *tenant, "--kind", "txn", "--keyspace", "app", log=tmp_path / "register.log")
+        with TiStreamProcess("push", "--pd", served.pd_address, *tenant, log=tmp_path / "push.log"):
+            eventually(lambda: len(workload.committed) > 300)
+            end_ts = served.settle()
+            eventually(lambda: _resolved(pushed, 9) >= end_ts, (tmp_path / "push.log").read_text)
+    got = {(w.key, w.ts): w.value for w in changes(pushed, 8)}
+    assert got == {(row.key.removeprefix(PREFIX), row.commit_ts): row.value for row in workload.committed}
+
+
+def _resolved(up: Up, tenant: int) -> int:
+    with client(up.url) as c:
+        return int(c.get(f"/v1/clusters/1/tenants/{tenant}")["resolved_ts"])
