@@ -111,7 +111,8 @@ def test_no_key_is_in_a_log_line(monkeypatch: pytest.MonkeyPatch, form: Any) -> 
 
 def test_the_steps_of_a_registration() -> None:
     found: dict[str, Any] = {
-        "cluster_id": 1, "tenant_id": 2, "state": "AWAITING_SNAPSHOT", "start_ts": "0", "tasks": [], "stores": [],
+        "cluster_id": 1, "tenant_id": 2, "keyspace": None,
+        "state": "AWAITING_SNAPSHOT", "start_ts": "0", "tasks": [], "stores": [],
     }  # fmt: skip
     steps = checklist(found, has_key=True)
     assert [done for _, done, _ in steps] == [True, True, False, False, False, False]
