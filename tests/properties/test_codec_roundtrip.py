@@ -97,7 +97,7 @@ batch_row = st.builds(
         "value": value,
         "old_value": old,
         "expire_ts": expire,
-        "flags": flags,
+        "flags": flags & ~change.FLAG_SCANNED,
     },
     st.integers(1, 4), st.integers(0, 2), octets, st.integers(0, 2**62), st.integers(0, 2**61), u64,
     st.none() | octets, st.none() | octets, u64, u8,
