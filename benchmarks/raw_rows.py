@@ -41,7 +41,7 @@ def in_keyspace(keys: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 class RawTicks(Ticks):
-    """The rows of `Ticks`, all of which commit in their tick, and the same as they are written in RawKV."""
+    """The rows of `Ticks`, each committed in its tick, and the same rows as RawKV writes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ had no effect; after an indeterminate error the caller must read back the state,
         TsOutOfRange        a timestamp in the future
         TsExpired           a timestamp below what is retained
         TableRenamed        a table that has another name now
-        StateNotKnown       keys of which the log may lack versions around a timestamp: read as of a nearby one
+        StateNotKnown       the log may lack versions of keys around a timestamp: read as of a nearby one
         SnapshotLost        a snapshot whose rest cannot be read as its beginning was: start it again
         StateForbids        the object's state does not allow it now
         BeyondQuarantine    a timestamp above what is known to be good: an operator decides about a store

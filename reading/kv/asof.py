@@ -7,7 +7,7 @@ segments whose keys touch the range are fetched: each segment's row in the catal
 catalog does not say which segments have rows of opening scans. A page costs all of the range's log since the base, so
 large pages are cheaper, and a small range or a base close below t most of all.
 
-A page of which any key up to the end of the range is not known is refused, unless the reader allows it. A scanned row
+A page is refused if any key up to the end of the range is not known, unless the reader allows it. A scanned row
 above W is not in the log yet and cannot be regarded: where W has passed the checkpoint of a new subscription but not
 yet the newest row of its scan, a key may be called known that is not. A sorter that takes W over such a stretch in one
 step makes the answer depend on t alone.

@@ -202,7 +202,7 @@ def test_the_api_answers_as_if_nothing_had_been_deleted(world: World) -> None:
     with TestClient(create_app(Services.create(world.catalog, world.store, CLOCK))) as http:
 
         def entries(as_of: int) -> list[dict[str, Any]]:
-            """Of a key that is not known, and of which nothing is there, the last version may be gone."""
+            """The last version of an unknown key without a value may be gone."""
             found = http.get(f"{BASE}/kv/rows", params={"as_of": as_of, "format": "ndjson", "allow_state": True})
             assert found.status_code == 200, found.text
             return [{k: e[k] for k in e if e["value"] is not None or k in ("key", "exact")} for e in events_of(found)]

@@ -48,7 +48,7 @@ def answer(rows: list[Row], key: bytes, as_of: int) -> Answer:
 
 
 def write(rand: random.Random, ts: int, count: int, keys: int, pause_ms: int) -> tuple[list[Row], int]:
-    """(so many random versions after `ts`, timestamp of the last)."""
+    """(`count` random versions after `ts`, timestamp of the last)."""
     rows = []
     for _ in range(count):
         before = ts

@@ -47,7 +47,7 @@ def snapshot(
     key_format: FormatOfKeys = None,
     history: Annotated[str | None, typer.Option(help="All versions of this key up to --as-of instead.")] = None,
     allow_state: Annotated[
-        bool, typer.Option("--allow-state", help="What is known of keys of which the log may lack versions.")
+        bool, typer.Option("--allow-state", help="Show the newest known versions where the log may lack some.")
     ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
     url: Url = DEFAULT_URL,

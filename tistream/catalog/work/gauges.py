@@ -128,7 +128,7 @@ class CatalogGauges:
         family, now_ms, lags = metrics.collected("tistream_checkpoint_lag_seconds"), self._clock.unix_ms(), [0.0]
         rows = self._rows(_SLOWEST)
         for row in rows:
-            if not row.durable_ts:  # a keyspace of which nothing has come yet
+            if not row.durable_ts:  # a keyspace without a pushed change
                 continue
             lags.append(ts.lag_ms(int(row.durable_ts), now_ms, row.end_ts) / 1000)
             family.add_metric([str(row.cluster_id), str(row.tenant_id)], lags[-1])
