@@ -1,0 +1,1 @@
+"""Where changefeeds write: destinations by URI, behind one protocol."""

@@ -1,0 +1,113 @@
+"""What a destination of a changefeed does: plans the writes of a stretch of the log, and writes them.
+
+    read (after, upto] of the log -> plan -> record attempted_ts and the plan's record -> write -> checkpoint = upto
+
+Writing may stop at any instruction. The next try, in the same process or in another, has the same stretch and the
+record of the first, so a destination that must write the same bytes again can: what the stretch does not determine,
+such as the numbers of files, is in the record.
+
+A destination belongs to one lane and is used from one thread at a time.
+
+Errors of `plan` and `write`: DestinationUnavailable when a later try may succeed, DestinationRefused for a change that
+can never be written, LeaseOver when the lane's lease ended before everything was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from schemas.history import History
+from schemas.model import DdlEvent
+from tistream.errors import ErrorKind, TiStreamError
+from tistream.ids import Tenant
+
+Allowed = Callable[[], float]
+"""Seconds, by the monotonic clock, in which a request may still be in progress; at or below 0 none may be sent. A
+request has at most this as its deadline."""
+
+
+class DestinationUnavailable(TiStreamError):
+    """The destination of a changefeed cannot be written now. It is tried again, and nothing is lost."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1100"
+
+
+class DestinationRefused(TiStreamError):
+    """The destination of a changefeed cannot take a change; a later try would be refused as well."""
+
+    kind = ErrorKind.INVALID
+    code = "TS-1101"
+    hint = (
+        "tistream changefeed query shows the change and the cause. Mend the cause, then tistream changefeed resume; or "
+        "leave the change out with tistream changefeed skip."
+    )
+
+
+class LeaseOver(TiStreamError):
+    """A lane of a changefeed has no time left to write before another worker may own it."""
+
+    kind = ErrorKind.FENCED
+    code = "TS-1102"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """All changes of a lane in (after, upto]."""
+
+    after: int
+    upto: int
+    rows: pa.Table  #: schema change.COMMITTED, those that pass the changefeed's filters, in commit order
+    events: Sequence[DdlEvent] = ()  #: DDL statements of the lane, by commit_ts
+    history: History | None = None  #: the schema at each timestamp of the stretch; None for a keyspace
+
+
+class Plan(Protocol):
+    """The writes of one stretch."""
+
+    @property
+    def record(self) -> str:
+        """What a later try must know, at most RECORD_MAX characters; kept in the catalog before anything is
+        written."""
+
+    @property
+    def rows(self) -> int:
+        """How many changes are written."""
+
+    @property
+    def size(self) -> int:
+        """Their bytes."""
+
+
+RECORD_MAX = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The lane of a destination."""
+
+    tenant: Tenant
+    changefeed_id: str
+    number: int  #: of the lane
+    of: int  #: lanes of the changefeed
+
+
+class Destination(Protocol):
+    """Use from one thread, then `close`."""
+
+    def plan(self, stretch: Stretch, record: str) -> Plan:
+        """What is to be written. `record`: of the plan of an earlier try of this stretch; empty before the first. May
+        read from the destination."""
+
+    def write(self, plan: Plan, allowed: Allowed) -> None:
+        """Write all of it; when this returns, all of it is durable there."""
+
+    def note_checkpoint(self, ts: int, allowed: Allowed) -> None:
+        """All lanes of the changefeed have written everything at or below `ts`. It may fall behind an earlier one."""
+
+    def close(self) -> None:
+        """Release connections."""

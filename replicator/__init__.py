@@ -1,0 +1,1 @@
+"""Runs changefeeds: reads the log and writes it to their destinations."""
