@@ -19,6 +19,7 @@ from metaserver.core.balance import Balancer
 from metaserver.core.loads import Load, Loads, store_loads, task_loads
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.work.lanes import LaneAssignment, LanePlace, assign_lanes, lane_places
 from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.stores import StoreAssignment, StorePlace, assign_stores, store_places, stores_stamp
 from tistream.catalog.work.tasks import Assignment, TaskPlace, assign_tasks, task_places, tasks_stamp
@@ -147,6 +148,33 @@ class StoreItems:
         rows: Sequence[StorePlace] = columns.rows
         assignments = [StoreAssignment(rows[i].tenant, rows[i].store_id, to, rows[i].epoch) for i, to in moves]
         return assign_stores(self._catalog, assignments, leader_epoch=leader_epoch)
+
+
+class LaneItems:
+    """Lanes of changefeeds. They report no loads: each weighs the same."""
+
+    what = "lane"
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._columns: Columns | None = None
+
+    def read(self, now_s: float) -> Columns:
+        rows = lane_places(self._catalog)
+        if self._columns is None or rows != self._columns.rows:
+            keys, owners = [row.lane_id for row in rows], [row.owner for row in rows]
+            self._columns = _columns(rows, keys, owners, [row.tenant for row in rows])
+        return self._columns
+
+    def write(self, columns: Columns, moves: Sequence[tuple[int, str]], leader_epoch: int) -> int:
+        rows: Sequence[LanePlace] = columns.rows
+        assignments = [LaneAssignment(rows[i].lane_id, to, rows[i].epoch, rows[i].tenant) for i, to in moves]
+        return assign_lanes(self._catalog, assignments, leader_epoch=leader_epoch)
+
+    def loads(
+        self, worker: str, report: WorkerReport, owner_of: Callable[[Hashable], str | None]
+    ) -> Iterable[tuple[Hashable, Load]]:
+        return ()
 
 
 def _columns(

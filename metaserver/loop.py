@@ -1,6 +1,7 @@
 """Background work of a meta server: election, assignment, activation, collection, retention, maintenance and audit.
 
-    assignment thread    every 0.3 s: acquire or renew leadership, assign stores and tasks, rotate the service token
+    assignment thread    every 0.3 s: acquire or renew leadership, assign stores, tasks and lanes, rotate the
+                         service token
     activation thread    every 0.3 s, while leader: activate waiting tenants by their schema snapshots
     collection thread    every ten minutes, while leader: delete replaced and orphaned objects, those of deleted
                          tenants, and old events
@@ -32,7 +33,7 @@ from metaserver.contained import Contained
 from metaserver.core.failure_detector import FailureDetector
 from metaserver.core.maintenance import MaintenanceRules
 from metaserver.deletion import Deletion
-from metaserver.inventory import Inventory, StoreItems, TaskItems, Workers
+from metaserver.inventory import Inventory, LaneItems, StoreItems, TaskItems, Workers
 from metaserver.maintenance import INTERVAL_S as MAINTENANCE_INTERVAL_S
 from metaserver.maintenance import Maintenance
 from metaserver.reshape import ReshapeSettings
@@ -137,7 +138,7 @@ class MetaWorker:
         self._epoch: int | None = None
         self._has_led = False
         self._detector = FailureDetector()
-        self._inventories = {WorkerKind.DISPATCHER: Inventory(StoreItems(catalog)), WorkerKind.SORTER: Inventory(tasks)}
+        self._inventories = _inventories(catalog, tasks)
         self._reports_due_s = self._report_due_s = self._resumed_s = self._token_due_s = 0.0
         self._rotate_ms = int(service_token_hours * 3_600_000)
         self._reported: tuple[int, list[dict[str, object]]] | None = None
@@ -335,6 +336,15 @@ class MetaWorker:
             inventory.learn(reports[kind], now_s)
         took_s = self._clock.monotonic() - now_s
         self._reports_due_s = now_s + max(REPORTS_S, REPORTS_PAUSES * took_s)
+
+
+def _inventories(catalog: Catalog, tasks: TaskItems) -> dict[WorkerKind, Inventory]:
+    """What is assigned, by the kind of worker."""
+    return {
+        WorkerKind.DISPATCHER: Inventory(StoreItems(catalog)),
+        WorkerKind.SORTER: Inventory(tasks),
+        WorkerKind.REPLICATE: Inventory(LaneItems(catalog)),
+    }
 
 
 def _workers_of(live: list[Pulse], kind: WorkerKind) -> Workers:

@@ -57,6 +57,7 @@ LEADER_LEASE_MS = 5_000  # shorter: a leader may die just before it replaces a w
 HEARTBEAT_MS = 2_000
 RATE_WINDOW_S = 10.0  # of the averages that heartbeats report
 CLOCK_SKEW_MAX_MS = 60_000  # timestamps of pushers this far ahead of the catalog's clock count; later ones wait
+LANE_LEASE_MS = 6_000  # how long the owner of a changefeed's lane may write after it last read its lanes
 JOB_LEASE_MS = 30_000  # a maintenance job whose executor has not renewed its lease for this long may be taken over
 JOB_RENEW_MS = 5_000
 READ_LEASE_TTL_MS = 900_000  # listed objects are kept this long after the last renewal

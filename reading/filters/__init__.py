@@ -11,7 +11,17 @@ A position in the log does not depend on a filter: a page ends where it would en
 from __future__ import annotations
 
 from reading.filters.core.refusal import refused
-from reading.filters.filter import FILTER_NAMES, NO_FILTER, Filter, Part, parse_filter
+from reading.filters.filter import FILTER_NAMES, NO_FILTER, Filter, Part, parse_filter, part_name
 from reading.filters.select import Selected, select_rows
 
-__all__ = ["FILTER_NAMES", "NO_FILTER", "Filter", "Part", "Selected", "parse_filter", "refused", "select_rows"]
+__all__ = [
+    "FILTER_NAMES",
+    "NO_FILTER",
+    "Filter",
+    "Part",
+    "Selected",
+    "parse_filter",
+    "part_name",
+    "refused",
+    "select_rows",
+]

@@ -38,11 +38,20 @@ class Part:
 
     number: int
     of: int
+    only: str | None = None  #: this table alone, a name of `part_name`
+    without: frozenset[str] = frozenset()  #: these tables belong to other parts
 
     def has(self, database: str, table: str) -> bool:
         """Whether the table of this name belongs to the part."""
-        name = f"{folded(database)}.{folded(table)}".encode("utf-8", "surrogatepass")
-        return zlib.crc32(name) % self.of == self.number
+        name = part_name(database, table)
+        if self.only is not None:
+            return name == self.only
+        return name not in self.without and zlib.crc32(name.encode("utf-8", "surrogatepass")) % self.of == self.number
+
+
+def part_name(database: str, table: str) -> str:
+    """A table's name as parts have it."""
+    return f"{folded(database)}.{folded(table)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

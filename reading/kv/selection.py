@@ -43,8 +43,10 @@ class Selection:
 
     def of(self, rows: pa.Table) -> pa.Table:
         """The rows (schema change.COMMITTED) that pass."""
-        if self.is_everything or not rows.num_rows:
-            return rows
+        return rows if self.is_everything or not rows.num_rows else page_rows.only(rows, self.passed(rows))
+
+    def passed(self, rows: pa.Table) -> Mask:
+        """Which rows (schema change.COMMITTED) pass."""
         keys, passed = user_keys(rows["key"].combine_chunks()), np.ones(rows.num_rows, np.bool_)
         if self.range.start:
             passed &= _mask(pc.greater_equal(keys, pa.scalar(self.range.start, pa.binary())))
@@ -55,7 +57,7 @@ class Selection:
         if self.value_pattern is not None:
             found = pc.fill_null(pc.match_substring_regex(rows["value"], self.value_pattern), False)
             passed &= _mask(found) | (rows["op"].to_numpy() == Op.DELETE)
-        return page_rows.only(rows, passed)
+        return passed
 
 
 def parse_selection(

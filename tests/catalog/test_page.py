@@ -12,6 +12,7 @@ from sqlalchemy import text
 
 from tests.kit.catalog_cases import START, T, activate, advance, flush, segment, snapshot, together
 from tistream.catalog.database import tables
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.objects import superseded_objects, tombstone
@@ -60,7 +61,7 @@ class TestPages:
         assert superseded_objects(catalog, T, grace_ms=3_600_000, limit=10) == []
         with catalog.transaction() as conn:
             of = tables.objects.c.object_key == f"snapshots/{low}/0-1"
-            conn.execute(tables.objects.update().where(of).values(changed_ms=tables.now_ms() - 3_600_000))
+            conn.execute(tables.objects.update().where(of).values(changed_ms=now_ms() - 3_600_000))
         assert superseded_objects(catalog, T, grace_ms=3_600_000, limit=10) == [f"snapshots/{low}/0-1"]
         assert tombstone(catalog, T, f"snapshots/{low}/0-1")
         assert superseded_objects(catalog, T, grace_ms=0, limit=10) == [f"snapshots/{low}/0-2"]

@@ -31,6 +31,7 @@ from tests.kit.catalog_cases import (
     together,
 )
 from tistream.catalog.database import tables
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import (
     NewTask,
@@ -368,7 +369,7 @@ class TestTasks:
     def test_the_age_of_a_heartbeat_is_the_databases(self, catalog: Catalog) -> None:
         life = register_worker(catalog, "api-1", "api", "a")
         with catalog.transaction() as conn:
-            conn.execute(tables.workers.update().values(heartbeat_ms=tables.now_ms() - 60_000))
+            conn.execute(tables.workers.update().values(heartbeat_ms=now_ms() - 60_000))
         assert 60_000 <= list_workers(catalog)[0].heartbeat_age_ms < 90_000
         heartbeat(catalog, "api-1", life)
         assert list_workers(catalog)[0].heartbeat_age_ms < 30_000

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import select
 
 from tistream.catalog.database import tables
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, commit_flush
 from tistream.catalog.log.compaction import Output
@@ -138,7 +139,7 @@ def elected(catalog: Catalog, me: str = "meta-1") -> int:
 def silence_leader(catalog: Catalog, age_ms: int) -> None:
     """Make the leader's last heartbeat this old."""
     with catalog.transaction() as conn:
-        conn.execute(tables.leader.update().values(heartbeat_ms=tables.now_ms() - age_ms))
+        conn.execute(tables.leader.update().values(heartbeat_ms=now_ms() - age_ms))
 
 
 def advance(task_id: int, seen: int, new: int, *segments: SegmentRow, epoch: int = 0) -> TaskAdvance:

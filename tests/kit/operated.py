@@ -28,6 +28,7 @@ from tests.kit.catalog_cases import elected
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tistream.admin.views import Sources
 from tistream.catalog.database import tables
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.tenancy.tenants import TaskKind, TenantState, change_state, register_tenant
 from tistream.catalog.work.job_rows import JobCounts, JobExecutor, JobKind, NewJob
 from tistream.catalog.work.jobs import enqueue, fail, finish, lease, renew
@@ -75,8 +76,8 @@ class Operated:
             living = tables.workers.update().where(tables.workers.c.worker_id != "sorter-3")
             while not ended.wait(_BEAT_S):
                 with self.world.catalog.transaction() as conn:
-                    conn.execute(living.values(heartbeat_ms=tables.now_ms()))
-                    conn.execute(tables.leader.update().values(heartbeat_ms=tables.now_ms()))
+                    conn.execute(living.values(heartbeat_ms=now_ms()))
+                    conn.execute(tables.leader.update().values(heartbeat_ms=now_ms()))
 
         thread = threading.Thread(target=beat, name="heartbeats", daemon=True)
         thread.start()

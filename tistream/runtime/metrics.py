@@ -41,7 +41,7 @@ STAGES = (
     "flush",
     "serve",
 )  #: from a commit to a reader
-SERVICES = ("pusher", "dispatcher", "sorter", "api")
+SERVICES = ("pusher", "dispatcher", "sorter", "api", "replicator")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -93,6 +93,10 @@ BYTES = _counter("tistream_bytes_total", "Bytes received and sent by a service",
 LEFT_OUT = _counter(
     "tistream_rows_left_out_total", "Records read for an answer that are not delivered, by reason", "status"
 )
+REPLICATION_WRITE = _histogram(
+    "tistream_replication_write_seconds", "Time to write one stretch of a changefeed's lane to its destination"
+)
+REPLICATION_RETRIES = _counter("tistream_replication_retries_total", "Stretches of changefeeds that are tried again")
 STAGE = _histogram("tistream_stage_seconds", "Duration of one stage, by the process's clock", "stage")
 FILE_AGE = _histogram(
     "tistream_file_age_seconds",

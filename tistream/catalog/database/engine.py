@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine, column, create_engine, event, exc, inspect, make_url, select, table
 from sqlalchemy.engine import URL
 
+from tistream.catalog.database.clock_sql import now_ms as _now_ms
 from tistream.catalog.database.metered import watch
 from tistream.catalog.database.mysql import migrating_engine, mysql_engine
-from tistream.catalog.database.tables import now_ms as _now_ms
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
 
 if TYPE_CHECKING:

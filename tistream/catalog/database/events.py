@@ -19,9 +19,10 @@ import orjson
 from sqlalchemy import Connection, Text, and_, bindparam, literal_column, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.names import is_name
-from tistream.catalog.database.tables import UInt, Word, WorkerName, counters, events, next_numbers, now_ms
+from tistream.catalog.database.tables import UInt, Word, WorkerName, counters, events, next_numbers
 from tistream.ids import Tenant
 
 KEEP_EVENTS = 50_000
@@ -65,6 +66,13 @@ class EventKind(StrEnum):
     JOB_FAILED = "job.failed"
     JOB_RETRIED = "job.retried"  #: by an operator
     JOB_CANCELLED = "job.cancelled"  #: by an operator
+    LANE_ASSIGNED = "lane.assigned"
+    CHANGEFEED_CREATED = "changefeed.created"  #: by an operator, as the following but for `stopped` and `failed`
+    CHANGEFEED_CHANGED = "changefeed.changed"
+    CHANGEFEED_REBALANCED = "changefeed.rebalanced"
+    CHANGEFEED_REMOVED = "changefeed.removed"
+    CHANGEFEED_STOPPED = "changefeed.stopped"  #: a table or a key of it, by a change that the destination refuses
+    CHANGEFEED_FAILED = "changefeed.failed"
     ITEM_WORKS = "item.works"  #: a stopped item works again, or no longer exists
 
 

@@ -33,10 +33,9 @@ from sqlalchemy import (
 )
 from sqlalchemy import Text as SqlText
 from sqlalchemy.dialects import mysql, sqlite
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.functions import FunctionElement
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.names import Name
 from tistream.ids import Tenant
 
@@ -313,7 +312,25 @@ changefeeds = Table(
     *_consumer_ids(),
     Column("state", Word, nullable=False),
     *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "seen_ms", "idle_limit_ms", "last_epoch"),
-    Column("filters", SqlText, nullable=False),
+    *(Column(name, SqlText, nullable=False) for name in ("filters", "sink_uri", "options")),
+    Column("error", SqlText),
+)
+lanes = Table(
+    "lanes",
+    metadata,
+    _id("lane_id"),
+    *_uints("cluster_id", "tenant_id"),
+    Column("changefeed_id", WorkerName, nullable=False),
+    _uint("number"),
+    Column("scope", ReportText, nullable=False),
+    *_uints("checkpoint_ts", "attempted_ts", "redo_ts", "record_ts", "amended"),
+    Column("record", ReportText, nullable=False),
+    _uint("epoch"),
+    Column("owner", WorkerName),
+    *_uints("free_ms", "moved_ms", "rows_done", "bytes_done", "tries"),
+    Column("error", SqlText),
+    Index("lanes_of_changefeed", "cluster_id", "tenant_id", "changefeed_id", "number"),
+    Index("lanes_of_owner", "owner"),
 )
 _READING = [*_uints("checkpoint_ts", "amended", "epoch"), Column("member", WorkerName)]
 consumer_partitions = Table("consumer_partitions", metadata, *_consumer_ids(), _id("number"), *_READING)
@@ -434,24 +451,6 @@ counters = Table(
     Column("name", Word, primary_key=True),
     _uint("value"),
 )
-
-
-class now_ms(FunctionElement[int]):
-    """Unix milliseconds by the database's clock, as an expression."""
-
-    type = BigInteger()
-    inherit_cache = True
-
-
-@compiles(now_ms, "sqlite")
-def _now_ms_sqlite(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
-    return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
-
-
-@compiles(now_ms, "mysql")
-@compiles(now_ms, "mariadb")
-def _now_ms_mysql(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
-    return "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
 
 
 def of_tenant(table: Table, tenant: Tenant) -> ColumnElement[bool]:

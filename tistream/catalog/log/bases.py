@@ -24,12 +24,12 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, exc, func, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog, GuardFailed, is_duplicate
 from tistream.catalog.database.tables import (
     base_segments,
     bases,
     next_numbers,
-    now_ms,
     objects,
     of_asked_tenant,
     of_tenant,

@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, case, func, select
 
 from tistream import ts as tso
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.engine import now_ms as database_ms
 from tistream.catalog.database.tables import (
@@ -26,7 +27,6 @@ from tistream.catalog.database.tables import (
     changefeeds,
     consumer_members,
     consumer_partitions,
-    now_ms,
     of_asked_tenant,
     tenant_ids,
 )
@@ -216,6 +216,8 @@ def _locked(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> Iterator[tu
         feed = conn.execute(_LOCK, asked).one_or_none()
         if feed is None:
             raise no_changefeed(tenant, changefeed_id)
+        if feed.sink_uri:
+            raise StateForbids(f"Changefeed {changefeed_id} has a destination: the service reads it.", state=feed.state)
         partitions = [_partition(row) for row in conn.execute(_PARTITIONS, asked)]
         members = [_member(row) for row in conn.execute(_MEMBERS, asked)]
         yield conn, feed, ConsumerGroup(partitions, members, feed.last_epoch)

@@ -18,10 +18,10 @@ from enum import StrEnum
 
 from sqlalchemy import Column, Connection, Update, bindparam, exc, exists, func, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog, is_duplicate
 from tistream.catalog.database.tables import (
     ensure_row,
-    now_ms,
     objects,
     of_asked_tenant,
     of_tenant,

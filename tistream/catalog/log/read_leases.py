@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from sqlalchemy import bindparam, func, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import counters, now_ms, read_leases
+from tistream.catalog.database.tables import counters, read_leases
 
 _c = read_leases.c
 _IS_ASKED = _c.lease_id == bindparam("asked_lease")

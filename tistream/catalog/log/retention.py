@@ -28,6 +28,7 @@ from enum import StrEnum
 from sqlalchemy import BindParameter, Connection, bindparam, func, select
 
 from tistream import ts as tso
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.engine import now_ms as database_ms
 from tistream.catalog.database.tables import (
@@ -35,7 +36,6 @@ from tistream.catalog.database.tables import (
     bases,
     changefeeds,
     next_numbers,
-    now_ms,
     objects,
     of_asked_tenant,
     safe_points,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import and_, bindparam, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import now_ms, of_asked_tenant, safe_points, tenant_ids
+from tistream.catalog.database.tables import of_asked_tenant, safe_points, tenant_ids
 from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.errors import TsExpired
 from tistream.ids import Tenant

@@ -13,8 +13,9 @@ from typing import Any
 
 from sqlalchemy import and_, bindparam, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import now_ms, of_asked_tenant, seed_segments, seeds, tenant_ids
+from tistream.catalog.database.tables import of_asked_tenant, seed_segments, seeds, tenant_ids
 from tistream.catalog.log.objects import ObjectKind, insert_live
 from tistream.catalog.log.segments import SegmentRow, segment_of_table
 from tistream.catalog.tenancy.tenants import lock_tenant

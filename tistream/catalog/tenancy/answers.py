@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import and_, bindparam, or_, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import ensure_row, kept_answers, now_ms
+from tistream.catalog.database.tables import ensure_row, kept_answers
 
 KEPT_MS = 24 * 3600 * 1000
 IN_FLIGHT_MS = 120_000

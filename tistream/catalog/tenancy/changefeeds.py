@@ -1,31 +1,36 @@
-"""Changefeeds: registered consumers, their partitions and checkpoints.
+"""Changefeeds: consumers that members read, and replications that the service writes to a destination.
 
     normal <--pause, resume--> stopped
-       |
+       |  ^
+       |  +--resume-- failed         replications: an error that no retry can mend
        +-- its checkpoint reaches its target --> finished
 
-A checkpoint means that the consumer has everything at or below it; it never falls, except by a reset. It is the lowest
-of the consumer's partitions, which members read (`tistream.catalog.log.consumers`). While a changefeed is normal or
-stopped, the tenant's log above its checkpoint is kept, until no request of the consumer has come for `idle_limit_ms`.
+A checkpoint means that everything at or below it is consumed, or written to the destination; it never falls, except by
+a reset. It is the lowest of the consumer's partitions, which members read (`tistream.catalog.log.consumers`), or of the
+replication's lanes (`tistream.catalog.work.lanes`). Until a changefeed is finished, the tenant's log above its
+checkpoint is kept, until no request of the consumer has come, or the checkpoint has not moved, for `idle_limit_ms`.
 `add_changefeed` locks the tenant's row, as `raise_floor` does (see `retention`): a changefeed starts where the log
-still exists, or is refused. TiCDC's other states describe errors of its sinks, which do not exist here.
+still exists, or is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import and_, bindparam, case, func, or_, select
+import orjson
+from sqlalchemy import Connection, and_, bindparam, case, func, or_, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import (
     amendments,
     changefeeds,
     consumer_members,
     consumer_partitions,
-    now_ms,
+    lanes,
     of_asked_tenant,
     tenant_ids,
 )
@@ -37,14 +42,17 @@ from tistream.limits import CONSUMER_IDLE_HOURS_DEFAULT
 
 
 class FeedState(StrEnum):
-    """States of a changefeed, named as in TiCDC."""
+    """States of a changefeed, named as in TiCDC. A replication is shown as `error` while a lane retries or waits."""
 
     NORMAL = "normal"
     STOPPED = "stopped"
+    ERROR = "error"
+    FAILED = "failed"
     FINISHED = "finished"
 
 
-LIVE = (FeedState.NORMAL, FeedState.STOPPED)  #: these hold the log above their checkpoint, unless idle for too long
+LIVE = (FeedState.NORMAL, FeedState.STOPPED)  #: these may be moved by their reader
+_HOLDING = (*LIVE, FeedState.FAILED)  # the log above their checkpoint, unless idle for too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +71,20 @@ class ChangefeedRow:
     idle_ms: int  #: since then
     idle_limit_ms: int  #: idle for longer, it no longer holds the log; 0 = it holds for ever
     holds_log: bool  #: above its checkpoint
+    sink_uri: str = ""  #: where the service writes; empty = a consumer, which members read
+    options: str = "{}"  #: JSON of a replication's settings beside the URI
+    error: dict[str, Any] | None = None  #: why it is failed
+
+    @property
+    def is_replication(self) -> bool:
+        """Whether the service writes it to a destination."""
+        return bool(self.sink_uri)
 
 
 _f, _p = changefeeds.c, consumer_partitions.c
-HOLDS_LOG = and_(_f.state.in_(LIVE), or_(_f.idle_limit_ms == 0, _f.seen_ms + _f.idle_limit_ms > now_ms()))
+HOLDS_LOG = and_(_f.state.in_(_HOLDING), or_(_f.idle_limit_ms == 0, _f.seen_ms + _f.idle_limit_ms > now_ms()))
 _ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
+_IS_CONSUMER = _f.sink_uri == ""
 _READ = select(changefeeds, now_ms().label("now_ms"), case((HOLDS_LOG, 1), else_=0).label("holds_log"))
 _GET = _READ.where(_ONE)
 _ALL = _READ.where(of_asked_tenant(changefeeds)).order_by(_f.changefeed_id)
@@ -82,7 +99,7 @@ _MOVE_PARTITIONS = (
 _EDGE = edge_of_asked_tenant()
 _MOVE = (
     changefeeds.update()
-    .where(_ONE, _f.state.in_(LIVE), _f.checkpoint_ts <= bindparam("to_ts"))
+    .where(_ONE, _IS_CONSUMER, _f.state.in_(LIVE), _f.checkpoint_ts <= bindparam("to_ts"))
     .values(
         state=case((and_(_f.target_ts > 0, _f.target_ts <= bindparam("to_ts")), FeedState.FINISHED), else_=_f.state),
         checkpoint_ts=bindparam("to_ts"),
@@ -97,7 +114,7 @@ _SWITCH = (
 _REMOVE = changefeeds.delete().where(_ONE)
 _REMOVE_READERS = [
     table.delete().where(of_asked_tenant(table), table.c.changefeed_id == bindparam("asked_id"))
-    for table in (consumer_partitions, consumer_members)
+    for table in (consumer_partitions, consumer_members, lanes)
 ]
 
 
@@ -111,9 +128,13 @@ def add_changefeed(
     filters: str = "{}",
     partitions: int = 1,
     idle_limit_ms: int = CONSUMER_IDLE_HOURS_DEFAULT * 3_600_000,
+    sink_uri: str = "",
+    options: str = "{}",
+    added: Callable[[Connection, int], None] = lambda conn, start_ts: None,
 ) -> bool:
-    """Register a consumer that has everything at or below `start_ts` (None: the start of the log). False when it is
-    already registered alike, InvalidInput with other settings, TsExpired when the log begins later."""
+    """Register a consumer that has everything at or below `start_ts` (None: the start of the log), or a replication.
+    `added` completes the transaction. False when it is already registered alike, InvalidInput with other settings,
+    TsExpired when the log begins later."""
     asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
         earliest = max(lock_tenant(conn, tenant))
@@ -122,7 +143,8 @@ def add_changefeed(
         if known is not None:
             before = known.target_ts, known.filters, known.idle_limit_ms, conn.execute(_COUNT, asked).scalar_one()
             same_start = start_ts is None or known.start_ts == start
-            if same_start and before == (target_ts, filters, idle_limit_ms, partitions):
+            alike = before == (target_ts, filters, idle_limit_ms, partitions)
+            if same_start and alike and (known.sink_uri, known.options) == (sink_uri, options):
                 return False
             raise InvalidInput(
                 f"Changefeed {changefeed_id} is registered with other settings.", start_ts=known.start_ts
@@ -143,11 +165,15 @@ def add_changefeed(
                 "target_ts": target_ts,
                 "filters": filters,
                 "idle_limit_ms": idle_limit_ms,
+                "sink_uri": sink_uri,
+                "options": options,
             },
         )
+        added(conn, start)
         newest = int(conn.execute(_NEWEST_AMENDMENT, asked).scalar() or 0)
         fresh = {**key, "checkpoint_ts": start, "amended": newest, "member": None, "epoch": 0}
-        conn.execute(consumer_partitions.insert(), [{**fresh, "number": n} for n in range(partitions)])
+        if partitions:
+            conn.execute(consumer_partitions.insert(), [{**fresh, "number": n} for n in range(partitions)])
         return True
 
 
@@ -228,4 +254,7 @@ def _row(tenant: Tenant, row: Any) -> ChangefeedRow:
         idle_ms=max(0, row.now_ms - row.seen_ms),
         idle_limit_ms=row.idle_limit_ms,
         holds_log=bool(row.holds_log),
+        sink_uri=row.sink_uri,
+        options=row.options,
+        error=None if row.error is None else orjson.loads(row.error),
     )

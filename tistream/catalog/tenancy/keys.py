@@ -17,8 +17,9 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, func, or_, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import api_keys, next_numbers, now_ms, of_asked_tenant, tenant_ids
+from tistream.catalog.database.tables import api_keys, next_numbers, of_asked_tenant, tenant_ids
 from tistream.errors import Fenced, NotFound, invariant
 from tistream.ids import Tenant
 

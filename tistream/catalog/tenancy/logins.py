@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import bindparam, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import api_keys, logins, now_ms
+from tistream.catalog.database.tables import api_keys, logins
 from tistream.catalog.tenancy.keys import KeyRow, key_row
 
 _l = logins.c

@@ -23,17 +23,10 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog, GuardFailed
 from tistream.catalog.database.events import EventKind, record_event
-from tistream.catalog.database.tables import (
-    ensure_row,
-    now_ms,
-    of_asked_tenant,
-    quarantines,
-    segments,
-    tasks,
-    tenant_ids,
-)
+from tistream.catalog.database.tables import ensure_row, of_asked_tenant, quarantines, segments, tasks, tenant_ids
 from tistream.catalog.log.committed import values_of_segment
 from tistream.catalog.log.objects import ObjectKind, insert_all_live
 from tistream.catalog.log.segments import SegmentRow

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, bindparam, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import (
@@ -31,8 +32,8 @@ from tistream.catalog.database.tables import (
     changefeeds,
     consumer_members,
     consumer_partitions,
+    lanes,
     next_numbers,
-    now_ms,
     objects,
     of_asked_tenant,
     positions,
@@ -75,7 +76,7 @@ _UNDISPATCH = (
 )
 _DROP_HOLDS = [
     table.delete().where(of_asked_tenant(table))
-    for table in (changefeeds, consumer_partitions, consumer_members, safe_points, quarantines, amendments)
+    for table in (changefeeds, lanes, consumer_partitions, consumer_members, safe_points, quarantines, amendments)
 ]
 _STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
 _LOCK = _STATE.with_for_update()

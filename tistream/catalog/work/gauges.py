@@ -14,16 +14,9 @@ from typing import Any
 from sqlalchemy import and_, case, func, select
 
 from tistream import ts
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import (
-    changefeeds,
-    consumer_members,
-    consumer_partitions,
-    now_ms,
-    tasks,
-    tenants,
-    workers,
-)
+from tistream.catalog.database.tables import changefeeds, consumer_members, consumer_partitions, tasks, tenants, workers
 from tistream.catalog.tenancy.changefeeds import FeedState
 from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work.job_rows import OPEN, JobState, job_figures

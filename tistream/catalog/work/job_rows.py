@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 from sqlalchemy import and_, bindparam, case, func, or_, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import counters, jobs, now_ms, of_tenant, tenant_of
+from tistream.catalog.database.tables import counters, jobs, of_tenant, tenant_of
 from tistream.errors import NotFound
 from tistream.ids import Tenant
 

@@ -27,17 +27,11 @@ import orjson
 from sqlalchemy import Connection, and_, bindparam, literal_column, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.lost_reply import commit_or_read_back
-from tistream.catalog.database.tables import (
-    counters,
-    ensure_row,
-    jobs,
-    next_numbers,
-    now_ms,
-    of_tenant,
-)
+from tistream.catalog.database.tables import counters, ensure_row, jobs, next_numbers, of_tenant
 from tistream.catalog.work.job_rows import (
     ONE_JOB,
     OPEN,

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import bindparam, or_, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
-from tistream.catalog.database.tables import leader, now_ms
+from tistream.catalog.database.tables import leader
 from tistream.catalog.work.reports import WorkerReport, encode_report, readable_report
 from tistream.errors import Fenced, invariant
 from tistream.limits import LEADER_LEASE_MS

@@ -11,9 +11,10 @@ from typing import Any
 
 from sqlalchemy import bindparam, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
-from tistream.catalog.database.tables import leader, now_ms, tasks, workers
+from tistream.catalog.database.tables import leader, tasks, workers
 from tistream.catalog.work.tasks import give_task
 from tistream.catalog.work.workers import WorkerKind, WorkerState
 from tistream.errors import StateForbids

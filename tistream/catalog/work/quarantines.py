@@ -21,12 +21,12 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, and_, bindparam, exists, or_, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import (
     ensure_row,
     incarnations,
-    now_ms,
     of_asked_tenant,
     of_tenant,
     quarantines,

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import bindparam, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import now_ms, service_tokens
+from tistream.catalog.database.tables import service_tokens
 from tistream.catalog.work.tasks import holds_leadership
 
 SECRET_BYTES = 32

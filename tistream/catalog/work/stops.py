@@ -19,9 +19,10 @@ from typing import Any, Generic
 
 from sqlalchemy import and_, bindparam, func, literal, literal_column, select, union_all
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
-from tistream.catalog.database.tables import next_numbers, now_ms, of_tenant, stops
+from tistream.catalog.database.tables import next_numbers, of_tenant, stops
 from tistream.catalog.tenancy.served import IS_OPEN
 from tistream.errors import NotFound
 from tistream.ids import Tenant

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, and_, bindparam, exists, func, select, tuple_
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments, record_event
 from tistream.catalog.database.tables import (
     INT_MAX,
     ensure_row,
     incarnations,
-    now_ms,
     of_asked_tenant,
     stores,
     tenant_ids,

@@ -16,12 +16,14 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Update, bindparam, case, exists, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.names import is_name
-from tistream.catalog.database.tables import WORKER_NAME_MAX, ensure_row, now_ms, stores, tasks, workers
+from tistream.catalog.database.tables import WORKER_NAME_MAX, ensure_row, lanes, stores, tasks, workers
 from tistream.catalog.work.reports import WorkerReport, encode_report, readable_report
 from tistream.errors import Fenced, NotFound
+from tistream.limits import LANE_LEASE_MS
 
 
 class WorkerKind(StrEnum):
@@ -33,6 +35,7 @@ class WorkerKind(StrEnum):
     META = "meta"
     REPLAY = "replay"  #: holds a tenant's tasks while it replays a backlog; never assigned work
     MAINTAIN = "maintain"  #: takes maintenance jobs, with threads
+    REPLICATE = "replicate"  #: writes lanes of changefeeds to their destinations
     SPARK = "spark"  #: takes maintenance jobs, with a Spark session
     OTHER = "other"  #: from a newer version, unknown to this one; never assigned work
 
@@ -81,6 +84,11 @@ _NEW_INCARNATION = (
     workers.update().where(_ME).values(incarnation=workers.c.incarnation + 1, heartbeat_ms=now_ms(), report=None)
 )
 _INCARNATION = select(workers.c.incarnation).where(_ME)
+_FENCE_LANES = (  # the process before may write until its lease ends, see `lanes`
+    lanes.update()
+    .where(lanes.c.owner == bindparam("asked_worker"))
+    .values(epoch=lanes.c.epoch + 1, redo_ts=lanes.c.attempted_ts, free_ms=now_ms() + LANE_LEASE_MS)
+)
 _FENCE_STORES = (
     stores.update()
     .where(stores.c.dispatcher == bindparam("asked_worker"))
@@ -91,7 +99,7 @@ _FENCE_STORES = (
 def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -> int:
     """Register a process under this id; its incarnation, larger than any before.
 
-    Tasks and stores stay with the id, and their epochs rise in the same transaction, which fences the earlier
+    Tasks, stores and lanes stay with the id, and their epochs rise in the same transaction, which fences the earlier
     incarnation: no other guard could distinguish two processes of one name.
     """
     kind = WorkerKind(kind)
@@ -110,6 +118,7 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
         conn.execute(_NEW_INCARNATION, {**me, "kind": kind, "address": address, "state": WorkerState.UP})
         conn.execute(_fencing_tasks(), me)
         conn.execute(_FENCE_STORES, me)
+        conn.execute(_FENCE_LANES, me)
         incarnation = int(conn.execute(_INCARNATION, me).scalar_one())
         record_event(conn, EventKind.WORKER_REGISTERED, worker_id, kind=kind, address=address, incarnation=incarnation)
         return incarnation

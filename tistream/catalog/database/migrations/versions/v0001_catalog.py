@@ -20,7 +20,7 @@ _BYTES = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
 _LONG_TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
 _COUNTERS = (
     *("task", "swap", "compaction", "first key", "event", "stop"),
-    *("job", "job bytes", "job requests saved"),
+    *("job", "job bytes", "job requests saved", "lane"),
 )
 
 _TENANT = ("cluster_id", "tenant_id")
@@ -240,8 +240,25 @@ def _readers() -> None:
         _name("changefeed_id", 128, key=True),
         *_words("state"),
         *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "seen_ms", "idle_limit_ms", "last_epoch"),
-        _text("filters"),
+        *map(_text, ("filters", "sink_uri", "options")),
+        _text("error", nullable=True),
     )
+    create_table(
+        "lanes",
+        *_uints("lane_id", key=True),
+        *_uints(*_TENANT),
+        _name("changefeed_id", 128),
+        *_uints("number"),
+        sa.Column("scope", _LONG_TEXT, nullable=False),
+        *_uints("checkpoint_ts", "attempted_ts", "redo_ts", "record_ts", "amended"),
+        sa.Column("record", _LONG_TEXT, nullable=False),
+        *_uints("epoch"),
+        _name("owner", 128, nullable=True),
+        *_uints("free_ms", "moved_ms", "rows_done", "bytes_done", "tries"),
+        _text("error", nullable=True),
+    )
+    create_index("lanes_of_changefeed", "lanes", [*_TENANT, "changefeed_id", "number"])
+    create_index("lanes_of_owner", "lanes", ["owner"])
     create_table(
         "consumer_partitions",
         *_uints(*_TENANT, key=True),

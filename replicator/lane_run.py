@@ -1,0 +1,221 @@
+"""Runs one ownership of a lane: a turn reads a stretch, writes it to the destination and moves the checkpoint.
+
+`replicator.core.lane` decides; this module asks the log, the destination and the catalog, and sorts their errors:
+
+    the catalog or another owner    Fenced ends the run; what passes is tried again
+    the destination is away         recorded with the lane, tried again after a pause
+    a refused change                its table or key gets a lane of its own, which waits for an operator
+    a log that lacks what follows   the changefeed is failed, with the way out
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from destinations.protocol import Destination, DestinationRefused, LeaseOver, Plan, Stretch
+from reading.deps import Services
+from reading.filters import part_name
+from reading.position import Served
+from replicator.core.lane import Attempt, Barriers, LaneCore, Read, Wait
+from replicator.stretch import LaneReader
+from tistream import ts as tso
+from tistream.catalog.work.core.lane_scope import KeyScope
+from tistream.catalog.work.lanes import (
+    LaneJob,
+    LaneRow,
+    attempt_stretch,
+    fail_stretch,
+    finish_stretch,
+    isolate,
+    list_lanes,
+)
+from tistream.catalog.work.replications import fail_replication
+from tistream.clock import Clock
+from tistream.errors import ErrorKind, Fenced, LogAmended, TiStreamError, TsExpired
+from tistream.limits import LANE_LEASE_MS
+from tistream.runtime import metrics
+
+log = structlog.get_logger(__name__)
+
+AGAIN_S = 0.25  #: between two looks at the watermark
+_ROWS_OUT = metrics.ROWS.labels("replicator", "out")
+_BYTES_OUT = metrics.BYTES.labels("replicator", "out")
+
+Open = Callable[[LaneJob], Destination]
+
+
+class LaneRun:
+    """One ownership. `turn` is called by one thread at a time; `seen` by any."""
+
+    def __init__(
+        self, services: Services, clock: Clock, job: LaneJob, open_destination: Open, rand: random.Random
+    ) -> None:
+        self.job = job
+        self._services, self._clock, self._open, self._rand = services, clock, open_destination, rand
+        lane = job.lane
+        self.core = LaneCore(
+            checkpoint_ts=lane.checkpoint_ts,
+            record=lane.record,
+            record_ts=lane.record_ts,
+            target_ts=job.target_ts,
+            lease_s=LANE_LEASE_MS / 1000,
+            tries=lane.tries,
+        )
+        self._amended = lane.amended
+        self._reader = LaneReader(services=services, job=job)
+        self._destination: Destination | None = None
+        self._noted_ts = 0
+
+    @property
+    def lane(self) -> LaneRow:
+        """The lane as it is now."""
+        return replace(self.job.lane, checkpoint_ts=self.core.checkpoint_ts, amended=self._amended)
+
+    def seen(self, job: LaneJob, asked_s: float) -> bool:
+        """The catalog, asked at `asked_s`, has the lane as this worker's. False when that is another ownership, or the
+        changefeed has other settings: this run must end."""
+        mine, now = self.job, job
+        same = (mine.lane.epoch, mine.lane.scope) == (now.lane.epoch, now.lane.scope) and mine[1:5] == now[1:5]
+        if same:
+            self.core.confirmed(asked_s, free_in_s=now.lane.free_in_ms / 1000)
+        return same
+
+    def turn(self, served: Callable[[], Served]) -> float:
+        """One stretch, or less; seconds until the next turn. Fenced when it has ended."""
+        now_s = self._clock.monotonic()
+        try:
+            return self._turn(served)
+        except Fenced:
+            raise
+        except LeaseOver as e:
+            return self._failed(e, now_s)
+        except DestinationRefused as e:
+            self._refused(e)
+            raise Fenced("the lane was divided") from e
+        except (TsExpired, LogAmended) as e:
+            fail_replication(self._services.catalog, self.lane, self._way_out(e))
+            raise Fenced("the changefeed is failed") from e
+        except TiStreamError as e:
+            return self._failed(e, now_s)
+
+    def close(self) -> None:
+        """Close the destination."""
+        if self._destination is not None:
+            self._destination.close()
+            self._destination = None
+
+    def _turn(self, served: Callable[[], Served]) -> float:
+        if self.core.allowed_s(self._clock.monotonic()) <= 0:
+            return AGAIN_S
+        view = served()
+        step = self.core.next(view.resolved, self._clock.monotonic(), self._barriers(view))
+        if isinstance(step, Wait):
+            return min(step.seconds, AGAIN_S)
+        view.check_seen(step.after, self._amended)
+        stretch = self._reader.read(step, view)
+        plan = self._plan(stretch, step)
+        if plan is not None:
+            self._write(plan)
+        self._finish(stretch, plan, view.amended)
+        return 0.0
+
+    def _plan(self, stretch: Stretch, step: Read) -> Plan | None:
+        """The recorded plan of the stretch; None when there is nothing to write."""
+        if not stretch.rows.num_rows and not stretch.events and not step.record:
+            self.core.planned(stretch.upto, "", is_empty=True)
+            return None
+        plan = self._opened().plan(stretch, step.record)
+        wanted = self.core.planned(stretch.upto, plan.record, is_empty=False)
+        assert isinstance(wanted, Attempt)
+        asked_s = self._clock.monotonic()
+        attempt_stretch(self._services.catalog, self.lane, wanted.upto, wanted.record)
+        self.core.confirmed(asked_s)
+        self.core.attempted()
+        return plan
+
+    def _write(self, plan: Plan) -> None:
+        began_s = self._clock.monotonic()
+        self._opened().write(plan, self._allowed)
+        self.core.written()
+        _ROWS_OUT.inc(plan.rows)
+        _BYTES_OUT.inc(plan.size)
+        metrics.REPLICATION_WRITE.observe(self._clock.monotonic() - began_s)
+
+    def _finish(self, stretch: Stretch, plan: Plan | None, amended: int) -> None:
+        asked_s = self._clock.monotonic()
+        rows, size = (0, 0) if plan is None else (plan.rows, plan.size)
+        of_all = finish_stretch(self._services.catalog, self.lane, stretch.upto, rows=rows, size=size, amended=amended)
+        self.core.confirmed(asked_s)
+        self.core.finished(stretch.upto)
+        self._amended = amended
+        if of_all > self._noted_ts:
+            self._opened().note_checkpoint(of_all, self._allowed)
+            self._noted_ts = of_all
+
+    def _barriers(self, served: Served) -> Barriers | None:
+        """The DDL statements at which the lanes meet; None for a keyspace and for a single lane."""
+        if served.history is None or self.job.lanes == 1:
+            return None
+        ddl = self._reader.ddl_from(served, self.core.checkpoint_ts, served.resolved)
+        if not ddl:
+            return None
+        lane = self.job.lane
+        others = [
+            other.checkpoint_ts
+            for other in list_lanes(self._services.catalog, lane.tenant, lane.changefeed_id)
+            if other.lane_id != lane.lane_id and not other.is_stopped
+        ]
+        return Barriers(ddl=ddl, others_ts=min(others, default=served.resolved))
+
+    def _opened(self) -> Destination:
+        if self._destination is None:
+            self._destination = self._open(self.job)
+        return self._destination
+
+    def _allowed(self) -> float:
+        return self.core.allowed_s(self._clock.monotonic())
+
+    def _failed(self, error: TiStreamError, now_s: float) -> float:
+        lane = self.job.lane
+        pause_s = self.core.failed(self._clock.monotonic(), self._rand.random())
+        metrics.REPLICATION_RETRIES.inc()
+        log.warning(
+            "a stretch failed, retrying", tenant=str(lane.tenant), changefeed=lane.changefeed_id, lane=lane.number,
+            pause_s=round(pause_s, 1), error=str(error),
+        )  # fmt: skip
+        if error.kind is not ErrorKind.RETRY or error.code.startswith("TS-11"):  # the catalog's own cannot be recorded
+            fail_stretch(self._services.catalog, self.lane, shown(error))
+        self.close()  # the next try opens new connections
+        return pause_s
+
+    def _refused(self, error: DestinationRefused) -> None:
+        """Stop the change's table or key alone."""
+        lane, facts = self.lane, error.facts
+        is_key = isinstance(lane.scope, KeyScope)
+        item = str(facts["key"]) if is_key else part_name(str(facts["db"]), str(facts["table"]))
+        why = {**shown(error), "item": item}
+        log.warning("a change is refused", tenant=str(lane.tenant), changefeed=lane.changefeed_id, **why)
+        rest, alone = lane.scope.isolate(item)
+        if alone == lane.scope:
+            fail_stretch(self._services.catalog, lane, {**why, "stopped": True})  # it is alone already
+        else:
+            isolate(self._services.catalog, lane, rest, alone, why)
+
+    def _way_out(self, error: TiStreamError) -> dict[str, object]:
+        lane = self.lane
+        at = f"It stands at {tso.described(lane.checkpoint_ts)}. "
+        if isinstance(error, LogAmended):
+            way = f"To write the accepted rows too: tistream changefeed resume {lane.changefeed_id} "
+            way += f"--overwrite-checkpoint-ts {error.facts['from_ts']}"
+        else:
+            way = "Load the destination anew, from a backup or a snapshot, and create a changefeed from its timestamp."
+        return {**shown(error), "message": f"{error.message} {at}{way}"}
+
+
+def shown(error: TiStreamError) -> dict[str, object]:
+    """An error as the catalog keeps it."""
+    return {"code": error.code, "message": error.message, **{name: str(fact) for name, fact in error.facts.items()}}

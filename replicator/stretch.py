@@ -1,0 +1,142 @@
+"""Reads the next stretch of the log for a lane: its rows, cut to the lane and to the changefeed's filters.
+
+A stretch ends between two commit timestamps, after about ROWS rows of the log or BYTES of the lane's, unless its end is
+given. Rows that cannot be decoded are refused by name, as a destination refuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from destinations.protocol import DestinationRefused, Stretch
+from reading.core import page_rows
+from reading.decode import Quarantined
+from reading.deps import Services
+from reading.filters import Filter, Part, parse_filter, select_rows
+from reading.kv.selection import Selection, parse_selection
+from reading.position import Served
+from reading.scope import Scope
+from replicator.core.lane import Read
+from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope
+from tistream.catalog.work.lanes import LaneJob
+from tistream.codec.key_format import KeyFormat
+from tistream.codec.raw.keys import user_keys
+from tistream.model import change
+
+ROWS = 50_000  #: of the log, in one page
+BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneReader:
+    """Reads one lane of a changefeed."""
+
+    services: Services
+    job: LaneJob
+    rows: int = ROWS
+
+    def read(self, wanted: Read, served: Served) -> Stretch:
+        """The stretch, which is up to `wanted.upto` if that is exact. DestinationRefused for a row that cannot be
+        decoded; TsExpired when the log no longer has all of it."""
+        lane = self.job.lane
+        after = wanted.after or served.row.start_ts  # 0 is the beginning of the log
+        parts: list[pa.Table] = []
+        at, size = after, 0
+        part = _part_of(lane.scope)
+        chosen = replace(parse_filter(orjson.loads(self.job.filters)), part=part) if part is not None else None
+        scope = Scope(tenant=lane.tenant)
+        ids = None if chosen is None else chosen.table_ids(served.known_history, scope, after, wanted.upto)
+        while at < wanted.upto:
+            page = self.services.reader.page(
+                lane.tenant, after=at, upto=wanted.upto, rows=self.rows, table_ids=ids, page_bytes=BYTES
+            )
+            parts.append(self._selected(page.rows, served, chosen, scope))
+            at, size = page.upto, size + parts[-1].nbytes
+            if not wanted.exact and (page.rows.num_rows >= self.rows or size >= BYTES):
+                break
+        history = served.history
+        events = [] if chosen is None or history is None else history.events(max(after, history.start_ts), at)
+        return Stretch(
+            after=wanted.after,
+            upto=at,
+            rows=pa.concat_tables(parts) if parts else change.COMMITTED.empty_table(),
+            events=[event for event in events if chosen is not None and chosen.keeps_ddl(event)],
+            history=history,
+        )
+
+    def ddl_from(self, served: Served, checkpoint_ts: int, upto: int) -> Sequence[int]:
+        """The timestamps in [checkpoint_ts, upto] of the changefeed's DDL statements, rising."""
+        history = served.history
+        if history is None or upto <= history.start_ts:
+            return ()
+        chosen = parse_filter(orjson.loads(self.job.filters))
+        events = history.events(max(checkpoint_ts - 1, history.start_ts), upto)
+        return sorted({event.commit_ts for event in events if chosen.keeps_ddl(event)})
+
+    def _selected(self, rows: pa.Table, served: Served, chosen: Filter | None, scope: Scope) -> pa.Table:
+        lane = self.job.lane.scope
+        if not rows.num_rows:
+            return rows
+        if chosen is None:
+            return _of_keys(rows, lane, selection_of(orjson.loads(self.job.options)))
+        found = select_rows(chosen, served.known_history, _without_skipped(rows, rows["key"], lane), scope)
+        for bad in found.quarantined:
+            raise undecodable(bad)
+        return found.rows
+
+
+def selection_of(options: Mapping[str, str]) -> Selection:
+    """The entries of a keyspace that a changefeed wants, by its settings."""
+    return parse_selection(
+        KeyFormat(options.get("key_format", KeyFormat.HEX)),
+        start_key=options.get("start_key"),
+        end_key=options.get("end_key"),
+        prefix=options.get("key_prefix"),
+        key_pattern=options.get("key_pattern"),
+        value_pattern=options.get("value_pattern"),
+    )
+
+
+def _part_of(scope: LaneScope) -> Part | None:
+    if isinstance(scope, KeyScope):
+        return None
+    return Part(number=scope.number, of=scope.of, only=scope.only, without=frozenset(scope.without))
+
+
+def _of_keys(rows: pa.Table, scope: LaneScope, selection: Selection) -> pa.Table:
+    """The rows of a lane of keys. The lane lies within the selection's range."""
+    assert isinstance(scope, KeyScope)
+    rows = replace(selection, range=scope.range).of(rows)
+    if not rows.num_rows:
+        return rows
+    for part in scope.without:
+        rows = page_rows.only(rows, ~Selection(range=part).passed(rows))
+    return _without_skipped(rows, user_keys(rows["key"].combine_chunks()), scope)
+
+
+def _without_skipped(rows: pa.Table, keys: pa.Array | pa.ChunkedArray, scope: LaneScope) -> pa.Table:
+    if not scope.skipped or not rows.num_rows:
+        return rows
+    stamps, kept = rows["commit_ts"].to_numpy(), np.ones(rows.num_rows, np.bool_)
+    for item, ts in scope.skipped:
+        at = np.flatnonzero(stamps == ts)
+        same = [keys[int(n)].as_py() == bytes.fromhex(item) for n in at]  # few: those of one timestamp
+        kept[at[np.array(same, np.bool_)]] = False
+    return page_rows.only(rows, kept)
+
+
+def undecodable(bad: Quarantined) -> DestinationRefused:
+    """The refusal of a row that cannot be decoded."""
+    return DestinationRefused(
+        f"A row of {bad.database}.{bad.table} cannot be decoded: column {bad.column}: {bad.cause}",
+        db=bad.database,
+        table=bad.table,
+        key=bad.key.hex(),
+        commit_ts=str(bad.commit_ts),
+        cause=bad.cause,
+    )

@@ -1,0 +1,100 @@
+"""The decisions about a lane: its lease, its stretches, failures, and the statements at which lanes meet."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicator.core.lane import LATE_S, Attempt, Barriers, Finish, LaneCore, Read, Wait
+from tistream.errors import TiStreamError
+
+LEASE_S = 6.0
+
+
+def core(**known: object) -> LaneCore:
+    made = LaneCore(**{"checkpoint_ts": 10, "record": "", "record_ts": 0, "target_ts": 0, "lease_s": LEASE_S, **known})  # type: ignore[arg-type]
+    made.confirmed(0.0, free_in_s=0.0)
+    return made
+
+
+def test_a_stretch_is_recorded_written_and_then_finished() -> None:
+    lane = core()
+    assert lane.next(25, 1.0) == Read(after=10, upto=25, exact=False, record="")
+    assert lane.planned(20, "files", is_empty=False) == Attempt(upto=20, record="files")
+    lane.attempted()
+    assert lane.checkpoint_ts == 10
+    assert lane.written() == Finish(upto=20)
+    lane.finished(20)
+    assert lane.next(25, 1.0) == Read(after=20, upto=25, exact=False, record="")
+    assert lane.planned(25, "", is_empty=True) == Finish(upto=25), "nothing to write"
+
+
+def test_what_was_recorded_is_tried_again_as_it_was() -> None:
+    lane = core()
+    lane.next(25, 1.0)
+    lane.planned(20, "files", is_empty=False)
+    lane.attempted()
+    pause_s = lane.failed(1.0, 0.5)
+    assert lane.next(99, 1.0) == Wait(seconds=pause_s)
+    assert lane.next(99, 1.0 + pause_s) == Read(after=10, upto=20, exact=True, record="files")
+    assert core(record="files", record_ts=20).next(99, 1.0) == Read(after=10, upto=20, exact=True, record="files")
+    pauses = [lane.failed(1.0, 0.0) for _ in range(12)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 15.0
+
+
+def test_the_second_stretch_waits_for_the_first() -> None:
+    lane = core()
+    lane.planned(20, "", is_empty=False)
+    with pytest.raises(TiStreamError, match="one stretch at a time"):
+        lane.planned(30, "", is_empty=False)
+
+
+def test_an_owner_writes_only_while_no_other_can() -> None:
+    lane = core()
+    assert lane.allowed_s(1.0) == LEASE_S - LATE_S - 1.0
+    assert lane.allowed_s(LEASE_S) < 0
+    assert isinstance(lane.next(99, LEASE_S), Wait)
+    lane.confirmed(4.0)
+    assert lane.allowed_s(LEASE_S) == 4.0 - LATE_S
+    late = LaneCore(checkpoint_ts=10, record="", record_ts=0, target_ts=0, lease_s=LEASE_S)
+    assert late.allowed_s(0.0) <= 0, "before the catalog was asked"
+    late.confirmed(0.0, free_in_s=5.0)
+    assert late.allowed_s(4.9) == 0.0
+    assert isinstance(late.next(99, 4.9), Wait)
+    late.confirmed(4.95, free_in_s=0.05)
+    assert late.allowed_s(5.1) > 0
+
+
+def test_a_lane_ends_at_its_target() -> None:
+    lane = core(target_ts=15)
+    assert lane.next(99, 1.0) == Read(after=10, upto=15, exact=False, record="")
+    lane.planned(15, "", is_empty=True)
+    lane.finished(15)
+    assert lane.is_finished
+    assert isinstance(lane.next(99, 1.0), Wait)
+
+
+@given(
+    st.lists(st.integers(2, 40), unique=True, max_size=5).map(sorted),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=300),
+)
+def test_lanes_meet_at_each_statement(ddl: list[int], turns: list[tuple[int, int]]) -> None:
+    """Whatever the order of turns: below a statement until all are there, at it until all have passed it."""
+    lanes = [core(checkpoint_ts=0) for _ in range(3)]
+    for number, most in [*turns, *((n, 50) for _ in range(4 * len(ddl) + 4) for n in range(3))]:
+        lane = lanes[number]
+        others = min(other.checkpoint_ts for other in lanes if other is not lane)
+        ahead = [ts for ts in ddl if ts >= lane.checkpoint_ts]
+        step = lane.next(50, 1.0, Barriers(ddl=ahead, others_ts=others))
+        if isinstance(step, Wait):
+            continue
+        upto = min(step.upto, step.after + most)
+        lane.planned(upto, "", is_empty=True)
+        lane.finished(upto)
+        places = [other.checkpoint_ts for other in lanes]
+        for ts in ddl:
+            assert not (max(places) >= ts > min(places) + 1), (places, ts)
+            assert not (max(places) > ts > min(places)), (places, ts)
+    assert all(lane.checkpoint_ts == 50 for lane in lanes)

@@ -1,0 +1,1 @@
+"""Rules of work that need no database."""

@@ -1,0 +1,140 @@
+"""Replications: changefeeds that the service runs, with their lanes. Each call is one transaction.
+
+create   the changefeed and its first lanes
+resume   normal again, with all errors forgotten; its checkpoint may be moved
+update   other settings, while it is stopped or failed
+fail     by a lane's owner: an error that no retry can mend, such as a log that no longer has what follows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import and_, bindparam, select
+
+from tistream.catalog.database.clock_sql import now_ms
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.tables import amendments, changefeeds, lanes, of_asked_tenant, tenant_ids
+from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, no_changefeed
+from tistream.catalog.work.core.lane_scope import LaneScope
+from tistream.catalog.work.lanes import LaneRow, add_lanes, error_text, retry_lanes, rewind_lanes
+from tistream.errors import Fenced, StateForbids
+from tistream.ids import Tenant
+
+_f, _l = changefeeds.c, lanes.c
+_ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
+_LOCK = select(changefeeds).where(_ONE).with_for_update()
+_IDLE = (FeedState.STOPPED, FeedState.FAILED, FeedState.FINISHED)
+
+
+def create_replication(
+    catalog: Catalog,
+    tenant: Tenant,
+    changefeed_id: str,
+    start_ts: int | None,
+    *,
+    sink_uri: str,
+    options: str,
+    filters: str,
+    scopes: Sequence[LaneScope],
+    target_ts: int,
+    hold_ms: int,
+    actor: str = "",
+) -> bool:
+    """Register a replication that has everything at or below `start_ts` (None: the start of the log). `hold_ms`: how
+    long its log is kept while its checkpoint does not move; 0 = for ever. False when it is already registered alike;
+    errors as `add_changefeed`."""
+
+    def added(conn: Any, start: int) -> None:
+        add_lanes(conn, tenant, changefeed_id, scopes, start)
+        record_event(conn, EventKind.CHANGEFEED_CREATED, changefeed_id, tenant=tenant, actor=actor, start_ts=str(start))
+
+    return add_changefeed(
+        catalog,
+        tenant,
+        changefeed_id,
+        start_ts,
+        target_ts=target_ts,
+        filters=filters,
+        partitions=0,
+        idle_limit_ms=hold_ms,
+        sink_uri=sink_uri,
+        options=options,
+        added=added,
+    )
+
+
+def resume_replication(
+    catalog: Catalog, tenant: Tenant, changefeed_id: str, *, to_ts: int | None = None, actor: str = ""
+) -> None:
+    """Run it again and try its stopped lanes again. `to_ts`: all lanes continue above it, also further back.
+    StateForbids when it is finished and not moved below its target."""
+    asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
+    with catalog.transaction() as conn:
+        row = _locked(conn, tenant, changefeed_id)
+        if row.state == FeedState.FINISHED and (to_ts is None or to_ts >= row.target_ts > 0):
+            raise StateForbids(f"Changefeed {changefeed_id} is finished.", state=row.state)
+        retry_lanes(conn, tenant, changefeed_id)
+        values: dict[str, Any] = {"state": FeedState.NORMAL, "error": None, "seen_ms": now_ms()}
+        if to_ts is not None:
+            newest = select(amendments.c.number).where(of_asked_tenant(amendments))
+            seen = max((int(number) for number in conn.execute(newest, asked).scalars()), default=0)
+            rewind_lanes(conn, tenant, changefeed_id, to_ts, seen)
+            values["checkpoint_ts"] = to_ts
+        conn.execute(changefeeds.update().where(_ONE).values(**values), asked)
+        record_event(
+            conn, EventKind.CHANGEFEED_CHANGED, changefeed_id, tenant=tenant, actor=actor,
+            was=row.state, to=FeedState.NORMAL, to_ts=None if to_ts is None else str(to_ts),
+        )  # fmt: skip
+
+
+def update_replication(
+    catalog: Catalog,
+    tenant: Tenant,
+    changefeed_id: str,
+    *,
+    sink_uri: str,
+    options: str,
+    filters: str,
+    target_ts: int,
+    hold_ms: int,
+    actor: str = "",
+) -> None:
+    """Change the settings of a replication that does not run. StateForbids while it is normal."""
+    asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
+    with catalog.transaction() as conn:
+        row = _locked(conn, tenant, changefeed_id)
+        if row.state not in _IDLE:
+            raise StateForbids(f"Changefeed {changefeed_id} runs: pause it first.", state=row.state)
+        values = {"sink_uri": sink_uri, "options": options, "filters": filters}
+        numbers = {"target_ts": target_ts, "idle_limit_ms": hold_ms}
+        conn.execute(changefeeds.update().where(_ONE).values(**values, **numbers), asked)
+        record_event(conn, EventKind.CHANGEFEED_CHANGED, changefeed_id, tenant=tenant, actor=actor)
+
+
+def fail_replication(catalog: Catalog, lane: LaneRow, error: dict[str, Any]) -> None:
+    """No retry of this lane can succeed: the changefeed is failed until an operator resumes it. Fenced when the lane
+    has another owner."""
+    asked = {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id}
+    with catalog.transaction() as conn:
+        _locked(conn, lane.tenant, lane.changefeed_id)
+        mine = select(_l.lane_id).where(_l.lane_id == lane.lane_id, _l.epoch == lane.epoch)
+        if conn.execute(mine).first() is None:
+            raise Fenced(f"Lane {lane.number} of changefeed {lane.changefeed_id} has another owner.")
+        failed = {"state": FeedState.FAILED, "error": error_text(error)}
+        changed = conn.execute(changefeeds.update().where(_ONE, _f.state == FeedState.NORMAL).values(**failed), asked)
+        if changed.rowcount:
+            record_event(
+                conn, EventKind.CHANGEFEED_FAILED, lane.changefeed_id, tenant=lane.tenant, lane=lane.number, **error
+            )
+
+
+def _locked(conn: Any, tenant: Tenant, changefeed_id: str) -> Any:
+    row = conn.execute(_LOCK, {**tenant_ids(tenant), "asked_id": changefeed_id}).one_or_none()
+    if row is None:
+        raise no_changefeed(tenant, changefeed_id)
+    if not row.sink_uri:
+        raise StateForbids(f"Changefeed {changefeed_id} has no destination: members read it.", state=row.state)
+    return row
