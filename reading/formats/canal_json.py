@@ -104,7 +104,8 @@ class CanalJson(Encoder):
             json_bytes([c.name for c in table.visible_columns if c.primary]),
             _TYPES[kind],
         )
-        pieces: list[Piece] = [head, commit_ms(changes), b',"ts":%d,"sql":"","sqlType":' % self.options.built_ms]
+        built: Piece = commit_ms(changes) if self.options.built_at_commit else b"%d" % self.options.built_ms
+        pieces: list[Piece] = [head, commit_ms(changes), b',"ts":', built, b',"sql":"","sqlType":']
         pieces += image(fields, [_sql_type(f, main.column(f.place)) for f in fields])
         pieces += [b',"mysqlType":', self._mysql_types(table), b',"old":']
         pieces += self._old(changes, fields) if kind == UPDATE else [b"null"]

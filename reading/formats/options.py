@@ -40,6 +40,7 @@ class FormatOptions:
     binary_encoding_method: str = _option("base64", "csv: base64 or hex")
     output_raw_change_event: bool = _option(False, "never split an update: true or false")
     built_ms: int = 0  #: Unix milliseconds, the build time of messages
+    built_at_commit: bool = False  #: canal-json: the build time of a row is that of its commit
     snapshot: bool = False  #: the messages are rows of a snapshot, not changes
 
 
@@ -48,7 +49,7 @@ def option_meanings() -> dict[str, str]:
     return {f.name.replace("_", "-"): f.metadata[_MEANING] for f in fields(FormatOptions) if f.metadata}
 
 
-def parse_options(query: Mapping[str, str], *, built_ms: int = 0) -> FormatOptions:
+def parse_options(query: Mapping[str, str], *, built_ms: int = 0, built_at_commit: bool = False) -> FormatOptions:
     """Options from query parameters such as `enable-tidb-extension=true`.
 
     InvalidInput for an unknown option or value.
@@ -60,7 +61,7 @@ def parse_options(query: Mapping[str, str], *, built_ms: int = 0) -> FormatOptio
         if found is None:
             raise InvalidInput(f"There is no option {word!r}{did_you_mean(word, kinds)}", option=word)
         chosen[found.name] = _boolean(word, text) if isinstance(found.default, bool) else text
-    options = replace(FormatOptions(built_ms=built_ms), **chosen)  # type: ignore[arg-type]
+    options = replace(FormatOptions(built_ms=built_ms, built_at_commit=built_at_commit), **chosen)  # type: ignore[arg-type]
     _check(options)
     return options
 

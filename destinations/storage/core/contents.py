@@ -1,0 +1,149 @@
+"""The bytes of data files: lines of a text format, or Parquet.
+
+A change that cannot be rendered is refused by its table, key and commit_ts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from destinations.protocol import DestinationRefused
+from destinations.storage.core.parts import cut
+from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
+from reading.core.split import pick
+from reading.formats import Format
+from reading.formats.lines import write
+from schemas.layout import row_layout
+from tistream.codec.row.native import native
+from tistream.errors import TiStreamError
+
+_OPS = pa.array(["insert", "update", "delete"], pa.string())
+_OP_OF = np.zeros(3, np.int8)
+_OP_OF[[INSERT, UPDATE, DELETE]] = (0, 1, 2)
+
+File = tuple[int, bytes | memoryview]
+"""(number of changes, bytes)"""
+Render = Callable[[TableChanges, Sequence[int]], list[File]]
+"""The files of these changes: with so many changes each, or cut by their size when no counts are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """Files of lines."""
+
+    format: Format
+    end: bytes  #: of a line
+    limit: int  #: bytes of a file
+
+    @property
+    def splits_updates(self) -> bool:
+        return self.format.splits_updates
+
+    def render(self, changes: TableChanges, counts: Sequence[int] = ()) -> list[File]:
+        offsets, data = write(list(self.format.rows(changes)), end=self.end)
+        counts = _fitting(counts, len(changes)) or cut(offsets, self.limit)
+        ends = [0, *accumulate(counts)]
+        view = data.data
+        return [(n, view[int(offsets[a]) : int(offsets[a + n])]) for a, n in zip(ends, counts, strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFiles:
+    """Parquet: a row for each change, with `_op`, `_commit_ts` and the columns of the table in the types of Arrow
+    pulls. A delete has the row before it."""
+
+    limit: int  #: bytes of a file
+
+    @property
+    def splits_updates(self) -> bool:
+        return False
+
+    def render(self, changes: TableChanges, counts: Sequence[int] = ()) -> list[File]:
+        table = _native(changes)
+        if counts := _fitting(counts, len(changes)):
+            starts = [0, *accumulate(counts)]
+            return [(n, _parquet(table.slice(a, n))) for a, n in zip(starts, counts, strict=False)]
+        return self._halved(table)
+
+    def _halved(self, table: pa.Table) -> list[File]:
+        data = _parquet(table)
+        if len(data) <= self.limit or table.num_rows == 1:
+            return [(table.num_rows, data)]
+        half = table.num_rows // 2
+        return [*self._halved(table.slice(0, half)), *self._halved(table.slice(half))]
+
+
+def render_or_refuse(render: Render, changes: TableChanges, counts: Sequence[int] = ()) -> list[File]:
+    """The files. DestinationRefused names the first change that cannot be rendered."""
+    try:
+        return render(changes, counts)
+    except TiStreamError as error:
+        low, high = 0, len(changes)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if _renders(render, pick(changes, np.arange(low, middle))):
+                low = middle
+            else:
+                high = middle
+        raise refused(
+            changes.table.db, changes.table.name, changes.key[low].as_py(), int(changes.commit_ts[low]), str(error)
+        ) from error
+
+
+def refused(db: str, table: str, key: bytes, commit_ts: int, cause: str) -> DestinationRefused:
+    """The error of one change."""
+    return DestinationRefused(
+        f"A change of {db}.{table} cannot be written: {cause}",
+        db=db,
+        table=table,
+        key=key.hex(),
+        commit_ts=commit_ts,
+        cause=cause,
+    )
+
+
+def _renders(render: Render, changes: TableChanges) -> bool:
+    try:
+        render(changes, ())
+    except TiStreamError:
+        return False
+    return True
+
+
+def _fitting(counts: Sequence[int], rows: int) -> Sequence[int]:
+    """The recorded counts, if they are of these changes."""
+    return counts if sum(counts) == rows else ()
+
+
+def _native(changes: TableChanges) -> pa.Table:
+    specs = row_layout(changes.table).columns
+    deleted = pa.array(
+        np.where(changes.kind == DELETE, np.arange(len(changes)) + len(changes), np.arange(len(changes)))
+    )
+    taken = {spec.name.lower() for spec in specs}
+    columns = {
+        _free("_op", taken): pa.DictionaryArray.from_arrays(pa.array(_OP_OF[changes.kind]), _OPS),
+        _free("_commit_ts", taken): pa.array(changes.commit_ts),
+    }
+    for n, spec in enumerate(specs):
+        both = [native(spec, changes.after.column(n)), native(spec, changes.before.column(n))]
+        columns[spec.name] = pa.concat_arrays(both).take(deleted)
+    return pa.table(columns)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name = "_" + name
+    return name
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue())

@@ -1,0 +1,137 @@
+"""Schema files: a table version, or what a DDL made, as JSON in TiCDC's form.
+
+The hash in the name is the CRC32 of TiCDC: of the definition without version and statement, columns by name. The
+columns are those of the data files, in their order. TiCDC writes the length of strings as ColumnPrecision, its
+documentation says ColumnLength; both are here.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from destinations.storage.core.names import meta_folder, schema_file
+from reading.formats.rows import single_action
+from schemas.actions import Action
+from schemas.model import Column, DdlEvent, Table
+from schemas.types import UNSPECIFIED, type_name
+
+_BIT, _ENUM, _SET, _DECIMAL = 16, 247, 248, 246
+_TIMES = frozenset({7, 11, 12})
+_FLOATS = frozenset({4, 5})
+_STRINGS = frozenset({15, 249, 250, 251, 252, 253, 254})
+_WIDTHS = frozenset({1, 2, 3, 8, 9, 13, _BIT, *_STRINGS})
+#: shown where the definition leaves the length open
+_DEFAULT_LENGTH = {
+    **{1: 4, 2: 6, 3: 11, 8: 20, 9: 9, 4: 12, 5: 22, _DECIMAL: 10, _BIT: 1, 13: 4, 15: 5, 253: 5, 254: 1},
+    **{249: 255, 250: 16_777_215, 251: 4_294_967_295, 252: 65_535},
+}
+_HTML = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+_OURS = "ColumnLength"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaFile:
+    """One schema file. `columns` None: of a database."""
+
+    db: str
+    table: str
+    columns: list[dict[str, Any]] | None
+    version: int
+    query: str
+    type: int
+
+    @property
+    def folder(self) -> str:
+        return meta_folder(self.db, self.table)
+
+    @property
+    def digest(self) -> int:
+        """TiCDC's checksum of the columns."""
+        return _digest(self.db, self.table, self.columns or [])
+
+    @property
+    def key(self) -> str:
+        return schema_file(self.folder, self.version, self.digest)
+
+    @property
+    def data(self) -> bytes:
+        told = {"Version": 1, "TableVersion": self.version, "Query": self.query, "Type": self.type}
+        return _text(_definition(self.db, self.table, self.columns, told))
+
+
+def of_table(table: Table, version: int, query: str = "", type_: int = 0) -> SchemaFile:
+    """The file of a table version. `query`, `type_`: of the DDL that made it, where that is known."""
+    columns = [column_of(column) for column in table.visible_columns]
+    return SchemaFile(db=table.db, table=table.name, columns=columns, version=version, query=query, type=type_)
+
+
+def of_events(events: Sequence[DdlEvent]) -> list[SchemaFile]:
+    """The files of DDL. One RENAME of several tables may give a table several names on the way: its file has all their
+    statements."""
+    found: dict[str, SchemaFile] = {}
+    for event in events:
+        for file in _of_event(event):
+            earlier = found.get(file.key)
+            if earlier is not None and earlier.query:
+                file = replace(file, query=f"{earlier.query.rstrip(';')}; {file.query}")
+            found[file.key] = file
+    return list(found.values())
+
+
+def _of_event(event: DdlEvent) -> list[SchemaFile]:
+    """The file of a DDL; two of an EXCHANGE PARTITION, which changes two tables."""
+    type_, query, ts = single_action(event.type), event.statement, event.commit_ts
+    if event.version is None or not event.table:
+        return [SchemaFile(db=event.db, table=event.table, columns=None, version=ts, query=query, type=type_)]
+    found = [of_table(event.version, ts, query, type_)]
+    if event.type == Action.EXCHANGE_PARTITION and event.exchanged is not None:
+        found.append(of_table(event.exchanged, ts))
+    return found
+
+
+def _definition(db: str, table: str, columns: list[dict[str, Any]] | None, told: dict[str, Any]) -> dict[str, Any]:
+    total = len(columns or ())
+    return {"Table": table, "Schema": db, **told, "TableColumns": columns, "TableColumnsTotal": total}
+
+
+def _digest(db: str, table: str, columns: list[dict[str, Any]]) -> int:
+    by_name = sorted(columns, key=lambda column: str(column["ColumnName"]))
+    plain = [{name: value for name, value in column.items() if name != _OURS} for column in by_name]
+    return zlib.crc32(_text(_definition(db, table, plain, {"Version": 0})))
+
+
+def _text(value: object) -> bytes:
+    """JSON as Go indents and escapes it."""
+    return json.dumps(value, indent=4, ensure_ascii=False).translate(_HTML).encode()
+
+
+def column_of(column: Column) -> dict[str, Any]:
+    """A member of TableColumns; numbers are texts, and what is empty is left out."""
+    tp = column.tp
+    length = column.flen if column.flen != UNSPECIFIED else _DEFAULT_LENGTH.get(tp, UNSPECIFIED)
+    fraction = str(column.decimal) if column.decimal not in (0, UNSPECIFIED) else ""
+    found: dict[str, Any] = {
+        "ColumnName": column.name,
+        "ColumnType": type_name(column).upper() + " UNSIGNED" * column.unsigned,
+        "ColumnDefault": column.default
+        if column.default_bit is None
+        else column.default_bit.decode("utf-8", "replace"),
+        _OURS: str(length) if tp in _STRINGS else "",
+        "ColumnPrecision": str(length) if tp in _WIDTHS or tp in _FLOATS or tp == _DECIMAL else "",
+        "ColumnScale": "",
+        "ColumnNullable": "false" if column.not_null else "",
+        "ColumnIsPk": "true" if column.primary else "",
+        "ColumnElems": list(column.elems) if tp in (_ENUM, _SET) else [],
+    }
+    if tp in _TIMES or tp in _FLOATS:
+        found["ColumnScale"] = fraction
+    elif tp == _DECIMAL:
+        found["ColumnScale"] = str(max(column.decimal, 0))
+    default = found.pop("ColumnDefault")
+    kept = {name: value for name, value in found.items() if value not in ("", [])}
+    head = {name: found[name] for name in ("ColumnName", "ColumnType")}
+    return {**head, **({} if default is None else {"ColumnDefault": default}), **kept}
