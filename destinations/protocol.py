@@ -24,6 +24,7 @@ from schemas.history import History
 from schemas.model import DdlEvent
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
 
 Allowed = Callable[[], float]
 """Seconds, by the monotonic clock, in which a request may still be in progress; at or below 0 none may be sent. A
@@ -98,6 +99,13 @@ class Share:
 
 class Destination(Protocol):
     """Use from one thread, then `close`."""
+
+    def check(self) -> Sequence[str]:
+        """Whether it can be written, before the changefeed starts; what its user must know, a sentence each.
+        InvalidInput names the option at fault, DestinationUnavailable says what does not answer."""
+
+    def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
+        """At most `count` sub-ranges with each key of `wanted` once, aligned with how the destination cuts keys."""
 
     def plan(self, stretch: Stretch, record: str) -> Plan:
         """What is to be written. `record`: of the plan of an earlier try of this stretch; empty before the first. May

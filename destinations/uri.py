@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tistream.catalog.tenancy.changefeeds import masked_uri
 from tistream.errors import InvalidInput, did_you_mean
 
 SCHEMES = ("tikv", "s3", "file")
-_SECRETS = ("secret-access-key", "session-token")
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -38,8 +38,7 @@ class SinkUri:
     @property
     def shown(self) -> str:
         """The URI without secrets."""
-        shown = [f"{name}={'***' if name in _SECRETS else text}" for name, text in self.options.items()]
-        return self.place + ("?" + "&".join(shown) if shown else "")
+        return masked_uri(self.text)
 
 
 def parse_sink_uri(text: str) -> SinkUri:

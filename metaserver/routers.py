@@ -9,6 +9,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from metaserver.admin_routes import admin_router
+from metaserver.changefeed_routes import changefeed_router
 from metaserver.job_routes import job_router
 from metaserver.push_access import CredentialIssuer
 from metaserver.push_routes import push_router
@@ -40,5 +41,6 @@ def control_routers(
         control_router(catalog, store_url, issuer),
         push_router(catalog, store, issuer),
         retention_router(catalog, starts),
+        changefeed_router(catalog, sources.clock),
         seed_router(catalog, store, registry, sources.clock, skew_max_ms),
     ]

@@ -189,10 +189,21 @@ class ReplicationWorker:
             if not over:
                 assert next_s is not None
                 self._due[lane_id] = self._clock.monotonic() + next_s
+                if next_s == 0.0:
+                    self._wake_others(run)
                 return
             self._runs.pop(lane_id, None)
         self._end(run)
         self._lanes.wake()
+
+    def _wake_others(self, moved: LaneRun) -> None:
+        """The other lanes of its changefeed may wait for this one at a DDL statement."""
+        ours = moved.job.lane.tenant, moved.job.lane.changefeed_id
+        now_s = self._clock.monotonic()
+        for lane_id in self._due:
+            lane = self._runs[lane_id].job.lane
+            if (lane.tenant, lane.changefeed_id) == ours:
+                self._due[lane_id] = min(self._due[lane_id], now_s)
 
     def _served_of(self, tenant: Tenant) -> Served:
         now_s = self._clock.monotonic()

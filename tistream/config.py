@@ -206,6 +206,13 @@ class NotificationsSettings(_Section):
     )
 
 
+class ReplicationSettings(_Section):
+    """The role that writes changefeeds to their destinations (`tistream replicate`, and threads of `tistream up`)."""
+
+    threads: int = Field(4, ge=0, le=256, description="lanes that are written at once; 0 = none in `tistream up`")
+    drain_timeout_s: int = Field(30, ge=0, description="seconds that SIGTERM waits for lanes to move to other workers")
+
+
 class SparkSettings(_Section):
     """The role that does maintenance jobs on Spark."""
 
@@ -247,6 +254,7 @@ class Settings(_Section):
     maintenance: MaintenanceSettings = MaintenanceSettings()
     push: PushSettings = PushSettings()
     notifications: NotificationsSettings = NotificationsSettings()
+    replication: ReplicationSettings = ReplicationSettings()
     spark: SparkSettings = SparkSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()

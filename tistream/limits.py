@@ -78,6 +78,7 @@ CONSUMER_MEMBERS_MAX = 128  # that read one consumer at the same time
 CONSUMER_LEASE_S_DEFAULT = 30  # between two pulls of a member, after which its partitions go to others
 CONSUMER_LEASE_S_MAX = 3600
 RAW_RETENTION_HOURS = 24  # what a RawKV tenant keeps at most by default: API V2's lifetime of deletions
+REPLICATION_HOLD_HOURS = 24  # a replication whose checkpoint does not move for so long no longer holds the log
 CONSUMER_IDLE_HOURS_DEFAULT = 720  # a consumer that is not read for so long no longer holds the log
 
 assert HEARTBEAT_MS * 3 < LEASE_MS

@@ -75,7 +75,7 @@ def test_a_changefeeds_life(url: str) -> None:
         run("changefeed", "checkpoint", "ware", str(START + 8), url=url)
     assert run("changefeed", "pause", "ware", url=url)["state"] == "stopped"
     assert run("changefeed", "resume", "ware", url=url)["state"] == "normal"
-    assert run("changefeed", "show", "ware", url=url)["checkpoint_ts"] == str(START + 9)
+    assert run("changefeed", "query", "ware", url=url)["checkpoint_ts"] == str(START + 9)
     headings, row = run("changefeed", "list", url=url).splitlines()
     assert headings.split()[:3] == ["changefeed", "state", "checkpoint_ts"]
     assert row.split()[:3] == ["ware", "normal", str(START + 9)]

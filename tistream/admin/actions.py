@@ -17,6 +17,7 @@ from tistream.catalog.tenancy.changefeeds import list_changefeeds
 from tistream.catalog.tenancy.tenants import GIVEN_UP, TaskKind, TenantState, change_state, get_tenant, look_up_tenant
 from tistream.catalog.work import listing
 from tistream.catalog.work.deletion import delete_tenant
+from tistream.catalog.work.lanes import lane_places
 from tistream.catalog.work.move import move_task
 from tistream.catalog.work.reshape import request_merge, split_task
 from tistream.catalog.work.tasks import TaskRow, get_task, retry_task
@@ -32,12 +33,12 @@ from tistream.catalog.work.workers import (
 from tistream.errors import ChangedMeanwhile, InvalidInput, StateForbids
 from tistream.ids import Tenant
 
-_DRAINABLE = {WorkerKind.SORTER: "task", WorkerKind.DISPATCHER: "store"}
+_DRAINABLE = {WorkerKind.SORTER: "task", WorkerKind.DISPATCHER: "store", WorkerKind.REPLICATE: "lane"}
 _SHOWN = 4
 
 
 def drain(sources: Sources, worker_id: str, *, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Hand what a sorter or dispatcher owns to others, and assign nothing more to it."""
+    """Hand what a worker owns to others, and assign nothing more to it."""
     row = get_worker(sources.catalog, worker_id)
     item = _DRAINABLE.get(row.kind)
     if item is None:
@@ -238,6 +239,8 @@ def _alive(sources: Sources, kind: WorkerKind) -> list[WorkerRow]:
 
 
 def _owned(sources: Sources, row: WorkerRow) -> int:
+    if row.kind is WorkerKind.REPLICATE:
+        return sum(lane.owner == row.worker_id for lane in lane_places(sources.catalog))
     per = listing.tasks_per_owner if row.kind is WorkerKind.SORTER else listing.stores_per_dispatcher
     return per(sources.catalog).get(row.worker_id, 0)
 

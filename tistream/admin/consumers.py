@@ -7,11 +7,13 @@ A consumer's lag is what is served and not acknowledged: the watermark minus its
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from tistream import ts as tso
 from tistream.admin import actions
 from tistream.admin.core.units import duration_text
+from tistream.admin.replications import replication_facts
 from tistream.admin.views import Sources
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.consumers import Readers, readers_of, reset_consumer
@@ -24,6 +26,7 @@ from tistream.catalog.tenancy.changefeeds import (
     remove_changefeed,
     switch_changefeed,
 )
+from tistream.catalog.work.lanes import LaneRow, list_lanes
 from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
@@ -33,21 +36,29 @@ def consumers_of(catalog: Catalog, tenant: Tenant) -> list[dict[str, Any]]:
     """The consumers of a tenant, by id."""
     readers, served = readers_of(catalog, tenant), served_watermark(catalog, tenant)
     rows = list_changefeeds(catalog, tenant)
-    return [consumer_fact(row, readers.get(row.changefeed_id, Readers()), served) for row in rows]
+    lanes: dict[str, list[LaneRow]] = {}
+    for lane in list_lanes(catalog, tenant):
+        lanes.setdefault(lane.changefeed_id, []).append(lane)
+    return [
+        consumer_fact(row, readers.get(row.changefeed_id, Readers()), served, lanes.get(row.changefeed_id, ()))
+        for row in rows
+    ]
 
 
 def one_consumer(catalog: Catalog, row: ChangefeedRow) -> dict[str, Any]:
     """A consumer that was read."""
     found = readers_of(catalog, row.tenant, row.changefeed_id)
-    return consumer_fact(row, found.get(row.changefeed_id, Readers()), served_watermark(catalog, row.tenant))
+    lanes = list_lanes(catalog, row.tenant, row.changefeed_id) if row.is_replication else ()
+    return consumer_fact(row, found.get(row.changefeed_id, Readers()), served_watermark(catalog, row.tenant), lanes)
 
 
-def consumer_fact(row: ChangefeedRow, readers: Readers, served: int) -> dict[str, Any]:
+def consumer_fact(row: ChangefeedRow, readers: Readers, served: int, lanes: Sequence[LaneRow] = ()) -> dict[str, Any]:
     """A consumer for people and programs."""
     now_ms = row.seen_ms + row.idle_ms
     return {
         "changefeed_id": row.changefeed_id,
-        "state": row.state,
+        **replication_facts(row, lanes, served),
+        "keys": json.loads(row.options),
         "start_ts": str(row.start_ts),
         "checkpoint_ts": str(row.checkpoint_ts),
         "checkpoint_time": tso.to_text(row.checkpoint_ts),

@@ -315,7 +315,7 @@ def _worker_fact(row: WorkerRow, tasks: int, stores: int) -> dict[str, Any]:
         "rows_per_s": round(sum((of_task.rows_per_s for of_task in row.report.tasks), 0.0), 1),
         "files_per_s": round(sum((of_store.files_per_s for of_store in row.report.stores), 0.0), 2),
         "problems": list(row.report.problems),
-        "drains": row.kind in (WorkerKind.SORTER, WorkerKind.DISPATCHER),
+        "drains": row.kind in (WorkerKind.SORTER, WorkerKind.DISPATCHER, WorkerKind.REPLICATE),
     }
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dispatcher.worker import DispatcherWorker
     from metaserver.loop import MetaWorker
     from metaserver.push_access import CredentialIssuer
+    from replicator.worker import ReplicationWorker
     from sorter.worker.worker import SorterWorker
     from tistream.feed.hints import Look, Notifications
     from tistream.feed.protocol import Feed
@@ -194,6 +195,8 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
     members: list[Service] = [_meta(parts, "meta-1"), follow, *sorters]
     if parts.settings.maintenance.threads:
         members.append(threads_worker(parts, "maintain-1", slots=parts.settings.maintenance.threads, nice=_NICE))
+    if parts.settings.replication.threads:
+        members.append(_replicator(parts, "replicate-1"))
     collect: list[Collect] = [CatalogGauges(parts.catalog, parts.clock), follow.measured, _of_tasks(parts, sorters)]
     notifications = _notifications(parts, follow.look)
     members += _queue_readers(parts, "meta-1", notifications)
@@ -260,6 +263,32 @@ def maintain(parts: Parts, name: str, slots: int) -> Running:
     allocator.keep_freed_memory()
     worker = threads_worker(parts, name, slots=slots)
     return Running(parts, [worker], probes=_probes(parts, worker, worker.lease_age_s, lambda: []))
+
+
+def replicate(parts: Parts, name: str) -> Running:
+    """A worker that writes changefeeds to their destinations."""
+    allocator.keep_freed_memory()
+    worker = _replicator(parts, name)
+    probes = _probes(parts, worker, worker.lease_age_s, lambda: [])
+    timeout_s = parts.settings.replication.drain_timeout_s
+    return Running(parts, [worker], probes=probes, drains=worker, drain_timeout_s=timeout_s)
+
+
+def _replicator(parts: Parts, name: str) -> ReplicationWorker:
+    from destinations.opening import open_destination
+    from destinations.protocol import Destination
+    from reading.deps import Services
+    from replicator.worker import ReplicationWorker
+    from tistream.catalog.tenancy.tenants import get_tenant
+    from tistream.catalog.work.lanes import LaneJob
+
+    def opened(job: LaneJob) -> Destination:
+        lane = job.lane
+        row = get_tenant(parts.catalog, lane.tenant)
+        return open_destination(job.sink_uri, row, lane.tenant, lane.changefeed_id, lane.number, job.lanes, parts.clock)
+
+    services = Services.create(parts.catalog, parts.store, parts.clock)
+    return ReplicationWorker(services, name, opened, slots=max(1, parts.settings.replication.threads))
 
 
 def spark(parts: Parts, name: str, conf: Mapping[str, str]) -> Running:

@@ -38,6 +38,7 @@ Changed = Annotated[
 FilterFile = Annotated[
     Path | None, typer.Option(help="A TiCDC changefeed's TOML: rules and event-filters of its [filter] section.")
 ]
+_IN_TIKV_CDC = {"key-prefix": "key_prefix", "key-pattern": "key_pattern", "value-pattern": "value_pattern"}
 _IN_TICDC = {"rules": "tables", "event-filters": "event_filters"}
 
 
@@ -61,15 +62,29 @@ def filters_of(
     return found | {name: filter_text(value) for name, value in given.items() if value}
 
 
-def read_filter_file(path: Path) -> dict[str, Any]:
-    """`tables` and `event_filters` of a changefeed's configuration. InvalidInput for a file that has none, or has
-    something else in its `[filter]` section."""
+def read_key_filter(path: Path) -> dict[str, str]:
+    """The filter of a TiKV-CDC changefeed's configuration, as the API has it; empty for one of TiCDC."""
+    section = _section_of(path)
+    found = {_IN_TIKV_CDC[name]: value for name, value in section.items() if name in _IN_TIKV_CDC}
+    if found and (found.keys() != {_IN_TIKV_CDC.get(name) for name in section}):
+        raise InvalidInput(f"{path}: [filter] is about tables or about keys, not both.", file=str(path))
+    return {name: str(value) for name, value in found.items()} | ({"key_format": "escaped"} if found else {})
+
+
+def _section_of(path: Path) -> dict[str, Any]:
     try:
         section = tomllib.loads(path.read_text("utf-8")).get("filter")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise InvalidInput(f"{path} cannot be read: {e}.", file=str(path)) from e
     if not isinstance(section, dict) or not section:
         raise InvalidInput(f"{path} has no [filter] section.", file=str(path))
+    return section
+
+
+def read_filter_file(path: Path) -> dict[str, Any]:
+    """`tables` and `event_filters` of a changefeed's configuration. InvalidInput for a file that has none, or has
+    something else in its `[filter]` section."""
+    section = _section_of(path)
     if unknown := sorted(section.keys() - _IN_TICDC.keys()):
         names = ", ".join(unknown)
         raise InvalidInput(f"{path}: {names} of [filter] has no counterpart here; remove it.", file=str(path))

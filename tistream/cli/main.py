@@ -68,6 +68,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "dispatch": "run:dispatch",
         "sort": "run:sort",
         "maintain": "run:maintain",
+        "replicate": "run:replicate",
         "spark": "run:spark",
     },
     "Development": {"sim": "sim:sim", "chaos": "chaos:chaos"},

@@ -134,6 +134,22 @@ def maintain(
     _run(assembly.maintain(assembly.open_parts(settings), name or _default_name("maintain"), slots))
 
 
+def replicate(
+    name: Name = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Lanes at once (replication.threads).")] = None,
+    catalog: Catalog = None,
+    object_store: Bucket = None,
+    metrics_port: MetricsPort = None,
+    config: Config = None,
+) -> None:
+    """Write changefeeds to their destinations: other TiKV clusters, object storage."""
+    from tistream.cli import assembly
+
+    more: dict[str, object] = {"replication.threads": threads, "metrics.port": metrics_port}
+    settings = settings_of(config, catalog=catalog, object_store=object_store, more=more)
+    _run(assembly.replicate(assembly.open_parts(settings), name or _default_name("replicate")))
+
+
 def serve(
     port: Port = None,
     host: Host = None,

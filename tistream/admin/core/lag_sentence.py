@@ -139,7 +139,7 @@ def _of_consumer(tenant: Tenant, slow: SlowConsumer) -> str:
     if slow.members:
         count = "its member does" if slow.members == 1 else f"its {slow.members} members do"
         cause = f"{count} not acknowledge as fast as changes come"
-        step = f"make them faster, or start more of them: tistream changefeed show {slow.name} {ids}"
+        step = f"make them faster, or start more of them: tistream changefeed query {slow.name} {ids}"
     else:
         cause = f"it has no member, and its last request was {seconds_text(slow.idle_s)} ago"
         step = f"start its members again, or remove it if it is not needed: tistream changefeed list {ids}"

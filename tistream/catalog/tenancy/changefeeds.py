@@ -15,6 +15,7 @@ still exists, or is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -51,6 +52,7 @@ class FeedState(StrEnum):
     FINISHED = "finished"
 
 
+_SECRET = re.compile(r"((?:secret[-_]access[-_]key|session[-_]token|password)=)[^&]*", re.IGNORECASE)
 LIVE = (FeedState.NORMAL, FeedState.STOPPED)  #: these may be moved by their reader
 _HOLDING = (*LIVE, FeedState.FAILED)  # the log above their checkpoint, unless idle for too long
 
@@ -79,6 +81,16 @@ class ChangefeedRow:
     def is_replication(self) -> bool:
         """Whether the service writes it to a destination."""
         return bool(self.sink_uri)
+
+    @property
+    def shown_uri(self) -> str:
+        """The sink URI without secrets."""
+        return masked_uri(self.sink_uri)
+
+
+def masked_uri(sink_uri: str) -> str:
+    """A sink URI for people: the values of secret options are replaced."""
+    return _SECRET.sub(r"\1***", sink_uri)
 
 
 _f, _p = changefeeds.c, consumer_partitions.c

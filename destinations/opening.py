@@ -1,0 +1,90 @@
+"""Opens the destination of a changefeed by its sink URI, and checks it before the changefeed starts.
+
+check_destination   is it there, does it take what the tenant has; what must its user know
+cut_lanes           the lanes of a changefeed: sub-ranges aligned with the destination's regions, or shares of tables
+open_destination    for the owner of a lane
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from destinations.protocol import Destination, Share
+from destinations.uri import SinkUri, parse_sink_uri
+from tistream.catalog.tenancy.kinds import TenantKind
+from tistream.catalog.tenancy.tenants import TenantRow
+from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope, TableScope, covers
+from tistream.clock import Clock
+from tistream.errors import InvalidInput, invariant
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+
+LANES = 2  #: unless given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A destination and the tenant that is written to it."""
+
+    uri: SinkUri
+    row: TenantRow
+
+    @classmethod
+    def of(cls, sink_uri: str, row: TenantRow) -> Target:
+        """InvalidInput for a URI that is none, or a destination that does not take the tenant's kind."""
+        uri = parse_sink_uri(sink_uri)
+        takes = TenantKind.RAW if uri.scheme == "tikv" else TenantKind.TIDB
+        if row.kind is not takes:
+            what = "RawKV tenants" if takes is TenantKind.RAW else "tenants of TiDB"
+            raise InvalidInput(
+                f"A {uri.scheme} destination takes {what}, and tenant {row.tenant} is of kind {row.kind}.",
+                option="sink-uri",
+            )
+        return cls(uri=uri, row=row)
+
+    def open(self, share: Share, clock: Clock) -> Destination:
+        """The destination for one lane."""
+        opened: Destination
+        if self.uri.scheme == "tikv":
+            opened = import_module("destinations.tikv.destination").open_tikv(
+                self.uri, share, self.row.keyspace.id, clock
+            )
+        else:
+            opened = import_module("destinations.storage.destination").open_storage(self.uri, share, clock=clock)
+        return opened
+
+
+def check_destination(target: Target, changefeed_id: str, clock: Clock) -> Sequence[str]:
+    """What the user of the changefeed must know. InvalidInput names the option at fault; DestinationUnavailable when
+    nothing answers."""
+    share = Share(tenant=target.row.tenant, changefeed_id=changefeed_id, number=0, of=1)
+    opened = target.open(share, clock)
+    try:
+        return opened.check()
+    finally:
+        opened.close()
+
+
+def cut_lanes(target: Target, changefeed_id: str, wanted: KeyRange, lanes: int, clock: Clock) -> Sequence[LaneScope]:
+    """The lanes of a changefeed. `wanted`: user keys of a keyspace. DestinationUnavailable when its regions cannot be
+    read."""
+    if not target.row.kind.is_keyspace:
+        return [TableScope(number=number, of=lanes) for number in range(lanes)]
+    share = Share(tenant=target.row.tenant, changefeed_id=changefeed_id, number=0, of=1)
+    opened = target.open(share, clock)
+    try:
+        ranges = opened.ranges(wanted, lanes)
+    finally:
+        opened.close()
+    invariant(covers(ranges, wanted), "the lanes of a changefeed cover its keys once", lanes=[str(r) for r in ranges])
+    return [KeyScope(range=part) for part in ranges]
+
+
+def open_destination(
+    sink_uri: str, row: TenantRow, tenant: Tenant, changefeed_id: str, number: int, of: int, clock: Clock
+) -> Destination:
+    """The destination of a lane."""
+    share = Share(tenant=tenant, changefeed_id=changefeed_id, number=number, of=of)
+    return Target.of(sink_uri, row).open(share, clock)

@@ -1,0 +1,166 @@
+"""Creates, changes and repairs replications: changefeeds that the service writes to a destination.
+
+Before a replication starts, its destination is asked, its lanes are cut, and its start is checked against the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from destinations.opening import LANES, Target, check_destination, cut_lanes
+from reading.filters import parse_filter
+from reading.kv.selection import parse_selection
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.changefeeds import ChangefeedRow, FeedState, get_changefeed, switch_changefeed
+from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
+from tistream.catalog.work import lanes as lane_rows
+from tistream.catalog.work import replications
+from tistream.catalog.work.core.lane_scope import skip
+from tistream.catalog.work.lanes import LaneRow, list_lanes
+from tistream.clock import Clock
+from tistream.codec.key_format import KeyFormat
+from tistream.errors import InvalidInput, NotFound, StateForbids
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+
+KEY_OPTIONS = ("key_format", "start_key", "end_key", "key_prefix", "key_pattern", "value_pattern")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The settings of a replication."""
+
+    sink_uri: str
+    filters: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)  #: KEY_OPTIONS of a keyspace
+    target_ts: int = 0
+    hold_ms: int = 86_400_000
+
+    @property
+    def options(self) -> str:
+        """As the catalog keeps them."""
+        return orjson.dumps(dict(self.keys), option=orjson.OPT_SORT_KEYS).decode()
+
+    @property
+    def filters_text(self) -> str:
+        """As the catalog keeps them."""
+        return orjson.dumps(dict(self.filters), option=orjson.OPT_SORT_KEYS).decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replications:
+    """The control plane of replications."""
+
+    catalog: Catalog
+    clock: Clock
+
+    def create(
+        self, tenant: Tenant, name: str, start_ts: int | None, wanted: Wanted, *, lanes: int | None, actor: str
+    ) -> tuple[bool, Sequence[str]]:
+        """(whether it is new, what its user must know). InvalidInput names the option at fault."""
+        row = get_tenant(self.catalog, tenant)
+        target, keys = self._checked(row, wanted)
+        notes = check_destination(target, name, self.clock)
+        scopes = cut_lanes(target, name, keys, lanes or LANES, self.clock)
+        made = replications.create_replication(
+            self.catalog, tenant, name, start_ts, sink_uri=wanted.sink_uri, options=wanted.options,
+            filters=wanted.filters_text, scopes=scopes, target_ts=wanted.target_ts, hold_ms=wanted.hold_ms, actor=actor,
+        )  # fmt: skip
+        return made, notes
+
+    def update(self, tenant: Tenant, name: str, wanted: Wanted, *, actor: str) -> Sequence[str]:
+        """Other settings of a replication that does not run; what its user must know. Its keys stay the same."""
+        row = get_tenant(self.catalog, tenant)
+        before = replication_of(self.catalog, tenant, name)
+        target, _ = self._checked(row, wanted)
+        if row.kind.is_keyspace and key_range_of(wanted.keys) != key_range_of(orjson.loads(before.options)):
+            raise InvalidInput("The range of a changefeed cannot change: create another one.", option="start-key")
+        notes = check_destination(target, name, self.clock)
+        replications.update_replication(
+            self.catalog, tenant, name, sink_uri=wanted.sink_uri, options=wanted.options, filters=wanted.filters_text,
+            target_ts=wanted.target_ts, hold_ms=wanted.hold_ms, actor=actor,
+        )  # fmt: skip
+        return notes
+
+    def pause(self, tenant: Tenant, name: str) -> None:
+        """No lane is written any more, after the stretch that is being written."""
+        switch_changefeed(self.catalog, tenant, name, FeedState.STOPPED)
+
+    def resume(self, tenant: Tenant, name: str, to_ts: int | None, *, actor: str) -> None:
+        """Run it again, above `to_ts` if given, and try what was refused again."""
+        replications.resume_replication(self.catalog, tenant, name, to_ts=to_ts, actor=actor)
+
+    def rebalance(self, tenant: Tenant, name: str, lanes: int | None) -> None:
+        """Cut it anew, by the destination's regions as they are now. StateForbids while a change is refused."""
+        found = replication_of(self.catalog, tenant, name)
+        before = list_lanes(self.catalog, tenant, name)
+        stopped = next((lane for lane in before if lane.is_stopped), None)
+        if stopped is not None:
+            raise StateForbids(
+                f"Lane {stopped.number} of changefeed {name} waits for a decision about a refused change.",
+                lane=stopped.number,
+            )
+        row = get_tenant(self.catalog, tenant)
+        wanted = Wanted(sink_uri=found.sink_uri, filters=orjson.loads(found.filters), keys=orjson.loads(found.options))
+        target, keys = self._checked(row, wanted)
+        scopes = cut_lanes(target, name, keys, lanes or len(before), self.clock)
+        lane_rows.replace_lanes(self.catalog, tenant, name, scopes)
+
+    def decide(self, tenant: Tenant, name: str, number: int, *, leave_out: bool) -> None:
+        """Try the refused change of a lane again, or leave it out. StateForbids when the lane is not stopped."""
+        replication_of(self.catalog, tenant, name)
+        lane = _lane(list_lanes(self.catalog, tenant, name), name, number)
+        error = lane.error
+        if error is None or not lane.is_stopped:
+            raise StateForbids(f"Lane {number} of changefeed {name} is not stopped.", lane=number)
+        scope = skip(lane.scope, str(error["key"]), int(error["commit_ts"])) if leave_out else lane.scope
+        lane_rows.rescope(self.catalog, lane, scope)
+
+    def _checked(self, row: TenantRow, wanted: Wanted) -> tuple[Target, KeyRange]:
+        """The destination, and the user keys of a keyspace. InvalidInput, FilterInvalid."""
+        target = Target.of(wanted.sink_uri, row)
+        if row.kind.is_keyspace:
+            if wanted.filters:
+                raise InvalidInput("A keyspace has keys, not tables: filter by key.", option=next(iter(wanted.filters)))
+            keys = key_range_of(wanted.keys).intersect(row.user_keys)
+            if keys is None:
+                raise InvalidInput(
+                    f"The tenant has the keys {row.user_keys}: none of them is wanted.", option="start-key"
+                )
+            return target, keys
+        if wanted.keys:
+            raise InvalidInput(
+                "A tenant of TiDB has tables, not keys: filter by table.", option=next(iter(wanted.keys))
+            )
+        parse_filter(dict(wanted.filters))
+        return target, KeyRange()
+
+
+def replication_of(catalog: Catalog, tenant: Tenant, name: str) -> ChangefeedRow:
+    """The replication of this name. StateForbids for a consumer."""
+    found = get_changefeed(catalog, tenant, name)
+    if not found.is_replication:
+        raise StateForbids(f"Changefeed {name} has no destination: members read it.", state=found.state)
+    return found
+
+
+def key_range_of(keys: Mapping[str, str]) -> KeyRange:
+    """The user keys that these KEY_OPTIONS mean. InvalidInput, FilterInvalid."""
+    return parse_selection(
+        KeyFormat(keys.get("key_format", KeyFormat.HEX)),
+        start_key=keys.get("start_key"),
+        end_key=keys.get("end_key"),
+        prefix=keys.get("key_prefix"),
+        key_pattern=keys.get("key_pattern"),
+        value_pattern=keys.get("value_pattern"),
+    ).range
+
+
+def _lane(lanes: Sequence[LaneRow], name: str, number: int) -> LaneRow:
+    for lane in lanes:
+        if lane.number == number:
+            return lane
+    raise NotFound(f"Changefeed {name} has no lane {number}.", lane=number)

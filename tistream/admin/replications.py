@@ -1,0 +1,62 @@
+"""Replications as people and programs see them: their lanes, and what would be lost if the source were lost now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tistream import ts as tso
+from tistream.catalog.tenancy.changefeeds import ChangefeedRow, FeedState
+from tistream.catalog.work.lanes import LaneRow
+
+
+def replication_facts(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int) -> dict[str, Any]:
+    """The members of a changefeed that only a replication has."""
+    now_ms = row.seen_ms + row.idle_ms
+    first = next((lane.error for lane in lanes if lane.error is not None), None)
+    retries = row.state is FeedState.NORMAL and first is not None
+    return {
+        "state": FeedState.ERROR if retries else row.state,
+        "sink_uri": row.shown_uri,
+        "rpo": _rpo(row, lanes, served_ts, now_ms) if row.is_replication and row.state is FeedState.NORMAL else None,
+        "catching_up": any(lane.checkpoint_ts < lane.redo_ts for lane in lanes),
+        "lanes": lane_facts(lanes),
+        "error": row.error or (first if retries else None),
+    }
+
+
+def _rpo(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int, now_ms: int) -> dict[str, float]:
+    """The age of the checkpoint, in three parts."""
+    slowest = min(lanes, key=lambda lane: lane.checkpoint_ts, default=None)
+    tried_ts = row.checkpoint_ts if slowest is None else max(slowest.attempted_ts, slowest.checkpoint_ts)
+    at = [tso.physical_ms(ts) for ts in (row.checkpoint_ts, min(tried_ts, max(served_ts, row.checkpoint_ts)))]
+    served_ms = max(tso.physical_ms(served_ts), at[1])
+    return {
+        "total_s": max(0, now_ms - at[0]) / 1000,
+        "resolved_ts_s": max(0, now_ms - served_ms) / 1000,
+        "queue_s": (served_ms - at[1]) / 1000,
+        "destination_s": (at[1] - at[0]) / 1000,
+    }
+
+
+def lane_facts(lanes: Sequence[LaneRow]) -> list[dict[str, Any]]:
+    """Lanes for people and programs."""
+    return [
+        {
+            "lane": lane.number,
+            "scope": lane.scope.shown,
+            "worker": lane.owner,
+            "epoch": lane.epoch,
+            "checkpoint_ts": str(lane.checkpoint_ts),
+            "attempted_ts": str(lane.attempted_ts),
+            "catching_up": lane.checkpoint_ts < lane.redo_ts,
+            "waits_s": max(0, lane.free_in_ms) / 1000,
+            "unmoved_s": lane.moved_age_ms / 1000,
+            "rows": lane.rows_done,
+            "bytes": lane.bytes_done,
+            "tries": lane.tries,
+            "stopped": lane.is_stopped,
+            "error": lane.error,
+        }
+        for lane in lanes
+    ]
