@@ -16,6 +16,7 @@ from tests.kit.auth_site import MINE, Site, is_problem
 from tistream.catalog.tenancy.keys import revoke_key
 from tistream.catalog.tenancy.logins import open_session
 from tistream.cli import assembly
+from tistream.cli.running import Parts
 from tistream.config import ServerSettings
 from tistream.errors import TiStreamError
 from tistream.http.auth import install
@@ -174,9 +175,9 @@ def test_without_keys_nobody_is_asked(site: Site) -> None:
         assert http.post("/v1/console-codes").status_code == 400
 
 
-def _open(parts: assembly.Parts) -> assembly.Parts:
+def _open(parts: Parts) -> Parts:
     server = ServerSettings(auth="none")
-    return assembly.Parts(
+    return Parts(
         settings=parts.settings.model_copy(update={"server": server}),
         catalog=parts.catalog,
         store=parts.store,

@@ -22,6 +22,7 @@ from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.cli import assembly
+from tistream.cli.running import Parts
 from tistream.clock import SystemClock
 from tistream.config import CatalogSettings, ObjectStoreSettings, Settings
 from tistream.http.auth.access import every_route
@@ -33,7 +34,7 @@ WITH_ROWS, NEW, UNBOUND = Tenant(1, 1), Tenant(1, 2), Tenant(1, 3)
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[assembly.Parts]:
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
     folder = tmp_path_factory.mktemp("keyspaces")
     (folder / "bucket").mkdir()
     settings = Settings(
@@ -50,7 +51,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[assembly.Parts]:
     catalog.close()
 
 
-def _write(parts: assembly.Parts, ts: int) -> None:
+def _write(parts: Parts, ts: int) -> None:
     """A put and a delete, in the log up to just above `ts`."""
     issue_incarnation(parts.catalog, WITH_ROWS, 1)
     rows = entry_rows([Entry(ts, b"k1", b"v"), Entry(ts + 1, b"k2", None)])
@@ -58,7 +59,7 @@ def _write(parts: assembly.Parts, ts: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def http(parts: assembly.Parts) -> Iterator[TestClient]:
+def http(parts: Parts) -> Iterator[TestClient]:
     with TestClient(assembly._api(parts, []), raise_server_exceptions=False) as http:
         yield http
 
@@ -128,7 +129,7 @@ def test_what_waits_is_said_in_the_words_of_a_keyspace(http: TestClient) -> None
     assert not any("schema" in why(n) for n in (1, 2, 3))
 
 
-def test_upkeep_of_keyspaces_meets_nothing_that_it_lacks(parts: assembly.Parts) -> None:
+def test_upkeep_of_keyspaces_meets_nothing_that_it_lacks(parts: Parts) -> None:
     registry = SchemaRegistry(parts.catalog, parts.store)
     retention = Retention(parts.catalog, registry, default_hours=0.001, grace_ms=0)
     maintenance = Maintenance(parts.catalog, parts.store, registry, SystemClock(), MaintenanceRules(), default_hours=1)

@@ -14,6 +14,7 @@ from tests.kit.auth_site import fill
 from tests.kit.waiting import eventually
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.cli import assembly
+from tistream.cli.running import Running
 from tistream.config import Settings, load
 from tistream.http.auth.core.roles import Role
 from tistream.http.auth.issue import issue_key
@@ -37,7 +38,7 @@ def settings_in(folder: Path) -> Settings:
 
 
 @contextmanager
-def started(running: assembly.Running) -> Iterator[assembly.Running]:
+def started(running: Running) -> Iterator[Running]:
     running.start()
     try:
         yield running
@@ -46,7 +47,7 @@ def started(running: assembly.Running) -> Iterator[assembly.Running]:
 
 
 @contextmanager
-def client_of(running: assembly.Running) -> Iterator[httpx2.Client]:
+def client_of(running: Running) -> Iterator[httpx2.Client]:
     key = issue_key(running.parts.catalog, name="me", role=Role.OWNER, tenant=None)
     with httpx2.Client(base_url=running.url, headers={"Authorization": f"Bearer {key.text}"}, timeout=60) as http:
         yield http

@@ -20,6 +20,7 @@ from simulator.sample.running import RunningSample
 from tests.kit.waiting import eventually
 from tistream.catalog.tenancy.keys import list_keys
 from tistream.cli import assembly
+from tistream.cli.running import Running
 from tistream.cli.sample import TENANT, Sample
 from tistream.client import Client
 from tistream.config import load
@@ -33,7 +34,7 @@ Tables = dict[str, dict[int, dict[str, Any]]]
 
 
 @contextmanager
-def service(folder: Path) -> Iterator[assembly.Running]:
+def service(folder: Path) -> Iterator[Running]:
     settings = load(None, {}, {"server.port": 0, "server.auth": "keys", "maintenance.enabled": False})
     running = assembly.embedded(settings, folder, warm_up=False)
     running.start()
@@ -44,7 +45,7 @@ def service(folder: Path) -> Iterator[assembly.Running]:
 
 
 @contextmanager
-def shop(running: assembly.Running, folder: Path) -> Iterator[RunningSample]:
+def shop(running: Running, folder: Path) -> Iterator[RunningSample]:
     sample = Sample(folder)
     sample.start(running)
     try:

@@ -18,6 +18,7 @@ from tests.kit.log_builder import LogBuilder
 from tests.kit.manual_clock import ManualClock
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.cli import assembly
+from tistream.cli.running import Parts
 from tistream.config import CatalogSettings, ObjectStoreSettings, ServerSettings, Settings
 from tistream.http.auth.access import every_route
 from tistream.http.auth.core.roles import Role
@@ -35,7 +36,7 @@ OPEN = {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/version"), ("GET", "/lo
 class Site:
     """See the module."""
 
-    parts: assembly.Parts
+    parts: Parts
     app: FastAPI
     http: TestClient
     clock: ManualClock

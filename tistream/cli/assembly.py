@@ -7,33 +7,28 @@ deployments with a process per role.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tistream import __version__, config
+from tistream import config
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.drain import Drainable, drain
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.cli import allocator, warm
 from tistream.cli.executors import maintenance_rules, spark_worker, threads_worker
-from tistream.cli.first_key import first_words
 from tistream.cli.no_pandas import keep_pandas_out
-from tistream.cli.server import HttpServer
+from tistream.cli.replicating import replication_worker
+from tistream.cli.running import Parts, Running
 from tistream.cli.startup import answers
 from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.errors import ConfigError
-from tistream.http.access_log import RequestLog
-from tistream.http.probes import Probes, lease_age, lease_holds, none_stopped, probe_app, store_answers
+from tistream.http.probes import Probes, lease_age, lease_holds, none_stopped, store_answers
 from tistream.objectstore.metered import open_metered
-from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.metrics import Collect
-from tistream.runtime.service import Problem, Service, ServiceGroup
+from tistream.runtime.service import Service, ServiceGroup
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -41,7 +36,6 @@ if TYPE_CHECKING:
     from dispatcher.worker import DispatcherWorker
     from metaserver.loop import MetaWorker
     from metaserver.push_access import CredentialIssuer
-    from replicator.worker import ReplicationWorker
     from sorter.worker.worker import SorterWorker
     from tistream.feed.hints import Look, Notifications
     from tistream.feed.protocol import Feed
@@ -49,90 +43,6 @@ if TYPE_CHECKING:
 
 _NICE = 10  # of the threads that compact in `tistream up`: pushers and readers go first
 _TICK_S = 0.6  # pushers write a file each second: the next one is not looked for sooner
-
-
-@dataclass(slots=True)
-class Parts:
-    """What every service needs."""
-
-    settings: Settings
-    catalog: Catalog
-    store: ObjectStore
-    clock: SystemClock
-
-
-class Running:
-    """Services, and their HTTP server if they have one."""
-
-    def __init__(
-        self,
-        parts: Parts,
-        services: Sequence[Service],
-        app: FastAPI | None = None,
-        closing: Callable[[], None] = lambda: None,
-        probes: Probes | None = None,
-        *,
-        has_console: bool = False,
-        drains: Drainable | None = None,
-        drain_timeout_s: int = 0,
-    ) -> None:
-        """`probes`: served on the port of [metrics], if set, by a process without `app`. `drains`: the worker that is
-        drained before the process ends."""
-        self.parts = parts
-        self._has_console = has_console
-        self._drains, self._drain_timeout_s = drains, drain_timeout_s
-        self._closing = closing
-        self.services = ServiceGroup("services", services, parts.clock)
-        server, beside = parts.settings.server, parts.settings.metrics
-        followers = getattr(app.state, "followers", None) if app is not None else None
-        closing = followers.close if followers is not None else lambda: None
-        self.http = None
-        if app is not None:
-            self.http = HttpServer(_logged(app, parts), server.host, server.port, closing)
-        self.probes = None
-        probes = probes or (app.state.probes if app is not None else None)
-        if probes is not None and beside.port >= 0:
-            self.probes = HttpServer(_logged(probe_app(probes), parts), beside.host, beside.port)
-
-    def start(self) -> None:
-        """Start everything; returns when the port answers."""
-        self.services.start()
-        for server in (self.http, self.probes):
-            if server is not None:
-                server.start()
-
-    @property
-    def url(self) -> str:
-        """Address of the HTTP port; empty without one."""
-        return self.http.url if self.http is not None else ""
-
-    def greeting(self) -> str:
-        """The message at the start."""
-        where = f" at {self.http.url}" if self.http is not None else ""
-        where += f" with probes at {self.probes.url}" if self.probes is not None else ""
-        names = ", ".join(member.name for member in self.services.members) or "API server"
-        said = [f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."]
-        if self.http is not None and self.parts.settings.server.auth == "keys":
-            said += first_words(self.parts.catalog, self.http.url, has_console=self._has_console)
-        return "\n".join(said)
-
-    def stopped(self) -> Problem | None:
-        """The first part that an error has ended, if any."""
-        return next((p for p in self.services.problems() if p.ends_process), None)
-
-    def drain(self, skip: threading.Event) -> None:
-        """Before `close`: wait until others own what this process owns, or `skip` is set."""
-        if self._drains is not None and self._drain_timeout_s:
-            drain(self.parts.catalog, self._drains, self.parts.clock, self._drain_timeout_s, skip)
-
-    def close(self) -> None:
-        """Stop everything in order."""
-        for server in (self.http, self.probes):
-            if server is not None:
-                server.stop()
-        self.services.stop()
-        self._closing()
-        self.parts.catalog.close()
 
 
 def load_settings(path: Path | None, flags: Mapping[str, object]) -> Settings:
@@ -196,7 +106,7 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
     if parts.settings.maintenance.threads:
         members.append(threads_worker(parts, "maintain-1", slots=parts.settings.maintenance.threads, nice=_NICE))
     if parts.settings.replication.threads:
-        members.append(_replicator(parts, "replicate-1"))
+        members.append(replication_worker(parts, "replicate-1"))
     collect: list[Collect] = [CatalogGauges(parts.catalog, parts.clock), follow.measured, _of_tasks(parts, sorters)]
     notifications = _notifications(parts, follow.look)
     members += _queue_readers(parts, "meta-1", notifications)
@@ -262,33 +172,15 @@ def maintain(parts: Parts, name: str, slots: int) -> Running:
     """An executor of maintenance jobs, with threads."""
     allocator.keep_freed_memory()
     worker = threads_worker(parts, name, slots=slots)
-    return Running(parts, [worker], probes=_probes(parts, worker, worker.lease_age_s, lambda: []))
+    return Running(parts, [worker], probes=_probes(parts, worker, worker.lease_age_s))
 
 
 def replicate(parts: Parts, name: str) -> Running:
     """A worker that writes changefeeds to their destinations."""
     allocator.keep_freed_memory()
-    worker = _replicator(parts, name)
-    probes = _probes(parts, worker, worker.lease_age_s, lambda: [])
-    timeout_s = parts.settings.replication.drain_timeout_s
+    worker, timeout_s = replication_worker(parts, name), parts.settings.replication.drain_timeout_s
+    probes = _probes(parts, worker, worker.lease_age_s)
     return Running(parts, [worker], probes=probes, drains=worker, drain_timeout_s=timeout_s)
-
-
-def _replicator(parts: Parts, name: str) -> ReplicationWorker:
-    from destinations.opening import open_destination
-    from destinations.protocol import Destination
-    from reading.deps import Services
-    from replicator.worker import ReplicationWorker
-    from tistream.catalog.tenancy.tenants import get_tenant
-    from tistream.catalog.work.lanes import LaneJob
-
-    def opened(job: LaneJob) -> Destination:
-        lane = job.lane
-        row = get_tenant(parts.catalog, lane.tenant)
-        return open_destination(job.sink_uri, row, lane.tenant, lane.changefeed_id, lane.number, job.lanes, parts.clock)
-
-    services = Services.create(parts.catalog, parts.store, parts.clock)
-    return ReplicationWorker(services, name, opened, slots=max(1, parts.settings.replication.threads))
 
 
 def spark(parts: Parts, name: str, conf: Mapping[str, str]) -> Running:
@@ -299,11 +191,11 @@ def spark(parts: Parts, name: str, conf: Mapping[str, str]) -> Running:
     watch = SessionWatch(session, parts.clock, name)
     worker = spark_worker(parts, name, session, watch)
     both = ServiceGroup(name, [worker, watch], parts.clock)
-    probes = _probes(parts, both, worker.lease_age_s, list)
+    probes = _probes(parts, both, worker.lease_age_s)
     return Running(parts, both.members, closing=watch.end_session, probes=probes)
 
 
-def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], measured: Collect) -> Probes:
+def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], measured: Collect = list) -> Probes:
     """Probes of a worker without an HTTP port."""
     return Probes(
         checks={
@@ -323,12 +215,6 @@ def _of_tasks(parts: Parts, sorters: Sequence[SorterWorker]) -> Collect:
 
     ends = StreamEnds(parts.catalog, parts.clock)
     return lambda: measures.collect([report for sorter in sorters for report in sorter.reports], parts.clock, ends())
-
-
-def _logged(app: FastAPI, parts: Parts) -> FastAPI:
-    """The application with an id for each request."""
-    app.add_middleware(RequestLog, access_log=parts.settings.log.access)
-    return app
 
 
 def _api(

@@ -16,7 +16,7 @@ from tistream.cli.run import on_signals, settings_in
 
 if TYPE_CHECKING:
     from tistream.catalog.work.tasks import TaskRow
-    from tistream.cli.assembly import Running
+    from tistream.cli.running import Running
     from tistream.runtime.service import Service
 
 _KILL_SHARE = 0.4  # share of a limited demo after which a sorter is killed

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from compactor.session import SessionWatch
     from compactor.worker import MaintenanceWorker
     from metaserver.core.maintenance import MaintenanceRules
-    from tistream.cli.assembly import Parts
+    from tistream.cli.running import Parts
     from tistream.config import Settings
 
 _MIB = 1 << 20

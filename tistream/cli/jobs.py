@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from compactor.job import Report
     from compactor.local import LocalExecutor
     from compactor.spark import SparkExecutor
-    from tistream.cli.assembly import Parts
+    from tistream.cli.running import Parts
 
 _MIB = 1 << 20
 

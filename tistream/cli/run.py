@@ -20,7 +20,7 @@ from tistream.cli.options import Bucket, Catalog, Config, Host, MetricsPort, Por
 from tistream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tistream.cli.assembly import Running
+    from tistream.cli.running import Running
     from tistream.cli.sample import Sample
     from tistream.config import Settings
 

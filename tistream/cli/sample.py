@@ -11,7 +11,7 @@ from tistream.ids import Tenant
 
 if TYPE_CHECKING:
     from simulator.sample.running import RunningSample
-    from tistream.cli.assembly import Running
+    from tistream.cli.running import Running
     from tistream.runtime.service import Problem
 
 TENANT = Tenant(1, 1)

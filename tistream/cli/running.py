@@ -1,0 +1,113 @@
+"""What runs in a process: its services in order, their HTTP server and probes, from the start to the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tistream import __version__
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.work.drain import Drainable, drain
+from tistream.cli.first_key import first_words
+from tistream.cli.server import HttpServer
+from tistream.clock import SystemClock
+from tistream.config import Settings
+from tistream.http.access_log import RequestLog
+from tistream.http.probes import Probes, probe_app
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.service import Problem, Service, ServiceGroup
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+@dataclass(slots=True)
+class Parts:
+    """What every service needs."""
+
+    settings: Settings
+    catalog: Catalog
+    store: ObjectStore
+    clock: SystemClock
+
+
+class Running:
+    """Services, and their HTTP server if they have one."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        services: Sequence[Service],
+        app: FastAPI | None = None,
+        closing: Callable[[], None] = lambda: None,
+        probes: Probes | None = None,
+        *,
+        has_console: bool = False,
+        drains: Drainable | None = None,
+        drain_timeout_s: int = 0,
+    ) -> None:
+        """`probes`: served on the port of [metrics], if set, by a process without `app`. `drains`: the worker that is
+        drained before the process ends."""
+        self.parts = parts
+        self._has_console = has_console
+        self._drains, self._drain_timeout_s = drains, drain_timeout_s
+        self._closing = closing
+        self.services = ServiceGroup("services", services, parts.clock)
+        server, beside = parts.settings.server, parts.settings.metrics
+        followers = getattr(app.state, "followers", None) if app is not None else None
+        closing = followers.close if followers is not None else lambda: None
+        self.http = None
+        if app is not None:
+            self.http = HttpServer(logged(app, parts), server.host, server.port, closing)
+        self.probes = None
+        probes = probes or (app.state.probes if app is not None else None)
+        if probes is not None and beside.port >= 0:
+            self.probes = HttpServer(logged(probe_app(probes), parts), beside.host, beside.port)
+
+    def start(self) -> None:
+        """Start everything; returns when the port answers."""
+        self.services.start()
+        for server in (self.http, self.probes):
+            if server is not None:
+                server.start()
+
+    @property
+    def url(self) -> str:
+        """Address of the HTTP port; empty without one."""
+        return self.http.url if self.http is not None else ""
+
+    def greeting(self) -> str:
+        """The message at the start."""
+        where = f" at {self.http.url}" if self.http is not None else ""
+        where += f" with probes at {self.probes.url}" if self.probes is not None else ""
+        names = ", ".join(member.name for member in self.services.members) or "API server"
+        said = [f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."]
+        if self.http is not None and self.parts.settings.server.auth == "keys":
+            said += first_words(self.parts.catalog, self.http.url, has_console=self._has_console)
+        return "\n".join(said)
+
+    def stopped(self) -> Problem | None:
+        """The first part that an error has ended, if any."""
+        return next((p for p in self.services.problems() if p.ends_process), None)
+
+    def drain(self, skip: threading.Event) -> None:
+        """Before `close`: wait until others own what this process owns, or `skip` is set."""
+        if self._drains is not None and self._drain_timeout_s:
+            drain(self.parts.catalog, self._drains, self.parts.clock, self._drain_timeout_s, skip)
+
+    def close(self) -> None:
+        """Stop everything in order."""
+        for server in (self.http, self.probes):
+            if server is not None:
+                server.stop()
+        self.services.stop()
+        self._closing()
+        self.parts.catalog.close()
+
+
+def logged(app: FastAPI, parts: Parts) -> FastAPI:
+    """The application with an id for each request."""
+    app.add_middleware(RequestLog, access_log=parts.settings.log.access)
+    return app
