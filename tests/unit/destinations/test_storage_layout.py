@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import pytest
 from destinations.storage.core import names
 from destinations.storage.core.parts import cut
 from destinations.storage.core.schema_files import column_of, of_events, of_table
-from destinations.storage.settings import read_settings
+from destinations.storage.settings import PROTOCOLS, read_settings
 from destinations.uri import parse_sink_uri
 from schemas.model import Column, DdlEvent, Table
 from tistream.errors import InvalidInput
 
 OPEN = -1
+ROOT = Path(__file__).parents[3]
 
 
 def column(name: str, tp: int, flen: int = OPEN, decimal: int = OPEN, flag: int = 0, **more: Any) -> Column:
@@ -201,3 +203,13 @@ def test_options_are_read_by_their_names() -> None:
     assert (found.s3.bucket, found.s3.prefix, found.s3.path_style) == ("bucket", "a/b", False)
     assert (found.options.delimiter, found.options.include_commit_ts, found.file_bytes) == ("|", True, 1048576)
     assert (found.flush_s, found.worker_count, found.layout.partitions) == (10, 4, False)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_option_is_documented(protocol: str) -> None:
+    page = (ROOT / "docs" / "formats" / "storage-sink.md").read_text("utf-8")
+    with pytest.raises(InvalidInput, match="Known: ") as caught:
+        read_settings(parse_sink_uri(f"s3://bucket?protocol={protocol}&0=1"))
+    known = caught.value.message.partition("Known: ")[2].rstrip(".").split(", ")
+    assert len(known) > 10
+    assert [name for name in known if f"`{name}`" not in page] == []
