@@ -11,11 +11,13 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from destinations.storage.core.names import meta_folder, schema_file
 from reading.formats.rows import single_action
 from schemas.actions import Action
+from schemas.layout import ByIdentity
 from schemas.model import Column, DdlEvent, Table
 from schemas.types import UNSPECIFIED, type_name
 
@@ -35,11 +37,11 @@ _OURS = "ColumnLength"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaFile:
-    """One schema file. `columns` None: of a database."""
+    """One schema file. `described` None: it has no columns, as that of a database."""
 
     db: str
     table: str
-    columns: list[dict[str, Any]] | None
+    described: Table | None
     version: int
     query: str
     type: int
@@ -50,8 +52,8 @@ class SchemaFile:
 
     @property
     def digest(self) -> int:
-        """TiCDC's checksum of the columns."""
-        return _digest(self.db, self.table, self.columns or [])
+        """TiCDC's checksum of names and columns."""
+        return _digest(self.db, self.table, []) if self.described is None else _digest_of(ByIdentity(self.described))
 
     @property
     def key(self) -> str:
@@ -60,13 +62,13 @@ class SchemaFile:
     @property
     def data(self) -> bytes:
         told = {"Version": 1, "TableVersion": self.version, "Query": self.query, "Type": self.type}
-        return _text(_definition(self.db, self.table, self.columns, told))
+        columns = None if self.described is None else columns_of(self.described)
+        return _text(_definition(self.db, self.table, columns, told))
 
 
 def of_table(table: Table, version: int, query: str = "", type_: int = 0) -> SchemaFile:
     """The file of a table version. `query`, `type_`: of the DDL that made it, where that is known."""
-    columns = [column_of(column) for column in table.visible_columns]
-    return SchemaFile(db=table.db, table=table.name, columns=columns, version=version, query=query, type=type_)
+    return SchemaFile(db=table.db, table=table.name, described=table, version=version, query=query, type=type_)
 
 
 def of_events(events: Sequence[DdlEvent]) -> list[SchemaFile]:
@@ -86,11 +88,21 @@ def _of_event(event: DdlEvent) -> list[SchemaFile]:
     """The file of a DDL; two of an EXCHANGE PARTITION, which changes two tables."""
     type_, query, ts = single_action(event.type), event.statement, event.commit_ts
     if event.version is None or not event.table:
-        return [SchemaFile(db=event.db, table=event.table, columns=None, version=ts, query=query, type=type_)]
+        return [SchemaFile(db=event.db, table=event.table, described=None, version=ts, query=query, type=type_)]
     found = [of_table(event.version, ts, query, type_)]
     if event.type == Action.EXCHANGE_PARTITION and event.exchanged is not None:
         found.append(of_table(event.exchanged, ts))
     return found
+
+
+def columns_of(table: Table) -> list[dict[str, Any]]:
+    """TableColumns."""
+    return [column_of(column) for column in table.visible_columns]
+
+
+@lru_cache(maxsize=16_384)
+def _digest_of(key: ByIdentity) -> int:
+    return _digest(key.table.db, key.table.name, columns_of(key.table))
 
 
 def _definition(db: str, table: str, columns: list[dict[str, Any]] | None, told: dict[str, Any]) -> dict[str, Any]:
