@@ -3,9 +3,8 @@
 core         the manifest of a backup; the comparison of two sorted streams of pairs (pure)
 files        pairs in Parquet files, each block with its checksum
 feed_scan    the pairs of a V2 cluster, by its change feed from 0
-raw_scan     the pairs of a V1 cluster, by RawScan
 from_log     the pairs of a tenant as of a timestamp, by the log alone
 job          a backup: pairs -> files -> manifest
-restore      files -> a cluster
-tidb         tables of a tenant as of a timestamp against those of the cluster
+"
+"
 """

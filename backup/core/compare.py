@@ -11,7 +11,7 @@ that remained when it was written. For the same reason an entry that is about to
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -72,19 +72,19 @@ def compare(
     source: Iterator[pa.Table],
     destination: Iterator[pa.Table],
     *,
-    now_s: int,
+    now_s: Callable[[], int],
     ttl_tolerance_s: int = 2,
     shown_max: int = 10,
 ) -> Comparison:
     """Compare all pairs of `source` (schema PAIRS) with those of `destination` (schema FOUND), both by ascending keys.
-    `now_s`: Unix time of the destination. CorruptObject when keys do not ascend."""
-    found, limit = Comparison(), now_s + ttl_tolerance_s
+    `now_s`: the Unix time of the destination now. CorruptObject when keys do not ascend."""
+    found = Comparison()
     for a, b in _ranges(_rising(source, "source", PAIRS), _rising(destination, "destination", FOUND)):
         sums = checksum(a), checksum(b)
         found.source, found.destination = found.source + sums[0], found.destination + sums[1]
         found.ranges += 1
         if sums[0] != sums[1] or not _same_expiries(a, b, ttl_tolerance_s):
-            found.differing_ranges += not _same_keys(found, a, b, limit, ttl_tolerance_s, shown_max)
+            found.differing_ranges += not _same_keys(found, a, b, now_s() + ttl_tolerance_s, ttl_tolerance_s, shown_max)
     return found
 
 

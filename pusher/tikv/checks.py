@@ -21,14 +21,14 @@ from tistream.clock import Clock
 from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
 from tistream.keyrange import KeyRange
 from tistream.tikv.channels import Tls, open_channel
-from tistream.tikv.core.api_versions import Api, can_follow, server_version
+from tistream.tikv.core.api_versions import Api, can_follow
 from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
-from tistream.tikv.core.kv_messages import ApiVersion, KvRefused
 from tistream.tikv.core.lock_messages import HeldLock
 from tistream.tikv.core.pd_messages import PdRefused, Region, Store, StoreState
 from tistream.tikv.core.regions import plain_range, regions_of
 from tistream.tikv.kv_scan import KvReader
 from tistream.tikv.pd import PdClient
+from tistream.tikv.server_api import server_api
 
 _CONNECT_S = 3.0
 _SILENCE_S = 0.3  # a server without the method refuses at once
@@ -38,7 +38,6 @@ _STREAM_REGIONS = 100_000  # not tested above this number on one store
 _FILES_A_MONTH = 2_592_000  # one a second
 _PUT_PRICE = 5e-6  # dollars; S3 Standard, us-east-1, list price
 _PROBE_KEYS = KeyRange(b"mSchemaVe", b"mSchemaVf")  # around the schema version
-_KEYSPACE_KEYS = KeyRange(b"x\0\0\0", b"x\0\0\1")
 
 
 def check_cluster(
@@ -187,15 +186,7 @@ def _locks(pd: PdClient, regions: Sequence[Region], keys: KeyspaceKeys, tls: Tls
 
 
 def _api_version(pd: PdClient, reader: KvReader) -> Finding:
-    try:
-        for _ in reader.read(_KEYSPACE_KEYS, pd.tso(), ApiVersion.V2):
-            break
-    except KvRefused as e:
-        found = server_version(e.message)
-        if found is None:
-            raise
-    else:
-        found = Api.V2
+    found = server_api(reader, pd.tso())
     followed, words = can_follow(found)
     return (ok if followed else fail)(words, api_version=found.name)
 

@@ -1,0 +1,136 @@
+"""A backup of a cluster: what it is, what is read of it and how, and up to which timestamp the backup has every write.
+
+    API version     V2: the change feed from 0        V1TTL: RawScan and RawGetKeyTTL        V1: RawScan
+    backup_ts       before the scan: the served watermark of the tenant that captures the keyspace, else PD's time less
+                    the safe interval
+
+A store stamps RawKV writes with timestamps that it took from PD earlier, so writes below a fresh timestamp may still
+arrive when a scan begins. The safe interval is longer than stores keep timestamps. A served watermark needs none: all
+that is at or below it was captured, so it was applied.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from backup.core.manifest import Manifest, check_conversion
+from backup.feed_scan import FeedScan
+from backup.held import held_history
+from backup.job import Progress, Scan, check_empty, write_backup
+from backup.pace import Pace
+from tistream import ts as tso
+from tistream.catalog.tenancy.kinds import TenantKind, stored_range, user_range
+from tistream.clock import Clock
+from tistream.errors import InvalidInput
+from tistream.keyrange import KeyRange
+from tistream.objectstore.protocol import ObjectStore
+from tistream.tikv.channels import Tls
+from tistream.tikv.core.api_versions import Api
+from tistream.tikv.core.regions import plain_range, regions_of
+from tistream.tikv.kv_scan import KvReader
+from tistream.tikv.pd import PdClient
+from tistream.tikv.server_api import server_api
+
+log = structlog.get_logger(__name__)
+_PATIENCE_S = 600.0  # how long one region is retried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterBackup:
+    """What is wanted."""
+
+    keyspace: str | None = None  #: name or id, of an API V2 cluster
+    range: KeyRange = KeyRange()  # noqa: RUF009
+    api: Api | None = None  #: of the files; None = the cluster's
+    bytes_s: float = float("inf")
+    threads: int = 4
+    safe_interval_s: float = 60.0
+    watermark: Callable[[int], int] | None = None  #: what is served of the tenant of a keyspace id
+    patience_s: float = _PATIENCE_S
+
+
+def back_up_cluster(
+    pd: PdClient,
+    store: ObjectStore,
+    wanted: ClusterBackup,
+    *,
+    clock: Clock,
+    stop: threading.Event,
+    tls: Tls | None = None,
+    progress: Progress = lambda done, parts: None,
+) -> Manifest:
+    """Write a complete backup. InvalidInput for what cannot be backed up so, StoreUnavailable when stopped or when a
+    region cannot be read for long."""
+    check_empty(store)
+    source = api_of(pd, clock=clock, stop=stop, tls=tls)
+    check_conversion(source, wanted.api or source)
+    keyspace_id = keyspace_id_of(pd, source, wanted.keyspace)
+    safe_ts = pd.tso() - (int(wanted.safe_interval_s * 1000) << tso.LOGICAL_BITS)
+    backup_ts = safe_ts if wanted.watermark is None else wanted.watermark(keyspace_id)
+    about = Manifest(
+        made_from="cluster",
+        cluster_id=pd.cluster_id,
+        keyspace_id=keyspace_id,
+        source_api=source,
+        api=wanted.api or source,
+        range=wanted.range,
+        backup_ts=backup_ts,
+        files=(),
+    )
+    pace = Pace(wanted.bytes_s, clock, stop)
+    with ExitStack() as held:
+        if source is Api.V2:
+            name = f"tistream-backup-{secrets.token_hex(8)}"
+            held.enter_context(held_history(pd, name, backup_ts, clock))
+            parts = _parts(pd, keyspace_id, wanted.range)
+            scan: Scan = FeedScan(
+                pd, keyspace_id, clock=clock, stop=stop, tls=tls, patience_s=wanted.patience_s, notice=_notice
+            ).scan
+        else:
+            raise InvalidInput(f"A cluster of API {source} cannot be backed up yet.")
+        return write_backup(store, parts, scan, about, pace=pace, stop=stop, threads=wanted.threads, progress=progress)
+
+
+def api_of(pd: PdClient, *, clock: Clock, stop: threading.Event, tls: Tls | None) -> Api:
+    """The API version of the cluster's stores."""
+    reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_PATIENCE_S, rand=random.Random())
+    try:
+        return server_api(reader, pd.tso())
+    finally:
+        reader.close()
+
+
+def keyspace_id_of(pd: PdClient, api: Api, keyspace: str | None) -> int:
+    """The id of a keyspace by its name or id; 0 is the default one. InvalidInput where there are none."""
+    if api is not Api.V2:
+        if keyspace not in (None, "0"):
+            raise InvalidInput(f"A cluster of API {api} has no keyspaces: leave --keyspace out.", option="keyspace")
+        return 0
+    if keyspace is None or keyspace.isdecimal():
+        return int(keyspace or 0)
+    found = pd.keyspace(keyspace)
+    if found.state:
+        raise InvalidInput("the keyspace is not enabled", keyspace=keyspace, id=found.id, state=found.state)
+    return int(found.id)
+
+
+def _parts(pd: PdClient, keyspace_id: int, wanted: KeyRange) -> list[KeyRange]:
+    """The range cut where PD's regions begin. What is cut wrongly is read all the same, in more steps."""
+    stored = stored_range(TenantKind.RAW, keyspace_id, wanted)
+    starts = {r.start for region in regions_of(pd, stored) if (r := plain_range(region)) is not None}
+    cuts = [stored.start, *sorted(start for start in starts if start in stored and start > stored.start)]
+    ends = [*cuts[1:], stored.end]
+    return [
+        user_range(TenantKind.RAW, keyspace_id, KeyRange(start, end)) for start, end in zip(cuts, ends, strict=True)
+    ]
+
+
+def _notice(why: str) -> None:
+    log.info("a region is read again", cause=why)
