@@ -19,6 +19,7 @@ from metaserver.admin_routes import actor_of
 from metaserver.replications import Replications, Wanted, replication_of
 from metaserver.routing import route, timestamp
 from reading.filters import parse_filter
+from schemas.registry.schema_registry import SchemaRegistry
 from tistream.admin.consumers import consumers_of, one_consumer
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.changefeeds import (
@@ -178,12 +179,12 @@ class Changefeed(BaseModel):
     notes: list[str] = Field(default=[], description="of a creation or an update: what to know of the destination")
 
 
-def changefeed_router(catalog: Catalog, clock: Clock) -> APIRouter:
+def changefeed_router(catalog: Catalog, registry: SchemaRegistry, clock: Clock) -> APIRouter:
     """The routes over this catalog."""
     routes = APIRouter(tags=["retention"])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}/changefeeds"
     one = f"{base}/{{changefeed_id}}"
-    run = Replications(catalog=catalog, clock=clock)
+    run = Replications(catalog=catalog, clock=clock, registry=registry)
 
     @route(routes, "GET", base, Right.LOOK, "list_changefeeds", "List changefeeds")
     def changefeeds(cluster_id: _Id, tenant_id: _Id) -> dict[str, list[Changefeed]]:

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 import orjson
 
 from destinations.opening import LANES, Target, check_destination, cut_lanes
+from destinations.storage.eligible import tables_without_key
 from reading.filters import parse_filter
 from reading.kv.selection import parse_selection
+from reading.scope import Scope
+from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.changefeeds import ChangefeedRow, FeedState, get_changefeed, switch_changefeed
 from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
@@ -26,6 +29,7 @@ from tistream.errors import InvalidInput, NotFound, StateForbids
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
+_NAMED = 5  # tables of a note
 KEY_OPTIONS = ("key_format", "start_key", "end_key", "key_prefix", "key_pattern", "value_pattern")
 
 
@@ -56,6 +60,7 @@ class Replications:
 
     catalog: Catalog
     clock: Clock
+    registry: SchemaRegistry
 
     def create(
         self, tenant: Tenant, name: str, start_ts: int | None, wanted: Wanted, *, lanes: int | None, actor: str
@@ -63,7 +68,7 @@ class Replications:
         """(whether it is new, what its user must know). InvalidInput names the option at fault."""
         row = get_tenant(self.catalog, tenant)
         target, keys = self._checked(row, wanted)
-        notes = check_destination(target, name, self.clock)
+        notes = [*check_destination(target, name, self.clock), *self._without_key(row, wanted)]
         scopes = cut_lanes(target, name, keys, lanes or LANES, self.clock)
         made = replications.create_replication(
             self.catalog, tenant, name, start_ts, sink_uri=wanted.sink_uri, options=wanted.options,
@@ -78,7 +83,7 @@ class Replications:
         target, _ = self._checked(row, wanted)
         if row.kind.is_keyspace and key_range_of(wanted.keys) != key_range_of(orjson.loads(before.options)):
             raise InvalidInput("The range of a changefeed cannot change: create another one.", option="start-key")
-        notes = check_destination(target, name, self.clock)
+        notes = [*check_destination(target, name, self.clock), *self._without_key(row, wanted)]
         replications.update_replication(
             self.catalog, tenant, name, sink_uri=wanted.sink_uri, options=wanted.options, filters=wanted.filters_text,
             target_ts=wanted.target_ts, hold_ms=wanted.hold_ms, actor=actor,
@@ -118,6 +123,25 @@ class Replications:
             raise StateForbids(f"Lane {number} of changefeed {name} is not stopped.", lane=number)
         scope = skip(lane.scope, str(error["key"]), int(error["commit_ts"])) if leave_out else lane.scope
         lane_rows.rescope(self.catalog, lane, scope)
+
+    def _without_key(self, row: TenantRow, wanted: Wanted) -> Sequence[str]:
+        """What to know of tables whose rows nothing identifies; nothing before the first schema snapshot."""
+        if row.kind.is_keyspace or not row.has_log:
+            return ()
+        history = self.registry.history(row.tenant)
+        if history is None:
+            return ()
+        found = tables_without_key(
+            history, history.resolved_ts, Scope(tenant=row.tenant), parse_filter(dict(wanted.filters))
+        )
+        if not found:
+            return ()
+        names = ", ".join(f"{table.db}.{table.name}" for table in found[:_NAMED])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return (
+            f"Nothing identifies the rows of {names}{more}: their changes are delivered at least once, and a repeated "
+            "one cannot be told from another.",
+        )
 
     def _checked(self, row: TenantRow, wanted: Wanted) -> tuple[Target, KeyRange]:
         """The destination, and the user keys of a keyspace. InvalidInput, FilterInvalid."""

@@ -41,6 +41,6 @@ def control_routers(
         control_router(catalog, store_url, issuer),
         push_router(catalog, store, issuer),
         retention_router(catalog, starts),
-        changefeed_router(catalog, sources.clock),
+        changefeed_router(catalog, registry, sources.clock),
         seed_router(catalog, store, registry, sources.clock, skew_max_ms),
     ]

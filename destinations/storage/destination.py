@@ -38,6 +38,7 @@ from reading.scope import Scope
 from schemas.history import History
 from tistream.clock import Clock, SystemClock
 from tistream.errors import InvalidInput, invariant
+from tistream.keyrange import KeyRange
 
 T = TypeVar("T")
 _SPILLED = "@"
@@ -109,9 +110,14 @@ class StorageDestination:
 
     # ---- before a changefeed is created
 
-    def check(self) -> None:
-        """DestinationUnavailable unless objects can be written, listed and read."""
+    def check(self) -> Sequence[str]:
+        """See the protocol: objects can be written, listed and read."""
         self._run(self._check())
+        return ()
+
+    def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
+        """See the protocol; object storage takes tables, which are shared out by name."""
+        raise InvalidInput("Object storage takes changes of tables, not of a keyspace.", option="sink-uri")
 
     async def _check(self) -> None:
         data = self._share.changefeed_id.encode()

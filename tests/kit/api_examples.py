@@ -34,10 +34,12 @@ from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import recording_end
 from tests.kit.stream_world import served
 from tistream.admin.views import Sources
+from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import TaskKind, register_tenant
 from tistream.catalog.work.job_rows import JobKind, NewJob
 from tistream.catalog.work.jobs import enqueue
+from tistream.catalog.work.lanes import fail_stretch, list_lanes
 from tistream.catalog.work.quarantines import record_quarantine
 from tistream.catalog.work.stops import Scope, Stopped, list_stops, record_stop
 from tistream.catalog.work.stores import issue_incarnation
@@ -127,7 +129,7 @@ def record(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str,
             found["metrics"] = {"text/plain": _text("text/plain", http.get("/metrics").content)}
             found |= _posted(http, world)
             found |= _steered(http, world)
-            found |= _kept(http)
+            found |= _kept(http, world.catalog)
             _removed(http)
             found |= _keys(http)
         found |= _pulled(world)
@@ -283,7 +285,7 @@ def _stopped() -> Stopped:
     )  # fmt: skip
 
 
-def _kept(http: TestClient) -> dict[str, dict[str, Any]]:
+def _kept(http: TestClient, catalog: Catalog) -> dict[str, dict[str, Any]]:
     """How much is kept, and for whom."""
     feed = f"{BASE}/changefeeds/warehouse"
     served = http.get(BASE).json()["resolved_ts"]
@@ -296,11 +298,32 @@ def _kept(http: TestClient) -> dict[str, dict[str, Any]]:
         ("list_changefeeds", "GET", f"{BASE}/changefeeds", None),
         ("move_checkpoint", "PATCH", feed, {"checkpoint_ts": served}),
         ("pause_changefeed", "POST", f"{feed}:pause", None),
-        ("resume_changefeed", "POST", f"{feed}:resume", None),
+        ("resumed", "POST", f"{feed}:resume", None),
         ("get_changefeed", "GET", feed, None),
     ]
     found = {name: _json(http, method, path, {}, body) for name, method, path, body in asked}
-    return found | _consumed(http, feed)
+    del found["resumed"]
+    return found | _consumed(http, feed) | _replicated(http, catalog, served)
+
+
+def _replicated(http: TestClient, catalog: Catalog, to_ts: str) -> dict[str, dict[str, Any]]:
+    """A changefeed that the service writes: changed, cut anew, and stopped by a refused change."""
+    feed, found = f"{BASE}/changefeeds/lake", dict[str, dict[str, Any]]()
+    with tempfile.TemporaryDirectory() as folder:
+        uri = f"file://{folder}?protocol=canal-json"
+        _ok(http.post(f"{BASE}/changefeeds", json={"changefeed_id": "lake", "sink_uri": uri}))
+        found["rebalance_changefeed"] = _json(http, "POST", f"{feed}:rebalance", {}, {"lanes": 1})
+        _ok(http.post(f"{feed}:pause"))
+        found["update_changefeed"] = _json(http, "POST", f"{feed}:update", {}, {"filters": {"tables": "shop.*"}})
+        found["resume_changefeed"] = _json(http, "POST", f"{feed}:resume", {}, {"checkpoint_ts": to_ts})
+        for name, verb in (("retry_refused_change", "retry"), ("skip_refused_change", "skip")):
+            lane = list_lanes(catalog, Tenant(1, 1), "lake")[0]
+            refused = {"code": "TS-1101", "message": "A row is refused.", "key": "74", "commit_ts": "1"}
+            fail_stretch(catalog, lane, {**refused, "stopped": True})
+            found[name] = _json(http, "POST", f"{feed}:{verb}", {}, {"lane": lane.number})
+        _ok(http.delete(feed))
+        shown = json.dumps(found).replace(folder, "/var/lib/changes")
+    return dict(json.loads(shown))
 
 
 def _consumed(http: TestClient, feed: str) -> dict[str, dict[str, Any]]:
