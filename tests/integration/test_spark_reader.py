@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -30,14 +31,20 @@ ALL = ReadAllAvailable()
 ACCT = {"database": "shop", "table": "acct"}
 
 
+class Lent(httpx2.BaseTransport):
+    """A world's transport for one of many clients: closing it would end what the others have asked."""
+
+    def __init__(self, world: ApiWorld) -> None:
+        self.handle_request = world.http._transport.handle_request  # type: ignore[method-assign]
+
+
 @pytest.fixture
 def over(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lead the source to a world instead of a network."""
 
     def lead(world: ApiWorld) -> None:
-        transport = world.http._transport
         monkeypatch.setattr(
-            access, "connect", lambda url, key: Client("http://testserver", transport=transport, retry_s=0)
+            access, "connect", lambda url, key: Client("http://testserver", transport=Lent(world), retry_s=0)
         )
 
     return lead

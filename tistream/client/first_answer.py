@@ -14,7 +14,6 @@ from collections.abc import Callable
 import httpx2
 
 from tistream.client.core.requests import ALIVE, Retries, unreachable
-from tistream.errors import TiStreamError
 
 
 class FirstAnswer:
@@ -33,7 +32,7 @@ class FirstAnswer:
         """Return when the service has ever answered. StoreUnavailable when it does not."""
         if self._has_come:
             return
-        done, errors = threading.Event(), list[TiStreamError]()
+        done, errors = threading.Event(), list[Exception]()
         with self._lock:
             self._asking += 1
         threading.Thread(target=self._ask, args=(done, errors), name="tistream-first-answer", daemon=True).start()
@@ -50,9 +49,11 @@ class FirstAnswer:
                 return
         self._http.close()
 
-    def _ask(self, done: threading.Event, errors: list[TiStreamError]) -> None:
+    def _ask(self, done: threading.Event, errors: list[Exception]) -> None:
         try:
-            self._try(errors)
+            self._try()
+        except Exception as e:  # noqa: BLE001 - raised where it is waited for
+            errors.append(e)
         finally:
             done.set()
             with self._lock:
@@ -61,17 +62,11 @@ class FirstAnswer:
             if closes:
                 self._http.close()
 
-    def _try(self, errors: list[TiStreamError]) -> None:
+    def _try(self) -> None:
         retries = Retries(time.monotonic() + self._retry_s)
-        while True:
+        while not self._has_come:
             try:
                 self._http.get(self._url + ALIVE, timeout=self._wait_s)
                 self._has_come = True
-                return
             except httpx2.TransportError as e:
-                try:
-                    pause = retries.pause(unreachable(self._url, e), None, time.monotonic())
-                except TiStreamError as error:
-                    errors.append(error)
-                    return
-            self._sleep(pause)
+                self._sleep(retries.pause(unreachable(self._url, e), None, time.monotonic()))
