@@ -149,7 +149,7 @@ class StorageDestination:
         ]
         numbered = self._numbered(parts, places, rendered)
         kept = text if record is not None else await self._keep(Record(layout=layout, places=numbered), stretch)
-        return await self._planned(stretch, kept, parts, numbered, rendered)
+        return await self._planned(stretch, max(stretch.after, history.start_ts), kept, parts, numbered, rendered)
 
     def _decoded(self, history: History, stretch: Stretch) -> list[TableChanges]:
         decoding = decode_rows(history, stretch.rows, Scope(tenant=self._share.tenant))
@@ -181,6 +181,7 @@ class StorageDestination:
     async def _planned(
         self,
         stretch: Stretch,
+        before: int,
         record: str,
         parts: Sequence[Part],
         places: Sequence[Place],
@@ -195,11 +196,11 @@ class StorageDestination:
         await self._seen.look_up_schemas({file.folder for file in of_rows.values()})
         for file in of_rows.values():
             if not self._seen.has(file):
-                _step(steps, file.version, stretch).schemas[file.key] = file
+                _step(steps, file.version, before).schemas[file.key] = file
         for file in of_events(stretch.events):
-            _step(steps, file.version, stretch).schemas[file.key] = file
+            _step(steps, file.version, before).schemas[file.key] = file
         for part, place, files in zip(parts, places, rendered, strict=True):
-            step, folder = _step(steps, place.version, stretch), _folder(part, place.version)
+            step, folder = _step(steps, place.version, before), _folder(part, place.version)
             for number, (_, data) in enumerate(files, place.first):
                 step.data.append((f"{folder}/{names.data_file(number, self._settings.extension)}", data))
             numbers[folder] = place.first + len(files) - 1
@@ -255,6 +256,6 @@ def _folder(part: Part, version: int) -> str:
     return names.data_folder(part.table.db, part.table.name, version, part.partition, part.date)
 
 
-def _step(steps: dict[int, _Step], version: int, stretch: Stretch) -> _Step:
-    """The step of what begins at this table version; all that began before the stretch are one."""
-    return steps.setdefault(version if version > stretch.after else 0, _Step())
+def _step(steps: dict[int, _Step], version: int, before: int) -> _Step:
+    """The step of what begins at this table version; all that began at `before` or earlier are one."""
+    return steps.setdefault(version if version > before else 0, _Step())

@@ -76,7 +76,7 @@ def followed(files: Files, options: str) -> None:
     """Write the recording, by workers that are killed in every stretch."""
     history, rand = recorded_history(), random.Random(options)
     moments = sorted(rand.sample(committed_rows()["commit_ts"].to_pylist(), 8))
-    bounds = [history.start_ts, *moments, history.resolved_ts]
+    bounds = [0, *moments, history.resolved_ts]
     settings = settings_of(options, file_bytes=40_000)
     for stretch in stretches(history, committed_rows(), bounds):
         write_killed(settings, files, stretch, until=rand.randint(1, 60))

@@ -74,7 +74,7 @@ def stretches(history: History, rows: pa.Table, bounds: Sequence[int]) -> Iterat
             after=after,
             upto=upto,
             rows=rows.slice(int(first), int(end - first)),
-            events=history.events(after, upto),
+            events=history.events(max(after, history.start_ts), upto),
             history=history,
         )
 
