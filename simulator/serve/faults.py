@@ -24,6 +24,8 @@ class Faults:
     scan_rows: int | None = None  #: of an opening scan at once; None = all
     scan_s: float = 0.0  #: it begins so much later, at most
     cut: float = 0.0  #: streams of a store, per second
+    raw_refused: float = 0.0  #: RawKV requests, with any region error; writes may have been applied
+    raw_lost: float = 0.0  #: answers to RawKV requests
     pd_late_s: float = 0.0  #: largest age of PD's answers
     pd_leaderless: float = 0.0  #: regions in PD's lists
     pd_missing: float = 0.0  #: regions that PD's lists leave out
@@ -42,6 +44,8 @@ STORM = Faults(
     scan_rows=7,
     scan_s=0.05,
     cut=0.05,
+    raw_refused=0.1,
+    raw_lost=0.03,
     pd_late_s=0.5,
     pd_leaderless=0.03,
     pd_missing=0.02,

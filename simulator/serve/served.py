@@ -30,19 +30,22 @@ from typing import Any
 import grpc
 
 from simulator.core.cluster import Cluster
+from simulator.core.raw_writes import RawWrites
 from simulator.loopback.cluster import LoopbackCluster
-from simulator.loopback.core.feed_wire import Request
+from simulator.loopback.core.feed_wire import Request, region_form
 from simulator.loopback.core.pd import NEWER_METHODS
 from simulator.loopback.servers import unary
 from simulator.raw_workload import RawWorkload
 from simulator.serve.core.kv import KV_CHECK_TXN, KV_GET, KV_RESOLVE_LOCK, KV_SCAN, KV_SCAN_LOCK, KvReads
 from simulator.serve.core.pd import ServedPd
+from simulator.serve.core.raw import RawStores, mishaps
 from simulator.serve.faults import CALM, Faults
 from simulator.serve.feed import ServedFeed
 from simulator.workload import Workload
 from tistream import ts
 from tistream.clock import Clock
 from tistream.errors import TiStreamError
+from tistream.tikv.core import wire
 from tistream.tikv.core.api_versions import Api
 
 CLUSTER_ID = 7_470_614_063_661_512_001
@@ -51,11 +54,32 @@ _STEPS_AT_ONCE = 10  # then others may have the lock
 _UNREAD_BYTES_MAX = 256 << 20  # of a stream
 
 
+class PdStamps:
+    """Timestamps of a store that asks PD for each."""
+
+    def __init__(self, tso: Callable[[int], int]) -> None:
+        self._tso = tso
+
+    def take(self) -> int:
+        return self._tso(1)
+
+    def renewed(self, first: int, count: int) -> None: ...
+
+    def led_elsewhere(self, region_max_ts: int) -> None: ...
+
+
+def _as_it_is(key: bytes) -> bytes:
+    return key
+
+
 class ServedCluster(LoopbackCluster):
     """`close` it, or use it as a context.
 
+    `raw_kv.on_write` is called with each write of a RawKV client; `raw_latency_s` gives the latency of a store.
+
     `stores`: their ids, 1 .. stores. `workload`, or `raw` of RawKV: changes the cluster, by itself `steps_per_s` times
     a second. `seed`: of the faults. `keyspaces`: names and ids that PD knows. `api`: of the stores.
+    `plain_boundaries`: regions are cut at plain keys, as those of RawKV of API V1 are.
     `old_pd`: PD does not know the methods of its newer versions. `interceptors`: of all calls to PD and stores. `host`:
     what they listen on."""
 
@@ -73,12 +97,14 @@ class ServedCluster(LoopbackCluster):
         cluster_id: int = CLUSTER_ID,
         keyspaces: Mapping[str, int] | None = None,
         api: Api = Api.V1,
+        plain_boundaries: bool = False,
         old_pd: bool = False,
         interceptors: Sequence[grpc.ServerInterceptor] = (),
         clock: Clock | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         super().__init__(range(1, stores + 1), clock, interceptors, host)
+        boundary = _as_it_is if plain_boundaries else region_form
         self._cluster, self.workload, self.raw = cluster, workload, raw
         self._driver = raw or workload
         self._steps_per_s, self._resolved_s = steps_per_s, resolved_s
@@ -93,8 +119,15 @@ class ServedCluster(LoopbackCluster):
             tso=self._tso,
             keyspaces=keyspaces,
             dice=self._rand.random,
+            boundary=boundary,
         )
         self.reads = KvReads(cluster, api)
+        self.reads.boundary = boundary
+        writes = raw.writes if raw is not None else RawWrites(cluster, lambda: PdStamps(self._tso))
+        self.raw_kv = RawStores(writes, api, self.reads, lambda: self._tso(1))
+        self.raw_kv.died = lambda store_id: self._raw_died.append(store_id)
+        self._raw_died: list[int] = []
+        self.raw_latency_s: Callable[[int], float] = lambda store_id: 0.0  #: of a RawKV request to a store
         self.feed = ServedFeed(cluster, cluster_id=cluster_id, rand=self._rand, api=api)
         self._set_faults(faults)
         self._start(self.pd, NEWER_METHODS if old_pd else ())
@@ -222,11 +255,33 @@ class ServedCluster(LoopbackCluster):
             KV_SCAN_LOCK: answered(self.reads.scan_lock),
             KV_CHECK_TXN: answered(self.reads.check_txn),
             KV_RESOLVE_LOCK: answered(self.reads.resolve_lock),
+            **{
+                f"/tikvpb.Tikv/{name}": unary(partial(self._raw, store_id, read))
+                for name, read in self.raw_kv.methods.items()
+            },
         }
+
+    def _raw(self, store_id: int, read: Callable[[int, bytes], bytes], request: bytes, context: Any) -> bytes:
+        """A RawKV request, with half of its latency before it is served."""
+        latency_s, faults = self.raw_latency_s(store_id), self.feed.faults
+        self._clock.wait(self._closed, latency_s / 2)
+        if not context.is_active():  # the client does not wait any more, and the store drops it
+            return b""
+        with self._lock:
+            mishap: wire.RegionError | None = None
+            if self._rand.random() < faults.raw_refused:
+                mishap = self._rand.choice(mishaps(0, busy_ms=20))
+            refused = mishap is not None and not mishap.HasField("undetermined_result")
+            is_lost = self._rand.random() < faults.raw_lost
+        answer = b"" if refused else self._read(store_id, read, request, context)
+        if store_id in self._raw_died or is_lost:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        self._clock.wait(self._closed, latency_s / 2)
+        return answer if mishap is None else wire.RawWriteResponse(region_error=mishap).SerializeToString()
 
     def _read(self, store_id: int, read: Callable[[int, bytes], bytes], request: bytes, context: Any) -> bytes:
         with self._lock:
-            if store_id in self._cluster.dead_stores:
+            if store_id in self._cluster.dead_stores or store_id in self._raw_died:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the store is away")
             try:
                 return read(store_id, request)

@@ -63,6 +63,7 @@ def _decoders() -> None:
 
     warm.everything()
     feed_of_a_store()
+    writes_to_a_store()
 
 
 def feed_of_a_store() -> None:
@@ -78,6 +79,19 @@ def feed_of_a_store() -> None:
     rows.add_committed(b"t", Version(1, 2, Op.PUT, b"new", b"old"))
     entries = b"".join(encode_rows(rows, KeyRange(), filter_loop=False))
     read_change_data(entries_event(1, 1, entries) + resolved_message(1, [1], 2))
+
+
+def writes_to_a_store() -> None:
+    """What a changefeed to TiKV does with a batch."""
+    import numpy as np
+    import pyarrow as pa
+
+    from tistream.tikv.core.api_versions import Api
+    from tistream.tikv.core.raw_messages import Columns, RawSpace, put_body
+
+    columns = Columns.of(pa.array([b"k"], pa.binary()), pa.array([b"v"], pa.binary()))
+    if columns.is_rising:
+        put_body(RawSpace(Api.V2), columns, np.arange(1), np.ones(1, np.uint64))
 
 
 def _way_of_a_row() -> None:

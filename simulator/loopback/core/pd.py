@@ -71,6 +71,10 @@ class PdAnswers(ABC):
     def tso(self, count: int) -> int:
         """The last of `count` new timestamps."""
 
+    def range_of(self, start: bytes, end: bytes) -> KeyRange:
+        """The plain keys between boundaries as PD writes them."""
+        return plain_range(start, end)
+
     # -- requests --------------------------------------------------------------------------------------------------
 
     @property
@@ -142,7 +146,7 @@ class PdAnswers(ABC):
         return answer.SerializeToString()
 
     def _found(self, start: bytes, end: bytes, limit: int) -> list[wire.PdRegion]:
-        return list(islice(self.regions(plain_range(start, end)), min(limit, _REGIONS_MAX) or None))
+        return list(islice(self.regions(self.range_of(start, end)), min(limit, _REGIONS_MAX) or None))
 
     def _load_keyspace(self, request: bytes) -> bytes:
         name = parse(wire.LoadKeyspaceRequest, request).name

@@ -53,11 +53,12 @@ class KvReads:
         self.rolled_back: set[int] = set()  #: transactions that a question ended
         self.busy_next = 0
         self.requests = 0
+        self.boundary = region_form  #: of regions, as stores and PD write them
 
     def scan(self, store_id: int, data: bytes) -> bytes:
         """KvScan."""
         asked = parse(wire.ScanRequest, data)
-        if error := self._region_error(store_id, asked.context, asked.start_key):
+        if error := self.region_error(store_id, asked.context, asked.start_key):
             return wire.ScanResponse(region_error=error).SerializeToString()
         reverse = "reverse scans are not served" if asked.reverse else ""
         if refusal := reverse or self._refusal(asked.context, asked.start_key, asked.version):
@@ -72,7 +73,7 @@ class KvReads:
     def get(self, store_id: int, data: bytes) -> bytes:
         """KvGet."""
         asked = parse(wire.GetRequest, data)
-        if error := self._region_error(store_id, asked.context, asked.key):
+        if error := self.region_error(store_id, asked.context, asked.key):
             return wire.GetResponse(region_error=error).SerializeToString()
         if refusal := self._refusal(asked.context, asked.key, asked.version):
             return wire.GetResponse(error=wire.KeyError(abort=refusal.encode())).SerializeToString()
@@ -86,7 +87,7 @@ class KvReads:
     def scan_lock(self, store_id: int, data: bytes) -> bytes:
         """KvScanLock."""
         asked = parse(wire.ScanLockRequest, data)
-        if error := self._region_error(store_id, asked.context, asked.start_key):
+        if error := self.region_error(store_id, asked.context, asked.start_key):
             return wire.ScanLockResponse(region_error=error).SerializeToString()
         whole = self._cluster.region(asked.context.region_id).range
         wanted = KeyRange(asked.start_key, asked.end_key).intersect(whole)
@@ -101,7 +102,7 @@ class KvReads:
 
     def _check_txn(self, store_id: int, asked: wire.CheckTxnStatusRequest) -> wire.CheckTxnStatusResponse:
         primary, start_ts = asked.primary_key, asked.lock_ts
-        if error := self._region_error(store_id, asked.context, primary):
+        if error := self.region_error(store_id, asked.context, primary):
             return wire.CheckTxnStatusResponse(region_error=error)
         lock = self._cluster.lock(primary)
         if lock is not None and lock.start_ts == start_ts:
@@ -124,7 +125,7 @@ class KvReads:
         """KvResolveLock, of single keys."""
         asked = parse(wire.ResolveLockRequest, data)
         for key in asked.keys:
-            if error := self._region_error(store_id, asked.context, key):
+            if error := self.region_error(store_id, asked.context, key):
                 return wire.ResolveLockResponse(region_error=error).SerializeToString()
         start_ts, commit_ts = asked.start_version, asked.commit_version
         for key in asked.keys:
@@ -146,7 +147,7 @@ class KvReads:
 
     # -- errors -----------------------------------------------------------------------------------------
 
-    def _region_error(self, store_id: int, context: wire.Context, key: bytes) -> wire.RegionError | None:
+    def region_error(self, store_id: int, context: wire.Context, key: bytes) -> wire.RegionError | None:
         """What does not fit; None when everything does."""
         self.requests += 1
         asked_store = context.peer.store_id
@@ -171,8 +172,8 @@ class KvReads:
             outside = wire.KeyNotInRegion(
                 key=key,
                 region_id=region.region_id,
-                start_key=region_form(region.range.start),
-                end_key=region_form(region.range.end),
+                start_key=self.boundary(region.range.start),
+                end_key=self.boundary(region.range.end),
             )
             return wire.RegionError(message=b"key not in region", key_not_in_region=outside)
         return None
@@ -180,7 +181,9 @@ class KvReads:
     def _current(self, region: Region) -> wire.EpochNotMatch:
         """The region as it is, and the one before it, which a split may have made of it."""
         found = (self._cluster.region_before(region), region)
-        return wire.EpochNotMatch(current_regions=[meta(r, [r.store_id]) for r in found if r is not None])
+        return wire.EpochNotMatch(
+            current_regions=[meta(r, [r.store_id], self.boundary) for r in found if r is not None]
+        )
 
     def _refusal(self, context: wire.Context, key: bytes, ts: int) -> str:
         asked = list(Api)[context.api_version]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from simulator.core.cluster import Cluster, Region
+from simulator.loopback.core.feed_wire import region_form
 from simulator.loopback.core.pd import PdAnswers
 from simulator.serve.core.regions import meta, peer
 from simulator.serve.faults import CALM
@@ -20,7 +21,7 @@ STORE_VERSION = "8.5.4"
 
 
 class ServedPd(PdAnswers):
-    """The answers. `tso`: issues that many timestamps and returns the last."""
+    """The answers. `tso`: issues that many timestamps and returns the last. `boundary`: how PD writes a key."""
 
     def __init__(
         self,
@@ -32,8 +33,10 @@ class ServedPd(PdAnswers):
         tso: Callable[[int], int],
         keyspaces: Mapping[str, int] | None = None,
         dice: Callable[[], float] = lambda: 1.0,
+        boundary: Callable[[bytes], bytes] = region_form,
     ) -> None:
         super().__init__(address, keyspaces)
+        self._boundary = boundary
         self._dice = dice
         self._seen: list[Region] | None = None
         self._starts: list[bytes] = []
@@ -67,9 +70,11 @@ class ServedPd(PdAnswers):
         for region in self._known(wanted):
             dice = self._dice()
             if dice >= self.faults.pd_missing + self.faults.pd_leaderless:
-                yield wire.PdRegion(region=meta(region, stores), leader=peer(region.region_id, region.store_id))
+                yield wire.PdRegion(
+                    region=meta(region, stores, self._boundary), leader=peer(region.region_id, region.store_id)
+                )
             elif dice >= self.faults.pd_missing:
-                yield wire.PdRegion(region=meta(region, stores))
+                yield wire.PdRegion(region=meta(region, stores, self._boundary))
 
     def _known(self, wanted: KeyRange) -> Iterator[Region]:
         if self._seen is None:
@@ -79,3 +84,6 @@ class ServedPd(PdAnswers):
 
     def tso(self, count: int) -> int:
         return self._tso(count)
+
+    def range_of(self, start: bytes, end: bytes) -> KeyRange:
+        return super().range_of(start, end) if self._boundary is region_form else KeyRange(start, end)

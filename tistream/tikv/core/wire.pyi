@@ -164,7 +164,7 @@ class GetAllStoresRequest(_message.Message):
     EXCLUDE_TOMBSTONE_STORES_FIELD_NUMBER: _ClassVar[int]
     header: RequestHeader
     exclude_tombstone_stores: bool
-    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., exclude_tombstone_stores: bool = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., exclude_tombstone_stores: _Optional[bool] = ...) -> None: ...
 
 class GetAllStoresResponse(_message.Message):
     __slots__ = ("header", "stores")
@@ -262,7 +262,7 @@ class BatchScanRegionsRequest(_message.Message):
     ranges: _containers.RepeatedCompositeFieldContainer[KeyRange]
     limit: int
     contain_all_key_range: bool
-    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[KeyRange, _Mapping]]] = ..., limit: _Optional[int] = ..., contain_all_key_range: bool = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[KeyRange, _Mapping]]] = ..., limit: _Optional[int] = ..., contain_all_key_range: _Optional[bool] = ...) -> None: ...
 
 class BatchScanRegionsResponse(_message.Message):
     __slots__ = ("header", "regions")
@@ -441,7 +441,7 @@ class Unread(_message.Message):
     def __init__(self) -> None: ...
 
 class RegionError(_message.Message):
-    __slots__ = ("message", "not_leader", "region_not_found", "key_not_in_region", "epoch_not_match", "server_is_busy", "stale_command", "store_not_match", "max_timestamp_not_synced", "read_index_not_ready", "proposal_in_merging_mode", "data_is_not_ready", "region_not_initialized", "mismatch_peer_id")
+    __slots__ = ("message", "not_leader", "region_not_found", "key_not_in_region", "epoch_not_match", "server_is_busy", "stale_command", "store_not_match", "raft_entry_too_large", "max_timestamp_not_synced", "read_index_not_ready", "proposal_in_merging_mode", "data_is_not_ready", "region_not_initialized", "disk_full", "recovery_in_progress", "flashback_in_progress", "flashback_not_prepared", "is_witness", "mismatch_peer_id", "bucket_version_not_match", "undetermined_result")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     NOT_LEADER_FIELD_NUMBER: _ClassVar[int]
     REGION_NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
@@ -450,12 +450,20 @@ class RegionError(_message.Message):
     SERVER_IS_BUSY_FIELD_NUMBER: _ClassVar[int]
     STALE_COMMAND_FIELD_NUMBER: _ClassVar[int]
     STORE_NOT_MATCH_FIELD_NUMBER: _ClassVar[int]
+    RAFT_ENTRY_TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
     MAX_TIMESTAMP_NOT_SYNCED_FIELD_NUMBER: _ClassVar[int]
     READ_INDEX_NOT_READY_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_IN_MERGING_MODE_FIELD_NUMBER: _ClassVar[int]
     DATA_IS_NOT_READY_FIELD_NUMBER: _ClassVar[int]
     REGION_NOT_INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    DISK_FULL_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_IN_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FLASHBACK_IN_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FLASHBACK_NOT_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    IS_WITNESS_FIELD_NUMBER: _ClassVar[int]
     MISMATCH_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_VERSION_NOT_MATCH_FIELD_NUMBER: _ClassVar[int]
+    UNDETERMINED_RESULT_FIELD_NUMBER: _ClassVar[int]
     message: bytes
     not_leader: NotLeader
     region_not_found: RegionNotFound
@@ -464,21 +472,30 @@ class RegionError(_message.Message):
     server_is_busy: ServerIsBusy
     stale_command: Unread
     store_not_match: StoreNotMatch
+    raft_entry_too_large: Unread
     max_timestamp_not_synced: Unread
     read_index_not_ready: Unread
     proposal_in_merging_mode: Unread
     data_is_not_ready: Unread
     region_not_initialized: Unread
+    disk_full: Unread
+    recovery_in_progress: Unread
+    flashback_in_progress: Unread
+    flashback_not_prepared: Unread
+    is_witness: Unread
     mismatch_peer_id: Unread
-    def __init__(self, message: _Optional[bytes] = ..., not_leader: _Optional[_Union[NotLeader, _Mapping]] = ..., region_not_found: _Optional[_Union[RegionNotFound, _Mapping]] = ..., key_not_in_region: _Optional[_Union[KeyNotInRegion, _Mapping]] = ..., epoch_not_match: _Optional[_Union[EpochNotMatch, _Mapping]] = ..., server_is_busy: _Optional[_Union[ServerIsBusy, _Mapping]] = ..., stale_command: _Optional[_Union[Unread, _Mapping]] = ..., store_not_match: _Optional[_Union[StoreNotMatch, _Mapping]] = ..., max_timestamp_not_synced: _Optional[_Union[Unread, _Mapping]] = ..., read_index_not_ready: _Optional[_Union[Unread, _Mapping]] = ..., proposal_in_merging_mode: _Optional[_Union[Unread, _Mapping]] = ..., data_is_not_ready: _Optional[_Union[Unread, _Mapping]] = ..., region_not_initialized: _Optional[_Union[Unread, _Mapping]] = ..., mismatch_peer_id: _Optional[_Union[Unread, _Mapping]] = ...) -> None: ...
+    bucket_version_not_match: Unread
+    undetermined_result: Unread
+    def __init__(self, message: _Optional[bytes] = ..., not_leader: _Optional[_Union[NotLeader, _Mapping]] = ..., region_not_found: _Optional[_Union[RegionNotFound, _Mapping]] = ..., key_not_in_region: _Optional[_Union[KeyNotInRegion, _Mapping]] = ..., epoch_not_match: _Optional[_Union[EpochNotMatch, _Mapping]] = ..., server_is_busy: _Optional[_Union[ServerIsBusy, _Mapping]] = ..., stale_command: _Optional[_Union[Unread, _Mapping]] = ..., store_not_match: _Optional[_Union[StoreNotMatch, _Mapping]] = ..., raft_entry_too_large: _Optional[_Union[Unread, _Mapping]] = ..., max_timestamp_not_synced: _Optional[_Union[Unread, _Mapping]] = ..., read_index_not_ready: _Optional[_Union[Unread, _Mapping]] = ..., proposal_in_merging_mode: _Optional[_Union[Unread, _Mapping]] = ..., data_is_not_ready: _Optional[_Union[Unread, _Mapping]] = ..., region_not_initialized: _Optional[_Union[Unread, _Mapping]] = ..., disk_full: _Optional[_Union[Unread, _Mapping]] = ..., recovery_in_progress: _Optional[_Union[Unread, _Mapping]] = ..., flashback_in_progress: _Optional[_Union[Unread, _Mapping]] = ..., flashback_not_prepared: _Optional[_Union[Unread, _Mapping]] = ..., is_witness: _Optional[_Union[Unread, _Mapping]] = ..., mismatch_peer_id: _Optional[_Union[Unread, _Mapping]] = ..., bucket_version_not_match: _Optional[_Union[Unread, _Mapping]] = ..., undetermined_result: _Optional[_Union[Unread, _Mapping]] = ...) -> None: ...
 
 class Context(_message.Message):
-    __slots__ = ("region_id", "region_epoch", "peer", "priority", "not_fill_cache", "api_version", "keyspace_id")
+    __slots__ = ("region_id", "region_epoch", "peer", "priority", "not_fill_cache", "max_execution_duration_ms", "api_version", "keyspace_id")
     REGION_ID_FIELD_NUMBER: _ClassVar[int]
     REGION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     NOT_FILL_CACHE_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXECUTION_DURATION_MS_FIELD_NUMBER: _ClassVar[int]
     API_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     region_id: int
@@ -486,9 +503,10 @@ class Context(_message.Message):
     peer: Peer
     priority: int
     not_fill_cache: bool
+    max_execution_duration_ms: int
     api_version: int
     keyspace_id: int
-    def __init__(self, region_id: _Optional[int] = ..., region_epoch: _Optional[_Union[RegionEpoch, _Mapping]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., priority: _Optional[int] = ..., not_fill_cache: bool = ..., api_version: _Optional[int] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, region_id: _Optional[int] = ..., region_epoch: _Optional[_Union[RegionEpoch, _Mapping]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., priority: _Optional[int] = ..., not_fill_cache: _Optional[bool] = ..., max_execution_duration_ms: _Optional[int] = ..., api_version: _Optional[int] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class LockInfo(_message.Message):
     __slots__ = ("primary_lock", "lock_version", "key", "lock_ttl", "lock_type", "use_async_commit")
@@ -504,7 +522,7 @@ class LockInfo(_message.Message):
     lock_ttl: int
     lock_type: int
     use_async_commit: bool
-    def __init__(self, primary_lock: _Optional[bytes] = ..., lock_version: _Optional[int] = ..., key: _Optional[bytes] = ..., lock_ttl: _Optional[int] = ..., lock_type: _Optional[int] = ..., use_async_commit: bool = ...) -> None: ...
+    def __init__(self, primary_lock: _Optional[bytes] = ..., lock_version: _Optional[int] = ..., key: _Optional[bytes] = ..., lock_ttl: _Optional[int] = ..., lock_type: _Optional[int] = ..., use_async_commit: _Optional[bool] = ...) -> None: ...
 
 class TxnNotFound(_message.Message):
     __slots__ = ("start_ts", "primary_key")
@@ -554,7 +572,7 @@ class ScanRequest(_message.Message):
     key_only: bool
     reverse: bool
     end_key: bytes
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., start_key: _Optional[bytes] = ..., limit: _Optional[int] = ..., version: _Optional[int] = ..., key_only: bool = ..., reverse: bool = ..., end_key: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., start_key: _Optional[bytes] = ..., limit: _Optional[int] = ..., version: _Optional[int] = ..., key_only: _Optional[bool] = ..., reverse: _Optional[bool] = ..., end_key: _Optional[bytes] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
     __slots__ = ("region_error", "pairs", "error")
@@ -586,7 +604,7 @@ class GetResponse(_message.Message):
     error: KeyError
     value: bytes
     not_found: bool
-    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ..., value: _Optional[bytes] = ..., not_found: bool = ...) -> None: ...
+    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ..., value: _Optional[bytes] = ..., not_found: _Optional[bool] = ...) -> None: ...
 
 class ScanLockRequest(_message.Message):
     __slots__ = ("context", "max_version", "start_key", "limit", "end_key")
@@ -626,7 +644,7 @@ class CheckTxnStatusRequest(_message.Message):
     caller_start_ts: int
     current_ts: int
     rollback_if_not_exist: bool
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., primary_key: _Optional[bytes] = ..., lock_ts: _Optional[int] = ..., caller_start_ts: _Optional[int] = ..., current_ts: _Optional[int] = ..., rollback_if_not_exist: bool = ...) -> None: ...
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., primary_key: _Optional[bytes] = ..., lock_ts: _Optional[int] = ..., caller_start_ts: _Optional[int] = ..., current_ts: _Optional[int] = ..., rollback_if_not_exist: _Optional[bool] = ...) -> None: ...
 
 class CheckTxnStatusResponse(_message.Message):
     __slots__ = ("region_error", "error", "lock_ttl", "commit_version", "action")
@@ -661,6 +679,146 @@ class ResolveLockResponse(_message.Message):
     region_error: RegionError
     error: KeyError
     def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ...) -> None: ...
+
+class RawKeyRequest(_message.Message):
+    __slots__ = ("context", "key", "cf")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    key: bytes
+    cf: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., key: _Optional[bytes] = ..., cf: _Optional[str] = ...) -> None: ...
+
+class RawGetResponse(_message.Message):
+    __slots__ = ("region_error", "error", "value", "not_found")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
+    region_error: RegionError
+    error: bytes
+    value: bytes
+    not_found: bool
+    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[bytes] = ..., value: _Optional[bytes] = ..., not_found: _Optional[bool] = ...) -> None: ...
+
+class RawGetKeyTtlResponse(_message.Message):
+    __slots__ = ("region_error", "error", "ttl", "not_found")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
+    region_error: RegionError
+    error: bytes
+    ttl: int
+    not_found: bool
+    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[bytes] = ..., ttl: _Optional[int] = ..., not_found: _Optional[bool] = ...) -> None: ...
+
+class RawPutRequest(_message.Message):
+    __slots__ = ("context", "key", "value", "cf", "ttl")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    key: bytes
+    value: bytes
+    cf: str
+    ttl: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., cf: _Optional[str] = ..., ttl: _Optional[int] = ...) -> None: ...
+
+class RawBatchPutRequest(_message.Message):
+    __slots__ = ("context", "pairs", "cf", "ttls")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    TTLS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    pairs: _containers.RepeatedCompositeFieldContainer[KvPair]
+    cf: str
+    ttls: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., pairs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ..., cf: _Optional[str] = ..., ttls: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RawDeleteRequest(_message.Message):
+    __slots__ = ("context", "key", "cf")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    key: _containers.RepeatedScalarFieldContainer[bytes]
+    cf: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., key: _Optional[_Iterable[bytes]] = ..., cf: _Optional[str] = ...) -> None: ...
+
+class RawDeleteRangeRequest(_message.Message):
+    __slots__ = ("context", "start_key", "end_key", "cf")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    start_key: bytes
+    end_key: bytes
+    cf: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., cf: _Optional[str] = ...) -> None: ...
+
+class RawWriteResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: RegionError
+    error: bytes
+    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[bytes] = ...) -> None: ...
+
+class RawScanRequest(_message.Message):
+    __slots__ = ("context", "start_key", "limit", "key_only", "cf", "reverse", "end_key")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    KEY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    REVERSE_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    start_key: bytes
+    limit: int
+    key_only: bool
+    cf: str
+    reverse: bool
+    end_key: bytes
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., start_key: _Optional[bytes] = ..., limit: _Optional[int] = ..., key_only: _Optional[bool] = ..., cf: _Optional[str] = ..., reverse: _Optional[bool] = ..., end_key: _Optional[bytes] = ...) -> None: ...
+
+class RawScanResponse(_message.Message):
+    __slots__ = ("region_error", "kvs")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    KVS_FIELD_NUMBER: _ClassVar[int]
+    region_error: RegionError
+    kvs: _containers.RepeatedCompositeFieldContainer[KvPair]
+    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., kvs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ...) -> None: ...
+
+class RawChecksumRequest(_message.Message):
+    __slots__ = ("context", "algorithm", "ranges")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    algorithm: int
+    ranges: _containers.RepeatedCompositeFieldContainer[KeyRange]
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., algorithm: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[KeyRange, _Mapping]]] = ...) -> None: ...
+
+class RawChecksumResponse(_message.Message):
+    __slots__ = ("region_error", "error", "checksum", "total_kvs", "total_bytes")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_KVS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    region_error: RegionError
+    error: bytes
+    checksum: int
+    total_kvs: int
+    total_bytes: int
+    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[bytes] = ..., checksum: _Optional[int] = ..., total_kvs: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class Compatibility(_message.Message):
     __slots__ = ("required_version",)
@@ -730,7 +888,7 @@ class ChangeDataRequest(_message.Message):
     filter_loop: bool
     register: Unread
     deregister: Unread
-    def __init__(self, header: _Optional[_Union[ChangeDataHeader, _Mapping]] = ..., region_id: _Optional[int] = ..., region_epoch: _Optional[_Union[RegionEpoch, _Mapping]] = ..., checkpoint_ts: _Optional[int] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., request_id: _Optional[int] = ..., extra_op: _Optional[int] = ..., kv_api: _Optional[int] = ..., filter_loop: bool = ..., register: _Optional[_Union[Unread, _Mapping]] = ..., deregister: _Optional[_Union[Unread, _Mapping]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ChangeDataHeader, _Mapping]] = ..., region_id: _Optional[int] = ..., region_epoch: _Optional[_Union[RegionEpoch, _Mapping]] = ..., checkpoint_ts: _Optional[int] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., request_id: _Optional[int] = ..., extra_op: _Optional[int] = ..., kv_api: _Optional[int] = ..., filter_loop: _Optional[bool] = ..., register: _Optional[_Union[Unread, _Mapping]] = ..., deregister: _Optional[_Union[Unread, _Mapping]] = ...) -> None: ...
 
 class FileEncryptionInfo(_message.Message):
     __slots__ = ("encryption_method",)
@@ -766,7 +924,7 @@ class DataFileInfo(_message.Message):
     range_length: int
     compression_type: int
     file_encryption_info: FileEncryptionInfo
-    def __init__(self, sha256: _Optional[bytes] = ..., number_of_entries: _Optional[int] = ..., min_ts: _Optional[int] = ..., max_ts: _Optional[int] = ..., cf: _Optional[bytes] = ..., type: _Optional[int] = ..., is_meta: bool = ..., table_id: _Optional[int] = ..., length: _Optional[int] = ..., range_offset: _Optional[int] = ..., range_length: _Optional[int] = ..., compression_type: _Optional[int] = ..., file_encryption_info: _Optional[_Union[FileEncryptionInfo, _Mapping]] = ...) -> None: ...
+    def __init__(self, sha256: _Optional[bytes] = ..., number_of_entries: _Optional[int] = ..., min_ts: _Optional[int] = ..., max_ts: _Optional[int] = ..., cf: _Optional[bytes] = ..., type: _Optional[int] = ..., is_meta: _Optional[bool] = ..., table_id: _Optional[int] = ..., length: _Optional[int] = ..., range_offset: _Optional[int] = ..., range_length: _Optional[int] = ..., compression_type: _Optional[int] = ..., file_encryption_info: _Optional[_Union[FileEncryptionInfo, _Mapping]] = ...) -> None: ...
 
 class DataFileGroup(_message.Message):
     __slots__ = ("path", "data_files_info", "length")

@@ -1,0 +1,182 @@
+"""The RawKV client against stores that answer over gRPC: a storm of faults, writers in several threads, each API
+version, what is refused, and what takes too long."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from simulator.raw_workload import RawProfile, RawWorkload, raw_cluster
+from simulator.serve.core.raw import ENTRY_BYTES_MAX, KEY_BYTES_MAX, Applied
+from simulator.serve.faults import CALM, STORM, Faults
+from simulator.serve.served import ServedCluster
+from tests.kit.manual_clock import ManualClock
+from tistream import ts as tso
+from tistream.clock import SystemClock
+from tistream.codec.raw.keys import KeyMode, keyspace_prefix
+from tistream.errors import InvalidInput, StoreUnavailable
+from tistream.keyrange import KeyRange
+from tistream.tikv.core.api_versions import Api
+from tistream.tikv.core.raw_messages import RawRefused, RawSpace
+from tistream.tikv.pd import PdClient
+from tistream.tikv.raw_client import OutOfTime, Pace, RawClient, learn_api
+
+KEYSPACE, OTHERS = 2, 1
+PREFIX = keyspace_prefix(KeyMode.RAW, KEYSPACE)
+SWIFT = Pace(backoff_base_s=0.01, backoff_max_s=0.2, batch_keys=40)
+
+
+@contextmanager
+def a_cluster(
+    api: Api = Api.V2, *, faults: Faults = CALM, storm: bool = False, regions: int = 6
+) -> Iterator[ServedCluster]:
+    """Two keyspaces of a thousand keys. `storm`: regions and stores change, and the other keyspace is written."""
+    profile = RawProfile(keyspaces=(OTHERS, KEYSPACE), keys=1000)
+    actions = tuple((name, n * 10 if name == "put" else n) for name, n in profile.actions)
+    cluster = raw_cluster(profile, floor_ts=tso.compose(SystemClock().unix_ms()), regions=regions)
+    workload = RawWorkload(3, cluster, replace(profile, keyspaces=(OTHERS,), actions=actions)) if storm else None
+    with ServedCluster(
+        cluster,
+        raw=workload,
+        api=api,
+        plain_boundaries=api is not Api.V2,
+        steps_per_s=300 if storm else 0,
+        faults=faults,
+        seed=5,
+    ) as served:
+        yield served
+
+
+@contextmanager
+def a_client(served: ServedCluster, api: Api = Api.V2, pace: Pace = SWIFT) -> Iterator[RawClient]:
+    with closing(PdClient([served.pd_address], patience_s=3.0)) as pd:
+        client = RawClient(pd, RawSpace(api, KEYSPACE), clock=SystemClock(), pace=pace, rand=random.Random(1))
+        with closing(client):
+            yield client
+
+
+def column(values: list[bytes]) -> pa.BinaryArray:
+    return pa.array(values, pa.binary())
+
+
+def everything(client: RawClient) -> dict[bytes, bytes]:
+    pages = list(client.scan(page_keys=70))
+    return {k: v for page in pages for k, v in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)}
+
+
+def test_writers_in_a_storm() -> None:
+    """Each thread has its own keys, and writes them again and again; the last write of each stays."""
+    writers, rounds = 4, 25
+    wanted: dict[bytes, bytes | None] = {}
+    seen: dict[bytes, list[int]] = {}
+    lock = threading.Lock()
+    with a_cluster(faults=STORM, storm=True) as served, a_client(served) as client:
+
+        def note(write: Applied) -> None:
+            seen.setdefault(write.key, []).append(-1 if write.value is None else int(write.value.split(b"-")[1]))
+
+        def write(writer: int) -> None:
+            rand = random.Random(writer)
+            for at in range(rounds):
+                numbers = sorted(rand.sample(range(writer, 1000, writers), 120))
+                keys = [b"k%08d" % n for n in numbers]
+                values = [b"w%d-%d" % (writer, at) for _ in keys]
+                if at % 5 == 4:
+                    client.batch_delete(column(keys))
+                else:
+                    client.batch_put(column(keys), column(values))
+                with lock:
+                    wanted.update(zip(keys, values if at % 5 != 4 else [None] * len(keys), strict=True))
+
+        served.raw_kv.on_write = note
+        with ThreadPoolExecutor(writers) as threads:
+            for done in [threads.submit(write, writer) for writer in range(writers)]:
+                done.result(timeout=100)
+        served.settle()
+        assert everything(client) == {key: value for key, value in wanted.items() if value is not None}
+        assert served.raw is not None
+        assert served.raw.disorder == ""
+    for key, rounds_seen in seen.items():
+        puts = [at for at in rounds_seen if at >= 0]
+        assert puts == sorted(puts), key
+    assert sum(map(len, seen.values())) > writers * rounds * 120, "no write was repeated: there was no storm"
+
+
+@pytest.mark.parametrize("api", Api)
+def test_each_api_version(api: Api) -> None:
+    """Regions of API V1 are cut at plain keys; the version is learned from a refusal."""
+    keys = [(b"" if api is Api.V2 else PREFIX) + b"k%08d" % n for n in range(300)]
+    with a_cluster(api) as served, a_client(served, api) as client:
+        with closing(PdClient([served.pd_address])) as pd:
+            assert learn_api(pd, clock=SystemClock()) is api
+        client.batch_put(column(keys), column([b"v" + key for key in keys]))
+        assert everything(client) == {key: b"v" + key for key in keys}
+        assert len(client.regions(KeyRange(keys[0], keys[-1]))) > 1
+        total = client.checksum()
+        key_bytes = len(PREFIX) + 9
+        assert (total.pairs, total.size) == (300, 300 * (key_bytes + 1 + len(keys[0])))
+        soon = np.array([int(time.time()) + 90, 5, 0], np.uint64)
+        if api is Api.V1:
+            with pytest.raises(InvalidInput):
+                client.batch_put(column(keys[:3]), column(keys[:3]), soon)
+            with pytest.raises(InvalidInput):
+                client.get_ttl(keys[0])
+            assert client.get(keys[0]) == b"v" + keys[0]  # the store lives
+        else:
+            client.batch_put(column(keys[:3]), column([b"", b"", b""]), soon)
+            assert 80 < (client.get_ttl(keys[0]) or 0) <= 91
+            assert client.get(keys[1]) is None
+            assert (client.get(keys[2]), client.get_ttl(keys[2])) == (b"", 0)
+
+
+def test_a_final_refusal_names_its_key() -> None:
+    keys = column([b"a", b"b" * KEY_BYTES_MAX, b"c"])
+    with a_cluster() as served, a_client(served) as client:
+        with pytest.raises(RawRefused, match="max key size exceeded") as refused:
+            client.batch_put(keys, column([b"1", b"2", b"3"]))
+        assert refused.value.facts["key"] == (b"b" * KEY_BYTES_MAX).hex()
+        with pytest.raises(RawRefused, match="too large for the region's log") as refused:
+            client.batch_put(column([b"a", b"b"]), column([b"1", bytes(ENTRY_BYTES_MAX)]))
+        assert refused.value.facts["key"] == b"b".hex()
+        with pytest.raises(InvalidInput, match="rise"):
+            client.batch_put(column([b"a", b"a"]), column([b"1", b"2"]))
+
+
+def test_no_request_outlives_the_time_it_has() -> None:
+    """The store is slow: a request ends with the time that it had, and is not applied later."""
+    keys, applied = [b"k%08d" % n for n in range(0, 1000, 100)], list[Applied]()
+    with a_cluster() as served, a_client(served) as client:
+        client.batch_put(column(keys), column(keys))
+        served.raw_kv.on_write = applied.append
+        served.raw_latency_s = lambda store_id: 2.0
+        until = time.monotonic() + 0.3
+        with pytest.raises(OutOfTime):
+            client.batch_put(column(keys), column(keys), allowed=lambda: until - time.monotonic())
+        with pytest.raises(OutOfTime):
+            client.batch_put(column(keys), column(keys), allowed=lambda: 0.0)
+        time.sleep(1.0)
+        assert applied == []
+
+
+def test_the_client_gives_up_without_stores() -> None:
+    clock = ManualClock()
+    with (
+        a_cluster() as served,
+        closing(PdClient([served.pd_address], clock=clock)) as pd,
+        closing(RawClient(pd, RawSpace(Api.V2, KEYSPACE), clock=clock)) as client,
+    ):
+        client.batch_put(column([b"k"]), column([b"v"]))
+        with served.changing():
+            for store_id in served.store_ids:
+                served.raw_kv.died(store_id)
+        with pytest.raises(StoreUnavailable, match="does not serve RawKV"):
+            client.batch_put(column([b"k"]), column([b"v"]))
