@@ -159,6 +159,8 @@ class Replications:
             raise InvalidInput(
                 "A tenant of TiDB has tables, not keys: filter by table.", option=next(iter(wanted.keys))
             )
+        if "columns" in wanted.filters:
+            raise InvalidInput("A destination gets whole rows: leave columns out where it is read.", option="columns")
         parse_filter(dict(wanted.filters))
         return target, KeyRange()
 

@@ -17,11 +17,12 @@ from destinations.protocol import DestinationRefused, Stretch
 from reading.core import page_rows
 from reading.decode import Quarantined
 from reading.deps import Services
-from reading.filters import Filter, Part, parse_filter, select_rows
+from reading.filters import Filter, Part, parse_filter, part_name, select_rows
 from reading.kv.selection import Selection, parse_selection
 from reading.position import Served
 from reading.scope import Scope
 from replicator.core.lane import Read
+from schemas.model import DdlEvent
 from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope
 from tistream.catalog.work.lanes import LaneJob
 from tistream.codec.key_format import KeyFormat
@@ -70,13 +71,18 @@ class LaneReader:
         )
 
     def ddl_from(self, served: Served, checkpoint_ts: int, upto: int) -> Sequence[int]:
-        """The timestamps in [checkpoint_ts, upto] of the changefeed's DDL statements, rising."""
+        """The timestamps in [checkpoint_ts, upto], rising, of the changefeed's DDL statements that concern more than
+        one table: their lanes must meet. One table's statements and rows are in one lane."""
         history = served.history
         if history is None or upto <= history.start_ts:
             return ()
         chosen = parse_filter(orjson.loads(self.job.filters))
         events = history.events(max(checkpoint_ts - 1, history.start_ts), upto)
-        return sorted({event.commit_ts for event in events if chosen.keeps_ddl(event)})
+        names: dict[int, set[str]] = {}
+        for event in events:
+            if chosen.keeps_ddl(event):
+                names.setdefault(event.commit_ts, set()).update(_names_of(event))
+        return sorted(ts for ts, found in names.items() if len(found) > 1)
 
     def _selected(self, rows: pa.Table, served: Served, chosen: Filter | None, scope: Scope) -> pa.Table:
         lane = self.job.lane.scope
@@ -88,6 +94,16 @@ class LaneReader:
         for bad in found.quarantined:
             raise undecodable(bad)
         return found.rows
+
+
+def _names_of(event: DdlEvent) -> set[str]:
+    """The tables that a statement concerns; more than one for a statement about a database."""
+    if not event.table:
+        return {event.db, "*"}
+    named = [(event.db, event.table), (event.old_db, event.old_table)]
+    if event.exchanged is not None:
+        named.append((event.exchanged.db, event.exchanged.name))
+    return {part_name(db, table) for db, table in named if table}
 
 
 def selection_of(options: Mapping[str, str]) -> Selection:

@@ -13,7 +13,7 @@ Relations:
 - a plan with a record is tried again with this record and this end, whatever is served meanwhile;
 - `allowed_s` ends LANE_LEASE before another owner may write: it counts from the start of the newest request to the
   catalog that showed this ownership to be current;
-- a DDL statement is written alone, and all lanes meet at it (`Barriers`).
+- all lanes meet at a DDL statement that may concern several of them (`Barriers`).
 
 Times are seconds of the caller's monotonic clock.
 """
@@ -63,7 +63,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barriers:
-    """DDL statements of a changefeed, which all its lanes meet at the same places.
+    """DDL statements of a changefeed that concern several lanes, which all meet there.
 
     A lane stops below a statement until all others are there, and stops at it until all others have passed it: whatever
     lane writes it, it comes after every row below and before every row above."""

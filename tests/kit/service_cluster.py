@@ -41,7 +41,7 @@ class ServiceCluster:
         self.catalog.close()
 
     def start(self, *names: str) -> None:
-        """Start `meta-1`, `api-1`, `sorter-2`, `dispatcher-1` ...; meta and api answer when this returns."""
+        """Start `meta-1`, `api-1`, `sorter-2`, `replicate-1` ...; meta and api answer when this returns."""
         for name in names:
             if name not in self.processes:
                 self.processes[name] = TiStreamProcess(*self._args(name), log=self._log(name), env=self._env)
@@ -91,6 +91,8 @@ class ServiceCluster:
                 return ("serve", "--port", self.url.rpartition(":")[2], *self._where)
             case "sorter":
                 return ("sort", "--name", name, *self._where)
+            case "replicate":
+                return ("replicate", "--name", name, *self._where)
             case "dispatcher":
                 return ("dispatch", "--name", name, *self._where)
         raise ValueError(name)
