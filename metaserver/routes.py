@@ -66,6 +66,7 @@ class Begin(BaseModel):
 
     keyspace_id: int = Field(ge=0, le=0xFF_FFFF)
     start_ts: str = Field("0", pattern=r"^\d{1,19}$", description="of a recording: its first checkpoint")
+    upstream_id: str | None = Field(None, pattern=r"^\d{1,19}$", description="PD's id of the cluster")
 
 
 class BucketAccess(BaseModel):
@@ -236,7 +237,8 @@ def _begin_route(routes: APIRouter, catalog: Catalog, push_of: Callable[[TenantR
         start_ts = int(at.start_ts)
         if start_ts > _INT_MAX:
             raise InvalidInput(f"start_ts: {at.start_ts} is not a timestamp.")
-        return push_of(begin_tenant(catalog, Tenant(cluster_id, tenant_id), at.keyspace_id, start_ts))
+        upstream_id = None if at.upstream_id is None else int(at.upstream_id) & _INT_MAX
+        return push_of(begin_tenant(catalog, Tenant(cluster_id, tenant_id), at.keyspace_id, start_ts, upstream_id))
 
 
 def _store_routes(routes: APIRouter, catalog: Catalog) -> None:

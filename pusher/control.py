@@ -193,8 +193,9 @@ class RecordingControl(Control, Protocol):
 class KeyspaceControl(Protocol):
     """The control plane for a pusher of a keyspace."""
 
-    def begin(self, keyspace_id: int, start_ts: int = 0) -> PushBundle:
-        """Bind the tenant to the keyspace. `start_ts`: where a recording begins; used only if nothing was pushed."""
+    def begin(self, keyspace_id: int, start_ts: int = 0, upstream_id: int | None = None) -> PushBundle:
+        """Bind the tenant to the keyspace. `start_ts`: where a recording begins; used only if nothing was pushed.
+        `upstream_id`: PD's id of the cluster."""
         ...
 
 
@@ -250,8 +251,9 @@ class HttpControl:
         self.has_session = bundle.session
         return bundle
 
-    def begin(self, keyspace_id: int, start_ts: int = 0) -> PushBundle:
+    def begin(self, keyspace_id: int, start_ts: int = 0, upstream_id: int | None = None) -> PushBundle:
         body = {"keyspace_id": keyspace_id, "start_ts": str(start_ts)}
+        body |= {} if upstream_id is None else {"upstream_id": str(upstream_id)}
         return self._request("POST", "push:begin", _bundle, body)
 
     def has_seed(self, ts: int, table_id: int) -> bool:

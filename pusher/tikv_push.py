@@ -134,7 +134,7 @@ class _TikvPush(PushRun):
             store, hold = open_store(bundle.object_store), self._new_hold(bundle.object_store)
             self._hold = hold
             if bundle.kind != "tidb":
-                self._follow_keyspace(bundle, store, hold)
+                self._follow_keyspace(bundle, store, hold, cluster_id)
                 return self._report("stopped")
             if not self._find_keyspace():
                 return self._report("stopped")
@@ -155,11 +155,11 @@ class _TikvPush(PushRun):
             self._end()
         return self._report("stopped")
 
-    def _follow_keyspace(self, bundle: PushBundle, store: ObjectStore, hold: Hold) -> None:
+    def _follow_keyspace(self, bundle: PushBundle, store: ObjectStore, hold: Hold, cluster_id: int) -> None:
         """Follow the keyspace of a raw or txn tenant, which has no schema, until stopped."""
         check_options(self._options, bundle)
         keyspace_id = self._retry(lambda: keyspace_of(self._pd, bundle, self._options.keyspace))
-        begun = None if keyspace_id is None else self._retry(lambda: self._control.begin(keyspace_id))
+        begun = None if keyspace_id is None else self._retry(lambda: self._control.begin(keyspace_id, 0, cluster_id))
         # The first scan reads from 0, so that only what is collected from now on could be missed.
         now_ts = self._retry(self._pd.tso)
         if keyspace_id is None or begun is None or now_ts is None or not self._wait_for_frontier(begun.state):

@@ -51,7 +51,7 @@ class MemoryControl:
         self._request()
         return list(self.entries)
 
-    def begin(self, keyspace_id: int, start_ts: int = 0) -> PushBundle:
+    def begin(self, keyspace_id: int, start_ts: int = 0, upstream_id: int | None = None) -> PushBundle:
         return self.push_bundle()
 
     def push_bundle(self) -> PushBundle:

@@ -90,6 +90,7 @@ tenants = Table(
     *(Column(name, Word, nullable=False) for name in ("kind", "state")),
     Column("keyspace_id", UInt),
     Column("keyspace_name", SqlText),
+    Column("upstream_id", UInt),
     Column("reason", SqlText, nullable=False),
     _uint("start_ts"),
     _key("start_key"),

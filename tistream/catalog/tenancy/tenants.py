@@ -67,6 +67,7 @@ class TenantRow:
     keyspace: Keyspace  #: of a raw or txn tenant
     state: TenantState
     start_ts: int  #: the log is complete above this; 0 while awaiting the snapshot
+    upstream_id: int | None  #: PD's id of the cluster, as the pusher of a raw or txn tenant has reported it
     range: KeyRange  #: of a raw or txn tenant; user keys while the id of the keyspace is unknown, else stored keys
     created_ms: int  #: Unix milliseconds by the database's clock
     reason: str  #: why it is in this state; may be empty
@@ -178,10 +179,12 @@ def register_tenant(
         return row
 
 
-def begin_tenant(catalog: Catalog, tenant: Tenant, keyspace_id: int, start_ts: int = 0) -> TenantRow:
-    """First contact of a raw or txn tenant's pusher: it knows the id of the keyspace, and for a recording where the log
-    begins. Idempotent; once a pusher has an incarnation the start stays as it is. InvalidInput when the tenant has
-    another keyspace or is one of TiDB."""
+def begin_tenant(
+    catalog: Catalog, tenant: Tenant, keyspace_id: int, start_ts: int = 0, upstream_id: int | None = None
+) -> TenantRow:
+    """First contact of a raw or txn tenant's pusher: it knows the id of the keyspace, PD's id of the cluster, and for a
+    recording where the log begins. Idempotent; once a pusher has an incarnation the start stays as it is. InvalidInput
+    when the tenant has another keyspace or is one of TiDB."""
     with catalog.transaction() as conn:
         lock_tenant(conn, tenant)
         row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
@@ -201,6 +204,8 @@ def begin_tenant(catalog: Catalog, tenant: Tenant, keyspace_id: int, start_ts: i
             conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(start_ts=start_ts))
             moved = {"start_ts": start_ts, "durable_ts": start_ts, "epoch": tasks.c.epoch + 1, "owner": None}
             conn.execute(tasks.update().where(of_tenant(tasks, tenant)).values(**moved))
+        if upstream_id is not None:
+            conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(upstream_id=upstream_id))
         return _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
 
 
@@ -375,6 +380,7 @@ def _tenant_row(row: Any) -> TenantRow:
         tenant=tenant_of(row),
         kind=TenantKind(row.kind),
         keyspace=Keyspace(id=row.keyspace_id, name=row.keyspace_name),
+        upstream_id=row.upstream_id,
         state=TenantState(row.state),
         start_ts=row.start_ts,
         range=KeyRange(row.start_key, row.end_key),

@@ -79,6 +79,7 @@ def _tenants_and_tasks() -> None:
         *_words("kind"),
         *_uints("keyspace_id", nullable=True),
         _text("keyspace_name", nullable=True),
+        *_uints("upstream_id", nullable=True),
         *_words("state"),
         _text("reason"),
         *_uints("start_ts"),
