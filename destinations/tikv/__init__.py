@@ -1,0 +1,1 @@
+"""RawKV of another TiKV cluster as a changefeed's destination."""

@@ -1,0 +1,1 @@
+"""Rules of the TiKV destination, without I/O."""

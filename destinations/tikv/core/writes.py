@@ -1,0 +1,85 @@
+"""What a stretch of RawKV changes writes: the newest version of each key, once.
+
+    plan = plan_writes(rows)        rows of schema change.COMMITTED, in commit order, with mode and keyspace
+    plan.puts(), plan.deletes()     keys of users, which rise
+
+Older versions of a key within the stretch are left out: the destination stamps what it is sent with its own
+timestamps, and a key that is in one request only cannot overtake itself.
+
+Pure, and without an object per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tistream.codec.binary import Mask
+from tistream.codec.raw.keys import user_keys
+from tistream.model.change import Op
+from tistream.tikv.core.raw_messages import Seconds, remaining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TikvPlan:
+    """The writes of a stretch."""
+
+    keys: pa.BinaryArray  #: of users; they rise
+    values: pa.BinaryArray
+    expires: Seconds  #: Unix seconds; 0 = never
+    deleted: Mask
+    record: str = ""  #: the stretch determines everything
+
+    @property
+    def rows(self) -> int:
+        return len(self.keys)
+
+    @property
+    def size(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)
+
+    def puts(self) -> tuple[pa.BinaryArray, pa.BinaryArray, Seconds]:
+        """Keys, values and expiries of what is to be put."""
+        mask = pa.array(~self.deleted)
+        return self.keys.filter(mask), self.values.filter(mask), self.expires[~self.deleted]
+
+    def deletes(self) -> pa.BinaryArray:
+        """Keys to delete."""
+        return self.keys.filter(pa.array(self.deleted))
+
+    def without_expiry(self, now_s: int) -> tuple[TikvPlan, bytes | None]:
+        """For stores that know none: (the plan with deletes of what has expired, the first key that would have to
+        expire there)."""
+        _, expired = remaining(self.expires, now_s)
+        deleted = self.deleted | expired
+        left = np.where(deleted, np.uint64(0), self.expires)
+        at = int(np.argmax(left != 0)) if left.any() else None
+        plan = TikvPlan(keys=self.keys, values=self.values, expires=left, deleted=deleted)
+        return plan, None if at is None else self.keys[at].as_py()
+
+
+def plan_writes(rows: pa.Table) -> TikvPlan:
+    """The newest version of each key. DecodeError when a key has no mode and keyspace."""
+    newest = rows.select(["op", "key", "value", "expire_ts"]).take(newest_rows(rows["key"]))
+    deleted = pc.equal(newest["op"], int(Op.DELETE)).to_numpy()
+    return TikvPlan(
+        keys=user_keys(_one(newest["key"])),
+        values=_one(pc.fill_null(newest["value"], b"")),
+        expires=np.where(deleted, np.uint64(0), newest["expire_ts"].to_numpy()),
+        deleted=deleted,
+    )
+
+
+def newest_rows(keys: pa.ChunkedArray) -> pa.Array:
+    """The last row of each key, by key."""
+    frame = pl.DataFrame({"key": pl.from_arrow(keys)}).with_row_index("row")
+    return frame.unique("key", keep="last").sort("key")["row"].to_arrow()
+
+
+def _one(column: pa.ChunkedArray) -> pa.BinaryArray:
+    """One array; `take` may give several."""
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

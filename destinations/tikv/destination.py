@@ -1,0 +1,244 @@
+"""RawKV of another TiKV cluster as a destination: `tikv://pd1:2379,pd2:2379?concurrency=4`.
+
+    destination = open_tikv(uri, share, source_keyspace, clock)
+    destination.check()              before the changefeed starts
+    destination.ranges(wanted, 2)    one part for each lane
+
+- Of the versions of a key in a stretch the newest is written; puts with the time to live that is left by the time of
+  the destination's PD at each try, or a delete when nothing is left;
+- RawKV has no transactions and cannot fence a writer. A request ends with the time that the lane's lease allows, also
+  at the store, as far as it has not begun;
+- it connects at its first use, so that a destination that is away is an error of that use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from destinations.protocol import (
+    Allowed,
+    DestinationRefused,
+    DestinationUnavailable,
+    LeaseOver,
+    Plan,
+    Share,
+    Stretch,
+)
+from destinations.tikv.core.ranges import cut_ranges
+from destinations.tikv.core.writes import TikvPlan, plan_writes
+from destinations.uri import OptionReader, SinkUri
+from tistream import ts
+from tistream.clock import Clock
+from tistream.codec.raw.keys import KEYSPACE_ID_MAX
+from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError, invariant
+from tistream.keyrange import KeyRange
+from tistream.tikv.channels import Tls, TlsFiles
+from tistream.tikv.core.api_versions import Api
+from tistream.tikv.core.raw_messages import RawRefused, RawSpace
+from tistream.tikv.pd import PdClient
+from tistream.tikv.raw_client import OutOfTime, Pace, RawClient, learn_api
+
+_APIS = {"v1": Api.V1, "v1ttl": Api.V1TTL, "v2": Api.V2}
+_PD_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TikvSettings:
+    """Options of the URI."""
+
+    endpoints: tuple[str, ...]
+    pace: Pace
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    keyspace: str = ""  #: name or id; empty = the source's id
+    api: Api | None = None  #: None = as the stores say
+
+    @staticmethod
+    def of(uri: SinkUri, lanes: int) -> TikvSettings:
+        """InvalidInput names the option. The rate limit is the changefeed's; each of its lanes has a share."""
+        endpoints = tuple(filter(None, uri.authority.split(",")))
+        if not endpoints or uri.path.strip("/"):
+            raise InvalidInput(
+                "A URI of TiKV names the PD servers, such as tikv://pd1:2379,pd2:2379", option="sink-uri"
+            )
+        read = OptionReader(uri)
+        paths = [Path(text) if (text := read.text(name)) else None for name in ("ca-path", "cert-path", "key-path")]
+        rate = read.number("rate-limit", 0, least=0, most=1 << 40)
+        pace = Pace(
+            concurrency=read.number("concurrency", 4, least=1, most=256),
+            batch_keys=read.number("batch-size", 1024, least=1, most=10_240),
+            rate_bytes_s=max(rate // lanes, 1) if rate else 0,
+            backoff_base_s=read.seconds("backoff-base", 0.1, least=0.001, most=60),
+            backoff_max_s=read.seconds("backoff-max", 5.0, least=0.001, most=600),
+        )
+        keyspace, api = read.text("keyspace"), read.text("api-version")
+        read.finish()
+        return TikvSettings(
+            endpoints=endpoints,
+            pace=pace,
+            ca=paths[0],
+            certificate=paths[1],
+            key=paths[2],
+            keyspace=keyspace,
+            api=_APIS[read.choice("api-version", tuple(_APIS))] if api else None,
+        )
+
+    def tls(self) -> Tls | None:
+        """InvalidInput when a file cannot be read."""
+        if not (self.ca or self.certificate or self.key):
+            return None
+        try:
+            return TlsFiles(ca=self.ca, certificate=self.certificate, key=self.key)
+        except OSError as e:
+            option = {self.ca: "ca-path", self.certificate: "cert-path", self.key: "key-path"}
+            named = option.get(Path(e.filename) if e.filename else None, "ca-path")
+            raise InvalidInput(f"The file of the option {named} cannot be read: {e}", option=named) from e
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TikvCheck:
+    """What a destination is."""
+
+    cluster_id: int
+    api: Api
+    keyspace_id: int | None  #: None: it has no keyspaces
+    has_expiry: bool  #: whether entries can expire there
+
+
+class TikvDestination:
+    """See the module."""
+
+    def __init__(self, settings: TikvSettings, source_keyspace: int | None, clock: Clock) -> None:
+        self._settings, self._source_keyspace, self._clock = settings, source_keyspace, clock
+        self._connected: tuple[PdClient, RawClient] | None = None
+
+    def look(self) -> TikvCheck:
+        """Reach the cluster. InvalidInput when an option does not fit it; DestinationUnavailable when it is away.
+        A keyspace that is given by its id is taken as it is: PD has no question for ids."""
+        with _translated():
+            pd, client = self._connect()
+            space = client.space
+            client.get(b"")
+            return TikvCheck(
+                cluster_id=pd.cluster_id,
+                api=space.api,
+                keyspace_id=space.keyspace_id if space.api is Api.V2 else None,
+                has_expiry=space.has_expiry,
+            )
+
+    def check(self) -> Sequence[str]:
+        """See the protocol."""
+        found = self.look()
+        if found.keyspace_id is not None:
+            return (f"Keys are written to the keyspace with id {found.keyspace_id} of cluster {found.cluster_id}.",)
+        notes = [f"Cluster {found.cluster_id} has API {found.api}: keys are written without mode and keyspace."]
+        if not found.has_expiry:
+            notes.append("Its stores have no expiry: a key that expires stops its key range.")
+        return notes
+
+    def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
+        """See the protocol; keys of users."""
+        with _translated():
+            _, client = self._connect()
+            return cut_ranges((part.start for part in client.regions(wanted)), wanted, count)
+
+    def plan(self, stretch: Stretch, record: str) -> TikvPlan:
+        """No record is needed: the stretch determines what is written."""
+        return plan_writes(stretch.rows)
+
+    def write(self, plan: Plan, allowed: Allowed) -> None:
+        """Write all of it, durably."""
+        invariant(isinstance(plan, TikvPlan), "a plan of another destination")
+        assert isinstance(plan, TikvPlan)
+        if not plan.rows:
+            return
+        if allowed() <= 0:
+            raise LeaseOver
+        with _translated():
+            pd, client = self._connect()
+            if not client.space.has_expiry and plan.expires.any():
+                plan, timed = plan.without_expiry(ts.physical_ms(pd.tso()) // 1000)
+                if timed is not None:
+                    raise DestinationRefused(
+                        "The destination cannot take an entry that expires",
+                        key=timed.hex(),
+                        cause="its stores have no expiry (storage.enable-ttl is off)",
+                    )
+            keys, values, expires = plan.puts()
+            if len(keys):
+                client.batch_put(keys, values, expires, allowed=allowed)
+            if len(gone := plan.deletes()):
+                client.batch_delete(gone, allowed=allowed)
+
+    def note_checkpoint(self, ts: int, allowed: Allowed) -> None:
+        """Nothing is kept there."""
+
+    def close(self) -> None:
+        if self._connected is not None:
+            pd, client = self._connected
+            self._connected = None
+            client.close()
+            pd.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> tuple[PdClient, RawClient]:
+        if self._connected is not None:
+            return self._connected
+        settings, tls = self._settings, self._settings.tls()
+        pd = PdClient(settings.endpoints, tls=tls, clock=self._clock, patience_s=_PD_PATIENCE_S)
+        try:
+            space = self._space(pd, settings.api or learn_api(pd, clock=self._clock, tls=tls, pace=settings.pace))
+            self._connected = pd, RawClient(pd, space, clock=self._clock, tls=tls, pace=settings.pace)
+        except BaseException:
+            pd.close()
+            raise
+        return self._connected
+
+    def _space(self, pd: PdClient, api: Api) -> RawSpace:
+        """Where the keys go: a keyspace of API V2, else the whole cluster."""
+        name = self._settings.keyspace
+        if api is not Api.V2:
+            if name:
+                raise InvalidInput(f"The destination has API {api}, which has no keyspaces.", option="keyspace")
+            return RawSpace(api)
+        if not name:
+            return RawSpace(api, self._source_keyspace or 0)
+        if name.isascii() and name.isdecimal():
+            if int(name) > KEYSPACE_ID_MAX:
+                raise InvalidInput(f"There is no keyspace {name}: ids end at {KEYSPACE_ID_MAX}.", option="keyspace")
+            return RawSpace(api, int(name))
+        try:
+            found = pd.keyspace(name)
+        except NotFound as e:
+            raise InvalidInput(f"The destination has no keyspace {name!r}.", option="keyspace") from e
+        if found.state:
+            raise InvalidInput(f"The keyspace {name!r} of the destination is not enabled.", option="keyspace")
+        return RawSpace(api, found.id)
+
+
+def open_tikv(uri: SinkUri, share: Share, source_keyspace: int | None, clock: Clock) -> TikvDestination:
+    """The destination of one lane. InvalidInput names the option that is wrong; nothing is connected yet."""
+    return TikvDestination(TikvSettings.of(uri, share.of), source_keyspace, clock)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Errors of the client as those of a destination."""
+    try:
+        yield
+    except OutOfTime as e:
+        raise LeaseOver from e
+    except RawRefused as e:
+        facts = {"key": e.facts["key"]} if "key" in e.facts else {}
+        raise DestinationRefused("The destination refuses a change", **facts, cause=e.message) from e
+    except (DestinationRefused, DestinationUnavailable):
+        raise
+    except TiStreamError as e:
+        if e.kind is not ErrorKind.RETRY:
+            raise
+        raise DestinationUnavailable("The destination does not answer", cause=str(e)) from e
