@@ -51,6 +51,7 @@ STORES_LOOKED_AT = 16
 FILES_LISTED_MAX = 5_000  # of one store; a dispatcher that is further behind shows anyway
 REASONS_MAX = 5
 _END_BYTES = 256 << 10
+_AT_REST = (FeedState.STOPPED, FeedState.FINISHED)
 
 Why = Annotated[bool, Query(description="Explain the lag in a sentence and by stage; reads the bucket.")]
 
@@ -99,11 +100,12 @@ def _summary(services: Services, row: TenantRow) -> dict[str, Any]:
 
 
 def _consumers(services: Services, tenant: Tenant) -> list[dict[str, Any]]:
-    """The consumers that are neither paused nor finished; the one that is furthest behind comes first."""
-    live = [f for f in consumers_of(services.catalog, tenant) if f["state"] == FeedState.NORMAL]
+    """The changefeeds that are neither paused nor finished; the one that is furthest behind comes first."""
+    live = [f for f in consumers_of(services.catalog, tenant) if f["state"] not in _AT_REST]
     return [
         {
-            **{name: feed[name] for name in ("changefeed_id", "lag_s", "checkpoint_time", "idle_s")},
+            **{name: feed[name] for name in ("changefeed_id", "state", "lag_s", "checkpoint_time", "idle_s")},
+            "destination": feed["sink_uri"].partition("?")[0],
             "members": sum(left > 0 for left in feed["leases_s"].values()),
         }
         for feed in sorted(live, key=lambda f: -f["lag_s"])
@@ -114,6 +116,8 @@ def _slow_consumer(consumers: Sequence[Mapping[str, Any]]) -> SlowConsumer | Non
     """The one that is furthest behind."""
     for slow in consumers[:1]:
         return SlowConsumer(
+            state=slow["state"],
+            destination=slow["destination"],
             name=slow["changefeed_id"],
             lag_s=slow["lag_s"],
             since=slow["checkpoint_time"],

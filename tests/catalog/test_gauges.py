@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from sqlalchemy import event
 
-from tests.kit.catalog_cases import ON_SQLALCHEMY, OTHER, START, T, activate, advance, elected, flush, segment
+from tests.kit.catalog_cases import (
+    ON_SQLALCHEMY,
+    OTHER,
+    START,
+    T,
+    activate,
+    advance,
+    elected,
+    flush,
+    grown_log,
+    segment,
+)
 from tests.kit.manual_clock import ManualClock
 from tests.kit.statements import StatementLog
 from tistream import ts as tso
@@ -14,7 +27,20 @@ from tistream.catalog.database.tables import changefeeds, consumer_members, task
 from tistream.catalog.log.consumers import claim_partition
 from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, switch_changefeed
 from tistream.catalog.tenancy.tenants import TenantState, change_state, list_tenants, register_tenant
+from tistream.catalog.work.core.lane_scope import TableScope
 from tistream.catalog.work.gauges import CatalogGauges
+from tistream.catalog.work.lanes import (
+    LaneAssignment,
+    assign_lanes,
+    attempt_stretch,
+    fail_stretch,
+    finish_stretch,
+    isolate,
+    lane_places,
+    lanes_of,
+    list_lanes,
+)
+from tistream.catalog.work.replications import create_replication, fail_replication
 from tistream.catalog.work.tasks import assign_task, stop_task, tasks_of_tenants
 from tistream.catalog.work.workers import register_worker, retire_worker
 from tistream.ids import Tenant
@@ -99,6 +125,46 @@ class TestGauges:
         assert found["tistream_consumer_members"][feed] == 0
         assert found["tistream_consumer_partitions_unread"][feed] == 3, "the lease of its holder has ended"
 
+    def test_replications_with_the_parts_of_their_lag_and_their_errors(self, catalog: Catalog) -> None:
+        grown_log(catalog)
+        served_ts = tso.compose(tso.physical_ms(START) + 9000)
+        with catalog.transaction() as conn:
+            conn.execute(tasks.update().values(durable_ts=served_ts))
+        for name in ("dr", "lake", "paused"):
+            create_replication(
+                catalog, T, name, START, sink_uri="s3://b/p?protocol=csv", options="{}", filters="{}",
+                scopes=[TableScope(number=n, of=2) for n in range(2)], target_ts=0, hold_ms=0,
+            )  # fmt: skip
+        switch_changefeed(catalog, T, "paused", FeedState.STOPPED)
+        register_worker(catalog, "w", "replicate", "")
+        wanted = [LaneAssignment(place.lane_id, "w", place.epoch) for place in lane_places(catalog)]
+        assign_lanes(catalog, wanted, leader_epoch=elected(catalog))
+        dr = [job.lane for job in lanes_of(catalog, "w", 1) if job.lane.changefeed_id == "dr"]
+        attempt_stretch(catalog, dr[0], tso.compose(tso.physical_ms(START) + 2000), "a record")
+        fail_stretch(catalog, dr[0], {"code": "TS-1100", "message": 'says "stopped":true'})
+        finish_stretch(catalog, dr[1], served_ts, rows=30, size=400, amended=0)
+        found = shown(CatalogGauges(catalog, ManualClock()))
+        lag = {key[2:]: seconds for key, seconds in found["tistream_replication_lag_seconds"].items()}
+        assert {key: lag[key] for key in lag if key[1] != "resolved_ts"} == {
+            ("dr", "queue"): 7, ("dr", "destination"): 2, ("lake", "queue"): 9, ("lake", "destination"): 0,
+        }, "a paused one does not lag"  # fmt: skip
+        behind_s = lag["dr", "resolved_ts"] - (time.time() - tso.physical_ms(served_ts) / 1000)
+        assert abs(behind_s) < 60
+        ids = "7", "0"
+        assert set(found["tistream_replication_state"]) == {
+            (*ids, "dr", "error"), (*ids, "lake", "normal"), (*ids, "paused", "stopped"),
+        }  # fmt: skip
+        of_dr = [found[f"tistream_replication_{name}"][*ids, "dr"] for name in ("rows", "bytes", "tries")]
+        assert of_dr == [30, 400, 1]
+        assert set(found["tistream_replication_lanes_stopped"].values()) == {0}, "the words of an error stop nothing"
+        rest, alone = dr[1].scope.isolate("shop.orders")
+        isolate(catalog, list_lanes(catalog, T, "dr")[1], rest, alone, {"code": "TS-1101"})
+        fail_replication(catalog, next(j.lane for j in lanes_of(catalog, "w", 1) if j.lane.changefeed_id == "lake"), {})
+        found = shown(CatalogGauges(catalog, ManualClock()))
+        assert found["tistream_replication_lanes_stopped"][*ids, "dr"] == 1
+        assert (*ids, "lake", "failed") in found["tistream_replication_state"]
+        assert set(found["tistream_replication_unmoved_seconds"]) == {(*ids, "dr")}
+
     def test_only_those_that_lag_most_have_a_line(self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tistream.catalog.work.gauges._SLOWEST", _slowest(1))
         activate(catalog)
@@ -113,7 +179,7 @@ class TestGauges:
         gauges = CatalogGauges(catalog, clock)
         gauges()
         once = len([each for each in asked if each])
-        assert 0 < once <= 18  # with what a driver asks for itself
+        assert 0 < once <= 20  # with what a driver asks for itself
         for _ in range(10):
             gauges()
         assert len(asked) == once

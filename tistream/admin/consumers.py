@@ -66,7 +66,7 @@ def consumer_fact(row: ChangefeedRow, readers: Readers, served: int, lanes: Sequ
         "filters": json.loads(row.filters),
         "created_time": tso.to_text(tso.compose(row.created_ms)),
         "seen_time": tso.to_text(tso.compose(row.seen_ms)),
-        "lag_s": _lag_s(served, row.checkpoint_ts) if row.state in LIVE else 0,
+        "lag_s": _lag_s(served, row.checkpoint_ts) if row.state is not FeedState.FINISHED else 0,
         "idle_s": row.idle_ms / 1000,
         "idle_limit_s": row.idle_limit_ms / 1000,
         "holds_log": row.holds_log,
@@ -78,7 +78,7 @@ def consumer_fact(row: ChangefeedRow, readers: Readers, served: int, lanes: Sequ
                 "member": part.member,
                 "epoch": part.epoch,
                 "checkpoint_ts": str(part.checkpoint_ts),
-                "lag_s": _lag_s(served, part.checkpoint_ts) if row.state in LIVE else 0,
+                "lag_s": _lag_s(served, part.checkpoint_ts) if row.state is not FeedState.FINISHED else 0,
             }
             for part in readers.partitions
         ],

@@ -53,6 +53,10 @@ def _show(out: Console, facts: dict[str, Any]) -> None:
 
 
 def _show_consumer(out: Console, facts: dict[str, Any]) -> None:
+    behind = f"{seconds_text(facts['lag_s'])} behind the watermark" if facts["lag_s"] else "at the watermark"
+    if facts["destination"]:
+        out.print(f"  changefeed {facts['changefeed_id']}: {behind}, {facts['state']}", markup=False)
+        return
     count = facts["members"]
     who = (
         "1 member"
@@ -61,5 +65,4 @@ def _show_consumer(out: Console, facts: dict[str, Any]) -> None:
         if count
         else f"no member, idle {seconds_text(facts['idle_s'])}"
     )
-    behind = f"{seconds_text(facts['lag_s'])} behind the watermark" if facts["lag_s"] else "at the watermark"
     out.print(f"  consumer {facts['changefeed_id']}: {behind}, {who}", markup=False)

@@ -8,7 +8,8 @@ Names follow TiCDC's where it has a counterpart (`checkpoint_lag`, `resolved_ts_
 - measurements are per batch, request or flush, never per row;
 - no label names a table, a key or an object. Tenants are labels of two families only, of at most TENANTS_SHOWN_MAX
   tenants, the slowest; `tistream_tenants_not_shown` counts the rest. Consumers are labels of OF_CONSUMERS only, of at
-  most CONSUMERS_SHOWN_MAX, those without a request for longest;
+  most CONSUMERS_SHOWN_MAX, those without a request for longest; changefeeds with a destination are labels of
+  OF_REPLICATIONS, of at most REPLICATIONS_SHOWN_MAX, those with errors and the slowest;
 - the catalog is queried at most once in CATALOG_LOOK_S, however often the process is scraped.
 
 `tistream.http.probes` serves them.
@@ -31,6 +32,7 @@ from tistream import __version__
 
 TENANTS_SHOWN_MAX = 100
 CONSUMERS_SHOWN_MAX = 100
+REPLICATIONS_SHOWN_MAX = 100
 CATALOG_LOOK_S = 5.0
 
 STAGES = (
@@ -41,6 +43,7 @@ STAGES = (
     "flush",
     "serve",
 )  #: from a commit to a reader
+LAG_PARTS = ("resolved_ts", "queue", "destination")  #: of the age of a changefeed's checkpoint
 SERVICES = ("pusher", "dispatcher", "sorter", "api", "replicator")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -166,6 +169,20 @@ OF_CONSUMERS = (
         "Idle for longer, a consumer no longer holds the log; 0 = it holds for ever",
     ),
 )
+OF_REPLICATIONS = (
+    ("tistream_replication_state", "1; the label is the state of a changefeed with a destination"),
+    (
+        "tistream_replication_lag_seconds",
+        "Age of the checkpoint of a changefeed that runs, its RPO, in parts: from now to the served watermark "
+        "(resolved_ts), from there to what is being written (queue), from there to the checkpoint (destination)",
+    ),
+    ("tistream_replication_rows", "Changes that the lanes of a changefeed have written, since it was cut into them"),
+    ("tistream_replication_bytes", "Bytes of these changes"),
+    ("tistream_replication_tries", "Failed tries of the stretches that are being written"),
+    ("tistream_replication_lanes_stopped", "Lanes that wait for a decision about a refused change"),
+    ("tistream_replication_unmoved_seconds", "Time since the checkpoint of a changefeed that runs has moved"),
+)
+_MORE_LABELS = {"tistream_replication_state": ("state",), "tistream_replication_lag_seconds": ("part",)}
 COLLECTED = _collected(
     (
         "tistream_checkpoint_lag_seconds",
@@ -181,6 +198,7 @@ COLLECTED = _collected(
     ("tistream_tenants", "Tenants by state", ("state",)),
     ("tistream_tenants_not_shown", "Active tenants whose checkpoint lag is not shown", ()),
     *((name, words, _OF_CONSUMER) for name, words in OF_CONSUMERS),
+    *((name, words, (*_OF_CONSUMER, *_MORE_LABELS.get(name, ()))) for name, words in OF_REPLICATIONS),
     ("tistream_tasks", "Tasks: running, waiting for an owner, or stopped by an error", ("state",)),
     ("tistream_stops", "Tenants, stores and jobs stopped by an error", ("scope",)),
     (

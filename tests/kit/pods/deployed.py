@@ -37,7 +37,7 @@ RENDERED = REPOSITORY / "infra" / "helm" / "rendered" / "trial.yaml"
 KEY = re.compile(r"tsk_[a-z2-7]{13}_[a-z2-7]{46}")
 SPARK, MAINTAIN = "tistream-spark", "tistream-maintain"
 #: of the chart's services, without pushers and Spark -> pods
-SERVICES = {"api": 2, "meta": 2, "dispatcher": 2, "sorter": 2, "maintain": 1}
+SERVICES = {"api": 2, "meta": 2, "dispatcher": 2, "sorter": 2, "maintain": 1, "replicate": 1}
 _JOBS = (1 << 63 | 0xFFFF_FFFF_FFFE).to_bytes(8, "big")  #: TiDB's table of DDL jobs; pulls do not deliver its rows
 _PUTS = [f"arn:aws:s3:::{BUCKET}/{FOLDER}/{kind}/*" for kind in ("data_change_buffer", "seeds")]
 

@@ -217,3 +217,16 @@ def test_a_slow_consumer_is_named_when_nothing_else_is_late() -> None:
     assert lag_sentence(late).startswith(BEGIN), "the consumer waits for what comes before it"
     for near in (replace(SLOW, lag_s=9.999), None):
         assert "nothing is late" in lag_sentence(replace(well, consumer=near))
+
+
+def test_a_slow_changefeed_is_named_with_what_holds_it_up() -> None:
+    slow = replace(SLOW, name="dr", destination="tikv://pd:2379")
+    begin = f"Changefeed dr of tenant 1/2 is 2 min 30 s late, since {SINCE}, because "
+    for state, cause in (
+        ("normal", "tikv://pd:2379 does not take changes as fast as they come"),
+        ("error", "a write is tried again or a change is refused"),
+        ("failed", "it has failed"),
+    ):
+        assert lag_sentence(replace(LATE, lag_s=2, consumer=replace(slow, state=state))) == (
+            f"{begin}{cause}; next: look at its lanes and their errors: tistream changefeed query dr -c 1 -t 2."
+        )

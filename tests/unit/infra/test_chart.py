@@ -22,7 +22,10 @@ INFRA = ROOT / "infra"
 TOOL = runpy.run_path(str(ROOT / "tools" / "chart.py"))
 CASES: Mapping[str, Path | None] = TOOL["cases"]()
 WORKLOADS = ("Deployment", "StatefulSet")
-ROLES = {"api": "serve", "meta": "meta", "dispatcher": "dispatch", "sorter": "sort", "maintain": "maintain"}
+ROLES = {
+    "api": "serve", "meta": "meta", "dispatcher": "dispatch", "sorter": "sort", "maintain": "maintain",
+    "replicate": "replicate",
+}  # fmt: skip
 SETTINGS = {config.ENV_PREFIX + key.replace(".", "_").upper() for key in config.known_keys()}
 OF_CLIENTS = {"TISTREAM_URL", "TISTREAM_KEY"}
 

@@ -57,7 +57,17 @@ def test_the_example_configuration_is_accepted() -> None:
 
 def test_the_compose_file_starts_every_role_with_flags_it_has() -> None:
     started = [service["command"][0] for _, service in ours()]
-    assert sorted(started) == ["dispatch", "dispatch", "maintain", "meta", "serve", "sort", "sort", "spark"]
+    assert sorted(started) == [
+        "dispatch",
+        "dispatch",
+        "maintain",
+        "meta",
+        "replicate",
+        "serve",
+        "sort",
+        "sort",
+        "spark",
+    ]
     for name, service in ours():
         command, *args = service["command"]
         assert {arg for arg in args if arg.startswith("--")} <= flags_of(command), name

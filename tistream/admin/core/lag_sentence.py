@@ -9,7 +9,7 @@ The first of these that holds is the cause:
     replay              a replay holds its tasks
     no dispatcher       the store that is read least far has no dispatcher that lives
     a slow stage        the one that holds back most of the lag (`STAGE_STEPS`)
-    a slow consumer     the one furthest behind the watermark
+    a slow consumer     the one furthest behind the watermark; or a changefeed with a destination
 
 A tenant with none of the first six and with a lag below LATE_S is not late. Then a consumer may be: a slow one counts
 only when nothing else is late, because it waits for all that comes before it.
@@ -60,13 +60,15 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowConsumer:
-    """A consumer that has not acknowledged what is served."""
+    """A consumer that has not acknowledged what is served, or a changefeed that has not written it."""
 
     name: str
     lag_s: float  #: from its checkpoint to the watermark
     since: str  #: the time of its checkpoint
     members: int  #: whose lease runs
     idle_s: float  #: since its last request
+    state: str = "normal"
+    destination: str = ""  #: where the service writes it; empty: members read it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,14 @@ def _cause(late: Late) -> tuple[str, str] | None:
 
 def _of_consumer(tenant: Tenant, slow: SlowConsumer) -> str:
     ids = f"-c {tenant.cluster_id} -t {tenant.tenant_id}"
+    behind = seconds_text(slow.lag_s)
+    if slow.destination:
+        states = {"failed": "it has failed", "error": "a write is tried again or a change is refused"}
+        cause = states.get(slow.state, f"{slow.destination} does not take changes as fast as they come")
+        return (
+            f"Changefeed {slow.name} of tenant {tenant} is {behind} late, since {slow.since}, because {cause}; next: "
+            f"look at its lanes and their errors: tistream changefeed query {slow.name} {ids}."
+        )
     if slow.members:
         count = "its member does" if slow.members == 1 else f"its {slow.members} members do"
         cause = f"{count} not acknowledge as fast as changes come"
@@ -143,7 +153,6 @@ def _of_consumer(tenant: Tenant, slow: SlowConsumer) -> str:
     else:
         cause = f"it has no member, and its last request was {seconds_text(slow.idle_s)} ago"
         step = f"start its members again, or remove it if it is not needed: tistream changefeed list {ids}"
-    behind = seconds_text(slow.lag_s)
     return (
         f"Consumer {slow.name} of tenant {tenant} is {behind} late, since {slow.since}, because {cause}; next: {step}."
     )

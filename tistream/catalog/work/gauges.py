@@ -1,9 +1,9 @@
-"""Metrics of the whole service from the catalog: tenants, tasks, stops, workers, jobs, consumers and the leader.
+"""Metrics of the whole service from the catalog: tenants, tasks, stops, workers, jobs, changefeeds and the leader.
 
 Each figure is one aggregate statement, made at most once in CATALOG_LOOK_S. None grows with the number of tables;
 lag is read for the TENANTS_SHOWN_MAX slowest tenants, and for the CONSUMERS_SHOWN_MAX consumers that have been idle
-for longest. While the catalog is unavailable only `tistream_catalog_up` 0 is shown: stale figures would look like good
-ones.
+for longest; `replication_gauges` chooses replications. While the catalog is unavailable only `tistream_catalog_up` 0 is
+shown: stale figures would look like good ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tistream.catalog.tenancy.changefeeds import FeedState
 from tistream.catalog.tenancy.tenants import TenantState
 from tistream.catalog.work.job_rows import OPEN, JobState, job_figures
 from tistream.catalog.work.leader import get_leader
+from tistream.catalog.work.replication_gauges import REPLICATIONS, replication_metrics
 from tistream.catalog.work.stops import STORED, count_stops
 from tistream.catalog.work.stream_ends import ENDED
 from tistream.catalog.work.workers import WorkerState
@@ -112,6 +113,7 @@ class CatalogGauges:
                 *self._leader(),
                 *self._jobs(),
                 *self._consumers(),
+                *replication_metrics(self._rows(REPLICATIONS)),
             ]
         except TiStreamError:
             return [metrics.single("tistream_catalog_up", 0)]
