@@ -1,10 +1,13 @@
 """Backup and restore of a range of RawKV, and the comparison of what the log says with a cluster.
 
-core         the manifest of a backup; the comparison of two sorted streams of pairs (pure)
+core         the manifest of a backup; comparisons of sorted pairs and of rows in buckets (pure)
 files        pairs in Parquet files, each block with its checksum
 feed_scan    the pairs of a V2 cluster, by its change feed from 0
+raw_scan     the pairs of a V1 cluster, by RawScan
 from_log     the pairs of a tenant as of a timestamp, by the log alone
 job          a backup: pairs -> files -> manifest
-"
+cluster      a backup of a cluster: API version, parts, backup_ts, history held
+restore      files -> a cluster, read back and compared
+tidb         tables of a tenant as of a timestamp against those of the cluster
 "
 """

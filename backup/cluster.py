@@ -11,11 +11,10 @@ that is at or below it was captured, so it was applied.
 
 from __future__ import annotations
 
-import random
 import secrets
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import structlog
@@ -25,18 +24,18 @@ from backup.feed_scan import FeedScan
 from backup.held import held_history
 from backup.job import Progress, Scan, check_empty, write_backup
 from backup.pace import Pace
+from backup.raw_scan import RawScan
 from tistream import ts as tso
-from tistream.catalog.tenancy.kinds import TenantKind, stored_range, user_range
 from tistream.clock import Clock
 from tistream.errors import InvalidInput
 from tistream.keyrange import KeyRange
 from tistream.objectstore.protocol import ObjectStore
 from tistream.tikv.channels import Tls
 from tistream.tikv.core.api_versions import Api
-from tistream.tikv.core.regions import plain_range, regions_of
-from tistream.tikv.kv_scan import KvReader
+from tistream.tikv.core.raw_messages import RawSpace
 from tistream.tikv.pd import PdClient
-from tistream.tikv.server_api import server_api
+from tistream.tikv.raw_client import Pace as ClientPace
+from tistream.tikv.raw_client import RawClient, learn_api
 
 log = structlog.get_logger(__name__)
 _PATIENCE_S = 600.0  # how long one region is retried
@@ -69,7 +68,7 @@ def back_up_cluster(
     """Write a complete backup. InvalidInput for what cannot be backed up so, StoreUnavailable when stopped or when a
     region cannot be read for long."""
     check_empty(store)
-    source = api_of(pd, clock=clock, stop=stop, tls=tls)
+    source = learn_api(pd, clock=clock, tls=tls)
     check_conversion(source, wanted.api or source)
     keyspace_id = keyspace_id_of(pd, source, wanted.keyspace)
     safe_ts = pd.tso() - (int(wanted.safe_interval_s * 1000) << tso.LOGICAL_BITS)
@@ -84,27 +83,21 @@ def back_up_cluster(
         backup_ts=backup_ts,
         files=(),
     )
-    pace = Pace(wanted.bytes_s, clock, stop)
-    with ExitStack() as held:
+    pace, patience = Pace(wanted.bytes_s, clock, stop), ClientPace(patience_s=wanted.patience_s)
+    with (
+        closing(
+            RawClient(pd, RawSpace(source, keyspace_id), clock=clock, tls=tls, pace=patience, notice=_notice)
+        ) as client,
+        ExitStack() as held,
+    ):
+        scan: Scan = RawScan(client, pd).scan
         if source is Api.V2:
-            name = f"tistream-backup-{secrets.token_hex(8)}"
-            held.enter_context(held_history(pd, name, backup_ts, clock))
-            parts = _parts(pd, keyspace_id, wanted.range)
-            scan: Scan = FeedScan(
+            held.enter_context(held_history(pd, f"tistream-backup-{secrets.token_hex(8)}", backup_ts, clock))
+            scan = FeedScan(
                 pd, keyspace_id, clock=clock, stop=stop, tls=tls, patience_s=wanted.patience_s, notice=_notice
             ).scan
-        else:
-            raise InvalidInput(f"A cluster of API {source} cannot be backed up yet.")
+        parts = parts_of(client, wanted.range)
         return write_backup(store, parts, scan, about, pace=pace, stop=stop, threads=wanted.threads, progress=progress)
-
-
-def api_of(pd: PdClient, *, clock: Clock, stop: threading.Event, tls: Tls | None) -> Api:
-    """The API version of the cluster's stores."""
-    reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_PATIENCE_S, rand=random.Random())
-    try:
-        return server_api(reader, pd.tso())
-    finally:
-        reader.close()
 
 
 def keyspace_id_of(pd: PdClient, api: Api, keyspace: str | None) -> int:
@@ -121,15 +114,11 @@ def keyspace_id_of(pd: PdClient, api: Api, keyspace: str | None) -> int:
     return int(found.id)
 
 
-def _parts(pd: PdClient, keyspace_id: int, wanted: KeyRange) -> list[KeyRange]:
+def parts_of(client: RawClient, wanted: KeyRange) -> list[KeyRange]:
     """The range cut where PD's regions begin. What is cut wrongly is read all the same, in more steps."""
-    stored = stored_range(TenantKind.RAW, keyspace_id, wanted)
-    starts = {r.start for region in regions_of(pd, stored) if (r := plain_range(region)) is not None}
-    cuts = [stored.start, *sorted(start for start in starts if start in stored and start > stored.start)]
-    ends = [*cuts[1:], stored.end]
-    return [
-        user_range(TenantKind.RAW, keyspace_id, KeyRange(start, end)) for start, end in zip(cuts, ends, strict=True)
-    ]
+    starts = {region.start for region in client.regions(wanted)}
+    cuts = [wanted.start, *sorted(start for start in starts if start in wanted and start > wanted.start)]
+    return [KeyRange(start, end) for start, end in zip(cuts, [*cuts[1:], wanted.end], strict=True)]
 
 
 def _notice(why: str) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from backup.core.manifest import BackupFile
 from backup.core.pairs import PAIRS, checksum, parted, size_of
-from tistream.codec.crc64 import Checksum
+from tistream.codec.crc import Checksum
 from tistream.codec.newest import pieces
 from tistream.errors import CorruptObject
 from tistream.objectstore.protocol import ObjectStore

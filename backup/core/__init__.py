@@ -1,1 +1,1 @@
-"""The pure parts of backup and verification." """
+"""The pure parts of backup and verification." " " """

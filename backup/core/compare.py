@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.core.pairs import PAIRS, checksum
-from tistream.codec.crc64 import Checksum
+from tistream.codec.crc import Checksum
 from tistream.errors import CorruptObject
 
 #: pairs of a destination; a null `expire_ts` is not known

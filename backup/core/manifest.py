@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from tistream.codec.crc64 import Checksum
+from tistream.codec.crc import Checksum
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.keyrange import KeyRange
 from tistream.tikv.core.api_versions import Api

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tistream.codec.crc64 import Checksum, checksum_of
+from tistream.codec.crc import Checksum, checksum_of
 
 #: `key` without mode and keyspace; `expire_ts` in Unix seconds, 0 = never
 PAIRS = pa.schema(

@@ -28,7 +28,7 @@ from tistream.tikv.core.pd_messages import PdRefused, Region, Store, StoreState
 from tistream.tikv.core.regions import plain_range, regions_of
 from tistream.tikv.kv_scan import KvReader
 from tistream.tikv.pd import PdClient
-from tistream.tikv.server_api import server_api
+from tistream.tikv.raw_client import Pace, learn_api
 
 _CONNECT_S = 3.0
 _SILENCE_S = 0.3  # a server without the method refuses at once
@@ -62,7 +62,7 @@ def check_cluster(
     reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
     try:
         if keys is WHOLE:
-            found.check("api version", lambda: _api_version(pd, reader))
+            found.check("api version", lambda: _api_version(pd, tls, clock))
         may_lack_tidb = any(finding.facts.get("api_version") == Api.V2.name for finding in found.findings)
         found.check("read", lambda: _read(pd, reader, may_lack_tidb))
     finally:
@@ -185,8 +185,8 @@ def _locks(pd: PdClient, regions: Sequence[Region], keys: KeyspaceKeys, tls: Tls
     return warn(words, **facts)
 
 
-def _api_version(pd: PdClient, reader: KvReader) -> Finding:
-    found = server_api(reader, pd.tso())
+def _api_version(pd: PdClient, tls: Tls | None, clock: Clock) -> Finding:
+    found = learn_api(pd, clock=clock, tls=tls, pace=Pace(patience_s=_CONNECT_S))
     followed, words = can_follow(found)
     return (ok if followed else fail)(words, api_version=found.name)
 

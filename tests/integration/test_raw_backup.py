@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from backup.cluster import ClusterBackup, back_up_cluster
+from backup.core.compare import Fault
 from backup.core.manifest import Manifest
 from backup.files import read_file
 from backup.job import open_backup
+from backup.restore import Restore, Restored, restore
 from simulator.raw_workload import RawProfile, RawRow, RawWorkload, raw_cluster
 from simulator.serve.faults import STORM
 from simulator.serve.served import ServedCluster
 from tests.kit.waiting import eventually
 from tistream import ts as tso
 from tistream.clock import SystemClock
-from tistream.errors import InvalidInput
+from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
 from tistream.keyrange import KeyRange
 from tistream.objectstore.local import LocalStore
 from tistream.tikv.core.api_versions import Api
+from tistream.tikv.core.raw_messages import RawSpace
 from tistream.tikv.pd import PdClient
+from tistream.tikv.raw_client import RawClient
 
 KEYSPACE, PREFIX = 1, b"r\0\0\1"
 CLOCK = SystemClock()
@@ -56,6 +61,56 @@ def back_up(served: ServedCluster, folder: Path, wanted: ClusterBackup) -> tuple
     found = {row["key"]: (row["value"], row["expire_ts"]) for row in rows}
     assert [*found] == sorted(row["key"] for row in rows)
     return manifest, found
+
+
+def put_back(served: ServedCluster, folder: Path, wanted: Restore, stop: threading.Event | None = None) -> Restored:
+    def progress(done: int, files: int) -> None:
+        if stop is not None and done == 2:
+            stop.set()
+
+    with closing(PdClient([served.pd_address])) as pd:
+        store, stopped = LocalStore(folder), stop or threading.Event()
+        return restore(pd, store, wanted, clock=CLOCK, stop=stopped, progress=progress)
+
+
+@contextmanager
+def cluster(api: Api) -> Iterator[ServedCluster]:
+    """An empty one with five regions of keyspaces 0 and 9."""
+    profile = RawProfile(keyspaces=(0, 9), keys=80)
+    model = raw_cluster(profile, floor_ts=tso.compose(CLOCK.unix_ms() - 3_600_000), regions=5 if api is Api.V2 else 1)
+    if api is not Api.V2:
+        model.split(model.region_of(b"k").region_id, [b"k%08d" % n for n in (10, 40, 70)], [101, 102, 103])
+    with ServedCluster(model, api=api, plain_boundaries=api is not Api.V2) as served:
+        yield served
+
+
+@contextmanager
+def client_of(served: ServedCluster, space: RawSpace) -> Iterator[RawClient]:
+    with closing(PdClient([served.pd_address])) as pd, closing(RawClient(pd, space, clock=CLOCK)) as client:
+        yield client
+
+
+def same_entries(client: RawClient, wanted: Pairs) -> None:
+    """The entries are there, each with its expiry within a second, and others only if they expire."""
+    pages = list(client.scan())
+    there = {k: v for page in pages for k, v in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)}
+    assert {key: there.get(key) for key in wanted} == {key: value for key, (value, _) in wanted.items()}
+    assert len(wanted) > 10
+    for key, (_, expire_ts) in wanted.items():
+        if client.space.has_expiry:
+            left = client.get_ttl(key)
+            assert left is not None
+            assert (left == 0) == (expire_ts == 0)
+            assert not expire_ts or abs(CLOCK.unix_ms() / 1000 + left - expire_ts) <= 2, key
+
+
+def fill(client: RawClient, *, expiring: bool) -> Pairs:
+    """Eighty entries; if `expiring`, every third one ends in a thousand seconds."""
+    ends = int(CLOCK.unix_ms() / 1000) + 1000
+    pairs = {b"k%08d" % n: (b"v%d" % n, ends if expiring and n % 3 == 0 else 0) for n in range(80)}
+    expires = np.array([expire_ts for _, expire_ts in pairs.values()], np.uint64)
+    client.batch_put(pa.array([*pairs]), pa.array([value for value, _ in pairs.values()]), expires)
+    return pairs
 
 
 def alive(versions: list[RawRow], now_s: float) -> tuple[bytes, int] | None:
@@ -95,6 +150,13 @@ def test_each_key_is_no_older_than_backup_ts_and_a_quiet_cluster_is_backed_up_as
     assert (manifest.keyspace_id, manifest.api, manifest.made_from) == (1, Api.V2, "cluster")
     with pytest.raises(InvalidInput, match="must be empty"):
         back_up(served, tmp_path / "quiet", wanted)
+    with cluster(Api.V2) as other:
+        restored = put_back(other, tmp_path / "quiet", Restore(keyspace="9"))
+        assert restored.equal
+        assert restored.written + restored.expired == len(found)
+        with client_of(other, RawSpace(Api.V2, 9)) as client:
+            now_s = CLOCK.unix_ms() / 1000
+            same_entries(client, {key: (v, ends) for key, (v, ends) in found.items() if not 0 < ends <= now_s + 3})
 
 
 def test_a_served_watermark_is_the_backup_ts_and_nothing_is_held_afterwards(tmp_path: Path) -> None:
@@ -119,3 +181,77 @@ def test_a_served_watermark_is_the_backup_ts_and_nothing_is_held_afterwards(tmp_
                 back_up_cluster(pd, store, wanted, clock=CLOCK, stop=stop)
         assert (made.backup_ts, asked, made.files) == (watermark, [1], ())
         assert served.pd.holds == {}
+
+
+@pytest.mark.parametrize("api", [Api.V1, Api.V1TTL])
+def test_a_cluster_of_api_v1_becomes_one_of_v2(api: Api, tmp_path: Path) -> None:
+    with cluster(api) as served, cluster(Api.V2) as other:
+        with client_of(served, RawSpace(api)) as client:
+            wrote = fill(client, expiring=api is Api.V1TTL)
+        _, found = back_up(served, tmp_path / "v1", ClusterBackup())
+        manifest, converted = back_up(served, tmp_path / "v2", ClusterBackup(api=Api.V2))
+        assert {key: value for key, (value, _) in found.items()} == {key: value for key, (value, _) in wrote.items()}
+        assert all(
+            abs(found[key][1] - ends) <= 1 and (found[key][1] == 0) == (ends == 0) for key, (_, ends) in wrote.items()
+        )
+        assert converted.keys() == found.keys()
+        assert (manifest.source_api, manifest.api) == (api, Api.V2)
+        assert len(manifest.files) == 4
+        with pytest.raises(InvalidInput, match="the cluster of API V2"):
+            put_back(other, tmp_path / "v1", Restore())
+        restored = put_back(other, tmp_path / "v2", Restore())
+        assert (restored.equal, restored.keyspace_id, restored.written) == (True, 0, 80)
+        with client_of(other, RawSpace(Api.V2, 0)) as client:
+            same_entries(client, wrote)
+        assert all(not served.is_away(store) for store in served.store_ids)
+
+
+def test_an_interrupted_restore_continues_and_what_differs_afterwards_is_named(tmp_path: Path) -> None:
+    with cluster(Api.V2) as served, cluster(Api.V2) as other:
+        with client_of(served, RawSpace(Api.V2, 9)) as client:
+            wrote = fill(client, expiring=True)
+        manifest, _ = back_up(served, tmp_path / "data", ClusterBackup(keyspace="9", safe_interval_s=0))
+        assert len(manifest.files) > 3
+        with pytest.raises(StoreUnavailable, match="stopped"):
+            put_back(other, tmp_path / "data", Restore(), threading.Event())
+        restored = put_back(other, tmp_path / "data", Restore())
+        assert (restored.files_before, restored.equal) == (2, True)
+        assert 0 < restored.written < len(wrote)
+        with client_of(other, RawSpace(Api.V2, 9)) as client:
+            same_entries(client, wrote)
+            client.batch_delete(pa.array([b"k00000041"]))
+            client.batch_put(pa.array([b"k00000042"]), pa.array([b"other"]))
+            client.batch_put(pa.array([b"k00000043x"]), pa.array([b"extra"]))
+            client.batch_put(pa.array([b"k00000048"]), pa.array([b"v48"]))  # its expiry is lost
+        again = put_back(other, tmp_path / "data", Restore())
+        assert (again.files_before, again.written, again.equal) == (len(manifest.files), 0, False)
+        assert again.comparison is not None
+        assert [(each.key, each.fault) for each in again.comparison.differences] == [
+            (b"k00000041", Fault.MISSING),
+            (b"k00000042", Fault.CHANGED),
+            (b"k00000043x", Fault.EXTRA),
+        ]
+        assert again.wrong_expiries[-1:] == [b"k00000048"]
+        with client_of(other, RawSpace(Api.V2, 0)) as client:
+            client.batch_put(pa.array([b"k"]), pa.array([b"not ours"]))
+        with pytest.raises(InvalidInput, match="has keys in the range"):
+            put_back(other, tmp_path / "data", Restore(keyspace="0"))
+        merged = put_back(other, tmp_path / "data", Restore(keyspace="0", allow_existing=True))
+        assert (merged.equal, merged.existing) == (True, 1)
+
+
+def test_nothing_is_restored_of_a_damaged_backup(tmp_path: Path) -> None:
+    with cluster(Api.V2) as served, cluster(Api.V2) as other:
+        with client_of(served, RawSpace(Api.V2, 9)) as client:
+            fill(client, expiring=False)
+        manifest, _ = back_up(served, tmp_path / "data", ClusterBackup(keyspace="9", safe_interval_s=0))
+        path = tmp_path / "data" / manifest.files[-1].name
+        path.chmod(0o600)
+        data = bytearray(path.read_bytes())
+        data[40] ^= 0xFF
+        path.write_bytes(data)
+        with pytest.raises(CorruptObject) as e:
+            put_back(other, tmp_path / "data", Restore())
+        assert e.value.facts["object"] == manifest.files[-1].name
+        with client_of(other, RawSpace(Api.V2, 9)) as client:
+            assert list(client.scan()) == []

@@ -1,11 +1,13 @@
-"""CRC-64/XZ against published check values, and the checksum of pairs."""
+"""CRCs against published check values and zlib, and the checksum of pairs."""
 
 from __future__ import annotations
+
+import zlib
 
 import pyarrow as pa
 import pytest
 
-from tistream.codec.crc64 import Checksum, checksum_of, crc64s
+from tistream.codec.crc import Checksum, checksum_of, crc32s, crc64s
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,8 @@ def test_a_checksum_has_no_order_and_adds_up() -> None:
     assert sum(parts, Checksum()) == whole
     assert (whole.pairs, whole.bytes) == (3, 10)
     assert whole.crc64_xor == int(crc64s(keys, values)[0] ^ crc64s(keys, values)[1] ^ crc64s(keys, values)[2])
+
+
+def test_crc32_is_that_of_zlib() -> None:
+    texts = [b"", b"123456789", bytes(range(256)), b"x" * 1000]
+    assert crc32s(pa.array([b"", *texts]).slice(1)).tolist() == [zlib.crc32(text) for text in texts]

@@ -1,4 +1,5 @@
-"""CRC-64/ECMA-182 in its reflected form (CRC-64/XZ), and checksums of keys and values as TiKV's backups have them.
+"""CRCs of columns: CRC-64/ECMA-182 in its reflected form (CRC-64/XZ), CRC-32, and checksums of keys and values as
+TiKV's backups have them.
 
     checksum of many pairs    XOR of the CRCs of each pair (key, then value), their number, and their bytes
 
@@ -18,19 +19,19 @@ from tistream.codec.binary import Bounds, Bytes, flat
 from tistream.codec.compiled import kernel
 
 U64 = npt.NDArray[np.uint64]
-_POLYNOMIAL = 0xC96C5795D7870F42  # 0x42F0E1EBA9EA3693 with its bits reversed
-_ALL_ONES = (1 << 64) - 1
+_ONE = np.uint64(1)
 
 
-def _table() -> U64:
+def _table(polynomial: int) -> U64:
+    """Of a reflected CRC, whose bits are reversed."""
     found = np.arange(256, dtype=np.uint64)
-    one = np.uint64(1)
     for _ in range(8):
-        found = np.where(found & one, (found >> one) ^ np.uint64(_POLYNOMIAL), found >> one)
+        found = np.where(found & _ONE, (found >> _ONE) ^ np.uint64(polynomial), found >> _ONE)
     return found
 
 
-_TABLE = _table()
+_CRC64 = _table(0xC96C5795D7870F42), np.uint64((1 << 64) - 1)
+_CRC32 = _table(0xEDB88320), np.uint64((1 << 32) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,19 @@ class Checksum:
 
 
 def crc64s(keys: pa.BinaryArray, values: pa.BinaryArray) -> U64:
-    """The CRC of each key and the value after it; a null counts as empty."""
+    """The CRC-64 of each key and the value after it; a null counts as empty."""
     out = np.zeros(len(keys), np.uint64)
     key_bounds, key_data = flat(keys)
     bounds, data = flat(values)
-    _crc64s(key_bounds, _readonly(key_data), bounds, _readonly(data), _TABLE, out)
+    _crcs(key_bounds, _readonly(key_data), bounds, _readonly(data), *_CRC64, out)
+    return out
+
+
+def crc32s(values: pa.BinaryArray) -> U64:
+    """The CRC-32 of each value, as SQL's CRC32() computes it; a null counts as empty."""
+    out = np.zeros(len(values), np.uint64)
+    bounds, data = flat(values)
+    _crcs(bounds, _readonly(data), np.zeros(len(values) + 1, np.int64), _readonly(data[:0]), *_CRC32, out)
     return out
 
 
@@ -70,11 +79,11 @@ def _readonly(data: Bytes) -> Bytes:
 
 
 @kernel
-def _crc64s(key_bounds: Bounds, keys: Bytes, bounds: Bounds, data: Bytes, table: U64, out: U64) -> None:
+def _crcs(key_bounds: Bounds, keys: Bytes, bounds: Bounds, data: Bytes, table: U64, ones: np.uint64, out: U64) -> None:
     for row in range(len(out)):
-        crc = np.uint64(_ALL_ONES)
+        crc = ones
         for at in range(key_bounds[row], key_bounds[row + 1]):
             crc = table[(crc ^ np.uint64(keys[at])) & np.uint64(0xFF)] ^ (crc >> np.uint64(8))
         for at in range(bounds[row], bounds[row + 1]):
             crc = table[(crc ^ np.uint64(data[at])) & np.uint64(0xFF)] ^ (crc >> np.uint64(8))
-        out[row] = ~crc
+        out[row] = crc ^ ones

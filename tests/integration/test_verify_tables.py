@@ -1,0 +1,92 @@
+"""Tables of the recording by the log against a MariaDB server with the same rows, which stands in for the cluster."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import make_url
+
+from backup.tidb import Database, TableResult, TableVerifier
+from simulator.chaos.servers.mariadb import mariadb
+from simulator.chaos.servers.processes import TiStreamProcess
+from tests.kit.log_builder import recording_end
+from tests.kit.replica import open_server
+from tests.kit.served_log import ServedLog, served_log
+from tistream.client import connect
+from tistream.errors import InvalidInput
+
+DATABASE = "shop"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
+    with served_log(tmp_path_factory.mktemp("verify")) as made:
+        made.log.activate().seed()
+        made.log.flush(recording_end())
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(served: ServedLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """With the tables of the recording, as `tistream restore` writes them."""
+    folder = tmp_path_factory.mktemp("restored")
+    for name in databases(served):
+        command = ("restore", name, "-o", str(folder), "--dialect", "mariadb", "--url", served.url)
+        with TiStreamProcess(*command, log=folder.parent / "restore.log") as process:
+            assert process.wait(120) == 0, process.output()
+    with mariadb() as url:
+        files = sorted(
+            folder.iterdir(), key=lambda f: ("-schema-create" not in f.name, "-schema" not in f.name, f.name)
+        )
+        for file in files:
+            database = file.name.partition(".")[0] if "-schema-create" not in file.name else "mysql"
+            client = ["mariadb", "-h127.0.0.1", f"-P{make_url(url).port}", "-uroot", database]
+            with file.open("rb") as text:
+                done = subprocess.run(client, stdin=text, capture_output=True, check=False, timeout=60)
+            assert done.returncode == 0, (file.name, done.stderr)
+        yield url
+
+
+def databases(served: ServedLog) -> list[str]:
+    with connect(served.url) as client:
+        return [found["database"] for found in client.tenant(1, 1).databases()]
+
+
+def verify(served: ServedLog, server: str) -> dict[str, TableResult]:
+    with connect(served.url) as client:
+        tenant = client.tenant(1, 1)
+        names = [(db, t["table"]) for db in databases(served) for t in tenant.tables(db) if t["kind"] == "table"]
+        at = Database(host="127.0.0.1", port=make_url(server).port or 0, snapshot=False)
+        with closing(TableVerifier(tenant, recording_end(), at)) as verifier:
+            return {f"{db}.{table}": verifier.verify(db, table) for db, table in names}
+
+
+def test_equal_tables_are_equal_and_rows_that_differ_are_named(served: ServedLog, server: str) -> None:
+    """All types of columns are among them."""
+    found = verify(served, server)
+    assert not [(name, r.problem, r.first) for name, r in found.items() if not r.equal]
+    assert len(found) > 70
+    assert sum(r.log_rows for r in found.values()) == sum(r.database_rows for r in found.values()) > 1000
+    rows = found["shop.acct"].log_rows
+    with open_server(server) as sql, sql.cursor() as cursor:
+        cursor.execute("SELECT id FROM shop.acct ORDER BY id")
+        ids = [int(number) for (number,) in cursor.fetchall()]
+        cursor.execute(f"UPDATE shop.acct SET ver = ver + 1 WHERE id = {ids[7]}")
+        cursor.execute(f"DELETE FROM shop.acct WHERE id = {ids[4]}")
+        cursor.execute("INSERT INTO shop.acct (id, owner, bal, ver) VALUES (987654, 1, 1, 1)")
+        sql.commit()
+    with connect(served.url) as client:
+        at = Database(host="127.0.0.1", port=make_url(server).port or 0, snapshot=False)
+        with closing(TableVerifier(client.tenant(1, 1), recording_end(), at)) as verifier:
+            changed = verifier.verify("shop", "acct")
+            assert verifier.verify("shop", "no_such_table").problem == "the cluster has no such table"
+        assert (changed.differing, changed.log_rows, changed.database_rows) == (3, rows, rows)
+        assert changed.first is not None
+        assert changed.first.key == (str(ids[4]),)
+        assert changed.first.database is None
+        with pytest.raises(InvalidInput, match="has no tidb_snapshot"):
+            TableVerifier(client.tenant(1, 1), recording_end(), replace(at, snapshot=True))
