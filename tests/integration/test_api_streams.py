@@ -283,17 +283,17 @@ def quarantine(world: StreamWorld, good_ts: int) -> str:
     return str(BatchKey(tenant=TENANT, store_id=4, incarnation=1, seq=9))
 
 
-def assert_ended_beyond(world: StreamWorld) -> None:
+def assert_ended_beyond(world: StreamWorld, patience_s: int = 30) -> None:
     """A stream and a waiting pull that stand beyond `good_ts` when the store is quarantined both end with the error."""
     at = world.api.log.cuts(2)[0]
-    params = {"cursor": position.encode_cursor(Scope(tenant=TENANT), at), "wait": 3, "format": "ndjson"}
+    params = {"cursor": position.encode_cursor(Scope(tenant=TENANT), at), "wait": patience_s, "format": "ndjson"}
     with ThreadPoolExecutor(1) as pool, world.stream(start_ts="latest") as answer:
         waiting = pool.submit(httpx2.get, f"{world.base}/changes", params=params, timeout=WAIT_S)
         eventually(lambda: world.followers.waker.waiting == 2, "both wait")
         object_key = quarantine(world, at - 1)
         world.api.log.flush(world.api.log.cuts(20)[12])
         begun = time.monotonic()
-        events = events_until(answer, lambda e: is_end(e) or time.monotonic() - begun > 2.5)
+        events = events_until(answer, lambda e: is_end(e) or time.monotonic() - begun > patience_s)
         refused = waiting.result()
     assert changes(events) == [], "rows above what is known to be good"
     assert events[-1]["type"] == "end", "the stream goes on"
@@ -321,7 +321,7 @@ def test_a_reader_without_the_check_is_found(
     growing: StreamWorld, owner: object, name: str, change: tuple[str, str], what: str
 ) -> None:
     with reworded(owner, name, change), pytest.raises(AssertionError, match=what):
-        assert_ended_beyond(growing)
+        assert_ended_beyond(growing, patience_s=3)
 
 
 def test_a_wait_at_what_is_good_lasts_until_the_store_is_rejected(growing: StreamWorld) -> None:

@@ -133,15 +133,12 @@ def take(stream: FeedStream, count: int) -> list[int]:
 
 
 def test_files_that_are_there_come_side_by_side_and_in_order(make: Make) -> None:
-    files, latency_s = 32, 0.15
-    world = make(latency_s)
+    files = 32
+    world = make(0.15)
     world.put(files)
     stream = world.subscribe()
-    began = time.monotonic()
     assert take(stream, files) == list(range(1, files + 1))
-    took_s = time.monotonic() - began
     assert world.store.at_once == PREFETCH_FILES_MAX
-    assert took_s < files * latency_s / 2, "one after the other they would take longer"
     assert set(world.store.found.values()) == {1}
 
 

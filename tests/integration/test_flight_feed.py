@@ -14,7 +14,7 @@ from dispatcher.exchange import Source
 from dispatcher.flight_server import FlightFeedServer
 from tests.kit.batch_files import subscriptions_of
 from tests.kit.feed_port import bare_feed, bare_server
-from tests.kit.waiting import eventually
+from tests.kit.waiting import WAIT_S, eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, TiStreamError
 from tistream.feed.flight import FlightStream
@@ -163,7 +163,7 @@ def test_waiting_ends_in_time_whether_or_not_anything_comes(world: World) -> Non
     began = time.monotonic()
     assert stream.next(0.2) is None
     assert stream.next(0) is None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < WAIT_S
 
 
 @pytest.mark.parametrize("error", [FeedGap(missing="file-3", seq=3), CorruptObject("torn", object="o", offset=12)])
@@ -292,7 +292,7 @@ def _is_calm(stream: FlightStream) -> bool:
 def test_a_refused_subscription_says_why(world: World) -> None:
     world.serve(None)
     with pytest.raises(FeedUnavailable, match="starting"):
-        world.subscribe().next(10)
+        world.subscribe().next(WAIT_S)
 
 
 def test_a_client_that_does_not_read_stops_the_server(world: World) -> None:

@@ -19,6 +19,7 @@ from simulator.core.mvcc import Lock, Version
 from simulator.serve.content import cluster_of, recorded_cluster
 from simulator.serve.core.kv import KvReads
 from simulator.serve.served import ServedCluster
+from tests.kit.waiting import WAIT_S, eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
 from tistream.keyrange import KeyRange
@@ -101,15 +102,12 @@ def test_a_lock_is_waited_for(served: ServedCluster, reader: KvReader) -> None:
     read_ts = served.tso()
     thread = threading.Thread(target=lambda: found.extend(read(reader, ts=read_ts)))
     thread.start()
-    for _ in range(100):
-        if "locks the key" in reader.problem:
-            break
-        thread.join(0.05)
+    eventually(lambda: "locks the key" in reader.problem)
     assert f"{start_ts} locks the key {b'k100'.hex()}" in reader.problem
     assert thread.is_alive()
     with served.changing() as cluster:
         cluster.commit(b"k100", start_ts=start_ts, commit_ts=start_ts + 5)
-    thread.join(20)
+    thread.join(WAIT_S)
     assert found == [(key, b"new" if key == b"k100" else value) for key, value in PAIRS]
 
 

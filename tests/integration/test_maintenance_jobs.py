@@ -20,7 +20,7 @@ from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.catalog_cases import elected
 from tests.kit.log_builder import TENANT
 from tests.kit.open_folder import OpenFolder
-from tests.kit.waiting import eventually
+from tests.kit.waiting import WAIT_S, eventually
 from tistream.catalog.database import tables
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.compaction import pieces
@@ -135,7 +135,7 @@ def test_two_executors_with_one_job_publish_it_once(world: ApiWorld) -> None:
         def stopping(done: int, total: int) -> None:
             if done == total > 0:
                 ready.set()
-                assert go.wait(20)  # a pause of the machine: no renewal is seen, and none is asked for
+                assert go.wait(WAIT_S)  # a pause of the machine: no renewal is seen, and none is asked for
 
         return doing(world)(job, stopping)
 
@@ -143,13 +143,13 @@ def test_two_executors_with_one_job_publish_it_once(world: ApiWorld) -> None:
     first = JobRun(world.catalog, CLOCK, taken(world), renew_s=999)
     thread = threading.Thread(target=lambda: ended.append(first.run(slow)))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(WAIT_S)
     expire(world, first.job)
     assert JobRun(world.catalog, CLOCK, taken(world, "e2")).run(doing(world)) is JobState.DONE
     merged = count(world)
     assert merged < whole
     go.set()
-    thread.join(20)
+    thread.join(WAIT_S)
     assert ended == [None], "fenced"
     row = get_job(world.catalog, job_id)
     assert (row.epoch, row.holder, count(world)) == (2, "e2", merged)

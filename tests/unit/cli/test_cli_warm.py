@@ -46,5 +46,5 @@ def test_a_failure_ends_the_thread_and_nothing_else(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(warm, "warm", fail)
     thread = warm.start()
-    thread.join(10)
+    thread.join(100)
     assert not thread.is_alive()

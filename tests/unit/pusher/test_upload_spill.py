@@ -83,7 +83,7 @@ def test_the_queue_spills_and_keeps_its_order(tmp_path: Path) -> None:
     one = uploader(store, UploadSpill(tmp_path / "s", 300))
     contents = {f"k{i}": bytes([i]) * 60 for i in range(9)}
     taken = [one.offer("k0", contents["k0"])]
-    assert store.asked.wait(10)
+    assert store.asked.wait(100)
     taken += [one.offer(key, data) for key, data in contents.items() if key != "k0"]
     assert taken == [True] * 7 + [False] * 2  # one under way, one in memory, five on the disk
     assert files_in(tmp_path / "s") == 5

@@ -87,7 +87,7 @@ def test_a_thread_that_worked_and_then_broke_is_not_ready() -> None:
     step.script.append(RuntimeError("broken"))
     thread.wake()
     assert thread._thread is not None
-    thread._thread.join(10)
+    thread._thread.join(100)
     assert not thread.wait_until_ready(0)
     assert thread.crashed
 

@@ -33,7 +33,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fetched() -> Fetching:
     fetching = Fetching()
     fetching.start()
-    fetching.wait(20)
+    fetching.wait(100)
     assert fetching.is_over
     return fetching
 
