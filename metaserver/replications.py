@@ -121,6 +121,8 @@ class Replications:
         error = lane.error
         if error is None or not lane.is_stopped:
             raise StateForbids(f"Lane {number} of changefeed {name} is not stopped.", lane=number)
+        if leave_out and not {"key", "commit_ts"} <= error.keys():
+            raise StateForbids(f"The destination did not say which change of lane {number} it refuses.", lane=number)
         scope = skip(lane.scope, str(error["key"]), int(error["commit_ts"])) if leave_out else lane.scope
         lane_rows.rescope(self.catalog, lane, scope)
 

@@ -14,11 +14,13 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import pyarrow.compute as pc
 import structlog
 
 from destinations.protocol import Destination, DestinationRefused, LeaseOver, Plan, Stretch
 from reading.deps import Services
 from reading.filters import part_name
+from reading.kv.selection import Selection
 from reading.position import Served
 from replicator.core.lane import Attempt, Barriers, LaneCore, Read, Wait
 from replicator.stretch import LaneReader
@@ -36,6 +38,7 @@ from tistream.catalog.work.lanes import (
 from tistream.catalog.work.replications import fail_replication
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, Fenced, LogAmended, TiStreamError, TsExpired
+from tistream.keyrange import KeyRange
 from tistream.limits import LANE_LEASE_MS
 from tistream.runtime import metrics
 
@@ -69,6 +72,7 @@ class LaneRun:
         self._reader = LaneReader(services=services, job=job)
         self._destination: Destination | None = None
         self._noted_ts = 0
+        self._stretch: Stretch | None = None
 
     @property
     def lane(self) -> LaneRow:
@@ -116,7 +120,7 @@ class LaneRun:
         if isinstance(step, Wait):
             return min(step.seconds, AGAIN_S)
         view.check_seen(step.after, self._amended)
-        stretch = self._reader.read(step, view)
+        stretch = self._stretch = self._reader.read(step, view)
         plan = self._plan(stretch, step)
         if plan is not None:
             self._write(plan)
@@ -193,17 +197,32 @@ class LaneRun:
         return pause_s
 
     def _refused(self, error: DestinationRefused) -> None:
-        """Stop the change's table or key alone."""
+        """Stop the change's table or key alone; the whole lane when the destination does not say which change it is."""
         lane, facts = self.lane, error.facts
+        if "key" not in facts:
+            fail_stretch(self._services.catalog, lane, {**shown(error), "stopped": True})
+            return
         is_key = isinstance(lane.scope, KeyScope)
         item = str(facts["key"]) if is_key else part_name(str(facts["db"]), str(facts["table"]))
-        why = {**shown(error), "item": item}
+        why = (
+            {"commit_ts": self._newest_of(item), **shown(error), "item": item}
+            if is_key
+            else {**shown(error), "item": item}
+        )
         log.warning("a change is refused", tenant=str(lane.tenant), changefeed=lane.changefeed_id, **why)
         rest, alone = lane.scope.isolate(item)
         if alone == lane.scope:
             fail_stretch(self._services.catalog, lane, {**why, "stopped": True})  # it is alone already
         else:
             isolate(self._services.catalog, lane, rest, alone, why)
+
+    def _newest_of(self, key: str) -> str:
+        """The timestamp of the key's newest change in the stretch, which is the one that is written."""
+        stretch = self._stretch
+        if stretch is None:
+            return "0"
+        rows = Selection(range=KeyRange(bytes.fromhex(key), bytes.fromhex(key) + b"\0")).of(stretch.rows)
+        return str(pc.max(rows["commit_ts"]).as_py() or 0)
 
     def _way_out(self, error: TiStreamError) -> dict[str, object]:
         lane = self.lane
