@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 from destinations.protocol import Destination, Share
+from destinations.storage.destination import open_storage
+from destinations.tikv.destination import TikvDestination, open_tikv
 from destinations.uri import SinkUri, parse_sink_uri
 from tistream.catalog.tenancy.kinds import TenantKind
 from tistream.catalog.tenancy.tenants import TenantRow
@@ -46,23 +47,30 @@ class Target:
 
     def open(self, share: Share, clock: Clock) -> Destination:
         """The destination for one lane."""
-        opened: Destination
         if self.uri.scheme == "tikv":
-            opened = import_module("destinations.tikv.destination").open_tikv(
-                self.uri, share, self.row.keyspace.id, clock
-            )
-        else:
-            opened = import_module("destinations.storage.destination").open_storage(self.uri, share, clock=clock)
-        return opened
+            return open_tikv(self.uri, share, self.row.keyspace.id, clock)
+        return open_storage(self.uri, share, clock=clock)
 
 
-def check_destination(target: Target, changefeed_id: str, clock: Clock) -> Sequence[str]:
-    """What the user of the changefeed must know. InvalidInput names the option at fault; DestinationUnavailable when
-    nothing answers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """What a check has found."""
+
+    notes: Sequence[str]  #: what the user of the changefeed must know
+    cluster_id: int | None = None  #: PD's, of a TiKV cluster
+    keyspace_id: int | None = None
+
+
+def check_destination(target: Target, changefeed_id: str, clock: Clock) -> Reached:
+    """Reach the destination. InvalidInput names the option at fault; DestinationUnavailable when nothing answers."""
     share = Share(tenant=target.row.tenant, changefeed_id=changefeed_id, number=0, of=1)
     opened = target.open(share, clock)
     try:
-        return opened.check()
+        notes = opened.check()
+        if not isinstance(opened, TikvDestination):
+            return Reached(notes=notes)
+        found = opened.look()
+        return Reached(notes=notes, cluster_id=found.cluster_id, keyspace_id=found.keyspace_id)
     finally:
         opened.close()
 

@@ -267,7 +267,7 @@ def _replication_routes(catalog: Catalog, run: Replications, routes: APIRouter, 
         wanted = Wanted(
             sink_uri=new.sink_uri or before.sink_uri,
             filters=orjson.loads(before.filters) if new.filters is None else _texts(new.filters),
-            keys=orjson.loads(before.options) if new.keys is None else _texts(new.keys),
+            keys=orjson.loads(before.options)["keys"] if new.keys is None else _texts(new.keys),
             target_ts=before.target_ts if new.target_ts is None else timestamp(new.target_ts),
             hold_ms=before.idle_limit_ms if new.idle_limit_s is None else int(new.idle_limit_s * 1000),
         )

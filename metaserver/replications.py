@@ -10,15 +10,21 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from destinations.opening import LANES, Target, check_destination, cut_lanes
+from destinations.opening import LANES, Reached, Target, check_destination, cut_lanes
 from destinations.storage.eligible import tables_without_key
 from reading.filters import parse_filter
 from reading.kv.selection import parse_selection
 from reading.scope import Scope
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.changefeeds import ChangefeedRow, FeedState, get_changefeed, switch_changefeed
-from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
+from tistream.catalog.tenancy.changefeeds import (
+    ChangefeedRow,
+    FeedState,
+    get_changefeed,
+    list_changefeeds,
+    switch_changefeed,
+)
+from tistream.catalog.tenancy.tenants import TenantRow, every_tenant, get_tenant
 from tistream.catalog.work import lanes as lane_rows
 from tistream.catalog.work import replications
 from tistream.catalog.work.core.lane_scope import skip
@@ -43,10 +49,10 @@ class Wanted:
     target_ts: int = 0
     hold_ms: int = 86_400_000
 
-    @property
-    def options(self) -> str:
-        """As the catalog keeps them."""
-        return orjson.dumps(dict(self.keys), option=orjson.OPT_SORT_KEYS).decode()
+    def options(self, reached: Reached) -> str:
+        """As the catalog keeps them, with what the destination is."""
+        found = {"sink_cluster": reached.cluster_id, "sink_keyspace": reached.keyspace_id}
+        return orjson.dumps({"keys": dict(self.keys), **found}, option=orjson.OPT_SORT_KEYS).decode()
 
     @property
     def filters_text(self) -> str:
@@ -68,10 +74,12 @@ class Replications:
         """(whether it is new, what its user must know). InvalidInput names the option at fault."""
         row = get_tenant(self.catalog, tenant)
         target, keys = self._checked(row, wanted)
-        notes = [*check_destination(target, name, self.clock), *self._without_key(row, wanted)]
+        reached = check_destination(target, name, self.clock)
+        self._check_direction(row, name, reached)
+        notes = [*reached.notes, *self._without_key(row, wanted)]
         scopes = cut_lanes(target, name, keys, lanes or LANES, self.clock)
         made = replications.create_replication(
-            self.catalog, tenant, name, start_ts, sink_uri=wanted.sink_uri, options=wanted.options,
+            self.catalog, tenant, name, start_ts, sink_uri=wanted.sink_uri, options=wanted.options(reached),
             filters=wanted.filters_text, scopes=scopes, target_ts=wanted.target_ts, hold_ms=wanted.hold_ms, actor=actor,
         )  # fmt: skip
         return made, notes
@@ -81,11 +89,13 @@ class Replications:
         row = get_tenant(self.catalog, tenant)
         before = replication_of(self.catalog, tenant, name)
         target, _ = self._checked(row, wanted)
-        if row.kind.is_keyspace and key_range_of(wanted.keys) != key_range_of(orjson.loads(before.options)):
+        if row.kind.is_keyspace and key_range_of(wanted.keys) != key_range_of(orjson.loads(before.options)["keys"]):
             raise InvalidInput("The range of a changefeed cannot change: create another one.", option="start-key")
-        notes = [*check_destination(target, name, self.clock), *self._without_key(row, wanted)]
+        reached = check_destination(target, name, self.clock)
+        self._check_direction(row, name, reached)
+        notes = [*reached.notes, *self._without_key(row, wanted)]
         replications.update_replication(
-            self.catalog, tenant, name, sink_uri=wanted.sink_uri, options=wanted.options, filters=wanted.filters_text,
+            self.catalog, tenant, name, sink_uri=wanted.sink_uri, options=wanted.options(reached), filters=wanted.filters_text,
             target_ts=wanted.target_ts, hold_ms=wanted.hold_ms, actor=actor,
         )  # fmt: skip
         return notes
@@ -109,7 +119,9 @@ class Replications:
                 lane=stopped.number,
             )
         row = get_tenant(self.catalog, tenant)
-        wanted = Wanted(sink_uri=found.sink_uri, filters=orjson.loads(found.filters), keys=orjson.loads(found.options))
+        wanted = Wanted(
+            sink_uri=found.sink_uri, filters=orjson.loads(found.filters), keys=orjson.loads(found.options)["keys"]
+        )
         target, keys = self._checked(row, wanted)
         scopes = cut_lanes(target, name, keys, lanes or len(before), self.clock)
         lane_rows.replace_lanes(self.catalog, tenant, name, scopes)
@@ -125,6 +137,28 @@ class Replications:
             raise StateForbids(f"The destination did not say which change of lane {number} it refuses.", lane=number)
         scope = skip(lane.scope, str(error["key"]), int(error["commit_ts"])) if leave_out else lane.scope
         lane_rows.rescope(self.catalog, lane, scope)
+
+    def _check_direction(self, row: TenantRow, name: str, reached: Reached) -> None:
+        """InvalidInput when this changefeed would write to its own source, or another one writes the other way: each
+        write would come back and be written again, without end."""
+        if reached.cluster_id is None or row.upstream_id is None:
+            return
+        here, there = (row.upstream_id, row.keyspace.id), (reached.cluster_id, reached.keyspace_id)
+        if here == there:
+            raise InvalidInput("The destination is the keyspace that this tenant is.", option="sink-uri")
+        for other in every_tenant(self.catalog):
+            if (other.upstream_id, other.keyspace.id) != there:
+                continue
+            for feed in list_changefeeds(self.catalog, other.tenant):
+                known = orjson.loads(feed.options)
+                if feed.is_replication and (known["sink_cluster"], known["sink_keyspace"]) == here:
+                    raise InvalidInput(
+                        f"Changefeed {feed.changefeed_id} of tenant {other.tenant} writes the other way, so that each "
+                        f"would feed the other. Remove it before {name} is created.",
+                        option="sink-uri",
+                        changefeed_id=feed.changefeed_id,
+                        tenant=str(other.tenant),
+                    )
 
     def _without_key(self, row: TenantRow, wanted: Wanted) -> Sequence[str]:
         """What to know of tables whose rows nothing identifies; nothing before the first schema snapshot."""

@@ -89,7 +89,7 @@ class LaneReader:
         if not rows.num_rows:
             return rows
         if chosen is None:
-            return _of_keys(rows, lane, selection_of(orjson.loads(self.job.options)))
+            return _of_keys(rows, lane, selection_of(orjson.loads(self.job.options).get("keys", {})))
         found = select_rows(chosen, served.known_history, _without_skipped(rows, rows["key"], lane), scope)
         for bad in found.quarantined:
             raise undecodable(bad)

@@ -24,7 +24,7 @@ class ServiceCluster:
 
     def __init__(self, folder: Path, catalog_url: str, settings: Mapping[str, str] | None = None) -> None:
         """`settings` are TISTREAM_* variables of every process."""
-        self._folder, self._env = folder, dict(settings or {})
+        self.folder, self._env = folder, dict(settings or {})
         self.catalog = Catalog(catalog_url)
         self._where = ("--catalog", catalog_url, "--object-store", f"file://{folder}/bucket")
         (folder / "bucket").mkdir()
@@ -98,7 +98,7 @@ class ServiceCluster:
         raise ValueError(name)
 
     def _log(self, name: str) -> Path:
-        return self._folder / f"{name}.log"
+        return self.folder / f"{name}.log"
 
 
 def owners(held: Held) -> set[str | None]:

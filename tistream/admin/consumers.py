@@ -58,7 +58,7 @@ def consumer_fact(row: ChangefeedRow, readers: Readers, served: int, lanes: Sequ
     return {
         "changefeed_id": row.changefeed_id,
         **replication_facts(row, lanes, served),
-        "keys": json.loads(row.options),
+        "keys": json.loads(row.options).get("keys", {}),
         "start_ts": str(row.start_ts),
         "checkpoint_ts": str(row.checkpoint_ts),
         "checkpoint_time": tso.to_text(row.checkpoint_ts),

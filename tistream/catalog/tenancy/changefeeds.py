@@ -74,7 +74,7 @@ class ChangefeedRow:
     idle_limit_ms: int  #: idle for longer, it no longer holds the log; 0 = it holds for ever
     holds_log: bool  #: above its checkpoint
     sink_uri: str = ""  #: where the service writes; empty = a consumer, which members read
-    options: str = "{}"  #: JSON of a replication's settings beside the URI
+    options: str = "{}"  #: JSON of a replication's settings beside the URI, and of what its destination is
     error: dict[str, Any] | None = None  #: why it is failed
 
     @property

@@ -1,26 +1,45 @@
-"""A changefeed to a folder, run by real processes that are killed: what TiCDC's encoder wrote, each change once."""
+"""Changefeeds run by real processes that are killed and paused: to a folder, what TiCDC's encoder wrote, each change
+once; to another TiKV cluster, the keys of the main one."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from simulator.raw_workload import RawProfile, RawWorkload, raw_cluster
+from simulator.serve.core.raw import Applied
+from simulator.serve.faults import STORM
+from simulator.serve.served import ServedCluster
+from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tests.kit.recording import expected
 from tests.kit.service_cluster import ServiceCluster
 from tests.kit.ticdc import message_text
 from tests.kit.waiting import eventually
+from tistream import ts as tso
 from tistream.catalog.tenancy.changefeeds import get_changefeed
 from tistream.catalog.work.lanes import list_lanes
+from tistream.clock import SystemClock
+from tistream.ids import Tenant
 from tistream.objectstore.factory import open_store
+from tistream.tikv.core.api_versions import Api
+from tistream.tikv.core.raw_messages import RawSpace
+from tistream.tikv.pd import PdClient
+from tistream.tikv.raw_client import RawClient
 
 PATH = "/v1/clusters/1/tenants/1/changefeeds"
+KEYSPACE = Tenant(1, 2)
+RAW_PATH = "/v1/clusters/1/tenants/2/changefeeds"
+BEGIN_S = 1_800_000_000
+KEYS, WRITES = 200, 3000
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +96,86 @@ def test_workers_that_are_killed_write_each_change_once(cluster: ServiceCluster,
 def lanes(cluster: ServiceCluster) -> Any:
     """The lanes of the changefeed."""
     return list_lanes(cluster.catalog, TENANT, "lake")
+
+
+def at(step: int) -> int:
+    """The timestamp of a write."""
+    return tso.compose(BEGIN_S * 1000 + step * 10)
+
+
+def written() -> list[Entry]:
+    """Puts and deletes of a main cluster; the value says which write it is."""
+    dice = random.Random(30)
+    return [
+        Entry(at(step), b"k%05d" % dice.randrange(KEYS), b"%d" % step if dice.random() < 0.8 else None)
+        for step in range(1, WRITES + 1)
+    ]
+
+
+@contextmanager
+def recovery() -> Iterator[ServedCluster]:
+    """Another cluster, whose regions and leaders move, and whose stores die and refuse."""
+    profile = RawProfile(keyspaces=(1,), keys=KEYS)
+    model = raw_cluster(profile, floor_ts=tso.compose(SystemClock().unix_ms()), regions=6)
+    moves = tuple((name, n) for name, n in profile.actions if name not in ("put", "pd_away"))
+    driver = RawWorkload(5, model, RawProfile(keyspaces=(1,), keys=KEYS, actions=moves))
+    with ServedCluster(model, raw=driver, api=Api.V2, steps_per_s=10, faults=STORM, seed=3) as served:
+        yield served
+
+
+def test_a_recovery_cluster_has_the_keys_of_the_main_one(cluster: ServiceCluster) -> None:
+    """Workers are killed and paused beyond their leases, lanes are cut anew, and the stores there are in a storm."""
+    entries = written()
+    store = open_store(f"file://{cluster.folder}/bucket")
+    log = EntryLog(cluster.catalog, store, tenant=KEYSPACE, rows=entry_rows(entries)).register()
+    log.flush(at(WRITES // 3))
+    newest: dict[bytes, int] = {}
+    back: list[bytes] = []
+
+    def note(write: Applied) -> None:
+        if write.value is not None:
+            step = int(write.value)
+            if step < newest.get(write.key, 0):
+                back.append(write.key)
+            newest[write.key] = step
+
+    def feed() -> dict[str, Any]:
+        return dict(httpx2.get(f"{cluster.url}{RAW_PATH}/dr").json())
+
+    def reached(step: int) -> None:
+        eventually(lambda: int(feed()["checkpoint_ts"]) >= at(step), lambda: str(feed()))
+
+    with recovery() as served:
+        served.raw_kv.on_write = note
+        uri = f"tikv://{served.pd_address}?batch-size=16&backoff-base=10ms&backoff-max=200ms"
+        new = {"changefeed_id": "dr", "start_ts": "earliest", "sink_uri": uri, "target_ts": str(at(WRITES))}
+        made = httpx2.post(cluster.url + RAW_PATH, json=new)
+        assert made.status_code == 201, made.text
+        assert len(made.json()["lanes"]) == 2
+        cluster.start("replicate-1", "replicate-2")
+        reached(WRITES // 3)
+        assert back == [], "within one ownership of a lane no key goes back"
+        cluster.processes["replicate-1"].kill()
+        log.flush(at(WRITES // 2))
+        reached(WRITES // 2)
+        cluster.processes["replicate-2"].pause()
+        cluster.start("replicate-1")
+        log.flush(at(2 * WRITES // 3))
+        reached(2 * WRITES // 3)
+        cluster.processes["replicate-2"].resume()
+        cut = httpx2.post(f"{cluster.url}{RAW_PATH}/dr:rebalance", json={"lanes": 3})
+        assert cut.status_code == 200, cut.text
+        log.flush(at(WRITES))
+        eventually(lambda: feed()["state"] == "finished", lambda: str(feed()))
+        served.settle()
+        with (
+            closing(PdClient([served.pd_address])) as pd,
+            closing(RawClient(pd, RawSpace(Api.V2, 1), clock=SystemClock())) as there,
+        ):
+            pages = list(there.scan())
+    found = {k: v for page in pages for k, v in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)}
+    wanted = {entry.key: entry.value for entry in entries}
+    assert found == {key: value for key, value in wanted.items() if value is not None}
 
 
 def test_a_destination_that_is_away_is_waited_for_and_shown(cluster: ServiceCluster, tmp_path: Path) -> None:
