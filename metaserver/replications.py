@@ -95,8 +95,8 @@ class Replications:
         self._check_direction(row, name, reached)
         notes = [*reached.notes, *self._without_key(row, wanted)]
         replications.update_replication(
-            self.catalog, tenant, name, sink_uri=wanted.sink_uri, options=wanted.options(reached), filters=wanted.filters_text,
-            target_ts=wanted.target_ts, hold_ms=wanted.hold_ms, actor=actor,
+            self.catalog, tenant, name, sink_uri=wanted.sink_uri, options=wanted.options(reached),
+            filters=wanted.filters_text, target_ts=wanted.target_ts, hold_ms=wanted.hold_ms, actor=actor,
         )  # fmt: skip
         return notes
 
