@@ -79,13 +79,19 @@ class LaneRun:
         """The lane as it is now."""
         return replace(self.job.lane, checkpoint_ts=self.core.checkpoint_ts, amended=self._amended)
 
-    def seen(self, job: LaneJob, asked_s: float) -> bool:
+    @property
+    def waits(self) -> bool:
+        """Whether it has not written yet, because an owner before may still write."""
+        return self.core.waits(self._clock.monotonic())
+
+    def seen(self, job: LaneJob, asked_s: float, answered_s: float) -> bool:
         """The catalog, asked at `asked_s`, has the lane as this worker's. False when that is another ownership, or the
         changefeed has other settings: this run must end."""
         mine, now = self.job, job
         same = (mine.lane.epoch, mine.lane.scope) == (now.lane.epoch, now.lane.scope) and mine[1:5] == now[1:5]
         if same:
-            self.core.confirmed(asked_s, free_in_s=now.lane.free_in_ms / 1000)
+            self.core.confirmed(asked_s)
+            self.core.free_in(answered_s, now.lane.free_in_ms / 1000)
         return same
 
     def turn(self, served: Callable[[], Served]) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import threading
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -21,7 +22,7 @@ from reading.deps import Services
 from reading.position import Served
 from replicator.lane_run import AGAIN_S, LaneRun, Open
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.lanes import give_up_lane, lanes_of
+from tistream.catalog.work.lanes import LaneRow, give_up_lane, lanes_of
 from tistream.catalog.work.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import Fenced, TiStreamError
@@ -34,6 +35,13 @@ log = structlog.get_logger(__name__)
 LOOK_S = 1.0
 SLOTS = 4
 SERVED_S = 0.2  #: how long what is served of a tenant is used for other lanes
+
+
+class _Left(NamedTuple):
+    """An ownership that ended here. Giving it up may be heard of late, so nothing is written under it any more."""
+
+    lane: LaneRow
+    waited: bool  #: for the owner before, to its end: the next one waits for both
 
 
 class ReplicationWorker:
@@ -59,6 +67,7 @@ class ReplicationWorker:
         self._runs: dict[int, LaneRun] = {}
         self._due: dict[int, float] = {}  # of the lanes that no slot has
         self._ended: set[int] = set()  # runs to end as soon as no slot has them
+        self._left: dict[int, _Left] = {}  # by lane: the last ownership that ended here
         self._served: dict[Tenant, tuple[float, Served]] = {}
         self._heartbeat = Repeating(f"{name}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=self._clock)
         self._lanes = Repeating(f"{name}/lanes", self._look, interval_s=look_s, clock=self._clock, lasting=True)
@@ -127,14 +136,18 @@ class ReplicationWorker:
             return
         asked_s = self._clock.monotonic()
         jobs = {job.lane.lane_id: job for job in lanes_of(self._catalog, self.name, self._incarnation)}
+        answered_s = self._clock.monotonic()
         for lane_id, run in list(self._runs.items()):
             job = jobs.get(lane_id)
-            if job is None or job.lane.is_stopped or not run.seen(job, asked_s):
+            if job is None or job.lane.is_stopped or not run.seen(job, asked_s, answered_s):
                 self._drop(lane_id)
         for lane_id, job in jobs.items():
-            if lane_id not in self._runs and not job.lane.is_stopped:
+            left = self._left.get(lane_id)
+            if left is not None and job.lane.epoch <= left.lane.epoch:
+                self._give_up(left)  # not heard of yet, or the list is older
+            elif lane_id not in self._runs and not job.lane.is_stopped:
                 run = LaneRun(self._services, self._clock, job, self._open, self._rand)
-                run.seen(job, asked_s)
+                run.seen(job, asked_s, answered_s)
                 with self._lock:
                     self._runs[lane_id], self._due[lane_id] = run, asked_s
         for slot in self._slots:
@@ -151,12 +164,16 @@ class ReplicationWorker:
         self._end(run)
 
     def _end(self, run: LaneRun) -> None:
-        """It writes no more: the next owner need not wait."""
+        """It writes no more under this epoch, so that the next owner need not wait."""
         run.close()
+        left = self._left[run.lane.lane_id] = _Left(run.lane, run.waits)
+        self._give_up(left)
+
+    def _give_up(self, left: _Left) -> None:
         try:
-            give_up_lane(self._catalog, run.lane)
+            give_up_lane(self._catalog, left.lane, waited=left.waited)
         except TiStreamError as e:
-            log.warning("could not give a lane up, its lease will end", lane=run.lane.lane_id, error=str(e))
+            log.warning("could not give a lane up, its lease will end", lane=left.lane.lane_id, error=str(e))
 
     def _round(self) -> None:
         """Turns of the lanes that are due, one after the other."""

@@ -10,7 +10,7 @@ Relations:
 
 - a stretch is written only after the catalog has its attempt, and the checkpoint moves only after all of it is written;
 - one stretch at a time: the next begins after the checkpoint has moved, so a key's writes are in commit order;
-- a plan with a record is tried again with this record and this end, whatever is served meanwhile;
+- an attempt is tried again with its record and its end, whatever is served meanwhile;
 - `allowed_s` ends LANE_LEASE before another owner may write: it counts from the start of the newest request to the
   catalog that showed this ownership to be current;
 - all lanes meet at a DDL statement that may concern several of them (`Barriers`).
@@ -107,16 +107,21 @@ class LaneCore:
 
     # -- the lease -------------------------------------------------------------------------------------------------
 
-    def confirmed(self, asked_s: float, *, free_in_s: float | None = None) -> None:
-        """The catalog, asked at `asked_s`, has shown that this ownership is current. `free_in_s`: how long
-        an owner before may still write."""
+    def confirmed(self, asked_s: float) -> None:
+        """The catalog, asked at `asked_s`, has shown that this ownership is current."""
         self._until_s = max(self._until_s, asked_s + self._lease_s - LATE_S)
-        if free_in_s is not None:
-            self._from_s = min(self._from_s, asked_s + max(0.0, free_in_s)) if free_in_s > 0 else float("-inf")
+
+    def free_in(self, answered_s: float, free_in_s: float) -> None:
+        """By the catalog's answer, which was there at `answered_s`, an owner before may still write for so long."""
+        self._from_s = min(self._from_s, answered_s + free_in_s) if free_in_s > 0 else float("-inf")
+
+    def waits(self, now_s: float) -> bool:
+        """Whether an owner before may still write."""
+        return now_s < self._from_s
 
     def allowed_s(self, now_s: float) -> float:
         """How long requests may still be in progress; at most 0: none may be sent."""
-        return 0.0 if now_s < self._from_s else self._until_s - now_s
+        return 0.0 if self.waits(now_s) else self._until_s - now_s
 
     # -- a stretch -------------------------------------------------------------------------------------------------
 
@@ -127,13 +132,13 @@ class LaneCore:
 
     def next(self, served_ts: int, now_s: float, barriers: Barriers | None = None) -> Read | Wait:
         """What to do now. `served_ts`: the log is complete and final up to here."""
-        if now_s < self._from_s:
+        if self.waits(now_s):
             return Wait(seconds=min(self._from_s - now_s, 1.0))
         if now_s < self._retry_s:
             return Wait(seconds=self._retry_s - now_s)
         if self.allowed_s(now_s) <= 0 or self.is_finished:
             return Wait(seconds=1.0)
-        if self._record:
+        if self._record_ts:
             return Read(after=self.checkpoint_ts, upto=self._record_ts, exact=True, record=self._record)
         upto = min(served_ts, self._target_ts or served_ts)
         end = None if barriers is None else barriers.end_of(self.checkpoint_ts)

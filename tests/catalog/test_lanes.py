@@ -82,6 +82,17 @@ def test_a_new_owner_waits_until_the_one_before_can_no_longer_write(catalog: Cat
     assert other.lane.epoch == owned(catalog, "b")[1].lane.epoch
 
 
+def test_giving_up_a_lane_says_nothing_of_the_owners_before(catalog: Catalog) -> None:
+    give(catalog, "a")
+    second, _ = give(catalog, "b")
+    lanes.give_up_lane(catalog, second.lane, waited=True)
+    third = give(catalog, "a")[0]
+    assert third.lane.free_in_ms > 0, "the first may still write"
+    give(catalog, "b")
+    lanes.give_up_lane(catalog, third.lane, waited=True)
+    assert owned(catalog, "b")[0].lane.free_in_ms > 0
+
+
 def test_a_process_that_starts_under_the_same_name_waits_as_well(catalog: Catalog) -> None:
     low, _ = give(catalog, "a")
     assert register_worker(catalog, "a", "replicate", "") == 2
@@ -113,6 +124,7 @@ def test_rebalanced_lanes_start_at_the_least_checkpoint_that_they_cover(catalog:
 
 def test_a_refused_key_stops_alone_and_is_tried_again_or_left_out(catalog: Catalog) -> None:
     low, high = give(catalog, "a")
+    lanes.attempt_stretch(catalog, low.lane, START + 9, "files")
     rest, alone = low.lane.scope.isolate(b"k1".hex())
     lanes.isolate(catalog, low.lane, rest, alone, {"code": "TS-1101", "key": b"k1".hex(), "commit_ts": str(START + 3)})
     found = list_lanes(catalog, T, FEED)
@@ -120,6 +132,8 @@ def test_a_refused_key_stops_alone_and_is_tried_again_or_left_out(catalog: Catal
     assert parse_scope(found[0].scope.text()) == found[0].scope == rest
     stopped = found[2]
     assert stopped.scope == alone
+    assert (stopped.attempted_ts, stopped.redo_ts) == (START + 9, START + 9), "the key may have been written"
+    assert (stopped.record, stopped.record_ts) == ("files", START + 9)
     assert stopped.error is not None
     assert stopped.error["commit_ts"] == str(START + 3)
     finish(catalog, low, START + 20)

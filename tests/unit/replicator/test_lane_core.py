@@ -14,7 +14,8 @@ LEASE_S = 6.0
 
 def core(**known: object) -> LaneCore:
     made = LaneCore(**{"checkpoint_ts": 10, "record": "", "record_ts": 0, "target_ts": 0, "lease_s": LEASE_S, **known})  # type: ignore[arg-type]
-    made.confirmed(0.0, free_in_s=0.0)
+    made.confirmed(0.0)
+    made.free_in(0.0, 0.0)
     return made
 
 
@@ -39,6 +40,7 @@ def test_what_was_recorded_is_tried_again_as_it_was() -> None:
     assert lane.next(99, 1.0) == Wait(seconds=pause_s)
     assert lane.next(99, 1.0 + pause_s) == Read(after=10, upto=20, exact=True, record="files")
     assert core(record="files", record_ts=20).next(99, 1.0) == Read(after=10, upto=20, exact=True, record="files")
+    assert core(record="", record_ts=20).next(99, 1.0) == Read(after=10, upto=20, exact=True, record="")
     pauses = [lane.failed(1.0, 0.0) for _ in range(12)]
     assert pauses == sorted(pauses)
     assert pauses[-1] == 15.0
@@ -60,10 +62,16 @@ def test_an_owner_writes_only_while_no_other_can() -> None:
     assert lane.allowed_s(LEASE_S) == 4.0 - LATE_S
     late = LaneCore(checkpoint_ts=10, record="", record_ts=0, target_ts=0, lease_s=LEASE_S)
     assert late.allowed_s(0.0) <= 0, "before the catalog was asked"
-    late.confirmed(0.0, free_in_s=5.0)
+    late.confirmed(0.0)
+    late.free_in(0.0, 5.0)
     assert late.allowed_s(4.9) == 0.0
     assert isinstance(late.next(99, 4.9), Wait)
-    late.confirmed(4.95, free_in_s=0.05)
+    late.confirmed(4.95)
+    late.free_in(4.95, 0.05)
+    slow = LaneCore(checkpoint_ts=10, record="", record_ts=0, target_ts=0, lease_s=LEASE_S)
+    slow.free_in(3.0, 2.0)
+    assert slow.waits(4.9), "it counts from the catalog's answer, which may come long after the question"
+    assert not slow.waits(5.0)
     assert late.allowed_s(5.1) > 0
 
 

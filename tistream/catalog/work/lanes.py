@@ -179,8 +179,9 @@ _LOCK_FEED = (
     select(_f.state).where(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id")).with_for_update()
 )
 _FEED_TS = select(_f.checkpoint_ts).where(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
+_UNFINISHED = select(_l.attempted_ts, _l.record, _l.record_ts).where(_IS_MINE)
 _FAIL = lanes.update().where(_IS_MINE).values(error=bindparam("new_error"), tries=_l.tries + 1)
-_GIVE_UP = lanes.update().where(_IS_MINE).values(owner=None, epoch=_l.epoch + 1, free_ms=0, redo_ts=_l.attempted_ts)
+_GIVE_UP = lanes.update().where(_IS_MINE).values(owner=None, epoch=_l.epoch + 1, redo_ts=_l.attempted_ts)
 _LEFT = lanes.update().where(_l.lane_id == bindparam("asked_lane"), _l.epoch == bindparam("my_epoch") + 1)
 _FREED = _LEFT.values(free_ms=0)
 
@@ -270,11 +271,11 @@ def fail_stretch(catalog: Catalog, lane: LaneRow, error: dict[str, Any]) -> None
             raise _fenced(lane)
 
 
-def give_up_lane(catalog: Catalog, lane: LaneRow) -> None:
-    """The owner has stopped writing: another may own the lane at once. Without effect when it has another owner; then
-    that one need not wait."""
+def give_up_lane(catalog: Catalog, lane: LaneRow, *, waited: bool = False) -> None:
+    """The owner has stopped writing: the next one waits only for those before. When it has another owner already, that
+    one need not wait any more, unless this one has `waited` to its end and never written. Safe to repeat."""
     with catalog.transaction() as conn:
-        if conn.execute(_GIVE_UP, _mine(lane)).rowcount != 1:
+        if conn.execute(_GIVE_UP, _mine(lane)).rowcount != 1 and not waited:
             conn.execute(_FREED, _mine(lane))
 
 
@@ -319,11 +320,11 @@ def isolate(catalog: Catalog, lane: LaneRow, rest: LaneScope, alone: LaneScope, 
             raise _fenced(lane)
         last = select(func.max(_l.number)).where(_OF_FEED)
         number = int(conn.execute(last, {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id}).scalar_one())
-        upto = max(lane.attempted_ts, lane.checkpoint_ts)
-        fresh = [(alone, lane.checkpoint_ts, upto)]
+        now = conn.execute(_UNFINISHED, _mine(lane)).one()  # the caller may have taken the lane over before the attempt
+        fresh = [(alone, lane.checkpoint_ts, now.attempted_ts)]
         _insert(
             conn, lane.tenant, lane.changefeed_id, fresh, first=number + 1, amended=lane.amended, free_ms=0,
-            record=lane.record, record_ts=lane.record_ts, error=error_text({**error, "stopped": True}),
+            record=now.record, record_ts=now.record_ts, error=error_text({**error, "stopped": True}),
         )  # fmt: skip
         record_event(conn, EventKind.CHANGEFEED_STOPPED, lane.changefeed_id, tenant=lane.tenant, **error)
 

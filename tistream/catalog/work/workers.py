@@ -87,7 +87,7 @@ _INCARNATION = select(workers.c.incarnation).where(_ME)
 _FENCE_LANES = (  # the process before may write until its lease ends, see `lanes`
     lanes.update()
     .where(lanes.c.owner == bindparam("asked_worker"))
-    .values(epoch=lanes.c.epoch + 1, redo_ts=lanes.c.attempted_ts, free_ms=now_ms() + LANE_LEASE_MS)
+    .values(epoch=lanes.c.epoch + 1, redo_ts=lanes.c.attempted_ts, free_ms=now_ms() + bindparam("lease_ms"))
 )
 _FENCE_STORES = (
     stores.update()
@@ -118,7 +118,7 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
         conn.execute(_NEW_INCARNATION, {**me, "kind": kind, "address": address, "state": WorkerState.UP})
         conn.execute(_fencing_tasks(), me)
         conn.execute(_FENCE_STORES, me)
-        conn.execute(_FENCE_LANES, me)
+        conn.execute(_FENCE_LANES, {**me, "lease_ms": LANE_LEASE_MS})
         incarnation = int(conn.execute(_INCARNATION, me).scalar_one())
         record_event(conn, EventKind.WORKER_REGISTERED, worker_id, kind=kind, address=address, incarnation=incarnation)
         return incarnation
