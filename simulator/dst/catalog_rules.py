@@ -13,6 +13,7 @@
                  floor
     jobs         see `job_rules`
     consumers    see `member_rules`
+    lanes        see `replication_rules`
     read leases  nothing is deleted that a live one may need, unless the database's clock jumps; a reader continues only
                  under a read lease that it renewed in time, or tried to renew
 
@@ -92,6 +93,7 @@ class CatalogRules:
         self.clock_jumps = False
         self.late: Any = None  #: sees each COMMIT too, in a scenario with late rows
         self.members: Any = None  #: and in one with a consumer
+        self.replication: Any = None  #: and in one with a replication
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
         self._jobs = JobRules(violated)
 
@@ -156,8 +158,9 @@ class CatalogRules:
         self._jobs.look(query)
         if self.late is not None:
             self.late.look(query, self._violated)
-        if self.members is not None:
-            self.members.look(query)
+        for more in (self.members, self.replication):
+            if more is not None:
+                more.look(query)
         self._tasks = tasks
 
     def _check_shapes(self, tasks: Mapping[int, _Task], before: Mapping[int, _Positions]) -> None:

@@ -208,9 +208,10 @@ def _begun(database: Database, begin: str) -> Iterator[Connection]:
 
 
 def _locked(statement: str) -> str:
-    """The table whose rows a statement locks; empty when it locks none. That of consumers is read FOR UPDATE, which
-    SQLite's statements leave out."""
-    return "changefeeds" if "\nFROM changefeeds \n" in statement else _written(statement)
+    """The table whose rows a statement locks; empty when it locks none. Those of changefeeds and lanes are read FOR
+    UPDATE, which SQLite's statements leave out."""
+    read = next((table for table in ("changefeeds", "lanes") if f"\nFROM {table} \n" in statement), "")
+    return read or _written(statement)
 
 
 def _written(statement: str) -> str:

@@ -28,6 +28,7 @@ ROOMS = (
     "sorter",
     "pusher",
     "reading",
+    "replicator",
     "tistream.catalog",
 )
 SINGLE = ("tistream.runtime.service", "tistream.clock", "tistream.log.committed_log", "tistream.catalog.work.drain")
@@ -44,7 +45,7 @@ _THREADING = SimpleNamespace(
 )
 #: replaced wherever a module of the services has it
 _REPLACED = (threading, queue, concurrent.futures.ThreadPoolExecutor, random, secrets, decode_batch_file, directory)
-_CONSTANTS = ("LEASE_MS", "LEADER_LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "READ_LEASE_TTL_MS")
+_CONSTANTS = ("LEASE_MS", "LEADER_LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "READ_LEASE_TTL_MS", "LANE_LEASE_MS")
 #: bounds of the sorter that a scenario may lower
 LIMITS = (
     *("DECIDE_ROWS", "COPY_BYTES_MAX", "PIECE_ROWS", "FILE_BYTES_TARGET", "SPILL_BYTES_MIN", "ARRAY_BYTES_MIN"),
@@ -61,10 +62,12 @@ def installed(
     heartbeat_ms: int,
     sweep_s: float,
     read_lease_ttl_ms: int,
+    lane_lease_ms: int,
     limits: Mapping[str, int],
 ) -> Iterator[None]:
     """Replace what the modules took from the standard library, shorten leases and sweeps, and lower some of LIMITS."""
-    shortened = dict(zip(_CONSTANTS, (lease_ms, lease_ms, heartbeat_ms, sweep_s, read_lease_ttl_ms), strict=True))
+    values_ms = (lease_ms, lease_ms, heartbeat_ms, sweep_s, read_lease_ttl_ms, lane_lease_ms)
+    shortened = dict(zip(_CONSTANTS, values_ms, strict=True))
     constants = shortened | dict(limits)
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
     hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))

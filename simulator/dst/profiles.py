@@ -44,6 +44,7 @@ class Profile:
     lies: int = 0  #: rows with which stores contradict their own promises
     late: bool = False  #: of some stores these rows are true, and an operator accepts them
     members: int = 0  #: processes that read one consumer
+    replicators: int = 0  #: processes that write a changefeed to a recovery cluster
     shape_s: float = 1.0  #: mean time between two such requests
     data_tasks: int = 2
     tick_s: float = 1.0
@@ -442,6 +443,24 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 3, "crash_io": 3, "pause": 2},
             victims=("retainer", "retainer", "compactor", "sorter", "meta"),
         ),
+        Profile(
+            name="replication",
+            about="RawKV to a recovery cluster: workers die, pause beyond their lease and run twice; lanes are recut",
+            upstream=replace(upstream.TINY, stores=3),
+            raw=RawProfile(puts=2, expiry_max_s=60, delayed=0.1),
+            **SINGLE,
+            replicators=3,
+            readers=0,
+            actions=200,
+            action_s=0.12,
+            flush_s=0.2,
+            tick_s=0.3,
+            amounts=(0.5, 2.0, 3.0),
+            faults=_only(slow=0.25, slow_s=0.6, db_lost=0.03, db_late=0.04, rec_refused=0.05, rec_part=0.05)
+            | {"rec_lost": 0.05, "rec_late": 0.15, "rec_nowhere": 0.03, "host_stops": 0.05},
+            chaos={"crash": 2, "crash_io": 3, "pause": 4, "double": 1, "stop": 3},
+            victims=("replicator", "replicator", "replicator", "replicator", "replicator", "meta"),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -451,6 +470,17 @@ def profile_of(seed: int) -> Profile:
     """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
     if seed % 10 == 8:
         return PROFILES["isolation"]
-    named = ("usual", "calm", "isolation", "promises", "accepted", "jobs", "consumers", "rawkv", "floors")
+    named = (
+        "usual",
+        "calm",
+        "isolation",
+        "promises",
+        "accepted",
+        "jobs",
+        "consumers",
+        "rawkv",
+        "floors",
+        "replication",
+    )
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

@@ -77,4 +77,6 @@ def read_whole(world: Any, tenant: Tenant, catalog: SimCatalog, store: SimStore,
             at = floor_ts = get_tenant(catalog, tenant).floor_ts
     if not floor_ts:
         world.raw.at_rest()
+    if world.replication is not None:
+        world.replication.rules.at_rest(world.raw.log)
     judge(world, tenant, catalog, store, reader, upto)

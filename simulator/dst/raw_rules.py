@@ -14,7 +14,7 @@ The truth is the workload's; other keyspaces of the same regions are no business
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -32,11 +32,16 @@ class RawRules:
     def __init__(
         self, truth: Mapping[bytes, Sequence[RawRow]], range_: KeyRange, violated: Callable[[str], None]
     ) -> None:
-        self.truth, self._range, self._violated = truth, range_, violated
+        self.truth, self.range, self._violated = truth, range_, violated
         self._opened: list[tuple[KeyRange, int]] = []
         self._log: dict[_Place, dict[str, Any]] = {}
         self._known_upto = 0  # all of the log up to here is in `_log`
         self.missing = 0  #: writes that the log lacks
+
+    @property
+    def log(self) -> Collection[_Place]:
+        """What was read of the log."""
+        return self._log.keys()
 
     def opened(self, range_: KeyRange, checkpoint_ts: int) -> None:
         """A subscription was opened."""
@@ -69,7 +74,7 @@ class RawRules:
         for _, row in sorted(self._log.items()):
             by_key.setdefault(row["key"], []).append(row)
         for key, truth in self.truth.items():
-            if key not in self._range:
+            if key not in self.range:
                 continue
             rows = by_key.get(key, [])
             there = {row["commit_ts"] for row in rows}
@@ -85,7 +90,7 @@ class RawRules:
     def _wrong(self, row: dict[str, Any]) -> str:
         """What is wrong with a row of the log; empty when nothing is."""
         written = next((r for r in self.truth.get(row["key"], ()) if r.commit_ts == row["commit_ts"]), None)
-        if row["key"] not in self._range or written is None:
+        if row["key"] not in self.range or written is None:
             return "it was never written"
         if (row["op"], row["value"], row["expire_ts"]) != (written.op, written.value, written.expire_ts):
             return f"it was written as {written}"

@@ -28,6 +28,7 @@ from reading.deps import Services
 from reading.pull import PullRequest, pull
 from reading.reader import LogReader
 from reading.scope import Scope
+from replicator.worker import ReplicationWorker
 from simulator.dst import future, threads
 from simulator.dst.database import SimCatalog
 from simulator.dst.job_rules import LEASE_MS
@@ -35,6 +36,7 @@ from simulator.dst.members import consume
 from simulator.dst.network import SimFeed
 from simulator.dst.raw_floors import give_up
 from simulator.dst.raw_reading import feed_of, read_at_random
+from simulator.dst.replication import control
 from simulator.dst.scheduler import Process
 from simulator.dst.shaping import shape
 from simulator.dst.store import SimStore
@@ -122,6 +124,7 @@ class Hosts(Protocol):
     follower: Any
     members: Any
     raw: Any
+    replication: Any
 
     def tso(self) -> int: ...
     def unix_ms(self) -> int: ...
@@ -166,6 +169,8 @@ def run_role(world: Hosts, running: Running) -> None:
             consume(world, running, TENANT, catalog, store, clock, rand)
         elif running.role == "shaper":
             shape(world, running.stopping, catalog, TENANT, rand)
+        elif running.role == "controller":
+            control(world, running, TENANT, catalog, clock, rand)
         else:
             _serve(world, running, catalog, store, clock)
     except TiStreamError as e:
@@ -201,6 +206,10 @@ def _service(world: Hosts, running: Running, catalog: SimCatalog, store: SimStor
         )
         world.network.dispatchers[running.process] = worker
         return worker
+    if running.role == "replicator":
+        seed = world.scheduler.rand.random()
+        replicating: Service = world.replication.worker(running.name, catalog, store, clock, random.Random(seed))
+        return replicating
     return SorterWorker(
         catalog,
         store,
@@ -221,7 +230,9 @@ def _serve(world: Hosts, running: Running, catalog: SimCatalog, store: SimStore,
         if fatal is not None:
             service.stop()
             raise _error_of(fatal)
-    if isinstance(service, DispatcherWorker | SorterWorker):  # as the command line does after SIGTERM
+    if isinstance(
+        service, DispatcherWorker | SorterWorker | ReplicationWorker
+    ):  # as the command line does after SIGTERM
         never: Any = threads.Event()
         drain(catalog, service, clock, _DRAIN_S, never)
     service.stop()

@@ -7,7 +7,7 @@ import gc
 import random
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from dataclasses import dataclass
 
 import structlog
@@ -18,7 +18,7 @@ from simulator.dst.bounds import drawn, lowered
 from simulator.dst.install import installed
 from simulator.dst.profiles import PROFILES, Profile, profile_of
 from simulator.dst.scheduler import Livelock
-from simulator.dst.world import HEARTBEAT_MS, LEASE_MS, READ_LEASE_TTL_MS, SWEEP_S, World, story_logger
+from simulator.dst.world import HEARTBEAT_MS, LANE_LEASE_MS, LEASE_MS, READ_LEASE_TTL_MS, SWEEP_S, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,7 @@ def _counts(world: World) -> dict[str, int]:
         "puts": world.bucket.puts,
         "gets": world.bucket.gets,
         "processes": len(world.running),
+        **({} if world.replication is None else world.replication.counts()),
         "crashes": world.crashes,
         "faults": sum(sum(dice.hit.values()) for dice in world.dice.values()),
     }
@@ -132,6 +133,7 @@ def _prepared(
             installed(
                 chance,
                 lease_ms=LEASE_MS,
+                lane_lease_ms=LANE_LEASE_MS,
                 heartbeat_ms=HEARTBEAT_MS,
                 sweep_s=SWEEP_S,
                 read_lease_ttl_ms=READ_LEASE_TTL_MS,
@@ -139,6 +141,7 @@ def _prepared(
             ),
             world.oracle.watching_cores(),
             world.lies.watching(world.oracle.violated) if profile.lies else contextlib.nullcontext(),
+            world.replication.small_stretches() if world.replication else contextlib.nullcontext(),
             world.neighbours.failing() if profile.neighbours else contextlib.nullcontext(),
         ):
             yield world
@@ -149,3 +152,16 @@ def _prepared(
         threads.use(None)
         structlog.configure(**logging)
         gc.enable()
+
+
+def story_logger(tell: Callable[[str], None]) -> None:
+    """Let the rooms' log lines become part of the story."""
+
+    def noted(_logger: object, level: str, event: MutableMapping[str, object]) -> str:
+        if level != "debug":
+            facts = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
+            error = event.get("exc_info")
+            tell(f"[{level}] {event['event']} {facts}" + (f" {error!r}" if error else ""))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[noted], cache_logger_on_first_use=False)

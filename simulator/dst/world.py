@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-import structlog
 import zstandard
 
 from reading.deps import Services
@@ -30,6 +29,7 @@ from simulator.dst.network import Network
 from simulator.dst.oracle import LOWEST, Oracle
 from simulator.dst.profiles import Profile
 from simulator.dst.raw_reading import read_whole, register_keyspace, rules_of
+from simulator.dst.replication import Replication
 from simulator.dst.roles import TENANT, Running, SimClock, read_once, run_role
 from simulator.dst.scheduler import Process, Scheduler
 from simulator.dst.store import Bucket, SimStore
@@ -43,11 +43,13 @@ from tistream.objectstore.layout import SchemaSnapKey
 
 START_MS = 1_750_000_000_000
 LEASE_MS = 3000
+LANE_LEASE_MS = 1500
 HEARTBEAT_MS = 700
 SWEEP_S = 4.0
 READ_LEASE_TTL_MS = 2400
 _REST_S = 60.0
-_PUSH_AND_PULL = ("pusher", "reader", "follower", "member", "neighbour", "future")  # gone before leftovers are checked
+#: gone before leftovers are checked
+_PUSH_AND_PULL = ("pusher", "reader", "follower", "member", "neighbour", "future", "replicator", "controller")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,10 @@ class World:
         s = self.scheduler = Scheduler(seed)
         s.on_crash = self._crash_now
         self.rand = random.Random(f"{seed}/world")
-        dice = {name: Dice(f"{seed}/{name}", profile.faults, without) for name in ("store", "catalog", "network")}
+        dice = {
+            name: Dice(f"{seed}/{name}", profile.faults, without)
+            for name in ("store", "catalog", "network", "recovery")
+        }
         self.dice = dice
         self.bucket = Bucket(s, dice["store"], self.unix_ms, self.tell)
         self.database = Database(s, dice["catalog"], self.unix_ms, self.tell)
@@ -105,6 +110,9 @@ class World:
             late = Late(random.Random(f"{seed}/late"), self.workload.committed)
             self.lies.late = self.oracle.late = self.oracle.rules.late = late
         self.raw = rules_of(self.workload, self.oracle.violated)
+        self.replication = Replication(self, dice["recovery"]) if profile.replicators else None
+        if self.replication is not None:
+            self.oracle.rules.replication = self.replication.rules
         self.bounds: Mapping[str, int] = {}  #: that are small in this run, see `bounds`
         self.resting = False
         self.rested = False
@@ -165,6 +173,8 @@ class World:
             ("retainer", p.retainers),
             ("shaper", p.shapers),
             ("member", p.members),
+            ("replicator", p.replicators),
+            ("controller", min(p.replicators, 1)),
         ):
             for i in range(count):
                 self.start(role, f"{role}-{i + 1}")
@@ -427,6 +437,8 @@ class World:
             return False
         if self.profile.members and self.members.lowest < self._last_commit():
             return False
+        if self.replication is not None and not self.replication.has_written(self._last_commit()):
+            return False
         return lowest is not None and lowest >= self._last_commit() and self.scheduler.now > self.bucket.all_there_at
 
     def _has_followed(self) -> bool:
@@ -485,16 +497,3 @@ class World:
 
     def _wrong(self, *, leftovers: bool) -> list[str]:
         return self.oracle.bijection(self.bucket.objects, leftovers=leftovers)
-
-
-def story_logger(tell: Callable[[str], None]) -> None:
-    """Let the rooms' log lines become part of the story."""
-
-    def noted(_logger: object, level: str, event: MutableMapping[str, object]) -> str:
-        if level != "debug":
-            facts = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
-            error = event.get("exc_info")
-            tell(f"[{level}] {event['event']} {facts}" + (f" {error!r}" if error else ""))
-        raise structlog.DropEvent
-
-    structlog.configure(processors=[noted], cache_logger_on_first_use=False)

@@ -130,6 +130,17 @@ QUICK = {
     "expired-by-now": 0,
     "collected-above-the-floor": 1,
     "floor-above-the-base": 3,
+    "checkpoint-of-a-failed-batch": 0,
+    "attempted-too-late": 0,
+    "attempt-not-repeated": 0,
+    "lane-lease-ignored": 4,
+    "rebalanced-ahead": 0,
+    "lanes-with-a-hole": 0,
+    "lanes-that-overlap": 0,
+    "refused-key-in-two-lanes": 2,
+    "versions-at-once": 0,
+    "ttl-by-the-host": 0,
+    "expired-for-ever": 1,
 }
 
 

@@ -268,6 +268,15 @@ def test_the_log_of_a_keyspace_says_what_it_lacks(seed: int) -> None:
     assert found.counts["lacked"] > 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_recovery_cluster_follows_although_its_writers_die(seed: int) -> None:
+    """No key is older than the checkpoint, no lane has two writers, and in the end both clusters are the same."""
+    found = run(seed, "replication", without=frozenset({"bounds"}))
+    assert found.violations == ()
+    assert found.counts["written"] > 30
+    assert found.counts["owners"] > 4
+
+
 def test_keys_stay_as_they_were_while_their_log_is_given_up() -> None:
     found = run(4, "floors")
     assert found.violations == ()

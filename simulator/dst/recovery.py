@@ -1,0 +1,260 @@
+"""A recovery cluster on simulated time: what RawKV is to a client over the network, and a destination that writes it.
+
+A request has a few keys. It may be refused (`rec_refused`), applied in part (`rec_part`), applied although its reply is
+lost (`rec_lost`), applied later (`rec_late`), or neither (`rec_nowhere`). It is never applied twice, and never after
+its deadline. It arrives even if its sender dies. Entries expire by the cluster's own clock, which differs from those of
+the hosts. One key may be refused for a while (`refused`). The host of a sender may stop just then (`host_stops`).
+
+`SimRecovery` has several requests under way at once. When the outcome of one is not known, it waits until the deadline
+of that request before it reports the error: a later write of its keys cannot be overtaken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from destinations.protocol import Allowed, DestinationRefused, DestinationUnavailable, LeaseOver, Plan, Stretch
+from simulator.dst import threads
+from simulator.dst.faults import Dice
+from simulator.dst.scheduler import Scheduler
+from tistream.catalog.work.core.lane_scope import KeyScope
+from tistream.clock import Clock
+from tistream.codec.raw.keys import PREFIX_BYTES
+from tistream.keyrange import KeyRange
+from tistream.model.change import Op
+
+REQUEST_S = 1.0  #: the longest deadline of a request
+BATCH = 2  #: keys of a request
+CONCURRENCY = 2  #: requests at once
+
+Owner = tuple[int, int]
+"""(lane, epoch) of an ownership: of two that ever had a key, the later one is larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A version of a key, as the log has it."""
+
+    key: bytes  #: the user's
+    value: bytes | None
+    expire_ts: int  #: Unix seconds; 0 = never
+    commit_ts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """What a request does to a key: a put with a TTL (0 = for ever), or a delete."""
+
+    entry: Entry
+    value: bytes | None
+    ttl_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A few writes under way."""
+
+    owner: Owner
+    scope: KeyScope  #: of the lane
+    writes: Sequence[Write]
+    sent_s: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """An entry of the recovery cluster."""
+
+    value: bytes
+    expire_ms: int  #: by its clock; 0 = never
+
+
+class NoReply(DestinationUnavailable):
+    """The outcome of a request is not known until its deadline has passed."""
+
+
+class RecoveryCluster:
+    """The state of the cluster. `on_sent` and `on_applied` see each request and each of its writes."""
+
+    def __init__(
+        self, scheduler: Scheduler, dice: Dice, unix_ms: Callable[[], int], tell: Callable[[str], None]
+    ) -> None:
+        self.scheduler, self.dice, self._tell = scheduler, dice, tell
+        self._unix_ms = unix_ms
+        self.skew_ms = dice.rand.choice((-1, 1)) * dice.rand.randrange(4_000, 40_000)
+        self.data: dict[bytes, Stored] = {}
+        self.refused: bytes | None = None
+        self.bounds: list[bytes] = []  #: of its regions, without the first and the last
+        self.requests = 0
+        self.on_sent: Callable[[Request], None] = lambda request: None
+        self.on_applied: Callable[[Request, Write], None] = lambda request, write: None
+
+    def unix_ms(self) -> int:
+        """By the clock of its PD."""
+        return self._unix_ms() + self.skew_ms
+
+    def get(self, key: bytes) -> Stored | None:
+        """What a client of the cluster gets now."""
+        found = self.data.get(key)
+        return None if found is None or 0 < found.expire_ms <= self.unix_ms() else found
+
+    def ask_time(self) -> int:
+        """The time of PD, asked over the network."""
+        s = self.scheduler
+        s.point("recovery: time")
+        takes = self.dice.latency()
+        s.sleep(takes / 2)
+        now_ms = self.unix_ms()
+        s.sleep(takes / 2)
+        if self.dice.roll("rec_refused"):
+            raise DestinationUnavailable("PD does not answer")
+        return now_ms
+
+    def send(self, request: Request) -> None:
+        """Returns when the request is done. NoReply when its outcome is unknown."""
+        s = self.scheduler
+        s.point(f"recovery: {[write.entry for write in request.writes]}")
+        self.requests += 1
+        self.on_sent(request)
+        if self.dice.roll("host_stops"):
+            self._stop_host()
+        fault = self.dice.roll("rec_refused", "rec_part", "rec_lost", "rec_late", "rec_nowhere")
+        takes = self.dice.latency() + self.dice.latency()  # it is far away
+        if fault == "rec_refused":
+            s.sleep(takes)
+            raise DestinationUnavailable("the region has no leader")
+        for write in request.writes:
+            if write.entry.key == self.refused:
+                s.sleep(takes)
+                raise DestinationRefused(
+                    "the entry is too large", key=write.entry.key.hex(), commit_ts=str(write.entry.commit_ts)
+                )
+        done: list[int] = []
+        part = request.writes[: len(request.writes) // 2] if fault == "rec_part" else request.writes
+
+        def arrive() -> None:
+            if s.now > request.deadline_s:
+                return
+            done.append(len(part))
+            for write in part:
+                self._apply(request, write)
+
+        left = max(0.0, request.deadline_s - s.now)
+        if fault == "rec_late":
+            s.call_at(s.now + left * self.dice.rand.random(), arrive)
+        elif fault != "rec_nowhere":
+            s.call_at(s.now + takes * 0.6, arrive)
+        s.sleep(min(takes, left))
+        s.point("recovery: reply")
+        if fault == "rec_part" and done:
+            raise DestinationUnavailable("the region of some keys has no leader")
+        if fault or not done:
+            raise NoReply(fault or "deadline exceeded")
+
+    def _stop_host(self) -> None:
+        """The process that sends is paused, for less or more than its leases last."""
+        s = self.scheduler
+        assert s.current is not None
+        process, seconds = s.current.process, 1.0 + self.dice.rand.random() * 5.5
+        self._tell(f"the host of {process.name} stops for {seconds:.1f} s")
+        s.pause(process)
+        s.call_at(s.now + seconds, lambda: s.unpause(process))
+
+    def _apply(self, request: Request, write: Write) -> None:
+        key = write.entry.key
+        if write.value is None:
+            self.data.pop(key, None)
+        else:
+            expire_ms = (self.unix_ms() // 1000 + write.ttl_s) * 1000 if write.ttl_s else 0
+            self.data[key] = Stored(value=write.value, expire_ms=expire_ms)
+        self.on_applied(request, write)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The newest version of each key."""
+
+    entries: Sequence[Entry]
+    rows: int
+    record: str = ""
+    size: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class SimRecovery:
+    """A Destination of one lane."""
+
+    cluster: RecoveryCluster
+    owner: Owner
+    scope: KeyScope
+    clock: Clock  #: of the host
+    _pool: Any = field(default_factory=lambda: threads.ThreadPoolExecutor(CONCURRENCY))
+
+    def check(self) -> Sequence[str]:
+        return ()
+
+    def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
+        inner = [bound for bound in self.cluster.bounds if bound > wanted.start and bound in wanted]
+        cuts = sorted(self.cluster.dice.rand.sample(inner, min(count - 1, len(inner))))
+        return [KeyRange(*ends) for ends in zip([wanted.start, *cuts], [*cuts, wanted.end], strict=True)]
+
+    def plan(self, stretch: Stretch, record: str) -> Plan:
+        return _Plan(entries_of(stretch), stretch.rows.num_rows)
+
+    def write(self, plan: Plan, allowed: Allowed) -> None:
+        assert isinstance(plan, _Plan)
+        now_ms = self.cluster.ask_time()
+        writes = [write_of(entry, now_ms) for entry in plan.entries]
+        batches = [writes[at : at + BATCH] for at in range(0, len(writes), BATCH)]
+        futures = [self._pool.submit(self._send, batch, allowed) for batch in batches]
+        errors = [error for error in (future.exception() for future in futures) if error is not None]
+        for error in sorted(errors, key=lambda e: not isinstance(e, DestinationRefused)):
+            raise error
+
+    def note_checkpoint(self, ts: int, allowed: Allowed) -> None:
+        """It has no place for it."""
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _send(self, writes: Sequence[Write], allowed: Allowed) -> None:
+        s, left = self.cluster.scheduler, allowed()
+        if left <= 0:
+            raise LeaseOver
+        request = Request(
+            owner=self.owner,
+            scope=self.scope,
+            writes=writes,
+            sent_s=s.now,
+            deadline_s=s.now + min(left, REQUEST_S),
+        )
+        try:
+            self.cluster.send(request)
+        except NoReply:
+            s.sleep(max(0.0, request.deadline_s - s.now))
+            raise
+
+
+def entries_of(stretch: Stretch) -> list[Entry]:
+    """The newest version of each key."""
+    newest: dict[bytes, Entry] = {}
+    for row in stretch.rows.to_pylist():
+        entry = entry_of(row)
+        newest[entry.key] = entry
+    return list(newest.values())
+
+
+def write_of(entry: Entry, now_ms: int) -> Write:
+    """What remains of an entry by the cluster's clock: nothing is a delete, for a TTL of 0 means for ever."""
+    ttl_s = entry.expire_ts - now_ms // 1000 if entry.expire_ts else 0
+    if entry.expire_ts and ttl_s <= 0:
+        return Write(entry=entry, value=None, ttl_s=0)
+    return Write(entry=entry, value=entry.value, ttl_s=ttl_s)
+
+
+def entry_of(row: dict[str, Any]) -> Entry:
+    """Of a row of the log."""
+    value = None if row["op"] == Op.DELETE else row["value"]
+    return Entry(key=row["key"][PREFIX_BYTES:], value=value, expire_ts=row["expire_ts"], commit_ts=row["commit_ts"])

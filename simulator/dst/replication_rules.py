@@ -1,0 +1,270 @@
+"""The rules of a changefeed that the service writes to a recovery cluster, checked at each write and each COMMIT.
+
+never older    each key shows a version that is no older than its newest at or below the checkpoint of its lane
+in order       within one ownership of a lane no key goes back. After a change of owner one may, as long as the lane is
+               below its `redo_ts` ("catching up")
+one writer     once an owner has sent a request, no request of an owner before it is applied to its keys
+attempted      the catalog has `attempted_ts` at or above the commit_ts of a write before it is sent
+repeated       an unfinished stretch keeps its end until it is finished
+entries        what is written is a version of the main cluster; it expires when that does, by the recovery cluster's
+               clock
+lanes          together have each key once. `attempted_ts`, epochs and checkpoints never fall, but for a rewind; the
+               checkpoint of the changefeed is not above that of a lane
+retention      the floor of the log does not rise above the checkpoint of a changefeed that holds it
+at rest        the recovery cluster is the main one, and expiries are those of the main one
+
+A version that the log lacks is not missed: whether it is lacked is known when all of the log was read (`raw_rules`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from simulator.dst.recovery import Entry, Owner, RecoveryCluster, Request, Write
+from simulator.raw_workload import RawRow
+from tistream.catalog.work.core.lane_scope import KeyScope, parse_scope
+from tistream.model.change import Op
+
+FEED = "recovery"
+_ROUNDED_MS = 1000  # a TTL has whole seconds
+
+_LANES = (
+    "SELECT lane_id, scope, checkpoint_ts, attempted_ts, redo_ts, epoch, owner, record_ts FROM lanes "
+    "WHERE tenant_id = 1 ORDER BY lane_id"
+)
+_FEED = "SELECT checkpoint_ts, state FROM changefeeds WHERE tenant_id = 1"
+_FLOOR = "SELECT floor_ts FROM tenants WHERE tenant_id = 1"
+_Place = tuple[int, bytes]  # commit_ts, key on the wire
+
+
+class _Lane(NamedTuple):
+    scope: KeyScope
+    checkpoint_ts: int
+    attempted_ts: int
+    redo_ts: int
+    epoch: int
+    owner: str | None
+    record_ts: int  #: end of an unfinished stretch
+
+    def has(self, key: bytes) -> bool:
+        return key in self.scope.range and not any(key in part for part in self.scope.without)
+
+
+class _Shown(NamedTuple):
+    """What was written to a key last."""
+
+    commit_ts: int
+    owner: Owner
+    asked_ms: int  #: the latest by which its TTL may be too long
+
+
+@dataclass(slots=True)
+class ReplicationRules:
+    """The rules of one run. `truth`: key on the wire -> its writes in the main cluster, growing."""
+
+    truth: Mapping[bytes, Sequence[RawRow]]
+    prefix: bytes  #: of the keys of the tenant
+    cluster: RecoveryCluster
+    violated: Callable[[str], None]
+    rewinds: set[int] = field(default_factory=set)  #: where operators asked to go on
+    went_back: int = 0  #: keys that showed an older version after a change of owner
+    owners: set[Owner] = field(default_factory=set)  #: that have sent something
+    _scopes: dict[Owner, KeyScope] = field(default_factory=dict)
+    _shown: dict[bytes, _Shown] = field(default_factory=dict)
+    _lanes: dict[int, _Lane] = field(default_factory=dict)
+    _rows: Any = None
+    _feed: tuple[int, str] = (0, "")
+    _floor: int = 0
+    _paged: set[_Place] = field(default_factory=set)
+    _lacked: set[tuple[_Place, str]] = field(default_factory=set)  # if the log has it, this was violated
+
+    # -- what happens
+
+    def paged(self, places: Collection[_Place]) -> None:
+        """These are in the log."""
+        self._paged.update(places)
+
+    def sent(self, request: Request) -> None:
+        """A worker sends a request."""
+        self.owners.add(request.owner)
+        self._scopes.setdefault(request.owner, request.scope)
+        for write in request.writes:
+            for lane in self._of(write.entry.key):
+                if lane.attempted_ts < write.entry.commit_ts:
+                    self.violated(f"attempted: {write.entry} is sent, its lane has attempted {lane.attempted_ts}")
+
+    def applied(self, request: Request, write: Write) -> None:
+        """A write has reached the cluster."""
+        entry, key = write.entry, write.entry.key
+        if wrong := self._wrong(request, write):
+            self.violated(f"entry: {write} {wrong}")
+        later = [owner for owner, scope in self._scopes.items() if owner > request.owner and key in scope.range]
+        if later:
+            self.violated(f"one writer: {write} of {request.owner} is applied, {later} have begun")
+        was = self._shown.get(key)
+        if was is not None and entry.commit_ts < was.commit_ts:
+            self._check_back(request, entry, was)
+        delay_ms = int((self.cluster.scheduler.now - request.sent_s) * 1000)
+        self._shown[key] = _Shown(entry.commit_ts, request.owner, delay_ms)
+        self._check_key(key)
+
+    def look(self, query: Callable[..., Any]) -> None:
+        """Check after a COMMIT."""
+        feed, floor_ts = query(_FEED), query(_FLOOR)[0][0]
+        if not feed:
+            return
+        rows = query(_LANES)
+        if floor_ts > self._floor and floor_ts > feed[0][0]:
+            self.violated(f"retention: the floor is {floor_ts}, the changefeed stands at {feed[0][0]}")
+        self._floor = floor_ts
+        if (rows, feed[0]) == (self._rows, self._feed):
+            return
+        before = self._lanes
+        self._lanes = {lane_id: _Lane(_keys(scope), *row) for lane_id, scope, *row in rows}
+        self._check_cover()
+        self._check_moves(before, feed[0][0])
+        self._rows, self._feed = rows, feed[0]
+        for key in self.truth:
+            if key.startswith(self.prefix):
+                self._check_key(key[len(self.prefix) :])
+
+    @property
+    def checkpoint_ts(self) -> int:
+        """Of the changefeed."""
+        return self._feed[0]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it runs and no lane waits for an operator."""
+        return self._feed[1] == "normal"
+
+    def lowest(self) -> int:
+        """The checkpoint of the last lane; 0 before there is one."""
+        return min((lane.checkpoint_ts for lane in self._lanes.values()), default=0)
+
+    def at_rest(self, log: Collection[_Place]) -> None:
+        """Everything was written; `log`: all that the log has."""
+        for place, what in sorted(self._lacked):
+            if place in log:
+                self.violated(what)
+        for wire, writes in self.truth.items():
+            if wire.startswith(self.prefix) and (wrong := self._differs(wire[len(self.prefix) :], writes[-1])):
+                self.violated(f"at rest: {wire!r} {wrong}")
+        unknown = [key for key in self.cluster.data if self.prefix + key not in self.truth]
+        if unknown:
+            self.violated(f"at rest: the main cluster never had {unknown}")
+
+    # -- inside
+
+    def _of(self, key: bytes) -> list[_Lane]:
+        return [lane for lane in self._lanes.values() if lane.has(key)]
+
+    def _wrong(self, request: Request, write: Write) -> str:
+        """What is wrong with a write; empty when nothing is."""
+        entry = write.entry
+        written = next((w for w in self.truth.get(self.prefix + entry.key, ()) if w.commit_ts == entry.commit_ts), None)
+        if written is None:
+            return "was never written"
+        now_ms = self.cluster.unix_ms()
+        late_ms = int((self.cluster.scheduler.now - request.sent_s) * 1000) + 2 * _ROUNDED_MS
+        end_ms = written.expire_ts * 1000
+        if write.value is None:
+            gone = written.op is Op.DELETE or 0 < end_ms <= now_ms + _ROUNDED_MS
+            return "" if gone else f"deletes what was written as {written}"
+        if write.value != written.value:
+            return f"was written as {written}"
+        if bool(write.ttl_s) != bool(end_ms):
+            return f"has another expiry than {written}"
+        if end_ms and not -_ROUNDED_MS <= now_ms + write.ttl_s * 1000 - end_ms <= late_ms:
+            return f"lives {now_ms + write.ttl_s * 1000 - end_ms} ms longer than {written}"
+        return ""
+
+    def _check_back(self, request: Request, entry: Entry, was: _Shown) -> None:
+        if request.owner == was.owner:
+            self.violated(
+                f"in order: {entry.key!r} goes back from {was.commit_ts} to {entry.commit_ts} under one owner"
+            )
+            return
+        self.went_back += 1
+        for lane in self._of(entry.key):
+            if lane.redo_ts < was.commit_ts or lane.checkpoint_ts >= lane.redo_ts:
+                self.violated(f"catching up: {entry} replaces {was.commit_ts}, the lane is {lane}")
+
+    def _check_key(self, key: bytes) -> None:
+        """It shows nothing older than its newest version at the checkpoint."""
+        writes, was = self.truth.get(self.prefix + key, ()), self._shown.get(key)
+        shown_ts = 0 if was is None else was.commit_ts
+        for lane in self._of(key):
+            upto = bisect_right(writes, lane.checkpoint_ts, key=lambda write: write.commit_ts)
+            for write in reversed(writes[:upto]):
+                if write.commit_ts <= shown_ts:
+                    break
+                place, what = (write.commit_ts, write.key), f"older: {key!r} shows {shown_ts}, its lane is {lane}"
+                if place in self._paged:
+                    self.violated(what)
+                    break
+                self._lacked.add((place, what))
+
+    def _check_cover(self) -> None:
+        """Each key is in one lane: counted at each bound, between two of which nothing changes."""
+        parts = [part for lane in self._lanes.values() for part in (lane.scope.range, *lane.scope.without)]
+        bounds = {b"", *(part.start for part in parts), *(part.end for part in parts)}
+        for key in sorted(bounds):
+            if len(self._of(key)) != 1:
+                self.violated(f"lanes: {key!r} is in {self._of(key)} of {list(self._lanes.values())}")
+
+    def _check_moves(self, before: Mapping[int, _Lane], checkpoint_ts: int) -> None:
+        rewound = checkpoint_ts in self.rewinds and all(
+            lane_id not in before or lane.epoch > before[lane_id].epoch for lane_id, lane in self._lanes.items()
+        )
+        if checkpoint_ts > self.lowest() or (checkpoint_ts < self._feed[0] and not rewound):
+            self.violated(f"checkpoint: from {self._feed} to {checkpoint_ts}, the lanes are {self._lanes}")
+        for lane_id, lane in self._lanes.items():
+            was = before.get(lane_id)
+            if was is None:
+                self._check_new(lane, before)
+            elif lane.epoch < was.epoch or (lane.owner != was.owner and lane.epoch == was.epoch):
+                self.violated(f"epoch: a lane went from {was} to {lane}")
+            elif lane.attempted_ts < was.attempted_ts or (lane.checkpoint_ts < was.checkpoint_ts and not rewound):
+                self.violated(f"lane: from {was} to {lane}")
+            elif was.record_ts not in (0, lane.record_ts) and lane.checkpoint_ts == was.checkpoint_ts and not rewound:
+                self.violated(f"repeated: the stretch of {was} became that of {lane}")
+            if not lane.checkpoint_ts <= lane.attempted_ts:
+                self.violated(f"attempted: {lane}")
+
+    def _check_new(self, lane: _Lane, before: Mapping[int, _Lane]) -> None:
+        """A lane that replaces others has all that they had, and knows what they attempted."""
+        for was in before.values():
+            if lane.scope.range.intersect(was.scope.range) is None or not any(
+                was.has(key) and lane.has(key) for key in (was.scope.range.start, lane.scope.range.start)
+            ):
+                continue
+            if lane.checkpoint_ts > was.checkpoint_ts or lane.redo_ts < was.attempted_ts:
+                self.violated(f"lane: {lane} takes keys over from {was}")
+
+    def _differs(self, key: bytes, newest: RawRow) -> str:
+        """How the key differs from its newest version; empty when it does not."""
+        found, now_ms, end_ms = self.cluster.get(key), self.cluster.unix_ms(), newest.expire_ts * 1000
+        late_ms = self._shown[key].asked_ms + 2 * _ROUNDED_MS if key in self._shown else 0
+        if newest.op is Op.DELETE or 0 < end_ms <= now_ms - late_ms:
+            return "" if found is None else f"is {found}, its newest version is {newest}"
+        if found is None:
+            return "" if 0 < end_ms <= now_ms + _ROUNDED_MS else f"is not there, its newest version is {newest}"
+        if found.value != newest.value or bool(found.expire_ms) != bool(end_ms):
+            return f"is {found}, its newest version is {newest}"
+        early_ms = found.expire_ms - end_ms
+        return "" if -_ROUNDED_MS <= early_ms <= late_ms else f"expires {early_ms} ms late"
+
+
+def places_of(rows: Any) -> list[_Place]:
+    """(commit_ts, key) of rows of the log."""
+    return list(zip(rows["commit_ts"].to_pylist(), rows["key"].to_pylist(), strict=True))
+
+
+def _keys(text: str) -> KeyScope:
+    scope = parse_scope(text)
+    assert isinstance(scope, KeyScope)
+    return scope
