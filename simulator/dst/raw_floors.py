@@ -9,14 +9,14 @@ at rest       from the floor on, every key as of every moment is what its store 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import defaultdict
 from typing import Any
 
 from compactor.base_job import BaseSettings, build_tenant_bases
 from compactor.core.base_plan import BasePlanSettings
 from compactor.local import LocalExecutor
 from reading.reader import LogReader
-from schemas.bases import of_range
+from schemas.bases import Base, of_range
 from schemas.registry.retention import floor_of_keys
 from schemas.registry.schema_registry import SchemaRegistry
 from simulator.dst.database import SimCatalog
@@ -35,6 +35,8 @@ from tistream.model.change import FLAG_SCANNED
 _WHAT_MAY_HAPPEN = (ErrorKind.RETRY, ErrorKind.CORRUPT, ErrorKind.NOT_FOUND, ErrorKind.FENCED)
 _EVER_MS = 1 << 40
 _MOMENTS = 60  #: that are judged
+
+_Known = defaultdict[bytes, list[dict[str, Any]]]
 
 
 def give_up(
@@ -76,35 +78,37 @@ def judge(world: Any, tenant: Tenant, catalog: SimCatalog, store: SimStore, read
     ends = {tso.compose(write.expire_ts * 1000) for writes in truth.values() for write in writes}
     moments = sorted(ts for ts in written | ends if row.earliest_ts <= ts <= upto)
     some = random.Random(upto).sample(moments, min(_MOMENTS, len(moments)))
+    read: dict[Base, _Known] = {}
     for as_of in (row.earliest_ts, *some, upto):
         try:
-            known = list(_versions(tenant, catalog, store, reader, as_of, upto))
+            base = of_range(list_bases(catalog, tenant), as_of, start_ts=row.start_ts, floor_ts=row.floor_ts)
+            if base not in read:  # all rest: it is the same for every moment that begins with it
+                read[base] = _versions(tenant, catalog, store, reader, base, upto)
         except TsExpired as e:
             if as_of < get_tenant(catalog, tenant).floor_ts:  # it has risen meanwhile
                 continue
             world.oracle.violated(f"raw floor: as of {as_of}, at or above the floor {row.floor_ts}: {e.message}")
             return
         for key, writes in truth.items():
-            if wrong := _wrong(known, key, writes, as_of):
+            if wrong := _wrong(read[base][key], writes, as_of):
                 world.oracle.violated(f"raw as of {as_of}, the floor is {row.floor_ts}: {key!r} {wrong}")
 
 
-def _versions(
-    tenant: Tenant, catalog: SimCatalog, store: SimStore, reader: LogReader, as_of: int, upto: int
-) -> Iterator[dict[str, Any]]:
-    """What a reader as of then has."""
-    row = get_tenant(catalog, tenant)
-    base = of_range(list_bases(catalog, tenant), as_of, start_ts=row.start_ts, floor_ts=row.floor_ts)
+def _versions(tenant: Tenant, catalog: SimCatalog, store: SimStore, reader: LogReader, base: Base, upto: int) -> _Known:
+    """What a reader has who begins with this base, by key."""
+    known = _Known(list)
     if isinstance(base.source, BaseRow):
         for segment in base_segments_of(catalog, base.source) or ():
-            yield from ({**r, "flags": 0} for r in base_rows(store, segment, base.ts, KEY_VERSION).to_pylist())
+            for row in base_rows(store, segment, base.ts, KEY_VERSION).to_pylist():
+                known[row["key"]].append({**row, "flags": 0})
     for part in reader.versions(tenant, after=base.ts, upto=upto, table_ids=[KEY_RANGE], amended=0):
-        yield from part.to_pylist()
+        for row in part.to_pylist():
+            known[row["key"]].append(row)
+    return known
 
 
-def _wrong(known: list[dict[str, Any]], key: bytes, writes: Any, as_of: int) -> str:
-    """What is wrong with the key as of then; empty when nothing is."""
-    mine = [row for row in known if row["key"] == key]
+def _wrong(mine: list[dict[str, Any]], writes: Any, as_of: int) -> str:
+    """What is wrong with a key as of then; empty when nothing is. `mine` are its rows."""
     newest = max((row for row in mine if row["commit_ts"] <= as_of), key=lambda r: int(r["commit_ts"]), default=None)
     is_open = any(row["flags"] & FLAG_SCANNED and row["start_ts"] < as_of < row["commit_ts"] for row in mine)
     if is_open and (newest is None or newest["commit_ts"] < as_of):
