@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backup.core.manifest import Manifest
 from backup.core.pairs import PAIRS
+from backup.job import Progress, check_empty, write_backup
+from backup.pace import Pace
 from tistream.client import frames
+from tistream.client.api import Client
 from tistream.client.tenant import Tenant
+from tistream.errors import AheadOfWatermark, InvalidInput
 from tistream.keyrange import KeyRange
+from tistream.objectstore.protocol import ObjectStore
+from tistream.tikv.core.api_versions import Api
 
 _HEX = {"key_format": "hex"}
 
@@ -36,3 +45,66 @@ class LogScan:
             zero = pa.scalar(0, pa.uint64())
             columns = [found["key"], found["value"], pc.fill_null(found["expire_ts"], zero)]
             yield pa.Table.from_arrays(columns, schema=PAIRS)
+
+
+def back_up_log(
+    client: Client,
+    tenant: Tenant,
+    store: ObjectStore,
+    wanted: KeyRange,
+    as_of: str,
+    *,
+    allow_state: bool,
+    pace: Pace,
+    stop: threading.Event,
+    progress: Progress = lambda done, parts: None,
+) -> Manifest:
+    """Write a complete backup of a raw tenant as of a timestamp. StateNotKnown, AheadOfWatermark; InvalidInput for
+    another kind of tenant."""
+    check_empty(store)
+    keyspace_id = _keyspace_id(client.get(_path(tenant)))
+    asked = {"as_of": as_of, "limit": "1", "format": "ndjson", "start_key": wanted.start.hex()}
+    asked |= {"end_key": wanted.end.hex()} if wanted.end else {}
+    asked |= {"allow_state": "true"} if allow_state else {}
+    answer = client.request("GET", _path(tenant) + "/kv/rows", params=asked)
+    ts = int(answer.headers["TiStream-As-Of"])
+    source = LogScan(tenant, ts, allow_state=allow_state)
+    about = Manifest(
+        made_from="log",
+        cluster_id=tenant.cluster_id,
+        keyspace_id=keyspace_id,
+        source_api=Api.V2,
+        api=Api.V2,
+        range=wanted,
+        backup_ts=ts,
+        files=(),
+    )
+    return write_backup(
+        store, [wanted], source.scan, about, pace=pace, stop=stop, progress=progress, inexact=lambda: source.inexact
+    )
+
+
+def watermark_of(client: Client, tenant: Tenant, keyspace_id: int, wanted: KeyRange) -> int:
+    """What is served of the tenant now. InvalidInput when it does not capture these keys."""
+    found = client.get(_path(tenant))
+    if _keyspace_id(found) != keyspace_id:
+        raise InvalidInput(
+            "The tenant is of another keyspace.", keyspace_id=keyspace_id, tenants=found["keyspace"]["id"]
+        )
+    captured = KeyRange(bytes.fromhex(found["start_key"]), bytes.fromhex(found["end_key"]))
+    if not captured.covers(wanted):
+        raise InvalidInput("The tenant does not capture all of these keys.", captured=str(captured), wanted=str(wanted))
+    resolved_ts = int(found["resolved_ts"])
+    if not resolved_ts:
+        raise AheadOfWatermark("Nothing is served of the tenant yet: its first scan is not complete.")
+    return resolved_ts
+
+
+def _path(tenant: Tenant) -> str:
+    return f"/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
+
+
+def _keyspace_id(found: Mapping[str, Any]) -> int:
+    if found["kind"] != "raw" or found["keyspace"]["id"] is None:
+        raise InvalidInput("Only a raw tenant whose keyspace is known can be backed up.", kind=found["kind"])
+    return int(found["keyspace"]["id"])

@@ -55,8 +55,10 @@ def write_backup(
     stop: threading.Event,
     threads: int = 1,
     progress: Progress = lambda done, parts: None,
+    inexact: Callable[[], int] = lambda: 0,
 ) -> Manifest:
-    """Write the pairs of all parts, which are in key order; `about` says the rest and has no files. Raises the error of
+    """Write the pairs of all parts, which are in key order; `about` says the rest and has no files.
+    `inexact`: how many keys had a state that was not known. Raises the error of
     the part that failed first, after the others have stopped."""
     done: dict[int, Sequence[BackupFile]] = {}
 
@@ -70,7 +72,8 @@ def write_backup(
         progress(len(done), len(parts))
 
     in_threads(back_up, len(parts), threads, stop)
-    manifest = replace(about, files=tuple(file for number in range(len(parts)) for file in done[number]))
+    files = tuple(file for number in range(len(parts)) for file in done[number])
+    manifest = replace(about, files=files, inexact=inexact())
     store.put(NAME, encode_manifest(manifest))
     return manifest
 

@@ -40,6 +40,8 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "snapshot": "snapshot:snapshot",
         "restore": "snapshot:restore",
         "schema": "schema:commands",
+        "raw": "raw:commands",
+        "verify": "verify:verify",
     },
     "Tenants, keys and stores": {"tenant": "tenant:commands", "key": "key:commands", "store": "store:commands"},
     "Operate": {

@@ -15,7 +15,7 @@ from tistream.cli import main as cli
 
 LINE_CHARS_MAX = 96
 VERBS = {
-    *("Add", "Ask", "Cancel", "Check", "Compare", "Compile", "Create", "Decide", "Delete", "Drain", "Estimate"),
+    *("Add", "Ask", "Back", "Cancel", "Check", "Compare", "Compile", "Create", "Decide", "Delete", "Drain", "Estimate"),
     *(
         "Explain",
         "Get",
@@ -32,7 +32,20 @@ VERBS = {
         "Read",
         "Register",
     ),
-    *("Remember", "Remove", "Replace", "Replay", "Resume", "Retry", "Revoke", "Run", "Show", "Split", "Write"),
+    *(
+        "Remember",
+        "Remove",
+        "Replace",
+        "Replay",
+        "Restore",
+        "Resume",
+        "Retry",
+        "Revoke",
+        "Run",
+        "Show",
+        "Split",
+        "Write",
+    ),
 }
 
 

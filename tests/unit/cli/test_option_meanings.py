@@ -37,7 +37,7 @@ MEANINGS = {
 }
 SHORT = {
     "-c": "--cluster", "-t": "--tenant", "-o": "--output", "-f": "--follow", "-d": "--data", "-n": "--limit",
-    "-p": "--port", "-r": "--role", "-O": "--option", "-V": "--version",
+    "-p": "--port", "-r": "--role", "-O": "--option", "-V": "--version", "-s": "--storage",
 }  # fmt: skip
 #: commands without --json, and why
 NO_JSON = {

@@ -85,6 +85,6 @@ _V2 = (
     "keyspace by a tenant of that kind (tistream tenant register --kind raw --keyspace). " + DELETE_RANGE
 )
 _WAY_OUT = (
-    "To follow RawKV data, back it up with conversion (tikv-br backup raw --dst-api-version=v2) and restore it into a "
+    "To follow RawKV data, back it up with conversion (tistream raw backup --dst-api-version v2) and restore it into a "
     "cluster with storage.api-version = 2"
 )
