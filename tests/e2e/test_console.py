@@ -18,6 +18,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from metaserver.replications import Replications, Wanted
+from reading.filters import part_name
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
@@ -25,6 +27,7 @@ from tests.kit.stream_world import served
 from tistream.catalog.log.consumers import claim_partition
 from tistream.catalog.tenancy.changefeeds import add_changefeed
 from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.lanes import isolate, list_lanes
 from tistream.catalog.work.stores import issue_incarnation, note_cut_ts
 from tistream.catalog.work.tasks import list_tasks, stop_task
 from tistream.ids import Tenant
@@ -39,7 +42,8 @@ PAGES = {
     "awaiting": "/tenants/1/2",
     "stopped": "/tenants/2/7",
     "keyspace": "/tenants/1/3",
-    "consumers": "/tenants/1/1/consumers",
+    "changefeeds": "/tenants/1/1/changefeeds",
+    "changefeed": "/tenants/1/1/changefeeds/lake",
     "missing": "/tenants/9/9",
 }
 WIDTHS = (1280, 390)
@@ -88,6 +92,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         EntryLog(world.catalog, world.store, tenant=KEYSPACE, rows=rows).build(1)
         add_changefeed(world.catalog, TENANT, "warehouse", None, partitions=2)
         claim_partition(world.catalog, TENANT, "warehouse", "loader-1", session=None, lease_ms=600_000)
+        replicated(world, tmp_path_factory.mktemp("lake"))
         task = list_tasks(world.catalog, STOPPED)[3]
         assert stop_task(world.catalog, task.task_id, epoch=task.epoch, error=HOSTILE)
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -95,6 +100,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
             yield Site(world, server.url, browser)
             browser.close()
+
+
+def replicated(world: ApiWorld, folder: Path) -> None:
+    """A changefeed to a folder, with a refused change."""
+    wanted = Wanted(sink_uri=f"file://{folder}?protocol=canal-json&file-size=8388608&enable-tidb-extension=true")
+    run = Replications(catalog=world.catalog, clock=world.services.clock, registry=world.services.registry)
+    run.create(TENANT, "lake", None, wanted, lanes=3, actor="")
+    lane = list_lanes(world.catalog, TENANT, "lake")[1]
+    rest, alone = lane.scope.isolate(part_name("shop", HOSTILE))
+    error = {"code": "TS-1101", "message": HOSTILE, "db": "shop", "table": HOSTILE, "key": "7480" * 30}
+    isolate(world.catalog, lane, rest, alone, {**error, "commit_ts": str(lane.checkpoint_ts + 5)})
 
 
 @pytest.mark.parametrize(("name", "scheme", "width"), list(product(PAGES, SCHEMES, WIDTHS)))
@@ -106,7 +122,7 @@ def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: s
     if name == "keyspace":
         expect(page.locator("ts-tail .put em")).to_have_text(r"user:1\xff")
         expect(page.locator("#keyspace")).to_contain_text("RawDeleteRange is invisible")
-    if name not in ("overview", "consumers", "missing"):
+    if name not in ("overview", "changefeeds", "changefeed", "missing"):
         expect(page.locator("ts-lag-chart canvas")).to_be_visible()
         expect(page.locator("ts-lag-chart p")).not_to_have_text("No data yet.")
     page.screenshot(path=str(ARTEFACTS / f"{name}-{scheme}-{width}.png"), full_page=True)

@@ -1,4 +1,4 @@
-"""The console's page of consumers, its forms, and consumers in the lag of a tenant."""
+"""The console's pages of changefeeds, their forms, and consumers in the lag of a tenant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from apiserver.app import create_app
+from metaserver.replications import Replications, Wanted
+from reading.filters import part_name
 from tests.kit.api_world import BASE, ApiWorld, api_world
+from tests.kit.catalog_cases import elected
 from tests.kit.log_builder import TENANT
 from tests.kit.recording import committed_rows
 from tests.kit.stream_world import served
@@ -24,9 +27,19 @@ from tistream.catalog.tenancy.changefeeds import (
     list_changefeeds,
     switch_changefeed,
 )
+from tistream.catalog.work.lanes import (
+    LaneAssignment,
+    assign_lanes,
+    finish_stretch,
+    isolate,
+    lane_places,
+    lanes_of,
+    list_lanes,
+)
+from tistream.catalog.work.workers import register_worker
 from tistream.cli.main import command_line
 
-PAGE = "/tenants/1/1/consumers"
+PAGE = "/tenants/1/1/changefeeds"
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
 
@@ -47,7 +60,7 @@ def text(world: ApiWorld, path: str, status: int = 200) -> str:
 
 def test_a_consumer_is_shown_with_its_members_and_what_it_holds(world: ApiWorld) -> None:
     shown = text(world, PAGE)
-    assert "dwh normal" in shown
+    assert "dwh consumer normal" in shown
     assert re.search(r"loader-1 0, 1, 2 [0-9.]+ m?s 1 min (2\d|30) s left", shown), shown
     assert "is kept until it has been idle for 30 d" in shown
     assert "Not read" not in shown
@@ -59,7 +72,7 @@ def test_a_consumer_is_shown_with_its_members_and_what_it_holds(world: ApiWorld)
     shown = text(world, PAGE)
     assert "It holds no log: it has been idle for longer than its limit of 30 d." in shown
     assert "Not read: partitions 0, 1, 2 of 3." in shown
-    assert 'href="/tenants/1/1/consumers"' in world.http.get("/tenants/1/1").text
+    assert 'href="/tenants/1/1/changefeeds"' in world.http.get("/tenants/1/1").text
 
 
 def test_forms_say_what_they_do_and_do_it_when_confirmed(world: ApiWorld) -> None:
@@ -83,7 +96,7 @@ def test_forms_say_what_they_do_and_do_it_when_confirmed(world: ApiWorld) -> Non
     start = world.log.start_ts
     normal, stopped = FeedState.NORMAL, FeedState.STOPPED
     assert seen == [(normal, resolved), (normal, start), (stopped, start), (normal, start)]
-    assert "No consumers yet" in text(world, PAGE)
+    assert "No changefeeds yet" in text(world, PAGE)
     text(world, f"{PAGE}/dwh/reset", status=404)
 
 
@@ -98,3 +111,65 @@ def test_lag_names_the_consumer_that_is_late(world: ApiWorld) -> None:
     assert consumer["lag_s"] == ((world.services.served(TENANT).resolved >> 18) - (checkpoint >> 18)) / 1000
     switch_changefeed(world.catalog, TENANT, "dwh", FeedState.STOPPED)
     assert world.http.get(f"{BASE}/lag").json()["consumers"] == [], "a paused one is not late"
+
+
+def replicated(world: ApiWorld, folder: Path) -> str:
+    """A changefeed to a folder; the address of its page."""
+    run = Replications(catalog=world.catalog, clock=world.services.clock, registry=world.services.registry)
+    wanted = Wanted(sink_uri=f"file://{folder}?protocol=canal-json")
+    assert run.create(TENANT, "lake", None, wanted, lanes=None, actor="")[0]
+    return f"{PAGE}/lake"
+
+
+def test_a_replication_is_shown_with_its_lanes_and_what_they_have_written(world: ApiWorld, tmp_path: Path) -> None:
+    page = replicated(world, tmp_path / "lake")
+    assert "waits for a worker" in text(world, page)
+    assert "No replicator is up" in text(world, page)
+    register_worker(world.catalog, "replicate-1", "replicate", "")
+    wanted = [LaneAssignment(place.lane_id, "replicate-1", place.epoch) for place in lane_places(world.catalog)]
+    assert assign_lanes(world.catalog, wanted, leader_epoch=elected(world.catalog)) == 2
+    first, second = (job.lane for job in lanes_of(world.catalog, "replicate-1", 1))
+    upto = world.services.served(TENANT).resolved
+    finish_stretch(world.catalog, first, upto, rows=1234, size=5000, amended=0)
+    refused = {"code": "TS-1101", "message": "no", "cause": "too long", "db": "shop", "table": "t<b>", "key": "7a"}
+    rest, alone = second.scope.isolate(part_name("shop", "t<b>"))
+    isolate(world.catalog, second, rest, alone, {**refused, "commit_ts": str(upto)})
+    shown = text(world, page)
+    assert "State error" in shown
+    assert re.search(r"0 tables 1 of 2 writes replicate-1 \S+ \S+ [0-9.]+ m?s ago 1,234 4.9 KiB", shown), shown
+    assert re.search(r"2 table shop.t<b> stopped by a refused change Retry lane 2 … Skip lane 2 …", shown), shown
+    assert "1,234 changes, 4.9 KiB written by 3 lanes" in text(world, PAGE)
+    assert world.http.get(f"{page}.json").json()["item"]["done"] == {"rows": 1234, "bytes": 5000}
+
+
+def test_forms_of_a_replication_say_what_they_do_and_do_it_when_confirmed(world: ApiWorld, tmp_path: Path) -> None:
+    page = replicated(world, tmp_path / "lake")
+    lane = list_lanes(world.catalog, TENANT, "lake")[0]
+    rest, alone = lane.scope.isolate(part_name("shop", "orders"))
+    error = {"code": "TS-1101", "message": "no", "db": "shop", "table": "orders", "key": "7a"}
+    isolate(world.catalog, lane, rest, alone, {**error, "commit_ts": str(lane.checkpoint_ts + 5)})
+
+    def state() -> tuple[FeedState, list[bool], int]:
+        found = list_lanes(world.catalog, TENANT, "lake")
+        skipped = sum(len(lane.scope.skipped) for lane in found)
+        return get_changefeed(world.catalog, TENANT, "lake").state, [lane.is_stopped for lane in found], skipped
+
+    forms = [
+        ("pause", "are kept", (FeedState.STOPPED, [False, False, True], 0)),
+        ("skip?lane=2", "is never written", (FeedState.STOPPED, [False, False, False], 1)),
+        ("resume", "Writing continues above", (FeedState.NORMAL, [False, False, False], 1)),
+    ]
+    text(world, f"{page}/rebalance", status=409)
+    for verb, words, after in forms:
+        before = state()
+        assert words in text(world, f"{page}/{verb}")
+        assert state() == before, "only said"
+        assert world.http.post(f"{page}/{verb}", headers=OURS, follow_redirects=False).status_code == 303
+        assert state() == after
+    text(world, f"{page}/retry?lane=2", status=409)
+    assert "4 lanes replace 3: " in text(world, f"{page}/rebalance?lanes=4")
+    assert world.http.post(f"{page}/rebalance?lanes=4", headers=OURS, follow_redirects=False).status_code == 303
+    assert next(lane.scope.shown for lane in list_lanes(world.catalog, TENANT, "lake")) == "tables 1 of 4"
+    assert "What file://" in text(world, f"{page}/remove")
+    assert world.http.post(f"{page}/remove", headers=OURS, follow_redirects=False).status_code == 303
+    text(world, page, status=404)

@@ -1,0 +1,187 @@
+"""Changefeeds of a tenant: consumers with their members, and replications with their lanes; a page for each; and the
+forms that reset, pause, resume, rebalance or remove one, or decide about a refused change."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import partial
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import Path, Query
+
+from apiserver.console import operator_views
+from apiserver.console.pages import Action, Pages
+from destinations.opening import Target, cut_lanes
+from reading.deps import Id, Services
+from reading.kv.selection import parse_selection
+from tistream.admin import actions, consumers, replication_actions
+from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
+from tistream.catalog.work.lanes import list_lanes, replace_lanes
+from tistream.clock import Clock
+from tistream.codec.key_format import KeyFormat
+from tistream.errors import StateForbids
+from tistream.http.auth.core.roles import Right
+from tistream.ids import Tenant
+from tistream.keyrange import KeyRange
+
+_ALL = "/tenants/{cluster_id}/{tenant_id}/changefeeds"
+_ONE = f"{_ALL}/{{changefeed_id}}"
+_Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+_To = Annotated[str, Query(max_length=64, description="a TSO, a time, `earliest` or `latest`")]
+_Lane = Annotated[int, Query(ge=0)]
+_Lanes = Annotated[int | None, Query(ge=1, le=256)]
+_LOOK_S = 1.5  #: between two looks from which a rate is computed
+
+
+def add_pages(pages: Pages) -> None:
+    """Add the pages of changefeeds."""
+    services, sources, rates = pages.services, operator_views.sources_of(pages.services), _Rates(pages.services.clock)
+
+    @pages.view(_ALL, "changefeeds.html", every=2)
+    def shown(cluster_id: Id, tenant_id: Id) -> dict[str, Any]:
+        row = get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
+        items = [_shown(row, item, rates) for item in consumers.consumers_of(services.catalog, row.tenant)]
+        return {"cluster_id": cluster_id, "tenant_id": tenant_id, "items": items}
+
+    @pages.view(_ONE, "changefeed.html", every=2)
+    def one(cluster_id: Id, tenant_id: Id, changefeed_id: _Name) -> dict[str, Any]:
+        row = get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
+        feed = get_changefeed(services.catalog, row.tenant, changefeed_id)
+        item = _shown(row, consumers.one_consumer(services.catalog, feed), rates)
+        return {"cluster_id": cluster_id, "tenant_id": tenant_id, "items": [item], "item": item}
+
+    @pages.action(f"{_ONE}/reset", right=Right.READ)
+    def reset(cluster_id: Id, tenant_id: Id, changefeed_id: _Name, to: _To = "earliest") -> Action:
+        tenant = Tenant(cluster_id, tenant_id)
+
+        def run(*, dry_run: bool, actor: str) -> dict[str, Any]:
+            to_ts = services.served(tenant).parse_ts(to, services.clock.unix_ms())
+            return consumers.reset(sources, tenant, changefeed_id, to_ts, dry_run=dry_run, actor=actor)
+
+        return Action(run, f"Reset consumer {changefeed_id}", _back(tenant))
+
+    for verb in ("pause", "resume", "remove"):
+        _add_action(pages, verb)
+    _add_lane_actions(pages)
+
+
+def _add_action(pages: Pages, verb: str) -> None:
+    services, sources = pages.services, operator_views.sources_of(pages.services)
+
+    @pages.action(f"{_ONE}/{verb}", right=Right.TENANT)
+    def action(cluster_id: Id, tenant_id: Id, changefeed_id: _Name) -> Action:
+        tenant = Tenant(cluster_id, tenant_id)
+
+        def run(*, dry_run: bool, actor: str) -> dict[str, Any]:
+            row = get_changefeed(services.catalog, tenant, changefeed_id)
+            does = getattr(replication_actions if row.is_replication else consumers, verb)
+            done: dict[str, Any] = does(sources, tenant, changefeed_id, dry_run=dry_run, actor=actor)
+            return done
+
+        return Action(run, f"{verb.capitalize()} changefeed {changefeed_id}", _back(tenant))
+
+
+def _add_lane_actions(pages: Pages) -> None:
+    services, sources = pages.services, operator_views.sources_of(pages.services)
+
+    @pages.action(f"{_ONE}/rebalance", right=Right.TENANT)
+    def rebalance(cluster_id: Id, tenant_id: Id, changefeed_id: _Name, lanes: _Lanes = None) -> Action:
+        tenant = Tenant(cluster_id, tenant_id)
+        run = partial(_rebalance, services, tenant, changefeed_id, lanes)
+        return Action(run, f"Rebalance changefeed {changefeed_id}", _path(tenant, changefeed_id))
+
+    def decision(verb: Any) -> None:
+        @pages.action(f"{_ONE}/{verb.__name__}", right=Right.TENANT)
+        def action(cluster_id: Id, tenant_id: Id, changefeed_id: _Name, lane: _Lane) -> Action:
+            tenant = Tenant(cluster_id, tenant_id)
+            run = partial(verb, sources, tenant, changefeed_id, lane)
+            title = f"{verb.__name__.capitalize()} the refused change of lane {lane}"
+            return Action(run, title, _path(tenant, changefeed_id))
+
+    for verb in (replication_actions.retry, replication_actions.skip):
+        decision(verb)
+
+
+def _rebalance(
+    services: Services, tenant: Tenant, name: str, count: int | None, *, dry_run: bool, actor: str
+) -> dict[str, Any]:
+    """Cut a replication anew, by its destination's regions as they are now."""
+    row, feed = get_tenant(services.catalog, tenant), get_changefeed(services.catalog, tenant, name)
+    before = list_lanes(services.catalog, tenant, name)
+    if not before:
+        raise StateForbids(f"Changefeed {name} has no destination: members read it.", state=feed.state)
+    for lane in before:
+        if lane.is_stopped:
+            raise StateForbids(f"Lane {lane.number} waits for a decision about a refused change.", lane=lane.number)
+    target, wanted = Target.of(feed.sink_uri, row), _keys_of(row, json.loads(feed.options))
+    scopes = cut_lanes(target, name, wanted, count or len(before), services.clock)
+    if not dry_run:
+        replace_lanes(services.catalog, tenant, name, scopes)
+    words = f"{len(scopes)} lanes replace {len(before)}: {', '.join(scope.shown for scope in scopes[:8])}"
+    words += " and more" if len(scopes) > 8 else ""
+    words += ". Each begins at the least checkpoint that it covers, so some changes are written again."
+    return actions.outcome("rebalance", f"changefeed {name}", dry_run, words)
+
+
+def _keys_of(row: TenantRow, options: dict[str, str]) -> KeyRange:
+    """The user keys of a keyspace that a changefeed has."""
+    if not row.kind.is_keyspace:
+        return KeyRange()
+    parts = {"prefix" if name == "key_prefix" else name: text for name, text in options.items() if name != "key_format"}
+    chosen = parse_selection(KeyFormat(options.get("key_format", KeyFormat.HEX)), **parts).range
+    return chosen.intersect(row.user_keys) or chosen
+
+
+def _back(tenant: Tenant) -> str:
+    return f"/tenants/{tenant.cluster_id}/{tenant.tenant_id}/changefeeds"
+
+
+def _path(tenant: Tenant, name: str) -> str:
+    return f"{_back(tenant)}/{quote(name)}"
+
+
+def _shown(row: TenantRow, item: dict[str, Any], rates: _Rates) -> dict[str, Any]:
+    """A changefeed with its members and their partitions, or with what its lanes have done."""
+    done = {name: sum(lane[name] for lane in item["lanes"]) for name in ("rows", "bytes")}
+    return {
+        **item,
+        "path": _path(row.tenant, item["changefeed_id"]),
+        "destination": item["sink_uri"],
+        "done": done,
+        "rate": rates.of((row.tenant, item["changefeed_id"]), done["rows"], done["bytes"]) if item["lanes"] else None,
+        "readers": [
+            {
+                "name": name,
+                "lease_s": item["leases_s"][name],
+                "partitions": [p["partition"] for p in item["partitions"] if p["member"] == name],
+                "lag_s": max((p["lag_s"] for p in item["partitions"] if p["member"] == name), default=0),
+            }
+            for name in item["members"]
+        ],
+        "unread": [p["partition"] for p in item["partitions"] if item["leases_s"].get(p["member"], 0) <= 0],
+        "log_gone": int(item["checkpoint_ts"]) < row.earliest_ts,
+    }
+
+
+class _Rates:
+    """Rows and bytes a second of changefeeds, each from two looks at its page."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._seen: dict[object, tuple[float, int, int, dict[str, float] | None]] = {}
+
+    def of(self, who: object, rows: int, size: int) -> dict[str, float] | None:
+        """None before the second look."""
+        now_s = self._clock.monotonic()
+        with self._lock:
+            then_s, rows_then, size_then, rate = self._seen.get(who, (now_s, rows, size, None))
+            if who not in self._seen or rows < rows_then:  # the lanes were replaced
+                self._seen[who] = now_s, rows, size, None
+                return None
+            if (past_s := now_s - then_s) >= _LOOK_S:
+                rate = {"rows": (rows - rows_then) / past_s, "bytes": (size - size_then) / past_s}
+                self._seen[who] = now_s, rows, size, rate
+            return rate
