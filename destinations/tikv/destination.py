@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from destinations.protocol import (
     Allowed,
     DestinationRefused,
@@ -173,6 +175,18 @@ class TikvDestination:
                 client.batch_put(keys, values, expires, allowed=allowed)
             if len(gone := plan.deletes()):
                 client.batch_delete(gone, allowed=allowed)
+
+    def pairs(self, wanted: KeyRange) -> Iterator[pa.Table]:
+        """What is there, page by page in key order: columns key (of users) and value."""
+        with _translated():
+            _, client = self._connect()
+            for page in client.scan(wanted):
+                yield pa.table({"key": page.keys, "value": page.values})
+
+    def now_ts(self) -> int:
+        """A timestamp of the destination's PD."""
+        with _translated():
+            return self._connect()[0].tso()
 
     def note_checkpoint(self, ts: int, allowed: Allowed) -> None:
         """Nothing is kept there."""

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pyarrow as pa
 import pytest
 
+from simulator.chaos.servers.processes import TiStreamProcess
 from simulator.raw_workload import RawProfile, RawWorkload, raw_cluster
 from simulator.serve.core.raw import Applied
 from simulator.serve.faults import STORM
@@ -179,9 +181,23 @@ def test_a_recovery_cluster_has_the_keys_of_the_main_one(cluster: ServiceCluster
             closing(RawClient(pd, RawSpace(Api.V2, 1), clock=SystemClock())) as there,
         ):
             pages = list(there.scan())
+            assert verified(cluster) == (0, True)
+            served.raw_kv.on_write = lambda write: None
+            there.batch_put(pa.array([b"k00007"], pa.binary()), pa.array([b"another"], pa.binary()))
+            assert verified(cluster) == (1, False), "another client wrote there"
     found = {k: v for page in pages for k, v in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)}
     wanted = {entry.key: entry.value for entry in entries}
     assert found == {key: value for key, value in wanted.items() if value is not None}
+
+
+def verified(cluster: ServiceCluster) -> tuple[int, bool]:
+    """(exit status, what it says) of `tistream changefeed verify`."""
+    asked = ("changefeed", "verify", "dr", "-c", "1", "-t", "2", "--url", cluster.url, "--format", "json")
+    with TiStreamProcess(*asked, log=cluster.folder / "verify.log") as process:
+        status = process.wait(120)
+        said = process.output()
+    assert "{" in said, said
+    return status, json.JSONDecoder().raw_decode(said, said.rindex("{"))[0]["equal"]
 
 
 def test_a_destination_that_is_away_is_waited_for_and_shown(cluster: ServiceCluster, tmp_path: Path) -> None:

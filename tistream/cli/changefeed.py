@@ -33,7 +33,8 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="A TiCDC or TiKV-CDC changefeed's TOML: its [filter] section.")
 ]
 FormatOfKeys = Annotated[
-    str | None, typer.Option("--format", "--key-format", help="Of --start-key and --end-key: escaped, hex, utf8.")
+    str | None,
+    typer.Option("--key-format", help="Of --start-key and --end-key: escaped, hex, utf8; TiKV-CDC calls it --format."),
 ]
 Lanes = Annotated[int | None, typer.Option(min=1, help="Parts that are written side by side; 2 unless given.")]
 Lane = Annotated[int, typer.Option("--lane", min=0, help="The lane that is stopped, as `query` shows it.")]
@@ -275,6 +276,25 @@ def skip(
 ) -> None:  # fmt: skip
     """Leave out the change that its destination refused."""
     show_facts(_act(url, cluster, tenant, changefeed_id, "skip", {"lane": lane}), output)
+
+
+@commands.command()
+def verify(
+    cluster: Cluster,
+    tenant: Tenant,
+    changefeed_id: OptionalId = None,
+    named: NamedId = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Compare a keyspace with the TiKV cluster that it is written to, without stopping the changefeed.
+
+    This process scans the cluster. Exit status 1: a key differs."""
+    from tistream.cli import replica
+
+    if not replica.verify(url, cluster, tenant, _name(changefeed_id, named), output):
+        raise typer.Exit(1)
 
 
 @commands.command()
