@@ -116,7 +116,7 @@ def _rebalance(
     for lane in before:
         if lane.is_stopped:
             raise StateForbids(f"Lane {lane.number} waits for a decision about a refused change.", lane=lane.number)
-    target, wanted = Target.of(feed.sink_uri, row), _keys_of(row, json.loads(feed.options))
+    target, wanted = Target.of(feed.sink_uri, row), _keys_of(row, json.loads(feed.options)["keys"])
     scopes = cut_lanes(target, name, wanted, count or len(before), services.clock)
     if not dry_run:
         replace_lanes(services.catalog, tenant, name, scopes)
