@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
@@ -90,3 +91,11 @@ def test_equal_tables_are_equal_and_rows_that_differ_are_named(served: ServedLog
         assert changed.first.database is None
         with pytest.raises(InvalidInput, match="has no tidb_snapshot"):
             TableVerifier(client.tenant(1, 1), recording_end(), replace(at, snapshot=True))
+        at_port = ("--tidb", f"127.0.0.1:{make_url(server).port}", "--no-snapshot", "--as-of", str(recording_end()))
+        command = ("verify", *at_port, "--tables", "shop.acct", "--url", served.url, "--json")
+        with TiStreamProcess(
+            *command, log=Path(served.store_url.removeprefix("file://")).parent / "verify.log"
+        ) as process:
+            assert process.wait(60) == 1, process.output()
+            assert "shop.acct: first row that differs" in process.output()
+            assert "cluster  no such row" in process.output()
