@@ -20,7 +20,7 @@ from tistream.cli.output import Column, NoColor, Output, OutputOption, show_fact
 from tistream.cli.service import connect, tenant_path
 from tistream.errors import InvalidInput
 
-commands = typer.Typer(help="Changes for consumers, or written to a destination.", no_args_is_help=True)
+commands = typer.Typer(help="Register consumers, and write changes to destinations.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(help="Name of the changefeed.", metavar="ID")]
 OptionalId = Annotated[str | None, typer.Argument(help="Name of the changefeed.", metavar="ID")]

@@ -59,6 +59,8 @@ _REGIONS_PAGE = 128
 class OutOfTime(StoreUnavailable):
     """The time in which a request may be sent is over."""
 
+    code = "TS-1103"
+
 
 class _Later(Exception):
     """The region cannot be asked now; retry."""

@@ -15,6 +15,7 @@ from tistream.cli import main as cli
 
 LINE_CHARS_MAX = 96
 VERBS = {
+    *("Change", "Cut", "Leave", "Try"),
     *("Add", "Ask", "Back", "Cancel", "Check", "Compare", "Compile", "Create", "Decide", "Delete", "Drain", "Estimate"),
     *(
         "Explain",

@@ -18,11 +18,14 @@ MEANINGS = {
     "--catalog": r"catalog",
     "--cluster": r"cluster",
     "--columns": r"columns",
+    "--config": r"TOML",
     "--data": r"[Ff]older",
     "--follow": r"more|new events",
     "--format": r"Form of the answer|(ndjson|sql).*csv",  # of what is written
     "--jobs": r"Jobs at once",
+    "--key-format": r"hex",
     "--kind": r"kind|Only these",
+    "--lanes": r"Parts",
     "--output": r"[Ff]ile",
     "--pd": r"addresses of its PD servers",
     "--rate": r"[Ss]teps of the .*workload per second",
@@ -41,7 +44,9 @@ SHORT = {
 }  # fmt: skip
 #: commands without --json, and why
 NO_JSON = {
-    **dict.fromkeys(("serve", "meta", "dispatch", "sort", "maintain", "spark", "up"), "a service; it prints no data"),
+    **dict.fromkeys(
+        ("serve", "meta", "dispatch", "sort", "maintain", "replicate", "spark", "up"), "a service; it prints no data"
+    ),
     **dict.fromkeys(("demo", "chaos", "sim"), "a run that is watched"),
     **dict.fromkeys(("compile", "seed", "login", "changefeed remove"), "it does something, and says that it is done"),
     **dict.fromkeys(("pull", "snapshot"), "rows; NDJSON is a --format of them"),

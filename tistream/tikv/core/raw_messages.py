@@ -54,6 +54,8 @@ M = TypeVar("M")
 class RawRefused(KvRefused):
     """A store refused a RawKV request."""
 
+    code = "TS-1104"
+
     @property
     def is_final(self) -> bool:
         """Whether the same request would be refused again."""
