@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from destinations.protocol import DestinationUnavailable, Plan, Stretch
+import pyarrow as pa
+
+from destinations.protocol import DestinationUnavailable, Plan
 from replicator.lane_run import LaneRun
 from simulator.dst.mutants import broken
-from simulator.dst.recovery import Entry, entry_of
 
 _CORE = "replicator.core.lane:LaneCore"
 _RUN = "replicator.lane_run:LaneRun"
 _RECOVERY = "simulator.dst.recovery"
 _CHECKED = "invariant(covers(ranges, wanted),"
-_PAIRS = "zip([wanted.start, *cuts], [*cuts, wanted.end], strict=True)"
+_PART = "KeyRange(start, end)"
 _write = LaneRun._write
 
 
@@ -25,8 +26,8 @@ def _written_or_not(run: LaneRun, plan: Plan) -> None:
         run.core.written()
 
 
-def _every_version(stretch: Stretch) -> list[Entry]:
-    return [entry_of(row) for row in stretch.rows.to_pylist()]
+def _every_row(keys: pa.ChunkedArray) -> pa.Array:
+    return pa.array(range(len(keys)))
 
 
 broken(
@@ -71,20 +72,12 @@ broken(
 )
 broken(
     "lanes-with-a-hole (replication): the key at the border of two lanes is in neither",
-    (
-        f"{_RECOVERY}:SimRecovery.ranges",
-        _PAIRS,
-        _PAIRS.replace("[wanted.start, *cuts]", r'[wanted.start, *(cut + b"\0" for cut in cuts)]'),
-    ),
+    (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start if start == wanted.start else start + b"\0", end)'),
     ("simulator.dst.replication:cut_lanes", _CHECKED, "invariant(True,"),
 )
 broken(
     "lanes-that-overlap (replication): the key at the border of two lanes is in both",
-    (
-        f"{_RECOVERY}:SimRecovery.ranges",
-        _PAIRS,
-        _PAIRS.replace("[*cuts, wanted.end]", r'[*(cut + b"\0" for cut in cuts), wanted.end]'),
-    ),
+    (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start, end if end == wanted.end else end + b"\0")'),
     ("simulator.dst.replication:cut_lanes", _CHECKED, "invariant(True,"),
 )
 broken(
@@ -97,7 +90,7 @@ broken(
 )
 broken(
     "versions-at-once (replication): two versions of a key are under way at the same time",
-    (f"{_RECOVERY}:entries_of", _every_version),
+    ("destinations.tikv.core.writes:newest_rows", _every_row),
 )
 broken(
     "ttl-by-the-host (replication): what remains of an entry is computed by the clock of the worker's host",
@@ -105,11 +98,11 @@ broken(
 )
 broken(
     "expired-for-ever (replication): an entry of which nothing remains is written with a TTL of 0",
-    (
-        f"{_RECOVERY}:write_of",
-        "return Write(entry=entry, value=None, ttl_s=0)",
-        "return Write(entry=entry, value=entry.value, ttl_s=0)",
-    ),
+    ("tistream.tikv.core.raw_messages:remaining", "np.uint64(0)), expired", "np.uint64(0)), expired & False"),
+)
+broken(
+    "retried-before-deadline (replication): a request without a reply is sent again while it may still be applied",
+    (f"{_RECOVERY}:SimRecovery._send", "s.sleep(max(0.0, request.deadline_s - s.now))", "pass"),
 )
 broken(
     "lanes-pass-statements (replication): a lane passes a DDL statement before the others are there",

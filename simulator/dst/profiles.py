@@ -123,6 +123,9 @@ SCANS = replace(
 )
 
 
+_FEW_MOVES = "put 80, apply 20, split 1, merge 1, move_leader 1"
+
+
 def _only(**faults: float) -> dict[str, float]:
     return {"slow": 0.03, "slow_s": 0.5, **faults}
 
@@ -447,18 +450,18 @@ PROFILES: dict[str, Profile] = {
             name="replication",
             about="RawKV to a recovery cluster: workers die, pause beyond their lease and run twice; lanes are recut",
             upstream=replace(upstream.TINY, stores=3),
-            raw=RawProfile(puts=2, expiry_max_s=60, delayed=0.1),
+            raw=RawProfile(puts=3, expiry_max_s=60, delayed=0.02, actions=upstream.weights(_FEW_MOVES)),
             **SINGLE,
             replicators=3,
             readers=0,
             actions=200,
-            action_s=0.12,
+            action_s=0.15,
             flush_s=0.2,
             tick_s=0.3,
             amounts=(0.5, 2.0, 3.0),
-            faults=_only(slow=0.25, slow_s=0.6, db_lost=0.03, db_late=0.04, rec_refused=0.05, rec_part=0.05)
-            | {"rec_lost": 0.05, "rec_late": 0.15, "rec_nowhere": 0.03, "host_stops": 0.05},
-            chaos={"crash": 2, "crash_io": 3, "pause": 4, "double": 1, "stop": 3},
+            faults=_only(slow=0.03, slow_s=0.6, db_lost=0.01, db_late=0.02, rec_refused=0.05, rec_part=0.05)
+            | {"rec_lost": 0.05, "rec_late": 0.15, "rec_nowhere": 0.03, "host_stops": 0.12},
+            chaos={"crash": 1, "crash_io": 2, "pause": 3, "double": 1, "stop": 2},
             victims=("replicator", "replicator", "replicator", "replicator", "replicator", "meta"),
         ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),

@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from destinations.protocol import Allowed, DestinationRefused, DestinationUnavailable, LeaseOver, Plan, Stretch
+from destinations.tikv.core import writes
+from destinations.tikv.core.ranges import cut_ranges
+from destinations.tikv.core.writes import TikvPlan
 from simulator.dst import threads
 from simulator.dst.faults import Dice
 from simulator.dst.scheduler import Scheduler
 from tistream.catalog.work.core.lane_scope import KeyScope
 from tistream.clock import Clock
-from tistream.codec.raw.keys import PREFIX_BYTES
 from tistream.keyrange import KeyRange
-from tistream.model.change import Op
+from tistream.tikv.core import raw_messages
 
 REQUEST_S = 1.0  #: the longest deadline of a request
 BATCH = 2  #: keys of a request
@@ -38,7 +40,6 @@ class Entry:
     """A version of a key, as the log has it."""
 
     key: bytes  #: the user's
-    value: bytes | None
     expire_ts: int  #: Unix seconds; 0 = never
     commit_ts: int
 
@@ -87,7 +88,7 @@ class RecoveryCluster:
         self.data: dict[bytes, Stored] = {}
         self.refused: bytes | None = None
         self.bounds: list[bytes] = []  #: of its regions, without the first and the last
-        self.requests = 0
+        self.requests = self.stops = 0
         self.on_sent: Callable[[Request], None] = lambda request: None
         self.on_applied: Callable[[Request, Write], None] = lambda request, write: None
 
@@ -121,7 +122,7 @@ class RecoveryCluster:
         if self.dice.roll("host_stops"):
             self._stop_host()
         fault = self.dice.roll("rec_refused", "rec_part", "rec_lost", "rec_late", "rec_nowhere")
-        takes = self.dice.latency() + self.dice.latency()  # it is far away
+        takes = self.dice.latency() + self.dice.rand.random() ** 2 * (0.4 if self.dice.on else 0.02)  # it is far away
         if fault == "rec_refused":
             s.sleep(takes)
             raise DestinationUnavailable("the region has no leader")
@@ -157,6 +158,7 @@ class RecoveryCluster:
         """The process that sends is paused, for less or more than its leases last."""
         s = self.scheduler
         assert s.current is not None
+        self.stops += 1
         process, seconds = s.current.process, 1.0 + self.dice.rand.random() * 5.5
         self._tell(f"the host of {process.name} stops for {seconds:.1f} s")
         s.pause(process)
@@ -172,14 +174,21 @@ class RecoveryCluster:
         self.on_applied(request, write)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The newest version of each key."""
+    """The plan of a stretch for TiKV, with the commit_ts of what it writes."""
 
-    entries: Sequence[Entry]
-    rows: int
+    plan: TikvPlan
+    commit_ts: Sequence[int]
     record: str = ""
-    size: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.plan.rows
+
+    @property
+    def size(self) -> int:
+        return self.plan.size
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,19 +205,24 @@ class SimRecovery:
         return ()
 
     def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
-        inner = [bound for bound in self.cluster.bounds if bound > wanted.start and bound in wanted]
-        cuts = sorted(self.cluster.dice.rand.sample(inner, min(count - 1, len(inner))))
-        return [KeyRange(*ends) for ends in zip([wanted.start, *cuts], [*cuts, wanted.end], strict=True)]
+        return cut_ranges(self.cluster.bounds, wanted, count)
 
     def plan(self, stretch: Stretch, record: str) -> Plan:
-        return _Plan(entries_of(stretch), stretch.rows.num_rows)
+        rows = stretch.rows
+        newest = rows["commit_ts"].take(writes.newest_rows(rows["key"])).to_pylist()
+        return _Plan(plan=writes.plan_writes(rows), commit_ts=newest)
 
     def write(self, plan: Plan, allowed: Allowed) -> None:
         assert isinstance(plan, _Plan)
         now_ms = self.cluster.ask_time()
-        writes = [write_of(entry, now_ms) for entry in plan.entries]
-        batches = [writes[at : at + BATCH] for at in range(0, len(writes), BATCH)]
-        futures = [self._pool.submit(self._send, batch, allowed) for batch in batches]
+        asked_s = self.clock.monotonic()
+
+        def send(at: int) -> None:
+            """The rows from `at` on, with what remains of them now."""
+            time_ms = now_ms + int((self.clock.monotonic() - asked_s) * 1000)
+            self._send(writes_of(plan, time_ms // 1000)[at : at + BATCH], allowed)
+
+        futures = [self._pool.submit(send, at) for at in range(0, plan.rows, BATCH)]
         errors = [error for error in (future.exception() for future in futures) if error is not None]
         for error in sorted(errors, key=lambda e: not isinstance(e, DestinationRefused)):
             raise error
@@ -219,14 +233,14 @@ class SimRecovery:
     def close(self) -> None:
         self._pool.shutdown()
 
-    def _send(self, writes: Sequence[Write], allowed: Allowed) -> None:
+    def _send(self, some: Sequence[Write], allowed: Allowed) -> None:
         s, left = self.cluster.scheduler, allowed()
         if left <= 0:
             raise LeaseOver
         request = Request(
             owner=self.owner,
             scope=self.scope,
-            writes=writes,
+            writes=some,
             sent_s=s.now,
             deadline_s=s.now + min(left, REQUEST_S),
         )
@@ -237,24 +251,12 @@ class SimRecovery:
             raise
 
 
-def entries_of(stretch: Stretch) -> list[Entry]:
-    """The newest version of each key."""
-    newest: dict[bytes, Entry] = {}
-    for row in stretch.rows.to_pylist():
-        entry = entry_of(row)
-        newest[entry.key] = entry
-    return list(newest.values())
-
-
-def write_of(entry: Entry, now_ms: int) -> Write:
-    """What remains of an entry by the cluster's clock: nothing is a delete, for a TTL of 0 means for ever."""
-    ttl_s = entry.expire_ts - now_ms // 1000 if entry.expire_ts else 0
-    if entry.expire_ts and ttl_s <= 0:
-        return Write(entry=entry, value=None, ttl_s=0)
-    return Write(entry=entry, value=entry.value, ttl_s=ttl_s)
-
-
-def entry_of(row: dict[str, Any]) -> Entry:
-    """Of a row of the log."""
-    value = None if row["op"] == Op.DELETE else row["value"]
-    return Entry(key=row["key"][PREFIX_BYTES:], value=value, expire_ts=row["expire_ts"], commit_ts=row["commit_ts"])
+def writes_of(plan: _Plan, now_s: int) -> list[Write]:
+    """As the client of TiKV writes them at this time of the cluster."""
+    found, plan_ = list[Write](), plan.plan
+    ttls, expired = raw_messages.remaining(plan_.expires, now_s)
+    for n, key in enumerate(plan_.keys.to_pylist()):
+        gone = bool(plan_.deleted[n] or expired[n])
+        entry = Entry(key=key, expire_ts=int(plan_.expires[n]), commit_ts=plan.commit_ts[n])
+        found.append(Write(entry=entry, value=None if gone else plan_.values[n].as_py(), ttl_s=int(ttls[n])))
+    return found

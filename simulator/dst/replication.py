@@ -39,7 +39,7 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
 LOOK_S = 0.3
-_EVERY_S = 2.5  # mean time between two deeds of the operator
+_EVERY_S = 3.0  # mean time between two deeds of the operator
 _DEEDS = ("pause", "rebalance", "rebalance", "rewind", "refuse")
 _SETTLED = (ErrorKind.RETRY, ErrorKind.FENCED, ErrorKind.INVALID, ErrorKind.NOT_FOUND)
 _HOUR_MS = 3_600_000
@@ -55,7 +55,11 @@ class Replication:
         self.rules = ReplicationRules(world.raw.truth, prefix, self.cluster, world.oracle.violated)
         self.cluster.on_sent, self.cluster.on_applied = self.rules.sent, self.rules.applied
         self.keys: list[bytes] = [b"k%08d" % number for number in range(world.profile.raw.keys)]
-        self.cluster.bounds = self.keys[1:]
+        self.split(random.Random(f"{prefix!r}{self.cluster.skew_ms}"))
+
+    def split(self, rand: random.Random) -> None:
+        """The cluster has other regions."""
+        self.cluster.bounds = sorted(rand.sample(self.keys[1:], 4))
 
     def worker(self, name: str, catalog: SimCatalog, store: SimStore, clock: Clock, rand: random.Random) -> Any:
         """The parts of a process that replicates."""
@@ -111,9 +115,16 @@ def control(world: Any, running: Any, tenant: Tenant, catalog: SimCatalog, clock
     """Until the end. At rest the changefeed runs and the cluster refuses nothing."""
     operator = _Operator(world, tenant, catalog, clock, rand)
     created = False
-    while not running.stopping.wait(_EVERY_S * (0.3 + rand.random() * 1.4)):
+    stops = 0
+    while not running.stopping.wait(0.3):
+        stopped, stops = world.replication.cluster.stops > stops, world.replication.cluster.stops
+        due = world.resting or world.replication.rules.is_stopped or rand.random() < 0.3 / _EVERY_S
+        if created and not stopped and not due:
+            continue
         try:
-            if not created:
+            if stopped and created and rand.random() < 0.7:
+                operator.do("rebalance")
+            elif not created:
                 operator.create()
                 created = True
             elif world.resting:
@@ -157,6 +168,7 @@ class _Operator:
             tell("an operator pauses the changefeed")
             switch_changefeed(self._catalog, self._tenant, FEED, FeedState.STOPPED)
         elif what == "rebalance":
+            self._replication.split(rand)
             scopes = self._lanes(rand.randrange(1, 5))
             tell(f"an operator cuts the changefeed: {[scope.shown for scope in scopes]}")
             replace_lanes(self._catalog, self._tenant, FEED, scopes)

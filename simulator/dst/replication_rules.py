@@ -141,6 +141,11 @@ class ReplicationRules:
         """Whether it runs and no lane waits for an operator."""
         return self._feed[1] == "normal"
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether an operator has paused it."""
+        return self._feed[1] == "stopped"
+
     def lowest(self) -> int:
         """The checkpoint of the last lane; 0 before there is one."""
         return min((lane.checkpoint_ts for lane in self._lanes.values()), default=0)

@@ -286,6 +286,32 @@ def a_cluster_has_what_was_written(_: Catalog) -> None:
         assert abs(cluster.data[b"soon"].expire_ms - (now_s + 50) * 1000) <= 2000
 
 
+def a_lost_reply_is_waited_for(_: Catalog) -> None:
+    """When a write has failed, none of its requests can be applied any more."""
+    for seed in range(4):
+        scheduler = Scheduler(f"late/{seed}")
+        threads.use(scheduler)
+        cluster = _cluster(scheduler)
+        cluster.dice = Dice(f"late/{seed}", {"rec_late": 1.0})
+        applied: list[float] = []
+        cluster.on_applied = lambda *_: applied.append(scheduler.now)  # noqa: B023 - at once
+        recovery = SimRecovery(cluster=cluster, owner=(1, 1), scope=ALL, clock=ManualClock())
+        stretch = Stretch(after=0, upto=30, rows=entry_rows([Entry(1, b"k", b"1")]))
+        ended: list[float] = []
+
+        def write(recovery: SimRecovery = recovery, stretch: Stretch = stretch, ended: list[float] = ended) -> None:
+            with pytest.raises(DestinationUnavailable):
+                recovery.write(recovery.plan(stretch, ""), lambda: 5.0)
+            ended.append(recovery.cluster.scheduler.now)
+
+        threads.spawn(Process("p", scheduler), write, "write")
+        scheduler.run(20.0)
+        scheduler.close()
+        threads.use(None)
+        assert len(ended) == 1
+        assert all(at <= ended[0] for at in applied)
+
+
 def _cluster(scheduler: Scheduler) -> RecoveryCluster:
     dice = Dice("recovery", {"slow": 0.3, "slow_s": 0.5})
     return RecoveryCluster(scheduler, dice, lambda: 1_750_000_000_000 + int(scheduler.now * 1000), lambda text: None)
@@ -310,6 +336,7 @@ CHECKS: dict[Callable[[Catalog], None], Sequence[str]] = {
     lanes_have_each_change_once: ("statement-twice",),
     lanes_take_over_from_the_slowest: ("rebalanced-ahead",),
     lanes_have_each_key_once: ("lanes-with-a-hole", "lanes-that-overlap", "refused-key-in-two-lanes"),
+    a_lost_reply_is_waited_for: ("retried-before-deadline",),
     a_cluster_has_what_was_written: ("versions-at-once", "ttl-by-the-host", "expired-for-ever"),
 }  # fmt: skip
 

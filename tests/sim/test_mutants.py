@@ -132,15 +132,17 @@ QUICK = {
     "floor-above-the-base": 3,
     "checkpoint-of-a-failed-batch": 0,
     "attempted-too-late": 0,
-    "attempt-not-repeated": 0,
-    "lane-lease-ignored": 4,
+    "attempt-not-repeated": 7,
+    "lane-lease-ignored": 1,
+    "owner-before-ignored": 3,
     "rebalanced-ahead": 0,
     "lanes-with-a-hole": 0,
     "lanes-that-overlap": 0,
     "refused-key-in-two-lanes": 2,
     "versions-at-once": 0,
     "ttl-by-the-host": 0,
-    "expired-for-ever": 1,
+    "expired-for-ever": 0,
+    "retried-before-deadline": 6,
 }
 
 
