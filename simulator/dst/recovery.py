@@ -72,7 +72,7 @@ class Stored:
     expire_ms: int  #: by its clock; 0 = never
 
 
-class NoReply(DestinationUnavailable):
+class NoReply(Exception):
     """The outcome of a request is not known until its deadline has passed."""
 
 
@@ -246,9 +246,9 @@ class SimRecovery:
         )
         try:
             self.cluster.send(request)
-        except NoReply:
+        except NoReply as e:
             s.sleep(max(0.0, request.deadline_s - s.now))
-            raise
+            raise DestinationUnavailable(str(e)) from e
 
 
 def writes_of(plan: _Plan, now_s: int) -> list[Write]:
