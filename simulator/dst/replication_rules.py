@@ -5,7 +5,7 @@ in order       within one ownership of a lane no key goes back. After a change o
                below its `redo_ts` ("catching up")
 one writer     once an owner has sent a request, no request of an owner before it is applied to its keys
 attempted      the catalog has `attempted_ts` at or above the commit_ts of a write before it is sent
-repeated       an unfinished stretch keeps its end until it is finished
+repeated       a stretch of which something was sent keeps its end until it is finished
 entries        what is written is a version of the main cluster; it expires when that does, by the recovery cluster's
                clock
 lanes          together have each key once. `attempted_ts`, epochs and checkpoints never fall, but for a rewind; the
@@ -73,6 +73,7 @@ class ReplicationRules:
     went_back: int = 0  #: keys that showed an older version after a change of owner
     owners: set[Owner] = field(default_factory=set)  #: that have sent something
     _scopes: dict[Owner, KeyScope] = field(default_factory=dict)
+    _begun: set[tuple[int, int]] = field(default_factory=set)  # (lane, end) of stretches of which something was sent
     _shown: dict[bytes, _Shown] = field(default_factory=dict)
     _lanes: dict[int, _Lane] = field(default_factory=dict)
     _rows: Any = None
@@ -91,6 +92,10 @@ class ReplicationRules:
         """A worker sends a request."""
         self.owners.add(request.owner)
         self._scopes.setdefault(request.owner, request.scope)
+        lane_id, epoch = request.owner
+        now = self._lanes.get(lane_id)
+        if now is not None and now.epoch == epoch and now.record_ts:
+            self._begun.add((lane_id, now.record_ts))
         for write in request.writes:
             for lane in self._of(write.entry.key):
                 if lane.attempted_ts < write.entry.commit_ts:
@@ -235,7 +240,12 @@ class ReplicationRules:
                 self.violated(f"epoch: a lane went from {was} to {lane}")
             elif lane.attempted_ts < was.attempted_ts or (lane.checkpoint_ts < was.checkpoint_ts and not rewound):
                 self.violated(f"lane: from {was} to {lane}")
-            elif was.record_ts not in (0, lane.record_ts) and lane.checkpoint_ts == was.checkpoint_ts and not rewound:
+            elif (
+                was.record_ts != lane.record_ts
+                and (lane_id, was.record_ts) in self._begun
+                and lane.checkpoint_ts == was.checkpoint_ts
+                and not rewound
+            ):
                 self.violated(f"repeated: the stretch of {was} became that of {lane}")
             if not lane.checkpoint_ts <= lane.attempted_ts:
                 self.violated(f"attempted: {lane}")

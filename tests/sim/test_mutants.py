@@ -132,7 +132,7 @@ QUICK = {
     "floor-above-the-base": 3,
     "checkpoint-of-a-failed-batch": 0,
     "attempted-too-late": 0,
-    "attempt-not-repeated": 7,
+    "attempt-not-repeated": 8,
     "lane-lease-ignored": 1,
     "owner-before-ignored": 3,
     "rebalanced-ahead": 0,
