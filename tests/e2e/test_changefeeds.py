@@ -64,6 +64,7 @@ def rows_in(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
     return found
 
 
+@pytest.mark.timeout(600)
 def test_workers_that_are_killed_write_each_change_once(cluster: ServiceCluster, tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/lake?protocol=canal-json&enable-tidb-extension=true"
     uri += "&enable-partition-separator=false"
@@ -131,6 +132,7 @@ def recovery() -> Iterator[ServedCluster]:
         yield served
 
 
+@pytest.mark.timeout(600)
 def test_a_recovery_cluster_has_the_keys_of_the_main_one(cluster: ServiceCluster) -> None:
     """Workers are killed and paused beyond their leases, lanes are cut anew, and the stores there are in a storm."""
     entries = written()

@@ -141,6 +141,7 @@ def java_of(role: TiStreamProcess) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # several sessions of Spark, which take long to start on a busy machine
 def test_whatever_is_killed_each_job_is_published_once(world: World) -> None:
     before = world.read()
     whole = {tenant: len(pieces(world.catalog, tenant, upto_ts=TS_MAX, limit=999)) for tenant in TENANTS}
