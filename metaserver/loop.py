@@ -224,6 +224,7 @@ class MetaWorker:
         assigned = [
             jobs.run(f"{kind} items", lambda k=kind, r=inventory: r.assign(_workers_of(live, k), epoch, now_s))  # type: ignore[misc]
             for kind, inventory in self._inventories.items()
+            if kind is not WorkerKind.REPLICATE or any(pulse.kind is kind for pulse in live)  # most services have none
         ]
         reshaping = self._reshaping
         if reshaping is not None:
@@ -333,7 +334,8 @@ class MetaWorker:
             if worker.kind in reports:
                 reports[worker.kind].append((worker.worker_id, worker.report))
         for kind, inventory in self._inventories.items():
-            inventory.learn(reports[kind], now_s)
+            if kind is not WorkerKind.REPLICATE:  # lanes report no loads
+                inventory.learn(reports[kind], now_s)
         took_s = self._clock.monotonic() - now_s
         self._reports_due_s = now_s + max(REPORTS_S, REPORTS_PAUSES * took_s)
 

@@ -86,7 +86,7 @@ def test_a_server_with_data_of_raw_keys_only_is_refused_with_the_way_out(served:
     assert found["api version"].verdict is Verdict.FAIL
     assert found["api version"].facts == {"api_version": "V1TTL"}
     assert "RawKV data only" in found["api version"].words
-    assert "--dst-api-version=v2" in found["api version"].words
+    assert "--dst-api-version v2" in found["api version"].words
     assert "storage_api_version: V1ttl" in found["read"].words
 
 

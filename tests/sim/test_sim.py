@@ -251,7 +251,7 @@ def test_a_store_that_contradicts_its_promise_is_never_taken_without_a_word(seed
     assert any("an operator rejects" in line for line in found.story)
 
 
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize("seed", [1, 3])
 def test_accepted_rows_reach_every_reader_once(seed: int) -> None:
     """Those that had read past their place are refused, and read again from there."""
     found = run(seed, "accepted", without=frozenset({"bounds"}))

@@ -118,7 +118,8 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
         conn.execute(_NEW_INCARNATION, {**me, "kind": kind, "address": address, "state": WorkerState.UP})
         conn.execute(_fencing_tasks(), me)
         conn.execute(_FENCE_STORES, me)
-        conn.execute(_FENCE_LANES, {**me, "lease_ms": LANE_LEASE_MS})
+        if kind is WorkerKind.REPLICATE:
+            conn.execute(_FENCE_LANES, {**me, "lease_ms": LANE_LEASE_MS})
         incarnation = int(conn.execute(_INCARNATION, me).scalar_one())
         record_event(conn, EventKind.WORKER_REGISTERED, worker_id, kind=kind, address=address, incarnation=incarnation)
         return incarnation
