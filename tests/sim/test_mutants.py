@@ -134,7 +134,7 @@ QUICK = {
     "attempted-too-late": 0,
     "attempt-not-repeated": 8,
     "lane-lease-ignored": 1,
-    "owner-before-ignored": 3,
+    "owner-before-ignored": 2,
     "rebalanced-ahead": 0,
     "lanes-with-a-hole": 0,
     "lanes-that-overlap": 0,
