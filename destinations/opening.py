@@ -7,18 +7,24 @@ open_destination    for the owner of a lane
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import orjson
 
 from destinations.protocol import Destination, Share
 from destinations.storage.destination import open_storage
 from destinations.tikv.destination import TikvDestination, open_tikv
 from destinations.uri import SinkUri, parse_sink_uri
+from reading.kv.selection import kept_selection
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.changefeeds import get_changefeed
 from tistream.catalog.tenancy.kinds import TenantKind
-from tistream.catalog.tenancy.tenants import TenantRow
+from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
 from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope, TableScope, covers
+from tistream.catalog.work.lanes import LaneRow, list_lanes
 from tistream.clock import Clock
-from tistream.errors import InvalidInput, invariant
+from tistream.errors import InvalidInput, StateForbids, invariant
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
@@ -96,3 +102,29 @@ def open_destination(
     """The destination of a lane."""
     share = Share(tenant=tenant, changefeed_id=changefeed_id, number=number, of=of)
     return Target.of(sink_uri, row).open(share, clock)
+
+
+def keys_of(row: TenantRow, keys: Mapping[str, str]) -> KeyRange:
+    """The user keys of a keyspace that a changefeed's settings mean. InvalidInput when the tenant has none of them."""
+    if not row.kind.is_keyspace:
+        return KeyRange()
+    wanted = kept_selection(keys).range.intersect(row.user_keys)
+    if wanted is None:
+        raise InvalidInput(f"The tenant has the keys {row.user_keys}: none of them is wanted.", option="start-key")
+    return wanted
+
+
+def recut(
+    catalog: Catalog, tenant: Tenant, changefeed_id: str, lanes: int | None, clock: Clock
+) -> tuple[Sequence[LaneRow], Sequence[LaneScope]]:
+    """(the lanes of a changefeed, new ones by the regions of its destination). `lanes`: as many as now unless
+    given. StateForbids while a lane waits for a decision, and for a consumer."""
+    row, feed = get_tenant(catalog, tenant), get_changefeed(catalog, tenant, changefeed_id)
+    before = list_lanes(catalog, tenant, changefeed_id)
+    if not before:
+        raise StateForbids(f"Changefeed {changefeed_id} has no destination: members read it.", state=feed.state)
+    for lane in before:
+        if lane.is_stopped:
+            raise StateForbids(f"Lane {lane.number} waits for a decision about a refused change.", lane=lane.number)
+    keys = keys_of(row, orjson.loads(feed.options)["keys"])
+    return before, cut_lanes(Target.of(feed.sink_uri, row), changefeed_id, keys, lanes or len(before), clock)

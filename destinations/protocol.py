@@ -108,7 +108,7 @@ class Destination(Protocol):
         """At most `count` sub-ranges with each key of `wanted` once, aligned with how the destination cuts keys."""
 
     def plan(self, stretch: Stretch, record: str) -> Plan:
-        """What is to be written. `record`: of the plan of an earlier try of this stretch; empty before the first. May
+        """The writes of the stretch. `record`: from the plan of an earlier try of it; empty before the first. May
         read from the destination."""
 
     def write(self, plan: Plan, allowed: Allowed) -> None:

@@ -10,33 +10,27 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from destinations.opening import LANES, Reached, Target, check_destination, cut_lanes
+from destinations.opening import LANES, Reached, Target, check_destination, cut_lanes, keys_of, recut
 from destinations.storage.eligible import tables_without_key
 from reading.filters import parse_filter
-from reading.kv.selection import parse_selection
+from reading.kv.selection import kept_selection
 from reading.scope import Scope
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.changefeeds import (
     ChangefeedRow,
-    FeedState,
     get_changefeed,
     list_changefeeds,
-    switch_changefeed,
 )
 from tistream.catalog.tenancy.tenants import TenantRow, every_tenant, get_tenant
-from tistream.catalog.work import lanes as lane_rows
 from tistream.catalog.work import replications
-from tistream.catalog.work.core.lane_scope import skip
-from tistream.catalog.work.lanes import LaneRow, list_lanes
+from tistream.catalog.work.lanes import replace_lanes
 from tistream.clock import Clock
-from tistream.codec.key_format import KeyFormat
-from tistream.errors import InvalidInput, NotFound, StateForbids
+from tistream.errors import InvalidInput, StateForbids
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
 _NAMED = 5  # tables of a note
-KEY_OPTIONS = ("key_format", "start_key", "end_key", "key_prefix", "key_pattern", "value_pattern")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +39,7 @@ class Wanted:
 
     sink_uri: str
     filters: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)  #: KEY_OPTIONS of a keyspace
+    keys: Mapping[str, str] = field(default_factory=dict)  #: the entries of a keyspace, see `kept_selection`
     target_ts: int = 0
     hold_ms: int = 86_400_000
 
@@ -89,7 +83,8 @@ class Replications:
         row = get_tenant(self.catalog, tenant)
         before = replication_of(self.catalog, tenant, name)
         target, _ = self._checked(row, wanted)
-        if row.kind.is_keyspace and key_range_of(wanted.keys) != key_range_of(orjson.loads(before.options)["keys"]):
+        had = kept_selection(orjson.loads(before.options)["keys"]).range
+        if row.kind.is_keyspace and kept_selection(wanted.keys).range != had:
             raise InvalidInput("The range of a changefeed cannot change: create another one.", option="start-key")
         reached = check_destination(target, name, self.clock)
         self._check_direction(row, name, reached)
@@ -100,43 +95,18 @@ class Replications:
         )  # fmt: skip
         return notes
 
-    def pause(self, tenant: Tenant, name: str) -> None:
-        """No lane is written any more, after the stretch that is being written."""
-        switch_changefeed(self.catalog, tenant, name, FeedState.STOPPED)
-
     def resume(self, tenant: Tenant, name: str, to_ts: int | None, *, actor: str) -> None:
         """Run it again, above `to_ts` if given, and try what was refused again."""
         replications.resume_replication(self.catalog, tenant, name, to_ts=to_ts, actor=actor)
 
     def rebalance(self, tenant: Tenant, name: str, lanes: int | None) -> None:
         """Cut it anew, by the destination's regions as they are now. StateForbids while a change is refused."""
-        found = replication_of(self.catalog, tenant, name)
-        before = list_lanes(self.catalog, tenant, name)
-        stopped = next((lane for lane in before if lane.is_stopped), None)
-        if stopped is not None:
-            raise StateForbids(
-                f"Lane {stopped.number} of changefeed {name} waits for a decision about a refused change.",
-                lane=stopped.number,
-            )
-        row = get_tenant(self.catalog, tenant)
-        wanted = Wanted(
-            sink_uri=found.sink_uri, filters=orjson.loads(found.filters), keys=orjson.loads(found.options)["keys"]
-        )
-        target, keys = self._checked(row, wanted)
-        scopes = cut_lanes(target, name, keys, lanes or len(before), self.clock)
-        lane_rows.replace_lanes(self.catalog, tenant, name, scopes)
+        _, scopes = recut(self.catalog, tenant, name, lanes, self.clock)
+        replace_lanes(self.catalog, tenant, name, scopes)
 
     def decide(self, tenant: Tenant, name: str, number: int, *, leave_out: bool) -> None:
         """Try the refused change of a lane again, or leave it out. StateForbids when the lane is not stopped."""
-        replication_of(self.catalog, tenant, name)
-        lane = _lane(list_lanes(self.catalog, tenant, name), name, number)
-        error = lane.error
-        if error is None or not lane.is_stopped:
-            raise StateForbids(f"Lane {number} of changefeed {name} is not stopped.", lane=number)
-        if leave_out and not {"key", "commit_ts"} <= error.keys():
-            raise StateForbids(f"The destination did not say which change of lane {number} it refuses.", lane=number)
-        scope = skip(lane.scope, str(error["key"]), int(error["commit_ts"])) if leave_out else lane.scope
-        lane_rows.rescope(self.catalog, lane, scope)
+        replications.decide_refusal(self.catalog, tenant, name, number, leave_out=leave_out)
 
     def _check_direction(self, row: TenantRow, name: str, reached: Reached) -> None:
         """InvalidInput when this changefeed would write to its own source, or another one writes the other way: each
@@ -185,12 +155,7 @@ class Replications:
         if row.kind.is_keyspace:
             if wanted.filters:
                 raise InvalidInput("A keyspace has keys, not tables: filter by key.", option=next(iter(wanted.filters)))
-            keys = key_range_of(wanted.keys).intersect(row.user_keys)
-            if keys is None:
-                raise InvalidInput(
-                    f"The tenant has the keys {row.user_keys}: none of them is wanted.", option="start-key"
-                )
-            return target, keys
+            return target, keys_of(row, wanted.keys)
         if wanted.keys:
             raise InvalidInput(
                 "A tenant of TiDB has tables, not keys: filter by table.", option=next(iter(wanted.keys))
@@ -207,22 +172,3 @@ def replication_of(catalog: Catalog, tenant: Tenant, name: str) -> ChangefeedRow
     if not found.is_replication:
         raise StateForbids(f"Changefeed {name} has no destination: members read it.", state=found.state)
     return found
-
-
-def key_range_of(keys: Mapping[str, str]) -> KeyRange:
-    """The user keys that these KEY_OPTIONS mean. InvalidInput, FilterInvalid."""
-    return parse_selection(
-        KeyFormat(keys.get("key_format", KeyFormat.HEX)),
-        start_key=keys.get("start_key"),
-        end_key=keys.get("end_key"),
-        prefix=keys.get("key_prefix"),
-        key_pattern=keys.get("key_pattern"),
-        value_pattern=keys.get("value_pattern"),
-    ).range
-
-
-def _lane(lanes: Sequence[LaneRow], name: str, number: int) -> LaneRow:
-    for lane in lanes:
-        if lane.number == number:
-            return lane
-    raise NotFound(f"Changefeed {name} has no lane {number}.", lane=number)

@@ -6,7 +6,7 @@ given. Rows that cannot be decoded are refused by name, as a destination refuses
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,14 +18,13 @@ from reading.core import page_rows
 from reading.decode import Quarantined
 from reading.deps import Services
 from reading.filters import Filter, Part, parse_filter, part_name, select_rows
-from reading.kv.selection import Selection, parse_selection
+from reading.kv.selection import Selection, kept_selection
 from reading.position import Served
 from reading.scope import Scope
 from replicator.core.lane import Read
 from schemas.model import DdlEvent
 from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope
 from tistream.catalog.work.lanes import LaneJob
-from tistream.codec.key_format import KeyFormat
 from tistream.codec.raw.keys import user_keys
 from tistream.model import change
 
@@ -89,7 +88,7 @@ class LaneReader:
         if not rows.num_rows:
             return rows
         if chosen is None:
-            return _of_keys(rows, lane, selection_of(orjson.loads(self.job.options).get("keys", {})))
+            return _of_keys(rows, lane, kept_selection(orjson.loads(self.job.options).get("keys", {})))
         found = select_rows(chosen, served.known_history, _without_skipped(rows, rows["key"], lane), scope)
         for bad in found.quarantined:
             raise undecodable(bad)
@@ -104,18 +103,6 @@ def _names_of(event: DdlEvent) -> set[str]:
     if event.exchanged is not None:
         named.append((event.exchanged.db, event.exchanged.name))
     return {part_name(db, table) for db, table in named if table}
-
-
-def selection_of(options: Mapping[str, str]) -> Selection:
-    """The entries of a keyspace that a changefeed wants, by its settings."""
-    return parse_selection(
-        KeyFormat(options.get("key_format", KeyFormat.HEX)),
-        start_key=options.get("start_key"),
-        end_key=options.get("end_key"),
-        prefix=options.get("key_prefix"),
-        key_pattern=options.get("key_pattern"),
-        value_pattern=options.get("value_pattern"),
-    )
 
 
 def _part_of(scope: LaneScope) -> Part | None:

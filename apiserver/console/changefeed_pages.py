@@ -3,7 +3,6 @@ forms that reset, pause, resume, rebalance or remove one, or decide about a refu
 
 from __future__ import annotations
 
-import json
 import threading
 from functools import partial
 from typing import Annotated, Any
@@ -13,19 +12,15 @@ from fastapi import Path, Query
 
 from apiserver.console import operator_views
 from apiserver.console.pages import Action, Pages
-from destinations.opening import Target, cut_lanes
+from destinations.opening import recut
 from reading.deps import Id, Services
-from reading.kv.selection import parse_selection
 from tistream.admin import actions, consumers, replication_actions
 from tistream.catalog.tenancy.changefeeds import get_changefeed
 from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
-from tistream.catalog.work.lanes import list_lanes, replace_lanes
+from tistream.catalog.work.lanes import replace_lanes
 from tistream.clock import Clock
-from tistream.codec.key_format import KeyFormat
-from tistream.errors import StateForbids
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
-from tistream.keyrange import KeyRange
 
 _ALL = "/tenants/{cluster_id}/{tenant_id}/changefeeds"
 _ONE = f"{_ALL}/{{changefeed_id}}"
@@ -109,30 +104,13 @@ def _rebalance(
     services: Services, tenant: Tenant, name: str, count: int | None, *, dry_run: bool, actor: str
 ) -> dict[str, Any]:
     """Cut a replication anew, by its destination's regions as they are now."""
-    row, feed = get_tenant(services.catalog, tenant), get_changefeed(services.catalog, tenant, name)
-    before = list_lanes(services.catalog, tenant, name)
-    if not before:
-        raise StateForbids(f"Changefeed {name} has no destination: members read it.", state=feed.state)
-    for lane in before:
-        if lane.is_stopped:
-            raise StateForbids(f"Lane {lane.number} waits for a decision about a refused change.", lane=lane.number)
-    target, wanted = Target.of(feed.sink_uri, row), _keys_of(row, json.loads(feed.options)["keys"])
-    scopes = cut_lanes(target, name, wanted, count or len(before), services.clock)
+    before, scopes = recut(services.catalog, tenant, name, count, services.clock)
     if not dry_run:
         replace_lanes(services.catalog, tenant, name, scopes)
     words = f"{len(scopes)} lanes replace {len(before)}: {', '.join(scope.shown for scope in scopes[:8])}"
     words += " and more" if len(scopes) > 8 else ""
     words += ". Each begins at the least checkpoint that it covers, so some changes are written again."
     return actions.outcome("rebalance", f"changefeed {name}", dry_run, words)
-
-
-def _keys_of(row: TenantRow, options: dict[str, str]) -> KeyRange:
-    """The user keys of a keyspace that a changefeed has."""
-    if not row.kind.is_keyspace:
-        return KeyRange()
-    parts = {"prefix" if name == "key_prefix" else name: text for name, text in options.items() if name != "key_format"}
-    chosen = parse_selection(KeyFormat(options.get("key_format", KeyFormat.HEX)), **parts).range
-    return chosen.intersect(row.user_keys) or chosen
 
 
 def _back(tenant: Tenant) -> str:

@@ -9,6 +9,7 @@ A selection changes what a body holds, never what a cursor means, as filters of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +93,12 @@ def parse_selection(
         key_pattern=_pattern("key_pattern", key_pattern),
         value_pattern=_pattern("value_pattern", value_pattern),
     )
+
+
+def kept_selection(keys: Mapping[str, str]) -> Selection:
+    """The entries that the settings of a changefeed mean. InvalidInput, FilterInvalid."""
+    named = {"prefix" if name == "key_prefix" else name: text for name, text in keys.items() if name != "key_format"}
+    return parse_selection(KeyFormat(keys.get("key_format", KeyFormat.HEX)), **named)
 
 
 def _pattern(parameter: str, text: str | None) -> bytes | None:

@@ -97,7 +97,7 @@ broken(
     (f"{_RECOVERY}:SimRecovery.write", "self.cluster.ask_time()", "self.clock.unix_ms()"),
 )
 broken(
-    "expired-for-ever (replication): an entry of which nothing remains is written with a TTL of 0",
+    "expired-for-ever (replication): an expired entry is written with a TTL of 0",
     ("tistream.tikv.core.raw_messages:remaining", "np.uint64(0)), expired", "np.uint64(0)), expired & False"),
 )
 broken(

@@ -5,7 +5,7 @@ in order       within one ownership of a lane no key goes back. After a change o
                below its `redo_ts` ("catching up")
 one writer     once an owner has sent a request, no request of an owner before it is applied to its keys
 attempted      the catalog has `attempted_ts` at or above the commit_ts of a write before it is sent
-repeated       a stretch of which something was sent keeps its end until it is finished
+repeated       a stretch keeps its end from its first request until it is finished
 entries        what is written is a version of the main cluster; it expires when that does, by the recovery cluster's
                clock
 lanes          together have each key once. `attempted_ts`, epochs and checkpoints never fall, but for a rewind; the
@@ -73,7 +73,7 @@ class ReplicationRules:
     went_back: int = 0  #: keys that showed an older version after a change of owner
     owners: set[Owner] = field(default_factory=set)  #: that have sent something
     _scopes: dict[Owner, KeyScope] = field(default_factory=dict)
-    _begun: set[tuple[int, int]] = field(default_factory=set)  # (lane, end) of stretches of which something was sent
+    _begun: set[tuple[int, int]] = field(default_factory=set)  # (lane, end) of stretches with a request sent
     _shown: dict[bytes, _Shown] = field(default_factory=dict)
     _lanes: dict[int, _Lane] = field(default_factory=dict)
     _rows: Any = None
@@ -219,7 +219,7 @@ class ReplicationRules:
                 self._lacked.add((place, what))
 
     def _check_cover(self) -> None:
-        """Each key is in one lane: counted at each bound, between two of which nothing changes."""
+        """Each key is in one lane. The count changes only at bounds of lanes, so it is checked at each bound."""
         parts = [part for lane in self._lanes.values() for part in (lane.scope.range, *lane.scope.without)]
         bounds = {b"", *(part.start for part in parts), *(part.end for part in parts)}
         for key in sorted(bounds):

@@ -136,7 +136,7 @@ def test_each_version_of_a_table_has_its_schema_file(canal: Sink) -> None:
 
 
 def ddl_times() -> dict[TableName, list[int]]:
-    """When TiCDC says that each table was changed, without tables that have DDL whose time is told otherwise."""
+    """The times of TiCDC's DDL by table, without tables with DDL for which TiCDC reports another time."""
     found, early = defaultdict(list), set()
     for entry in expected("ticdc-canal-json-tidb"):
         if entry["kind"] == "ddl":

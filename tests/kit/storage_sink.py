@@ -52,7 +52,7 @@ class MemoryFiles:
 
 
 class CutOff:
-    """Other files, of which a killed process wrote the first `until` puts."""
+    """Wraps other files. The process is killed after its first `until` puts."""
 
     def __init__(self, files: Files, until: int) -> None:
         self._files, self._left = files, until

@@ -55,7 +55,7 @@ WRITES = [Entry(10, b"a", b"1"), Entry(20, b"b", b"2"), Entry(30, b"a", b"3"), E
 
 @dataclass
 class Written:
-    """A destination that keeps what it was given, and fails as often as it is told."""
+    """A destination that keeps each write, and fails as often as the test asks."""
 
     catalog: Catalog
     stretches: list[tuple[int, int]] = field(default_factory=list)

@@ -11,10 +11,8 @@ from tistream import ts as tso
 from tistream.admin import actions
 from tistream.admin.views import Sources
 from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, remove_changefeed, switch_changefeed
-from tistream.catalog.work.core.lane_scope import skip as without
-from tistream.catalog.work.lanes import LaneRow, list_lanes, rescope
-from tistream.catalog.work.replications import resume_replication
-from tistream.errors import NotFound, StateForbids
+from tistream.catalog.work.replications import decide_refusal, resume_replication
+from tistream.errors import StateForbids
 from tistream.ids import Tenant
 
 
@@ -55,32 +53,21 @@ def remove(sources: Sources, tenant: Tenant, name: str, *, dry_run: bool, actor:
 
 def retry(sources: Sources, tenant: Tenant, name: str, number: int, *, dry_run: bool, actor: str) -> dict[str, Any]:
     """Try the refused change of a lane again."""
-    lane, error = _stopped(sources, tenant, name, number)
-    if not dry_run:
-        rescope(sources.catalog, lane, lane.scope)
+    error = decide_refusal(sources.catalog, tenant, name, number, leave_out=False, dry_run=dry_run)
     words = f"The change at {_change(error)} is tried again. If it is refused again, the lane stops again."
     return actions.outcome("retry", f"lane {number} of changefeed {name}", dry_run, words)
 
 
 def skip(sources: Sources, tenant: Tenant, name: str, number: int, *, dry_run: bool, actor: str) -> dict[str, Any]:
     """Leave the refused change of a lane out."""
-    lane, error = _stopped(sources, tenant, name, number)
-    if not dry_run:
-        rescope(sources.catalog, lane, without(lane.scope, str(error["key"]), int(error["commit_ts"])))
+    error = decide_refusal(sources.catalog, tenant, name, number, leave_out=True, dry_run=dry_run)
     words = f"The change at {_change(error)} is never written. The destination differs from the source there until the "
     return actions.outcome("skip", f"lane {number} of changefeed {name}", dry_run, words + "row changes again.")
 
 
-def _stopped(sources: Sources, tenant: Tenant, name: str, number: int) -> tuple[LaneRow, dict[str, Any]]:
-    for lane in list_lanes(sources.catalog, tenant, name):
-        if lane.number == number:
-            if lane.error is None or not lane.is_stopped:
-                raise StateForbids(f"Lane {number} of changefeed {name} is not stopped.", lane=number)
-            return lane, lane.error
-    raise NotFound(f"Changefeed {name} has no lane {number}.", lane=number)
-
-
 def _change(error: dict[str, Any]) -> str:
+    if not {"key", "commit_ts"} <= error.keys():
+        return "a place that the destination did not name"
     table = f" of {error['db']}.{error['table']}" if "table" in error else ""
     return f"{tso.described(int(error['commit_ts']))}{table}, key {error['key']},"
 

@@ -29,7 +29,7 @@ def verify(url: str, cluster: int, tenant: int, name: str, output: Output) -> bo
     from destinations.protocol import Share
     from destinations.tikv.destination import open_tikv
     from destinations.uri import parse_sink_uri
-    from metaserver.replications import key_range_of
+    from reading.kv.selection import kept_selection
     from tistream import ts as tso
     from tistream.clock import SystemClock
     from tistream.ids import Tenant
@@ -49,7 +49,7 @@ def verify(url: str, cluster: int, tenant: int, name: str, output: Output) -> bo
                 lambda ts, part: LogScan(source, ts).scan(part),
                 _scanned(there.pairs, FOUND),
                 lambda: int(client.send("GET", path)["checkpoint_ts"]),
-                key_range_of(feed["keys"]),
+                kept_selection(feed["keys"]).range,
                 clock=clock,
                 now_s=lambda: tso.physical_ms(there.now_ts()) // 1000,
             )

@@ -30,7 +30,7 @@ _OP_OF[[INSERT, UPDATE, DELETE]] = (0, 1, 2)
 File = tuple[int, bytes | memoryview]
 """(number of changes, bytes)"""
 Render = Callable[[TableChanges, Sequence[int]], list[File]]
-"""The files of these changes: with so many changes each, or cut by their size when no counts are given."""
+"""Files of these changes, cut after the given counts of changes, or by size when no counts are given."""
 
 
 @dataclass(frozen=True, slots=True)

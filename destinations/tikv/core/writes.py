@@ -43,7 +43,7 @@ class TikvPlan:
         return int(self.keys.nbytes + self.values.nbytes)
 
     def puts(self) -> tuple[pa.BinaryArray, pa.BinaryArray, Seconds]:
-        """Keys, values and expiries of what is to be put."""
+        """Keys, values and expiries of the entries to put."""
         mask = pa.array(~self.deleted)
         return self.keys.filter(mask), self.values.filter(mask), self.expires[~self.deleted]
 

@@ -18,9 +18,9 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import amendments, changefeeds, lanes, of_asked_tenant, tenant_ids
 from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, no_changefeed
-from tistream.catalog.work.core.lane_scope import LaneScope
-from tistream.catalog.work.lanes import LaneRow, add_lanes, error_text, retry_lanes, rewind_lanes
-from tistream.errors import Fenced, StateForbids
+from tistream.catalog.work.core.lane_scope import LaneScope, skip
+from tistream.catalog.work.lanes import LaneRow, add_lanes, error_text, list_lanes, rescope, retry_lanes, rewind_lanes
+from tistream.errors import Fenced, NotFound, StateForbids
 from tistream.ids import Tenant
 
 _f, _l = changefeeds.c, lanes.c
@@ -129,6 +129,25 @@ def fail_replication(catalog: Catalog, lane: LaneRow, error: dict[str, Any]) -> 
             record_event(
                 conn, EventKind.CHANGEFEED_FAILED, lane.changefeed_id, tenant=lane.tenant, lane=lane.number, **error
             )
+
+
+def decide_refusal(
+    catalog: Catalog, tenant: Tenant, changefeed_id: str, number: int, *, leave_out: bool, dry_run: bool = False
+) -> dict[str, Any]:
+    """Try the refused change of a stopped lane again, or leave it out; why the lane is stopped. StateForbids when it is
+    not, NotFound without such a lane."""
+    lane = next((each for each in list_lanes(catalog, tenant, changefeed_id) if each.number == number), None)
+    if lane is None:
+        raise NotFound(f"Changefeed {changefeed_id} has no lane {number}.", lane=number)
+    error = lane.error
+    if error is None or not lane.is_stopped:
+        raise StateForbids(f"Lane {number} of changefeed {changefeed_id} is not stopped.", lane=number)
+    if leave_out and not {"key", "commit_ts"} <= error.keys():
+        raise StateForbids(f"The destination did not say which change of lane {number} it refuses.", lane=number)
+    if not dry_run:
+        kept = skip(lane.scope, str(error["key"]), int(error["commit_ts"])) if leave_out else lane.scope
+        rescope(catalog, lane, kept)
+    return error
 
 
 def _locked(conn: Any, tenant: Tenant, changefeed_id: str) -> Any:
