@@ -158,7 +158,7 @@ class Changefeed(BaseModel):
     state: FeedState
     start_ts: str
     checkpoint_ts: str
-    checkpoint_time: str
+    checkpoint_time: str | None = Field(description="null before the log begins")
     target_ts: str
     filters: dict[str, str]
     created_time: str
@@ -172,7 +172,7 @@ class Changefeed(BaseModel):
     partitions: list[ShownPartition]
     sink_uri: str = Field(description="without secrets; empty = a consumer")
     keys: dict[str, str] = Field(description="the entries of a keyspace that are replicated")
-    rpo: Rpo | None = Field(description="of a replication that runs")
+    rpo: Rpo | None = Field(description="of a replication that runs, once its log has begun")
     catching_up: bool = Field(description="keys may show older versions than before, never older than the checkpoint")
     lanes: list[ShownLane]
     error: dict[str, Any] | None = Field(description="why it is failed, or the first error of a lane")

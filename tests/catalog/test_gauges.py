@@ -22,6 +22,7 @@ from tests.kit.catalog_cases import (
 from tests.kit.manual_clock import ManualClock
 from tests.kit.statements import StatementLog
 from tistream import ts as tso
+from tistream.admin.consumers import consumers_of
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import changefeeds, consumer_members, tasks, workers
 from tistream.catalog.log.consumers import claim_partition
@@ -164,6 +165,19 @@ class TestGauges:
         assert found["tistream_replication_lanes_stopped"][*ids, "dr"] == 1
         assert (*ids, "lake", "failed") in found["tistream_replication_state"]
         assert set(found["tistream_replication_unmoved_seconds"]) == {(*ids, "dr")}
+
+    def test_a_replication_does_not_lag_before_its_log_begins(self, catalog: Catalog) -> None:
+        register_tenant(catalog, T)
+        create_replication(
+            catalog, T, "early", None, sink_uri="s3://b/p?protocol=csv", options="{}", filters="{}",
+            scopes=[TableScope(number=0, of=1)], target_ts=0, hold_ms=0,
+        )  # fmt: skip
+        found = shown(CatalogGauges(catalog, ManualClock()))
+        assert found["tistream_replication_state"] == {("7", "0", "early", "normal"): 1}
+        for name in ("lag", "unmoved"):
+            assert found.get(f"tistream_replication_{name}_seconds", {}) == {}, "else it would lag since 1970"
+        (fact,) = consumers_of(catalog, T)
+        assert (fact["rpo"], fact["checkpoint_time"]) == (None, None)
 
     def test_only_those_that_lag_most_have_a_line(self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tistream.catalog.work.gauges._SLOWEST", _slowest(1))

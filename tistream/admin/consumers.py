@@ -61,7 +61,7 @@ def consumer_fact(row: ChangefeedRow, readers: Readers, served: int, lanes: Sequ
         "keys": json.loads(row.options).get("keys", {}),
         "start_ts": str(row.start_ts),
         "checkpoint_ts": str(row.checkpoint_ts),
-        "checkpoint_time": tso.to_text(row.checkpoint_ts),
+        "checkpoint_time": tso.to_text(row.checkpoint_ts) if row.checkpoint_ts else None,
         "target_ts": str(row.target_ts),
         "filters": json.loads(row.filters),
         "created_time": tso.to_text(tso.compose(row.created_ms)),
@@ -137,4 +137,5 @@ def _live(sources: Sources, tenant: Tenant, name: str) -> ChangefeedRow:
 
 
 def _lag_s(served: int, checkpoint_ts: int) -> float:
-    return max(0, tso.physical_ms(served) - tso.physical_ms(checkpoint_ts)) / 1000
+    begun = checkpoint_ts > 0  # else it begins where the log will, and there is nothing to measure from
+    return max(0, tso.physical_ms(served) - tso.physical_ms(checkpoint_ts)) / 1000 if begun else 0.0

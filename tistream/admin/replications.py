@@ -25,8 +25,10 @@ def replication_facts(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: i
     }
 
 
-def _rpo(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int, now_ms: int) -> dict[str, float]:
-    """The age of the checkpoint, in three parts."""
+def _rpo(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int, now_ms: int) -> dict[str, float] | None:
+    """The age of the checkpoint, in three parts; None before the log or the checkpoint begins."""
+    if not served_ts or not row.checkpoint_ts:
+        return None
     slowest = min(lanes, key=lambda lane: lane.checkpoint_ts, default=None)
     tried_ts = row.checkpoint_ts if slowest is None else max(slowest.attempted_ts, slowest.checkpoint_ts)
     at = [tso.physical_ms(ts) for ts in (row.checkpoint_ts, min(tried_ts, max(served_ts, row.checkpoint_ts)))]

@@ -118,7 +118,7 @@ def list_all(
         ("changefeed", lambda row: row["changefeed_id"]),
         ("state", lambda row: row["state"]),
         ("checkpoint_ts", lambda row: row["checkpoint_ts"]),
-        ("checkpoint", lambda row: row["checkpoint_time"]),
+        ("checkpoint", lambda row: row["checkpoint_time"] or "-"),
         ("lag", lambda row: seconds_text(row["lag_s"])),
         ("idle", lambda row: seconds_text(row["idle_s"]) + ("" if row["holds_log"] else ", holds no log")),
         ("destination", lambda row: row["sink_uri"].partition("?")[0] or "members"),

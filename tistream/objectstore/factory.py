@@ -3,7 +3,7 @@
 memory://                       inside this process
 file:///absolute/folder         a local folder, or one that several machines mount
 s3://bucket/prefix              AWS; region and credentials from the AWS_* variables or the machine's role
-s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1&path_style=true
+s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tistream.objectstore.keys import check_key
 from tistream.objectstore.protocol import ObjectStore
 from tistream.objectstore.session import WriteSession
 
-_KNOWN = "memory://, file:///absolute/folder, s3://bucket/prefix?endpoint=...&region=...&path_style=true"
+_KNOWN = "memory://, file:///absolute/folder, s3://bucket/prefix?endpoint=...&region=..."
 _BOOL = {"true": True, "false": False}
 
 
@@ -107,7 +107,7 @@ def _place(parts: SplitResult, url: str) -> S3Place:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     endpoint = options.pop("endpoint", None)
     region = options.pop("region", None)
-    path_style = options.pop("path_style", "false")
+    path_style = options.pop("path_style", "false" if endpoint is None else "true")
     if options:
         raise ConfigError(f"unknown {', '.join(sorted(options))}; known are endpoint, region, path_style", url=url)
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):

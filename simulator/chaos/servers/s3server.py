@@ -96,7 +96,7 @@ class S3Server:
     def url(self, bucket: str, prefix: str = "") -> str:
         """The address for `open_store`."""
         path = f"/{prefix}" if prefix else ""
-        return f"s3://{bucket}{path}?endpoint={self.endpoint}&region={REGION}&path_style=true"
+        return f"s3://{bucket}{path}?endpoint={self.endpoint}&region={REGION}"
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tistream.errors import ConfigError, InvalidInput
-from tistream.objectstore.factory import open_store
+from tistream.objectstore.factory import open_store, s3_place
 from tistream.objectstore.local import LocalStore
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.s3 import S3Store
@@ -20,6 +20,13 @@ def test_known_addresses_are_opened(tmp_path: Path) -> None:
     assert isinstance(open_store("s3://bucket"), S3Store)
     assert isinstance(open_store("s3://bucket/some/prefix/?region=eu-central-1"), S3Store)
     assert isinstance(open_store("s3://bucket?endpoint=http://127.0.0.1:9000&path_style=true"), S3Store)
+
+
+def test_another_server_has_the_bucket_in_the_path_unless_the_address_says_otherwise() -> None:
+    """Few servers but AWS answer `bucket.endpoint`."""
+    server = "s3://bucket?endpoint=http://127.0.0.1:9000"
+    places = [s3_place(url) for url in ("s3://bucket", server, f"{server}&path_style=false")]
+    assert [place and place.path_style for place in places] == [False, True, False]
 
 
 @pytest.mark.parametrize("url", ["", "gs://bucket", "/tmp/folder", "bucket", "http://[broken"])

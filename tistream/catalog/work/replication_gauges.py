@@ -84,9 +84,9 @@ def replication_metrics(rows: Iterable[Any]) -> list[Metric]:
         figures = (rows_done, row.rows_done), (bytes_done, row.bytes_done), (tries, row.tries), (stopped, row.stopped)
         for family, value in figures:
             family.add_metric(labels, float(value))
-        if runs:
+        if runs and row.served_ts:  # else its log has not begun
             unmoved.add_metric(labels, max(0, row.now_ms - row.seen_ms) / 1000)
-            for part, seconds in zip(metrics.LAG_PARTS, _lag_s(row), strict=True):
+            for part, seconds in zip(metrics.LAG_PARTS, _lag_s(row), strict=True) if row.checkpoint_ts else ():
                 lag.add_metric([*labels, part], seconds)
     return [state, lag, *others]
 
