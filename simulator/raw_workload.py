@@ -144,6 +144,11 @@ class RawWorkload:
         if now_ms >= self._pd_back_ms and now_ms >= min(self._due_ms.values()):
             self._renew(now_ms)
 
+    def add_store(self, store_id: int) -> None:
+        """A new store, which leads nothing yet."""
+        self._topology.add_store(store_id)
+        self._due_ms[store_id] = 0
+
     def drain(self) -> None:
         """Apply what is in flight; PD is there."""
         self._pd_back_ms = 0

@@ -21,8 +21,12 @@ class Topology:
         self._cluster = cluster
         self._changes = changes or cluster
         self._rand = rand
-        self._stores = range(1, stores + 1)
+        self._stores = list(range(1, stores + 1))
         self._next_id = max(r.region_id for r in cluster.regions())
+
+    def add_store(self, store_id: int) -> None:
+        """A new store may lead regions, die and come back from now on."""
+        self._stores.append(store_id)
 
     def split(self, keys: Sequence[bytes]) -> str:
         """Cut a region at one of the keys, or at two."""
@@ -68,7 +72,7 @@ class Topology:
         return f"store {store_id} dies, {len(heirs)} regions get new leaders"
 
     def start_store(self) -> str:
-        dead = sorted(self._cluster.dead_stores)
+        dead = sorted(self._cluster.dead_stores - self._cluster.removed_stores)
         if not dead:
             return ""
         store_id = self._rand.choice(dead)

@@ -140,6 +140,10 @@ class Workload:
         """Time passes: the oracle gives nothing at or below `ts` any more."""
         self._tso.last = max(self._tso.last, ts)
 
+    def add_store(self, store_id: int) -> None:
+        """A new store, which leads nothing yet."""
+        self._topology.add_store(store_id)
+
     def drain(self) -> None:
         """Decide every open transaction and finish the DDL job under way."""
         while self._txns.open:

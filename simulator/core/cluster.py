@@ -98,6 +98,7 @@ class Cluster:
         self.ticked_ts = floor_ts  #: no resolved ts and no read is above
         self.raw_resolved: Callable[[int], int | None] = lambda region_id: None  #: of a region's RawKV writes
         self._dead: set[int] = set()
+        self.removed_stores: set[int] = set()  #: dead ones that never come back
         self._keys: SortedDict = SortedDict()  # key -> _Key
         self._locked: dict[bytes, int] = {}  # key -> start_ts of its lock
         self._starts: SortedDict = SortedDict()  # start_key -> region id
@@ -342,11 +343,19 @@ class Cluster:
 
     def start_store(self, store_id: int) -> None:
         """A dead store comes back, without leading a region."""
+        if store_id in self.removed_stores:
+            raise InvalidInput("a removed store does not come back", store_id=store_id)
         self._dead.discard(store_id)
 
     def start_stores(self) -> None:
-        """Every dead store comes back."""
-        self._dead.clear()
+        """Every dead store comes back that was not removed."""
+        self._dead &= self.removed_stores
+
+    def remove_store(self, store_id: int) -> None:
+        """A dead store never comes back."""
+        if store_id not in self._dead:
+            raise InvalidInput("a living store cannot be removed", store_id=store_id)
+        self.removed_stores.add(store_id)
 
     # -- the feed --------------------------------------------------------------------------------------------------
 
@@ -436,7 +445,7 @@ class Cluster:
                 continue
             if entry.lock is not None and entry.lock.is_sent:
                 yield key, entry.lock
-            for version in _above(entry.versions, subscription.checkpoint_ts):
+            for version in reversed([v for v in entry.versions if v.commit_ts > subscription.checkpoint_ts]):
                 if version.is_sent:
                     yield key, version
                 if subscription.is_raw:
@@ -489,11 +498,3 @@ class Cluster:
         ends = [r.range.end for r in regions]
         if not regions or [r.range.start for r in regions] != [b"", *ends[:-1]] or ends[-1]:
             raise InvalidInput("the regions do not tile the key space", regions=len(regions))
-
-
-def _above(versions: Sequence[Version], checkpoint_ts: int) -> Iterator[Version]:
-    """The versions above the checkpoint, newest first."""
-    for version in reversed(versions):
-        if version.commit_ts <= checkpoint_ts:
-            return
-        yield version

@@ -35,12 +35,13 @@ class LoopbackCluster(ABC):
         host: str = "127.0.0.1",
     ) -> None:
         self._clock = clock or SystemClock()
+        self._new_server = partial(LoopbackServer, interceptors, host)
         self._lock = threading.Condition()
         self._closed = threading.Event()
         self._fault: Exception | None = None
         self.streams = FeedStreams(self._lock, self)
         self.store_ids = tuple(store_ids)
-        self._servers = {store_id: LoopbackServer(interceptors, host) for store_id in (_PD, *self.store_ids)}
+        self._servers = {store_id: self._new_server() for store_id in (_PD, *self.store_ids)}
         self.pd_address = self._servers[_PD].address  #: host:port
         self._addresses = {store_id: self._servers[store_id].address for store_id in self.store_ids}
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
@@ -49,9 +50,19 @@ class LoopbackCluster(ABC):
         """Start the servers and the thread. `without`: methods that PD does not have."""
         self._servers[_PD].start(pd_methods(pd, self._lock, without=without))
         for store_id in self.store_ids:
-            feed = streaming(partial(self.streams.feed, store_id))
-            self._servers[store_id].start({FEED: feed, **self._store_methods(store_id)})
+            self._start_store(store_id)
         self._thread.start()
+
+    def _start_store(self, store_id: int) -> None:
+        feed = streaming(partial(self.streams.feed, store_id))
+        self._servers[store_id].start({FEED: feed, **self._store_methods(store_id)})
+
+    def _add_server(self, store_id: int) -> None:
+        """A server for another store; its address is listed."""
+        self._servers[store_id] = self._new_server()
+        self._start_store(store_id)
+        self.store_ids += (store_id,)
+        self._addresses[store_id] = self._servers[store_id].address
 
     def _store_methods(self, store_id: int) -> dict[str, grpc.RpcMethodHandler]:
         """A store's methods beside the change feed."""

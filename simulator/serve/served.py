@@ -10,11 +10,16 @@
         end_ts = served.settle()        nothing is left undecided, no more faults
         served.workload.committed       what a complete copy of the feed contains
 
+    served.add_store(); served.move_leader(region_id, 4)      a store joins
+    served.kill_store(1); served.remove_store(1)              a store dies, and never comes back
+    served.restart_stores(away_s=1.0)                         all stop at once
+
 Relations:
 
 - one lock guards the model and its answers: `changing` holds it, and so does every answer;
 - timestamps come from one oracle, PD's, which never gives one at or below anything that the model has seen;
-- a store that is dead in the model answers nothing: its calls end with UNAVAILABLE, and requests under way are lost;
+- a store that is dead in the model, or restarts, answers nothing: its calls end with UNAVAILABLE, and requests under
+  way are lost;
 - resolved ts are sent every `resolved_s`; a client that does not read is congested, because a store's memory is
 bounded.
 """
@@ -111,6 +116,7 @@ class ServedCluster(LoopbackCluster):
         self._last_ts = cluster.now_ts
         self._rand = random.Random(seed)
         self._dead: frozenset[int] = cluster.dead_stores
+        self._back_at = float("-inf")  # when stores that restart answer again
         self.pd = ServedPd(
             cluster,
             cluster_id=cluster_id,
@@ -123,8 +129,8 @@ class ServedCluster(LoopbackCluster):
         )
         self.reads = KvReads(cluster, api)
         self.reads.boundary = boundary
-        writes = raw.writes if raw is not None else RawWrites(cluster, lambda: PdStamps(self._tso))
-        self.raw_kv = RawStores(writes, api, self.reads, lambda: self._tso(1))
+        self._writes = raw.writes if raw is not None else RawWrites(cluster, lambda: PdStamps(self._tso))
+        self.raw_kv = RawStores(self._writes, api, self.reads, lambda: self._tso(1))
         self.raw_kv.died = lambda store_id: self._raw_died.append(store_id)
         self._raw_died: list[int] = []
         self.raw_latency_s: Callable[[int], float] = lambda store_id: 0.0  #: of a RawKV request to a store
@@ -144,12 +150,47 @@ class ServedCluster(LoopbackCluster):
         with self._lock:
             return self._tso(1)
 
+    def add_store(self) -> int:
+        """A new store joins, which leads nothing yet; its id."""
+        with self._lock:
+            store_id = max(self.store_ids) + 1
+            self._add_server(store_id)
+            if self._driver is not None:
+                self._driver.add_store(store_id)
+            return store_id
+
+    def move_leader(self, region_id: int, to_store: int) -> None:
+        """Another store leads the region."""
+        with self.changing():
+            self._writes.move_leader(region_id, to_store)
+
+    def kill_store(self, store_id: int) -> None:
+        """A store dies; the others lead its regions."""
+        with self.changing():
+            self._kill(store_id)
+
+    def remove_store(self, store_id: int) -> None:
+        """A dead store never comes back, and PD does not list it any more."""
+        with self.changing() as cluster:
+            cluster.remove_store(store_id)
+
+    def restart_stores(self, *, away_s: float) -> None:
+        """All stores stop at once and answer again later: streams, registrations and writes in flight are lost, and
+        other stores lead the regions. Nothing is written meanwhile."""
+        with self.changing() as cluster:
+            self._back_at = self._clock.monotonic() + away_s
+            for store_id in set(self.store_ids) - cluster.dead_stores:
+                self._kill(store_id)
+                self._store_died(store_id)
+                cluster.start_store(store_id)
+
     def settle(self) -> int:
-        """End steps and faults, decide every transaction, and bring every store back. Returns a timestamp above all of
-        it, which every followed region's resolved ts reaches. Raises the error that ended the workload early."""
+        """End steps and faults, decide every transaction, and bring every store back that was not removed. Returns a
+        timestamp above all of it, which every followed region's resolved ts reaches. Raises the error that ended the
+        workload early."""
         with self._lock:
             self.check()
-            self._steps_per_s = 0.0
+            self._steps_per_s, self._back_at = 0.0, float("-inf")
             self._set_faults(CALM)
             if self._driver is not None:
                 self._driver.drain()
@@ -185,7 +226,7 @@ class ServedCluster(LoopbackCluster):
 
     def _work(self, steps: int) -> int:
         """Run steps of the workload, sending messages between them; their number."""
-        if self._driver is None:
+        if self._driver is None or self._clock.monotonic() < self._back_at:
             return steps
         if self.raw is not None:  # its stores ask PD for timestamps all the time
             self.raw.advance_to(max(self._last_ts, ts.compose(self._clock.unix_ms())))
@@ -206,13 +247,21 @@ class ServedCluster(LoopbackCluster):
     def _send(self, now: float) -> None:
         """Send the clients what has happened in the model."""
         for store_id in self._cluster.dead_stores - self._dead:
-            self.feed.store_died(store_id)
-            self.streams.cut_store(store_id, lost=True)
+            self._store_died(store_id)
         self._dead = self._cluster.dead_stores
         self.feed.pump(now)
         for stream in self.streams.slow(_UNREAD_BYTES_MAX):
             self.feed.congest(stream)
         self._hand_out()
+
+    def _kill(self, store_id: int) -> None:
+        others = [s for s in self.store_ids if s != store_id and s not in self._cluster.dead_stores]
+        heirs = {region.region_id: self._rand.choice(others) for region in self._cluster.regions(store_id)}
+        self._writes.kill_store(store_id, heirs)
+
+    def _store_died(self, store_id: int) -> None:
+        self.feed.store_died(store_id)
+        self.streams.cut_store(store_id, lost=True)
 
     def _hand_out(self) -> None:
         for stream, data in self.feed.take_output():
@@ -225,7 +274,8 @@ class ServedCluster(LoopbackCluster):
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def is_away(self, store_id: int) -> bool:
-        return store_id in self._cluster.dead_stores or self._closed.is_set()
+        is_down = store_id in self._cluster.dead_stores or self._clock.monotonic() < self._back_at
+        return is_down or self._closed.is_set()
 
     def requested(self, stream: int, store_id: int, request: Request) -> None:
         self.feed.request(stream, store_id, request, self._clock.monotonic())
@@ -281,7 +331,7 @@ class ServedCluster(LoopbackCluster):
 
     def _read(self, store_id: int, read: Callable[[int, bytes], bytes], request: bytes, context: Any) -> bytes:
         with self._lock:
-            if store_id in self._cluster.dead_stores or store_id in self._raw_died:
+            if self.is_away(store_id) or store_id in self._raw_died:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the store is away")
             try:
                 return read(store_id, request)

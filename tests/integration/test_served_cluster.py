@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from tistream import ts
 from tistream.clock import SystemClock
 from tistream.model.change import Op
 from tistream.objectstore.memory import MemoryStore
+from tistream.tikv.pd import PdClient
 
 PATIENCE_S = 40.0
 ROW = ("key", "commit_ts", "start_ts", "op", "value", "old_value")
@@ -169,3 +171,41 @@ def test_a_store_that_dies_and_comes_back() -> None:
         end_ts = served.settle()
         assert push.run_until(lambda: push.watermark >= end_ts, PATIENCE_S)
         assert push.changes == truth(workload)
+
+
+def test_all_stores_restart_and_lose_every_stream_and_registration() -> None:
+    cluster = workload_cluster(STEADY, floor_ts=now_ts())
+    workload = Workload(7, cluster, STEADY)
+    with (
+        ServedCluster(cluster, workload=workload, steps_per_s=100, resolved_s=0.1, faults=CALM) as served,
+        ServedPush(served, start_ts=cluster.floor_ts) as push,
+    ):
+        begun_ts = served.tso()
+        assert push.run_until(lambda: push.watermark >= begun_ts, PATIENCE_S)
+        registered = served.feed.counts["registered"]
+        served.restart_stores(away_s=0.3)
+        assert len(served.feed) == 0
+        assert all(served.is_away(store_id) for store_id in served.store_ids)
+        back_ts = served.tso()
+        assert push.run_until(lambda: push.watermark >= back_ts, PATIENCE_S)
+        assert served.feed.counts["registered"] >= 2 * registered
+        end_ts = served.settle()
+        assert push.run_until(lambda: push.watermark >= end_ts, PATIENCE_S)
+        assert push.changes == truth(workload)
+
+
+def test_stores_join_and_leave_the_list_of_pd() -> None:
+    cluster = cluster_of([], floor_ts=now_ts())
+    with ServedCluster(cluster, resolved_s=0.1) as served, closing(PdClient([served.pd_address])) as pd:
+        joined = served.add_store()
+        served.move_leader(1, joined)
+        assert [store.id for store in pd.stores()] == [1, 2, 3, joined]
+        with ServedPush(served, start_ts=cluster.floor_ts) as push:
+            now = served.tso()
+            assert push.run_until(lambda: push.watermark >= now, PATIENCE_S)
+        served.kill_store(joined)
+        served.remove_store(joined)
+        assert served.is_away(joined)
+        assert [store.id for store in pd.stores()] == [1, 2, 3]
+        (region,) = pd.scan_regions(b"", b"", 10)
+        assert region.leader_store_id in (1, 2, 3)

@@ -58,7 +58,7 @@ class ServedPd(PdAnswers):
         return self._kept_from_ts
 
     def stores(self) -> Sequence[wire.MetaStore]:
-        return [wire.MetaStore(id=s, address=a, version=STORE_VERSION) for s, a in self._store_addresses.items()]
+        return [wire.MetaStore(id=s, address=a, version=STORE_VERSION) for s, a in self._listed().items()]
 
     def refresh(self, *, late: bool) -> None:
         """The stores have reported their regions to PD. `late`: PD answers with these until the next report."""
@@ -66,7 +66,7 @@ class ServedPd(PdAnswers):
         self._starts = [r.range.start for r in self._seen or ()]
 
     def regions(self, wanted: KeyRange) -> Iterator[wire.PdRegion]:
-        stores = tuple(self._store_addresses)
+        stores = tuple(self._listed())
         for region in self._known(wanted):
             dice = self._dice()
             if dice >= self.faults.pd_missing + self.faults.pd_leaderless:
@@ -75,6 +75,10 @@ class ServedPd(PdAnswers):
                 )
             elif dice >= self.faults.pd_missing:
                 yield wire.PdRegion(region=meta(region, stores, self._boundary))
+
+    def _listed(self) -> Mapping[int, str]:
+        """The addresses of the stores. A removed one is a tombstone, which PD leaves out."""
+        return {s: a for s, a in self._store_addresses.items() if s not in self._cluster.removed_stores}
 
     def _known(self, wanted: KeyRange) -> Iterator[Region]:
         if self._seen is None:

@@ -365,6 +365,18 @@ def test_a_dying_store_loses_what_was_not_taken_and_leads_nothing_until_it_is_as
     assert cluster.move_leader(2, 1).store_id == 1
 
 
+def test_a_removed_store_is_dead_and_does_not_come_back() -> None:
+    cluster = make_cluster(b"m", stores=(1, 2))
+    with pytest.raises(InvalidInput, match="living store"):
+        cluster.remove_store(1)
+    cluster.kill_store(1, {1: 2})
+    cluster.remove_store(1)
+    with pytest.raises(InvalidInput, match="removed store"):
+        cluster.start_store(1)
+    cluster.start_stores()
+    assert cluster.dead_stores == cluster.removed_stores == frozenset({1})
+
+
 def test_a_tick_of_one_store_leaves_the_others_where_they_are() -> None:
     cluster = make_cluster(b"m", stores=(1, 2))
     one, two = cluster.register(1, 1, S), cluster.register(2, 1, S)
