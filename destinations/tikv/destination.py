@@ -162,19 +162,25 @@ class TikvDestination:
             raise LeaseOver
         with _translated():
             pd, client = self._connect()
-            if not client.space.has_expiry and plan.expires.any():
-                plan, timed = plan.without_expiry(ts.physical_ms(pd.tso()) // 1000)
-                if timed is not None:
-                    raise DestinationRefused(
-                        "The destination cannot take an entry that expires",
-                        key=timed.hex(),
-                        cause="its stores have no expiry (storage.enable-ttl is off)",
-                    )
-            keys, values, expires = plan.puts()
-            if len(keys):
-                client.batch_put(keys, values, expires, allowed=allowed)
-            if len(gone := plan.deletes()):
-                client.batch_delete(gone, allowed=allowed)
+            try:
+                self._put_all(plan, pd, client, allowed)
+            finally:
+                pd.rest()
+
+    def _put_all(self, plan: TikvPlan, pd: PdClient, client: RawClient, allowed: Allowed) -> None:
+        if not client.space.has_expiry and plan.expires.any():
+            plan, timed = plan.without_expiry(ts.physical_ms(pd.tso()) // 1000)
+            if timed is not None:
+                raise DestinationRefused(
+                    "The destination cannot take an entry that expires",
+                    key=timed.hex(),
+                    cause="its stores have no expiry (storage.enable-ttl is off)",
+                )
+        keys, values, expires = plan.puts()
+        if len(keys):
+            client.batch_put(keys, values, expires, allowed=allowed)
+        if len(gone := plan.deletes()):
+            client.batch_delete(gone, allowed=allowed)
 
     def pairs(self, wanted: KeyRange) -> Iterator[pa.Table]:
         """What is there, page by page in key order: columns key (of users) and value."""

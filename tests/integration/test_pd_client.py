@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.kit.waiting import eventually
 from tistream import ts
 from tistream.codec.protobuf import BYTES, VARINT, merged, message, octets, uint
 from tistream.errors import ErrorKind, InvalidInput, NotFound, StoreUnavailable, TsExpired
@@ -137,6 +138,17 @@ def test_timestamps_rise_and_callers_share_a_request(pds: Pds, servers: list[Pd]
     assert len({t for mine in taken for t in mine}) == 8 * 50
     assert sum(pds.counts) == 8 * 50
     assert len(pds.counts) < 200
+
+
+def test_a_client_that_rests_has_no_threads(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
+    def reads() -> bool:
+        return any(thread.name == "pd-tso" for thread in threading.enumerate())
+
+    first = pd.tso()
+    assert reads()
+    pd.rest()
+    eventually(lambda: not reads())
+    assert pd.tso() > first
 
 
 def test_the_leader_is_followed(pds: Pds, servers: list[Pd], pd: PdClient) -> None:

@@ -63,6 +63,10 @@ class PdClient:
         """A new timestamp, larger than all earlier ones."""
         return self._tso.take()
 
+    def rest(self) -> None:
+        """Keep no threads until the next timestamp is asked for."""
+        self._tso.rest()
+
     @property
     def newest_tso(self) -> int:
         """The largest timestamp taken so far; 0 = none."""

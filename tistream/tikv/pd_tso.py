@@ -96,6 +96,12 @@ class TsoClient:
             raise me.error
         return me.ts
 
+    def rest(self) -> None:
+        """Close the stream, unless a caller uses it; the next caller opens another. A stream costs threads."""
+        with self._turn:
+            if not self._asking:
+                self._drop()
+
     def close(self) -> None:
         with self._turn:
             self._closed = True

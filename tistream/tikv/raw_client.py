@@ -133,11 +133,9 @@ class RawClient:
         self._addresses: dict[int, str] = {}
         self._free_at = clock.monotonic()  # when the rate limit lets the next request pass
         self._never = threading.Event()
-        self._threads = ThreadPoolExecutor(self._pace.concurrency, thread_name_prefix="raw-kv")
         self.problem = ""  #: reason of the latest retry
 
     def close(self) -> None:
-        self._threads.shutdown()
         self._channels.close()
 
     # -- writes ----------------------------------------------------------------------------------------------------
@@ -172,7 +170,9 @@ class RawClient:
             for start, end in parts:
                 self._send(write, start, end)
             return
-        calls = [self._threads.submit(self._send, write, start, end) for start, end in parts]
+        # of this write: a client that waits has no threads, and a process may have very many of them
+        with ThreadPoolExecutor(min(self._pace.concurrency, len(parts)), thread_name_prefix="raw-kv") as threads:
+            calls = [threads.submit(self._send, write, start, end) for start, end in parts]
         errors = [error for call in calls if (error := call.exception()) is not None]
         if errors:  # all calls have ended
             raise min(errors, key=lambda e: not isinstance(e, RawRefused))
