@@ -170,12 +170,13 @@ def _difference(row: dict[str, Any]) -> Difference:
     return Difference(
         key=row["key"],
         fault=Fault(row["fault"]),
-        source=_hash(row["value"]),
-        destination=_hash(row["value_b"]),
+        source=value_hash(row["value"]),
+        destination=value_hash(row["value_b"]),
         source_expire_ts=row["expire_ts"],
         destination_expire_ts=row["expire_ts_b"],
     )
 
 
-def _hash(value: bytes | None) -> str | None:
+def value_hash(value: bytes | None) -> str | None:
+    """The beginning of the SHA-256 of a value, in hex; None where there is none."""
     return None if value is None else hashlib.sha256(value).hexdigest()[:_HASH_DIGITS]
