@@ -7,7 +7,7 @@
 - Of the versions of a key in a stretch the newest is written; puts with the time to live that is left by the time of
   the destination's PD at each try, or a delete when nothing is left;
 - RawKV has no transactions and cannot fence a writer. A request ends with the time that the lane's lease allows, also
-  at the store, as far as it has not begun;
+  at the store, as far as it has not begun. One without an answer is waited for until then;
 - it connects at its first use, so that a destination that is away is an error of that use.
 """
 
@@ -37,6 +37,7 @@ from tistream.clock import Clock
 from tistream.codec.raw.keys import KEYSPACE_ID_MAX
 from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError, invariant
 from tistream.keyrange import KeyRange
+from tistream.limits import LANE_LEASE_MS
 from tistream.tikv.channels import Tls, TlsFiles
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.raw_messages import RawRefused, RawSpace
@@ -76,6 +77,7 @@ class TikvSettings:
             rate_bytes_s=max(rate // lanes, 1) if rate else 0,
             backoff_base_s=read.seconds("backoff-base", 0.1, least=0.001, most=60),
             backoff_max_s=read.seconds("backoff-max", 5.0, least=0.001, most=600),
+            write_s=read.seconds("write-timeout", 3.0, least=0.1, most=LANE_LEASE_MS / 1000),
         )
         keyspace, api = read.text("keyspace"), read.text("api-version")
         read.finish()

@@ -26,6 +26,7 @@ class Faults:
     cut: float = 0.0  #: streams of a store, per second
     raw_refused: float = 0.0  #: RawKV requests, with any region error; writes may have been applied
     raw_lost: float = 0.0  #: answers to RawKV requests
+    raw_late: float = 0.0  #: RawKV writes whose connection is cut, and which are applied when their time is almost over
     pd_late_s: float = 0.0  #: largest age of PD's answers
     pd_leaderless: float = 0.0  #: regions in PD's lists
     pd_missing: float = 0.0  #: regions that PD's lists leave out
@@ -45,7 +46,8 @@ STORM = Faults(
     scan_s=0.05,
     cut=0.05,
     raw_refused=0.1,
-    raw_lost=0.03,
+    raw_lost=0.01,
+    raw_late=0.01,
     pd_late_s=0.5,
     pd_leaderless=0.03,
     pd_missing=0.02,

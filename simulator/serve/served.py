@@ -30,7 +30,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -43,7 +43,7 @@ from simulator.loopback.servers import unary
 from simulator.raw_workload import RawWorkload
 from simulator.serve.core.kv import KV_CHECK_TXN, KV_GET, KV_RESOLVE_LOCK, KV_SCAN, KV_SCAN_LOCK, KvReads
 from simulator.serve.core.pd import ServedPd
-from simulator.serve.core.raw import RawStores, mishaps
+from simulator.serve.core.raw import WRITES, RawStores, begins_within_s, mishaps
 from simulator.serve.faults import CALM, Faults
 from simulator.serve.feed import ServedFeed
 from simulator.workload import Workload
@@ -57,6 +57,17 @@ CLUSTER_ID = 7_470_614_063_661_512_001
 _TURN_S = 0.01
 _STEPS_AT_ONCE = 10  # then others may have the lock
 _UNREAD_BYTES_MAX = 256 << 20  # of a stream
+_LATE = 0.9  # of the time that it has, a late write waits
+
+
+class _LateWrite(NamedTuple):
+    """A write without a client: a store begins with it at `due_s`, or not at all."""
+
+    due_s: float
+    until_s: float
+    store_id: int
+    write: Callable[[int, bytes], bytes]
+    request: bytes
 
 
 class PdStamps:
@@ -133,10 +144,16 @@ class ServedCluster(LoopbackCluster):
         self.raw_kv = RawStores(self._writes, api, self.reads, lambda: self._tso(1))
         self.raw_kv.died = lambda store_id: self._raw_died.append(store_id)
         self._raw_died: list[int] = []
+        self._late: list[_LateWrite] = []
         self.raw_latency_s: Callable[[int], float] = lambda store_id: 0.0  #: of a RawKV request to a store
         self.feed = ServedFeed(cluster, cluster_id=cluster_id, rand=self._rand, api=api)
         self._set_faults(faults)
         self._start(self.pd, NEWER_METHODS if old_pd else ())
+
+    @property
+    def late_writes(self) -> int:
+        """RawKV writes whose client has lost its connection, and which are not applied yet."""
+        return len(self._late)
 
     @contextmanager
     def changing(self) -> Iterator[Cluster]:
@@ -192,6 +209,7 @@ class ServedCluster(LoopbackCluster):
             self.check()
             self._steps_per_s, self._back_at = 0.0, float("-inf")
             self._set_faults(CALM)
+            self._apply_late(float("inf"))
             if self._driver is not None:
                 self._driver.drain()
             self._cluster.start_stores()
@@ -215,6 +233,7 @@ class ServedCluster(LoopbackCluster):
                 steps += (now - began) * self._steps_per_s
                 steps -= self._work(int(steps))
                 self._cut_streams(now - began)
+                self._apply_late(now)
                 began = now
                 self._send(now)
                 if now >= resolve_at:
@@ -243,6 +262,14 @@ class ServedCluster(LoopbackCluster):
     def _cut_streams(self, seconds: float) -> None:
         if self._rand.random() < self.feed.faults.cut * seconds:
             self.streams.cut_store(self._rand.choice(self.store_ids), lost=True)
+
+    def _apply_late(self, now: float) -> None:
+        """Apply the late writes that are due."""
+        due = [late for late in self._late if late.due_s <= now]
+        self._late = [late for late in self._late if late.due_s > now]
+        for late in due:
+            if not self._is_down(late.store_id) and self._clock.monotonic() <= late.until_s:
+                late.write(late.store_id, late.request)
 
     def _send(self, now: float) -> None:
         """Send the clients what has happened in the model."""
@@ -306,12 +333,14 @@ class ServedCluster(LoopbackCluster):
             KV_CHECK_TXN: answered(self.reads.check_txn),
             KV_RESOLVE_LOCK: answered(self.reads.resolve_lock),
             **{
-                f"/tikvpb.Tikv/{name}": unary(partial(self._raw, store_id, read))
+                f"/tikvpb.Tikv/{name}": unary(partial(self._raw, store_id, read, name in WRITES))
                 for name, read in self.raw_kv.methods.items()
             },
         }
 
-    def _raw(self, store_id: int, read: Callable[[int, bytes], bytes], request: bytes, context: Any) -> bytes:
+    def _raw(
+        self, store_id: int, read: Callable[[int, bytes], bytes], is_write: bool, request: bytes, context: Any
+    ) -> bytes:
         """A RawKV request, with half of its latency before it is served."""
         latency_s, faults = self.raw_latency_s(store_id), self.feed.faults
         self._clock.wait(self._closed, latency_s / 2)
@@ -323,15 +352,25 @@ class ServedCluster(LoopbackCluster):
                 mishap = self._rand.choice(mishaps(0, busy_ms=20))
             refused = mishap is not None and not mishap.HasField("undetermined_result")
             is_lost = self._rand.random() < faults.raw_lost
+            if is_write and self._rand.random() < faults.raw_late:
+                self._keep_late(store_id, read, request)
+                context.abort(grpc.StatusCode.UNAVAILABLE, "Connection reset by peer")
         answer = b"" if refused else self._read(store_id, read, request, context)
         if store_id in self._raw_died or is_lost:
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         self._clock.wait(self._closed, latency_s / 2)
         return answer if mishap is None else wire.RawWriteResponse(region_error=mishap).SerializeToString()
 
+    def _keep_late(self, store_id: int, write: Callable[[int, bytes], bytes], request: bytes) -> None:
+        time_s, now = begins_within_s(request), self._clock.monotonic()
+        self._late.append(_LateWrite(now + time_s * _LATE, now + time_s, store_id, write, request))
+
+    def _is_down(self, store_id: int) -> bool:
+        return self.is_away(store_id) or store_id in self._raw_died
+
     def _read(self, store_id: int, read: Callable[[int, bytes], bytes], request: bytes, context: Any) -> bytes:
         with self._lock:
-            if self.is_away(store_id) or store_id in self._raw_died:
+            if self._is_down(store_id):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the store is away")
             try:
                 return read(store_id, request)

@@ -20,6 +20,7 @@ from simulator.serve.core.raw import ENTRY_BYTES_MAX, KEY_BYTES_MAX, Applied
 from simulator.serve.faults import CALM, STORM, Faults
 from simulator.serve.served import ServedCluster
 from tests.kit.manual_clock import ManualClock
+from tests.kit.waiting import eventually
 from tistream import ts as tso
 from tistream.clock import SystemClock
 from tistream.codec.raw.keys import KeyMode, keyspace_prefix
@@ -64,6 +65,9 @@ def a_client(served: ServedCluster, api: Api = Api.V2, pace: Pace = SWIFT) -> It
             yield client
 
 
+ENDS: dict[str, type] = {"written": type(None), "out of patience": StoreUnavailable, "out of time": OutOfTime}
+
+
 def column(values: list[bytes]) -> pa.BinaryArray:
     return pa.array(values, pa.binary())
 
@@ -79,7 +83,7 @@ def test_writers_in_a_storm() -> None:
     wanted: dict[bytes, bytes | None] = {}
     seen: dict[bytes, list[int]] = {}
     lock = threading.Lock()
-    with a_cluster(faults=STORM, storm=True) as served, a_client(served) as client:
+    with a_cluster(faults=STORM, storm=True) as served, a_client(served, pace=replace(SWIFT, write_s=2.0)) as client:
 
         def note(write: Applied) -> None:
             seen.setdefault(write.key, []).append(-1 if write.value is None else int(write.value.split(b"-")[1]))
@@ -167,12 +171,44 @@ def test_no_request_outlives_the_time_it_has() -> None:
         assert applied == []
 
 
+@pytest.mark.parametrize("ends", ["written", "out of patience", "out of time"])
+def test_a_write_without_an_answer_does_not_overtake_the_next(ends: str) -> None:
+    """The store has the request and applies it after its connection is cut; however the call ends, not after it."""
+    applied, late = list[bytes | None](), 0
+    pace = replace(SWIFT, write_s=1.0, patience_s=0.0 if ends == "out of patience" else 20.0)
+
+    def first(client: RawClient, key: list[bytes]) -> None:
+        until = time.monotonic() + (0.8 if ends == "out of time" else 60)
+        allowed = lambda: until - time.monotonic()  # noqa: E731
+        if key == [b"a"]:
+            client.batch_put(column(key), column([b"old"]), allowed=allowed)
+        else:
+            client.batch_delete(column(key), allowed=allowed)
+
+    with a_cluster() as served, a_client(served, pace=pace) as client, ThreadPoolExecutor(1) as threads:
+        for key in [b"a"], [b"z"]:
+            client.batch_put(column(key), column([b"before"]))
+            applied.clear()
+            served.raw_kv.on_write = lambda write: applied.append(write.value)
+            served.feed.faults, served.raw_latency_s = Faults(raw_late=1.0), lambda store_id: 0.25
+            call = threads.submit(first, client, key)
+            eventually(lambda: served.late_writes)
+            late, served.feed.faults, served.raw_latency_s = served.late_writes, CALM, lambda store_id: 0.0
+            raised = call.exception(timeout=60)
+            assert isinstance(raised, ENDS[ends]), raised
+            client.batch_put(column(key), column([b"new"]))
+            eventually(lambda: served.late_writes == 0)
+            assert len(applied) == late + (2 if ends == "written" else 1), "each late one was applied"
+            assert (applied[-1], client.get(key[0])) == (b"new", b"new")
+
+
 def test_the_client_gives_up_without_stores() -> None:
-    clock = ManualClock()
+    """Only the first write is waited for: after it each store is asked with a read first."""
+    clock, pace = ManualClock(), Pace(backoff_max_s=0.5)
     with (
         a_cluster() as served,
-        closing(PdClient([served.pd_address], clock=clock)) as pd,
-        closing(RawClient(pd, RawSpace(Api.V2, KEYSPACE), clock=clock)) as client,
+        closing(PdClient([served.pd_address])) as pd,
+        closing(RawClient(pd, RawSpace(Api.V2, KEYSPACE), clock=clock, pace=pace)) as client,
     ):
         client.batch_put(column([b"k"]), column([b"v"]))
         with served.changing():
@@ -180,3 +216,4 @@ def test_the_client_gives_up_without_stores() -> None:
                 served.raw_kv.died(store_id)
         with pytest.raises(StoreUnavailable, match="does not serve RawKV"):
             client.batch_put(column([b"k"]), column([b"v"]))
+    assert [round(seconds, 3) for seconds in clock.waited_s if seconds > pace.backoff_max_s] == [pace.write_s]

@@ -115,7 +115,7 @@ def test_lanes_in_a_storm() -> None:
     def lane(served: ServedCluster, part: KeyRange, number: int) -> None:
         rand, after = random.Random(number), 0
         own = [key for key in keys if key in part]
-        with closing(opened(served, of=3)) as destination:
+        with closing(opened(served, OPTIONS + "&write-timeout=1s", of=3)) as destination:
             for _ in range(15):
                 changes: list[Change] = []
                 for at in range(rand.randrange(1, 120)):

@@ -8,7 +8,12 @@
 - A batch is cut by region, number of keys and bytes; the parts are sent by up to `concurrency` threads. When a call
   returns or raises, none of its requests is in progress;
 - each key is in one request at a time, so calls one after the other write a key in their order;
-- a request lasts as long as `allowed` gives at most, and the store drops it when it has not begun by then;
+- a request lasts as long as `allowed` gives at most, a write no longer than `write_s`. The store drops it when it has
+  not begun somewhat earlier, which leaves time for the way there;
+- a write without an answer, whatever the error, may be in a queue of the store. Nothing else is written to its keys,
+  and the call does not end, before its deadline has passed;
+- gRPC does not say whether a request that failed was sent. So a store that did not answer the last request gets a read
+  before the next write: when the store is away, that read fails, and nothing must be waited for;
 - whatever the region error, the lost store or the unknown refusal: the part is sent again after a pause, until
   `patience_s` have passed without success. A refusal that is final is raised, with the key if there is a single one;
 - expiries are Unix seconds. The time to live is computed at each try from the time of the cluster's PD; an entry that
@@ -51,6 +56,8 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 _CALL_S = 20.0
+_BEGIN = 0.8  #: of the time of a request, by which a store must have begun with it
+_WRITES = frozenset({"RawBatchPut", "RawBatchDelete"})
 _BUSY_S = 2.0
 _AT_ONCE_MAX = 3  #: in a row
 _REGIONS_PAGE = 128
@@ -85,6 +92,7 @@ class Pace:
     backoff_base_s: float = 0.1
     backoff_max_s: float = 5.0
     patience_s: float = 20.0  #: without a success
+    write_s: float = 3.0  #: the longest deadline of a write, which is waited for when there is no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,7 @@ class RawClient:
         self._lock = threading.Lock()
         self._known = RegionMap(space.range_of)
         self._addresses: dict[int, str] = {}
+        self._heard: set[int] = set()  # stores that have answered the last request
         self._free_at = clock.monotonic()  # when the rate limit lets the next request pass
         self._never = threading.Event()
         self.problem = ""  #: reason of the latest retry
@@ -221,6 +230,9 @@ class RawClient:
         if write.expires is not None and write.now_s is not None:
             ttls, expired = m.remaining(write.expires[start:end], write.now_s())
             gone, rows, ttls = rows[expired], rows[~expired], ttls[~expired]
+        if known.region.leader_store_id not in self._heard:
+            body = wire.RawKeyRequest(key=self._key(write, start)).SerializeToString()
+            self._ask(known, "RawGet", body, wire.RawGetResponse, write.allowed)
         self._limit_rate(int(columns.bounds[end] - columns.bounds[start]), write.allowed)
         if len(gone):
             body = m.delete_body(self.space, columns, gone)
@@ -348,19 +360,25 @@ class RawClient:
         allowed: Allowed,
     ) -> T:
         """Ask the region's leader. _Later when it does not serve."""
-        region = known.region
+        region, is_write = known.region, name in _WRITES
         channel = self._channel(region.leader_store_id)
-        seconds = min(allowed(), _CALL_S)
+        seconds = min(allowed(), self._pace.write_s if is_write else _CALL_S)
         if seconds <= 0:
             raise OutOfTime
-        request = self.space.head(region, seconds, fills_cache=name != "RawScan") + body
+        until = self._clock.monotonic() + seconds
+        request = self.space.head(region, seconds * _BEGIN, fills_cache=name != "RawScan") + body
         place = f"{name} of region {region.id} at store {region.leader_store_id}"
         try:
-            answer = read(channel.unary_unary(f"/tikvpb.Tikv/{name}")(request, timeout=seconds))
+            reply = channel.unary_unary(f"/tikvpb.Tikv/{name}")(request, timeout=seconds)
+            self._heard.add(region.leader_store_id)
+            answer = read(reply)
         except grpc.RpcError as e:
             with self._lock:
                 self._known.drop(region)
                 self._addresses.pop(region.leader_store_id, None)
+                self._heard.discard(region.leader_store_id)
+            if is_write:  # the store may still have it
+                self._clock.wait(self._never, max(until - self._clock.monotonic(), 0.0))
             raise _Later(f"{place}: {e.code().name} {e.details()}") from e
         except CorruptObject as e:
             raise _Later(f"{place}: {e}") from e

@@ -9,6 +9,7 @@ This module decides, as TiKV does:
   timestamp the answer is max_timestamp_not_synced;
 - an entry has expired at its second, by PD's time; a time to live of 0 is none;
 - the refusal of a RawScan is the error of its first pair; every other refusal is a text;
+- what has not begun in the time that its client gave it (`begins_within_s`) is not begun any more;
 - RawGetKeyTTL ends the process of a server without expiry (`died` is called);
 - what is written to another column family than the default one is not kept;
 - a key beyond 8 KiB is refused, and so is a write beyond 8 MiB, by the region's log.
@@ -26,12 +27,13 @@ from typing import Protocol
 from simulator.core.causal import NotSynced
 from simulator.core.raw_writes import RawWrites
 from tistream import ts
-from tistream.codec.protobuf import parse
+from tistream.codec.protobuf import BYTES, merged, parse
 from tistream.keyrange import KeyRange
 from tistream.tikv.core import wire
 from tistream.tikv.core.api_versions import Api, Kind, refusal, serves
 
 _LIMIT_MAX = 10_240
+WRITES = frozenset({"RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawDeleteRange"})
 KEY_BYTES_MAX, ENTRY_BYTES_MAX = 8 << 10, 8 << 20
 _CRC_POLYNOMIAL = 0xC96C5795D7870F42  # CRC64 of ECMA-182, reflected
 _NAMES = ("V1", "V1ttl", "V2", "V3")
@@ -267,6 +269,12 @@ def _refused(words: str) -> bytes:
 
 def _not_here(error: wire.RegionError) -> bytes:
     return wire.RawWriteResponse(region_error=error).SerializeToString()
+
+
+def begins_within_s(request: bytes) -> float:
+    """The time in which a store must begin with a request, from its arrival; 0 = no limit."""
+    context = wire.Context.FromString(merged(request, {1: BYTES})[1])
+    return context.max_execution_duration_ms / 1000
 
 
 def mishaps(region_id: int, busy_ms: int) -> list[wire.RegionError]:

@@ -97,10 +97,10 @@ def test_a_hole_and_an_overlap_are_noticed(right: str, wrong: str) -> None:
 
 def test_options() -> None:
     uri = "tikv://pd1:2379,pd2:2379/?concurrency=8&batch-size=100&rate-limit=3000&backoff-base=50ms&backoff-max=2s"
-    found = TikvSettings.of(parse_sink_uri(uri + "&keyspace=eu&api-version=v1ttl"), 3)
+    found = TikvSettings.of(parse_sink_uri(uri + "&write-timeout=1s&keyspace=eu&api-version=v1ttl"), 3)
     assert found.endpoints == ("pd1:2379", "pd2:2379")
     assert (found.pace.concurrency, found.pace.batch_keys, found.pace.rate_bytes_s) == (8, 100, 1000)
-    assert (found.pace.backoff_base_s, found.pace.backoff_max_s) == (0.05, 2.0)
+    assert (found.pace.backoff_base_s, found.pace.backoff_max_s, found.pace.write_s) == (0.05, 2.0, 1.0)
     assert (found.keyspace, found.api) == ("eu", Api.V1TTL)
 
 
@@ -113,6 +113,7 @@ def test_options() -> None:
         ("tikv://pd:2379?rate=1", "rate"),
         ("tikv://pd:2379?api-version=v3", "api-version"),
         ("tikv://pd:2379?backoff-max=1d", "backoff-max"),
+        ("tikv://pd:2379?write-timeout=1m", "write-timeout"),
     ],
 )
 def test_a_wrong_option_is_named(text: str, option: str) -> None:
