@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests.kit.suites import Suites
 
 if TYPE_CHECKING:
     from tistream.catalog.database.engine import Catalog
+
+# Before Polars is loaded, here and in what tests start: its threads look for more work after each small frame.
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

@@ -7,6 +7,7 @@ Ctrl-C before the work was done (services and `pull --follow` end by Ctrl-C with
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -135,6 +136,9 @@ def about(
 
 def main() -> None:
     """Entry point of the console script."""
+    # Before Polars is loaded. The frames of a service are small, and each of its parts has a thread. On busy processors
+    # the threads of Polars, which look for more work after each frame, take as long again as all the rest.
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
     try:
         command_line(sys.argv[1:])()
     except TiStreamError as e:

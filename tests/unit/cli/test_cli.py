@@ -69,6 +69,17 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     assert invoke(monkeypatch, capfd, "--version") == (0, f"TiStream {version('tistream')}\n", "")
 
 
+def test_polars_has_one_thread_unless_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("POLARS_MAX_THREADS", raising=False)
+    invoke(monkeypatch, capfd, "--version")
+    assert os.environ["POLARS_MAX_THREADS"] == "1"
+    monkeypatch.setenv("POLARS_MAX_THREADS", "3")
+    invoke(monkeypatch, capfd, "--version")
+    assert os.environ["POLARS_MAX_THREADS"] == "3"
+
+
 def test_the_shell_completes_commands() -> None:
     asked = {"_TISTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "tistream tena", "COMP_CWORD": "1"}
     done = subprocess.run(
