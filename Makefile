@@ -16,7 +16,7 @@ PYTEST := $(BIN)/pytest --durations=10 --durations-min=5
 UNIT := $(sort $(wildcard tests/test_*.py)) tests/unit tests/catalog tests/golden tests/scenarios tests/properties
 INTEGRATION := tests/integration tests/packaging
 
-.PHONY: help demo test fast check lint types imports unit integration sim e2e soak bench docs docs-serve clean
+.PHONY: help demo test fast check lint types imports unit integration sim e2e soak bench dist docs docs-serve clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -98,6 +98,12 @@ test: ## everything
 
 bench: $(STAMP_DEV) $(COMPILED) ## benchmarks, as ratios
 	$(BIN)/python -m benchmarks
+
+dist: $(STAMP_DEV) ## the sdist, and the wheel that is built from it, in dist
+	@rm -rf dist
+	@$(BIN)/hatchling build -t sdist
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist dist/*.tar.gz
+	@ls dist
 
 docs: $(STAMP_DEV) ## the documentation as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -42,10 +42,10 @@ class QuickCatalog(Catalog):
         self.url = url
         self.noted: list[str] = []  # statements that took the short way
 
-    def migrate(self) -> None:
+    def migrate(self, to: str | None = None) -> None:
         """Alembic needs SQLAlchemy's connection."""
         slow = Catalog(self.url)
-        slow.migrate()
+        slow.migrate(to)
         slow.close()
 
     def _connect_writer(self) -> AbstractContextManager[Connection]:

@@ -1,4 +1,4 @@
-"""The wheel: its content, and what each extra installs and runs in an empty environment."""
+"""The sdist, the wheel that is built from it, and what each extra installs and runs in an empty environment."""
 
 from __future__ import annotations
 
@@ -34,10 +34,13 @@ CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TIS
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree, built offline."""
+    """The wheel that is built from the sdist of this tree, offline."""
     out = tmp_path_factory.mktemp("wheel")
+    hatch = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(out)]
+    subprocess.run(hatch, cwd=ROOT, capture_output=True, check=True, timeout=120)
+    (sdist,) = out.glob("*.tar.gz")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run([*pip, "--no-index", "-q", "-w", out, ROOT], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*pip, "--no-index", "-q", "-w", out, sdist], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (found,) = out.glob("*.whl")
     return found

@@ -56,12 +56,21 @@ class Catalog:
         self._engine = watch(_make_engine(url))
         self._reader = self._engine.execution_options(tistream_begin="BEGIN", tistream_reads=True)
 
-    def migrate(self) -> None:
-        """Migrate the schema to this version. Safe from any number of processes and threads at once."""
-        if self.revision() == newest_revision():
+    def migrate(self, to: str | None = None) -> None:
+        """Migrate the schema to this version, or up to an older revision. Safe from any number of processes and threads
+        at once. ConfigError when a newer version has migrated it."""
+        wanted, found = to or newest_revision(), self.revision()
+        if found == wanted:
             return  # most starts: Alembic, which takes a while to import, is not needed
+        if found is not None and found not in revisions():
+            raise ConfigError(
+                f"The catalog's tables are of revision {found}, and this version knows them up to {wanted}: a newer "
+                "version has migrated them. Start that version.",
+                revision=found,
+                newest=wanted,
+            )
         with _alembic, self._migration_lock() as conn:
-            _upgrade(conn)
+            _upgrade(conn, wanted)
 
     def revision(self) -> str | None:
         """The revision of the tables; None when there are none."""
@@ -240,12 +249,12 @@ def revisions() -> frozenset[str]:
     return frozenset(found[1] for name in names if (found := _REVISION.fullmatch(name)))
 
 
-def _upgrade(conn: Connection) -> None:
+def _upgrade(conn: Connection, revision: str) -> None:
     from alembic import command
 
     config = _migrations()
     config.attributes["connection"] = conn
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
 
 
 def _migrations() -> Config:

@@ -1,0 +1,104 @@
+"""What a release has left behind is served by this version: its catalog is migrated, its objects are read, and what its
+clients hold stays valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+import pytest
+
+from apiserver.openapi.breaking import broken
+from simulator.chaos.servers.mariadb import mariadb, new_database
+from tests.kit.recording import EXPECTED
+from tests.kit.release import CHANGES, FOLDER, Service, kept_catalog, read, restore, service
+from tests.kit.replica import moments, same_rows
+from tests.kit.ticdc import compare_canal
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import metadata
+
+RELEASES = sorted(path.name for path in FOLDER.iterdir())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with mariadb() as url:
+        yield url
+
+
+@contextmanager
+def left_by(version: str, catalog_url: str, folder: Path) -> Iterator[Service]:
+    """A service of this version over what the release has left."""
+    restore(version, catalog_url, folder)
+    with service(catalog_url, folder) as made:
+        yield made
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("database", ["sqlite", "mariadb"])
+def test_what_it_left_is_served(version: str, database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = f"sqlite:///{tmp_path}/catalog.db"
+    if database == "mariadb":
+        url = new_database(request.getfixturevalue("server"), f"release_{version.replace('.', '_')}")
+    held = read(version, "held.json")
+    with left_by(version, url, tmp_path / "bucket") as made:
+        messages, _ = made.messages(held["key"], start_ts="earliest", limit="200000")
+        assert compare_canal(EXPECTED, messages) > 12_000
+        after, _ = made.messages(held["key"], cursor=held["cursor"], limit="200000")
+        assert len(after) > 1000
+        wanted = messages[held["messages_before"] :]
+        assert list(map(content, after)) == list(map(content, wanted)), "a cursor continues where it was"
+        rows_are_those_of_tidb(made, held["key"])
+        known = {"Authorization": f"Bearer {held['key']}"}
+        name, at = held["consumer"]
+        (feed,) = made.http.get(CHANGES.replace("changes", "changefeeds"), headers=known).json()["items"]
+        assert (feed["changefeed_id"], feed["checkpoint_ts"]) == (name, at)
+        assert made.http.get(CHANGES, headers={"Authorization": f"Bearer {held['key'][:-1]}x"}).status_code == 401
+
+
+def content(message: bytes) -> dict[str, Any]:
+    """Without the time at which the message was made."""
+    return {name: value for name, value in orjson.loads(message).items() if name != "ts"}
+
+
+def rows_are_those_of_tidb(made: Service, key: str) -> None:
+    """Every table at the end: from a base, compacted files and files that are not."""
+    for moment in (m for m in moments(EXPECTED) if m.label == "end"):
+        for table in (t for t in moment.tables if t["kind"] == "table"):
+            place = "/".join(quote(table[name], safe="") for name in ("db", "table"))
+            path = CHANGES.replace("changes", f"databases/{place.replace('/', '/tables/')}/rows")
+            asked = {"as_of": str(moment.ts), "format": "ndjson"}
+            answer = made.http.get(path, params=asked, headers={"Authorization": f"Bearer {key}"})
+            assert answer.status_code == 200, answer.text
+            same_rows(moment, table, [orjson.loads(line)["columns"] for line in answer.content.splitlines()])
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_its_catalog_becomes_the_one_of_this_version(version: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/catalog.db"
+    restore(version, url, tmp_path / "bucket")
+    catalog = Catalog(url)
+    catalog.migrate()
+    found = {name: set(table["columns"]) for name, table in kept_catalog(catalog)["tables"].items()}
+    catalog.close()
+    assert found == {name: set(table.columns.keys()) for name, table in metadata.tables.items()}
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_its_clients_find_what_they_ask_for(version: str, tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    with service(f"sqlite:///{tmp_path}/catalog.db", tmp_path / "bucket") as made:
+        now = made.http.app.openapi()  # type: ignore[attr-defined]
+    assert broken(read(version, "openapi.json.zst"), now) == []
+
+
+def test_there_is_one_for_each_release() -> None:
+    """The changelog names the releases."""
+    lines = (FOLDER.parents[1] / "CHANGELOG.md").read_text("utf-8").splitlines()
+    named = [line[4:].partition("]")[0] for line in lines if line.startswith("## [")]
+    assert sorted(named[1:]) == RELEASES
+    assert named[0] == "Unreleased"
