@@ -14,12 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
+import numpy.typing as npt
 import pyarrow as pa
 
 from sorter.core.slots import Stamps
 from sorter.core.watermark import resolved_of
-from sorter.rows.batch_rows import from_arrow
 
 ENDED_MIN = 4096  #: promises of ended subscriptions that are always kept, per incarnation
 
@@ -27,7 +26,10 @@ _ID = ["region_id", "version", "checkpoint_ts", "tenure_open_ts"]
 _LIFE = ["store_id", "incarnation"]
 #: a promise in a snapshot
 PROMISED = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*_LIFE, *_ID, "resolved_ts")])
-_NONE = pl.DataFrame(schema=dict.fromkeys((*_ID, "resolved_ts"), pl.UInt64))
+
+_Matrix = npt.NDArray[np.uint64]  #: a row for each promise, with columns of PROMISED: some identify it, the last is it
+_I64 = npt.NDArray[np.int64]
+_NONE: _Matrix = np.empty((0, len(_ID) + 1), np.uint64)
 
 
 @dataclass(slots=True)
@@ -36,13 +38,12 @@ class _Subscriptions:
 
     listed: pa.RecordBatch  #: the newest file's watermark rows
     resolved: Stamps  #: the promise of each of them
-    ended: pl.DataFrame  #: of subscriptions that it omits
+    ended: _Matrix  #: of subscriptions that it omits
     once: bool  #: whether it names no subscription twice
 
-    def frame(self) -> pl.DataFrame:
-        """All promises; of each subscription the highest."""
-        listed = _ids(self.listed).with_columns(resolved_ts=pl.Series(self.resolved))
-        return pl.concat([listed, self.ended]).group_by(_ID, maintain_order=True).agg(pl.col("resolved_ts").max())
+    def promises(self) -> _Matrix:
+        """All of them; of a subscription that the file names twice, two."""
+        return np.vstack([np.column_stack([_matrix(self.listed, _ID), self.resolved]), self.ended])
 
 
 class Promised:
@@ -59,9 +60,9 @@ class Promised:
             return None
         if known.once and _same(known.listed, regions):
             return known.resolved
-        found = _ids(regions).join(known.frame(), on=_ID, how="left", maintain_order="left")
-        out: Stamps = found["resolved_ts"].fill_null(0).to_numpy()
-        return out
+        promises, asked = known.promises(), _matrix(regions, _ID)
+        of, _ = _same_rows(np.vstack([promises[:, :-1], asked]))
+        return _highest(of, promises[:, -1])[of[len(promises) :]]
 
     def note(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """The file with these watermark rows has been taken."""
@@ -71,14 +72,13 @@ class Promised:
             np.maximum(known.resolved, resolved, out=known.resolved)
             known.listed = regions
             return
-        ids = _ids(regions)
-        ended = _NONE
+        ids, ended = _matrix(regions, _ID), _NONE
         if known is not None:
             before = self.before(regions, store_id, incarnation)
             resolved = resolved if before is None else np.maximum(before, resolved)
-            ended = known.frame().join(ids, on=_ID, how="anti").filter(pl.col("resolved_ts") > 0)
-            ended = ended.top_k(max(ENDED_MIN, regions.num_rows), by="tenure_open_ts")
-        once = not ids.is_duplicated().any()
+            ended = _ended(known.promises(), ids)
+        _, different = _same_rows(ids)
+        once = len(different) == len(ids)
         self._lives[at] = _Subscriptions(regions, np.ascontiguousarray(resolved), ended, once)
 
     def forget(self, store_id: int, incarnation: int) -> None:
@@ -87,33 +87,67 @@ class Promised:
 
     def snapshot(self) -> pa.Table:
         """All promises, with schema PROMISED."""
-        frames = [
-            known.frame()
-            .filter(pl.col("resolved_ts") > 0)
-            .with_columns(store_id=pl.lit(store_id, pl.UInt64), incarnation=pl.lit(incarnation, pl.UInt64))
-            for (store_id, incarnation), known in self._lives.items()
-        ]
-        if not frames:
-            return PROMISED.empty_table()
-        rows = pl.concat(frames).select(PROMISED.names).sort(PROMISED.names)
-        return rows.to_arrow().cast(PROMISED)
+        parts = []
+        for life, known in self._lives.items():
+            rows = known.promises()
+            parts.append(np.column_stack([np.tile(np.array(life, np.uint64), (len(rows), 1)), rows]))
+        return _table(parts)
 
     def restore(self, promises: pa.Table) -> None:
         """Take over a snapshot."""
-        for (store_id, incarnation), rows in from_arrow(promises).group_by(_LIFE, maintain_order=True):
-            listed = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.uint64()) for name in _ID]))
-            ended = rows.select(*_ID, "resolved_ts")
-            self._lives[int(store_id), int(incarnation)] = _Subscriptions(listed, np.empty(0, np.uint64), ended, True)
+        rows = _matrix(promises, PROMISED.names)
+        listed = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.uint64()) for name in _ID]))
+        of, firsts = _same_rows(rows[:, : len(_LIFE)])
+        for number, first in enumerate(firsts):
+            ended = rows[of == number, len(_LIFE) :]
+            life = int(rows[first, 0]), int(rows[first, 1])
+            self._lives[life] = _Subscriptions(listed, np.empty(0, np.uint64), ended, True)
 
 
 def joined(tables: list[pa.Table]) -> pa.Table:
     """The promises of several parts of a range that have taken the same files: of each subscription the highest."""
-    rows = from_arrow(pa.concat_tables(tables)).group_by([*_LIFE, *_ID]).agg(pl.col("resolved_ts").max())
-    return rows.select(PROMISED.names).sort(PROMISED.names).to_arrow().cast(PROMISED)
+    return _table([_matrix(table, PROMISED.names) for table in tables])
 
 
-def _ids(regions: pa.RecordBatch) -> pl.DataFrame:
-    return pl.DataFrame([pl.Series(name, regions.column(name).to_numpy(), pl.UInt64) for name in _ID])
+def _table(parts: list[_Matrix]) -> pa.Table:
+    """With schema PROMISED, in its order; of each subscription the highest promise, of those that have one."""
+    rows = np.vstack([np.empty((0, len(PROMISED)), np.uint64), *parts])
+    of, firsts = _same_rows(rows[:, :-1])
+    whole = np.column_stack([rows[firsts, :-1], _highest(of, rows[:, -1])])
+    return pa.Table.from_arrays([pa.array(column) for column in whole[whole[:, -1] > 0].T], schema=PROMISED)
+
+
+def _ended(promises: _Matrix, listed: _Matrix) -> _Matrix:
+    """Of the subscriptions that have promised something and are not in `listed` those opened last, each once."""
+    of, firsts = _same_rows(np.vstack([promises[:, :-1], listed]))
+    omitted = np.ones(len(firsts), bool)
+    omitted[of[len(promises) :]] = False
+    highest = _highest(of, promises[:, -1])
+    found = np.flatnonzero(omitted & (highest > 0))
+    ended = np.column_stack([promises[firsts[found], :-1], highest[found]])
+    opened_ts = ended[:, _ID.index("tenure_open_ts")]
+    return ended[np.argsort(opened_ts, kind="stable")[-max(ENDED_MIN, len(listed)) :]]
+
+
+def _matrix(rows: pa.RecordBatch | pa.Table, names: list[str]) -> _Matrix:
+    return np.column_stack([rows.column(name).to_numpy() for name in names]).astype(np.uint64, copy=False)
+
+
+def _same_rows(rows: _Matrix) -> tuple[_I64, _I64]:
+    """For each row the number of its equals, which are numbered in the order of rows; and of all equals the first."""
+    order = np.lexsort(rows.T[::-1])
+    ordered, new = rows[order], np.ones(len(rows), bool)
+    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    of = np.empty(len(rows), np.int64)
+    of[order] = np.cumsum(new) - 1
+    return of, order[new]
+
+
+def _highest(of: _I64, resolved: Stamps) -> Stamps:
+    """The highest promise of each number in `of`, whose first ones belong to `resolved`; 0 without one."""
+    out = np.zeros(of.max(initial=-1) + 1, np.uint64)
+    np.maximum.at(out, of[: len(resolved)], resolved)
+    return out
 
 
 def _same(a: pa.RecordBatch, b: pa.RecordBatch) -> bool:
