@@ -142,6 +142,18 @@ class ShownLane(BaseModel):
     error: dict[str, Any] | None
 
 
+class ShownTable(BaseModel):
+    """A table that a replication writes."""
+
+    database: str
+    table: str
+    lane: int = Field(description="the lane that writes it")
+    checkpoint_ts: str = Field(description="of the lane")
+    has_key: bool = Field(description="without a key its changes are delivered at least once")
+    stopped: bool = Field(description="by a refused change: retry or skip it")
+    error: dict[str, Any] | None = Field(description="of the lane")
+
+
 class Rpo(BaseModel):
     """What would be lost if the source were lost now, in seconds: the sum of its parts."""
 
@@ -273,6 +285,11 @@ def _replication_routes(catalog: Catalog, run: Replications, routes: APIRouter, 
         )
         notes = run.update(tenant, changefeed_id, wanted, actor=actor_of(request))
         return _one_shown(catalog, get_changefeed(catalog, tenant, changefeed_id), notes)
+
+    @route(routes, "GET", f"{one}/tables", Right.LOOK, "list_changefeed_tables", "List the tables of a replication")
+    def tables(cluster_id: _Id, tenant_id: _Id, changefeed_id: _Name) -> dict[str, list[ShownTable]]:
+        tenant = _known(catalog, cluster_id, tenant_id)
+        return {"items": [ShownTable(**found) for found in run.tables(tenant, changefeed_id)]}
 
     @route(
         routes, "POST", f"{one}:rebalance", Right.TENANT, "rebalance_changefeed",

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
 from destinations.opening import LANES, Reached, Target, check_destination, cut_lanes, keys_of, recut
-from destinations.storage.eligible import tables_without_key
+from destinations.tables import tables_by_lane, tables_without_key
 from reading.filters import parse_filter
 from reading.kv.selection import kept_selection
 from reading.scope import Scope
@@ -24,7 +25,7 @@ from tistream.catalog.tenancy.changefeeds import (
 )
 from tistream.catalog.tenancy.tenants import TenantRow, every_tenant, get_tenant
 from tistream.catalog.work import replications
-from tistream.catalog.work.lanes import replace_lanes
+from tistream.catalog.work.lanes import list_lanes, replace_lanes
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, StateForbids
 from tistream.ids import Tenant
@@ -107,6 +108,14 @@ class Replications:
     def decide(self, tenant: Tenant, name: str, number: int, *, leave_out: bool) -> None:
         """Try the refused change of a lane again, or leave it out. StateForbids when the lane is not stopped."""
         replications.decide_refusal(self.catalog, tenant, name, number, leave_out=leave_out)
+
+    def tables(self, tenant: Tenant, name: str) -> list[dict[str, Any]]:
+        """The tables that it writes, each with its lane; none before the first schema snapshot."""
+        row, feed = get_tenant(self.catalog, tenant), replication_of(self.catalog, tenant, name)
+        if row.kind.is_keyspace or not row.has_log:
+            return []
+        lanes = list_lanes(self.catalog, tenant, name)
+        return tables_by_lane(self.registry.history(tenant), orjson.loads(feed.filters), lanes, Scope(tenant=tenant))
 
     def _check_direction(self, row: TenantRow, name: str, reached: Reached) -> None:
         """InvalidInput when this changefeed would write to its own source, or another one writes the other way: each

@@ -24,6 +24,7 @@ from reading.kv.selection import Selection
 from reading.position import Served
 from replicator.core.lane import Attempt, Barriers, LaneCore, Read, Wait
 from replicator.stretch import LaneReader
+from replicator.table_counts import count_tables
 from tistream import ts as tso
 from tistream.catalog.work.core.lane_scope import KeyScope
 from tistream.catalog.work.lanes import (
@@ -130,6 +131,7 @@ class LaneRun:
         plan = self._plan(stretch, step)
         if plan is not None:
             self._write(plan)
+            count_tables(self.job.lane, stretch)
         self._finish(stretch, plan, view.amended)
         return 0.0
 

@@ -14,16 +14,17 @@ import orjson
 import pyarrow as pa
 
 from destinations.protocol import DestinationRefused, Stretch
+from destinations.tables import part_of
 from reading.core import page_rows
 from reading.decode import Quarantined
 from reading.deps import Services
-from reading.filters import Filter, Part, parse_filter, part_name, select_rows
+from reading.filters import Filter, parse_filter, part_name, select_rows
 from reading.kv.selection import Selection, kept_selection
 from reading.position import Served
 from reading.scope import Scope
 from replicator.core.lane import Read
 from schemas.model import DdlEvent
-from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope
+from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope, TableScope
 from tistream.catalog.work.lanes import LaneJob
 from tistream.codec.raw.keys import user_keys
 from tistream.model import change
@@ -47,7 +48,7 @@ class LaneReader:
         after = wanted.after or served.row.start_ts  # 0 is the beginning of the log
         parts: list[pa.Table] = []
         at, size = after, 0
-        part = _part_of(lane.scope)
+        part = part_of(lane.scope) if isinstance(lane.scope, TableScope) else None
         chosen = replace(parse_filter(orjson.loads(self.job.filters)), part=part) if part is not None else None
         scope = Scope(tenant=lane.tenant)
         ids = None if chosen is None else chosen.table_ids(served.known_history, scope, after, wanted.upto)
@@ -103,12 +104,6 @@ def _names_of(event: DdlEvent) -> set[str]:
     if event.exchanged is not None:
         named.append((event.exchanged.db, event.exchanged.name))
     return {part_name(db, table) for db, table in named if table}
-
-
-def _part_of(scope: LaneScope) -> Part | None:
-    if isinstance(scope, KeyScope):
-        return None
-    return Part(number=scope.number, of=scope.of, only=scope.only, without=frozenset(scope.without))
 
 
 def _of_keys(rows: pa.Table, scope: LaneScope, selection: Selection) -> pa.Table:

@@ -8,16 +8,19 @@ from functools import partial
 from typing import Annotated, Any
 from urllib.parse import quote
 
+import orjson
 from fastapi import Path, Query
 
 from apiserver.console import operator_views
 from apiserver.console.pages import Action, Pages
 from destinations.opening import recut
+from destinations.tables import tables_by_lane
 from reading.deps import Id, Services
+from reading.scope import Scope
 from tistream.admin import actions, consumers, replication_actions
-from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.changefeeds import ChangefeedRow, get_changefeed
 from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
-from tistream.catalog.work.lanes import replace_lanes
+from tistream.catalog.work.lanes import list_lanes, replace_lanes
 from tistream.clock import Clock
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
@@ -28,6 +31,7 @@ _Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 _To = Annotated[str, Query(max_length=64, description="a TSO, a time, `earliest` or `latest`")]
 _Lane = Annotated[int, Query(ge=0)]
 _Lanes = Annotated[int | None, Query(ge=1, le=256)]
+_TABLES_SHOWN = 200
 _LOOK_S = 1.5  #: between two looks from which a rate is computed
 
 
@@ -46,7 +50,14 @@ def add_pages(pages: Pages) -> None:
         row = get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
         feed = get_changefeed(services.catalog, row.tenant, changefeed_id)
         item = _shown(row, consumers.one_consumer(services.catalog, feed), rates)
-        return {"cluster_id": cluster_id, "tenant_id": tenant_id, "items": [item], "item": item}
+        return {
+            "cluster_id": cluster_id,
+            "tenant_id": tenant_id,
+            "items": [item],
+            "item": item,
+            "tables": _tables(services, row, feed),
+            "tables_shown": _TABLES_SHOWN,
+        }
 
     @pages.action(f"{_ONE}/reset", right=Right.READ)
     def reset(cluster_id: Id, tenant_id: Id, changefeed_id: _Name, to: _To = "earliest") -> Action:
@@ -111,6 +122,15 @@ def _rebalance(
     words += " and more" if len(scopes) > 8 else ""
     words += ". Each begins at the least checkpoint that it covers, so some changes are written again."
     return actions.outcome("rebalance", f"changefeed {name}", dry_run, words)
+
+
+def _tables(services: Services, row: TenantRow, feed: ChangefeedRow) -> list[dict[str, Any]]:
+    """The tables that a replication writes, those that are stopped first."""
+    if not feed.is_replication or row.kind.is_keyspace or not row.has_log:
+        return []
+    lanes, scope = list_lanes(services.catalog, row.tenant, feed.changefeed_id), Scope(tenant=row.tenant)
+    found = tables_by_lane(services.registry.history(row.tenant), orjson.loads(feed.filters), lanes, scope)
+    return sorted(found, key=lambda table: not table["stopped"])
 
 
 def _back(tenant: Tenant) -> str:

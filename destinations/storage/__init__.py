@@ -5,5 +5,4 @@ files         a folder or a bucket whose objects can be replaced
 core          names, schema files, the files of a stretch: pure
 seen          what the destination holds already: schema files and numbers
 destination   plans a stretch and writes it
-eligible      tables that are delivered at least once
 """

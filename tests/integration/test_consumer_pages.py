@@ -16,7 +16,8 @@ from reading.filters import part_name
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.catalog_cases import elected
 from tests.kit.log_builder import TENANT
-from tests.kit.recording import committed_rows
+from tests.kit.recording import EXPECTED, committed_rows
+from tests.kit.replica import moments
 from tests.kit.stream_world import served
 from tistream.catalog.database import tables
 from tistream.catalog.log.consumers import claim_partition, readers_of
@@ -113,11 +114,14 @@ def test_lag_names_the_consumer_that_is_late(world: ApiWorld) -> None:
     assert world.http.get(f"{BASE}/lag").json()["consumers"] == [], "a paused one is not late"
 
 
+def control(world: ApiWorld) -> Replications:
+    return Replications(catalog=world.catalog, clock=world.services.clock, registry=world.services.registry)
+
+
 def replicated(world: ApiWorld, folder: Path) -> str:
     """A changefeed to a folder; the address of its page."""
-    run = Replications(catalog=world.catalog, clock=world.services.clock, registry=world.services.registry)
     wanted = Wanted(sink_uri=f"file://{folder}?protocol=canal-json")
-    assert run.create(TENANT, "lake", None, wanted, lanes=None, actor="")[0]
+    assert control(world).create(TENANT, "lake", None, wanted, lanes=None, actor="")[0]
     return f"{PAGE}/lake"
 
 
@@ -140,6 +144,35 @@ def test_a_replication_is_shown_with_its_lanes_and_what_they_have_written(world:
     assert re.search(r"2 table shop.t<b> stopped by a refused change Retry lane 2 … Skip lane 2 …", shown), shown
     assert "1,234 changes, 4.9 KiB written by 3 lanes" in text(world, PAGE)
     assert world.http.get(f"{page}.json").json()["item"]["done"] == {"rows": 1234, "bytes": 5000}
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Iterator[ApiWorld]:
+    """With all of the recording."""
+    with api_world(tmp_path) as made:
+        made.log.build(2)
+        yield made
+
+
+def test_the_tables_of_a_replication_are_those_of_tidb_each_with_its_lane(whole: ApiWorld, tmp_path: Path) -> None:
+    page = replicated(whole, tmp_path / "lake")
+    found = control(whole).tables(TENANT, "lake")
+    (end,) = (moment for moment in moments(EXPECTED) if moment.label == "end")
+    created = {(table["db"], table["table"]): table["create"] for table in end.tables if table["kind"] == "table"}
+    assert {(table["database"], table["table"]) for table in found} == created.keys()
+    assert len(found) == len(created), "each is in one lane"
+    assert {table["lane"] for table in found} == {0, 1}
+    keyless = {name for name, sql in created.items() if "PRIMARY KEY" not in sql and "UNIQUE" not in sql}
+    assert keyless
+    assert keyless <= {(table["database"], table["table"]) for table in found if not table["has_key"]}
+    mine = next(table["lane"] for table in found if table["table"] == "customers")
+    lane = list_lanes(whole.catalog, TENANT, "lake")[mine]
+    rest, alone = lane.scope.isolate(part_name("shop", "customers"))
+    isolate(whole.catalog, lane, rest, alone, {"code": "TS-1101", "message": "no", "commit_ts": "5"})
+    assert re.search(
+        r"Tables \d+ .* shop.customers stopped by a refused change 2 .* shop\.\w+ ok [01] ", text(whole, page)
+    )
+    assert "each change once" in text(whole, page)
 
 
 def test_forms_of_a_replication_say_what_they_do_and_do_it_when_confirmed(world: ApiWorld, tmp_path: Path) -> None:

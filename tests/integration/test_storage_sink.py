@@ -20,10 +20,10 @@ from destinations.storage import destination as destinations
 from destinations.storage.core import schema_files
 from destinations.storage.core.record import parsed
 from destinations.storage.destination import StorageDestination, open_storage
-from destinations.storage.eligible import tables_without_key
 from destinations.storage.files import Files, FolderFiles
 from destinations.storage.seen import Seen
 from destinations.storage.settings import StorageSettings, read_settings
+from destinations.tables import tables_without_key
 from destinations.uri import parse_sink_uri
 from reading.scope import Scope
 from simulator.chaos.servers.s3server import S3Server

@@ -312,6 +312,7 @@ def _replicated(http: TestClient, catalog: Catalog, to_ts: str) -> dict[str, dic
     with tempfile.TemporaryDirectory() as folder:
         uri = f"file://{folder}?protocol=canal-json"
         _ok(http.post(f"{BASE}/changefeeds", json={"changefeed_id": "lake", "sink_uri": uri}))
+        found["list_changefeed_tables"] = _json(http, "GET", f"{feed}/tables", {}, None)
         found["rebalance_changefeed"] = _json(http, "POST", f"{feed}:rebalance", {}, {"lanes": 1})
         _ok(http.post(f"{feed}:pause"))
         found["update_changefeed"] = _json(http, "POST", f"{feed}:update", {}, {"filters": {"tables": "shop.*"}})

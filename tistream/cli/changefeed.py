@@ -144,6 +144,29 @@ def query(
 
 
 @commands.command()
+def tables(
+    cluster: Cluster,
+    tenant: Tenant,
+    changefeed_id: OptionalId = None,
+    named: NamedId = None,
+    url: Url = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+    no_color: NoColor = False,
+) -> None:
+    """List the tables that a changefeed writes, each with its lane."""
+    columns: list[Column] = [
+        ("table", lambda row: f"{row['database']}.{row['table']}"),
+        ("lane", lambda row: str(row["lane"])),
+        ("checkpoint_ts", lambda row: row["checkpoint_ts"]),
+        ("key", lambda row: "yes" if row["has_key"] else "no: at least once"),
+        ("state", lambda row: "stopped" if row["stopped"] else "error" if row["error"] else "ok"),
+        ("error", lambda row: (row["error"] or {}).get("message", "")),
+    ]
+    path = tenant_path(cluster, tenant, "changefeeds", _name(changefeed_id, named)) + "/tables"
+    show_rows(_send(url, "GET", path), output, columns, no_color=no_color, empty="no table")
+
+
+@commands.command()
 def update(
     cluster: Cluster,
     tenant: Tenant,

@@ -100,6 +100,17 @@ REPLICATION_WRITE = _histogram(
     "tistream_replication_write_seconds", "Time to write one stretch of a changefeed's lane to its destination"
 )
 REPLICATION_RETRIES = _counter("tistream_replication_retries_total", "Stretches of changefeeds that are tried again")
+_OF_TABLE = ("cluster", "tenant", "changefeed", "table")
+REPLICATION_TABLE_ROWS = _counter(
+    "tistream_replication_table_rows_total",
+    "Changes that this process has written to the destination of a changefeed; an empty table = all beyond 1,000",
+    *_OF_TABLE,
+)
+REPLICATION_TABLE_BYTES = _counter(
+    "tistream_replication_table_bytes_total",
+    "Bytes of keys and values of these changes, as the log has them",
+    *_OF_TABLE,
+)
 STAGE = _histogram("tistream_stage_seconds", "Duration of one stage, by the process's clock", "stage")
 FILE_AGE = _histogram(
     "tistream_file_age_seconds",
