@@ -3,5 +3,6 @@
 feed        the events of one modelled store: columns, no object for each row
 push        a process of pushers, of one tenant or of very many
 deployment  MariaDB, an S3 server or a folder, and the services; the resources that each uses
+recovery    the cluster that a changefeed writes to, in a process
 reader      follows a tenant and records the age of everything it gets
 """

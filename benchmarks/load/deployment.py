@@ -38,6 +38,7 @@ class Shape:
     dispatchers: int = 1
     sorters: int = 2
     apis: int = 1
+    replicators: int = 0
     executor: str = ""  #: the role that does maintenance jobs, `maintain` or `spark`; none without it
     mariadb: bool = True  #: else SQLite
     s3: bool = True  #: else a folder
@@ -47,6 +48,7 @@ class Shape:
         where = f"{'MariaDB' if self.mariadb else 'SQLite'}, {'S3 server' if self.s3 else 'folder'}"
         return (
             f"{where}; 1 meta server, {self.dispatchers} dispatchers, {self.sorters} sorters, {self.apis} API servers"
+            f"{f', {self.replicators} replicators' if self.replicators else ''}"
             f"{self.executor and f', 1 executor ({self.executor})'}"
         )
 
@@ -155,6 +157,7 @@ class Deployment:
         self.start("meta-1", *(f"api-{n + 1}" for n in range(shape.apis)))
         self.start(*(f"dispatcher-{n + 1}" for n in range(shape.dispatchers)))
         self.start(*(f"sorter-{n + 1}" for n in range(shape.sorters)))
+        self.start(*(f"replicate-{n + 1}" for n in range(shape.replicators)))
         if shape.executor:
             self.start(f"{shape.executor}-1")
         self.wait_until_ready()
@@ -170,7 +173,7 @@ class Deployment:
                 return ("sort", "--name", name, "--metrics-port", port)
             case "dispatcher":
                 return ("dispatch", "--name", name, "--metrics-port", port)
-            case "maintain" | "spark" as role:
+            case "maintain" | "spark" | "replicate" as role:
                 return (role, "--name", name, "--metrics-port", port)
         raise ValueError(name)
 

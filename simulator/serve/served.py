@@ -94,7 +94,8 @@ class ServedCluster(LoopbackCluster):
     `raw_kv.on_write` is called with each write of a RawKV client; `raw_latency_s` gives the latency of a store.
 
     `stores`: their ids, 1 .. stores. `workload`, or `raw` of RawKV: changes the cluster, by itself `steps_per_s` times
-    a second. `seed`: of the faults. `keyspaces`: names and ids that PD knows. `api`: of the stores.
+    a second, which may be set at any time. `seed`: of the faults. `keyspaces`: names and ids that PD knows. `api`: of
+    the stores.
     `plain_boundaries`: regions are cut at plain keys, as those of RawKV of API V1 are.
     `old_pd`: PD does not know the methods of its newer versions. `interceptors`: of all calls to PD and stores. `host`:
     what they listen on."""
@@ -123,7 +124,7 @@ class ServedCluster(LoopbackCluster):
         boundary = _as_it_is if plain_boundaries else region_form
         self._cluster, self.workload, self.raw = cluster, workload, raw
         self._driver = raw or workload
-        self._steps_per_s, self._resolved_s = steps_per_s, resolved_s
+        self.steps_per_s, self._resolved_s = steps_per_s, resolved_s
         self._last_ts = cluster.now_ts
         self._rand = random.Random(seed)
         self._dead: frozenset[int] = cluster.dead_stores
@@ -207,7 +208,7 @@ class ServedCluster(LoopbackCluster):
         workload early."""
         with self._lock:
             self.check()
-            self._steps_per_s, self._back_at = 0.0, float("-inf")
+            self.steps_per_s, self._back_at = 0.0, float("-inf")
             self._set_faults(CALM)
             self._apply_late(float("inf"))
             if self._driver is not None:
@@ -230,7 +231,7 @@ class ServedCluster(LoopbackCluster):
         while not self._clock.wait(self._closed, _TURN_S):
             with self._lock:
                 now = self._clock.monotonic()
-                steps += (now - began) * self._steps_per_s
+                steps += (now - began) * self.steps_per_s
                 steps -= self._work(int(steps))
                 self._cut_streams(now - began)
                 self._apply_late(now)
