@@ -17,6 +17,7 @@ import grpc
 from pusher.tikv.locks import BEHIND_S, LockResolver, describe
 from pusher.tikv.stream import METADATA, METHOD
 from tistream import ts as tso
+from tistream.admin.core.units import duration_text
 from tistream.clock import Clock
 from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
 from tistream.keyrange import KeyRange
@@ -144,7 +145,7 @@ def _history(pd: PdClient) -> Finding:
     if not safe:
         return ok("GC has never run", safe_point="0")
     age_s = (tso.physical_ms(now) - tso.physical_ms(safe)) // 1000
-    return ok(f"history goes back {age_s / 60:,.0f} minutes, to {safe}", safe_point=str(safe), age_s=age_s)
+    return ok(f"history goes back {duration_text(age_s * 1000)}, to {safe}", safe_point=str(safe), age_s=age_s)
 
 
 def _read(pd: PdClient, reader: KvReader, may_lack_tidb: bool) -> Finding:

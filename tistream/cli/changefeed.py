@@ -329,7 +329,9 @@ def remove(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Remove a changefeed; the log is no longer kept for it."""
-    _send(url, "DELETE", tenant_path(cluster, tenant, "changefeeds", _name(changefeed_id, named)))
+    name = _name(changefeed_id, named)
+    _send(url, "DELETE", tenant_path(cluster, tenant, "changefeeds", name))
+    typer.echo(f"Changefeed {name} is removed. What it has written stays.", err=True)
 
 
 def _name(argument: str | None, option: str | None) -> str:
