@@ -8,13 +8,15 @@ such as the numbers of files, is in the record.
 
 A destination belongs to one lane and is used from one thread at a time.
 
-Errors of `plan` and `write`: DestinationUnavailable when a later try may succeed, DestinationRefused for a change that
-can never be written, LeaseOver when the lane's lease ended before everything was written.
+Errors of `plan` and `write`: DestinationUnavailable when a later try may succeed, DestinationRefused for changes that
+can never be written, LeaseOver when the lane's lease ended before everything was written. A refusal of one change has
+its `key` in hex (of a keyspace the user's, of a table the stored one), `db` and `table` of a row, and `commit_ts`,
+which is that of the key's newest change in the stretch unless given. Without `key` it is a refusal of everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +49,26 @@ class DestinationRefused(TiStreamError):
         "tistream changefeed query shows the change and the cause. Mend the cause, then tistream changefeed resume; or "
         "leave the change out with tistream changefeed skip."
     )
+    others: Sequence[DestinationRefused] = ()  #: refusals of other changes of the same try
+
+    @property
+    def each(self) -> Sequence[DestinationRefused]:
+        """This refusal and the others, each of one change."""
+        return (self, *self.others)
+
+
+def together(refusals: Iterable[DestinationRefused]) -> DestinationRefused:
+    """The first of these, with the others."""
+    first, *others = refusals
+    first.others = others
+    return first
+
+
+class DeadLetterUnavailable(TiStreamError):
+    """The dead-letter place of a changefeed cannot be written now. It is tried again; no refused change is passed."""
+
+    kind = ErrorKind.RETRY
+    code = "TS-1105"
 
 
 class LeaseOver(TiStreamError):
@@ -65,6 +87,7 @@ class Stretch:
     rows: pa.Table  #: schema change.COMMITTED, those that pass the changefeed's filters, in commit order
     events: Sequence[DdlEvent] = ()  #: DDL statements of the lane, by commit_ts
     history: History | None = None  #: the schema at each timestamp of the stretch; None for a keyspace
+    undecodable: Sequence[DestinationRefused] = ()  #: of rows that are in `rows` and must not be planned
 
 
 class Plan(Protocol):
@@ -95,6 +118,29 @@ class Share:
     changefeed_id: str
     number: int  #: of the lane
     of: int  #: lanes of the changefeed
+
+
+class DeadLetter(Protocol):
+    """A refused change as a file."""
+
+    @property
+    def name(self) -> str:
+        """The same at each try, and of no other change."""
+
+    @property
+    def data(self) -> bytes:
+        """Its bytes."""
+
+
+class DeadLetters(Protocol):
+    """Where the refused changes of a changefeed are written. Use from one thread, then `close`."""
+
+    def keep(self, letters: Sequence[DeadLetter], allowed: Allowed) -> None:
+        """Write those that are not there yet; when this returns, all are durable there. DeadLetterUnavailable,
+        LeaseOver."""
+
+    def close(self) -> None:
+        """Release connections."""
 
 
 class Destination(Protocol):

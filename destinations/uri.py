@@ -9,7 +9,7 @@ Each option is read once, by the destination that knows it; one that is left ove
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -29,6 +29,7 @@ class SinkUri:
     authority: str  #: hosts of `tikv`, the bucket of `s3`
     path: str
     options: Mapping[str, str]
+    option: str = "sink-uri"  #: of the changefeed, which has this URI
 
     @property
     def place(self) -> str:
@@ -41,19 +42,21 @@ class SinkUri:
         return masked_uri(self.text)
 
 
-def parse_sink_uri(text: str) -> SinkUri:
-    """InvalidInput for a URI that is none, an unknown scheme, or an option that is there twice."""
+def parse_sink_uri(text: str, *, option: str = "sink-uri", schemes: Sequence[str] = SCHEMES) -> SinkUri:
+    """InvalidInput for a URI that is none, an unknown scheme, or an option that is there twice. `option`: what it names
+    as wrong."""
     parts = urlsplit(text)
-    if parts.scheme not in SCHEMES:
+    if parts.scheme not in schemes:
         raise InvalidInput(
-            f"There is no destination {parts.scheme!r}{did_you_mean(parts.scheme, SCHEMES)}", option="sink-uri"
+            f"There is no destination {parts.scheme!r}{did_you_mean(parts.scheme, schemes)}", option=option
         )
     options: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in options:
             raise InvalidInput(f"The option {name} is given twice.", option=name)
         options[name] = value
-    return SinkUri(text=text, scheme=parts.scheme, authority=parts.netloc, path=unquote(parts.path), options=options)
+    place = unquote(parts.path)
+    return SinkUri(text=text, scheme=parts.scheme, authority=parts.netloc, path=place, options=options, option=option)
 
 
 @dataclass(slots=True)

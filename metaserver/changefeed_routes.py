@@ -10,6 +10,7 @@ Any process answers them from the catalog; conventions as in `metaserver.routes`
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import orjson
 from fastapi import APIRouter, Path, Request, Response
@@ -73,6 +74,10 @@ class NewChangefeed(BaseModel):
         "hours unless given",
     )
     sink_uri: str = Field(default="", max_length=8000, description="where the service writes it: tikv, s3, file")
+    dead_letter: str = Field(
+        default="", max_length=8000,
+        description="where refused changes are written: s3, file; without, an operator decides about each",
+    )  # fmt: skip
     keys: _Keys = Field(default={}, description="the entries of a keyspace that are replicated")
     lanes: int | None = Field(default=None, ge=1, le=_LANES_MAX, description="parts that are written side by side")
 
@@ -81,6 +86,7 @@ class ReplicationChange(BaseModel):
     """Settings of a replication to change; those that are not given stay."""
 
     sink_uri: str | None = Field(default=None, max_length=8000)
+    dead_letter: str | None = Field(default=None, max_length=8000, description="empty = none any more")
     target_ts: str | None = Field(default=None, pattern=_TSO)
     filters: _Filters | None = None
     keys: _Keys | None = None
@@ -183,6 +189,8 @@ class Changefeed(BaseModel):
     leases_s: dict[str, float] = Field(description="what is left of the lease of each; below 0 it has ended")
     partitions: list[ShownPartition]
     sink_uri: str = Field(description="without secrets; empty = a consumer")
+    dead_letter: str = Field(description="where refused changes are written, without secrets; empty = nowhere")
+    dead_letters: int = Field(description="refused changes that were written there")
     keys: dict[str, str] = Field(description="the entries of a keyspace that are replicated")
     rpo: Rpo | None = Field(description="of a replication that runs, once its log has begun")
     catching_up: bool = Field(description="keys may show older versions than before, never older than the checkpoint")
@@ -212,9 +220,10 @@ def changefeed_router(catalog: Catalog, registry: SchemaRegistry, clock: Clock) 
         start = _start_of(catalog, tenant, new)
         notes: list[str] = []
         if new.sink_uri:
-            _check_may_write(request, new.sink_uri)
+            _check_may_write(request, new.sink_uri, new.dead_letter)
             wanted = Wanted(
                 sink_uri=new.sink_uri,
+                dead_letter=new.dead_letter,
                 filters=_texts(new.filters),
                 keys=_texts(new.keys),
                 target_ts=timestamp(new.target_ts),
@@ -274,10 +283,10 @@ def _replication_routes(catalog: Catalog, run: Replications, routes: APIRouter, 
     ) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)
         before = replication_of(catalog, tenant, changefeed_id)
-        if new.sink_uri is not None:
-            _check_may_write(request, new.sink_uri)
+        _check_may_write(request, new.sink_uri or "", new.dead_letter or "")
         wanted = Wanted(
             sink_uri=new.sink_uri or before.sink_uri,
+            dead_letter=before.dead_letter if new.dead_letter is None else new.dead_letter,
             filters=orjson.loads(before.filters) if new.filters is None else _texts(new.filters),
             keys=orjson.loads(before.options)["keys"] if new.keys is None else _texts(new.keys),
             target_ts=before.target_ts if new.target_ts is None else timestamp(new.target_ts),
@@ -327,8 +336,10 @@ def _start_of(catalog: Catalog, tenant: Tenant, new: NewChangefeed) -> int | Non
 
 
 def _add_consumer(catalog: Catalog, tenant: Tenant, start: int | None, new: NewChangefeed) -> bool:
-    if new.keys or new.lanes is not None:
-        raise InvalidInput("Without sink_uri this is a consumer, which has no keys or lanes.", option="sink-uri")
+    if new.keys or new.lanes is not None or new.dead_letter:
+        raise InvalidInput(
+            "Without sink_uri this is a consumer, which has no keys, lanes or dead letters.", option="sink-uri"
+        )
     parse_filter(_texts(new.filters))
     return add_changefeed(
         catalog,
@@ -342,11 +353,12 @@ def _add_consumer(catalog: Catalog, tenant: Tenant, start: int | None, new: NewC
     )
 
 
-def _check_may_write(request: Request, sink_uri: str) -> None:
+def _check_may_write(request: Request, *uris: str) -> None:
     """The service writes for its operators alone to its own disks, and elsewhere for a tenant's administrators."""
-    needed = Right.OPERATE if sink_uri.startswith("file:") else Right.TENANT
-    if needed not in principal_of(request).rights:
-        raise NotAllowed(f"This key may not let the service write there: it needs the right '{needed}'.")
+    for uri in filter(None, uris):
+        needed = Right.OPERATE if urlsplit(uri).scheme == "file" else Right.TENANT
+        if needed not in principal_of(request).rights:
+            raise NotAllowed(f"This key may not let the service write there: it needs the right '{needed}'.")
 
 
 def _texts(given: Any) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from destinations.letters.place import check_letters
 from destinations.opening import LANES, Reached, Target, check_destination, cut_lanes, keys_of, recut
 from destinations.tables import tables_by_lane, tables_without_key
 from reading.filters import parse_filter
@@ -43,10 +44,13 @@ class Wanted:
     keys: Mapping[str, str] = field(default_factory=dict)  #: the entries of a keyspace, see `kept_selection`
     target_ts: int = 0
     hold_ms: int = 86_400_000
+    dead_letter: str = ""  #: URI of the place of refused changes; empty = none
 
     def options(self, reached: Reached) -> str:
         """As the catalog keeps them, with what the destination is."""
-        found = {"sink_cluster": reached.cluster_id, "sink_keyspace": reached.keyspace_id}
+        found: dict[str, object] = {"sink_cluster": reached.cluster_id, "sink_keyspace": reached.keyspace_id}
+        if self.dead_letter:
+            found["dead_letter"] = self.dead_letter
         return orjson.dumps({"keys": dict(self.keys), **found}, option=orjson.OPT_SORT_KEYS).decode()
 
     @property
@@ -69,7 +73,7 @@ class Replications:
         """(whether it is new, what its user must know). InvalidInput names the option at fault."""
         row = get_tenant(self.catalog, tenant)
         target, keys = self._checked(row, wanted)
-        reached = check_destination(target, name, self.clock)
+        reached = self._reached(target, name, wanted)
         self._check_direction(row, name, reached)
         notes = [*reached.notes, *self._without_key(row, wanted)]
         scopes = cut_lanes(target, name, keys, lanes or LANES, self.clock)
@@ -87,7 +91,7 @@ class Replications:
         had = kept_selection(orjson.loads(before.options)["keys"]).range
         if row.kind.is_keyspace and kept_selection(wanted.keys).range != had:
             raise InvalidInput("The range of a changefeed cannot change: create another one.", option="start-key")
-        reached = check_destination(target, name, self.clock)
+        reached = self._reached(target, name, wanted)
         self._check_direction(row, name, reached)
         notes = [*reached.notes, *self._without_key(row, wanted)]
         replications.update_replication(
@@ -116,6 +120,13 @@ class Replications:
             return []
         lanes = list_lanes(self.catalog, tenant, name)
         return tables_by_lane(self.registry.history(tenant), orjson.loads(feed.filters), lanes, Scope(tenant=tenant))
+
+    def _reached(self, target: Target, name: str, wanted: Wanted) -> Reached:
+        """Reach the destination and the place of dead letters. InvalidInput, DestinationUnavailable,
+        DeadLetterUnavailable."""
+        if wanted.dead_letter:
+            check_letters(wanted.dead_letter, target.uri, name, self.clock)
+        return check_destination(target, name, self.clock)
 
     def _check_direction(self, row: TenantRow, name: str, reached: Reached) -> None:
         """InvalidInput when this changefeed would write to its own source, or another one writes the other way: each

@@ -4,7 +4,8 @@
 
     the catalog or another owner    Fenced ends the run; what passes is tried again
     the destination is away         recorded with the lane, tried again after a pause
-    a refused change                its table or key gets a lane of its own, which waits for an operator
+    a refused change                becomes a dead letter, if the changefeed has a place for them; otherwise its table
+                                    or key gets a lane of its own, which waits for an operator
     a log that lacks what follows   the changefeed is failed, with the way out
 """
 
@@ -14,15 +15,25 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-import pyarrow.compute as pc
 import structlog
 
-from destinations.protocol import Destination, DestinationRefused, LeaseOver, Plan, Stretch
+from destinations.letters.core.letter import letter_of
+from destinations.letters.place import open_letters
+from destinations.protocol import (
+    DeadLetters,
+    Destination,
+    DestinationRefused,
+    LeaseOver,
+    Plan,
+    Share,
+    Stretch,
+    together,
+)
 from reading.deps import Services
 from reading.filters import part_name
-from reading.kv.selection import Selection
 from reading.position import Served
-from replicator.core.lane import Attempt, Barriers, LaneCore, Read, Wait
+from replicator.core.lane import Attempt, Barriers, Finish, LaneCore, Read, Stop, Wait
+from replicator.refused import newest_ts, split_off
 from replicator.stretch import LaneReader
 from replicator.table_counts import count_tables
 from tistream import ts as tso
@@ -39,7 +50,6 @@ from tistream.catalog.work.lanes import (
 from tistream.catalog.work.replications import fail_replication
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, Fenced, LogAmended, TiStreamError, TsExpired
-from tistream.keyrange import KeyRange
 from tistream.limits import LANE_LEASE_MS
 from tistream.runtime import metrics
 
@@ -50,16 +60,25 @@ _ROWS_OUT = metrics.ROWS.labels("replicator", "out")
 _BYTES_OUT = metrics.BYTES.labels("replicator", "out")
 
 Open = Callable[[LaneJob], Destination]
+OpenLetters = Callable[[str, Clock], DeadLetters]
 
 
 class LaneRun:
     """One ownership. `turn` is called by one thread at a time; `seen` by any."""
 
     def __init__(
-        self, services: Services, clock: Clock, job: LaneJob, open_destination: Open, rand: random.Random
+        self,
+        services: Services,
+        clock: Clock,
+        job: LaneJob,
+        open_destination: Open,
+        rand: random.Random,
+        open_letters: OpenLetters = open_letters,
     ) -> None:
         self.job = job
+        self._open_letters = open_letters
         self._services, self._clock, self._open, self._rand = services, clock, open_destination, rand
+        self._reader = LaneReader(services=services, job=job)
         lane = job.lane
         self.core = LaneCore(
             checkpoint_ts=lane.checkpoint_ts,
@@ -68,10 +87,11 @@ class LaneRun:
             target_ts=job.target_ts,
             lease_s=LANE_LEASE_MS / 1000,
             tries=lane.tries,
+            keeps_letters=bool(self._reader.dead_letter),
         )
         self._amended = lane.amended
-        self._reader = LaneReader(services=services, job=job)
         self._destination: Destination | None = None
+        self._letters: DeadLetters | None = None
         self._noted_ts = 0
         self._stretch: Stretch | None = None
 
@@ -118,6 +138,9 @@ class LaneRun:
         if self._destination is not None:
             self._destination.close()
             self._destination = None
+        if self._letters is not None:
+            self._letters.close()
+            self._letters = None
 
     def _turn(self, served: Callable[[], Served]) -> float:
         if self.core.allowed_s(self._clock.monotonic()) <= 0:
@@ -128,41 +151,73 @@ class LaneRun:
             return min(step.seconds, AGAIN_S)
         view.check_seen(step.after, self._amended)
         stretch = self._stretch = self._reader.read(step, view)
-        plan = self._plan(stretch, step)
-        if plan is not None:
-            self._write(plan)
-            count_tables(self.job.lane, stretch)
-        self._finish(stretch, plan, view.amended)
+        self._finish(*self._deliver(stretch, step), view.amended)
         return 0.0
 
-    def _plan(self, stretch: Stretch, step: Read) -> Plan | None:
-        """The recorded plan of the stretch; None when there is nothing to write."""
-        if not stretch.rows.num_rows and not stretch.events and not step.record:
-            self.core.planned(stretch.upto, "", is_empty=True)
-            return None
-        plan = self._opened().plan(stretch, step.record)
-        wanted = self.core.planned(stretch.upto, plan.record, is_empty=False)
-        assert isinstance(wanted, Attempt)
-        asked_s = self._clock.monotonic()
-        attempt_stretch(self._services.catalog, self.lane, wanted.upto, wanted.record)
-        self.core.confirmed(asked_s)
-        self.core.attempted()
-        return plan
+    def _deliver(self, stretch: Stretch, step: Read) -> tuple[Finish, Plan | None]:
+        """Write the stretch. What is refused becomes dead letters, and the rest is planned anew."""
+        if stretch.undecodable:
+            stretch = self._keep(stretch, together(stretch.undecodable))
+        while True:
+            try:
+                plan, wanted = self._plan(stretch, step)
+                done = wanted if isinstance(wanted, Finish) else self._write(plan)
+                if plan is not None:
+                    count_tables(self.job.lane, stretch)
+                return done, plan
+            except DestinationRefused as e:
+                stretch = self._keep(stretch, e)
 
-    def _write(self, plan: Plan) -> None:
+    def _keep(self, stretch: Stretch, refusal: DestinationRefused) -> Stretch:
+        """The stretch without its refused changes, which are durable as dead letters then. DestinationRefused when an
+        operator must decide."""
+        rest, found = split_off(stretch, refusal.each) if self.core.keeps_letters else (stretch, [])
+        step = self.core.refused(len(found))
+        if isinstance(step, Stop):
+            raise refusal
+        lane = self.job.lane
+        share = Share(tenant=lane.tenant, changefeed_id=lane.changefeed_id, number=lane.number, of=self.job.lanes)
+        if self._letters is None:
+            self._letters = self._open_letters(self._reader.dead_letter, self._clock)
+        self._letters.keep([letter_of(share, row, stretch.history, why) for why, row in found], self._allowed)
+        self.core.kept(step.count)
+        log.warning(
+            "refused changes became dead letters", tenant=str(lane.tenant), changefeed=lane.changefeed_id,
+            lane=lane.number, letters=step.count, error=str(refusal),
+        )  # fmt: skip
+        return rest
+
+    def _plan(self, stretch: Stretch, step: Read) -> tuple[Plan | None, Attempt | Finish]:
+        """(the plan of the stretch, None when there is nothing to write; its attempt, which is recorded)."""
+        is_empty = not stretch.rows.num_rows and not stretch.events and not step.record
+        plan = None if is_empty else self._opened().plan(stretch, step.record)
+        wanted = self.core.planned(stretch.upto, "" if plan is None else plan.record, is_empty=is_empty)
+        if isinstance(wanted, Attempt):
+            asked_s = self._clock.monotonic()
+            attempt_stretch(self._services.catalog, self.lane, wanted.upto, wanted.record)
+            self.core.confirmed(asked_s)
+            self.core.attempted()
+        return plan, wanted
+
+    def _write(self, plan: Plan | None) -> Finish:
+        if plan is None:
+            return self.core.written()
         began_s = self._clock.monotonic()
         self._opened().write(plan, self._allowed)
-        self.core.written()
+        done = self.core.written()
         _ROWS_OUT.inc(plan.rows)
         _BYTES_OUT.inc(plan.size)
         metrics.REPLICATION_WRITE.observe(self._clock.monotonic() - began_s)
+        return done
 
-    def _finish(self, stretch: Stretch, plan: Plan | None, amended: int) -> None:
+    def _finish(self, done: Finish, plan: Plan | None, amended: int) -> None:
         asked_s = self._clock.monotonic()
         rows, size = (0, 0) if plan is None else (plan.rows, plan.size)
-        of_all = finish_stretch(self._services.catalog, self.lane, stretch.upto, rows=rows, size=size, amended=amended)
+        of_all = finish_stretch(
+            self._services.catalog, self.lane, done.upto, rows=rows, size=size, amended=amended, letters=done.letters
+        )
         self.core.confirmed(asked_s)
-        self.core.finished(stretch.upto)
+        self.core.finished(done.upto)
         self._amended = amended
         if of_all > self._noted_ts:
             self._opened().note_checkpoint(of_all, self._allowed)
@@ -227,10 +282,7 @@ class LaneRun:
     def _newest_of(self, key: str) -> str:
         """The timestamp of the key's newest change in the stretch, which is the one that is written."""
         stretch = self._stretch
-        if stretch is None:
-            return "0"
-        rows = Selection(range=KeyRange(bytes.fromhex(key), bytes.fromhex(key) + b"\0")).of(stretch.rows)
-        return str(pc.max(rows["commit_ts"]).as_py() or 0)
+        return "0" if stretch is None else str(newest_ts(stretch.rows, [bytes.fromhex(key)]).get(key, 0))
 
     def _way_out(self, error: TiStreamError) -> dict[str, object]:
         lane = self.lane

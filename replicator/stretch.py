@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import orjson
 import pyarrow as pa
 
@@ -23,10 +22,10 @@ from reading.kv.selection import Selection, kept_selection
 from reading.position import Served
 from reading.scope import Scope
 from replicator.core.lane import Read
+from replicator.refused import rows_at, without
 from schemas.model import DdlEvent
 from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope, TableScope
 from tistream.catalog.work.lanes import LaneJob
-from tistream.codec.raw.keys import user_keys
 from tistream.model import change
 
 ROWS = 50_000  #: of the log, in one page
@@ -41,12 +40,18 @@ class LaneReader:
     job: LaneJob
     rows: int = ROWS
 
+    @property
+    def dead_letter(self) -> str:
+        """The URI of the changefeed's dead letters; empty without."""
+        return str(orjson.loads(self.job.options).get("dead_letter", ""))
+
     def read(self, wanted: Read, served: Served) -> Stretch:
         """The stretch, which is up to `wanted.upto` if that is exact. DestinationRefused for a row that cannot be
-        decoded; TsExpired when the log no longer has all of it."""
+        decoded, unless it can become a dead letter; TsExpired when the log no longer has all of it."""
         lane = self.job.lane
         after = wanted.after or served.row.start_ts  # 0 is the beginning of the log
         parts: list[pa.Table] = []
+        bad: list[DestinationRefused] = []
         at, size = after, 0
         part = part_of(lane.scope) if isinstance(lane.scope, TableScope) else None
         chosen = replace(parse_filter(orjson.loads(self.job.filters)), part=part) if part is not None else None
@@ -56,7 +61,7 @@ class LaneReader:
             page = self.services.reader.page(
                 lane.tenant, after=at, upto=wanted.upto, rows=self.rows, table_ids=ids, page_bytes=BYTES
             )
-            parts.append(self._selected(page.rows, served, chosen, scope))
+            parts.append(self._selected(page.rows, served, chosen, scope, bad))
             at, size = page.upto, size + parts[-1].nbytes
             if not wanted.exact and (page.rows.num_rows >= self.rows or size >= BYTES):
                 break
@@ -68,6 +73,7 @@ class LaneReader:
             rows=pa.concat_tables(parts) if parts else change.COMMITTED.empty_table(),
             events=[event for event in events if chosen is not None and chosen.keeps_ddl(event)],
             history=history,
+            undecodable=bad,
         )
 
     def ddl_from(self, served: Served, checkpoint_ts: int, upto: int) -> Sequence[int]:
@@ -84,16 +90,25 @@ class LaneReader:
                 names.setdefault(event.commit_ts, set()).update(_names_of(event))
         return sorted(ts for ts, found in names.items() if len(found) > 1)
 
-    def _selected(self, rows: pa.Table, served: Served, chosen: Filter | None, scope: Scope) -> pa.Table:
+    def _selected(
+        self, rows: pa.Table, served: Served, chosen: Filter | None, scope: Scope, bad: list[DestinationRefused]
+    ) -> pa.Table:
+        """The rows of a page. With dead letters also those that cannot be decoded, with their refusals in `bad`."""
         lane = self.job.lane.scope
         if not rows.num_rows:
             return rows
         if chosen is None:
             return _of_keys(rows, lane, kept_selection(orjson.loads(self.job.options).get("keys", {})))
-        found = select_rows(chosen, served.known_history, _without_skipped(rows, rows["key"], lane), scope)
-        for bad in found.quarantined:
-            raise undecodable(bad)
-        return found.rows
+        rows = _without_skipped(rows, lane)
+        found = select_rows(chosen, served.known_history, rows, scope)
+        if not found.quarantined:
+            return found.rows
+        refusals = [undecodable(each) for each in found.quarantined]
+        if not self.dead_letter:
+            raise refusals[0]
+        bad += refusals
+        places = [(each.key.hex(), each.commit_ts) for each in found.quarantined]
+        return pa.concat_tables([found.rows, rows.take(rows_at(rows, places, is_keyspace=False))])
 
 
 def _names_of(event: DdlEvent) -> set[str]:
@@ -114,18 +129,13 @@ def _of_keys(rows: pa.Table, scope: LaneScope, selection: Selection) -> pa.Table
         return rows
     for part in scope.without:
         rows = page_rows.only(rows, ~Selection(range=part).passed(rows))
-    return _without_skipped(rows, user_keys(rows["key"].combine_chunks()), scope)
+    return _without_skipped(rows, scope)
 
 
-def _without_skipped(rows: pa.Table, keys: pa.Array | pa.ChunkedArray, scope: LaneScope) -> pa.Table:
+def _without_skipped(rows: pa.Table, scope: LaneScope) -> pa.Table:
     if not scope.skipped or not rows.num_rows:
         return rows
-    stamps, kept = rows["commit_ts"].to_numpy(), np.ones(rows.num_rows, np.bool_)
-    for item, ts in scope.skipped:
-        at = np.flatnonzero(stamps == ts)
-        same = [keys[int(n)].as_py() == bytes.fromhex(item) for n in at]  # few: those of one timestamp
-        kept[at[np.array(same, np.bool_)]] = False
-    return page_rows.only(rows, kept)
+    return without(rows, rows_at(rows, scope.skipped, is_keyspace=isinstance(scope, KeyScope)))
 
 
 def undecodable(bad: Quarantined) -> DestinationRefused:

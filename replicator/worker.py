@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import structlog
 
+from destinations.letters.place import open_letters
 from reading.deps import Services
 from reading.position import Served
-from replicator.lane_run import AGAIN_S, LaneRun, Open
+from replicator.lane_run import AGAIN_S, LaneRun, Open, OpenLetters
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.lanes import LaneRow, give_up_lane, lanes_of
 from tistream.catalog.work.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
@@ -56,9 +57,10 @@ class ReplicationWorker:
         slots: int = SLOTS,
         look_s: float = LOOK_S,
         rand: random.Random | None = None,
+        open_letters: OpenLetters = open_letters,
     ) -> None:
         """`slots`: lanes that are written at the same time."""
-        self.name = name
+        self.name, self._open_letters = name, open_letters
         self._services, self._open, self._rand = services, open_destination, rand or random.Random()
         self._catalog: Catalog = services.catalog
         self._clock: Clock = services.clock
@@ -146,7 +148,7 @@ class ReplicationWorker:
             if left is not None and job.lane.epoch <= left.lane.epoch:
                 self._give_up(left)  # not heard of yet, or the list is older
             elif lane_id not in self._runs and not job.lane.is_stopped:
-                run = LaneRun(self._services, self._clock, job, self._open, self._rand)
+                run = LaneRun(self._services, self._clock, job, self._open, self._rand, self._open_letters)
                 run.seen(job, asked_s, answered_s)
                 with self._lock:
                     self._runs[lane_id], self._due[lane_id] = run, asked_s

@@ -15,19 +15,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import orjson
 
-from destinations.protocol import RECORD_MAX, Allowed, DestinationUnavailable, Plan, Share, Stretch
+from destinations.protocol import RECORD_MAX, Allowed, DestinationUnavailable, Plan, Share, Stretch, together
 from destinations.storage.core import names
 from destinations.storage.core.contents import File, refused, render_or_refuse
 from destinations.storage.core.parts import Part, parts_of
 from destinations.storage.core.record import Place, Record, parsed
 from destinations.storage.core.schema_files import SchemaFile, of_events, of_table
-from destinations.storage.files import REQUEST_S, Files, each_within, open_files
+from destinations.storage.files import Files, each_within, open_files, probe
 from destinations.storage.seen import Seen
 from destinations.storage.settings import StorageSettings, read_settings
 from destinations.uri import SinkUri
@@ -120,14 +119,9 @@ class StorageDestination:
         raise InvalidInput("Object storage takes changes of tables, not of a keyspace.", option="sink-uri")
 
     async def _check(self) -> None:
-        data = self._share.changefeed_id.encode()
-        await asyncio.wait_for(self._files.put(names.PROBE, data), REQUEST_S)
-        if await asyncio.wait_for(self._files.get(names.PROBE), REQUEST_S) != data:
-            raise DestinationUnavailable(f"{self._settings.place} does not return what was written")
+        await probe(self._files, self._settings.place, names.PROBE, self._share.changefeed_id.encode())
         async for _ in self._files.list(names.spilled_folder(self._share.changefeed_id, 0), ""):
             break
-        with suppress(DestinationUnavailable):  # what cannot be deleted stays; nothing else needs the permission
-            await self._files.delete(names.PROBE)
 
     # ---- planning
 
@@ -143,18 +137,20 @@ class StorageDestination:
         if record is not None and len(record.places) != len(parts):
             record = None  # the filters of the changefeed were changed between the tries
         places = record.places if record is not None else await self._places(history, parts)
-        rendered = [
-            render_or_refuse(self._contents.render, part.changes, place.counts)
-            for part, place in zip(parts, places, strict=True)
-        ]
+        rendered = render_or_refuse(
+            self._contents.render, [(part.changes, place.counts) for part, place in zip(parts, places, strict=True)]
+        )
         numbered = self._numbered(parts, places, rendered)
         kept = text if record is not None else await self._keep(Record(layout=layout, places=numbered), stretch)
         return await self._planned(stretch, max(stretch.after, history.start_ts), kept, parts, numbered, rendered)
 
     def _decoded(self, history: History, stretch: Stretch) -> list[TableChanges]:
         decoding = decode_rows(history, stretch.rows, Scope(tenant=self._share.tenant))
-        for bad in decoding.quarantined:
-            raise refused(bad.database, bad.table, bad.key, bad.commit_ts, f"{bad.cause}, column {bad.column}")
+        if decoding.quarantined:
+            raise together(
+                refused(bad.database, bad.table, bad.key, bad.commit_ts, f"{bad.cause}, column {bad.column}")
+                for bad in decoding.quarantined
+            )
         return order_messages(decoding.changes, split=self._contents.splits_updates)
 
     async def _places(self, history: History, parts: Sequence[Part]) -> list[Place]:

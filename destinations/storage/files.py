@@ -20,7 +20,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store as _Bucket
 
 from destinations.protocol import Allowed, DestinationUnavailable, LeaseOver
-from destinations.storage.settings import S3Settings, StorageSettings
+from destinations.storage.settings import FilePlace, S3Settings
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, ObjectNotFound
 from tistream.objectstore.s3 import map_error
@@ -51,12 +51,21 @@ class Files(Protocol):
         """Delete the object, if it is there."""
 
 
-def open_files(settings: StorageSettings, clock: Clock) -> Files:
-    """The folder or the bucket of these settings, without a request. DestinationUnavailable for a folder that cannot
+def open_files(settings: FilePlace, clock: Clock) -> Files:
+    """The folder or the bucket, without a request. DestinationUnavailable for a folder that cannot
     be made, InvalidInput for a bucket that none can be."""
     if settings.s3 is not None:
         return BucketFiles(settings.s3, settings.place)
     return FolderFiles(Path(settings.folder), clock.unix_ms())
+
+
+async def probe(files: Files, place: str, key: str, data: bytes) -> None:
+    """Whether objects can be written and read. DestinationUnavailable."""
+    await asyncio.wait_for(files.put(key, data), REQUEST_S)
+    if await asyncio.wait_for(files.get(key), REQUEST_S) != data:
+        raise DestinationUnavailable(f"{place} does not return what was written")
+    with suppress(DestinationUnavailable):  # what cannot be deleted stays; nothing else needs the permission
+        await files.delete(key)
 
 
 async def each_within(

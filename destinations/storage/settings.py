@@ -7,6 +7,7 @@ file:///var/lib/changes?protocol=csv&include-commit-ts=true
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from destinations.storage.core.contents import ParquetFiles, TextFiles
 from destinations.storage.core.names import DATE_SEPARATORS
@@ -56,12 +57,26 @@ class S3Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSettings:
-    """All options of a storage destination."""
+class FilePlace:
+    """A folder or a bucket."""
 
     place: str  #: the URI without options
     folder: str = ""  #: of file://
     s3: S3Settings | None = None
+
+    @classmethod
+    def of(cls, uri: SinkUri) -> FilePlace:
+        """The place of a URI whose options say only how it is reached. InvalidInput names the option."""
+        reader = OptionReader(uri)
+        found = cls(**_reached(uri, reader))
+        reader.finish()
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings(FilePlace):
+    """All options of a storage destination."""
+
     protocol: str
     options: FormatOptions = field(default_factory=FormatOptions)
     flush_s: float = 5.0  #: a stretch is at least this long while there is little to write
@@ -90,9 +105,7 @@ def read_settings(uri: SinkUri) -> StorageSettings:
     texts = {name: reader.text(name) for name in known}
     given = {name: text for name, text in texts.items() if name in uri.options}
     settings = StorageSettings(
-        place=uri.place,
-        folder=_folder(uri) if uri.scheme == "file" else "",
-        s3=_s3(uri, reader) if uri.scheme == "s3" else None,
+        **_reached(uri, reader),
         protocol=protocol,
         options=parse_options(given, built_at_commit=True),
         flush_s=reader.seconds("flush-interval", 5, least=2, most=600),
@@ -107,15 +120,22 @@ def read_settings(uri: SinkUri) -> StorageSettings:
     return settings
 
 
+def _reached(uri: SinkUri, reader: OptionReader) -> dict[str, Any]:
+    """The fields of a FilePlace."""
+    if uri.scheme == "file":
+        return {"place": uri.place, "folder": _folder(uri)}
+    return {"place": uri.place, "s3": _s3(uri, reader)}
+
+
 def _folder(uri: SinkUri) -> str:
     if uri.authority or not uri.path.startswith("/"):
-        raise InvalidInput("A folder is file:///absolute/folder.", option="sink-uri")
+        raise InvalidInput("A folder is file:///absolute/folder.", option=uri.option)
     return uri.path
 
 
 def _s3(uri: SinkUri, reader: OptionReader) -> S3Settings:
     if not uri.authority or "@" in uri.authority:
-        raise InvalidInput("A bucket is s3://bucket/prefix, with credentials as options.", option="sink-uri")
+        raise InvalidInput("A bucket is s3://bucket/prefix, with credentials as options.", option=uri.option)
     endpoint = reader.text("endpoint")
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise InvalidInput("The option endpoint begins with https:// or http://.", option="endpoint")

@@ -28,6 +28,7 @@ from destinations.protocol import (
     Plan,
     Share,
     Stretch,
+    together,
 )
 from destinations.tikv.core.ranges import cut_ranges
 from destinations.tikv.core.writes import TikvPlan, plan_writes
@@ -172,11 +173,14 @@ class TikvDestination:
     def _put_all(self, plan: TikvPlan, pd: PdClient, client: RawClient, allowed: Allowed) -> None:
         if not client.space.has_expiry and plan.expires.any():
             plan, timed = plan.without_expiry(ts.physical_ms(pd.tso()) // 1000)
-            if timed is not None:
-                raise DestinationRefused(
-                    "The destination cannot take an entry that expires",
-                    key=timed.hex(),
-                    cause="its stores have no expiry (storage.enable-ttl is off)",
+            if timed:
+                raise together(
+                    DestinationRefused(
+                        "The destination cannot take an entry that expires",
+                        key=key.hex(),
+                        cause="its stores have no expiry (storage.enable-ttl is off)",
+                    )
+                    for key in timed
                 )
         keys, values, expires = plan.puts()
         if len(keys):
@@ -256,8 +260,12 @@ def _translated() -> Iterator[None]:
     except OutOfTime as e:
         raise LeaseOver from e
     except RawRefused as e:
-        facts = {"key": e.facts["key"]} if "key" in e.facts else {}
-        raise DestinationRefused("The destination refuses a change", **facts, cause=e.message) from e
+        if not e.refused:
+            raise DestinationRefused("The destination refuses what is written", cause=e.message) from e
+        raise together(
+            DestinationRefused("The destination refuses a change", key=key.hex(), cause=cause)
+            for key, cause in e.refused
+        ) from e
     except (DestinationRefused, DestinationUnavailable):
         raise
     except TiStreamError as e:

@@ -3,12 +3,14 @@
     next -> Read          read (after, upto] and plan it
     planned -> Attempt    record the attempt, then write     (Finish for a stretch without changes)
     written -> Finish     move the checkpoint
+    refused -> Keep       write the changes as dead letters, then plan the rest   (Stop without dead letters)
     finished              the catalog has it
     failed                a pause, then the same again
 
 Relations:
 
 - a stretch is written only after the catalog has its attempt, and the checkpoint moves only after all of it is written;
+- the checkpoint moves only after each refused change of the stretch has its dead letter;
 - one stretch at a time: the next begins after the checkpoint has moved, so a key's writes are in commit order;
 - an attempt is tried again with its record and its end, whatever is served meanwhile;
 - `allowed_s` ends LANE_LEASE before another owner may write: it counts from the start of the newest request to the
@@ -59,6 +61,19 @@ class Finish:
     """Move the checkpoint in the catalog."""
 
     upto: int
+    letters: int = 0  #: changes of the stretch that became dead letters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Write this number of refused changes as dead letters; then plan the stretch without them."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """An operator decides about the refused change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +109,15 @@ class LaneCore:
         target_ts: int,
         lease_s: float,
         tries: int = 0,
+        keeps_letters: bool = False,
     ) -> None:
-        """`record`, `record_ts`: of an unfinished stretch. `target_ts`: the end, 0 = none."""
+        """`record`, `record_ts`: of an unfinished stretch. `target_ts`: the end, 0 = none. `keeps_letters`: refused
+        changes become dead letters."""
         self.checkpoint_ts = checkpoint_ts
         self._record, self._record_ts = record, record_ts
         self._target_ts, self._lease_s = target_ts, lease_s
-        self._tries = tries
+        self._tries, self.keeps_letters = tries, keeps_letters
+        self._unkept = self._letters = 0  # refused changes of this try: to be written, and written
         self._from_s = float("inf")  # when it may write
         self._until_s = float("-inf")  # and until when
         self._retry_s = float("-inf")
@@ -149,9 +167,10 @@ class LaneCore:
         return Read(after=self.checkpoint_ts, upto=upto, exact=False, record="")
 
     def planned(self, upto: int, record: str, *, is_empty: bool) -> Attempt | Finish:
-        """The stretch up to `upto` was read and planned."""
+        """The stretch up to `upto` was read and planned. One that lost changes to dead letters is not empty: its
+        attempt is guarded by the checkpoint, so that a letter is counted once."""
         invariant(self._planned is None and upto > self.checkpoint_ts, "a lane plans one stretch at a time", upto=upto)
-        if is_empty and not record:
+        if is_empty and not record and not self._letters:
             return Finish(upto=upto)
         self._planned = Attempt(upto=upto, record=record)
         return self._planned
@@ -165,18 +184,35 @@ class LaneCore:
     def written(self) -> Finish:
         """The destination has all of the planned stretch."""
         invariant(self._planned is not None, "a stretch is planned before it is written")
+        invariant(not self._unkept, "a refused change has its dead letter before it is passed", unkept=self._unkept)
         assert self._planned is not None
-        return Finish(upto=self._planned.upto)
+        return Finish(upto=self._planned.upto, letters=self._letters)
+
+    def refused(self, count: int) -> Keep | Stop:
+        """The destination can never take so many changes of the stretch; 0: it is not known which."""
+        if not self.keeps_letters or not count:
+            return Stop()
+        self._planned = None
+        self._unkept += count
+        return Keep(count=count)
+
+    def kept(self, count: int) -> None:
+        """So many of the refused changes are durable as dead letters."""
+        invariant(count <= self._unkept, "a dead letter is of a refused change", kept=count, unkept=self._unkept)
+        self._unkept -= count
+        self._letters += count
 
     def finished(self, upto: int) -> None:
         """The catalog has the new checkpoint."""
         self.checkpoint_ts = upto
         self._record, self._record_ts, self._planned, self._tries = "", 0, None, 0
+        self._unkept = self._letters = 0
 
     def failed(self, now_s: float, spread: float) -> float:
         """A try has failed; the pause until the next. `spread`: a random number in [0, 1)."""
         pause_s: float = min(_MAX_S, _FIRST_S * 2 ** min(self._tries, 10)) * (0.5 + spread / 2)
         self._planned = None
+        self._unkept = self._letters = 0
         self._tries += 1
         self._retry_s = now_s + pause_s
         return pause_s

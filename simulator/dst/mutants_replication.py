@@ -8,6 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from destinations.protocol import DestinationUnavailable, Plan
+from replicator.core.lane import Finish
 from replicator.lane_run import LaneRun
 from simulator.dst.mutants import broken
 
@@ -19,11 +20,11 @@ _PART = "KeyRange(start, end)"
 _write = LaneRun._write
 
 
-def _written_or_not(run: LaneRun, plan: Plan) -> None:
+def _written_or_not(run: LaneRun, plan: Plan | None) -> Finish:
     try:
-        _write(run, plan)
+        return _write(run, plan)
     except DestinationUnavailable:
-        run.core.written()
+        return run.core.written()
 
 
 def _every_row(keys: pa.ChunkedArray) -> pa.Array:

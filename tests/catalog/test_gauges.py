@@ -143,7 +143,7 @@ class TestGauges:
         dr = [job.lane for job in lanes_of(catalog, "w", 1) if job.lane.changefeed_id == "dr"]
         attempt_stretch(catalog, dr[0], tso.compose(tso.physical_ms(START) + 2000), "a record")
         fail_stretch(catalog, dr[0], {"code": "TS-1100", "message": 'says "stopped":true'})
-        finish_stretch(catalog, dr[1], served_ts, rows=30, size=400, amended=0)
+        finish_stretch(catalog, dr[1], served_ts, rows=30, size=400, amended=0, letters=3)
         found = shown(CatalogGauges(catalog, ManualClock()))
         lag = {key[2:]: seconds for key, seconds in found["tistream_replication_lag_seconds"].items()}
         assert {key: lag[key] for key in lag if key[1] != "resolved_ts"} == {
@@ -155,8 +155,10 @@ class TestGauges:
         assert set(found["tistream_replication_state"]) == {
             (*ids, "dr", "error"), (*ids, "lake", "normal"), (*ids, "paused", "stopped"),
         }  # fmt: skip
-        of_dr = [found[f"tistream_replication_{name}"][*ids, "dr"] for name in ("rows", "bytes", "tries")]
-        assert of_dr == [30, 400, 1]
+        of_dr = [
+            found[f"tistream_replication_{name}"][*ids, "dr"] for name in ("rows", "bytes", "tries", "dead_letters")
+        ]
+        assert of_dr == [30, 400, 1, 3]
         assert set(found["tistream_replication_lanes_stopped"].values()) == {0}, "the words of an error stop nothing"
         rest, alone = dr[1].scope.isolate("shop.orders")
         isolate(catalog, list_lanes(catalog, T, "dr")[1], rest, alone, {"code": "TS-1101"})

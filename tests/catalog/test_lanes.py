@@ -122,6 +122,17 @@ def test_rebalanced_lanes_start_at_the_least_checkpoint_that_they_cover(catalog:
     assert not covers([KeyRange(b"", b"d"), KeyRange(b"c", b"")], KeyRange())
 
 
+def test_dead_letters_are_counted_with_the_checkpoint_and_outlive_the_lanes(catalog: Catalog) -> None:
+    low, high = give(catalog, "a")
+    lanes.finish_stretch(catalog, low.lane, START + 9, rows=1, size=1, amended=0, letters=2)
+    lanes.finish_stretch(catalog, high.lane, START + 5, rows=1, size=1, amended=0, letters=3)
+    assert get_changefeed(catalog, T, FEED).dead_letters == 5
+    lanes.replace_lanes(catalog, T, FEED, [KeyScope(range=KeyRange())])
+    with pytest.raises(Fenced):
+        lanes.finish_stretch(catalog, low.lane, START + 10, rows=1, size=1, amended=0, letters=4)
+    assert get_changefeed(catalog, T, FEED).dead_letters == 5
+
+
 def test_a_refused_key_stops_alone_and_is_tried_again_or_left_out(catalog: Catalog) -> None:
     low, high = give(catalog, "a")
     lanes.attempt_stretch(catalog, low.lane, START + 9, "files")

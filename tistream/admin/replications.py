@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tistream import ts as tso
-from tistream.catalog.tenancy.changefeeds import ChangefeedRow, FeedState
+from tistream.catalog.tenancy.changefeeds import ChangefeedRow, FeedState, masked_uri
 from tistream.catalog.work.lanes import LaneRow
 
 
@@ -18,6 +18,8 @@ def replication_facts(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: i
     return {
         "state": FeedState.ERROR if retries else row.state,
         "sink_uri": row.shown_uri,
+        "dead_letter": masked_uri(row.dead_letter),
+        "dead_letters": row.dead_letters,
         "rpo": _rpo(row, lanes, served_ts, now_ms) if row.is_replication and row.state is FeedState.NORMAL else None,
         "catching_up": any(lane.checkpoint_ts < lane.redo_ts for lane in lanes),
         "lanes": lane_facts(lanes),

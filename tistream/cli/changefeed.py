@@ -29,6 +29,13 @@ SinkUri = Annotated[
     str | None,
     typer.Option(help="Where the service writes: tikv://PD:2379, s3://BUCKET/PREFIX?protocol=..., file:///FOLDER?..."),
 ]
+DeadLetter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URI",
+        help="Where refused changes are written, so that their lane continues: file:///FOLDER, s3://BUCKET/PREFIX?...",
+    ),
+]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="A TiCDC or TiKV-CDC changefeed's TOML: its [filter] section.")
 ]
@@ -57,6 +64,7 @@ def create(
     changefeed_id: OptionalId = None,
     named: NamedId = None,
     sink_uri: SinkUri = None,
+    dead_letter: DeadLetter = None,
     start_ts: StartTs = "latest",
     target_ts: TargetTs = 0,
     config: ConfigFile = None,
@@ -96,6 +104,7 @@ def create(
         "partitions": partitions,
         **({} if idle_hours is None else {"idle_limit_s": idle_hours * 3600}),
         **({} if sink_uri is None else {"sink_uri": sink_uri}),
+        **({} if dead_letter is None else {"dead_letter": dead_letter}),
         **({"keys": keys} if keys else {}),
         **({} if lanes is None else {"lanes": lanes}),
     }
@@ -173,6 +182,7 @@ def update(
     changefeed_id: OptionalId = None,
     named: NamedId = None,
     sink_uri: SinkUri = None,
+    dead_letter: DeadLetter = None,
     target_ts: Annotated[int | None, typer.Option(min=0, help="Finish here; 0 = never.")] = None,
     config: ConfigFile = None,
     tables: Tables = None,
@@ -191,13 +201,16 @@ def update(
     key: Key = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Change the settings of a paused changefeed with a destination; those that are not given stay."""
+    """Change the settings of a paused changefeed with a destination; those that are not given stay.
+
+    An empty --dead-letter removes the place."""
     keys = _keys(start_key, end_key, key_prefix, key_format, key_pattern, value_pattern) | _keys_in(config)
     filters = filters_of(
         {}, None if keys else config, tables=tables, columns=columns, ops=ops, where=where, changed=changed
     )
     given: dict[str, Any] = {
         "sink_uri": sink_uri,
+        "dead_letter": dead_letter,
         "target_ts": None if target_ts is None else str(target_ts),
         "filters": filters or None,
         "keys": keys or None,

@@ -191,6 +191,7 @@ OF_REPLICATIONS = (
     ("tistream_replication_bytes", "Bytes of these changes"),
     ("tistream_replication_tries", "Failed tries of the stretches that are being written"),
     ("tistream_replication_lanes_stopped", "Lanes that wait for a decision about a refused change"),
+    ("tistream_replication_dead_letters", "Refused changes that were written as dead letters, since it was created"),
     ("tistream_replication_unmoved_seconds", "Time since the checkpoint of a changefeed that runs has moved"),
 )
 _MORE_LABELS = {"tistream_replication_state": ("state",), "tistream_replication_lag_seconds": ("part",)}

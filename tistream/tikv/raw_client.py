@@ -15,7 +15,8 @@
 - gRPC does not say whether a request that failed was sent. So a store that did not answer the last request gets a read
   before the next write: when the store is away, that read fails, and nothing must be waited for;
 - whatever the region error, the lost store or the unknown refusal: the part is sent again after a pause, until
-  `patience_s` have passed without success. A refusal that is final is raised, with the key if there is a single one;
+  `patience_s` have passed without success. Entries that can never be written are left out, and raised at the end
+  with their keys; a refusal of everything is raised at once;
 - expiries are Unix seconds. The time to live is computed at each try from the time of the cluster's PD; an entry that
   has expired by then is deleted.
 
@@ -28,7 +29,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -61,6 +62,7 @@ _WRITES = frozenset({"RawBatchPut", "RawBatchDelete"})
 _BUSY_S = 2.0
 _AT_ONCE_MAX = 3  #: in a row
 _REGIONS_PAGE = 128
+_REFUSED_MAX = 1000  #: entries, after which the rest of a write is not tried
 
 
 class OutOfTime(StoreUnavailable):
@@ -171,20 +173,23 @@ class RawClient:
     def _write(self, columns: Columns, expires: Seconds | None, allowed: Allowed) -> None:
         if not columns.is_rising:
             raise InvalidInput("the keys of a write must rise")
-        write = _Write(
-            columns, expires, None if expires is None else self._pd_time(allowed), allowed, threading.Event()
-        )
+        write = _Write(columns, expires, None if expires is None else self._pd_time(allowed), allowed)
         parts = self._parts(write)
         if self._pace.concurrency == 1 or len(parts) == 1:
             for start, end in parts:
                 self._send(write, start, end)
-            return
-        # of this write: a client that waits has no threads, and a process may have very many of them
-        with ThreadPoolExecutor(min(self._pace.concurrency, len(parts)), thread_name_prefix="raw-kv") as threads:
-            calls = [threads.submit(self._send, write, start, end) for start, end in parts]
-        errors = [error for call in calls if (error := call.exception()) is not None]
-        if errors:  # all calls have ended
-            raise min(errors, key=lambda e: not isinstance(e, RawRefused))
+        else:
+            # of this write: a client that waits has no threads, and a process may have very many of them
+            with ThreadPoolExecutor(min(self._pace.concurrency, len(parts)), thread_name_prefix="raw-kv") as threads:
+                calls = [threads.submit(self._send, write, start, end) for start, end in parts]
+            errors = [error for call in calls if (error := call.exception()) is not None]
+            if errors and not write.refused:  # all calls have ended
+                raise min(errors, key=lambda e: not isinstance(e, RawRefused))
+        if write.refused:
+            key, cause = min(write.refused)
+            refusal = RawRefused(cause, key=key.hex())
+            refusal.refused = sorted(write.refused)
+            raise refusal
 
     def _pd_time(self, allowed: Allowed) -> Callable[[], int]:
         """The PD's time in Unix seconds, from one of its timestamps and the monotonic clock."""
@@ -214,9 +219,16 @@ class RawClient:
                     some = partial(self._send_some, write, start, min(start + most, end))
                     start = self._retry(some, write.allowed)
                 except (_TooLarge, RawRefused) as e:
-                    if most == 1:
-                        raise RawRefused(e.args[0], key=write.columns.key(start).hex()) from e
-                    most = max(most // 2, 1)  # look for the key
+                    if isinstance(e, RawRefused) and not e.is_of_entry:
+                        raise
+                    if most > 1:
+                        most //= 2  # look for the key
+                        continue
+                    write.refused.append((write.columns.key(start), e.args[0]))
+                    if len(write.refused) >= _REFUSED_MAX:
+                        write.failed.set()
+                    start += 1
+                    most = end - start
         except BaseException:
             write.failed.set()
             raise
@@ -457,13 +469,15 @@ class RawClient:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A write in progress. `failed`: a part of it has failed."""
+    """A write in progress. `failed`: a part of it has failed. `refused`: entries that the stores can never take; the
+    others are written."""
 
     columns: Columns
     expires: Seconds | None
     now_s: Callable[[], int] | None  #: the PD's time
     allowed: Allowed
-    failed: threading.Event
+    failed: threading.Event = field(default_factory=threading.Event)
+    refused: list[tuple[bytes, str]] = field(default_factory=list)
 
 
 def learn_api(pd: PdClient, *, clock: Clock, tls: Tls | None = None, pace: Pace | None = None) -> Api:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from destinations.protocol import DestinationRefused
+from destinations.protocol import DestinationRefused, together
 from destinations.storage.core.parts import cut
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
 from reading.core.split import pick
@@ -79,21 +79,18 @@ class ParquetFiles:
         return [*self._halved(table.slice(0, half)), *self._halved(table.slice(half))]
 
 
-def render_or_refuse(render: Render, changes: TableChanges, counts: Sequence[int] = ()) -> list[File]:
-    """The files. DestinationRefused names the first change that cannot be rendered."""
-    try:
-        return render(changes, counts)
-    except TiStreamError as error:
-        low, high = 0, len(changes)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if _renders(render, pick(changes, np.arange(low, middle))):
-                low = middle
-            else:
-                high = middle
-        raise refused(
-            changes.table.db, changes.table.name, changes.key[low].as_py(), int(changes.commit_ts[low]), str(error)
-        ) from error
+def render_or_refuse(render: Render, parts: Sequence[tuple[TableChanges, Sequence[int]]]) -> list[list[File]]:
+    """The files of each part, which is changes and their cuts. DestinationRefused names all changes that cannot be
+    rendered."""
+    files, bad = list[list[File]](), list[DestinationRefused]()
+    for changes, counts in parts:
+        try:
+            files.append(render(changes, counts))
+        except TiStreamError as error:
+            bad += _refused_of(render, changes, error)
+    if bad:
+        raise together(bad)
+    return files
 
 
 def refused(db: str, table: str, key: bytes, commit_ts: int, cause: str) -> DestinationRefused:
@@ -108,12 +105,23 @@ def refused(db: str, table: str, key: bytes, commit_ts: int, cause: str) -> Dest
     )
 
 
-def _renders(render: Render, changes: TableChanges) -> bool:
-    try:
-        render(changes, ())
-    except TiStreamError:
-        return False
-    return True
+def _refused_of(render: Render, changes: TableChanges, error: TiStreamError) -> list[DestinationRefused]:
+    """The refusals of those that cannot be rendered; `error` is that of all together, and is raised when each half can
+    be rendered."""
+    table = changes.table
+    if len(changes) == 1:
+        return [refused(table.db, table.name, changes.key[0].as_py(), int(changes.commit_ts[0]), str(error))]
+    middle = len(changes) // 2
+    found = list[DestinationRefused]()
+    for half in (np.arange(middle), np.arange(middle, len(changes))):
+        some = pick(changes, half)
+        try:
+            render(some, ())
+        except TiStreamError as cause:
+            found += _refused_of(render, some, cause)
+    if not found:
+        raise error
+    return found
 
 
 def _fitting(counts: Sequence[int], rows: int) -> Sequence[int]:

@@ -51,15 +51,14 @@ class TikvPlan:
         """Keys to delete."""
         return self.keys.filter(pa.array(self.deleted))
 
-    def without_expiry(self, now_s: int) -> tuple[TikvPlan, bytes | None]:
-        """For stores that know none: (the plan with deletes of what has expired, the first key that would have to
-        expire there)."""
+    def without_expiry(self, now_s: int) -> tuple[TikvPlan, list[bytes]]:
+        """For stores that know none: (the plan with deletes of what has expired, the keys that would have to expire
+        there)."""
         _, expired = remaining(self.expires, now_s)
         deleted = self.deleted | expired
         left = np.where(deleted, np.uint64(0), self.expires)
-        at = int(np.argmax(left != 0)) if left.any() else None
         plan = TikvPlan(keys=self.keys, values=self.values, expires=left, deleted=deleted)
-        return plan, None if at is None else self.keys[at].as_py()
+        return plan, self.keys.filter(pa.array(left != 0)).to_pylist()
 
 
 def plan_writes(rows: pa.Table) -> TikvPlan:

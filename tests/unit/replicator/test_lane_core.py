@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator.core.lane import LATE_S, Attempt, Barriers, Finish, LaneCore, Read, Wait
+from replicator.core.lane import LATE_S, Attempt, Barriers, Finish, Keep, LaneCore, Read, Stop, Wait
 from tistream.errors import TiStreamError
 
 LEASE_S = 6.0
@@ -106,3 +106,45 @@ def test_lanes_meet_at_each_statement(ddl: list[int], turns: list[tuple[int, int
             assert not (max(places) >= ts > min(places) + 1), (places, ts)
             assert not (max(places) > ts > min(places)), (places, ts)
     assert all(lane.checkpoint_ts == 50 for lane in lanes)
+
+
+def test_refused_changes_have_their_letters_before_the_checkpoint_moves() -> None:
+    lane = core(keeps_letters=True)
+    lane.planned(20, "", is_empty=False)
+    lane.attempted()
+    assert lane.refused(2) == Keep(count=2)
+    assert lane.planned(20, "", is_empty=False) == Attempt(upto=20, record=""), "the rest is planned anew"
+    lane.attempted()
+    lane.kept(1)
+    with pytest.raises(TiStreamError, match="has its dead letter"):
+        lane.written()
+    lane.kept(1)
+    assert lane.written() == Finish(upto=20, letters=2)
+    lane.finished(20)
+    assert lane.planned(30, "", is_empty=True) == Finish(upto=30), "those of the stretch before are counted once"
+    with pytest.raises(TiStreamError, match="of a refused change"):
+        lane.kept(1)
+
+
+def test_a_stretch_of_nothing_but_letters_is_attempted() -> None:
+    lane = core(keeps_letters=True)
+    assert lane.refused(3) == Keep(count=3)
+    lane.kept(3)
+    assert lane.planned(20, "", is_empty=True) == Attempt(upto=20, record=""), "the attempt is what guards the count"
+    lane.attempted()
+    assert lane.written() == Finish(upto=20, letters=3)
+
+
+def test_a_failed_try_forgets_its_letters() -> None:
+    """The next one finds the same changes refused."""
+    lane = core(keeps_letters=True)
+    lane.refused(2)
+    lane.kept(1)
+    lane.failed(1.0, 0.0)
+    lane.planned(20, "", is_empty=False)
+    assert lane.written() == Finish(upto=20)
+
+
+def test_an_operator_decides_without_letters_and_about_what_is_not_named() -> None:
+    assert core().refused(1) == Stop()
+    assert core(keeps_letters=True).refused(0) == Stop()

@@ -75,12 +75,18 @@ class ChangefeedRow:
     holds_log: bool  #: above its checkpoint
     sink_uri: str = ""  #: where the service writes; empty = a consumer, which members read
     options: str = "{}"  #: JSON of a replication's settings beside the URI, and of what its destination is
+    dead_letters: int = 0  #: refused changes that were written to its dead-letter place
     error: dict[str, Any] | None = None  #: why it is failed
 
     @property
     def is_replication(self) -> bool:
         """Whether the service writes it to a destination."""
         return bool(self.sink_uri)
+
+    @property
+    def dead_letter(self) -> str:
+        """Where refused changes are written; empty = an operator decides about them."""
+        return str(orjson.loads(self.options).get("dead_letter", ""))
 
     @property
     def shown_uri(self) -> str:
@@ -268,5 +274,6 @@ def _row(tenant: Tenant, row: Any) -> ChangefeedRow:
         holds_log=bool(row.holds_log),
         sink_uri=row.sink_uri,
         options=row.options,
+        dead_letters=row.dead_letters,
         error=None if row.error is None else orjson.loads(row.error),
     )

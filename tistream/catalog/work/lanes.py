@@ -175,6 +175,11 @@ _MOVE_FEED = (
         seen_ms=now_ms(),
     )
 )
+_COUNT_LETTERS = (
+    changefeeds.update()
+    .where(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
+    .values(dead_letters=_f.dead_letters + bindparam("more_letters"))
+)
 _LOCK_FEED = (
     select(_f.state).where(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id")).with_for_update()
 )
@@ -251,9 +256,11 @@ def attempt_stretch(catalog: Catalog, lane: LaneRow, upto: int, record: str) -> 
             raise _fenced(lane)
 
 
-def finish_stretch(catalog: Catalog, lane: LaneRow, upto: int, *, rows: int, size: int, amended: int) -> int:
-    """The destination has everything of the lane at or below `upto`; the changefeed's checkpoint. Safe to repeat.
-    Fenced when the lane has another owner."""
+def finish_stretch(
+    catalog: Catalog, lane: LaneRow, upto: int, *, rows: int, size: int, amended: int, letters: int = 0
+) -> int:
+    """The destination has everything of the lane at or below `upto`, but for `letters` changes, which are dead letters;
+    the changefeed's checkpoint. Safe to repeat, without letters. Fenced when the lane has another owner."""
     asked = {**_mine(lane), "to_ts": upto, "more_rows": rows, "more_bytes": size, "seen_amended": amended}
     feed = {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id}
     with catalog.transaction() as conn:
@@ -261,6 +268,8 @@ def finish_stretch(catalog: Catalog, lane: LaneRow, upto: int, *, rows: int, siz
         if conn.execute(_FINISH, asked).rowcount != 1:
             raise _fenced(lane)
         conn.execute(_MOVE_FEED, feed)
+        if letters:
+            conn.execute(_COUNT_LETTERS, {**feed, "more_letters": letters})
         return int(conn.execute(_FEED_TS, feed).scalar_one())
 
 

@@ -55,6 +55,7 @@ REPLICATIONS = (
         _F.state,
         _F.checkpoint_ts,
         _F.seen_ms,
+        _F.dead_letters,
         now_ms().label("now_ms"),
         _SERVED.c.ts.label("served_ts"),
         *(_LANES.c[name] for name in ("attempted_ts", "rows_done", "bytes_done", "tries", "errors", "stopped")),
@@ -76,13 +77,13 @@ REPLICATIONS = (
 def replication_metrics(rows: Iterable[Any]) -> list[Metric]:
     """The families of the rows of REPLICATIONS."""
     state, lag, *others = (metrics.collected(name) for name, _ in metrics.OF_REPLICATIONS)
-    rows_done, bytes_done, tries, stopped, unmoved = others
+    rows_done, bytes_done, tries, stopped, letters, unmoved = others
     for row in rows:
         labels = [str(row.cluster_id), str(row.tenant_id), row.changefeed_id]
         runs = row.state == FeedState.NORMAL
         state.add_metric([*labels, FeedState.ERROR if runs and row.errors else row.state], 1)
         figures = (rows_done, row.rows_done), (bytes_done, row.bytes_done), (tries, row.tries), (stopped, row.stopped)
-        for family, value in figures:
+        for family, value in (*figures, (letters, row.dead_letters)):
             family.add_metric(labels, float(value))
         if runs and row.served_ts:  # else its log has not begun
             unmoved.add_metric(labels, max(0, row.now_ms - row.seen_ms) / 1000)

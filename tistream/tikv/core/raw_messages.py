@@ -13,6 +13,7 @@ Pure: any bytes give a value, RawRefused or CorruptObject.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,14 +35,14 @@ from tistream.tikv.core.regions import plain_range, region_form
 
 SCAN_MAX = 10_240  #: pairs of a RawScan
 _CONTEXT, _TTLS = 0x0A, 0x32  # tags of fields 1 and 6
+_OF_ENTRY = ("max key size exceeded", "ttl is not enabled")
 _FINAL = (
-    "max key size exceeded",
+    *_OF_ENTRY,
     "Api version in request does not match",
     "ApiVersionNotMatched",
     "Key mode mismatched",
     "InvalidKeyMode",
     "InvalidKeyRangeMode",
-    "ttl is not enabled",
     "length of ttls does not equal",
     "cf is deprecated",
     "nvalid column family",
@@ -55,11 +56,17 @@ class RawRefused(KvRefused):
     """A store refused a RawKV request."""
 
     code = "TS-1104"
+    refused: Sequence[tuple[bytes, str]] = ()  #: (key, cause) of the entries that are refused, if it is not everything
 
     @property
     def is_final(self) -> bool:
         """Whether the same request would be refused again."""
         return any(words in self.message for words in _FINAL)
+
+    @property
+    def is_of_entry(self) -> bool:
+        """Whether the request would pass without one of its entries."""
+        return any(words in self.message for words in _OF_ENTRY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,317 @@
+"""Changefeeds with a place for dead letters: what is refused is there as a file, once, before the checkpoint passes it;
+everything else is at the destination."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from destinations.letters.core.letter import Letter
+from destinations.letters.place import LetterFiles, open_letters
+from destinations.opening import open_destination
+from destinations.protocol import Allowed, Destination, DestinationRefused
+from metaserver.replications import Replications, Wanted
+from reading.deps import Services
+from replicator import lane_run
+from replicator.lane_run import LaneRun
+from schemas.registry.schema_registry import SchemaRegistry
+from simulator.chaos.servers.s3server import S3Server
+from simulator.raw_workload import RawProfile, raw_cluster
+from simulator.serve.served import ServedCluster
+from tests.kit.catalog_cases import elected
+from tests.kit.entry_log import Entry, EntryLog, entry_rows
+from tests.kit.log_builder import LogBuilder, with_broken_value
+from tests.kit.manual_clock import ManualClock
+from tests.kit.recording import committed_rows, expected
+from tests.kit.storage_sink import Killed
+from tests.kit.ticdc import message_text
+from tistream import ts as tso
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, switch_changefeed
+from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.work.lanes import LaneAssignment, LaneJob, assign_lanes, lane_places, lanes_of, list_lanes
+from tistream.catalog.work.workers import register_worker
+from tistream.clock import SystemClock
+from tistream.ids import Tenant
+from tistream.limits import LANE_LEASE_MS
+from tistream.objectstore.memory import MemoryStore
+from tistream.tikv.core.api_versions import Api
+from tistream.tikv.core.raw_messages import RawSpace
+from tistream.tikv.pd import PdClient
+from tistream.tikv.raw_client import RawClient
+
+T = Tenant(1, 1)
+FEED = "dr"
+CANAL = "protocol=canal-json&enable-tidb-extension=true&enable-partition-separator=false"
+
+
+class Feed:
+    """A changefeed with one lane over a log, and its workers, one after the other."""
+
+    def __init__(self, catalog: Catalog, log: LogBuilder, wanted: Wanted) -> None:
+        self.catalog, self.clock = catalog, ManualClock(tso.physical_ms(tso.compose(SystemClock().unix_ms())))
+        self.services = Services.create(catalog, log.store, self.clock)
+        control = Replications(catalog=catalog, clock=self.clock, registry=SchemaRegistry(catalog, log.store))
+        assert control.create(T, FEED, None, wanted, lanes=1, actor="")[0]
+        for name in ("a", "b"):
+            register_worker(catalog, name, "replicate", "")
+
+    def run(self, worker: str, number: int = 0) -> LaneRun:
+        """The lane is this worker's, and the one before can no longer write."""
+        given = [
+            LaneAssignment(place.lane_id, worker, place.epoch, place.tenant) for place in lane_places(self.catalog)
+        ]
+        assign_lanes(self.catalog, given, leader_epoch=elected(self.catalog))
+        job = next(job for job in lanes_of(self.catalog, worker, 1) if job.lane.number == number)
+        made = LaneRun(self.services, self.clock, job, self._open, random.Random(1))
+        now_s = self.clock.monotonic()
+        assert made.seen(job, now_s, now_s)
+        self.clock.advance(LANE_LEASE_MS / 1000)
+        assert made.seen(job, self.clock.monotonic(), self.clock.monotonic())
+        return made
+
+    def write(self, run: LaneRun, turns: int = 60) -> None:
+        """As far as the log is there."""
+        with closing(run):
+            for _ in range(turns):
+                if run.core.checkpoint_ts >= self.services.served(T).resolved:
+                    break
+                run.core.confirmed(self.clock.monotonic())
+                self.clock.advance(run.turn(lambda: self.services.served(T)))
+
+    @property
+    def lane(self) -> Any:
+        (lane,) = list_lanes(self.catalog, T, FEED)
+        return lane
+
+    @property
+    def dead_letters(self) -> int:
+        return get_changefeed(self.catalog, T, FEED).dead_letters
+
+    @property
+    def is_done(self) -> bool:
+        return bool(get_changefeed(self.catalog, T, FEED).checkpoint_ts == self.services.served(T).resolved)
+
+    def _open(self, job: LaneJob) -> Destination:
+        row = get_tenant(self.catalog, T)
+        return open_destination(job.sink_uri, row, T, FEED, job.lane.number, job.lanes, self.clock)
+
+
+def broken() -> tuple[pa.Table, set[tuple[str, int]]]:
+    """The recording with two rows of shop.acct that cannot be decoded; (key in hex, commit ts) of these."""
+    rows = committed_rows()
+    mine = {(e["key_hex"], int(e["commit_ts"])) for e in expected("ticdc-canal-json-tidb") if is_of_acct(e)}
+    places = list(zip((key.hex() for key in rows["key"].to_pylist()), rows["commit_ts"].to_pylist(), strict=True))
+    chosen = [n for n, place in enumerate(places) if place in mine and rows["value"][n].as_py()][100:102]
+    for at in chosen:
+        rows = with_broken_value(rows, at)
+    return rows, {places[at] for at in chosen}
+
+
+def is_of_acct(entry: dict[str, Any]) -> bool:
+    return (entry["kind"], entry.get("db"), entry.get("table")) == ("row", "shop", "acct")
+
+
+def messages_but(bad: set[tuple[str, int]]) -> list[dict[str, Any]]:
+    """TiCDC's messages of shop.acct without those of these changes."""
+    mine = [entry for entry in expected("ticdc-canal-json-tidb") if is_of_acct(entry)]
+    return without_build_time(message_text(e["msg"]) for e in mine if (e["key_hex"], int(e["commit_ts"])) not in bad)
+
+
+def messages_in(folder: Path) -> list[dict[str, Any]]:
+    paths = sorted(folder.glob("shop/acct/*/*/CDC0*.json"))
+    return without_build_time(line.decode() for path in paths for line in path.read_bytes().split(b"\r\n")[:-1])
+
+
+def without_build_time(lines: Iterator[str]) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in lines]
+    for message in found:
+        del message["ts"]
+    return found
+
+
+def letters_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.glob("*/**/*.json")}
+
+
+def places_of(letters: dict[str, bytes]) -> list[tuple[str, int]]:
+    """What the letters of rows are about."""
+    found = [json.loads(data) for data in letters.values()]
+    return [(b64decode(letter["stored"]["key"]).hex(), int(letter["commit_ts"])) for letter in found]
+
+
+@contextmanager
+def killed_before_the_checkpoint(dead: Path) -> Iterator[None]:
+    """The worker dies when it wants to move the checkpoint over the first letters."""
+    finish = lane_run.finish_stretch
+
+    def killed(*args: Any, **named: Any) -> int:
+        if letters_in(dead):
+            raise Killed
+        return finish(*args, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane_run, "finish_stretch", killed)
+        yield
+
+
+def wrong_after_a_kill(catalog: Catalog, folder: Path, filters: dict[str, str]) -> Sequence[str]:
+    """What is wrong when a worker is killed between the letters and the checkpoint, and another one continues."""
+    rows, bad = broken()
+    log = LogBuilder(catalog, MemoryStore(), rows=rows).build(3)
+    lake, dead = folder / "lake", folder / "dead"
+    wanted = Wanted(sink_uri=f"file://{lake}?{CANAL}", dead_letter=f"file://{dead}", filters=filters)
+    feed, wrong = Feed(catalog, log, wanted), list[str]()
+    with killed_before_the_checkpoint(dead):
+        try:
+            feed.write(feed.run("a"))
+        except Killed:
+            wrong += ["the checkpoint is above the letter"] * any(
+                feed.lane.checkpoint_ts >= ts for _, ts in places_of(letters_in(dead))
+            )
+    first = letters_in(dead)
+    written = {path: path.stat().st_mtime_ns for path in dead.glob("*/**/*.json")}
+    feed.write(feed.run("b"))
+    wrong += ["it does not end"] * (not feed.is_done)
+    wrong += [f"letters of {places_of(letters_in(dead))}"] * (sorted(places_of(letters_in(dead))) != sorted(bad))
+    wrong += ["other bytes"] * any(letters_in(dead).get(name) != data for name, data in first.items())
+    wrong += ["written again"] * any(path.stat().st_mtime_ns != at for path, at in written.items())
+    wrong += ["messages"] * (messages_in(lake) != messages_but(bad))
+    wrong += [f"{feed.dead_letters} letters are counted"] * (feed.dead_letters != len(bad))
+    wrong += ["no letter before the kill"] * (not first)
+    return wrong
+
+
+ACCT = {"tables": "shop.acct"}
+
+
+@pytest.mark.parametrize("filters", [ACCT, {**ACCT, "where": "ver >= 0"}], ids=["planned", "read"])
+def test_a_killed_worker_leaves_each_letter_once(catalog: Catalog, tmp_path: Path, filters: dict[str, str]) -> None:
+    """Rows that cannot be decoded: found by the destination, or by the filter before it."""
+    assert not wrong_after_a_kill(catalog, tmp_path, filters)
+
+
+def not_kept(self: LetterFiles, letters: Sequence[Letter], allowed: Allowed) -> None:
+    """The checkpoint passes without a letter."""
+
+
+def by_the_lane(share: Any, row: pa.Table, history: Any, cause: DestinationRefused) -> Letter:
+    """A name that differs between two tries."""
+    return Letter(name=f"1-1/dr/{time.monotonic_ns()}.json", data=lane_letter(share, row, history, cause).data)
+
+
+lane_letter = lane_run.letter_of
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant"),
+    [(LetterFiles, "keep", not_kept), (lane_run, "letter_of", by_the_lane)],
+    ids=["passed without a letter", "another name at each try"],
+)
+def test_broken_letters_are_noticed(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, mutant: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(owner, name, mutant)
+    assert wrong_after_a_kill(catalog, tmp_path, ACCT)
+
+
+def test_nothing_is_passed_while_the_place_cannot_be_written(catalog: Catalog, tmp_path: Path) -> None:
+    rows, bad = broken()
+    log = LogBuilder(catalog, MemoryStore(), rows=rows).build(3)
+    lake, dead = tmp_path / "lake", tmp_path / "dead"
+    feed = Feed(catalog, log, Wanted(sink_uri=f"file://{lake}?{CANAL}", dead_letter=f"file://{dead}", filters=ACCT))
+    dead.rename(tmp_path / "elsewhere")
+    dead.write_bytes(b"a file where the folder was")
+    run = feed.run("a")
+    feed.write(run, turns=8)
+    assert feed.lane.checkpoint_ts < min(ts for _, ts in bad)
+    error = feed.lane.error
+    assert (error["code"], error.get("stopped"), feed.lane.tries > 1) == ("TS-1105", None, True)
+    assert "Dead letters cannot be written" in error["message"]
+    dead.unlink()
+    feed.write(run)
+    assert (feed.is_done, feed.lane.error) == (True, None)
+    assert sorted(places_of(letters_in(dead))) == sorted(bad)
+    assert messages_in(lake) == messages_but(bad)
+
+
+@contextmanager
+def recovery() -> Iterator[ServedCluster]:
+    """A cluster whose stores have no expiry."""
+    model = raw_cluster(RawProfile(keyspaces=(1,)), floor_ts=tso.compose(SystemClock().unix_ms()), regions=2)
+    with ServedCluster(model, api=Api.V1, plain_boundaries=True, steps_per_s=0, seed=9) as served:
+        yield served
+
+
+def test_entries_that_a_cluster_cannot_take_are_in_a_bucket(catalog: Catalog, server: S3Server) -> None:
+    """Its stores have no expiry, and keys have a size. Earlier versions of the keys that it can take are there, and so
+    are later ones."""
+    later_s, long = int(time.time()) + 9999, b"k" * 9000
+    entries = [
+        Entry(1, b"a", b"1"), Entry(2, b"b", b"old"), Entry(3, b"b", b"2", later_s), Entry(4, long, b"3"),
+        Entry(5, b"c", b"4", later_s), Entry(6, b"c", b"5", later_s), Entry(7, b"z", b"6"),
+    ]  # fmt: skip
+    log = EntryLog(catalog, MemoryStore(), rows=entry_rows(entries)).activate()
+    log.flush(7)
+    server.create_bucket("dead")
+    access = f"region=us-east-1&access-key=a&secret-access-key=b&endpoint={server.endpoint}"
+    uri = f"s3://dead/some/prefix?{access}"
+    with recovery() as served:
+        feed = Feed(catalog, log, Wanted(sink_uri=f"tikv://{served.pd_address}?backoff-base=10ms", dead_letter=uri))
+        feed.write(feed.run("a"))
+        assert (feed.is_done, feed.dead_letters, feed.lane.error) == (True, 4, None)
+        pd = PdClient([served.pd_address], clock=SystemClock())
+        with closing(pd), closing(RawClient(pd, RawSpace(Api.V1), clock=SystemClock())) as client:
+            assert [client.get(key) for key in (b"a", b"b", b"c", b"z")] == [b"1", b"old", None, b"6"]
+            log.rows = entry_rows([*entries, Entry(8, b"b", b"7")])
+            log.flush(8)
+            feed.write(feed.run("b"))
+            assert client.get(b"b") == b"7"
+    assert feed.is_done
+    with closing(open_letters(uri, SystemClock())) as place:
+        found = place._run(everything(place))
+    assert {(letter["commit_ts"], letter["change"]["key"], letter["change"]["value"]) for letter in found} == {
+        (str(ts), b64encode(key).decode(), b64encode(value).decode())
+        for ts, key, value in ((3, b"b", b"2"), (4, long, b"3"), (5, b"c", b"4"), (6, b"c", b"5"))
+    }
+    causes = {letter["commit_ts"]: letter["cause"]["message"] for letter in found}
+    assert "enable-ttl is off" in causes["3"]
+    assert "max key size exceeded" in causes["4"]
+    shown = get_changefeed(catalog, T, FEED)
+    assert "secret-access-key=b" in shown.dead_letter
+
+
+async def everything(place: LetterFiles) -> list[dict[str, Any]]:
+    return [json.loads(await place._files.get(key) or b"") async for key in place._files.list("1-1/dr", "")]
+
+
+def test_without_a_place_the_change_stops_alone_until_there_is_one(catalog: Catalog, tmp_path: Path) -> None:
+    rows, bad = broken()
+    log = LogBuilder(catalog, MemoryStore(), rows=rows).build(3)
+    feed = Feed(catalog, log, Wanted(sink_uri=f"file://{tmp_path}/lake?{CANAL}", filters=ACCT))
+    with pytest.raises(lane_run.Fenced, match="divided"):
+        feed.write(feed.run("a"))
+    stopped = list_lanes(catalog, T, FEED)[1]
+    assert stopped.error is not None
+    assert (stopped.is_stopped, stopped.error["commit_ts"]) == (True, str(min(ts for _, ts in bad)))
+
+    switch_changefeed(catalog, T, FEED, FeedState.STOPPED)
+    control = Replications(catalog=catalog, clock=feed.clock, registry=SchemaRegistry(catalog, log.store))
+    dead = f"file://{tmp_path}/dead"
+    wanted = Wanted(sink_uri=f"file://{tmp_path}/lake?{CANAL}", filters=ACCT, dead_letter=dead)
+    control.update(T, FEED, wanted, actor="")
+    control.resume(T, FEED, None, actor="")
+    for number in (0, 1):
+        feed.write(feed.run("b", number))
+    assert (feed.is_done, feed.dead_letters) == (True, len(bad))
+    assert sorted(places_of(letters_in(tmp_path / "dead"))) == sorted(bad)
+    assert messages_in(tmp_path / "lake") == messages_but(bad)

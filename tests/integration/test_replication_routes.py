@@ -1,0 +1,81 @@
+"""Routes of changefeeds that the service writes: who may let it write where, what is shown of a place, and what is
+refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.auth_site import MINE, Site, auth_site, is_problem
+from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.http.auth.core.roles import Role
+
+FEEDS = "/v1/clusters/1/tenants/1/changefeeds"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with auth_site(tmp_path_factory.mktemp("site")) as made:
+        yield made
+
+
+def feed(name: str, folder: Path, **more: Any) -> dict[str, Any]:
+    return {"changefeed_id": name, "sink_uri": f"file://{folder}/{name}?protocol=csv", **more}
+
+
+@pytest.mark.parametrize("scheme", ["file", "FILE", "File"])
+def test_the_service_writes_to_its_own_disk_for_operators_only(site: Site, tmp_path: Path, scheme: str) -> None:
+    tenant_admin = site.key(Role.TENANT_ADMIN, MINE)
+    folder = {"changefeed_id": "x", "sink_uri": f"{scheme}://{tmp_path}/x?protocol=csv"}
+    bucket = {"changefeed_id": "x", "sink_uri": "s3://b/x?protocol=csv", "dead_letter": f"{scheme}://{tmp_path}/dead"}
+    for body in (folder, bucket):
+        assert is_problem(site.ask("POST", FEEDS, tenant_admin, json=body), 403, "TS-1081")
+    site.ask("POST", FEEDS, site.key(Role.OWNER), json=feed("mine", tmp_path)).raise_for_status()
+    site.ask("POST", f"{FEEDS}/mine:pause", tenant_admin).raise_for_status()
+    for body in ({"sink_uri": folder["sink_uri"]}, {"dead_letter": bucket["dead_letter"]}):
+        assert is_problem(site.ask("POST", f"{FEEDS}/mine:update", tenant_admin, json=body), 403, "TS-1081")
+    assert not (tmp_path / "dead").exists()
+    assert site.ask("DELETE", f"{FEEDS}/mine", tenant_admin).status_code == 204
+
+
+def test_a_place_of_dead_letters_is_shown_without_secrets_changed_and_removed(site: Site, tmp_path: Path) -> None:
+    owner, dead = site.key(Role.OWNER), f"file://{tmp_path}/dead"
+    made = site.ask("POST", FEEDS, owner, json=feed("dr", tmp_path, dead_letter=dead))
+    assert (made.status_code, made.json()["dead_letter"], made.json()["dead_letters"]) == (201, dead, 0)
+    assert site.ask("POST", FEEDS, owner, json=feed("dr", tmp_path, dead_letter=dead)).status_code == 200
+    assert site.ask("POST", FEEDS, owner, json=feed("dr", tmp_path)).status_code == 400, "with other settings"
+    site.ask("POST", f"{FEEDS}/dr:pause", owner).raise_for_status()
+
+    def update(body: dict[str, Any]) -> Any:
+        return site.ask("POST", f"{FEEDS}/dr:update", owner, json=body)
+
+    assert update({"target_ts": "0"}).json()["dead_letter"] == dead, "what is not given stays"
+    away = "s3://nowhere/p?access-key=a&secret-access-key=hidden&endpoint=http://127.0.0.1:9"
+    refused = update({"dead_letter": away})
+    assert refused.json()["code"] == "TS-1105"
+    assert "hidden" not in refused.text
+    assert is_problem(update({"dead_letter": f"file://{tmp_path}/dr/letters"}), 400, "TS-1001")
+    assert is_problem(update({"dead_letter": "tikv://pd:2379"}), 400, "TS-1001")
+    assert site.get(f"{FEEDS}/dr", owner).json()["dead_letter"] == dead
+    assert update({"dead_letter": ""}).json()["dead_letter"] == ""
+    assert "dead_letter" not in get_changefeed(site.parts.catalog, MINE, "dr").options
+    site.ask("DELETE", f"{FEEDS}/dr", owner)
+
+
+def test_secrets_of_the_place_are_in_no_answer(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = site.key(Role.OWNER)
+    monkeypatch.setattr("metaserver.replications.check_letters", lambda *args: None)  # no bucket answers here
+    dead = "s3://b/p?access-key=a&secret-access-key=hidden&session-token=hidden"
+    made = site.ask("POST", FEEDS, owner, json=feed("s", tmp_path, dead_letter=dead))
+    answers = [made, site.get(f"{FEEDS}/s", owner), site.get(FEEDS, owner)]
+    shown = "s3://b/p?access-key=a&secret-access-key=***&session-token=***"
+    assert all(shown in answer.text and "hidden" not in answer.text for answer in answers)
+    assert get_changefeed(site.parts.catalog, MINE, "s").dead_letter == dead
+
+
+def test_a_consumer_has_no_dead_letters(site: Site) -> None:
+    body = {"changefeed_id": "c", "dead_letter": "file:///dead"}
+    assert is_problem(site.ask("POST", FEEDS, site.key(Role.OWNER), json=body), 400, "TS-1001")

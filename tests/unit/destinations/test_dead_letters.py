@@ -1,0 +1,108 @@
+"""Dead letters: their names and bytes, their URI, and that each is written once."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from destinations.letters.core.letter import letter_of
+from destinations.letters.place import LetterFiles, check_letters, open_letters
+from destinations.protocol import DeadLetterUnavailable, DestinationRefused, LeaseOver, Share
+from destinations.uri import parse_sink_uri
+from tests.kit.entry_log import Entry, entry_rows
+from tests.kit.log_builder import with_broken_value
+from tests.kit.recording import committed_rows, recorded_history
+from tests.kit.storage_sink import MemoryFiles, forever
+from tistream.clock import SystemClock
+from tistream.errors import InvalidInput
+from tistream.ids import Tenant
+
+SHARE = Share(tenant=Tenant(7, 2), changefeed_id="dr", number=0, of=2)
+TS = 470613530993491968
+REFUSED = DestinationRefused("The destination refuses a change", key="6b", cause="max key size exceeded")
+
+
+def test_an_entry_is_there_in_base64_under_a_name_of_its_place() -> None:
+    letter = letter_of(SHARE, entry_rows([Entry(TS, b"k\xff", b"v", 1_800_000_000)]), None, REFUSED)
+    # sha256 of the stored key r 00 00 01 k ff: printf 'r\0\0\001k\377' | sha256sum
+    assert letter.name == f"7-2/dr/00{TS}-6656a73b4f613b0c359141f613704982.json"
+    assert json.loads(letter.data) == {
+        "version": 1,
+        "cluster_id": 7,
+        "tenant_id": 2,
+        "changefeed_id": "dr",
+        "commit_ts": str(TS),
+        "commit_time": "2026-11-21T08:02:29.847Z",
+        "cause": {"code": "TS-1101", "message": "The destination refuses a change: max key size exceeded"},
+        "change": {"op": "put", "key": "a/8=", "value": "dg==", "ts": str(TS), "expire_ts": 1_800_000_000},
+    }
+    assert letter.data.count(b"\n") == 1
+    gone = letter_of(SHARE, entry_rows([Entry(TS, b"k\xff", None)]), None, REFUSED)
+    assert gone.name == letter.name
+    assert json.loads(gone.data)["change"] == {
+        "op": "delete", "key": "a/8=", "value": None, "ts": str(TS), "expire_ts": None,
+    }  # fmt: skip
+
+
+def test_a_row_is_there_as_a_pull_has_it_and_as_it_is_stored() -> None:
+    history, rows = recorded_history(), committed_rows()
+    ids = history.physical_ids("shop", None, history.start_ts, history.resolved_ts)
+    at = next(n for n, row in enumerate(rows["table_id"].to_pylist()) if row in ids and rows["value"][n].as_py())
+    why = DestinationRefused("no: too long", db="shop", table="t", key="00", commit_ts=1, cause="too long")
+    good, bad = (
+        json.loads(letter_of(SHARE, row, history, why).data)
+        for row in (rows.slice(at, 1), with_broken_value(rows, at).slice(at, 1))
+    )
+    assert (good["database"], good["table"], good["cause"]["message"]) == ("shop", "t", "no: too long")
+    change = good["change"]
+    assert (change["database"], change["commit_ts"]) == ("shop", str(rows["commit_ts"][at].as_py()))
+    assert bad["change"] is None
+    assert base64.b64decode(bad["stored"]["value"]) == b"\xee not a row"
+    for letter in (good, bad):
+        assert base64.b64decode(letter["stored"]["key"]) == rows["key"][at].as_py() == bytes.fromhex(change["key"])
+        assert letter["stored"]["op"] == "put"
+    assert base64.b64decode(good["stored"]["value"]) == rows["value"][at].as_py()
+
+
+def test_a_letter_that_is_there_is_left_as_it_is() -> None:
+    files = MemoryFiles()
+    place = LetterFiles(files, "memory")
+    row = entry_rows([Entry(TS, b"k", b"v")])
+    first = letter_of(SHARE, row, None, REFUSED)
+    place.keep([first], forever)
+    place.keep([letter_of(SHARE, row, None, DestinationRefused("of another store"))], forever)
+    assert (files.objects, files.puts) == ({first.name: first.data}, 1)
+    with pytest.raises(LeaseOver):
+        place.keep([first], lambda: 0.0)
+    place.close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "option"),
+    [
+        ("tikv://pd:2379", "dead-letter"),
+        ("folder", "dead-letter"),
+        ("file://host/folder", "dead-letter"),
+        ("s3://user@bucket/p", "dead-letter"),
+        ("file:///dead?protocol=csv", "protocol"),
+        ("s3://bucket/p?access-key=a", "secret-access-key"),
+        ("file:///lake", "dead-letter"),
+        ("file:///lake/dead", "dead-letter"),
+    ],
+)
+def test_a_wrong_place_is_refused_by_its_option(uri: str, option: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_letters(uri, parse_sink_uri("file:///lake?protocol=csv"), "dr", SystemClock())
+    assert refused.value.facts["option"] == option
+
+
+def test_a_place_is_tried_before_the_changefeed_starts(tmp_path: Path) -> None:
+    sink = parse_sink_uri(f"file://{tmp_path}/lake?protocol=csv")
+    check_letters(f"file://{tmp_path}/lake-dead", sink, "dr", SystemClock())
+    assert [path.name for path in (tmp_path / "lake-dead").iterdir()] == [".tmp"], "the probe is taken away"
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DeadLetterUnavailable, match="Not a directory"):
+        open_letters(f"file://{tmp_path}/file", SystemClock())
