@@ -8,8 +8,8 @@ pusher. The main cluster is the simulator's TiKV in this process, followed over 
 recovery cluster is in a process (`benchmarks.load.recovery`), and each of its answers takes a while. A setting is
 changed one factor at a time round the default: latency of a request, keys in a request, requests at once.
 
-under load    twenty times a second after the warm-up: the age of the checkpoint (the RPO), and how far it is behind the
-              watermark, which is replication's part of it. Stores stamp RawKV writes with cached timestamps, so a
+under load    about ten times a second after the warm-up: the age of the checkpoint (the RPO), and how far it is behind
+              the watermark, which is replication's part of it. Stores stamp RawKV writes with cached timestamps, so a
               watermark is itself up to three seconds old
 catch up      the log of PUTS puts, and a changefeed that begins at its start: puts of the log a second, from the first
               request at the recovery cluster to the last. Of several puts of a key in a stretch one is written

@@ -81,10 +81,14 @@ class LastValues(ServedCluster):
 
     def _store_methods(self, store_id: int) -> dict[str, grpc.RpcMethodHandler]:
         mine = {"RawBatchPut": self._put, "RawBatchDelete": self._delete}
-        late = {f"/tikvpb.Tikv/{name}": unary(partial(self._late, store_id, take)) for name, take in mine.items()}
-        return {**super()._store_methods(store_id), **late}
+        return {
+            **super()._store_methods(store_id),
+            **{
+                f"/tikvpb.Tikv/{name}": unary(partial(self._answer_late, store_id, take)) for name, take in mine.items()
+            },
+        }
 
-    def _late(self, store_id: int, take: Any, request: bytes, context: Any) -> bytes:
+    def _answer_late(self, store_id: int, take: Any, request: bytes, context: Any) -> bytes:
         latency_s = self.raw_latency_s(store_id)
         self._clock.wait(self._closed, latency_s / 2)
         if context.is_active():
