@@ -29,7 +29,8 @@ from tistream.tikv.pd import PdClient
 from tistream.tikv.raw_client import RawClient
 
 KEYSPACE, REGIONS = 1, 6
-PROFILE = RawProfile(keyspaces=(KEYSPACE,), keys=200, expiry_max_s=3600, actions=weights("put 8, apply 2"))
+FAR_S = 10**9  #: entries have times to live, and none ends within the test
+PROFILE = RawProfile(keyspaces=(KEYSPACE,), keys=200, expiry_max_s=FAR_S, actions=weights("put 8, apply 2"))
 TENANT = ("-c", "1", "-t", "1")
 PATH = "/v1/clusters/1/tenants/1/changefeeds"
 
