@@ -139,7 +139,7 @@ class ShownLane(BaseModel):
     checkpoint_ts: str = Field(description="the destination has everything at or below")
     attempted_ts: str = Field(description="and may have anything up to here")
     catching_up: bool = Field(description="keys may show older versions than before")
-    waits_s: float = Field(description="until the owner before can no longer write")
+    waits_s: float = Field(description="about how long the owner before can still write")
     unmoved_s: float = Field(description="since its checkpoint rose")
     rows: int
     bytes: int

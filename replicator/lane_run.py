@@ -112,7 +112,7 @@ class LaneRun:
         same = (mine.lane.epoch, mine.lane.scope) == (now.lane.epoch, now.lane.scope) and mine[1:5] == now[1:5]
         if same:
             self.core.confirmed(asked_s)
-            self.core.free_in(answered_s, now.lane.free_in_ms / 1000)
+            self.core.owned(answered_s, is_free=now.lane.is_free)
         return same
 
     def turn(self, served: Callable[[], Served]) -> float:

@@ -13,8 +13,8 @@ Relations:
 - the checkpoint moves only after each refused change of the stretch has its dead letter;
 - one stretch at a time: the next begins after the checkpoint has moved, so a key's writes are in commit order;
 - an attempt is tried again with its record and its end, whatever is served meanwhile;
-- `allowed_s` ends LANE_LEASE before another owner may write: it counts from the start of the newest request to the
-  catalog that showed this ownership to be current;
+- `allowed_s` ends before another owner may write: it counts a lease from the start of the newest request to the catalog
+  that showed this ownership to be current, and the other one counts a lease from the first answer that shows its own;
 - all lanes meet at a DDL statement that may concern several of them (`Barriers`).
 
 Times are seconds of the caller's monotonic clock.
@@ -129,9 +129,10 @@ class LaneCore:
         """The catalog, asked at `asked_s`, has shown that this ownership is current."""
         self._until_s = max(self._until_s, asked_s + self._lease_s - LATE_S)
 
-    def free_in(self, answered_s: float, free_in_s: float) -> None:
-        """By the catalog's answer, which was there at `answered_s`, an owner before may still write for so long."""
-        self._from_s = min(self._from_s, answered_s + free_in_s) if free_in_s > 0 else float("-inf")
+    def owned(self, answered_s: float, *, is_free: bool) -> None:
+        """The catalog's answer, which was there at `answered_s`, has this ownership. Unless the lane `is_free`, the
+        owner before may have seen its own until just before the first such answer, and writes for a lease from then."""
+        self._from_s = float("-inf") if is_free else min(self._from_s, answered_s + self._lease_s)
 
     def waits(self, now_s: float) -> bool:
         """Whether an owner before may still write."""

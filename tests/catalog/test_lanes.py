@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import time
+from typing import Any
+
 import pytest
 
+from destinations.protocol import Destination
+from reading.deps import Services
+from replicator.core.lane import LATE_S
+from replicator.lane_run import LaneRun
 from tests.kit.catalog_cases import EDGE, START, T, elected, grown_log
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, remove_changefeed, switch_changefeed
@@ -12,9 +20,11 @@ from tistream.catalog.work.core.lane_scope import KeyScope, covers, parse_scope
 from tistream.catalog.work.lanes import LaneAssignment, LaneJob, lane_places, lanes_of, list_lanes
 from tistream.catalog.work.replications import create_replication, fail_replication, resume_replication
 from tistream.catalog.work.workers import register_worker
+from tistream.clock import SystemClock
 from tistream.errors import Fenced, StateForbids
 from tistream.keyrange import KeyRange
 from tistream.limits import LANE_LEASE_MS
+from tistream.objectstore.memory import MemoryStore
 
 LOW, HIGH = KeyScope(range=KeyRange(b"", b"m")), KeyScope(range=KeyRange(b"m", b""))
 FEED = "dr"
@@ -42,6 +52,10 @@ def give(catalog: Catalog, worker: str) -> list[LaneJob]:
     return owned(catalog, worker)
 
 
+def never_opened(job: LaneJob) -> Destination:
+    raise AssertionError("nothing is written")
+
+
 def owned(catalog: Catalog, worker: str, incarnation: int = 1) -> list[LaneJob]:
     return lanes_of(catalog, worker, incarnation)
 
@@ -63,9 +77,10 @@ def test_the_checkpoint_of_a_changefeed_is_the_lowest_of_its_lanes(catalog: Cata
 
 def test_a_new_owner_waits_until_the_one_before_can_no_longer_write(catalog: Catalog) -> None:
     low, high = give(catalog, "a")
-    assert low.lane.free_in_ms <= 0, "there was no owner before"
+    assert low.lane.is_free, "there was no owner before"
     lanes.attempt_stretch(catalog, low.lane, START + 7, "record")
     again, other = give(catalog, "b")
+    assert not again.lane.is_free
     assert 0 < again.lane.free_in_ms <= LANE_LEASE_MS
     assert (again.lane.redo_ts, again.lane.record, again.lane.record_ts) == (START + 7, "record", START + 7)
     for late in (
@@ -76,10 +91,44 @@ def test_a_new_owner_waits_until_the_one_before_can_no_longer_write(catalog: Cat
         with pytest.raises(Fenced):
             late()
     lanes.give_up_lane(catalog, low.lane)
-    assert owned(catalog, "b")[0].lane.free_in_ms <= 0, "the owner before has stopped writing"
-    assert owned(catalog, "b")[1].lane.free_in_ms > 0
+    assert owned(catalog, "b")[0].lane.is_free, "the owner before has stopped writing"
+    assert not owned(catalog, "b")[1].lane.is_free
     lanes.give_up_lane(catalog, high.lane)
     assert other.lane.epoch == owned(catalog, "b")[1].lane.epoch
+
+
+def test_a_transaction_that_takes_long_does_not_shorten_the_wait(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its COMMIT the owner before reads that the lane is its own, and may write for a lease from then on."""
+    clock = SystemClock()
+    services = Services.create(catalog, MemoryStore(), clock)
+
+    def run_of(worker: str) -> LaneRun:
+        asked_s = clock.monotonic()
+        job = owned(catalog, worker)[0]
+        run = LaneRun(services, clock, job, never_opened, random.Random(1))
+        assert run.seen(job, asked_s, clock.monotonic())
+        return run
+
+    before: list[LaneRun] = []
+    real = lanes.record_assignments
+
+    def slowly(*args: Any, **named: Any) -> None:
+        time.sleep(2 * LATE_S)
+        before.append(run_of("a"))
+        real(*args, **named)
+
+    give(catalog, "a")
+    monkeypatch.setattr(lanes, "record_assignments", slowly)
+    give(catalog, "b")
+    after = run_of("b")
+    now_s = clock.monotonic()
+    ends_s = now_s + before[0].core.allowed_s(now_s)
+    assert ends_s > now_s
+    assert after.core.waits(ends_s), "both may write"
+    lanes.attempt_stretch(catalog, after.lane, START + 1, "")
+    assert owned(catalog, "b")[0].lane.is_free, "it has begun to write, so it has waited"
 
 
 def test_giving_up_a_lane_says_nothing_of_the_owners_before(catalog: Catalog) -> None:
@@ -87,10 +136,10 @@ def test_giving_up_a_lane_says_nothing_of_the_owners_before(catalog: Catalog) ->
     second, _ = give(catalog, "b")
     lanes.give_up_lane(catalog, second.lane, waited=True)
     third = give(catalog, "a")[0]
-    assert third.lane.free_in_ms > 0, "the first may still write"
+    assert not third.lane.is_free, "the first may still write"
     give(catalog, "b")
     lanes.give_up_lane(catalog, third.lane, waited=True)
-    assert owned(catalog, "b")[0].lane.free_in_ms > 0
+    assert not owned(catalog, "b")[0].lane.is_free
 
 
 def test_a_process_that_starts_under_the_same_name_waits_as_well(catalog: Catalog) -> None:
@@ -99,7 +148,7 @@ def test_a_process_that_starts_under_the_same_name_waits_as_well(catalog: Catalo
     assert owned(catalog, "a") == [], "an old incarnation never learns the new epochs"
     again = owned(catalog, "a", 2)[0]
     assert again.lane.epoch == low.lane.epoch + 1
-    assert again.lane.free_in_ms > 0
+    assert not again.lane.is_free
     with pytest.raises(Fenced):
         finish(catalog, low, START + 7)
 
@@ -114,7 +163,7 @@ def test_rebalanced_lanes_start_at_the_least_checkpoint_that_they_cover(catalog:
     found = list_lanes(catalog, T, FEED)
     assert [lane.checkpoint_ts for lane in found] == [START + 9, START, START]
     assert [lane.redo_ts for lane in found] == [START + 9, START + 20, START + 20]
-    assert all(lane.owner is None and lane.free_in_ms > 0 for lane in found)
+    assert all(lane.owner is None and not lane.is_free for lane in found)
     with pytest.raises(Fenced):
         finish(catalog, high, START + 20)
     assert covers([lane.scope.range for lane in found if isinstance(lane.scope, KeyScope)], KeyRange())

@@ -142,9 +142,9 @@ def leases_exclude_each_other(_: Catalog) -> None:
     """Of two owners the second writes only when the first cannot, however long its question took."""
     first, second = (LaneCore(checkpoint_ts=10, record="", record_ts=0, target_ts=0, lease_s=LEASE_S) for _ in range(2))
     first.confirmed(0.0)
-    first.free_in(0.0, 0.0)
+    first.owned(0.0, is_free=True)
     second.confirmed(0.0)
-    second.free_in(3.0, LEASE_S)  # asked at 0.0, answered at 3.0
+    second.owned(3.0, is_free=False)  # asked at 0.0, answered at 3.0
     for tenths in range(100):
         now_s = tenths / 10
         writes = [not isinstance(core.next(50, now_s), Read) or core.allowed_s(now_s) > 0 for core in (first, second)]
@@ -158,16 +158,16 @@ def giving_up_is_for_oneself(catalog: Catalog) -> None:
     world = World(catalog)
     world.give("a")
     second = world.give("b")
-    assert second.lane.free_in_ms > 0
+    assert not second.lane.is_free
     worker.give_up_lane(catalog, second.lane, waited=True)
     third = world.give("c")
-    assert third.lane.free_in_ms > 0
+    assert not third.lane.is_free
     fourth = world.give("b")
     worker.give_up_lane(catalog, third.lane, waited=True)
     (fourth,) = lanes_of(catalog, "b", 1)
-    assert fourth.lane.free_in_ms > 0
+    assert not fourth.lane.is_free
     worker.give_up_lane(catalog, fourth.lane)
-    assert world.give("a").lane.free_in_ms > 0
+    assert not world.give("a").lane.is_free
 
 
 class _Unheard(Catalog):

@@ -54,7 +54,7 @@ def lane_facts(lanes: Sequence[LaneRow]) -> list[dict[str, Any]]:
             "checkpoint_ts": str(lane.checkpoint_ts),
             "attempted_ts": str(lane.attempted_ts),
             "catching_up": lane.checkpoint_ts < lane.redo_ts,
-            "waits_s": max(0, lane.free_in_ms) / 1000,
+            "waits_s": lane.free_in_ms / 1000,
             "unmoved_s": lane.moved_age_ms / 1000,
             "rows": lane.rows_done,
             "bytes": lane.bytes_done,

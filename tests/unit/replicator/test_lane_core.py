@@ -15,7 +15,7 @@ LEASE_S = 6.0
 def core(**known: object) -> LaneCore:
     made = LaneCore(**{"checkpoint_ts": 10, "record": "", "record_ts": 0, "target_ts": 0, "lease_s": LEASE_S, **known})  # type: ignore[arg-type]
     made.confirmed(0.0)
-    made.free_in(0.0, 0.0)
+    made.owned(0.0, is_free=True)
     return made
 
 
@@ -63,16 +63,20 @@ def test_an_owner_writes_only_while_no_other_can() -> None:
     late = LaneCore(checkpoint_ts=10, record="", record_ts=0, target_ts=0, lease_s=LEASE_S)
     assert late.allowed_s(0.0) <= 0, "before the catalog was asked"
     late.confirmed(0.0)
-    late.free_in(0.0, 5.0)
-    assert late.allowed_s(4.9) == 0.0
-    assert isinstance(late.next(99, 4.9), Wait)
-    late.confirmed(4.95)
-    late.free_in(4.95, 0.05)
-    slow = LaneCore(checkpoint_ts=10, record="", record_ts=0, target_ts=0, lease_s=LEASE_S)
-    slow.free_in(3.0, 2.0)
-    assert slow.waits(4.9), "it counts from the catalog's answer, which may come long after the question"
-    assert not slow.waits(5.0)
-    assert late.allowed_s(5.1) > 0
+    late.owned(3.0, is_free=False)
+    assert late.waits(3.0 + LEASE_S - 0.1), (
+        "it counts from the catalog's answer, which may come long after the question"
+    )
+    late.confirmed(8.9)
+    late.owned(8.9, is_free=False)
+    assert late.allowed_s(8.9) == 0.0
+    assert isinstance(late.next(99, 8.9), Wait)
+    assert late.allowed_s(3.0 + LEASE_S) > 0, "the first answer counts"
+    given = LaneCore(checkpoint_ts=10, record="", record_ts=0, target_ts=0, lease_s=LEASE_S)
+    given.confirmed(0.0)
+    given.owned(0.0, is_free=False)
+    given.owned(1.0, is_free=True)
+    assert given.allowed_s(1.0) > 0, "the owner before has given it up"
 
 
 def test_a_lane_ends_at_its_target() -> None:

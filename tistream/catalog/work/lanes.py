@@ -10,8 +10,13 @@
     checkpoint_ts < redo_ts                           catching up: a key may show an older version than before
 
 A destination cannot fence a writer. So an owner writes only until LANE_LEASE_MS after it last read its lanes, or wrote
-to one of them, by its monotonic clock; and a lane that changes its owner is free LANE_LEASE_MS later, by the database's
-clock, unless the owner before has given it up. Epochs fence the catalog.
+to one of them, and a new owner from LANE_LEASE_MS after it first read that the lane is its own, unless the owner before
+has given it up; each by its own monotonic clock. Until the transaction that changes the owner commits, which may take
+long, the one before still reads that the lane is its own. The new one reads it after the commit, so a time that counts
+from there is long enough; one that the transaction stores is not. Epochs fence the catalog.
+
+`free_ms` is 0 once no owner before can write: one has given the lane up, or this one has begun to write. Else it is for
+people: about when that will be, by the database's clock.
 """
 
 from __future__ import annotations
@@ -56,7 +61,8 @@ class LaneRow:
     record_ts: int  #: where that stretch ends
     epoch: int
     owner: str | None
-    free_in_ms: int  #: until the owner may write; at most 0 = now
+    is_free: bool  #: no owner before can write
+    free_in_ms: int  #: else about how long one still may, for people
     moved_age_ms: int  #: since the checkpoint rose
     rows_done: int
     bytes_done: int
@@ -141,7 +147,7 @@ def _raised_attempt() -> ColumnElement[int]:
 _ATTEMPT = (
     lanes.update()
     .where(_IS_MINE, _l.checkpoint_ts == bindparam("seen_ts"))
-    .values(attempted_ts=_raised_attempt(), record=bindparam("new_record"), record_ts=bindparam("to_ts"))
+    .values(attempted_ts=_raised_attempt(), record=bindparam("new_record"), record_ts=bindparam("to_ts"), free_ms=0)
 )
 _FINISH = (
     lanes.update()
@@ -154,6 +160,7 @@ _FINISH = (
         record_ts=0,
         error=None,
         tries=0,
+        free_ms=0,
         moved_ms=now_ms(),
         rows_done=_l.rows_done + bindparam("more_rows"),
         bytes_done=_l.bytes_done + bindparam("more_bytes"),
@@ -308,7 +315,7 @@ def replace_lanes(catalog: Catalog, tenant: Tenant, changefeed_id: str, wanted: 
             for lane in before
         ]
         fresh = [(scope, *inherited(scope, old)) for scope in wanted]
-        wait_ms = LANE_LEASE_MS if any(lane.owner is not None or lane.free_in_ms > 0 for lane in before) else 0
+        wait_ms = LANE_LEASE_MS if any(lane.owner is not None or not lane.is_free for lane in before) else 0
         _insert(
             conn, tenant, changefeed_id, fresh, first=max(lane.number for lane in before) + 1,
             amended=min(lane.amended for lane in before), free_ms=wait_ms,
@@ -444,7 +451,8 @@ def _row(row: Any) -> LaneRow:
         record_ts=row.record_ts,
         epoch=row.epoch,
         owner=row.owner,
-        free_in_ms=row.free_ms - row.now_ms,
+        is_free=row.free_ms == 0,
+        free_in_ms=max(0, row.free_ms - row.now_ms),
         moved_age_ms=max(0, row.now_ms - row.moved_ms),
         rows_done=row.rows_done,
         bytes_done=row.bytes_done,
