@@ -111,6 +111,7 @@ class TikvCheck:
     cluster_id: int
     api: Api
     keyspace_id: int | None  #: None: it has no keyspaces
+    is_known: bool  #: False: its PD cannot say whether there is this keyspace
     has_expiry: bool  #: whether entries can expire there
 
 
@@ -122,16 +123,17 @@ class TikvDestination:
         self._connected: tuple[PdClient, RawClient] | None = None
 
     def look(self) -> TikvCheck:
-        """Reach the cluster. InvalidInput when an option does not fit it; DestinationUnavailable when it is away.
-        A keyspace that is given by its id is taken as it is: PD has no question for ids."""
+        """Reach the cluster. InvalidInput when an option does not fit it; DestinationUnavailable when it is away."""
         with _translated():
             pd, client = self._connect()
             space = client.space
             client.get(b"")
+            keyspace_id = space.keyspace_id if space.api is Api.V2 else None
             return TikvCheck(
                 cluster_id=pd.cluster_id,
                 api=space.api,
-                keyspace_id=space.keyspace_id if space.api is Api.V2 else None,
+                keyspace_id=keyspace_id,
+                is_known=keyspace_id is None or pd.keyspace_of_id(keyspace_id) is not None,
                 has_expiry=space.has_expiry,
             )
 
@@ -139,7 +141,10 @@ class TikvDestination:
         """See the protocol."""
         found = self.look()
         if found.keyspace_id is not None:
-            return (f"Keys are written to the keyspace with id {found.keyspace_id} of cluster {found.cluster_id}.",)
+            unknown = "" if found.is_known else " Its PD is too old to say whether there is this keyspace."
+            return (
+                f"Keys are written to the keyspace with id {found.keyspace_id} of cluster {found.cluster_id}.{unknown}",
+            )
         notes = [f"Cluster {found.cluster_id} has API {found.api}: keys are written without mode and keyspace."]
         if not found.has_expiry:
             notes.append("Its stores have no expiry: a key that expires stops its key range.")
@@ -232,18 +237,20 @@ class TikvDestination:
             if name:
                 raise InvalidInput(f"The destination has API {api}, which has no keyspaces.", option="keyspace")
             return RawSpace(api)
-        if not name:
-            return RawSpace(api, self._source_keyspace or 0)
-        if name.isascii() and name.isdecimal():
-            if int(name) > KEYSPACE_ID_MAX:
-                raise InvalidInput(f"There is no keyspace {name}: ids end at {KEYSPACE_ID_MAX}.", option="keyspace")
-            return RawSpace(api, int(name))
+        by_name = bool(name) and not (name.isascii() and name.isdecimal())
+        keyspace_id = 0 if by_name else int(name or self._source_keyspace or 0)
+        if keyspace_id > KEYSPACE_ID_MAX:
+            raise InvalidInput(f"There is no keyspace {name}: ids end at {KEYSPACE_ID_MAX}.", option="keyspace")
+        called = repr(name) if by_name else f"with id {keyspace_id}"
         try:
-            found = pd.keyspace(name)
+            found = pd.keyspace(name) if by_name else pd.keyspace_of_id(keyspace_id)
         except NotFound as e:
-            raise InvalidInput(f"The destination has no keyspace {name!r}.", option="keyspace") from e
+            default = "" if name else ", which is the source's id. Name one with the option keyspace"
+            raise InvalidInput(f"The destination has no keyspace {called}{default}.", option="keyspace") from e
+        if found is None:  # PD has no list of them
+            return RawSpace(api, keyspace_id)
         if found.state:
-            raise InvalidInput(f"The keyspace {name!r} of the destination is not enabled.", option="keyspace")
+            raise InvalidInput(f"The keyspace {called} of the destination is not enabled.", option="keyspace")
         return RawSpace(api, found.id)
 
 

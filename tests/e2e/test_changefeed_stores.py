@@ -49,7 +49,7 @@ def main_cluster() -> Iterator[ServedCluster]:
 @contextmanager
 def recovery_cluster() -> Iterator[ServedCluster]:
     model = raw_cluster(PROFILE, floor_ts=tso.compose(SystemClock().unix_ms()), regions=REGIONS)
-    with ServedCluster(model, api=Api.V2, cluster_id=CLUSTER_ID + 1) as served:
+    with ServedCluster(model, api=Api.V2, cluster_id=CLUSTER_ID + 1, keyspaces={"app": KEYSPACE}) as served:
         yield served
 
 

@@ -130,7 +130,7 @@ def test_a_lane_of_a_recovery_cluster_costs_no_thread(cluster: ServiceCluster) -
         tenant = Tenant(1, tenant_id)
         end_ts = build_keys(cluster, tenant)
         model = raw_cluster(profile, floor_ts=tso.compose(SystemClock().unix_ms()), regions=64)
-        with ServedCluster(model, api=Api.V2) as served:
+        with ServedCluster(model, api=Api.V2, keyspaces={"app": 1}) as served:
             uri = f"tikv://{served.pd_address}?concurrency=8&batch-size=2"
             most[lanes] = threads_of_a_changefeed(cluster, tenant, uri, lanes, end_ts)
             with served.changing():

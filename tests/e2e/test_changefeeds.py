@@ -128,7 +128,8 @@ def recovery() -> Iterator[ServedCluster]:
     model = raw_cluster(profile, floor_ts=tso.compose(SystemClock().unix_ms()), regions=6)
     moves = tuple((name, n) for name, n in profile.actions if name not in ("put", "pd_away"))
     driver = RawWorkload(5, model, RawProfile(keyspaces=(1,), keys=KEYS, actions=moves))
-    with ServedCluster(model, raw=driver, api=Api.V2, steps_per_s=10, faults=STORM, seed=3) as served:
+    spaces = {"app": 1}
+    with ServedCluster(model, raw=driver, api=Api.V2, steps_per_s=10, faults=STORM, seed=3, keyspaces=spaces) as served:
         yield served
 
 

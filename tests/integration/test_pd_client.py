@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,6 +192,20 @@ def test_history_that_is_gone_cannot_be_held(pds: Pds, servers: list[Pd], pd: Pd
         pd.keyspace("ks")
     pds.answers["LoadKeyspace"] = head() + message(2, uint(1, 4242) + octets(2, b"ks"))
     assert (pd.keyspace("ks").id, pd.keyspace("ks").state) == (4242, 0)
+
+
+def test_a_keyspace_is_found_by_its_id(pds: Pds, servers: list[Pd], pd: PdClient) -> None:
+    with closing(client(pds)) as early:
+        assert early.keyspace_of_id(8) is None, "an older server has no such method"
+    pds.answers["GetAllKeyspaces"] = head() + message(2, uint(1, 9) + octets(2, b"later") + uint(3, 1))
+    with pytest.raises(NotFound):
+        pd.keyspace_of_id(8)
+    found = pd.keyspace_of_id(9)
+    assert found is not None
+    assert (found.name, found.state) == ("later", 1)
+    pds.answers["GetAllKeyspaces"] = head()
+    with pytest.raises(NotFound):
+        pd.keyspace_of_id(9)
 
 
 def test_no_leader_and_no_server_is_unavailable_in_time(pds: Pds, servers: list[Pd]) -> None:

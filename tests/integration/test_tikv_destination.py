@@ -50,7 +50,12 @@ class FastClock(SystemClock):
 
 @contextmanager
 def a_cluster(
-    api: Api = Api.V2, *, faults: Faults = CALM, storm: bool = False, clock: Clock | None = None
+    api: Api = Api.V2,
+    *,
+    faults: Faults = CALM,
+    storm: bool = False,
+    clock: Clock | None = None,
+    old_pd: bool = False,
 ) -> Iterator[ServedCluster]:
     profile = RawProfile(keyspaces=(THERE,), keys=400)
     cluster = raw_cluster(profile, floor_ts=tso.compose(SystemClock().unix_ms()), regions=6)
@@ -63,7 +68,8 @@ def a_cluster(
         raw=workload,
         api=api,
         plain_boundaries=api is not Api.V2,
-        keyspaces={"there": THERE},
+        keyspaces={"there": THERE, "ours": SOURCE},
+        old_pd=old_pd,
         steps_per_s=15 if storm else 0,
         faults=faults,
         seed=9,
@@ -72,9 +78,9 @@ def a_cluster(
         yield served
 
 
-def opened(served: ServedCluster, options: str = OPTIONS, *, of: int = 1) -> TikvDestination:
+def opened(served: ServedCluster, options: str = OPTIONS, *, of: int = 1, source: int = SOURCE) -> TikvDestination:
     share = Share(tenant=Tenant(1, 1), changefeed_id="c", number=0, of=of)
-    return open_tikv(parse_sink_uri(f"tikv://{served.pd_address}?{options}"), share, SOURCE, SystemClock())
+    return open_tikv(parse_sink_uri(f"tikv://{served.pd_address}?{options}"), share, source, SystemClock())
 
 
 def stretch_of(changes: Sequence[Change], after: int = 0) -> Stretch:
@@ -241,27 +247,55 @@ def test_what_the_stores_cannot_take_is_refused_with_its_key() -> None:
 
 @pytest.mark.parametrize(
     ("options", "api", "keyspace"),
-    [("", Api.V2, SOURCE), ("keyspace=there", Api.V2, THERE), ("keyspace=9", Api.V2, 9), ("", Api.V1TTL, None)],
+    [
+        ("", Api.V2, SOURCE),
+        ("keyspace=0", Api.V2, 0),
+        ("keyspace=there", Api.V2, THERE),
+        ("keyspace=2", Api.V2, THERE),
+        ("", Api.V1TTL, None),
+    ],
 )
 def test_a_check_says_what_the_destination_is(options: str, api: Api, keyspace: int | None) -> None:
     with a_cluster(api) as served, closing(opened(served, options)) as destination:
         found = destination.look()
         assert (found.cluster_id, found.api, found.keyspace_id) == (CLUSTER_ID, api, keyspace)
         assert found.has_expiry
-        assert destination.check()
+        assert not any("too old" in note for note in destination.check())
 
 
 @pytest.mark.parametrize(
-    ("options", "api"), [("keyspace=nowhere", Api.V2), ("keyspace=there", Api.V1), ("keyspace=16777216", Api.V2)]
+    ("options", "api", "words"),
+    [
+        ("keyspace=nowhere", Api.V2, "no keyspace 'nowhere'"),
+        ("keyspace=3", Api.V2, "no keyspace with id 3"),
+        ("keyspace=8", Api.V2, "no keyspace with id 8"),
+        ("keyspace=there", Api.V1, "has no keyspaces"),
+        ("keyspace=16777216", Api.V2, "ids end at 16777215"),
+        ("keyspace=ours", Api.V2, "'ours' of the destination is not enabled"),
+        ("", Api.V2, "with id 7 of the destination is not enabled"),
+    ],
 )
-def test_a_keyspace_that_is_not_there_is_refused(options: str, api: Api) -> None:
+def test_a_keyspace_that_is_not_there_is_refused(options: str, api: Api, words: str) -> None:
+    with a_cluster(api) as served, closing(opened(served, options)) as destination:
+        served.pd.disabled.add("ours")
+        with pytest.raises(InvalidInput, match=words) as refused:
+            destination.check()
+    assert refused.value.facts["option"] == "keyspace"
+
+
+def test_the_default_keyspace_has_the_id_of_the_source() -> None:
     with (
-        a_cluster(api) as served,
-        closing(opened(served, options)) as destination,
-        pytest.raises(InvalidInput) as refused,
+        a_cluster() as served,
+        closing(opened(served, "", source=6)) as destination,
+        pytest.raises(InvalidInput, match="no keyspace with id 6, which is the source's id"),
     ):
         destination.check()
-    assert refused.value.facts["option"] == "keyspace"
+
+
+def test_an_old_pd_cannot_say_which_keyspaces_there_are() -> None:
+    with a_cluster(old_pd=True) as served, closing(opened(served, "keyspace=9")) as destination:
+        assert destination.look().keyspace_id == 9
+        assert any("too old to say" in note for note in destination.check())
 
 
 def test_a_cluster_that_is_away_can_be_tried_again() -> None:

@@ -86,6 +86,7 @@ READERS: dict[str, Callable[[bytes], Any]] = {
     "DeleteGCBarrier": m.read_barrier,
     "GetGCState": m.read_gc_state,
     "LoadKeyspace": m.read_keyspace,
+    "GetAllKeyspaces": m.read_keyspaces,
 }
 
 

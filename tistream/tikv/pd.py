@@ -33,7 +33,7 @@ from tistream.tikv.pd_tso import TsoClient
 
 T = TypeVar("T")
 
-_PD = "/pdpb.PD/"
+_PD, _KEYSPACE = "/pdpb.PD/", "/keyspacepb.Keyspace/"
 _BEHIND_SAFE_POINT = "ErrGCBarrierTSBehindTxnSafePoint"
 
 
@@ -105,7 +105,7 @@ class PdClient:
 
     def keyspace(self, name: str) -> wire.Keyspace:
         """The keyspace of this name. NotFound when there is none."""
-        method = "/keyspacepb.Keyspace/LoadKeyspace"
+        method = _KEYSPACE + "LoadKeyspace"
         try:
             return self._read(m.read_keyspace, self._channel.call(method, lambda c: m.load_keyspace(c, name)))
         except grpc.RpcError as e:
@@ -114,6 +114,16 @@ class PdClient:
             if e.facts.get("type") != HeaderError.ENTRY_NOT_FOUND:
                 raise
             raise NotFound("the keyspace does not exist", keyspace=name, cause=e.message) from e
+
+    def keyspace_of_id(self, keyspace_id: int) -> wire.Keyspace | None:
+        """The keyspace with this id. NotFound when there is none; None when the server is too old to say."""
+        answer = self._if_known("GetAllKeyspaces", lambda c: m.keyspace_from(c, keyspace_id), service=_KEYSPACE)
+        if answer is None:
+            return None
+        for found in self._read(m.read_keyspaces, answer):
+            if found.id == keyspace_id:
+                return found
+        raise NotFound("the keyspace does not exist", id=keyspace_id)
 
     def enter_keyspace(self, name: str) -> KeyspaceKeys:
         """Use the keys of this keyspace from now on. NotFound when it does not exist, InvalidInput when it is not
@@ -200,12 +210,12 @@ class PdClient:
             self._channel.forget_leader()
             raise PdRefused("PD sent an invalid answer", cause=str(e)) from e
 
-    def _if_known(self, method: str, request: Callable[[int], bytes]) -> bytes | None:
+    def _if_known(self, method: str, request: Callable[[int], bytes], *, service: str = _PD) -> bytes | None:
         """The answer; None when the server lacks the method and needs an older form."""
         if method in self._unknown:
             return None
         try:
-            return self._channel.call(_PD + method, request)
+            return self._channel.call(service + method, request)
         except grpc.RpcError:
             self._unknown.add(method)
             return None

@@ -22,8 +22,9 @@ from tistream.tikv.core.pd_messages import NULL_KEYSPACE
 
 TSO = "/pdpb.PD/Tso"
 _PD = "/pdpb.PD/"
-_KEYSPACE = "/keyspacepb.Keyspace/LoadKeyspace"
-NEWER_METHODS = frozenset(_PD + name for name in ("BatchScanRegions", "SetGCBarrier", "DeleteGCBarrier", "GetGCState"))
+_KEYSPACE = "/keyspacepb.Keyspace/"
+_NEWER = ("BatchScanRegions", "SetGCBarrier", "DeleteGCBarrier", "GetGCState")
+NEWER_METHODS = frozenset({_KEYSPACE + "GetAllKeyspaces", *(_PD + name for name in _NEWER)})
 _TIMESTAMPS_MAX = 1 << 12  #: at once
 _REGIONS_MAX = 1 << 20  #: at once
 _REQUEST_REFUSED, _ENTRY_NOT_FOUND, _NOT_ALL_KEYS = 1, 9, 12  #: pdpb.ErrorType
@@ -34,7 +35,8 @@ class PdAnswers(ABC):
     """The unary methods by their full names, and the stream of timestamps."""
 
     def __init__(self, address: str, keyspaces: Mapping[str, int] | None = None) -> None:
-        self._address, self._keyspaces = address, keyspaces or {}
+        self._address, self._keyspaces = address, {"DEFAULT": 0, **(keyspaces or {})}
+        self.disabled: set[str] = set()  #: names of keyspaces
         self.holds: dict[bytes, int] = {}  #: who keeps history, and from which timestamp on
         self._methods: dict[str, Callable[[bytes], bytes]] = {
             _PD + "GetMembers": lambda _: self._members(),
@@ -46,7 +48,8 @@ class PdAnswers(ABC):
             _PD + "SetGCBarrier": self._set_barrier,
             _PD + "DeleteGCBarrier": self._delete_barrier,
             _PD + "GetGCState": lambda _: self._gc_state(),
-            _KEYSPACE: self._load_keyspace,
+            _KEYSPACE + "LoadKeyspace": self._load_keyspace,
+            _KEYSPACE + "GetAllKeyspaces": self._all_keyspaces,
         }
 
     # -- the cluster -----------------------------------------------------------------------------------------------
@@ -152,8 +155,17 @@ class PdAnswers(ABC):
         name = parse(wire.LoadKeyspaceRequest, request).name
         if (found := self._keyspaces.get(name)) is None:
             return self._refused("keyspace does not exist", _ENTRY_NOT_FOUND)
-        keyspace = wire.Keyspace(id=found, name=name)
+        keyspace = self._keyspace(name, found)
         return wire.LoadKeyspaceResponse(header=self._head, keyspace=keyspace).SerializeToString()
+
+    def _keyspace(self, name: str, id_: int) -> wire.Keyspace:
+        return wire.Keyspace(id=id_, name=name, state=int(name in self.disabled))
+
+    def _all_keyspaces(self, request: bytes) -> bytes:
+        asked = parse(wire.GetAllKeyspacesRequest, request)
+        rising = sorted((id_, name) for name, id_ in self._keyspaces.items() if id_ >= asked.start_id)
+        found = [self._keyspace(name, id_) for id_, name in rising[: asked.limit or None]]
+        return wire.GetAllKeyspacesResponse(header=self._head, keyspaces=found).SerializeToString()
 
     # -- history ---------------------------------------------------------------------------------------------------
 

@@ -149,6 +149,12 @@ def load_keyspace(cluster_id: int, name: str) -> bytes:
     return wire.LoadKeyspaceRequest(header=_header(cluster_id), name=name).SerializeToString()
 
 
+def keyspace_from(cluster_id: int, keyspace_id: int) -> bytes:
+    """GetAllKeyspaces: the first keyspace with this id or a larger one."""
+    asked = wire.GetAllKeyspacesRequest(header=_header(cluster_id), start_id=keyspace_id, limit=1)
+    return asked.SerializeToString()
+
+
 def _header(cluster_id: int) -> wire.RequestHeader:
     return wire.RequestHeader(cluster_id=cluster_id)
 
@@ -234,6 +240,10 @@ def read_gc_state(answer: bytes) -> wire.GcState:
 
 def read_keyspace(answer: bytes) -> wire.Keyspace:
     return _read(wire.LoadKeyspaceResponse, answer).keyspace
+
+
+def read_keyspaces(answer: bytes) -> list[wire.Keyspace]:
+    return list(_read(wire.GetAllKeyspacesResponse, answer).keyspaces)
 
 
 def check_header(answer: bytes) -> int:

@@ -388,6 +388,24 @@ class LoadKeyspaceResponse(_message.Message):
     keyspace: Keyspace
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., keyspace: _Optional[_Union[Keyspace, _Mapping]] = ...) -> None: ...
 
+class GetAllKeyspacesRequest(_message.Message):
+    __slots__ = ("header", "start_id", "limit")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    START_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    start_id: int
+    limit: int
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., start_id: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class GetAllKeyspacesResponse(_message.Message):
+    __slots__ = ("header", "keyspaces")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACES_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    keyspaces: _containers.RepeatedCompositeFieldContainer[Keyspace]
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., keyspaces: _Optional[_Iterable[_Union[Keyspace, _Mapping]]] = ...) -> None: ...
+
 class NotLeader(_message.Message):
     __slots__ = ("region_id", "leader")
     REGION_ID_FIELD_NUMBER: _ClassVar[int]
