@@ -36,6 +36,10 @@ broken(
     (f"{_RUN}._write", _written_or_not),
 )
 broken(
+    "passed-without-letter (letters): the checkpoint passes a refused change that has no dead letter",
+    (f"{_RUN}._keep", "self._letters.keep(", "(lambda letters, allowed: None)("),
+)
+broken(
     "attempted-too-late (replication): `attempted_ts` rises with the checkpoint, after the write",
     (f"{_RUN}._plan", "attempt_stretch(self._services.catalog, self.lane, wanted.upto, wanted.record)", "pass"),
 )

@@ -45,6 +45,7 @@ class Profile:
     late: bool = False  #: of some stores these rows are true, and an operator accepts them
     members: int = 0  #: processes that read one consumer
     replicators: int = 0  #: processes that write a changefeed to a recovery cluster
+    letters: bool = False  #: what that refuses becomes dead letters
     shape_s: float = 1.0  #: mean time between two such requests
     data_tasks: int = 2
     tick_s: float = 1.0
@@ -468,6 +469,14 @@ PROFILES: dict[str, Profile] = {
     )
 }
 
+PROFILES["letters"] = replace(
+    PROFILES["replication"],
+    name="letters",
+    about="as `replication`, and what the recovery cluster refuses becomes dead letters",
+    letters=True,
+    faults={**PROFILES["replication"].faults, "letter_refused": 0.1, "letter_lost": 0.1},
+)
+
 
 def profile_of(seed: int) -> Profile:
     """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
@@ -484,6 +493,7 @@ def profile_of(seed: int) -> Profile:
         "rawkv",
         "floors",
         "replication",
+        "letters",
     )
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

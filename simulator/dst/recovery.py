@@ -5,6 +5,9 @@ lost (`rec_lost`), applied later (`rec_late`), or neither (`rec_nowhere`). It is
 its deadline. It arrives even if its sender dies. Entries expire by the cluster's own clock, which differs from those of
 the hosts. One key may be refused for a while (`refused`). The host of a sender may stop just then (`host_stops`).
 
+`SimLetters` is the place of dead letters of a changefeed to it. It may refuse (`letter_refused`), or have taken a
+letter although its reply is lost (`letter_lost`).
+
 `SimRecovery` has several requests under way at once. When the outcome of one is not known, it waits until the deadline
 of that request before it reports the error: a later write of its keys cannot be overtaken.
 """
@@ -15,7 +18,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from destinations.protocol import Allowed, DestinationRefused, DestinationUnavailable, LeaseOver, Plan, Stretch
+from destinations.protocol import (
+    Allowed,
+    DeadLetter,
+    DeadLetterUnavailable,
+    DestinationRefused,
+    DestinationUnavailable,
+    LeaseOver,
+    Plan,
+    Stretch,
+)
 from destinations.tikv.core import writes
 from destinations.tikv.core.ranges import cut_ranges
 from destinations.tikv.core.writes import TikvPlan
@@ -91,6 +103,7 @@ class RecoveryCluster:
         self.requests = self.stops = 0
         self.on_sent: Callable[[Request], None] = lambda request: None
         self.on_applied: Callable[[Request, Write], None] = lambda request, write: None
+        self.on_letter: Callable[[DeadLetter], None] = lambda letter: None
 
     def unix_ms(self) -> int:
         """By the clock of its PD."""
@@ -249,6 +262,29 @@ class SimRecovery:
         except NoReply as e:
             s.sleep(max(0.0, request.deadline_s - s.now))
             raise DestinationUnavailable(str(e)) from e
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimLetters:
+    """DeadLetters of one lane."""
+
+    cluster: RecoveryCluster
+
+    def keep(self, letters: Sequence[DeadLetter], allowed: Allowed) -> None:
+        s, dice = self.cluster.scheduler, self.cluster.dice
+        for letter in letters:
+            if allowed() <= 0:
+                raise LeaseOver
+            s.point(f"letter: {letter.name}")
+            fault = dice.roll("letter_refused", "letter_lost")
+            s.sleep(dice.latency())
+            if fault != "letter_refused":
+                self.cluster.on_letter(letter)
+            if fault:
+                raise DeadLetterUnavailable(fault)
+
+    def close(self) -> None:
+        """It has no connections."""
 
 
 def writes_of(plan: _Plan, now_s: int) -> list[Write]:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from replicator.worker import ReplicationWorker
 from simulator.dst.bounds import patched
 from simulator.dst.database import SimCatalog
 from simulator.dst.faults import Dice
-from simulator.dst.recovery import RecoveryCluster, SimRecovery
+from simulator.dst.recovery import RecoveryCluster, SimLetters, SimRecovery
 from simulator.dst.replication_rules import FEED, ReplicationRules, places_of
 from simulator.dst.store import SimStore
 from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, switch_changefeed
@@ -44,6 +45,7 @@ _DEEDS = ("pause", "rebalance", "rebalance", "rewind", "refuse")
 _SETTLED = (ErrorKind.RETRY, ErrorKind.FENCED, ErrorKind.INVALID, ErrorKind.NOT_FOUND)
 _HOUR_MS = 3_600_000
 _URI = "tikv://recovery:2379"
+_LETTERS = "s3://letters"
 
 
 class Replication:
@@ -54,6 +56,7 @@ class Replication:
         prefix = world.raw.range.start[:PREFIX_BYTES]
         self.rules = ReplicationRules(world.raw.truth, prefix, self.cluster, world.oracle.violated)
         self.cluster.on_sent, self.cluster.on_applied = self.rules.sent, self.rules.applied
+        self.cluster.on_letter = self.rules.kept
         self.keys: list[bytes] = [b"k%08d" % number for number in range(world.profile.raw.keys)]
         self.split(random.Random(f"{prefix!r}{self.cluster.skew_ms}"))
 
@@ -72,7 +75,11 @@ class Replication:
             owner = job.lane.lane_id, job.lane.epoch
             return SimRecovery(cluster=self.cluster, owner=owner, scope=job.lane.scope, clock=clock)
 
-        return ReplicationWorker(services, name, opened, slots=2, look_s=LOOK_S, rand=rand)
+        def letters(uri: str, clock: Clock) -> SimLetters:
+            assert uri == _LETTERS
+            return SimLetters(cluster=self.cluster)
+
+        return ReplicationWorker(services, name, opened, slots=2, look_s=LOOK_S, rand=rand, open_letters=letters)
 
     def has_written(self, upto: int) -> bool:
         """Whether the changefeed runs and has reached this."""
@@ -81,7 +88,8 @@ class Replication:
     def counts(self) -> dict[str, int]:
         """How much happened: requests, owners of lanes, keys that went back when a lane changed its owner."""
         rules = self.rules
-        return {"written": self.cluster.requests, "owners": len(rules.owners), "went_back": rules.went_back}
+        letters = {"letters": len(rules.letters)} if rules.letters else {}
+        return {"written": self.cluster.requests, "owners": len(rules.owners), "went_back": rules.went_back, **letters}
 
     @contextmanager
     def small_stretches(self) -> Iterator[None]:
@@ -130,7 +138,7 @@ def control(world: Any, running: Any, tenant: Tenant, catalog: SimCatalog, clock
             elif world.resting:
                 operator.settle()
             else:
-                operator.do(rand.choice(_DEEDS))
+                operator.do(rand.choice(_DEEDS if not world.profile.letters else ("refuse", *_DEEDS)))
         except TiStreamError as e:
             if e.kind not in _SETTLED:
                 raise
@@ -145,8 +153,9 @@ class _Operator:
         self._replication: Replication = world.replication
 
     def create(self) -> None:
+        options = json.dumps({"dead_letter": _LETTERS} if self._world.profile.letters else {})
         create_replication(
-            self._catalog, self._tenant, FEED, None, sink_uri=_URI, options="{}", filters="{}",
+            self._catalog, self._tenant, FEED, None, sink_uri=_URI, options=options, filters="{}",
             scopes=self._lanes(2), target_ts=0, hold_ms=24 * _HOUR_MS,
         )  # fmt: skip
 
@@ -176,8 +185,9 @@ class _Operator:
             self._rewind(feed.checkpoint_ts)
         elif what == "refuse":
             cluster = self._replication.cluster
-            if cluster.refused is None and rand.random() < 0.3:
-                cluster.refused = rand.choice(self._replication.keys)
+            letters = self._world.profile.letters
+            if cluster.refused is None and (rand.random() < 0.3 or letters):
+                cluster.refused = rand.choice(self._replication.keys[:3] if letters else self._replication.keys)
                 tell(f"the recovery cluster refuses {cluster.refused!r}")
             elif cluster.refused is not None:
                 cluster.refused = None

@@ -11,6 +11,8 @@ entries        what is written is a version of the main cluster; it expires when
 lanes          together have each key once. `attempted_ts`, epochs and checkpoints never fall, but for a rewind; the
                checkpoint of the changefeed is not above that of a lane
 retention      the floor of the log does not rise above the checkpoint of a changefeed that holds it
+letters        a refused change is a dead letter, or the checkpoint is below it: "never older" and "at rest" are about
+               the versions that have none. A letter is of a version of the main cluster, and keeps its bytes
 at rest        the recovery cluster is the main one, and expiries are those of the main one
 
 A version that the log lacks is not missed: whether it is lacked is known when all of the log was read (`raw_rules`).
@@ -18,11 +20,14 @@ A version that the log lacks is not missed: whether it is lacked is known when a
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from destinations.protocol import DeadLetter
 from simulator.dst.recovery import Entry, Owner, RecoveryCluster, Request, Write
 from simulator.raw_workload import RawRow
 from tistream.catalog.work.core.lane_scope import KeyScope, parse_scope
@@ -72,6 +77,7 @@ class ReplicationRules:
     rewinds: set[int] = field(default_factory=set)  #: where operators asked to go on
     went_back: int = 0  #: keys that showed an older version after a change of owner
     owners: set[Owner] = field(default_factory=set)  #: that have sent something
+    letters: dict[_Place, DeadLetter] = field(default_factory=dict)  #: of the keys of users
     _scopes: dict[Owner, KeyScope] = field(default_factory=dict)
     _begun: set[tuple[int, int]] = field(default_factory=set)  # (lane, end) of stretches with a request sent
     _shown: dict[bytes, _Shown] = field(default_factory=dict)
@@ -115,6 +121,17 @@ class ReplicationRules:
         delay_ms = int((self.cluster.scheduler.now - request.sent_s) * 1000)
         self._shown[key] = _Shown(entry.commit_ts, request.owner, delay_ms)
         self._check_key(key)
+
+    def kept(self, letter: DeadLetter) -> None:
+        """A dead letter is there."""
+        change = json.loads(letter.data)["change"]
+        place = int(change["ts"]), b64decode(change["key"])
+        first = self.letters.setdefault(place, letter)
+        if (first.name, first.data) != (letter.name, letter.data):
+            self.violated(f"letters: {first} was written again as {letter}")
+        value = None if change["value"] is None else b64decode(change["value"])
+        if (place[0], value) not in [(w.commit_ts, w.value) for w in self.truth.get(self.prefix + place[1], ())]:
+            self.violated(f"letters: {letter} was never written")
 
     def look(self, query: Callable[..., Any]) -> None:
         """Check after a COMMIT."""
@@ -161,7 +178,7 @@ class ReplicationRules:
             if place in log:
                 self.violated(what)
         for wire, writes in self.truth.items():
-            if wire.startswith(self.prefix) and (wrong := self._differs(wire[len(self.prefix) :], writes[-1])):
+            if wire.startswith(self.prefix) and (wrong := self._differs_in_all(wire[len(self.prefix) :], writes)):
                 self.violated(f"at rest: {wire!r} {wrong}")
         unknown = [key for key in self.cluster.data if self.prefix + key not in self.truth]
         if unknown:
@@ -212,6 +229,8 @@ class ReplicationRules:
             for write in reversed(writes[:upto]):
                 if write.commit_ts <= shown_ts:
                     break
+                if (write.commit_ts, key) in self.letters:
+                    continue
                 place, what = (write.commit_ts, write.key), f"older: {key!r} shows {shown_ts}, its lane is {lane}"
                 if place in self._paged:
                     self.violated(what)
@@ -259,6 +278,18 @@ class ReplicationRules:
                 continue
             if lane.checkpoint_ts > was.checkpoint_ts or lane.redo_ts < was.attempted_ts:
                 self.violated(f"lane: {lane} takes keys over from {was}")
+
+    def _differs_in_all(self, key: bytes, writes: Sequence[RawRow]) -> str:
+        """How the key differs from its newest version, or from the one below its dead letters; empty when it is one of
+        them: a refused change may have been taken by a later try."""
+        wrong = ""
+        for write in reversed(writes):
+            if not (found := self._differs(key, write)):
+                return ""
+            wrong = wrong or found
+            if (write.commit_ts, key) not in self.letters:
+                return wrong
+        return wrong if self.cluster.get(key) is not None else ""
 
     def _differs(self, key: bytes, newest: RawRow) -> str:
         """How the key differs from its newest version; empty when it does not."""

@@ -20,6 +20,7 @@ from simulator.raw_workload import RawProfile, RawWorkload, raw_cluster
 from simulator.serve.core.raw import Applied
 from simulator.serve.faults import STORM
 from simulator.serve.served import ServedCluster
+from tests.kit.dead_letters import ACCT, CANAL, broken, letters_in, messages_but, messages_in, places_of
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tests.kit.recording import expected
@@ -220,3 +221,36 @@ def test_a_destination_that_is_away_is_waited_for_and_shown(cluster: ServiceClus
     end = str(recording_end())
     eventually(lambda: (shown()["state"], shown()["checkpoint_ts"]) == ("normal", end), lambda: str(shown()))
     assert httpx2.delete(f"{cluster.url}{PATH}/pool").status_code == 204
+
+
+@pytest.mark.timeout(600)
+def test_a_worker_that_is_killed_behind_dead_letters_leaves_each_once(cluster: ServiceCluster, tmp_path: Path) -> None:
+    """The rows that cannot be decoded are in the folder of dead letters, and the rest cannot be written. Another worker
+    passes them when it can."""
+    tenant, lake, dead = Tenant(1, 3), tmp_path / "lake", tmp_path / "dead"
+    rows, bad = broken()
+    LogBuilder(cluster.catalog, open_store(f"file://{cluster.folder}/bucket"), tenant=tenant, rows=rows).build(3)
+    path = cluster.url + PATH.replace("tenants/1", "tenants/3")
+    new = {"changefeed_id": "acct", "start_ts": "earliest", "lanes": 1, "filters": ACCT}
+    made = httpx2.post(path, json={**new, "sink_uri": f"file://{lake}?{CANAL}", "dead_letter": f"file://{dead}"})
+    assert made.status_code == 201, made.text
+    (lake / "shop").write_text("a file where the folder of the database will be")
+    run(cluster, "replicate-1")
+
+    def shown() -> dict[str, Any]:
+        return dict(httpx2.get(f"{path}/acct").json())
+
+    eventually(lambda: sorted(places_of(letters_in(dead))) == sorted(bad), lambda: str(shown()))
+    eventually(lambda: (shown()["error"] or {}).get("code") == "TS-1100", lambda: str(shown()))
+    cluster.processes["replicate-1"].kill()
+    assert int(shown()["checkpoint_ts"]) < min(ts for _, ts in bad)
+    assert shown()["dead_letters"] == 0
+    before = {file: (file.stat().st_ino, file.read_bytes()) for file in dead.glob("**/*.json")}
+    (lake / "shop").unlink()
+    run(cluster, "replicate-2")
+    end = str(recording_end())
+    eventually(lambda: (shown()["state"], shown()["checkpoint_ts"]) == ("normal", end), lambda: str(shown()))
+    assert {file: (file.stat().st_ino, file.read_bytes()) for file in dead.glob("**/*.json")} == before
+    assert messages_in(lake) == messages_but(bad)
+    assert (shown()["dead_letters"], shown()["dead_letter"]) == (len(bad), f"file://{dead}")
+    assert httpx2.delete(f"{path}/acct").status_code == 204

@@ -120,7 +120,7 @@ def control(world: ApiWorld) -> Replications:
 
 def replicated(world: ApiWorld, folder: Path) -> str:
     """A changefeed to a folder; the address of its page."""
-    wanted = Wanted(sink_uri=f"file://{folder}?protocol=canal-json")
+    wanted = Wanted(sink_uri=f"file://{folder}?protocol=canal-json", dead_letter=f"file://{folder}-dead")
     assert control(world).create(TENANT, "lake", None, wanted, lanes=None, actor="")[0]
     return f"{PAGE}/lake"
 
@@ -134,12 +134,13 @@ def test_a_replication_is_shown_with_its_lanes_and_what_they_have_written(world:
     assert assign_lanes(world.catalog, wanted, leader_epoch=elected(world.catalog)) == 2
     first, second = (job.lane for job in lanes_of(world.catalog, "replicate-1", 1))
     upto = world.services.served(TENANT).resolved
-    finish_stretch(world.catalog, first, upto, rows=1234, size=5000, amended=0)
+    finish_stretch(world.catalog, first, upto, rows=1234, size=5000, amended=0, letters=3)
     refused = {"code": "TS-1101", "message": "no", "cause": "too long", "db": "shop", "table": "t<b>", "key": "7a"}
     rest, alone = second.scope.isolate(part_name("shop", "t<b>"))
     isolate(world.catalog, second, rest, alone, {**refused, "commit_ts": str(upto)})
     shown = text(world, page)
     assert "State error" in shown
+    assert f"Dead letters 3 refused changes in file://{tmp_path}/lake-dead" in shown
     assert re.search(r"0 tables 1 of 2 writes replicate-1 \S+ \S+ [0-9.]+ m?s ago 1,234 4.9 KiB", shown), shown
     assert re.search(r"2 table shop.t<b> stopped by a refused change Retry lane 2 … Skip lane 2 …", shown), shown
     assert "1,234 changes, 4.9 KiB written by 3 lanes" in text(world, PAGE)

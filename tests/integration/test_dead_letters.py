@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -28,12 +28,11 @@ from simulator.chaos.servers.s3server import S3Server
 from simulator.raw_workload import RawProfile, raw_cluster
 from simulator.serve.served import ServedCluster
 from tests.kit.catalog_cases import elected
+from tests.kit.dead_letters import ACCT, CANAL, broken, letters_in, messages_but, messages_in, places_of
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
-from tests.kit.log_builder import LogBuilder, with_broken_value
+from tests.kit.log_builder import LogBuilder
 from tests.kit.manual_clock import ManualClock
-from tests.kit.recording import committed_rows, expected
 from tests.kit.storage_sink import Killed
-from tests.kit.ticdc import message_text
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, switch_changefeed
@@ -51,7 +50,6 @@ from tistream.tikv.raw_client import RawClient
 
 T = Tenant(1, 1)
 FEED = "dr"
-CANAL = "protocol=canal-json&enable-tidb-extension=true&enable-partition-separator=false"
 
 
 class Feed:
@@ -106,49 +104,6 @@ class Feed:
         return open_destination(job.sink_uri, row, T, FEED, job.lane.number, job.lanes, self.clock)
 
 
-def broken() -> tuple[pa.Table, set[tuple[str, int]]]:
-    """The recording with two rows of shop.acct that cannot be decoded; (key in hex, commit ts) of these."""
-    rows = committed_rows()
-    mine = {(e["key_hex"], int(e["commit_ts"])) for e in expected("ticdc-canal-json-tidb") if is_of_acct(e)}
-    places = list(zip((key.hex() for key in rows["key"].to_pylist()), rows["commit_ts"].to_pylist(), strict=True))
-    chosen = [n for n, place in enumerate(places) if place in mine and rows["value"][n].as_py()][100:102]
-    for at in chosen:
-        rows = with_broken_value(rows, at)
-    return rows, {places[at] for at in chosen}
-
-
-def is_of_acct(entry: dict[str, Any]) -> bool:
-    return (entry["kind"], entry.get("db"), entry.get("table")) == ("row", "shop", "acct")
-
-
-def messages_but(bad: set[tuple[str, int]]) -> list[dict[str, Any]]:
-    """TiCDC's messages of shop.acct without those of these changes."""
-    mine = [entry for entry in expected("ticdc-canal-json-tidb") if is_of_acct(entry)]
-    return without_build_time(message_text(e["msg"]) for e in mine if (e["key_hex"], int(e["commit_ts"])) not in bad)
-
-
-def messages_in(folder: Path) -> list[dict[str, Any]]:
-    paths = sorted(folder.glob("shop/acct/*/*/CDC0*.json"))
-    return without_build_time(line.decode() for path in paths for line in path.read_bytes().split(b"\r\n")[:-1])
-
-
-def without_build_time(lines: Iterator[str]) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in lines]
-    for message in found:
-        del message["ts"]
-    return found
-
-
-def letters_in(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.glob("*/**/*.json")}
-
-
-def places_of(letters: dict[str, bytes]) -> list[tuple[str, int]]:
-    """What the letters of rows are about."""
-    found = [json.loads(data) for data in letters.values()]
-    return [(b64decode(letter["stored"]["key"]).hex(), int(letter["commit_ts"])) for letter in found]
-
-
 @contextmanager
 def killed_before_the_checkpoint(dead: Path) -> Iterator[None]:
     """The worker dies when it wants to move the checkpoint over the first letters."""
@@ -189,9 +144,6 @@ def wrong_after_a_kill(catalog: Catalog, folder: Path, filters: dict[str, str]) 
     wrong += [f"{feed.dead_letters} letters are counted"] * (feed.dead_letters != len(bad))
     wrong += ["no letter before the kill"] * (not first)
     return wrong
-
-
-ACCT = {"tables": "shop.acct"}
 
 
 @pytest.mark.parametrize("filters", [ACCT, {**ACCT, "where": "ver >= 0"}], ids=["planned", "read"])

@@ -142,6 +142,30 @@ def test_each_api_version(api: Api) -> None:
             assert (client.get(keys[2]), client.get_ttl(keys[2])) == (b"", 0)
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_all_entries_that_are_refused_are_named_and_the_others_are_written(concurrency: int) -> None:
+    bad = [b"b" * KEY_BYTES_MAX, b"m" * KEY_BYTES_MAX, b"z" * KEY_BYTES_MAX]
+    good = [b"a%02d" % n for n in range(40)] + [b"p%02d" % n for n in range(40)]
+    keys = sorted([*good, *bad, b"n"])
+    values = [bytes(ENTRY_BYTES_MAX) if key == b"n" else b"v" for key in keys]
+    pace = replace(SWIFT, concurrency=concurrency, batch_keys=30)
+    with a_cluster() as served, a_client(served, pace=pace) as client:
+        with pytest.raises(RawRefused) as refused:
+            client.batch_put(column(keys), column(values))
+        assert [key for key, _ in refused.value.refused] == sorted([*bad, b"n"])
+        assert [client.get(key) for key in good] == [b"v"] * len(good)
+        causes = dict(refused.value.refused)
+        assert "max key size exceeded" in causes[bad[0]]
+        assert "too large for the region's log" in causes[b"n"]
+
+
+def test_a_refusal_of_every_request_names_no_entry() -> None:
+    with a_cluster(Api.V1) as served, a_client(served) as client:
+        with pytest.raises(RawRefused, match="Api version") as refused:
+            client.batch_put(column([b"a", b"b"]), column([b"1", b"2"]))
+        assert (refused.value.refused, refused.value.facts) == ((), {})
+
+
 def test_a_final_refusal_names_its_key() -> None:
     keys = column([b"a", b"b" * KEY_BYTES_MAX, b"c"])
     with a_cluster() as served, a_client(served) as client:

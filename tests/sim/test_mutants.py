@@ -131,6 +131,7 @@ QUICK = {
     "collected-above-the-floor": 1,
     "floor-above-the-base": 3,
     "checkpoint-of-a-failed-batch": 0,
+    "passed-without-letter": 0,
     "attempted-too-late": 0,
     "attempt-not-repeated": 8,
     "lane-lease-ignored": 20,

@@ -277,6 +277,15 @@ def test_a_recovery_cluster_follows_although_its_writers_die(seed: int) -> None:
     assert found.counts["owners"] > 4
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_what_a_recovery_cluster_refuses_becomes_dead_letters(seed: int) -> None:
+    """Each refused change has its letter before a checkpoint passes it, with the same bytes at each try."""
+    found = run(seed, "letters", without=frozenset({"bounds"}))
+    assert found.violations == ()
+    assert found.counts["letters"] > 2
+    assert found.counts["owners"] > 4
+
+
 def test_keys_stay_as_they_were_while_their_log_is_given_up() -> None:
     found = run(4, "floors")
     assert found.violations == ()
