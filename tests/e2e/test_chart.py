@@ -172,15 +172,20 @@ def test_the_log_is_compacted_as_scheduled_and_retention_advances(world: Deploye
 
 
 @pytest.mark.parametrize("role", [*SERVICES, "pusher"])
-def test_a_pod_ends_in_order_and_another_is_ready_within_10_s(world: Deployed, reader: Reader, role: str) -> None:
+def test_a_pod_ends_in_order_and_another_is_ready_soon(world: Deployed, reader: Reader, role: str) -> None:
+    """In less than 10 s on a machine with nothing else to do, where imports take one: twice what a start takes. It
+    compiles nothing, and waits for no lease."""
     before = world.cluster.of(role)[0]
+    began = time.monotonic()
+    world.run_beside(before, ["python", "-c", "import fastapi, numba, polars, pyarrow.flight, sqlalchemy"])
+    imports_s = time.monotonic() - began
     began = time.monotonic()
     assert world.cluster.delete(before.name) == 0, before.container.output()
     ended_s = time.monotonic() - began
     after = world.cluster.pods[before.name]
     ready_s = world.ready(after)
-    print(f"{role}: ended after {ended_s:.1f} s, the next ready after {ready_s:.1f} s")
-    assert ready_s < 10
+    print(f"{role}: ended after {ended_s:.1f} s, the next ready after {ready_s:.1f} s; imports take {imports_s:.1f} s")
+    assert ready_s < 4 + 6 * imports_s
 
 
 def test_the_log_is_resolved_on_and_nothing_came_twice(world: Deployed, reader: Reader) -> None:
