@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 WAIT_S = 120.0  #: a busy machine is slow, not wrong
-_PAUSE_S = 0.01
+_PAUSE_S, _PAUSE_MAX_S = 0.01, 0.2
+_PAUSE_PART = 0.05  #: of what was waited so far: looking often takes processor time, here and in what is asked
 
 
 def eventually(holds: Callable[[], object], what: str | Callable[[], object] = "not in time") -> float:
@@ -14,7 +15,8 @@ def eventually(holds: Callable[[], object], what: str | Callable[[], object] = "
     does not hold after WAIT_S seconds."""
     began = time.monotonic()
     while not holds():
-        if time.monotonic() - began > WAIT_S:
+        waited_s = time.monotonic() - began
+        if waited_s > WAIT_S:
             raise AssertionError(what() if callable(what) else what)
-        time.sleep(_PAUSE_S)
+        time.sleep(min(max(_PAUSE_S, waited_s * _PAUSE_PART), _PAUSE_MAX_S))
     return time.monotonic() - began
