@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reading.deps import Services
-from tistream.http.probes import Probes, store_answers
+from tistream.http.readiness import Probes, store_answers
 
 
 def probes_of(services: Services) -> Probes:

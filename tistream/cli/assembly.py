@@ -25,7 +25,7 @@ from tistream.cli.startup import answers
 from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.errors import ConfigError
-from tistream.http.probes import Probes, lease_age, lease_holds, none_stopped, store_answers
+from tistream.http.readiness import Probes, lease_age, lease_holds, none_stopped, store_answers
 from tistream.objectstore.metered import open_metered
 from tistream.runtime.metrics import Collect
 from tistream.runtime.service import Service, ServiceGroup

@@ -182,7 +182,8 @@ def pusher_probes(url: str, tenant: Tenant, host: str, port: int | None) -> Iter
         yield
         return
     from tistream.cli.server import HttpServer
-    from tistream.http.probes import Probes, probe_app
+    from tistream.http.probes import probe_app
+    from tistream.http.readiness import Probes
 
     with control_of(url, tenant) as (control, _):
 

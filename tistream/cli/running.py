@@ -11,16 +11,16 @@ from tistream import __version__
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.drain import Drainable, drain
 from tistream.cli.first_key import first_words
-from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
 from tistream.config import Settings
-from tistream.http.access_log import RequestLog
-from tistream.http.probes import Probes, probe_app
+from tistream.http.readiness import Probes
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.service import Problem, Service, ServiceGroup
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from tistream.cli.server import HttpServer
 
 
 @dataclass(slots=True)
@@ -60,11 +60,13 @@ class Running:
         closing = followers.close if followers is not None else lambda: None
         self.http = None
         if app is not None:
-            self.http = HttpServer(logged(app, parts), server.host, server.port, closing)
+            self.http = _served(app, parts, server.host, server.port, closing)
         self.probes = None
         probes = probes or (app.state.probes if app is not None else None)
         if probes is not None and beside.port >= 0:
-            self.probes = HttpServer(logged(probe_app(probes), parts), beside.host, beside.port)
+            from tistream.http.probes import probe_app
+
+            self.probes = _served(probe_app(probes), parts, beside.host, beside.port)
 
     def start(self) -> None:
         """Start everything; returns when the port answers."""
@@ -107,7 +109,10 @@ class Running:
         self.parts.catalog.close()
 
 
-def logged(app: FastAPI, parts: Parts) -> FastAPI:
-    """The application with an id for each request."""
+def _served(app: FastAPI, parts: Parts, host: str, port: int, closing: Callable[[], None] = lambda: None) -> HttpServer:
+    """The application with an id for each request, at a port. Imported here: a process without one needs neither."""
+    from tistream.cli.server import HttpServer
+    from tistream.http.access_log import RequestLog
+
     app.add_middleware(RequestLog, access_log=parts.settings.log.access)
-    return app
+    return HttpServer(app, host, port, closing)

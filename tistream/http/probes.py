@@ -12,43 +12,26 @@ that may see the whole deployment. A port of [metrics] requires no keys: it belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tistream import __version__
-from tistream.errors import ObjectNotFound, StoreUnavailable, TiStreamError
+from tistream.errors import TiStreamError
 from tistream.http import problem
 from tistream.http.auth.access import access_of, needs
 from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.http.auth.middleware import AuthMiddleware
 from tistream.http.heads import Heads
-from tistream.limits import LEASE_MS
-from tistream.objectstore.protocol import ObjectStore
+from tistream.http.readiness import Check, Probes
 from tistream.runtime import metrics
-from tistream.runtime.metrics import Collect
-from tistream.runtime.service import Problem
-
-Check = Callable[[], None]  #: returns, or raises with the reason
-
 
 _API_IS_ELSEWHERE = (
     "This port has only /livez, /readyz, /healthz, /version and /metrics. The API servers (tistream serve, or "
     "tistream up) answer every route of pushers, readers and operators: use their address."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probes:
-    """The sources of a process's probes."""
-
-    checks: Mapping[str, Check] = field(default_factory=dict)  #: readiness by component
-    problems: Callable[[], Sequence[Mapping[str, object]]] = list  #: as `Problem.shown` gives them
-    reported: Callable[[], Sequence[Mapping[str, object]]] = list  #: of other processes, which count their own
-    collect: Sequence[Collect] = ()
 
 
 def probe_router(probes: Probes) -> APIRouter:
@@ -104,52 +87,6 @@ def probe_app(probes: Probes) -> FastAPI:
     app.add_middleware(Heads)
     app.add_middleware(AuthMiddleware, authenticator=None, any_host=True)  # Prometheus may use any name
     return app
-
-
-def store_answers(store: ObjectStore) -> Check:
-    """One small request; a missing object is a good answer."""
-
-    def check() -> None:
-        try:
-            store.size("readyz")
-        except ObjectNotFound:
-            return
-
-    return check
-
-
-def none_stopped(problems: Callable[[], Sequence[Problem]]) -> Check:
-    """No component has failed. A stopped item of many leaves the process ready: another process would stop as well."""
-
-    def check() -> None:
-        stopped = next((p for p in problems() if p.ends_process), None)
-        if stopped is not None:
-            raise StoreUnavailable(f"{stopped.source} has stopped: {stopped.message}")
-
-    return check
-
-
-def lease_holds(age_s: Callable[[], float | None]) -> Check:
-    """The lease was renewed in time; otherwise the process may have been replaced."""
-
-    def check() -> None:
-        age = age_s()
-        if age is None:
-            raise StoreUnavailable("not registered yet")
-        if age * 1000 > LEASE_MS:
-            raise StoreUnavailable(f"the lease was renewed {age:.1f} s ago, longer than {LEASE_MS / 1000:g} s")
-
-    return check
-
-
-def lease_age(age_s: Callable[[], float | None]) -> Collect:
-    """The age of a lease as a metric; none before the first lease."""
-
-    def collect() -> list[metrics.Metric]:
-        age = age_s()
-        return [] if age is None else [metrics.single("tistream_lease_age_seconds", age)]
-
-    return collect
 
 
 def _problems(found: Sequence[Mapping[str, object]]) -> metrics.Metric:

@@ -12,7 +12,8 @@ from starlette.testclient import TestClient
 from tests.kit.manual_clock import ManualClock
 from tistream import __version__
 from tistream.errors import CatalogUnavailable, StoreUnavailable
-from tistream.http.probes import Probes, lease_age, lease_holds, none_stopped, probe_app, store_answers
+from tistream.http.probes import probe_app
+from tistream.http.readiness import Probes, lease_age, lease_holds, none_stopped, store_answers
 from tistream.limits import LEASE_MS
 from tistream.objectstore.memory import MemoryStore
 from tistream.runtime import metrics

@@ -1,0 +1,74 @@
+"""What the probes of a process say: its checks, problems and metrics. `tistream.http.probes` has the routes.
+
+Apart from them, because a process without an HTTP port needs no HTTP framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tistream.errors import ObjectNotFound, StoreUnavailable
+from tistream.limits import LEASE_MS
+from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime import metrics
+from tistream.runtime.metrics import Collect
+from tistream.runtime.service import Problem
+
+Check = Callable[[], None]  #: returns, or raises with the reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """The sources of a process's probes."""
+
+    checks: Mapping[str, Check] = field(default_factory=dict)  #: readiness by component
+    problems: Callable[[], Sequence[Mapping[str, object]]] = list  #: as `Problem.shown` gives them
+    reported: Callable[[], Sequence[Mapping[str, object]]] = list  #: of other processes, which count their own
+    collect: Sequence[Collect] = ()
+
+
+def store_answers(store: ObjectStore) -> Check:
+    """One small request; a missing object is a good answer."""
+
+    def check() -> None:
+        try:
+            store.size("readyz")
+        except ObjectNotFound:
+            return
+
+    return check
+
+
+def none_stopped(problems: Callable[[], Sequence[Problem]]) -> Check:
+    """No component has failed. A stopped item of many leaves the process ready: another process would stop as well."""
+
+    def check() -> None:
+        stopped = next((p for p in problems() if p.ends_process), None)
+        if stopped is not None:
+            raise StoreUnavailable(f"{stopped.source} has stopped: {stopped.message}")
+
+    return check
+
+
+def lease_holds(age_s: Callable[[], float | None]) -> Check:
+    """The lease was renewed in time; otherwise the process may have been replaced."""
+
+    def check() -> None:
+        age = age_s()
+        if age is None:
+            raise StoreUnavailable("not registered yet")
+        if age * 1000 > LEASE_MS:
+            raise StoreUnavailable(f"the lease was renewed {age:.1f} s ago, longer than {LEASE_MS / 1000:g} s")
+
+    return check
+
+
+def lease_age(age_s: Callable[[], float | None]) -> Collect:
+    """The age of a lease as a metric; none before the first lease."""
+
+    def collect() -> list[metrics.Metric]:
+        age = age_s()
+        return [] if age is None else [metrics.single("tistream_lease_age_seconds", age)]
+
+    return collect
