@@ -1,6 +1,7 @@
 """Opens the destination of a changefeed by its sink URI, and checks it before the changefeed starts.
 
 check_destination   is it there, does it take what the tenant has; what must its user know
+place_of            what it writes there, to be compared with other changefeeds
 cut_lanes           the lanes of a changefeed: sub-ranges aligned with the destination's regions, or shares of tables
 open_destination    for the owner of a lane
 """
@@ -22,6 +23,7 @@ from tistream.catalog.tenancy.changefeeds import get_changefeed
 from tistream.catalog.tenancy.kinds import TenantKind
 from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
 from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope, TableScope, covers
+from tistream.catalog.work.core.place import Files, Keys, Place
 from tistream.catalog.work.lanes import LaneRow, list_lanes
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, StateForbids, invariant
@@ -79,6 +81,15 @@ def check_destination(target: Target, changefeed_id: str, clock: Clock) -> Reach
         return Reached(notes=notes, cluster_id=found.cluster_id, keyspace_id=found.keyspace_id)
     finally:
         opened.close()
+
+
+def place_of(target: Target, reached: Reached, keys: KeyRange) -> Place:
+    """Where a changefeed writes. `keys`: user keys of a keyspace."""
+    uri = target.uri
+    if reached.cluster_id is not None:
+        return Keys(cluster_id=reached.cluster_id, keyspace_id=reached.keyspace_id, range=keys)
+    endpoint = uri.options.get("endpoint", "")
+    return Files.of(scheme=uri.scheme, bucket=uri.authority, path=uri.path, endpoint=endpoint)
 
 
 def cut_lanes(target: Target, changefeed_id: str, wanted: KeyRange, lanes: int, clock: Clock) -> Sequence[LaneScope]:

@@ -34,6 +34,7 @@ from tistream.catalog.tenancy.changefeeds import (
     switch_changefeed,
 )
 from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.work.replications import Sees
 from tistream.catalog.work.tasks import served_watermark
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotAllowed
@@ -229,7 +230,9 @@ def changefeed_router(catalog: Catalog, registry: SchemaRegistry, clock: Clock) 
                 target_ts=timestamp(new.target_ts),
                 hold_ms=_ms(new.idle_limit_s, REPLICATION_HOLD_HOURS),
             )
-            made, found = run.create(tenant, new.changefeed_id, start, wanted, lanes=new.lanes, actor=actor_of(request))
+            made, found = run.create(
+                tenant, new.changefeed_id, start, wanted, lanes=new.lanes, actor=actor_of(request), sees=_seen(request)
+            )
             notes = list(found)
         else:
             made = _add_consumer(catalog, tenant, start, new)
@@ -268,7 +271,7 @@ def _state_routes(catalog: Catalog, run: Replications, routes: APIRouter, one: s
         tenant = _known(catalog, cluster_id, tenant_id)
         to_ts = None if how is None or how.checkpoint_ts is None else timestamp(how.checkpoint_ts)
         if get_changefeed(catalog, tenant, changefeed_id).is_replication:
-            run.resume(tenant, changefeed_id, to_ts, actor=actor_of(request))
+            run.resume(tenant, changefeed_id, to_ts, actor=actor_of(request), sees=_seen(request))
         elif to_ts is not None:
             raise InvalidInput("A consumer is moved with :reset.", option="checkpoint_ts")
         else:
@@ -292,7 +295,7 @@ def _replication_routes(catalog: Catalog, run: Replications, routes: APIRouter, 
             target_ts=before.target_ts if new.target_ts is None else timestamp(new.target_ts),
             hold_ms=before.idle_limit_ms if new.idle_limit_s is None else int(new.idle_limit_s * 1000),
         )
-        notes = run.update(tenant, changefeed_id, wanted, actor=actor_of(request))
+        notes = run.update(tenant, changefeed_id, wanted, actor=actor_of(request), sees=_seen(request))
         return _one_shown(catalog, get_changefeed(catalog, tenant, changefeed_id), notes)
 
     @route(routes, "GET", f"{one}/tables", Right.LOOK, "list_changefeed_tables", "List the tables of a replication")
@@ -359,6 +362,10 @@ def _check_may_write(request: Request, *uris: str) -> None:
         needed = Right.OPERATE if urlsplit(uri).scheme == "file" else Right.TENANT
         if needed not in principal_of(request).rights:
             raise NotAllowed(f"This key may not let the service write there: it needs the right '{needed}'.")
+
+
+def _seen(request: Request) -> Sees:
+    return principal_of(request).sees
 
 
 def _texts(given: Any) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from destinations.letters.place import check_letters
-from destinations.opening import LANES, Reached, Target, check_destination, cut_lanes, keys_of, recut
+from destinations.opening import LANES, Reached, Target, check_destination, cut_lanes, keys_of, place_of, recut
 from destinations.tables import tables_by_lane, tables_without_key
 from reading.filters import parse_filter
 from reading.kv.selection import kept_selection
@@ -26,7 +26,9 @@ from tistream.catalog.tenancy.changefeeds import (
 )
 from tistream.catalog.tenancy.tenants import TenantRow, every_tenant, get_tenant
 from tistream.catalog.work import replications
+from tistream.catalog.work.core.place import place_facts
 from tistream.catalog.work.lanes import list_lanes, replace_lanes
+from tistream.catalog.work.replications import Sees, no_other
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, StateForbids
 from tistream.ids import Tenant
@@ -46,9 +48,10 @@ class Wanted:
     hold_ms: int = 86_400_000
     dead_letter: str = ""  #: URI of the place of refused changes; empty = none
 
-    def options(self, reached: Reached) -> str:
-        """As the catalog keeps them, with what the destination is."""
+    def options(self, target: Target, reached: Reached, keys: KeyRange) -> str:
+        """As the catalog keeps them, with what the destination is. `keys`: user keys of a keyspace."""
         found: dict[str, object] = {"sink_cluster": reached.cluster_id, "sink_keyspace": reached.keyspace_id}
+        found["place"] = place_facts(place_of(target, reached, keys))
         if self.dead_letter:
             found["dead_letter"] = self.dead_letter
         return orjson.dumps({"keys": dict(self.keys), **found}, option=orjson.OPT_SORT_KEYS).decode()
@@ -68,41 +71,52 @@ class Replications:
     registry: SchemaRegistry
 
     def create(
-        self, tenant: Tenant, name: str, start_ts: int | None, wanted: Wanted, *, lanes: int | None, actor: str
+        self,
+        tenant: Tenant,
+        name: str,
+        start_ts: int | None,
+        wanted: Wanted,
+        *,
+        lanes: int | None,
+        actor: str,
+        sees: Sees = no_other,
     ) -> tuple[bool, Sequence[str]]:
-        """(whether it is new, what its user must know). InvalidInput names the option at fault."""
+        """(whether it is new, what its user must know). InvalidInput names the option at fault. `sees`: the tenants
+        that the user may know of, here as in what follows."""
         row = get_tenant(self.catalog, tenant)
         target, keys = self._checked(row, wanted)
         reached = self._reached(target, name, wanted)
-        self._check_direction(row, name, reached)
+        self._check_direction(row, name, reached, sees)
         notes = [*reached.notes, *self._without_key(row, wanted)]
         scopes = cut_lanes(target, name, keys, lanes or LANES, self.clock)
         made = replications.create_replication(
-            self.catalog, tenant, name, start_ts, sink_uri=wanted.sink_uri, options=wanted.options(reached),
-            filters=wanted.filters_text, scopes=scopes, target_ts=wanted.target_ts, hold_ms=wanted.hold_ms, actor=actor,
+            self.catalog, tenant, name, start_ts, sink_uri=wanted.sink_uri, filters=wanted.filters_text, scopes=scopes,
+            options=wanted.options(target, reached, keys), target_ts=wanted.target_ts, hold_ms=wanted.hold_ms,
+            actor=actor, sees=sees,
         )  # fmt: skip
         return made, notes
 
-    def update(self, tenant: Tenant, name: str, wanted: Wanted, *, actor: str) -> Sequence[str]:
+    def update(self, tenant: Tenant, name: str, wanted: Wanted, *, actor: str, sees: Sees = no_other) -> Sequence[str]:
         """Other settings of a replication that does not run; what its user must know. Its keys stay the same."""
         row = get_tenant(self.catalog, tenant)
         before = replication_of(self.catalog, tenant, name)
-        target, _ = self._checked(row, wanted)
+        target, keys = self._checked(row, wanted)
         had = kept_selection(orjson.loads(before.options)["keys"]).range
         if row.kind.is_keyspace and kept_selection(wanted.keys).range != had:
             raise InvalidInput("The range of a changefeed cannot change: create another one.", option="start-key")
         reached = self._reached(target, name, wanted)
-        self._check_direction(row, name, reached)
+        self._check_direction(row, name, reached, sees)
         notes = [*reached.notes, *self._without_key(row, wanted)]
         replications.update_replication(
-            self.catalog, tenant, name, sink_uri=wanted.sink_uri, options=wanted.options(reached),
+            self.catalog, tenant, name, sink_uri=wanted.sink_uri, options=wanted.options(target, reached, keys),
             filters=wanted.filters_text, target_ts=wanted.target_ts, hold_ms=wanted.hold_ms, actor=actor,
+            sees=sees,
         )  # fmt: skip
         return notes
 
-    def resume(self, tenant: Tenant, name: str, to_ts: int | None, *, actor: str) -> None:
+    def resume(self, tenant: Tenant, name: str, to_ts: int | None, *, actor: str, sees: Sees = no_other) -> None:
         """Run it again, above `to_ts` if given, and try what was refused again."""
-        replications.resume_replication(self.catalog, tenant, name, to_ts=to_ts, actor=actor)
+        replications.resume_replication(self.catalog, tenant, name, to_ts=to_ts, actor=actor, sees=sees)
 
     def rebalance(self, tenant: Tenant, name: str, lanes: int | None) -> None:
         """Cut it anew, by the destination's regions as they are now. StateForbids while a change is refused."""
@@ -128,7 +142,7 @@ class Replications:
             check_letters(wanted.dead_letter, target.uri, name, self.clock)
         return check_destination(target, name, self.clock)
 
-    def _check_direction(self, row: TenantRow, name: str, reached: Reached) -> None:
+    def _check_direction(self, row: TenantRow, name: str, reached: Reached, sees: Sees) -> None:
         """InvalidInput when this changefeed would write to its own source, or another one writes the other way: each
         write would come back and be written again, without end."""
         if reached.cluster_id is None or row.upstream_id is None:
@@ -142,12 +156,11 @@ class Replications:
             for feed in list_changefeeds(self.catalog, other.tenant):
                 known = orjson.loads(feed.options)
                 if feed.is_replication and (known["sink_cluster"], known["sink_keyspace"]) == here:
+                    who = replications.called(other.tenant, feed.changefeed_id, row.tenant, sees)
                     raise InvalidInput(
-                        f"Changefeed {feed.changefeed_id} of tenant {other.tenant} writes the other way, so that each "
-                        f"would feed the other. Remove it before {name} is created.",
+                        f"{who} writes the other way, so that each would feed the other. Remove it before {name} is "
+                        "created.",
                         option="sink-uri",
-                        changefeed_id=feed.changefeed_id,
-                        tenant=str(other.tenant),
                     )
 
     def _without_key(self, row: TenantRow, wanted: Wanted) -> Sequence[str]:

@@ -4,11 +4,14 @@ create   the changefeed and its first lanes
 resume   normal again, with all errors forgotten; its checkpoint may be moved
 update   other settings, while it is stopped or failed
 fail     by a lane's owner: an error that no retry can mend, such as a log that no longer has what follows
+
+The first three refuse a changefeed that would write to the same place as another one that is not finished (`place`).
+Of two that are created at the same moment neither sees the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import and_, bindparam, select
@@ -16,17 +19,35 @@ from sqlalchemy import and_, bindparam, select
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
-from tistream.catalog.database.tables import amendments, changefeeds, lanes, of_asked_tenant, tenant_ids
+from tistream.catalog.database.tables import amendments, changefeeds, lanes, of_asked_tenant, tenant_ids, tenant_of
 from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, no_changefeed
 from tistream.catalog.work.core.lane_scope import LaneScope, skip
+from tistream.catalog.work.core.place import place_in
 from tistream.catalog.work.lanes import LaneRow, add_lanes, error_text, list_lanes, rescope, retry_lanes, rewind_lanes
-from tistream.errors import Fenced, NotFound, StateForbids
+from tistream.errors import Fenced, InvalidInput, NotFound, StateForbids
 from tistream.ids import Tenant
 
 _f, _l = changefeeds.c, lanes.c
 _ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
 _LOCK = select(changefeeds).where(_ONE).with_for_update()
+_WRITERS = select(_f.cluster_id, _f.tenant_id, _f.changefeed_id, _f.options).where(
+    _f.sink_uri != "", _f.state != FeedState.FINISHED
+)
 _IDLE = (FeedState.STOPPED, FeedState.FAILED, FeedState.FINISHED)
+Sees = Callable[[Tenant], bool]
+"""Whether the user may know of a tenant."""
+
+
+def no_other(tenant: Tenant) -> bool:
+    """Sees no tenant but its own."""
+    return False
+
+
+def called(owner: Tenant, changefeed_id: str, tenant: Tenant, sees: Sees) -> str:
+    """A changefeed for a user of `tenant`, at the begin of a sentence. Others are named only to those who see them."""
+    if owner == tenant:
+        return f"Changefeed {changefeed_id}"
+    return f"Changefeed {changefeed_id} of tenant {owner}" if sees(owner) else "A changefeed of another tenant"
 
 
 def create_replication(
@@ -42,12 +63,14 @@ def create_replication(
     target_ts: int,
     hold_ms: int,
     actor: str = "",
+    sees: Sees = no_other,
 ) -> bool:
     """Register a replication that has everything at or below `start_ts` (None: the start of the log). `hold_ms`: how
     long its log is kept while its checkpoint does not move; 0 = for ever. False when it is already registered alike;
-    errors as `add_changefeed`."""
+    InvalidInput when another one writes to the same place; other errors as `add_changefeed`."""
 
     def added(conn: Any, start: int) -> None:
+        _check_place(conn, tenant, changefeed_id, options, sees)
         add_lanes(conn, tenant, changefeed_id, scopes, start)
         record_event(conn, EventKind.CHANGEFEED_CREATED, changefeed_id, tenant=tenant, actor=actor, start_ts=str(start))
 
@@ -67,15 +90,23 @@ def create_replication(
 
 
 def resume_replication(
-    catalog: Catalog, tenant: Tenant, changefeed_id: str, *, to_ts: int | None = None, actor: str = ""
+    catalog: Catalog,
+    tenant: Tenant,
+    changefeed_id: str,
+    *,
+    to_ts: int | None = None,
+    actor: str = "",
+    sees: Sees = no_other,
 ) -> None:
     """Run it again and try its stopped lanes again. `to_ts`: all lanes continue above it, also further back.
-    StateForbids when it is finished and not moved below its target."""
+    StateForbids when it is finished and not moved below its target, InvalidInput when another one writes to the same
+    place."""
     asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
         row = _locked(conn, tenant, changefeed_id)
         if row.state == FeedState.FINISHED and (to_ts is None or to_ts >= row.target_ts > 0):
             raise StateForbids(f"Changefeed {changefeed_id} is finished.", state=row.state)
+        _check_place(conn, tenant, changefeed_id, row.options, sees)
         retry_lanes(conn, tenant, changefeed_id)
         values: dict[str, Any] = {"state": FeedState.NORMAL, "error": None, "seen_ms": now_ms()}
         if to_ts is not None:
@@ -101,13 +132,16 @@ def update_replication(
     target_ts: int,
     hold_ms: int,
     actor: str = "",
+    sees: Sees = no_other,
 ) -> None:
-    """Change the settings of a replication that does not run. StateForbids while it is normal."""
+    """Change the settings of a replication that does not run. StateForbids while it is normal, InvalidInput when
+    another one writes to the same place."""
     asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
         row = _locked(conn, tenant, changefeed_id)
         if row.state not in _IDLE:
             raise StateForbids(f"Changefeed {changefeed_id} runs: pause it first.", state=row.state)
+        _check_place(conn, tenant, changefeed_id, options, sees)
         values = {"sink_uri": sink_uri, "options": options, "filters": filters}
         numbers = {"target_ts": target_ts, "idle_limit_ms": hold_ms}
         conn.execute(changefeeds.update().where(_ONE).values(**values, **numbers), asked)
@@ -148,6 +182,21 @@ def decide_refusal(
         kept = skip(lane.scope, str(error["key"]), int(error["commit_ts"])) if leave_out else lane.scope
         rescope(catalog, lane, kept)
     return error
+
+
+def _check_place(conn: Any, tenant: Tenant, changefeed_id: str, options: str, sees: Sees) -> None:
+    """InvalidInput when another changefeed writes to the place in these options."""
+    place = place_in(options)
+    if place is None:
+        return
+    for other in conn.execute(_WRITERS):
+        owner, theirs = tenant_of(other), place_in(other.options)
+        if (owner, other.changefeed_id) != (tenant, changefeed_id) and theirs is not None and place.meets(theirs):
+            who = called(owner, other.changefeed_id, tenant, sees)
+            raise InvalidInput(
+                f"{who} writes to {place.shared}. Let one of them write elsewhere, or remove one: a pause is no end.",
+                option="sink-uri",
+            )
 
 
 def _locked(conn: Any, tenant: Tenant, changefeed_id: str) -> Any:
