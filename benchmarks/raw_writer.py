@@ -22,6 +22,7 @@ from destinations.uri import parse_sink_uri
 from simulator.raw_workload import RawProfile, raw_cluster
 from simulator.serve.served import ServedCluster
 from tistream import ts as tso
+from tistream.catalog.tenancy.kinds import Keyspace
 from tistream.clock import SystemClock
 from tistream.codec.raw.keys import KeyMode, keyspace_prefix
 from tistream.ids import Tenant
@@ -115,7 +116,7 @@ def run() -> Iterator[Result]:
             return [(key, cluster.versions(prefix + key)[-1].value or b"") for key in keys]
 
         with (
-            closing(open_tikv(uri, share, FED, clock)) as destination,
+            closing(open_tikv(uri, share, Keyspace(id=FED), clock)) as destination,
             closing(BareWriter(pd, BARE, keys, values)) as bare,
         ):
             yield compare(

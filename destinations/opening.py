@@ -56,7 +56,7 @@ class Target:
     def open(self, share: Share, clock: Clock) -> Destination:
         """The destination for one lane."""
         if self.uri.scheme == "tikv":
-            return open_tikv(self.uri, share, self.row.keyspace.id, clock)
+            return open_tikv(self.uri, share, self.row.keyspace, clock)
         return open_storage(self.uri, share, clock=clock)
 
 

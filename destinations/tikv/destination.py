@@ -1,6 +1,6 @@
 """RawKV of another TiKV cluster as a destination: `tikv://pd1:2379,pd2:2379?concurrency=4`.
 
-    destination = open_tikv(uri, share, source_keyspace, clock)
+    destination = open_tikv(uri, share, source, clock)
     destination.check()              before the changefeed starts
     destination.ranges(wanted, 2)    one part for each lane
 
@@ -34,6 +34,7 @@ from destinations.tikv.core.ranges import cut_ranges
 from destinations.tikv.core.writes import TikvPlan, plan_writes
 from destinations.uri import OptionReader, SinkUri
 from tistream import ts
+from tistream.catalog.tenancy.kinds import Keyspace
 from tistream.clock import Clock
 from tistream.codec.raw.keys import KEYSPACE_ID_MAX
 from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError, invariant
@@ -58,7 +59,7 @@ class TikvSettings:
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
-    keyspace: str = ""  #: name or id; empty = the source's id
+    keyspace: str = ""  #: name or id; empty = that of the source: its name if it has one, else its id
     api: Api | None = None  #: None = as the stores say
 
     @staticmethod
@@ -118,8 +119,8 @@ class TikvCheck:
 class TikvDestination:
     """See the module."""
 
-    def __init__(self, settings: TikvSettings, source_keyspace: int | None, clock: Clock) -> None:
-        self._settings, self._source_keyspace, self._clock = settings, source_keyspace, clock
+    def __init__(self, settings: TikvSettings, source: Keyspace, clock: Clock) -> None:
+        self._settings, self._source, self._clock = settings, source, clock
         self._connected: tuple[PdClient, RawClient] | None = None
 
     def look(self) -> TikvCheck:
@@ -232,31 +233,35 @@ class TikvDestination:
 
     def _space(self, pd: PdClient, api: Api) -> RawSpace:
         """Where the keys go: a keyspace of API V2, else the whole cluster."""
-        name = self._settings.keyspace
+        given = self._settings.keyspace
         if api is not Api.V2:
-            if name:
+            if given:
                 raise InvalidInput(f"The destination has API {api}, which has no keyspaces.", option="keyspace")
             return RawSpace(api)
-        by_name = bool(name) and not (name.isascii() and name.isdecimal())
-        keyspace_id = 0 if by_name else int(name or self._source_keyspace or 0)
-        if keyspace_id > KEYSPACE_ID_MAX:
-            raise InvalidInput(f"There is no keyspace {name}: ids end at {KEYSPACE_ID_MAX}.", option="keyspace")
-        called = repr(name) if by_name else f"with id {keyspace_id}"
+        wanted = _keyspace(given) if given else self._source
+        if wanted.id is not None and wanted.id > KEYSPACE_ID_MAX:
+            raise InvalidInput(f"There is no keyspace {wanted.id}: ids end at {KEYSPACE_ID_MAX}.", option="keyspace")
+        called = f"with id {wanted.id}" if wanted.name is None else repr(wanted.name)
         try:
-            found = pd.keyspace(name) if by_name else pd.keyspace_of_id(keyspace_id)
+            found = pd.keyspace_of_id(wanted.id or 0) if wanted.name is None else pd.keyspace(wanted.name)
         except NotFound as e:
-            default = "" if name else ", which is the source's id. Name one with the option keyspace"
+            default = "" if given else ", as the source is called. Name one with the option keyspace"
             raise InvalidInput(f"The destination has no keyspace {called}{default}.", option="keyspace") from e
         if found is None:  # PD has no list of them
-            return RawSpace(api, keyspace_id)
+            return RawSpace(api, wanted.id or 0)
         if found.state:
             raise InvalidInput(f"The keyspace {called} of the destination is not enabled.", option="keyspace")
         return RawSpace(api, found.id)
 
 
-def open_tikv(uri: SinkUri, share: Share, source_keyspace: int | None, clock: Clock) -> TikvDestination:
+def open_tikv(uri: SinkUri, share: Share, source: Keyspace, clock: Clock) -> TikvDestination:
     """The destination of one lane. InvalidInput names the option that is wrong; nothing is connected yet."""
-    return TikvDestination(TikvSettings.of(uri, share.of), source_keyspace, clock)
+    return TikvDestination(TikvSettings.of(uri, share.of), source, clock)
+
+
+def _keyspace(text: str) -> Keyspace:
+    """A keyspace by its id or by its name."""
+    return Keyspace(id=int(text)) if text.isascii() and text.isdecimal() else Keyspace(name=text)
 
 
 @contextmanager

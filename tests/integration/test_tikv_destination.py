@@ -25,6 +25,7 @@ from simulator.serve.faults import CALM, STORM, Faults
 from simulator.serve.served import CLUSTER_ID, ServedCluster
 from tests.kit.manual_clock import ManualClock
 from tistream import ts as tso
+from tistream.catalog.tenancy.kinds import Keyspace
 from tistream.clock import Clock, SystemClock
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
@@ -35,6 +36,7 @@ from tistream.tikv.core.api_versions import Api
 from tistream.tikv.raw_client import RawClient
 
 SOURCE, THERE = 7, 2  # keyspaces
+BY_ID = Keyspace(id=SOURCE)
 OPTIONS = "keyspace=2&backoff-base=10ms&backoff-max=200ms"
 AHEAD_S = 1000
 Change = tuple[bytes, bytes | None, int]  # key, value or None for a delete, expiry
@@ -78,7 +80,7 @@ def a_cluster(
         yield served
 
 
-def opened(served: ServedCluster, options: str = OPTIONS, *, of: int = 1, source: int = SOURCE) -> TikvDestination:
+def opened(served: ServedCluster, options: str = OPTIONS, *, of: int = 1, source: Keyspace = BY_ID) -> TikvDestination:
     share = Share(tenant=Tenant(1, 1), changefeed_id="c", number=0, of=of)
     return open_tikv(parse_sink_uri(f"tikv://{served.pd_address}?{options}"), share, source, SystemClock())
 
@@ -283,13 +285,24 @@ def test_a_keyspace_that_is_not_there_is_refused(options: str, api: Api, words: 
     assert refused.value.facts["option"] == "keyspace"
 
 
-def test_the_default_keyspace_has_the_id_of_the_source() -> None:
-    with (
-        a_cluster() as served,
-        closing(opened(served, "", source=6)) as destination,
-        pytest.raises(InvalidInput, match="no keyspace with id 6, which is the source's id"),
-    ):
-        destination.check()
+@pytest.mark.parametrize(
+    ("source", "found", "unlike", "words"),
+    [
+        (BY_ID, SOURCE, Keyspace(id=6), "no keyspace with id 6, as the source is called"),
+        (Keyspace(name="there"), THERE, Keyspace(name="here"), "no keyspace 'here', as the source is called"),
+        (Keyspace(id=SOURCE, name="there"), THERE, Keyspace(id=THERE, name="2"), "no keyspace '2', as the source"),
+    ],
+    ids=["by its id", "by its name, before a pusher began", "by its name"],
+)
+def test_the_default_keyspace_is_called_as_the_source_is(
+    source: Keyspace, found: int, unlike: Keyspace, words: str
+) -> None:
+    """A name is the same in two clusters; the id of a name is given by each PD."""
+    with a_cluster() as served:
+        with closing(opened(served, "", source=source)) as destination:
+            assert destination.look().keyspace_id == found
+        with closing(opened(served, "", source=unlike)) as destination, pytest.raises(InvalidInput, match=words):
+            destination.look()
 
 
 def test_an_old_pd_cannot_say_which_keyspaces_there_are() -> None:
@@ -301,5 +314,5 @@ def test_an_old_pd_cannot_say_which_keyspaces_there_are() -> None:
 def test_a_cluster_that_is_away_can_be_tried_again() -> None:
     share = Share(tenant=Tenant(1, 1), changefeed_id="c", number=0, of=1)
     uri = parse_sink_uri("tikv://127.0.0.1:1")
-    with closing(open_tikv(uri, share, SOURCE, ManualClock())) as destination, pytest.raises(DestinationUnavailable):
+    with closing(open_tikv(uri, share, BY_ID, ManualClock())) as destination, pytest.raises(DestinationUnavailable):
         destination.check()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backup.core.compare import Comparison
+    from tistream.catalog.tenancy.kinds import Keyspace
     from tistream.client import Client
     from tistream.client.tenant import Tenant as ApiTenant
     from tistream.keyrange import KeyRange
@@ -90,9 +91,11 @@ def _only(pages: Iterator[pa.Table], pattern: bytes | None) -> Iterator[pa.Table
         yield page if pattern is None else page.filter(pc.match_substring_regex(page["key"], pattern))
 
 
-def _keyspace_of(client: Client, cluster: int, tenant: int) -> int | None:
-    keyspace = client.send("GET", tenant_path(cluster, tenant))["keyspace"]
-    return None if keyspace is None else keyspace["id"]
+def _keyspace_of(client: Client, cluster: int, tenant: int) -> Keyspace:
+    from tistream.catalog.tenancy.kinds import Keyspace
+
+    found = client.send("GET", tenant_path(cluster, tenant))["keyspace"]
+    return Keyspace(id=found["id"], name=found["name"])
 
 
 def _scanned(pages: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:

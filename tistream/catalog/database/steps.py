@@ -21,14 +21,6 @@ def create_table(name: str, *columns: sa.Column[Any]) -> None:
     )
 
 
-def add_column(table: str, column: sa.Column[Any]) -> None:
-    """Add a column. Its default is for the rows that are there, and for those that the version before inserts."""
-    _run(
-        lambda: op.add_column(table, column),
-        lambda: column.name in {each["name"] for each in sa.inspect(op.get_bind()).get_columns(table)},
-    )
-
-
 def create_index(name: str, table: str, columns: Sequence[str], *, unique: bool = False) -> None:
     """Create an index."""
     _run(lambda: op.create_index(name, table, list(columns), unique=unique), lambda: name in _indexes(table))

@@ -313,7 +313,7 @@ changefeeds = Table(
     *_consumer_ids(),
     Column("state", Word, nullable=False),
     *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "seen_ms", "idle_limit_ms", "last_epoch"),
-    Column("dead_letters", UInt, nullable=False, server_default="0"),
+    *_uints("dead_letters"),
     *(Column(name, SqlText, nullable=name == "error") for name in ("filters", "sink_uri", "options", "error")),
 )
 lanes = Table(

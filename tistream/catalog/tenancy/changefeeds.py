@@ -174,7 +174,7 @@ def add_changefeed(
         key = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "changefeed_id": changefeed_id}
         conn.execute(
             # epochs start at the time of creation: none of an earlier consumer of the same name is used again
-            changefeeds.insert().values(created_ms=now_ms(), seen_ms=now_ms(), last_epoch=now_ms()),
+            changefeeds.insert().values(created_ms=now_ms(), seen_ms=now_ms(), last_epoch=now_ms(), dead_letters=0),
             {
                 **key,
                 "state": FeedState.FINISHED if target_ts and target_ts <= start else FeedState.NORMAL,

@@ -241,6 +241,7 @@ def _readers() -> None:
         _name("changefeed_id", 128, key=True),
         *_words("state"),
         *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "seen_ms", "idle_limit_ms", "last_epoch"),
+        *_uints("dead_letters"),
         *map(_text, ("filters", "sink_uri", "options")),
         _text("error", nullable=True),
     )
