@@ -3,15 +3,19 @@ refused."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from typer.testing import CliRunner
 
 from tests.kit.auth_site import MINE, Site, auth_site, is_problem
 from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.cli.main import command_line
+from tistream.cli.server import HttpServer
 from tistream.http.auth.core.roles import Role
 
 FEEDS = "/v1/clusters/1/tenants/1/changefeeds"
@@ -80,3 +84,22 @@ def test_secrets_of_the_place_are_in_no_answer(site: Site, tmp_path: Path, monke
 def test_a_consumer_has_no_dead_letters(site: Site) -> None:
     body = {"changefeed_id": "c", "dead_letter": "file:///dead"}
     assert is_problem(site.ask("POST", FEEDS, site.key(Role.OWNER), json=body), 400, "TS-1001")
+
+
+def test_the_command_line_names_changes_and_removes_a_place(site: Site, tmp_path: Path) -> None:
+    server = HttpServer(site.app, "127.0.0.1", 0)
+    server.start()
+
+    def run(*words: str) -> Any:
+        more = ["-c", "1", "-t", "1", "--url", server.url, "--key", site.key(Role.OWNER), "--json"]
+        done = CliRunner().invoke(command_line(["changefeed"]), ["changefeed", *words, *more], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["dead_letter"]
+
+    sink, dead = f"file://{tmp_path}/lake?protocol=csv", f"file://{tmp_path}/dead"
+    assert run("create", "lake", "--sink-uri", sink, "--dead-letter", dead) == dead
+    site.ask("POST", f"{FEEDS}/lake:pause", site.key(Role.OWNER)).raise_for_status()
+    assert run("update", "lake", "--idle-hours", "2") == dead
+    assert run("update", "lake", "--dead-letter", f"{dead}2") == f"{dead}2"
+    assert run("update", "lake", "--dead-letter", "") == ""
+    server.stop()

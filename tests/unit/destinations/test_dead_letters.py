@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ import pytest
 from destinations.letters.core.letter import letter_of
 from destinations.letters.place import LetterFiles, check_letters, open_letters
 from destinations.protocol import DeadLetterUnavailable, DestinationRefused, LeaseOver, Share
+from destinations.storage.core.contents import File, render_or_refuse
 from destinations.uri import parse_sink_uri
+from reading.core.changes import TableChanges
+from reading.decode import decode_rows
+from reading.scope import Scope
 from tests.kit.entry_log import Entry, entry_rows
 from tests.kit.log_builder import with_broken_value
 from tests.kit.recording import committed_rows, recorded_history
@@ -106,3 +111,29 @@ def test_a_place_is_tried_before_the_changefeed_starts(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DeadLetterUnavailable, match="Not a directory"):
         open_letters(f"file://{tmp_path}/file", SystemClock())
+
+
+def test_every_change_that_cannot_be_rendered_is_refused_and_no_other() -> None:
+    history, rows = recorded_history(), committed_rows()
+    decoded = decode_rows(history, rows.slice(0, 400), Scope(tenant=SHARE.tenant)).changes
+    parts = [(part, ()) for part in decoded if len(part) > 4][:3]
+    bad = {(part.key[n].as_py(), int(part.commit_ts[n])) for part, _ in parts[:2] for n in (0, 3, len(part) - 1)}
+
+    def render(changes: TableChanges, counts: Sequence[int]) -> list[File]:
+        if bad & set(zip(changes.key.to_pylist(), changes.commit_ts.tolist(), strict=True)):
+            raise InvalidInput("a value has no text")
+        return [(len(changes), b"x" * len(changes))]
+
+    with pytest.raises(DestinationRefused) as refused:
+        render_or_refuse(render, parts)
+    found = [(bytes.fromhex(str(e.facts["key"])), e.facts["commit_ts"]) for e in refused.value.each]
+    assert (set(found), len(found)) == (bad, len(bad))
+    assert render_or_refuse(render, parts[2:]) == [[(len(parts[2][0]), b"x" * len(parts[2][0]))]]
+
+    def together_only(changes: TableChanges, counts: Sequence[int]) -> list[File]:
+        if len(changes) == len(parts[0][0]):
+            raise InvalidInput("too much at once")
+        return []
+
+    with pytest.raises(InvalidInput, match="too much at once"):
+        render_or_refuse(together_only, parts[:1])
