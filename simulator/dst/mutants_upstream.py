@@ -116,8 +116,8 @@ broken(
     "scan-from-above (upstream): the opening scan leaves out what was committed just above its checkpoint_ts",
     (
         "simulator.core.cluster:Cluster._scanned",
-        "subscription.checkpoint_ts)",
-        f"subscription.checkpoint_ts + {_TWO_SECONDS})",
+        "subscription.checkpoint_ts]",
+        f"subscription.checkpoint_ts + {_TWO_SECONDS}]",
     ),
 )
 broken(
