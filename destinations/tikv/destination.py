@@ -48,6 +48,7 @@ from tistream.tikv.raw_client import OutOfTime, Pace, RawClient, learn_api
 
 _APIS = {"v1": Api.V1, "v1ttl": Api.V1TTL, "v2": Api.V2}
 _PD_PATIENCE_S = 5.0
+_CONNECTIONS = 4  #: to a server, of all lanes of a process: one alone carries too little over a long distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +120,9 @@ class TikvCheck:
 class TikvDestination:
     """See the module."""
 
-    def __init__(self, settings: TikvSettings, source: Keyspace, clock: Clock) -> None:
-        self._settings, self._source, self._clock = settings, source, clock
+    def __init__(self, settings: TikvSettings, source: Keyspace, clock: Clock, connection: int) -> None:
+        """`connection`: those of a process with the same number share their connections."""
+        self._settings, self._source, self._clock, self._connection = settings, source, clock, connection
         self._connected: tuple[PdClient, RawClient] | None = None
 
     def look(self) -> TikvCheck:
@@ -221,11 +223,12 @@ class TikvDestination:
     def _connect(self) -> tuple[PdClient, RawClient]:
         if self._connected is not None:
             return self._connected
-        settings, tls = self._settings, self._settings.tls()
-        pd = PdClient(settings.endpoints, tls=tls, clock=self._clock, patience_s=_PD_PATIENCE_S)
+        settings, clock, tls, connection = self._settings, self._clock, self._settings.tls(), self._connection
+        pd = PdClient(settings.endpoints, tls=tls, clock=clock, patience_s=_PD_PATIENCE_S, connection=connection)
         try:
-            space = self._space(pd, settings.api or learn_api(pd, clock=self._clock, tls=tls, pace=settings.pace))
-            self._connected = pd, RawClient(pd, space, clock=self._clock, tls=tls, pace=settings.pace)
+            space = self._space(pd, settings.api or learn_api(pd, clock=clock, tls=tls, pace=settings.pace))
+            client = RawClient(pd, space, clock=clock, tls=tls, pace=settings.pace, connection=connection)
+            self._connected = pd, client
         except BaseException:
             pd.close()
             raise
@@ -256,7 +259,7 @@ class TikvDestination:
 
 def open_tikv(uri: SinkUri, share: Share, source: Keyspace, clock: Clock) -> TikvDestination:
     """The destination of one lane. InvalidInput names the option that is wrong; nothing is connected yet."""
-    return TikvDestination(TikvSettings.of(uri, share.of), source, clock)
+    return TikvDestination(TikvSettings.of(uri, share.of), source, clock, share.number % _CONNECTIONS)
 
 
 def _keyspace(text: str) -> Keyspace:

@@ -3,6 +3,8 @@
     Tls(ca=..., certificate=..., key=...)      PEM texts
     TlsFiles(ca, certificate, key)             files, read again when they change
     Channels(tls).at("10.0.0.1:20160")         one channel per address
+    Channels(tls, connection=2)                the channels of all with this number in the process, if their texts are
+                                               the same; each is closed with its last user
 
 Certificates are renewed by rewriting the files, every few months or hours. An open connection keeps its certificates;
 new ones to the same address, also reconnections, use the current files. While files are unreadable, or a key was
@@ -12,6 +14,7 @@ written before its certificate, the last consistent ones stay in use.
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,32 +92,61 @@ def _open(address: str, pem: Pem | None) -> grpc.Channel:
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate), _OPTIONS)
 
 
-class Channels:
-    """Channels by address. Thread-safe; `close` it."""
+_Place = tuple[str, Pem | None, Hashable]  # address, texts, whose
 
-    def __init__(self, tls: Tls | None) -> None:
-        self._tls = tls
+
+class _Open:
+    """The channels of a process, by what they are; closed by their last user."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[grpc.Channel, Pem | None]] = {}
-        self._old: list[grpc.Channel] = []  # replaced; calls on them may be in progress
+        self._users: dict[_Place, tuple[grpc.Channel, int]] = {}
+
+    def take(self, place: _Place) -> grpc.Channel:
+        with self._lock:
+            known = self._users.get(place)
+            channel, users = (_open(*place[:2]), 0) if known is None else known
+            self._users[place] = channel, users + 1
+            return channel
+
+    def give_back(self, place: _Place) -> None:
+        with self._lock:
+            channel, users = self._users.pop(place)
+            if users > 1:
+                self._users[place] = channel, users - 1
+                return
+        channel.close()
+
+
+_OPEN = _Open()
+
+
+class Channels:
+    """Channels by address. Thread-safe; `close` it. Without the number of a `connection` they are its own."""
+
+    def __init__(self, tls: Tls | None, connection: int | None = None) -> None:
+        self._tls, self._whose = tls, object() if connection is None else connection
+        self._lock = threading.Lock()
+        self._taken: dict[str, tuple[grpc.Channel, _Place]] = {}
+        self._old: list[_Place] = []  # replaced; calls on them may be in progress
 
     def at(self, address: str) -> grpc.Channel:
-        pem = None if self._tls is None else self._tls.current()
+        place = address, None if self._tls is None else self._tls.current(), self._whose
         with self._lock:
-            known = self._open.get(address)
-            if known is not None and known[1] == pem:
+            known = self._taken.get(address)
+            if known is not None and known[1] == place:
                 return known[0]
-            channel = _open(address, pem)
-            self._open[address] = (channel, pem)
+            channel = _OPEN.take(place)
+            self._taken[address] = channel, place
             if known is not None:
-                self._old.append(known[0])
-                if len(self._old) > len(self._open):
-                    self._old.pop(0).close()
+                self._old.append(known[1])
+                if len(self._old) > len(self._taken):
+                    _OPEN.give_back(self._old.pop(0))
             return channel
 
     def close(self) -> None:
         with self._lock:
-            for channel in [*self._old, *(channel for channel, _ in self._open.values())]:
-                channel.close()
-            self._open.clear()
+            for place in [*self._old, *(place for _, place in self._taken.values())]:
+                _OPEN.give_back(place)
+            self._taken.clear()
             self._old.clear()

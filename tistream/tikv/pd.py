@@ -48,8 +48,17 @@ class PdClient:
         clock: Clock | None = None,
         patience_s: float = 15.0,
         rand: random.Random | None = None,
+        connection: int | None = None,
     ) -> None:
-        self._channel = PdChannel(endpoints, clock=clock or SystemClock(), tls=tls, patience_s=patience_s, rand=rand)
+        """`connection`: see `Channels`."""
+        self._channel = PdChannel(
+            endpoints,
+            clock=clock or SystemClock(),
+            tls=tls,
+            patience_s=patience_s,
+            rand=rand,
+            connection=connection,
+        )
         self._tso = TsoClient(self._channel)
         self._unknown: set[str] = set()  # methods that the server does not have
         self._keys = WHOLE

@@ -52,13 +52,15 @@ class PdChannel:
         tls: Tls | None = None,
         patience_s: float = 15.0,
         rand: random.Random | None = None,
+        connection: int | None = None,
     ) -> None:
+        """`connection`: see `Channels`."""
         if not endpoints:
             raise InvalidInput("no PD endpoint was given")
         self._endpoints = [address_of(e) for e in endpoints]
         self._clock, self._patience_s, self._rand = clock, patience_s, rand or random.Random()
         self._lock = threading.Lock()
-        self._channels = Channels(tls)
+        self._channels = Channels(tls, connection)
         self._leader = ""
         self._cluster_id = 0
         self._closed = threading.Event()

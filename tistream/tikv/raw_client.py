@@ -132,12 +132,13 @@ class RawClient:
         pace: Pace | None = None,
         rand: random.Random | None = None,
         notice: Callable[[str], object] = lambda _: None,
+        connection: int | None = None,
     ) -> None:
-        """`notice` gets the reason of each retry."""
+        """`notice` gets the reason of each retry. `connection`: see `Channels`."""
         self.space = space
         self._pd, self._clock, self._rand, self._notice = pd, clock, rand or random.Random(), notice
         self._pace = pace or Pace()
-        self._channels = Channels(tls)
+        self._channels = Channels(tls, connection)
         self._lock = threading.Lock()
         self._known = RegionMap(space.range_of)
         self._addresses: dict[int, str] = {}
