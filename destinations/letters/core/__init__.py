@@ -1,1 +1,1 @@
-"""The decisions about a lane, without I/O and without a clock."""
+"""Dead letters as files, without I/O and without a clock."""
