@@ -24,7 +24,7 @@ from tests.kit.statements import StatementLog
 from tistream import ts as tso
 from tistream.admin.consumers import consumers_of
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import changefeeds, consumer_members, tasks, workers
+from tistream.catalog.database.tables import changefeeds, consumer_members, lanes, tasks, workers
 from tistream.catalog.log.consumers import claim_partition
 from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, switch_changefeed
 from tistream.catalog.tenancy.tenants import TenantState, change_state, list_tenants, register_tenant
@@ -42,6 +42,8 @@ from tistream.catalog.work.lanes import (
     list_lanes,
 )
 from tistream.catalog.work.replications import create_replication, fail_replication
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.catalog.work.stream_ends import end_stream
 from tistream.catalog.work.tasks import assign_task, stop_task, tasks_of_tenants
 from tistream.catalog.work.workers import register_worker, retire_worker
 from tistream.ids import Tenant
@@ -180,6 +182,33 @@ class TestGauges:
             assert found.get(f"tistream_replication_{name}_seconds", {}) == {}, "else it would lag since 1970"
         (fact,) = consumers_of(catalog, T)
         assert (fact["rpo"], fact["checkpoint_time"]) == (None, None)
+
+    def test_a_replication_of_a_stream_that_has_ended_does_not_lag(self, catalog: Catalog) -> None:
+        grown_log(catalog)
+        end_ts = tso.compose(tso.physical_ms(START) + 9000)
+        with catalog.transaction() as conn:
+            conn.execute(tasks.update().values(durable_ts=end_ts))
+        create_replication(
+            catalog, T, "dr", START, sink_uri="s3://b/p?protocol=csv", options="{}", filters="{}",
+            scopes=[TableScope(number=0, of=1)], target_ts=0, hold_ms=0,
+        )  # fmt: skip
+        incarnation, _ = issue_incarnation(catalog, T, 1)
+        assert end_stream(catalog, T, 1, incarnation, end_ts)
+
+        def parts() -> list[float]:
+            found = shown(CatalogGauges(catalog, ManualClock()))["tistream_replication_lag_seconds"]
+            (fact,) = consumers_of(catalog, T)
+            lag = [found["7", "0", "dr", part] for part in metrics.LAG_PARTS]
+            assert [fact["rpo"][f"{part}_s"] for part in metrics.LAG_PARTS] == lag
+            assert fact["rpo"]["total_s"] == sum(lag)
+            return lag
+
+        assert parts() == [0, 9, 0], "what is not written lags behind the end"
+        with catalog.transaction() as conn:
+            conn.execute(lanes.update().values(checkpoint_ts=end_ts))
+            conn.execute(changefeeds.update().values(checkpoint_ts=end_ts, seen_ms=1))
+        assert parts() == [0, 0, 0]
+        assert set(shown(CatalogGauges(catalog, ManualClock()))["tistream_replication_unmoved_seconds"].values()) == {0}
 
     def test_only_those_that_lag_most_have_a_line(self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tistream.catalog.work.gauges._SLOWEST", _slowest(1))

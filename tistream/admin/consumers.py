@@ -27,6 +27,7 @@ from tistream.catalog.tenancy.changefeeds import (
     switch_changefeed,
 )
 from tistream.catalog.work.lanes import LaneRow, list_lanes
+from tistream.catalog.work.stream_ends import stream_end
 from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
@@ -34,13 +35,17 @@ from tistream.ids import Tenant
 
 def consumers_of(catalog: Catalog, tenant: Tenant) -> list[dict[str, Any]]:
     """The consumers of a tenant, by id."""
-    readers, served = readers_of(catalog, tenant), served_watermark(catalog, tenant)
+    readers, served, end_ts = (
+        readers_of(catalog, tenant),
+        served_watermark(catalog, tenant),
+        stream_end(catalog, tenant),
+    )
     rows = list_changefeeds(catalog, tenant)
     lanes: dict[str, list[LaneRow]] = {}
     for lane in list_lanes(catalog, tenant):
         lanes.setdefault(lane.changefeed_id, []).append(lane)
     return [
-        consumer_fact(row, readers.get(row.changefeed_id, Readers()), served, lanes.get(row.changefeed_id, ()))
+        consumer_fact(row, readers.get(row.changefeed_id, Readers()), served, end_ts, lanes.get(row.changefeed_id, ()))
         for row in rows
     ]
 
@@ -49,15 +54,18 @@ def one_consumer(catalog: Catalog, row: ChangefeedRow) -> dict[str, Any]:
     """A consumer that was read."""
     found = readers_of(catalog, row.tenant, row.changefeed_id)
     lanes = list_lanes(catalog, row.tenant, row.changefeed_id) if row.is_replication else ()
-    return consumer_fact(row, found.get(row.changefeed_id, Readers()), served_watermark(catalog, row.tenant), lanes)
+    served, end_ts = served_watermark(catalog, row.tenant), stream_end(catalog, row.tenant)
+    return consumer_fact(row, found.get(row.changefeed_id, Readers()), served, end_ts, lanes)
 
 
-def consumer_fact(row: ChangefeedRow, readers: Readers, served: int, lanes: Sequence[LaneRow] = ()) -> dict[str, Any]:
+def consumer_fact(
+    row: ChangefeedRow, readers: Readers, served: int, end_ts: int | None, lanes: Sequence[LaneRow]
+) -> dict[str, Any]:
     """A consumer for people and programs."""
     now_ms = row.seen_ms + row.idle_ms
     return {
         "changefeed_id": row.changefeed_id,
-        **replication_facts(row, lanes, served),
+        **replication_facts(row, lanes, served, end_ts),
         "keys": json.loads(row.options).get("keys", {}),
         "start_ts": str(row.start_ts),
         "checkpoint_ts": str(row.checkpoint_ts),

@@ -10,8 +10,10 @@ from tistream.catalog.tenancy.changefeeds import ChangefeedRow, FeedState, maske
 from tistream.catalog.work.lanes import LaneRow
 
 
-def replication_facts(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int) -> dict[str, Any]:
-    """The members of a changefeed that only a replication has."""
+def replication_facts(
+    row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int, end_ts: int | None
+) -> dict[str, Any]:
+    """The members of a changefeed that only a replication has. `end_ts`: of the tenant's stream; None = it has none."""
     now_ms = row.seen_ms + row.idle_ms
     first = next((lane.error for lane in lanes if lane.error is not None), None)
     retries = row.state is FeedState.NORMAL and first is not None
@@ -20,14 +22,16 @@ def replication_facts(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: i
         "sink_uri": row.shown_uri,
         "dead_letter": masked_uri(row.dead_letter),
         "dead_letters": row.dead_letters,
-        "rpo": _rpo(row, lanes, served_ts, now_ms) if row.is_replication and row.state is FeedState.NORMAL else None,
+        "rpo": _rpo(row, lanes, served_ts, tso.lag_ms(served_ts, now_ms, end_ts))
+        if row.is_replication and row.state is FeedState.NORMAL
+        else None,
         "catching_up": any(lane.checkpoint_ts < lane.redo_ts for lane in lanes),
         "lanes": lane_facts(lanes),
         "error": row.error or (first if retries else None),
     }
 
 
-def _rpo(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int, now_ms: int) -> dict[str, float] | None:
+def _rpo(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int, served_lag_ms: int) -> dict[str, float] | None:
     """The age of the checkpoint, in three parts; None before the log or the checkpoint begins."""
     if not served_ts or not row.checkpoint_ts:
         return None
@@ -36,8 +40,8 @@ def _rpo(row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int, now_ms: i
     at = [tso.physical_ms(ts) for ts in (row.checkpoint_ts, min(tried_ts, max(served_ts, row.checkpoint_ts)))]
     served_ms = max(tso.physical_ms(served_ts), at[1])
     return {
-        "total_s": max(0, now_ms - at[0]) / 1000,
-        "resolved_ts_s": max(0, now_ms - served_ms) / 1000,
+        "total_s": (served_lag_ms + served_ms - at[0]) / 1000,
+        "resolved_ts_s": served_lag_ms / 1000,
         "queue_s": (served_ms - at[1]) / 1000,
         "destination_s": (at[1] - at[0]) / 1000,
     }

@@ -15,6 +15,7 @@ from tistream import ts as tso
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.tables import changefeeds, lanes, tasks
 from tistream.catalog.tenancy.changefeeds import FeedState
+from tistream.catalog.work.stream_ends import ENDED
 from tistream.runtime import metrics
 from tistream.runtime.metrics import Metric
 
@@ -24,6 +25,7 @@ _SERVED = (
     .group_by(_T.cluster_id, _T.tenant_id)
     .subquery("served_ts")
 )
+_ENDED = ENDED.subquery("ended")
 _IS_SLOWEST = _L.checkpoint_ts <= _F.checkpoint_ts
 _LANES = (
     select(
@@ -58,6 +60,7 @@ REPLICATIONS = (
         _F.dead_letters,
         now_ms().label("now_ms"),
         _SERVED.c.ts.label("served_ts"),
+        _ENDED.c.end_ts,
         *(_LANES.c[name] for name in ("attempted_ts", "rows_done", "bytes_done", "tries", "errors", "stopped")),
     )
     .join(
@@ -69,6 +72,7 @@ REPLICATIONS = (
         ),
     )
     .outerjoin(_SERVED, and_(_SERVED.c.cluster_id == _F.cluster_id, _SERVED.c.tenant_id == _F.tenant_id))
+    .outerjoin(_ENDED, and_(_ENDED.c.cluster_id == _F.cluster_id, _ENDED.c.tenant_id == _F.tenant_id))
     .order_by(_HAS_ERROR, _F.checkpoint_ts)
     .limit(metrics.REPLICATIONS_SHOWN_MAX)
 )
@@ -86,7 +90,8 @@ def replication_metrics(rows: Iterable[Any]) -> list[Metric]:
         for family, value in (*figures, (letters, row.dead_letters)):
             family.add_metric(labels, float(value))
         if runs and row.served_ts:  # else its log has not begun
-            unmoved.add_metric(labels, max(0, row.now_ms - row.seen_ms) / 1000)
+            has_all = row.end_ts is not None and row.checkpoint_ts >= row.end_ts
+            unmoved.add_metric(labels, 0.0 if has_all else max(0, row.now_ms - row.seen_ms) / 1000)
             for part, seconds in zip(metrics.LAG_PARTS, _lag_s(row), strict=True) if row.checkpoint_ts else ():
                 lag.add_metric([*labels, part], seconds)
     return [state, lag, *others]
@@ -98,4 +103,5 @@ def _lag_s(row: Any) -> tuple[float, float, float]:
     served_ts = max(int(row.served_ts or 0), checkpoint_ts)
     tried_ts = min(max(int(row.attempted_ts or 0), checkpoint_ts), served_ts)
     checkpoint, tried, served = (tso.physical_ms(ts) for ts in (checkpoint_ts, tried_ts, served_ts))
-    return max(0, row.now_ms - served) / 1000, (served - tried) / 1000, (tried - checkpoint) / 1000
+    resolved_s = tso.lag_ms(served_ts, row.now_ms, row.end_ts) / 1000
+    return resolved_s, (served - tried) / 1000, (tried - checkpoint) / 1000
