@@ -1,6 +1,6 @@
 """Counts the changes and bytes that the lanes of this process have written, by table, for metrics.
 
-Beyond TABLES_MAX tables of a process the others are counted together, with an empty name.
+Beyond the first TABLES_SHOWN_MAX tables of a process the others are counted together, with an empty name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from destinations.protocol import Stretch
 from tistream.catalog.work.lanes import LaneRow
 from tistream.runtime import metrics
 
-TABLES_MAX = 1_000
 _lock = threading.Lock()
 _known: set[tuple[str, ...]] = set()
 
@@ -43,7 +42,7 @@ def _sums(rows: pa.Table) -> list[tuple[int, int, int]]:
 
 def _bounded(labels: tuple[str, ...]) -> tuple[str, ...]:
     with _lock:
-        if labels not in _known and len(_known) >= TABLES_MAX:
+        if labels not in _known and len(_known) >= metrics.TABLES_SHOWN_MAX:
             return (*labels[:-1], "")
         _known.add(labels)
         return labels

@@ -33,6 +33,7 @@ from tistream import __version__
 TENANTS_SHOWN_MAX = 100
 CONSUMERS_SHOWN_MAX = 100
 REPLICATIONS_SHOWN_MAX = 100
+TABLES_SHOWN_MAX = 100
 CATALOG_LOOK_S = 5.0
 
 STAGES = (
@@ -103,7 +104,7 @@ REPLICATION_RETRIES = _counter("tistream_replication_retries_total", "Stretches 
 _OF_TABLE = ("cluster", "tenant", "changefeed", "table")
 REPLICATION_TABLE_ROWS = _counter(
     "tistream_replication_table_rows_total",
-    "Changes that this process has written to the destination of a changefeed; an empty table = all beyond 1,000",
+    "Changes that this process has written to a changefeed's destination; an empty table = all beyond the first 100",
     *_OF_TABLE,
 )
 REPLICATION_TABLE_BYTES = _counter(

@@ -67,7 +67,7 @@ def test_each_table_has_the_changes_that_ticdc_has_of_it() -> None:
 
 def test_tables_beyond_the_bound_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = lane()
-    monkeypatch.setattr(table_counts, "TABLES_MAX", len(table_counts._known) + 3)
+    monkeypatch.setattr(metrics, "TABLES_SHOWN_MAX", len(table_counts._known) + 3)
     count_all(mine)
     found = counted(mine, "tistream_replication_table_rows_total")
     assert len(found.keys() - {""}) <= 3

@@ -194,7 +194,7 @@ def _check_place(conn: Any, tenant: Tenant, changefeed_id: str, options: str, se
         if (owner, other.changefeed_id) != (tenant, changefeed_id) and theirs is not None and place.meets(theirs):
             who = called(owner, other.changefeed_id, tenant, sees)
             raise InvalidInput(
-                f"{who} writes to {place.shared}. Let one of them write elsewhere, or remove one: a pause is no end.",
+                f"{who} writes to {place.shared}. Let one write elsewhere, or remove one; a paused one counts, too.",
                 option="sink-uri",
             )
 
