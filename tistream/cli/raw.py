@@ -143,7 +143,7 @@ def restore(
 
     pace = Pace(
         concurrency=concurrency, batch_keys=batch_keys, batch_bytes=int(batch_mib * (1 << 20)),
-        rate_bytes_s=int(ratelimit * (1 << 20)), patience_s=600,
+        rate_bytes_s=int(ratelimit * (1 << 20)), patience_s=600, write_s=20,
     )  # fmt: skip
     wanted = Restore(keyspace=keyspace, pace=pace, checksum=checksum, allow_existing=allow_existing, again=again)
     tls = tls_of(ca_path, cert_path, key_path)
