@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import orjson
@@ -11,7 +13,7 @@ from tests.kit.catalog_cases import START, T, grown_log
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, remove_changefeed, switch_changefeed
 from tistream.catalog.tenancy.tenants import register_tenant
-from tistream.catalog.work import lanes
+from tistream.catalog.work import lanes, replications
 from tistream.catalog.work.core.lane_scope import KeyScope
 from tistream.catalog.work.core.place import Files, place_facts
 from tistream.catalog.work.replications import create_replication, resume_replication, update_replication
@@ -60,6 +62,29 @@ def test_a_place_is_taken_until_its_changefeed_is_removed_or_writes_elsewhere(ca
     update(catalog, "two", "/lake/a")
     remove_changefeed(catalog, T, "two")
     create(catalog, "three", "/lake/a")
+
+
+@pytest.mark.parametrize("backend", ["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
+def test_of_two_that_are_created_at_the_same_moment_one_is_refused(
+    catalog: Catalog, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one waits for the COMMIT of the first, and sees it then."""
+    grown_log(catalog)
+    register_tenant(catalog, HERS)
+    real, second = replications.record_event, list[Future[bool]]()
+
+    def slowly(*args: Any, **named: Any) -> None:
+        real(*args, **named)
+        if not second:
+            second.append(threads.submit(create, catalog, "two", "/lake/a", HERS, sees=lambda _: True))
+            time.sleep(0.5)
+            assert not second[0].done()
+
+    monkeypatch.setattr(replications, "record_event", slowly)
+    with ThreadPoolExecutor(1) as threads:
+        create(catalog, "one", "/lake")
+        with pytest.raises(InvalidInput, match=r"^Changefeed one of tenant"):
+            second[0].result(timeout=30)
 
 
 def test_a_finished_changefeed_holds_no_place_and_is_not_resumed_into_one(catalog: Catalog) -> None:

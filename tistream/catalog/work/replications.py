@@ -5,8 +5,8 @@ resume   normal again, with all errors forgotten; its checkpoint may be moved
 update   other settings, while it is stopped or failed
 fail     by a lane's owner: an error that no retry can mend, such as a log that no longer has what follows
 
-The first three refuse a changefeed that would write to the same place as another one that is not finished (`place`).
-Of two that are created at the same moment neither sees the other.
+The first three refuse a changefeed that would write to the same place as another one that is not finished (`place`), as
+the last thing of their transactions: a lock of all of them makes the second of two wait for the COMMIT of the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from sqlalchemy import and_, bindparam, select
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
-from tistream.catalog.database.tables import amendments, changefeeds, lanes, of_asked_tenant, tenant_ids, tenant_of
+from tistream.catalog.database.tables import (
+    amendments,
+    changefeeds,
+    lanes,
+    next_numbers,
+    of_asked_tenant,
+    tenant_ids,
+    tenant_of,
+)
 from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, no_changefeed
 from tistream.catalog.work.core.lane_scope import LaneScope, skip
 from tistream.catalog.work.core.place import place_in
@@ -70,9 +78,9 @@ def create_replication(
     InvalidInput when another one writes to the same place; other errors as `add_changefeed`."""
 
     def added(conn: Any, start: int) -> None:
-        _check_place(conn, tenant, changefeed_id, options, sees)
         add_lanes(conn, tenant, changefeed_id, scopes, start)
         record_event(conn, EventKind.CHANGEFEED_CREATED, changefeed_id, tenant=tenant, actor=actor, start_ts=str(start))
+        _check_place(conn, tenant, changefeed_id, options, sees)
 
     return add_changefeed(
         catalog,
@@ -106,7 +114,6 @@ def resume_replication(
         row = _locked(conn, tenant, changefeed_id)
         if row.state == FeedState.FINISHED and (to_ts is None or to_ts >= row.target_ts > 0):
             raise StateForbids(f"Changefeed {changefeed_id} is finished.", state=row.state)
-        _check_place(conn, tenant, changefeed_id, row.options, sees)
         retry_lanes(conn, tenant, changefeed_id)
         values: dict[str, Any] = {"state": FeedState.NORMAL, "error": None, "seen_ms": now_ms()}
         if to_ts is not None:
@@ -119,6 +126,7 @@ def resume_replication(
             conn, EventKind.CHANGEFEED_CHANGED, changefeed_id, tenant=tenant, actor=actor,
             was=row.state, to=FeedState.NORMAL, to_ts=None if to_ts is None else str(to_ts),
         )  # fmt: skip
+        _check_place(conn, tenant, changefeed_id, row.options, sees)
 
 
 def update_replication(
@@ -141,11 +149,11 @@ def update_replication(
         row = _locked(conn, tenant, changefeed_id)
         if row.state not in _IDLE:
             raise StateForbids(f"Changefeed {changefeed_id} runs: pause it first.", state=row.state)
-        _check_place(conn, tenant, changefeed_id, options, sees)
         values = {"sink_uri": sink_uri, "options": options, "filters": filters}
         numbers = {"target_ts": target_ts, "idle_limit_ms": hold_ms}
         conn.execute(changefeeds.update().where(_ONE).values(**values, **numbers), asked)
         record_event(conn, EventKind.CHANGEFEED_CHANGED, changefeed_id, tenant=tenant, actor=actor)
+        _check_place(conn, tenant, changefeed_id, options, sees)
 
 
 def fail_replication(catalog: Catalog, lane: LaneRow, error: dict[str, Any]) -> None:
@@ -189,6 +197,7 @@ def _check_place(conn: Any, tenant: Tenant, changefeed_id: str, options: str, se
     place = place_in(options)
     if place is None:
         return
+    next_numbers(conn, "lane", 0)  # its row is the lock
     for other in conn.execute(_WRITERS):
         owner, theirs = tenant_of(other), place_in(other.options)
         if (owner, other.changefeed_id) != (tenant, changefeed_id) and theirs is not None and place.meets(theirs):
