@@ -1,8 +1,8 @@
 """The part of SQLAlchemy's Connection that the catalog uses, as directly as possible on one SQLite database.
 
 SQLAlchemy compiles each statement that is written once (see tistream.catalog.database.tables), and its text then goes
-straight to the driver: executing through SQLAlchemy takes ten times as long as SQLite does. A statement that is built
-for each use, or whose text depends on its parameters, goes through SQLAlchemy.
+straight to the driver: executing through SQLAlchemy takes ten times as long as SQLite does. One with a list among its
+parameters has a text for each length of the list. A statement that is built for each use goes through SQLAlchemy.
 
 Results have SQLAlchemy's names and meanings, and errors are SQLAlchemy's. There is no pool, and no implicit
 transaction: the caller says BEGIN to the driver.
@@ -39,10 +39,10 @@ class QuickConnection:
         if known is None:  # for the first time, perhaps for the only time
             _PLANS[statement] = {}
             return self._whole.execute(statement, parameters)
-        names = tuple(given)
-        if names not in known:
-            known[names] = _plan(statement, names, self.dialect)
-        plan = known[names]
+        shape = tuple([(name, len(value) if type(value) is list else None) for name, value in given.items()])
+        if shape not in known:
+            known[shape] = _plan(statement, given, self.dialect)
+        plan = known[shape]
         if plan is None:
             return self._whole.execute(statement, parameters)
         args = [plan.arguments(each) for each in parameters] if many else plan.arguments(given)
@@ -112,17 +112,26 @@ class _Result:
 class _Plan:
     """How a compiled statement is run with parameters of certain names."""
 
-    __slots__ = ("_binds", "_read", "row", "sql")
+    __slots__ = ("_binds", "_lists", "_read", "row", "sql")
 
-    def __init__(self, sql: str, binds: Sequence[tuple[str, Any, Any]], columns: Sequence[tuple[str, Any]]) -> None:
-        """`binds`: name, value unless it is given, processor, for each place; `columns`: name and processor."""
-        self.sql = sql
+    def __init__(
+        self,
+        sql: str,
+        binds: Sequence[tuple[str, Any, Any]],
+        lists: Mapping[str, Sequence[str]],
+        columns: Sequence[tuple[str, Any]],
+    ) -> None:
+        """`binds`: name, value unless it is given, processor, for each place; `lists`: names for the items of a given
+        list; `columns`: name and processor."""
+        self.sql, self._lists = sql, lists
         self.row: Any = namedtuple("Row", [name for name, _ in columns], rename=True) if columns else None
         self._binds = binds
         self._read = [read or _as_it_is for _, read in columns] if any(read for _, read in columns) else None
 
     def arguments(self, given: Mapping[str, Any]) -> list[Any]:
         """The driver's parameters, in the order of the places."""
+        for name, items in self._lists.items():
+            given = {**given, **dict(zip(items, given[name], strict=True))}
         values = [given.get(name, fixed) for name, fixed, _ in self._binds]
         return [v if write is None else write(v) for v, (_, _, write) in zip(values, self._binds, strict=True)]
 
@@ -140,21 +149,22 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-_PLANS: WeakKeyDictionary[Any, dict[tuple[str, ...], _Plan | None]] = WeakKeyDictionary()
+_PLANS: WeakKeyDictionary[Any, dict[tuple[tuple[str, int | None], ...], _Plan | None]] = WeakKeyDictionary()
 
 
-def _plan(statement: Any, names: tuple[str, ...], dialect: Dialect) -> _Plan | None:
-    """None when the statement's text depends on its parameters."""
-    compiled = statement.compile(dialect=dialect, column_keys=list(names))
-    if compiled.post_compile_params or compiled.literal_execute_params:
+def _plan(statement: Any, given: Mapping[str, Any], dialect: Dialect) -> _Plan | None:
+    """None when the statement's text depends on more of its parameters than the lengths of lists."""
+    compiled = statement.compile(dialect=dialect, column_keys=list(given))
+    later = {bind.key for bind in compiled.post_compile_params | compiled.literal_execute_params if bind.key in given}
+    if any(type(given[name]) is not list or not given[name] or type(given[name][0]) is tuple for name in later):
         return None
-    values = compiled.construct_params(_check=False)
-    binds = []
-    for name in compiled.positiontup or ():
-        type_ = compiled.binds[name].type.dialect_impl(dialect)
-        binds.append((name, values[name], type_.bind_processor(dialect)))
+    values = compiled.construct_params(given, _check=False)
+    text = compiled._process_parameters_for_postcompile(values)  # items of lists join the values
+    lists = {name: items for name, items in text.parameter_expansion.items() if name in later}
+    writes = {**compiled._bind_processors, **text.processors}
+    binds = [(name, values[name], writes.get(name)) for name in text.positiontup or ()]
     columns = []
     for column in compiled._result_columns:
         type_ = column.type.dialect_impl(dialect)
         columns.append((column.keyname, type_.result_processor(dialect, None)))
-    return _Plan(str(compiled), binds, columns)
+    return _Plan(text.statement, binds, lists, columns)

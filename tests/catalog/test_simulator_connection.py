@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import exc, select
+from sqlalchemy import bindparam, exc, select
 
 from tests.kit.catalog_backends import QuickCatalog
 from tests.kit.catalog_cases import T
@@ -11,6 +11,7 @@ from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import tenants
 from tistream.catalog.tenancy.tenants import list_tenants, register_tenant
 from tistream.errors import TiStreamError
+from tistream.ids import Tenant
 
 
 @pytest.mark.parametrize("backend", ["simulator"], indirect=True)
@@ -26,6 +27,19 @@ class TestSimulatorConnection:
             before = len(catalog.noted)
             assert conn.execute(select(tenants.c.state)).scalar_one() == "AWAITING_SNAPSHOT"
         assert len(catalog.noted) == before, "built for this use: SQLAlchemy's way"
+
+    def test_a_list_of_parameters_has_a_text_for_each_length(self, catalog: Catalog) -> None:
+        assert isinstance(catalog, QuickCatalog)
+        asked = bindparam("asked", expanding=True)
+        statement = select(tenants.c.tenant_id).where(tenants.c.tenant_id.in_(asked)).order_by(tenants.c.tenant_id)
+        for number in (1, 2, 3):
+            register_tenant(catalog, Tenant(1, number))
+        before = len(catalog.noted)
+        lists: list[list[int]] = [[1], [2], [3, 1], [1, 2], [], [3]]
+        with catalog.reading() as conn:
+            found = [list(conn.execute(statement, {"asked": ids}).scalars()) for ids in lists]
+        assert found == [sorted(ids) for ids in lists]
+        assert len(catalog.noted) - before == 4, "not the first use, and not the empty list"
 
     def test_an_error_of_the_driver_is_sqlalchemys(self, catalog: Catalog) -> None:
         statement = tenants.update().values(state=None)

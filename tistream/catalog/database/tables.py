@@ -452,6 +452,8 @@ counters = Table(
     Column("name", Word, primary_key=True),
     _uint("value"),
 )
+_COUNT = counters.update().where(counters.c.name == bindparam("of")).values(value=counters.c.value + bindparam("more"))
+_COUNTED = select(counters.c.value).where(counters.c.name == bindparam("of"))
 
 
 def of_tenant(table: Table, tenant: Tenant) -> ColumnElement[bool]:
@@ -475,10 +477,7 @@ def tenant_of(row: Any) -> Tenant:
 
 
 def ensure_row(conn: Connection, table: Table, *, timed: str | None = None, **values: Any) -> None:
-    """Insert a row unless its primary key exists. Callers racing for one key wait for each other.
-
-    `timed` names a column to set to the database's time.
-    """
+    """Insert a row unless its primary key exists; `timed`: a column for the database's time. Racing callers wait."""
     conn.execute(_ensuring(table, timed, conn.dialect.name == "sqlite"), values)
 
 
@@ -495,6 +494,6 @@ def _ensuring(table: Table, timed: str | None, is_sqlite: bool) -> Insert:
 
 def next_numbers(conn: Connection, name: str, count: int) -> range:
     """`count` unique numbers, from 1, never reused. The row lock makes concurrent callers wait."""
-    conn.execute(counters.update().where(counters.c.name == name).values(value=counters.c.value + count))
-    last = conn.execute(select(counters.c.value).where(counters.c.name == name)).scalar_one()
+    conn.execute(_COUNT, {"of": name, "more": count})
+    last = conn.execute(_COUNTED, {"of": name}).scalar_one()
     return range(last - count + 1, last + 1)

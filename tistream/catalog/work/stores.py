@@ -115,6 +115,7 @@ _STAMP = (
     .where(~_OF_DELETED)
 )
 _IDS = select(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
+_IDS_OF = _IDS.where(stores.c.tenant_id.in_(bindparam("asked_tenants", expanding=True)))
 _TENANTS_NAMED_MAX = 100  # in a statement
 _HELD_BY = stores.c.dispatcher == bindparam("asked_worker")
 _COUNT_OF_DISPATCHER = select(func.count()).select_from(stores).where(_HELD_BY)
@@ -173,12 +174,11 @@ def list_stores(catalog: Catalog, tenant: Tenant | None = None) -> list[StoreRow
 
 def stores_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, set[int]]:
     """The store ids of each of these tenants that has any; one statement, which reads all stores for many tenants."""
-    query = _IDS
-    if len(tenants) <= _TENANTS_NAMED_MAX:
-        query = _IDS.where(stores.c.tenant_id.in_(sorted({tenant.tenant_id for tenant in tenants})))
+    ids = sorted({tenant.tenant_id for tenant in tenants})
+    query, asked = (_IDS_OF, {"asked_tenants": ids}) if len(tenants) <= _TENANTS_NAMED_MAX else (_IDS, {})
     found: dict[Tenant, set[int]] = {}
     with catalog.reading() as conn:
-        rows = conn.execute(query).all()
+        rows = conn.execute(query, asked).all()
     for cluster_id, tenant_id, store_id in rows:
         tenant = Tenant(cluster_id, tenant_id)
         if tenant in tenants:
