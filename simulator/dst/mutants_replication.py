@@ -68,6 +68,18 @@ broken(
     ("replicator.worker:ReplicationWorker._look", "if left is not None and", "if False and"),
 )
 broken(
+    "hold-ignored (replication): the log is given up above the checkpoint of a changefeed that holds it",
+    ("tistream.catalog.log.retention:_lowest", "(_LOWEST_FEED, ", "("),
+)
+broken(
+    "continues-at-the-floor (replication): a changefeed that comes back too late continues where the log begins",
+    (
+        "replicator.stretch:LaneReader.read",
+        "after = wanted.after or served.row.start_ts",
+        "after = max(wanted.after, served.row.earliest_ts)",
+    ),
+)
+broken(
     "rebalanced-ahead (replication): a new lane starts at the largest checkpoint that it covers",
     (
         "tistream.catalog.work.lanes:inherited",

@@ -454,14 +454,16 @@ PROFILES: dict[str, Profile] = {
             raw=RawProfile(puts=3, expiry_max_s=60, delayed=0.02, actions=upstream.weights(_FEW_MOVES)),
             **SINGLE,
             replicators=3,
+            retainers=1,
+            floor_s=1.5,
             readers=0,
             actions=200,
             action_s=0.15,
             flush_s=0.2,
             tick_s=0.3,
             amounts=(0.5, 2.0, 3.0),
-            faults=_only(slow=0.03, slow_s=0.6, db_lost=0.01, db_late=0.02, rec_refused=0.05, rec_part=0.05)
-            | {"rec_lost": 0.05, "rec_late": 0.15, "rec_nowhere": 0.03, "host_stops": 0.12},
+            faults=_only(slow=0.03, slow_s=0.6, db_lost=0.01, db_late=0.02, rec_refused=0.03, rec_part=0.03)
+            | {"rec_lost": 0.03, "rec_late": 0.08, "rec_nowhere": 0.02, "host_stops": 0.06},
             chaos={"crash": 1, "crash_io": 2, "pause": 3, "double": 1, "stop": 2},
             victims=("replicator", "replicator", "replicator", "replicator", "replicator", "meta"),
         ),
@@ -483,17 +485,8 @@ def profile_of(seed: int) -> Profile:
     if seed % 10 == 8:
         return PROFILES["isolation"]
     named = (
-        "usual",
-        "calm",
-        "isolation",
-        "promises",
-        "accepted",
-        "jobs",
-        "consumers",
-        "rawkv",
-        "floors",
-        "replication",
-        "letters",
+        *("usual", "calm", "isolation", "promises", "accepted", "jobs"),
+        *("consumers", "rawkv", "floors", "replication", "letters"),
     )
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

@@ -17,6 +17,7 @@ from compactor.core.base_plan import BasePlanSettings
 from compactor.local import LocalExecutor
 from reading.reader import LogReader
 from schemas.bases import Base, of_range
+from schemas.registry.log_start import holds_of
 from schemas.registry.retention import floor_of_keys
 from schemas.registry.schema_registry import SchemaRegistry
 from simulator.dst.database import SimCatalog
@@ -48,7 +49,7 @@ def give_up(
         if world.resting:
             continue
         plan = BasePlanSettings(tail_bytes_min=rand.choice((0, 1 << 40)), tail_ratio=0)
-        window_ms = rand.choice((500, _EVER_MS))
+        window_ms = rand.choice((500, _EVER_MS)) if world.replication is None else _EVER_MS  # a floor is at a base
         settings = BaseSettings(lag_ms=rand.choice((0, 0, 300)), window_ms=window_ms, due_ms=1, plan=plan)
         try:
             build_tenant_bases(catalog, registry, tenant, LocalExecutor(store).bases, settings, clock)
@@ -65,7 +66,8 @@ def _raise(world: Any, tenant: Tenant, catalog: SimCatalog, rand: random.Random)
     row, bases = get_tenant(catalog, tenant), list_bases(catalog, tenant)
     highest = max((base.ts for base in bases), default=0)
     wanted_ts = highest - tso.compose(rand.choice((0, 500, 2000)))
-    floor = floor_of_keys(wanted_ts, [], earliest_ts=row.earliest_ts, bases=bases)
+    holds = holds_of(catalog, tenant) if world.replication is not None and rand.random() < 0.5 else []
+    floor = floor_of_keys(wanted_ts, holds, earliest_ts=row.earliest_ts, bases=bases)
     if floor.ts > row.earliest_ts and raise_floor(catalog, tenant, seen_floor=row.floor_ts, to_ts=floor.ts):
         world.tell(f"the floor is {floor.ts - world.start_ts}")
 

@@ -64,19 +64,24 @@ def read_page(
     page = reader.page(tenant, after=after, upto=durable_ts, rows=rows)
     world.raw.read(who, page.rows, after, page.upto)
     world.oracle.served(durable_ts, page.rows.num_rows)
+    if world.replication is not None:
+        world.replication.rules.paged(who, page.rows, after, page.upto)
     return page.upto
 
 
 def read_whole(world: Any, tenant: Tenant, catalog: SimCatalog, store: SimStore, reader: LogReader, upto: int) -> None:
     """Read all of the log, and judge it."""
     at = floor_ts = get_tenant(catalog, tenant).floor_ts
-    while at < upto:
+    while True:
         try:
             at = read_page(world, "final reader", tenant, catalog, reader, at, 100_000)
         except TsExpired:  # by a process that had not heard yet that all rest
             at = floor_ts = get_tenant(catalog, tenant).floor_ts
+            continue
+        if at >= upto:
+            break
     if not floor_ts:
         world.raw.at_rest()
     if world.replication is not None:
-        world.replication.rules.at_rest(world.raw.log)
+        world.replication.rules.at_rest()
     judge(world, tenant, catalog, store, reader, upto)

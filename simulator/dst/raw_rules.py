@@ -14,7 +14,7 @@ The truth is the workload's; other keyspaces of the same regions are no business
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -37,11 +37,6 @@ class RawRules:
         self._log: dict[_Place, dict[str, Any]] = {}
         self._known_upto = 0  # all of the log up to here is in `_log`
         self.missing = 0  #: writes that the log lacks
-
-    @property
-    def log(self) -> Collection[_Place]:
-        """What was read of the log."""
-        return self._log.keys()
 
     def opened(self, range_: KeyRange, checkpoint_ts: int) -> None:
         """A subscription was opened."""

@@ -109,6 +109,10 @@ class RecoveryCluster:
         """By the clock of its PD."""
         return self._unix_ms() + self.skew_ms
 
+    def main_ms(self) -> int:
+        """By the clock of the main cluster, and of the catalog."""
+        return self._unix_ms()
+
     def get(self, key: bytes) -> Stored | None:
         """What a client of the cluster gets now."""
         found = self.data.get(key)

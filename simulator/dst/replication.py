@@ -2,19 +2,21 @@
 
 `replicator`   the real `ReplicationWorker`; the meta server gives it lanes
 `controller`   creates the changefeed; then pauses, resumes, rebalances and rewinds it at random, and lets the recovery
-               cluster refuse a key for a while
-`retainer`     gives up the log as far as nothing holds it
+               cluster refuse a key for a while. In half of the runs the changefeed holds the log for five seconds: one
+               that comes back later fails, and the recovery cluster is loaded anew
+`retainer`     gives up the log as far as nothing holds it (`raw_floors`)
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import reading.reader
 import replicator.stretch
 from destinations.opening import Target, cut_lanes
 from destinations.protocol import Share
@@ -26,13 +28,14 @@ from simulator.dst.bounds import patched
 from simulator.dst.database import SimCatalog
 from simulator.dst.faults import Dice
 from simulator.dst.recovery import RecoveryCluster, SimLetters, SimRecovery
-from simulator.dst.replication_rules import FEED, ReplicationRules, places_of
+from simulator.dst.replication_rules import FEED, ReplicationRules
 from simulator.dst.store import SimStore
-from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, switch_changefeed
+from tistream.catalog.tenancy.changefeeds import ChangefeedRow, FeedState, get_changefeed, switch_changefeed
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope
 from tistream.catalog.work.lanes import LaneJob, list_lanes, replace_lanes
 from tistream.catalog.work.replications import create_replication, resume_replication
+from tistream.catalog.work.tasks import frontier
 from tistream.clock import Clock
 from tistream.codec.raw.keys import PREFIX_BYTES
 from tistream.errors import ErrorKind, TiStreamError
@@ -43,7 +46,8 @@ LOOK_S = 0.3
 _EVERY_S = 3.0  # mean time between two deeds of the operator
 _DEEDS = ("pause", "rebalance", "rebalance", "rewind", "refuse")
 _SETTLED = (ErrorKind.RETRY, ErrorKind.FENCED, ErrorKind.INVALID, ErrorKind.NOT_FOUND)
-_HOUR_MS = 3_600_000
+_HOLDS_MS = (5_000, 86_400_000)
+_QUIET_S = 2.0  # after it has failed no request is under way
 _URI = "tikv://recovery:2379"
 _LETTERS = "s3://letters"
 
@@ -58,7 +62,9 @@ class Replication:
         self.cluster.on_sent, self.cluster.on_applied = self.rules.sent, self.rules.applied
         self.cluster.on_letter = self.rules.kept
         self.keys: list[bytes] = [b"k%08d" % number for number in range(world.profile.raw.keys)]
-        self.split(random.Random(f"{prefix!r}{self.cluster.skew_ms}"))
+        rand = random.Random(f"{prefix!r}{self.cluster.skew_ms}")
+        self.hold_ms = rand.choice(_HOLDS_MS)
+        self.split(rand)
 
     def split(self, rand: random.Random) -> None:
         """The cluster has other regions."""
@@ -67,7 +73,7 @@ class Replication:
     def worker(self, name: str, catalog: SimCatalog, store: SimStore, clock: Clock, rand: random.Random) -> Any:
         """The parts of a process that replicates."""
         reader = _NotedReader(catalog, store, clock)
-        reader.noted = self.rules.paged
+        reader.name, reader.rules = name, self.rules
         services = replace(Services.create(catalog, store, clock), reader=reader)
 
         def opened(job: LaneJob) -> SimRecovery:
@@ -93,19 +99,20 @@ class Replication:
 
     @contextmanager
     def small_stretches(self) -> Iterator[None]:
-        """A stretch has a few rows of the log."""
-        with patched([(replicator.stretch, "BYTES", 100)]):
+        """A stretch has a few rows of the log, and reads a few of its segments."""
+        with patched([(replicator.stretch, "BYTES", 100), (reading.reader, "_PAGE_STORED_BYTES_MAX", 3000)]):
             yield
 
 
 class _NotedReader(LogReader):
     """A LogReader whose pages the rules know."""
 
-    noted: Callable[[Any], None]
+    name: str
+    rules: ReplicationRules
 
-    def page(self, *args: Any, **named: Any) -> LogPage:
-        page = super().page(*args, **named)
-        self.noted(places_of(page.rows))
+    def page(self, *args: Any, after: int, **named: Any) -> LogPage:
+        page = super().page(*args, after=after, **named)
+        self.rules.paged(self.name, page.rows, after, page.upto)
         return page
 
 
@@ -125,8 +132,9 @@ def control(world: Any, running: Any, tenant: Tenant, catalog: SimCatalog, clock
     created = False
     stops = 0
     while not running.stopping.wait(0.3):
-        stopped, stops = world.replication.cluster.stops > stops, world.replication.cluster.stops
-        due = world.resting or world.replication.rules.is_stopped or rand.random() < 0.3 / _EVERY_S
+        cluster, rules = world.replication.cluster, world.replication.rules
+        stopped, stops = cluster.stops > stops and not rules.is_idle, cluster.stops
+        due = world.resting or operator.is_due()
         if created and not stopped and not due:
             continue
         try:
@@ -151,30 +159,39 @@ class _Operator:
         self._world, self._tenant, self._catalog, self._rand = world, tenant, catalog, rand
         self._clock = clock
         self._replication: Replication = world.replication
+        self._idle_until_s = 0.0
+
+    def is_due(self) -> bool:
+        """Whether to do something."""
+        if self._replication.rules.is_idle:
+            return bool(self._world.scheduler.now >= self._idle_until_s)
+        return self._rand.random() < 0.3 / _EVERY_S
 
     def create(self) -> None:
         options = json.dumps({"dead_letter": _LETTERS} if self._world.profile.letters else {})
         create_replication(
             self._catalog, self._tenant, FEED, None, sink_uri=_URI, options=options, filters="{}",
-            scopes=self._lanes(2), target_ts=0, hold_ms=24 * _HOUR_MS,
+            scopes=self._lanes(2), target_ts=0, hold_ms=self._replication.hold_ms,
         )  # fmt: skip
 
     def settle(self) -> None:
         """Mend and run everything."""
         self._replication.cluster.refused = None
         stopped = any(lane.is_stopped for lane in list_lanes(self._catalog, self._tenant, FEED))
-        if stopped or get_changefeed(self._catalog, self._tenant, FEED).state is not FeedState.NORMAL:
-            resume_replication(self._catalog, self._tenant, FEED)
+        feed = get_changefeed(self._catalog, self._tenant, FEED)
+        if stopped or feed.state is not FeedState.NORMAL:
+            self._resume(feed)
 
     def do(self, what: str) -> None:
         """One of `_DEEDS`, or its end."""
         rand, tell = self._rand, self._world.tell
         feed = get_changefeed(self._catalog, self._tenant, FEED)
         if feed.state is not FeedState.NORMAL:
-            tell(f"an operator resumes the changefeed, which is {feed.state}: {feed.error}")
-            resume_replication(self._catalog, self._tenant, FEED)
+            self._resume(feed)
         elif what == "pause":
-            tell("an operator pauses the changefeed")
+            seconds = rand.choice((0.0, 1.5, 7.0))
+            tell(f"an operator pauses the changefeed for {seconds} s")
+            self._idle_until_s = self._world.scheduler.now + seconds
             switch_changefeed(self._catalog, self._tenant, FEED, FeedState.STOPPED)
         elif what == "rebalance":
             self._replication.split(rand)
@@ -192,6 +209,16 @@ class _Operator:
             elif cluster.refused is not None:
                 cluster.refused = None
                 resume_replication(self._catalog, self._tenant, FEED)
+
+    def _resume(self, feed: ChangefeedRow) -> None:
+        """Run it again; when it has failed, above a copy of the main cluster, which the recovery cluster gets."""
+        to_ts = None
+        self._world.tell(f"an operator resumes the changefeed, which is {feed.state}: {feed.error}")
+        if feed.state is FeedState.FAILED:
+            self._world.scheduler.sleep(_QUIET_S)
+            to_ts = min(row.durable_ts for row in frontier(self._catalog, self._tenant))
+            self._replication.rules.loaded(to_ts)
+        resume_replication(self._catalog, self._tenant, FEED, to_ts=to_ts)
 
     def _rewind(self, checkpoint_ts: int) -> None:
         """Back to somewhere between the start of the log and the checkpoint."""

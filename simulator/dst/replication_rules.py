@@ -10,7 +10,8 @@ entries        what is written is a version of the main cluster; it expires when
                clock
 lanes          together have each key once. `attempted_ts`, epochs and checkpoints never fall, but for a rewind; the
                checkpoint of the changefeed is not above that of a lane
-retention      the floor of the log does not rise above the checkpoint of a changefeed that holds it
+retention      the changefeed holds the log for a while after it last moved: meanwhile the floor does not rise above its
+               checkpoint. A lane that moves has read all of the log that it passes; if it cannot, the changefeed fails
 letters        a refused change is a dead letter, or the checkpoint is below it: "never older" and "at rest" are about
                the versions that have none. A letter is of a version of the main cluster, and keeps its bytes
 at rest        the recovery cluster is the main one, and expiries are those of the main one
@@ -23,14 +24,15 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from destinations.protocol import DeadLetter
-from simulator.dst.recovery import Entry, Owner, RecoveryCluster, Request, Write
+from simulator.dst.recovery import Entry, Owner, RecoveryCluster, Request, Stored, Write
 from simulator.raw_workload import RawRow
 from tistream.catalog.work.core.lane_scope import KeyScope, parse_scope
+from tistream.errors import TsExpired
 from tistream.model.change import Op
 
 FEED = "recovery"
@@ -40,9 +42,19 @@ _LANES = (
     "SELECT lane_id, scope, checkpoint_ts, attempted_ts, redo_ts, epoch, owner, record_ts FROM lanes "
     "WHERE tenant_id = 1 ORDER BY lane_id"
 )
-_FEED = "SELECT checkpoint_ts, state FROM changefeeds WHERE tenant_id = 1"
-_FLOOR = "SELECT floor_ts FROM tenants WHERE tenant_id = 1"
+_FEED = "SELECT checkpoint_ts, state, seen_ms, idle_limit_ms, error FROM changefeeds WHERE tenant_id = 1"
+_LOG = "SELECT start_ts, floor_ts FROM tenants WHERE tenant_id = 1"
+_LATE_MS = 2000  # a transaction that has raised the floor may land this much later
+_EXPIRED = f'"{TsExpired.code}"'
 _Place = tuple[int, bytes]  # commit_ts, key on the wire
+
+
+class _Feed(NamedTuple):
+    checkpoint_ts: int = 0
+    state: str = ""
+    seen_ms: int = 0
+    hold_ms: int = 0  #: 0 = for ever
+    error: str | None = None
 
 
 class _Lane(NamedTuple):
@@ -83,16 +95,34 @@ class ReplicationRules:
     _shown: dict[bytes, _Shown] = field(default_factory=dict)
     _lanes: dict[int, _Lane] = field(default_factory=dict)
     _rows: Any = None
-    _feed: tuple[int, str] = (0, "")
+    _feed: _Feed = field(default_factory=_Feed)
+    _begin: int = 0  # of the log
     _floor: int = 0
+    _moved_ms: int = 0  # when the changefeed moved, or was paused or resumed
+    _holds_from_ms: int = 0  # since when it has held the log above its checkpoint, or a higher one
     _paged: set[_Place] = field(default_factory=set)
+    _pages: dict[str, dict[int, int]] = field(default_factory=dict)  # reader -> after -> the furthest end
     _lacked: set[tuple[_Place, str]] = field(default_factory=set)  # if the log has it, this was violated
 
     # -- what happens
 
-    def paged(self, places: Collection[_Place]) -> None:
-        """These are in the log."""
-        self._paged.update(places)
+    def paged(self, who: str, rows: Any, after: int, upto: int) -> None:
+        """A process has read (after, upto] of the log."""
+        self._paged.update(zip(rows["commit_ts"].to_pylist(), rows["key"].to_pylist(), strict=True))
+        pages = self._pages.setdefault(who, {})
+        pages[after] = max(upto, pages.get(after, 0))
+
+    def loaded(self, ts: int) -> None:
+        """The recovery cluster was loaded with a copy of the main one as of then."""
+        self.rewinds.add(ts)
+        self.cluster.data.clear()
+        for wire, writes in self.truth.items():
+            upto = bisect_right(writes, ts, key=lambda write: write.commit_ts)
+            if upto and wire.startswith(self.prefix):
+                key, newest = wire[len(self.prefix) :], writes[upto - 1]
+                self._shown[key] = _Shown(newest.commit_ts, (0, 0), 0)
+                if newest.value is not None:
+                    self.cluster.data[key] = Stored(value=newest.value, expire_ms=newest.expire_ts * 1000)
 
     def sent(self, request: Request) -> None:
         """A worker sends a request."""
@@ -135,20 +165,21 @@ class ReplicationRules:
 
     def look(self, query: Callable[..., Any]) -> None:
         """Check after a COMMIT."""
-        feed, floor_ts = query(_FEED), query(_FLOOR)[0][0]
-        if not feed:
+        found, ((self._begin, floor_ts),) = query(_FEED), query(_LOG)
+        if not found:
             return
-        rows = query(_LANES)
-        if floor_ts > self._floor and floor_ts > feed[0][0]:
-            self.violated(f"retention: the floor is {floor_ts}, the changefeed stands at {feed[0][0]}")
-        self._floor = floor_ts
-        if (rows, feed[0]) == (self._rows, self._feed):
+        rows, feed = query(_LANES), _Feed(*found[0])
+        self._check_floor(feed, floor_ts)
+        if (rows, feed) == (self._rows, self._feed):
             return
         before = self._lanes
         self._lanes = {lane_id: _Lane(_keys(scope), *row) for lane_id, scope, *row in rows}
         self._check_cover()
-        self._check_moves(before, feed[0][0])
-        self._rows, self._feed = rows, feed[0]
+        self._check_moves(before, feed.checkpoint_ts)
+        is_late = self.lowest() < floor_ts and _EXPIRED in str(feed.error)
+        if feed.state == "failed" != self._feed.state and not is_late:
+            self.violated(f"retention: {feed} is failed, and the floor is {floor_ts}")
+        self._rows, self._feed = rows, feed
         for key in self.truth:
             if key.startswith(self.prefix):
                 self._check_key(key[len(self.prefix) :])
@@ -156,26 +187,26 @@ class ReplicationRules:
     @property
     def checkpoint_ts(self) -> int:
         """Of the changefeed."""
-        return self._feed[0]
+        return self._feed.checkpoint_ts
 
     @property
     def is_settled(self) -> bool:
-        """Whether it runs and no lane waits for an operator."""
-        return self._feed[1] == "normal"
+        """Whether it runs."""
+        return self._feed.state == "normal"
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether an operator has paused it."""
-        return self._feed[1] == "stopped"
+    def is_idle(self) -> bool:
+        """Whether it was paused or has failed."""
+        return self._feed.state in ("stopped", "failed")
 
     def lowest(self) -> int:
         """The checkpoint of the last lane; 0 before there is one."""
         return min((lane.checkpoint_ts for lane in self._lanes.values()), default=0)
 
-    def at_rest(self, log: Collection[_Place]) -> None:
-        """Everything was written; `log`: all that the log has."""
+    def at_rest(self) -> None:
+        """Everything was written, and the rest of the log read."""
         for place, what in sorted(self._lacked):
-            if place in log:
+            if place in self._paged:
                 self.violated(what)
         for wire, writes in self.truth.items():
             if wire.startswith(self.prefix) and (wrong := self._differs_in_all(wire[len(self.prefix) :], writes)):
@@ -245,6 +276,33 @@ class ReplicationRules:
             if len(self._of(key)) != 1:
                 self.violated(f"lanes: {key!r} is in {self._of(key)} of {list(self._lanes.values())}")
 
+    def _check_floor(self, feed: _Feed, floor_ts: int) -> None:
+        now_ms, was = self.cluster.main_ms(), self._feed
+        held = self._holds(was, now_ms)
+        if feed.seen_ms != was.seen_ms:
+            self._moved_ms = feed.seen_ms
+        elif feed.checkpoint_ts != was.checkpoint_ts:
+            self._moved_ms = now_ms
+        if not held or feed.checkpoint_ts < was.checkpoint_ts:
+            self._holds_from_ms = now_ms
+        if max(self._floor, feed.checkpoint_ts) < floor_ts and self._holds_from_ms <= now_ms - _LATE_MS:
+            self.violated(f"retention: the floor is {floor_ts}; since {self._holds_from_ms} {feed} has held the log")
+        self._floor = floor_ts
+
+    def _holds(self, feed: _Feed, now_ms: int) -> bool:
+        return feed.state != "finished" and (not feed.hold_ms or now_ms < self._moved_ms + feed.hold_ms)
+
+    def _was_read(self, who: str | None, after: int, upto: int) -> bool:
+        """Whether a worker has read this part of the log, in pages that may overlap: when it has not heard that the
+        checkpoint has moved, it reads from the one before."""
+        at, pages = max(after, self._begin), self._pages.get(str(who), {})
+        while at < upto:
+            end = max((end for begin, end in pages.items() if begin <= at), default=at)
+            if end <= at:
+                return False
+            at = end
+        return True
+
     def _check_moves(self, before: Mapping[int, _Lane], checkpoint_ts: int) -> None:
         rewound = checkpoint_ts in self.rewinds and all(
             lane_id not in before or lane.epoch > before[lane_id].epoch for lane_id, lane in self._lanes.items()
@@ -259,6 +317,8 @@ class ReplicationRules:
                 self.violated(f"epoch: a lane went from {was} to {lane}")
             elif lane.attempted_ts < was.attempted_ts or (lane.checkpoint_ts < was.checkpoint_ts and not rewound):
                 self.violated(f"lane: from {was} to {lane}")
+            elif not rewound and not self._was_read(was.owner, was.checkpoint_ts, lane.checkpoint_ts):
+                self.violated(f"retention: from {was} to {lane}, without reading the log between")
             elif (
                 was.record_ts != lane.record_ts
                 and (lane_id, was.record_ts) in self._begun
@@ -303,11 +363,6 @@ class ReplicationRules:
             return f"is {found}, its newest version is {newest}"
         early_ms = found.expire_ms - end_ms
         return "" if -_ROUNDED_MS <= early_ms <= late_ms else f"expires {early_ms} ms late"
-
-
-def places_of(rows: Any) -> list[_Place]:
-    """(commit_ts, key) of rows of the log."""
-    return list(zip(rows["commit_ts"].to_pylist(), rows["key"].to_pylist(), strict=True))
 
 
 def _keys(text: str) -> KeyScope:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -33,14 +33,19 @@ from tests.kit.log_builder import LogBuilder
 from tests.kit.manual_clock import ManualClock
 from tests.unit.replicator import test_lane_core
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import changefeeds
+from tistream.catalog.log.bases import KEY_RANGE, NewBase, add_bases
+from tistream.catalog.log.retention import raise_floor
+from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed
 from tistream.catalog.tenancy.kinds import TenantKind
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work import lanes
 from tistream.catalog.work.core.lane_scope import KeyScope, Progress, TableScope, covers
 from tistream.catalog.work.lanes import LaneAssignment, LaneJob, lane_places, lanes_of, list_lanes
 from tistream.catalog.work.replications import create_replication
 from tistream.catalog.work.workers import register_worker
 from tistream.clock import Clock
-from tistream.errors import CatalogUnavailable, TiStreamError
+from tistream.errors import CatalogUnavailable, Fenced, TiStreamError, TsExpired
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LANE_LEASE_MS
@@ -83,7 +88,7 @@ class Written:
 class World:
     """A keyspace's log up to 40, a changefeed with one lane, and its workers."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, hold_ms: int = 0) -> None:
         self.catalog, self.clock = catalog, ManualClock(1_750_000_000_000)
         store = MemoryStore()
         self.log = EntryLog(catalog, store, tenant=T, rows=entry_rows(WRITES)).activate()
@@ -91,7 +96,7 @@ class World:
         self.written = Written(catalog)
         create_replication(
             catalog, T, FEED, None, sink_uri="tikv://pd:2379", options="{}", filters="{}", scopes=[ALL], target_ts=0,
-            hold_ms=0,
+            hold_ms=hold_ms,
         )  # fmt: skip
         for name in ("a", "b", "c"):
             register_worker(catalog, name, "replicate", "")
@@ -136,6 +141,25 @@ def stretches_are_attempted_and_repeated(catalog: Catalog) -> None:
     assert world.written.stretches == [(0, 20), (0, 20)]
     world.turn(run)
     assert (world.written.stretches[-1], world.checkpoint_ts) == ((20, 40), 40)
+
+
+def a_changefeed_holds_its_log(catalog: Catalog) -> None:
+    """The floor passes its checkpoint only when its hold has ended; it then fails, and does not go on from later."""
+    world = World(catalog, hold_ms=60_000)
+    world.log.flush(40)
+    begin = get_tenant(catalog, T).earliest_ts
+    base = NewBase(table_id=KEY_RANGE, ts=30, previous=None, rows=0, segments=())
+    assert add_bases(catalog, T, [base], {}, log_start_ts=begin)
+    run = world.run()
+    assert not raise_floor(catalog, T, seen_floor=0, to_ts=30)
+    with catalog.transaction() as conn:
+        conn.execute(changefeeds.update().values(seen_ms=changefeeds.c.seen_ms - 60_001))
+    assert raise_floor(catalog, T, seen_floor=0, to_ts=30)
+    with suppress(Fenced):  # the run ends; a broken one continues
+        world.turn(run)
+    found = get_changefeed(catalog, T, FEED)
+    assert (found.state, found.error is not None and found.error["code"]) == (FeedState.FAILED, TsExpired.code)
+    assert world.checkpoint_ts == 0
 
 
 def leases_exclude_each_other(_: Catalog) -> None:
@@ -330,6 +354,7 @@ CHECKS: dict[Callable[[Catalog], None], Sequence[str]] = {
     stretches_are_attempted_and_repeated: (
         "checkpoint-of-a-failed-batch", "attempted-too-late", "attempt-not-repeated",
     ),
+    a_changefeed_holds_its_log: ("hold-ignored", "continues-at-the-floor"),
     leases_exclude_each_other: ("lane-lease-ignored", "owner-before-ignored"),
     giving_up_is_for_oneself: ("given-up-for-others",),
     an_end_is_an_end: ("written-after-giving-up",),
