@@ -48,10 +48,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     """A migrated, empty catalog in a file."""
-    from tistream.catalog.database.engine import Catalog
+    from tests.kit.catalog_cases import new_catalog
 
-    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    made.migrate()
+    made = new_catalog(tmp_path)
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, event
 
 from sorter.core.task_core import TaskCore
 from sorter.worker.publisher import Publication, Publisher
-from tests.kit.catalog_cases import HALVES, begin, elected
+from tests.kit.catalog_cases import HALVES, begin, catalog_of, elected
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import D, Mark, Row
 from tests.kit.sorter_world import File, feed_batch
@@ -86,8 +86,7 @@ class Bench:
     """Two tasks of a tenant, owned at epoch 1, and a publisher."""
 
     def __init__(self, folder: Path) -> None:
-        self.catalog = FaultyCatalog(f"sqlite:///{folder}/catalog.db")
-        self.catalog.migrate()
+        self.catalog = catalog_of(FaultyCatalog, folder)
         begin(self.catalog, TENANT, 10, *HALVES)
         take_over(self.catalog, 1)
         take_over(self.catalog, 2)
@@ -380,8 +379,7 @@ class IdleBench:
     """Three tenants of one task each, all owned at epoch 1."""
 
     def __init__(self, folder: Path) -> None:
-        self.catalog = FaultyCatalog(f"sqlite:///{folder}/catalog.db")
-        self.catalog.migrate()
+        self.catalog = catalog_of(FaultyCatalog, folder)
         self.publications: dict[Tenant, list[Publication]] = {}
         for n, tenant in enumerate(TENANTS, 1):
             begin(self.catalog, tenant, 10)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +32,7 @@ from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
 
 R = TypeVar("R")
+AnyCatalog = TypeVar("AnyCatalog", bound=Catalog)
 
 #: The simulator's connection has no Alembic and no events of SQLAlchemy.
 ON_SQLALCHEMY = pytest.mark.parametrize(
@@ -105,10 +108,26 @@ HALVES = (KeyRange(b"", b"m"), KeyRange(b"m", b""))
 
 
 def new_catalog(folder: Path) -> Catalog:
-    """A migrated catalog in a file of the folder."""
-    catalog = Catalog(f"sqlite:///{folder}/catalog.db")
-    catalog.migrate()
-    return catalog
+    """A migrated catalog in a file of the folder; empty, unless the folder has one."""
+    return catalog_of(Catalog, folder)
+
+
+def catalog_of(kind: Callable[[str], AnyCatalog], folder: Path) -> AnyCatalog:
+    """As `new_catalog`, of a class of one's own."""
+    path = folder / "catalog.db"
+    if not path.exists():
+        path.write_bytes(_migrated())
+    return kind(f"sqlite:///{path}")
+
+
+@cache
+def _migrated() -> bytes:
+    """The file of an empty catalog: to migrate one takes longer than many a test."""
+    with tempfile.TemporaryDirectory() as folder:
+        catalog = Catalog(f"sqlite:///{folder}/catalog.db")
+        catalog.migrate()
+        catalog.close()
+        return (Path(folder) / "catalog.db").read_bytes()
 
 
 def begin(catalog: Catalog, tenant: Tenant, start_ts: int, *ranges: KeyRange) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from sorter.worker.spill import Spill
 from sorter.worker.worker import SorterWorker
-from tests.kit.catalog_cases import HALVES, begin, elected
+from tests.kit.catalog_cases import HALVES, begin, catalog_of, elected
 from tests.kit.memory_feed import MemoryFeed
 from tests.kit.sorter_oracle import C, Mark, P, Row, Served
 from tests.kit.sorter_world import File, feed_batch, served
@@ -60,8 +60,7 @@ class Bench:
     """Everything a worker needs, with one tenant of two tasks and one store."""
 
     def __init__(self, folder: Path) -> None:
-        self.catalog = FlakyCatalog(f"sqlite:///{folder}/catalog.db")
-        self.catalog.migrate()
+        self.catalog = catalog_of(FlakyCatalog, folder)
         begin(self.catalog, TENANT, 10, *HALVES)
         issue_incarnation(self.catalog, TENANT, 1)
         self.store = MemoryStore()

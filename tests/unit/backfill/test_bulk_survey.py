@@ -13,8 +13,8 @@ from backfill.backlog import find_backlog
 from backfill.core.plan import Positions
 from backfill.survey import Batch, Survey
 from sorter.core.watermark import RangeWatermarkMap
+from tests.kit.catalog_cases import new_catalog
 from tistream import ts as tso
-from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.stores import assign_store, issue_incarnation, set_reclaimed
@@ -39,8 +39,7 @@ class Bucket:
     """Stores whose regions are [b"", m) for store 1 and [m, b"") for store 2."""
 
     def __init__(self, folder: Path) -> None:
-        self.catalog = Catalog(f"sqlite:///{folder}/catalog.db")
-        self.catalog.migrate()
+        self.catalog = new_catalog(folder)
         self.store = MemoryStore()
         register_tenant(self.catalog, T)
         for store_id in (1, 2):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.catalog_cases import new_catalog
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import TenantState, begin_tenant, register_tenant
@@ -21,8 +22,7 @@ A = Tenant(1, 1)
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    made.migrate()
+    made = new_catalog(tmp_path)
     yield made
     made.close()
 

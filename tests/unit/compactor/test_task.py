@@ -16,6 +16,7 @@ from compactor.core.plan import PlanRow, PlanSettings
 from compactor.core.verify import verified
 from compactor.job import JobSettings, planned
 from compactor.task import Failed, RangeResult, compact_range, contents, read_inputs
+from tests.kit.catalog_cases import new_catalog
 from tests.kit.log_builder import TENANT, LogBuilder
 from tests.kit.open_folder import OpenFolder
 from tistream.catalog.database.engine import Catalog
@@ -34,8 +35,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     """A log of eight flushes and the plan row with most rows."""
-    catalog, store = Catalog(f"sqlite:///{tmp_path}/catalog.db"), OpenFolder()
-    catalog.migrate()
+    catalog, store = new_catalog(tmp_path), OpenFolder()
     LogBuilder(catalog, store).build(8)
     _, rows = planned(catalog, TENANT, JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2)))
     yield Rig(catalog, store, max(rows, key=lambda r: sum(s.rows for s in r.segments)))

@@ -15,7 +15,7 @@ from metaserver import collect
 from metaserver.collect import Collector
 from metaserver.retention import Retention
 from schemas.registry.schema_registry import SchemaRegistry
-from tests.kit.catalog_cases import OTHER, START, T, activate, advance, flush, output, segment
+from tests.kit.catalog_cases import OTHER, START, T, activate, advance, catalog_of, flush, output, segment
 from tests.kit.manual_clock import ManualClock
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
@@ -85,8 +85,7 @@ class Rig:
     """A tenant with three tasks, an empty bucket, and a collector for which an hour is young."""
 
     def __init__(self, folder: Path) -> None:
-        self.catalog = Interrupted(f"sqlite:///{folder}/catalog.db")
-        self.catalog.migrate()
+        self.catalog = catalog_of(Interrupted, folder)
         self.clock = ManualClock()
         self.bucket = Bucket(self.clock)
         self.collector = Collector(self.catalog, self.bucket, self.clock, grace_ms=GRACE_MS)

@@ -19,7 +19,7 @@ import zstandard
 from metaserver import activation, collect, deletion, retention
 from metaserver.loop import MetaWorker
 from schemas.registry import log_start
-from tests.kit.catalog_cases import activate
+from tests.kit.catalog_cases import activate, new_catalog
 from tests.kit.hostile_bytes import real_schema
 from tests.kit.log_builder import LogBuilder
 from tests.kit.manual_clock import ManualClock
@@ -105,8 +105,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    catalog.migrate()
+    catalog = new_catalog(tmp_path)
     yield World(catalog, Bucket(), ManualClock())
     catalog.close()
 

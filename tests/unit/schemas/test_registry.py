@@ -19,8 +19,8 @@ from schemas.history import History
 from schemas.registry import schema_registry as registry_module
 from schemas.registry.schema_registry import SavePolicy, SchemaRegistry, read_jobs
 from schemas.snapshot import PushedSchema
+from tests.kit.catalog_cases import new_catalog
 from tests.kit.manual_clock import ManualClock
-from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, commit_flush
 from tistream.catalog.log.segments import segment_in
 from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
@@ -105,8 +105,7 @@ class Log:
 
     def __init__(self, directory: Path, pushed: PushedSchema, meta: list[Written]) -> None:
         self.meta = meta
-        self.catalog, self.store = Catalog(f"sqlite:///{directory}/catalog.db"), DictStore()
-        self.catalog.migrate()
+        self.catalog, self.store = new_catalog(directory), DictStore()
         self.start_ts = pushed.snapshot.ts
         self.files = 0
         snap = str(SchemaSnapKey(tenant=TENANT, ts=self.start_ts))
