@@ -10,7 +10,7 @@ import pytest
 
 from simulator.chaos.servers.mariadb import mariadb, new_database
 from tests.kit.catalog_backends import Emptied, QuickCatalog
-from tests.kit.catalog_cases import activate
+from tests.kit.catalog_cases import activate, catalog_of
 from tistream.catalog.database.engine import Catalog
 
 _number = itertools.count(1)
@@ -30,13 +30,12 @@ def url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def catalog(backend: str, request: pytest.FixtureRequest) -> Iterator[Catalog]:
+def catalog(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
     """A migrated, empty catalog."""
     if backend == "mariadb":
         yield request.getfixturevalue("migrated").empty()
         return
-    catalog = (QuickCatalog if backend == "simulator" else Catalog)(request.getfixturevalue("url"))
-    catalog.migrate()
+    catalog = catalog_of(QuickCatalog if backend == "simulator" else Catalog, tmp_path)
     yield catalog
     catalog.close()
 

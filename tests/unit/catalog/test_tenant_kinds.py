@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.kit.catalog_cases import new_catalog
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import TenantState, begin_tenant, register_tenant
@@ -18,13 +14,6 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
 A = Tenant(1, 1)
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = new_catalog(tmp_path)
-    yield made
-    made.close()
 
 
 def test_a_keyspace_with_an_id_is_active_at_once(catalog: Catalog) -> None:
