@@ -30,7 +30,7 @@ from tistream.catalog.work.core.place import place_facts
 from tistream.catalog.work.lanes import list_lanes, replace_lanes
 from tistream.catalog.work.replications import Sees, no_other
 from tistream.clock import Clock
-from tistream.errors import InvalidInput, StateForbids
+from tistream.errors import InvalidInput, StateForbids, TsExpired
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
@@ -115,7 +115,10 @@ class Replications:
         return notes
 
     def resume(self, tenant: Tenant, name: str, to_ts: int | None, *, actor: str, sees: Sees = no_other) -> None:
-        """Run it again, above `to_ts` if given, and try what was refused again."""
+        """Run it again, above `to_ts` if given, and try what was refused again. TsExpired when the log begins later."""
+        earliest_ts = get_tenant(self.catalog, tenant).earliest_ts
+        if to_ts is not None and to_ts < earliest_ts:
+            raise TsExpired(f"The log of this tenant begins at {earliest_ts}.", earliest_ts=str(earliest_ts))
         replications.resume_replication(self.catalog, tenant, name, to_ts=to_ts, actor=actor, sees=sees)
 
     def rebalance(self, tenant: Tenant, name: str, lanes: int | None) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tests.kit.auth_site import MINE, Site, auth_site, is_problem
 from tistream.catalog.tenancy.changefeeds import get_changefeed
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.http.auth.core.roles import Role
@@ -103,3 +104,17 @@ def test_the_command_line_names_changes_and_removes_a_place(site: Site, tmp_path
     assert run("update", "lake", "--dead-letter", f"{dead}2") == f"{dead}2"
     assert run("update", "lake", "--dead-letter", "") == ""
     server.stop()
+
+
+def test_a_changefeed_is_not_resumed_below_the_log(site: Site, tmp_path: Path) -> None:
+    owner, path = site.key(Role.OWNER), f"{FEEDS}/back"
+    made = site.ask("POST", FEEDS, owner, json=feed("back", tmp_path))
+    assert made.status_code == 201, made.text
+    site.ask("POST", f"{path}:pause", owner).raise_for_status()
+    begins = get_tenant(site.parts.catalog, MINE).earliest_ts
+    below = site.ask("POST", f"{path}:resume", owner, json={"checkpoint_ts": str(begins - 1)})
+    assert is_problem(below, 410, "TS-1005"), below.text
+    assert site.get(path, owner).json()["state"] == "stopped"
+    again = site.ask("POST", f"{path}:resume", owner, json={"checkpoint_ts": str(begins)})
+    assert (again.status_code, again.json()["checkpoint_ts"]) == (200, str(begins))
+    site.ask("DELETE", path, owner).raise_for_status()
