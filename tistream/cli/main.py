@@ -134,11 +134,15 @@ def about(
         raise typer.Exit
 
 
+_LARGE_FRAMES = (["sort"], ["maintain"])  #: roles that use all processors for a frame
+
+
 def main() -> None:
     """Entry point of the console script."""
-    # Before Polars is loaded. The frames of a service are small, and each of its parts has a thread. On busy processors
-    # the threads of Polars, which look for more work after each frame, take as long again as all the rest.
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    # Before Polars is loaded. Most frames are small, and each part of a service has a thread. On busy processors the
+    # threads of Polars, which look for more work after each frame, take as long again as all the rest.
+    if sys.argv[1:2] not in _LARGE_FRAMES:
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")
     try:
         command_line(sys.argv[1:])()
     except TiStreamError as e:

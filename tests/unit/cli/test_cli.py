@@ -69,7 +69,7 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     assert invoke(monkeypatch, capfd, "--version") == (0, f"TiStream {version('tistream')}\n", "")
 
 
-def test_polars_has_one_thread_unless_the_environment_says(
+def test_polars_has_one_thread_unless_the_environment_says_or_the_role_has_large_frames(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("POLARS_MAX_THREADS", raising=False)
@@ -78,6 +78,9 @@ def test_polars_has_one_thread_unless_the_environment_says(
     monkeypatch.setenv("POLARS_MAX_THREADS", "3")
     invoke(monkeypatch, capfd, "--version")
     assert os.environ["POLARS_MAX_THREADS"] == "3"
+    monkeypatch.delenv("POLARS_MAX_THREADS")
+    invoke(monkeypatch, capfd, "sort", "--help")
+    assert "POLARS_MAX_THREADS" not in os.environ, "its frames are large"
 
 
 def test_the_shell_completes_commands() -> None:
