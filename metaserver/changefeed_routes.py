@@ -214,7 +214,7 @@ def changefeed_router(catalog: Catalog, registry: SchemaRegistry, clock: Clock) 
 
     @route(
         routes, "POST", base, Right.READ, "create_changefeed", "Register a consumer or create a replication",
-        status_code=201,
+        status_code=201, responses={200: {"model": Changefeed, "description": "it is registered alike already"}},
     )  # fmt: skip
     def create(cluster_id: _Id, tenant_id: _Id, new: NewChangefeed, request: Request, response: Response) -> Changefeed:
         tenant = _known(catalog, cluster_id, tenant_id)

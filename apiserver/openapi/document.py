@@ -171,14 +171,14 @@ def _complete(
 ) -> None:
     responses = operation["responses"]
     responses.pop("422", None)
-    status = next(code for code in responses if code.startswith("2"))
-    found = responses[status].get("content", {})
-    if examples:
-        typed = found.get(_JSON, {}).get("schema", {})
-        responses[status]["content"] = {m: _content(m, example, typed) for m, example in examples.items()}
-    else:
-        for content in found.values():
-            content["example"] = example_of(content.get("schema", {}), schemas)
+    for status in [code for code in responses if code.startswith("2")]:
+        found = responses[status].get("content", {})
+        if examples:
+            typed = found.get(_JSON, {}).get("schema", {})
+            responses[status]["content"] = {m: _content(m, example, typed) for m, example in examples.items()}
+        else:
+            for content in found.values():
+                content["example"] = example_of(content.get("schema", {}), schemas)
     problems: dict[str, list[type[TiStreamError]]] = {}
     for error, of_it in problems_of(path, method, operation):
         problems.setdefault(str(of_it), []).append(error)
