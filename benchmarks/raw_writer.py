@@ -105,7 +105,10 @@ def run() -> Iterator[Result]:
     values = [b"%0*d" % (VALUE_BYTES, n) for n in range(KEYS)]
     clock, profile = SystemClock(), RawProfile(keyspaces=(BARE, FED), keys=KEYS)
     cluster = raw_cluster(profile, floor_ts=tso.compose(clock.unix_ms()), regions=REGIONS)
-    with ServedCluster(cluster, api=Api.V2) as served, closing(PdClient([served.pd_address])) as pd:
+    with (
+        ServedCluster(cluster, api=Api.V2, keyspaces={"bare": BARE, "fed": FED}) as served,
+        closing(PdClient([served.pd_address])) as pd,
+    ):
         served.raw_latency_s = lambda store_id: LATENCY_S
         uri = parse_sink_uri(f"tikv://{served.pd_address}?batch-size={BATCH}&concurrency={CONCURRENCY}")
         share = Share(tenant=Tenant(1, 1), changefeed_id="benchmark", number=0, of=1)

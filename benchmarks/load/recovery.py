@@ -61,7 +61,7 @@ class LastValues(ServedCluster):
         model = raw_cluster(
             RawProfile(keyspaces=(1,), keys=keys), floor_ts=tso.compose(int(time.time() * 1000)), regions=regions
         )
-        super().__init__(model, api=Api.V2, cluster_id=CLUSTER_ID + 1)
+        super().__init__(model, api=Api.V2, cluster_id=CLUSTER_ID + 1, keyspaces={"ks1": 1})
 
     def begin(self, latency_s: float) -> None:
         with self._lock:

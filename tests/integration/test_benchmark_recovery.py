@@ -27,6 +27,7 @@ def test_the_last_values_are_there_and_requests_take_as_long_as_they_should() ->
         closing(PdClient([served.pd_address])) as pd,
         closing(RawClient(pd, RawSpace(Api.V2, 1), clock=SystemClock())) as client,
     ):
+        assert pd.keyspace_of_id(1) is not None, "a changefeed to it is refused otherwise"
         served.begin(LATENCY_S)
         began = time.monotonic()
         client.batch_put(binary(b"a", b"k00000030", b"z"), binary(b"1", b"2", b"3"))
