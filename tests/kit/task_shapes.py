@@ -21,6 +21,7 @@ from dataclasses import replace
 import polars as pl
 import pyarrow as pa
 
+from sorter.core import promised
 from sorter.core.task_core import CoreSnapshot
 from tests.kit.sorter_run import EDGES, KEYS, START_TS, Durable, SorterRun
 from tests.kit.sorter_states import SnapshotFiles
@@ -157,12 +158,21 @@ def joined(left: Half, right: Half, *, broken: str = "") -> CoreSnapshot:
     return replace(
         a,
         positions=positions,
+        promised=_promised(a, b),
         next_row_no=max(a.next_row_no, b.next_row_no),
         late_ready=pl.concat([a.late_ready, b.late_ready]).unique(),
         slices=pa.concat_tables([a.slices, b.slices]),
         waiting=pa.concat_tables(waiting),
         **runs,
     )
+
+
+def _promised(a: CoreSnapshot, b: CoreSnapshot) -> pa.Table:
+    """The promises of files that both have taken: a file that comes again has not promised anything yet."""
+    both = promised.joined([a.promised, b.promised])
+    lives = zip(both["store_id"].to_pylist(), both["incarnation"].to_pylist(), strict=True)
+    same = [a.positions.get(store, {}).get(i) == b.positions.get(store, {}).get(i) for store, i in lives]
+    return both.filter(pa.array(same, pa.bool_()))
 
 
 def _how_far(at: Position) -> tuple[bool, int]:
