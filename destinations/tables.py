@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from reading.filters import NO_FILTER, Filter, Part, parse_filter
 from reading.formats.rows import handle_columns
 from reading.scope import Scope, wanted
 from schemas.history import History
 from schemas.model import Table
+from schemas.registry.schema_registry import SchemaRegistry
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.changefeeds import ChangefeedRow
+from tistream.catalog.tenancy.tenants import TenantRow
 from tistream.catalog.work.core.lane_scope import TableScope
-from tistream.catalog.work.lanes import LaneRow
+from tistream.catalog.work.lanes import list_lanes
 
 
 def tables_meant(history: History, ts: int, scope: Scope, filter: Filter = NO_FILTER) -> list[Table]:
@@ -32,12 +37,16 @@ def part_of(scope: TableScope) -> Part:
 
 
 def tables_by_lane(
-    history: History, filters: Mapping[str, str], lanes: Sequence[LaneRow], scope: Scope
+    catalog: Catalog, registry: SchemaRegistry, row: TenantRow, feed: ChangefeedRow
 ) -> list[dict[str, Any]]:
-    """Each table of a changefeed as the schema is now, with its lane, for people and programs."""
+    """Each table that a changefeed writes as the schema is now, with its lane, for people and programs. None for a
+    consumer, for a keyspace, and before the first schema snapshot."""
+    if not feed.is_replication or row.kind.is_keyspace or not row.has_log:
+        return []
+    lanes, history = list_lanes(catalog, row.tenant, feed.changefeed_id), registry.history(row.tenant)
     parts = [(part_of(lane.scope), lane) for lane in lanes if isinstance(lane.scope, TableScope)]
-    found = []
-    for table in tables_meant(history, history.resolved_ts, scope, parse_filter(dict(filters))):
+    wanted_tables, found = parse_filter(orjson.loads(feed.filters)), []
+    for table in tables_meant(history, history.resolved_ts, Scope(tenant=row.tenant), wanted_tables):
         for lane in (lane for part, lane in parts if part.has(table.db, table.name)):
             found.append(
                 {

@@ -27,7 +27,7 @@ from tistream.catalog.tenancy.changefeeds import (
 from tistream.catalog.tenancy.tenants import TenantRow, every_tenant, get_tenant
 from tistream.catalog.work import replications
 from tistream.catalog.work.core.place import place_facts
-from tistream.catalog.work.lanes import list_lanes, replace_lanes
+from tistream.catalog.work.lanes import replace_lanes
 from tistream.catalog.work.replications import Sees, no_other
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, StateForbids, TsExpired
@@ -116,8 +116,7 @@ class Replications:
 
     def resume(self, tenant: Tenant, name: str, to_ts: int | None, *, actor: str, sees: Sees = no_other) -> None:
         """Run it again, above `to_ts` if given, and try what was refused again. TsExpired when the log begins later."""
-        earliest_ts = get_tenant(self.catalog, tenant).earliest_ts
-        if to_ts is not None and to_ts < earliest_ts:
+        if to_ts is not None and to_ts < (earliest_ts := get_tenant(self.catalog, tenant).earliest_ts):
             raise TsExpired(f"The log of this tenant begins at {earliest_ts}.", earliest_ts=str(earliest_ts))
         replications.resume_replication(self.catalog, tenant, name, to_ts=to_ts, actor=actor, sees=sees)
 
@@ -133,10 +132,7 @@ class Replications:
     def tables(self, tenant: Tenant, name: str) -> list[dict[str, Any]]:
         """The tables that it writes, each with its lane; none before the first schema snapshot."""
         row, feed = get_tenant(self.catalog, tenant), replication_of(self.catalog, tenant, name)
-        if row.kind.is_keyspace or not row.has_log:
-            return []
-        lanes = list_lanes(self.catalog, tenant, name)
-        return tables_by_lane(self.registry.history(tenant), orjson.loads(feed.filters), lanes, Scope(tenant=tenant))
+        return tables_by_lane(self.catalog, self.registry, row, feed)
 
     def _reached(self, target: Target, name: str, wanted: Wanted) -> Reached:
         """Reach the destination and the place of dead letters. InvalidInput, DestinationUnavailable,

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import orjson
 from fastapi import Path, Query
 
 from apiserver.console import operator_views
@@ -16,11 +15,10 @@ from apiserver.console.pages import Action, Pages
 from destinations.opening import recut
 from destinations.tables import tables_by_lane
 from reading.deps import Id, Services
-from reading.scope import Scope
 from tistream.admin import actions, consumers, replication_actions
 from tistream.catalog.tenancy.changefeeds import ChangefeedRow, get_changefeed
 from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
-from tistream.catalog.work.lanes import list_lanes, replace_lanes
+from tistream.catalog.work.lanes import replace_lanes
 from tistream.clock import Clock
 from tistream.http.auth.core.roles import Right
 from tistream.ids import Tenant
@@ -126,10 +124,7 @@ def _rebalance(
 
 def _tables(services: Services, row: TenantRow, feed: ChangefeedRow) -> list[dict[str, Any]]:
     """The tables that a replication writes, those that are stopped first."""
-    if not feed.is_replication or row.kind.is_keyspace or not row.has_log:
-        return []
-    lanes, scope = list_lanes(services.catalog, row.tenant, feed.changefeed_id), Scope(tenant=row.tenant)
-    found = tables_by_lane(services.registry.history(row.tenant), orjson.loads(feed.filters), lanes, scope)
+    found = tables_by_lane(services.catalog, services.registry, row, feed)
     return sorted(found, key=lambda table: not table["stopped"])
 
 

@@ -190,7 +190,7 @@ class LaneCore:
         return Finish(upto=self._planned.upto, letters=self._letters)
 
     def refused(self, count: int) -> Keep | Stop:
-        """The destination can never take so many changes of the stretch; 0: it is not known which."""
+        """The destination can never take `count` changes of the stretch; 0: it did not say which."""
         if not self.keeps_letters or not count:
             return Stop()
         self._planned = None
@@ -198,7 +198,7 @@ class LaneCore:
         return Keep(count=count)
 
     def kept(self, count: int) -> None:
-        """So many of the refused changes are durable as dead letters."""
+        """`count` refused changes are durable as dead letters."""
         invariant(count <= self._unkept, "a dead letter is of a refused change", kept=count, unkept=self._unkept)
         self._unkept -= count
         self._letters += count
