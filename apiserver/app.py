@@ -1,8 +1,4 @@
-"""The HTTP application: API, console and problem documents.
-
-The composition root passes in routers of other services (the control plane in a one-process deployment), because
-services never import each other.
-"""
+"""The HTTP application: API, control routes, console and problem documents."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ import structlog
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 
 from apiserver import console
+from apiserver.control.push_access import PushPlace
+from apiserver.control.routers import control_routers
 from apiserver.negotiate import NotAcceptable
 from apiserver.openapi import document as openapi
 from apiserver.request_limits import RateLimits, RequestLimits
@@ -33,7 +31,7 @@ from apiserver.routes import (
 )
 from apiserver.slashes import NameSlashes
 from apiserver.stream.followers import Followers, FollowLimits
-from reading.deps import Services
+from reading.served.services import Services
 from tistream import __version__
 from tistream.errors import ObjectNotFound, TiStreamError
 from tistream.http import problem
@@ -50,11 +48,12 @@ def create_app(
     services: Services,
     extra_routers: Sequence[APIRouter] = (),
     *,
+    push: PushPlace | None = None,
     authenticator: Authenticator | None = None,
     follow: FollowLimits | None = None,
     rates: RateLimits | None = None,
 ) -> FastAPI:
-    """The API and the console on one port. Without an authenticator no keys are required.
+    """The API and the console on one port. `push`: where pushers write. Without an authenticator no keys are required.
     `app.state.followers.close()` ends streams and waiting pulls."""
     app = FastAPI(
         title="TiStream",
@@ -63,6 +62,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         dependencies=[Depends(refuse_unknown)],
+        generate_unique_id_function=lambda route: route.name,  # an operation is named as its function
     )
     problem.install(app)
     app.add_middleware(Heads)
@@ -77,7 +77,7 @@ def create_app(
         app.include_router(module.router(services))
     app.state.probes = health.probes_of(services)
     app.include_router(probe_router(app.state.probes))
-    for extra in extra_routers:
+    for extra in (*control_routers(services, push or PushPlace()), *extra_routers):
         app.include_router(extra)
     app.include_router(docs.router())
     openapi.install(app)

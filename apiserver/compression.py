@@ -26,12 +26,12 @@ def choose_coding(accept_encoding: str | None, offers: Sequence[str] = CODINGS) 
     """The coding with the highest weight; None for identity. NotAcceptable when that is refused, too."""
     if accept_encoding is None:
         return None
-    asked = weights(accept_encoding)
-    rest = asked.get("*")
-    plain = asked.get("identity", 1.0 if rest is None else rest)  # acceptable unless refused by name or by `*`
-    weighed = {name: asked.get(name, rest or 0.0) for name in offers}
+    weighted = weights(accept_encoding)
+    rest = weighted.get("*")
+    plain = weighted.get("identity", 1.0 if rest is None else rest)  # acceptable unless refused by name or by `*`
+    weighed = {name: weighted.get(name, rest or 0.0) for name in offers}
     best = max(weighed.values(), default=0.0)
-    if best > 0 and (best >= plain or "identity" not in asked):
+    if best > 0 and (best >= plain or "identity" not in weighted):
         return next(name for name, weight in weighed.items() if weight == best)
     if plain > 0:
         return None

@@ -16,14 +16,14 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from reading.deps import Services
-from reading.scope import Scope
+from reading.rows.scope import Scope
+from reading.served.services import Services
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.files import FileRow, list_files
 from tistream.catalog.log.read_leases import open_lease
 from tistream.catalog.log.retention import check_listing
-from tistream.catalog.log.segments import SegmentFormat
+from tistream.catalog.rows.segments import SegmentFormat
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
 from tistream.ids import Tenant
@@ -85,7 +85,7 @@ def listing(
         if not table_ids:
             raise NotFound(f"{scope} did not exist at any time of the interval.", scope=str(scope))
     leases.hold()
-    found = list_files(
+    files = list_files(
         services.catalog,
         scope.tenant,
         after_ts=after,
@@ -94,13 +94,13 @@ def listing(
         limit=FILES_LISTED_MAX + 1,
     )
     check_listing(services.catalog, scope.tenant, after, upto)
-    if len(found) > FILES_LISTED_MAX:
+    if len(files) > FILES_LISTED_MAX:
         raise InvalidInput(
             f"There are more than {FILES_LISTED_MAX} files: list a shorter interval, or run a compaction."
         )
-    not_parquet = min((f.lo_ts for f in found if f.format is not SegmentFormat.PARQUET), default=upto + 1)
+    not_parquet = min((f.lo_ts for f in files if f.format is not SegmentFormat.PARQUET), default=upto + 1)
     return Listing(
-        files=tuple(f for f in found if f.format in formats),
+        files=tuple(f for f in files if f.format in formats),
         start_ts=after,
         end_ts=upto,
         resolved_ts=resolved,

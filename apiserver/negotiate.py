@@ -47,34 +47,34 @@ def choose(name: str | None, accept: str | None, formats: Mapping[str, str] = FO
         return "json"
     accepted = {media: word for word, media in reversed(list(formats.items()))}
     in_order = {media: accepted[media] for media in dict.fromkeys(formats.values())} | {"application/jsonl": "ndjson"}
-    found = offered(accept, in_order)
-    if found is not None:
-        return found
+    chosen = offered(accept, in_order)
+    if chosen is not None:
+        return chosen
     raise NotAcceptable(f"Accept '{accept[:80]}' names no offered media type.", offers=", ".join(in_order))
 
 
 def offered(accept: str, offers: Mapping[str, str]) -> str | None:
     """The format that an Accept header prefers. `offers`: media type -> format, the default first."""
-    asked = weights(accept)
-    refused = {media for media, weight in asked.items() if not weight}
-    for media in sorted(asked, key=lambda m: -asked[m]):
-        found = _within(media, refused, offers) if asked[media] else None
-        if found is not None:
-            return found
+    weighted = weights(accept)
+    refused = {media for media, weight in weighted.items() if not weight}
+    for media in sorted(weighted, key=lambda m: -weighted[m]):
+        offer = _within(media, refused, offers) if weighted[media] else None
+        if offer is not None:
+            return offer
     return None
 
 
 def weights(header: str) -> dict[str, float]:
     """The values of an Accept or Accept-Encoding header with their weights, in order. 0 is a refusal; so is an invalid
     weight."""
-    found: dict[str, float] = {}
+    weight_of: dict[str, float] = {}
     for part in header.split(","):
         word, *params = (p.strip().lower() for p in part.split(";"))
         if not word:
             continue
         text = next((p[2:].strip() for p in params if p.startswith("q=")), "1")
-        found.setdefault(word, float(text) if _WEIGHT.fullmatch(text) else 0.0)
-    return found
+        weight_of.setdefault(word, float(text) if _WEIGHT.fullmatch(text) else 0.0)
+    return weight_of
 
 
 def _within(media: str, refused: set[str], offers: Mapping[str, str]) -> str | None:

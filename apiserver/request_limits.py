@@ -25,11 +25,11 @@ from tistream.errors import RateLimited, TooLarge
 from tistream.http import problem
 from tistream.http.auth.access import ACCESS, Access
 from tistream.ids import Tenant
+from tistream.limits import REQUEST_BODY_BYTES_MAX
 
 _TENANT = re.compile(r"/v1/clusters/(\d{1,19})/tenants/(\d{1,19})(?:/|$)")
 _FREE = re.compile(r"/(?:livez|readyz|healthz|version|metrics|live|static/.*|problems(?:/.*)?)")
 _MIB = 1 << 20
-BODY_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,15 @@ class RateLimits:
 
     def policies(self) -> dict[str, list[Policy]]:
         """The policies of callers and of tenants."""
-        found: dict[str, list[Policy]] = {}
+        policies: dict[str, list[Policy]] = {}
         for of in ("caller", "tenant"):
             requests, mib = getattr(self, f"{of}_requests_per_s"), getattr(self, f"{of}_mib_per_s")
-            found[of] = [
+            policies[of] = [
                 Policy(name=f"{of}-{what}", rate=rate, burst=max(1.0, rate * self.burst_s), of_bytes=what == "bytes")
                 for what, rate in (("requests", requests), ("bytes", mib * _MIB))
                 if rate
             ]
-        return found
+        return policies
 
 
 class RequestLimits:
@@ -92,28 +92,28 @@ class RequestLimits:
     def _of(self, scope: Scope) -> list[tuple[Buckets, str]]:
         """The buckets of a request with their keys."""
         caller = caller_of(HTTPConnection(scope))
-        found = [(buckets, caller) for buckets in self._buckets["caller"]]
+        keyed = [(buckets, caller) for buckets in self._buckets["caller"]]
         if self._buckets["tenant"] and (m := _TENANT.match(scope["path"])):
             tenant = Tenant(int(m[1]), int(m[2]))
             if _sees(scope, tenant):
-                found += [(buckets, str(tenant)) for buckets in self._buckets["tenant"]]
-        return found
+                keyed += [(buckets, str(tenant)) for buckets in self._buckets["tenant"]]
+        return keyed
 
-    def _refused(self, mine: list[tuple[Buckets, str]]) -> RateLimited | None:
+    def _refused(self, keyed: list[tuple[Buckets, str]]) -> RateLimited | None:
         now_s = self._clock.monotonic()
-        waits = [(buckets.wait_s(who, now_s), buckets.policy.name) for buckets, who in mine]
+        waits = [(buckets.wait_s(who, now_s), buckets.policy.name) for buckets, who in keyed]
         wait_s, name = max(waits, default=(0.0, ""))
         if wait_s <= 0:
             return None
         seconds = max(1, math.ceil(wait_s))
         return RateLimited(f"The bucket {name} is empty for {seconds} s.", bucket=name, retry_after_s=seconds)
 
-    def _headers(self, mine: list[tuple[Buckets, str]]) -> Mapping[str, str]:
-        if not mine:
+    def _headers(self, keyed: list[tuple[Buckets, str]]) -> Mapping[str, str]:
+        if not keyed:
             return {}
         now_s = self._clock.monotonic()
         left = [
-            f'"{b.policy.name}";r={b.left(who, now_s)};t={max(0, math.ceil(b.wait_s(who, now_s)))}' for b, who in mine
+            f'"{b.policy.name}";r={b.left(who, now_s)};t={max(0, math.ceil(b.wait_s(who, now_s)))}' for b, who in keyed
         ]
         return {"RateLimit-Policy": self._policy, "RateLimit": ", ".join(left)}
 
@@ -131,8 +131,8 @@ def _shown(policy: Policy) -> str:
 
 def _too_large(scope: Scope) -> TooLarge | None:
     length = dict(scope["headers"]).get(b"content-length", b"0")
-    if length.isdigit() and int(length) > BODY_BYTES_MAX:
-        return TooLarge(f"A request body has at most {BODY_BYTES_MAX} bytes.", bytes=length.decode()[:40])
+    if length.isdigit() and int(length) > REQUEST_BODY_BYTES_MAX:
+        return TooLarge(f"A request body has at most {REQUEST_BODY_BYTES_MAX} bytes.", bytes=length.decode()[:40])
     return None
 
 
@@ -143,8 +143,8 @@ def _bounded(receive: Receive) -> Receive:
         nonlocal got
         message = await receive()
         got += len(message.get("body", b""))
-        if got > BODY_BYTES_MAX:
-            raise TooLarge(f"A request body has at most {BODY_BYTES_MAX} bytes.")
+        if got > REQUEST_BODY_BYTES_MAX:
+            raise TooLarge(f"A request body has at most {REQUEST_BODY_BYTES_MAX} bytes.")
         return message
 
     return bounded

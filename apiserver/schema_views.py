@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from reading.deps import Services
-from reading.position import parse_ts
+from reading.served.position import parse_ts
+from reading.served.services import Services
 from schemas.diff import ColumnDiff, TableDiff
 from schemas.history import History
 from schemas.model import Column, DdlEvent
@@ -35,14 +35,14 @@ def ddl_page(
 ) -> dict[str, Any]:
     """A page of DDL events, the newest first. `cursor` counts newer events, so it shifts when DDL is added."""
     history, resolved = history_of(services, tenant, within)
-    found = history.events(history.start_ts, resolved)[::-1]
+    events = history.events(history.start_ts, resolved)[::-1]
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 12):
         raise CursorInvalid("The cursor is invalid.", cursor=cursor[:40])
     first = int(cursor or 0)
-    more = len(found) > first + limit
+    more = len(events) > first + limit
     return {
-        "items": [event_view(event) for event in found[first : first + limit]],
-        "total": len(found),
+        "items": [event_view(event) for event in events[first : first + limit]],
+        "total": len(events),
         "next_cursor": str(first + limit) if more else None,
         "start_ts": str(history.start_ts),
         "resolved_ts": str(resolved),
@@ -56,13 +56,13 @@ def schema_diff(
     history, resolved = history_of(services, tenant, within)
     start = moment(services, history, resolved, from_ts, history.start_ts)
     end = moment(services, history, resolved, to_ts, resolved)
-    found = history.diff(start, end)
+    changed = history.diff(start, end)
     return {
         "from_ts": str(start),
         "to_ts": str(end),
-        "databases_added": list(found.databases_added),
-        "databases_dropped": list(found.databases_dropped),
-        "tables": [_table_view(table) for table in found.tables],
+        "databases_added": list(changed.databases_added),
+        "databases_dropped": list(changed.databases_dropped),
+        "tables": [_table_view(table) for table in changed.tables],
     }
 
 
@@ -82,18 +82,18 @@ def event_view(event: DdlEvent) -> dict[str, Any]:
     }
 
 
-def _table_view(found: TableDiff) -> dict[str, Any]:
-    table = found.after or found.before
+def _table_view(table_diff: TableDiff) -> dict[str, Any]:
+    table = table_diff.after or table_diff.before
     assert table is not None
-    change = "dropped" if found.after is None else "created" if found.before is None else "changed"
-    shown = found.after if found.before is None else found.before if found.after is None else None
+    change = "dropped" if table_diff.after is None else "created" if table_diff.before is None else "changed"
+    shown = table_diff.after if table_diff.before is None else table_diff.before if table_diff.after is None else None
     return {
         "database": table.db,
         "table": table.name,
         "change": change,
-        "was": f"{found.before.db}.{found.before.name}" if found.renamed and found.before else None,
-        "new_ids": found.new_ids,
-        "columns": [_column_view(column) for column in found.columns]
+        "was": f"{table_diff.before.db}.{table_diff.before.name}" if table_diff.renamed and table_diff.before else None,
+        "new_ids": table_diff.new_ids,
+        "columns": [_column_view(column) for column in table_diff.columns]
         + [{"name": c.name, "change": change, "before": None, "after": _type(c)} for c in _all(shown)],
     }
 
@@ -102,11 +102,16 @@ def _all(table: Any) -> tuple[Column, ...]:
     return () if table is None else tuple(table.visible_columns)
 
 
-def _column_view(found: ColumnDiff) -> dict[str, Any]:
-    column = found.after or found.before
+def _column_view(column_diff: ColumnDiff) -> dict[str, Any]:
+    column = column_diff.after or column_diff.before
     assert column is not None
-    change = "dropped" if found.after is None else "added" if found.before is None else "changed"
-    return {"name": column.name, "change": change, "before": _type(found.before), "after": _type(found.after)}
+    change = "dropped" if column_diff.after is None else "added" if column_diff.before is None else "changed"
+    return {
+        "name": column.name,
+        "change": change,
+        "before": _type(column_diff.before),
+        "after": _type(column_diff.after),
+    }
 
 
 def _type(column: Column | None) -> str | None:

@@ -1,7 +1,12 @@
-"""Names with a slash in paths: `/databases/shop/tables/a%2Fb/changes` addresses the table `a/b`.
+"""Names in paths that a path cannot hold as they are.
 
-Servers decode paths before routing, so an encoded slash of a name would look like a separator. This middleware replaces
-it by a character that no name contains, and the `name` convertor of routes restores it.
+    /databases/shop/tables/a%2Fb/changes      the table `a/b`
+    /databases/shop/tables/%60..%60/changes   the table `..`
+
+Servers decode paths before routing, so an encoded slash of a name would look like a separator. The middleware replaces
+it by a character that no name contains, and the `name` convertor of routes restores it. Clients take `.` and `..` out
+of a path before they send it, also encoded ones, so these two names are written in backquotes (and so are the names
+that consist of them and backquotes, which this makes ambiguous). Nothing else is unquoted.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 _ASIDE = "\ufdd0"  # a noncharacter of Unicode
 _ENCODED = re.compile(rb"%2f", re.IGNORECASE)
+_DOTS = re.compile(r"`+\.{1,2}`+")
 _OF_NAMES = b"/databases/"
 
 
@@ -21,7 +27,8 @@ class _NameConvertor(StringConvertor):
     """`{table:name}` in a route."""
 
     def convert(self, value: str) -> str:
-        return value.replace(_ASIDE, "/")
+        name = value.replace(_ASIDE, "/")
+        return name[1:-1] if _DOTS.fullmatch(name) else name
 
     def to_string(self, value: str) -> str:
         return value.replace("/", _ASIDE)

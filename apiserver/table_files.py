@@ -6,7 +6,8 @@ The bytes depend only on the rows and the software version: row groups are cut b
 the log. So all servers make the same file, also after a compaction, and a reader may fetch ranges from several servers
 or from a file that was made again. The ETag is the hash of the bytes.
 
-A file is made at the first request and kept until KEPT_MS after the last one, in all at most ROWS_FILES_BYTES_MAX.
+A file is made at the first request and kept until KEPT_MS after the last one, in all at most ROWS_FILES_BYTES_MAX and
+ROWS_FILES_MAX files.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ import pyarrow.parquet as pq
 
 from reading.asof.output import without_durations
 from reading.asof.read import RowsRequest, read_rows
-from reading.deps import Services
+from reading.served.services import Services
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, StoreUnavailable
-from tistream.limits import ROWS_FILES_BYTES_MAX
+from tistream.limits import ROWS_FILES_BYTES_MAX, ROWS_FILES_MAX
 
 KEPT_MS = 900_000
 _GROUP_ROWS = 65_536
@@ -67,11 +68,11 @@ class TableFiles:
     def get(self, request: RowsRequest) -> TableFile:
         """The file of a read whose `as_of` is a TSO. Errors of `read_rows`; the next request retries."""
         with self._lock:
-            self._forget(self._clock)
-            known = self._made.pop(request, None)
-            future = Future() if known is None else known[1]
+            self._forget(self._clock, ROWS_FILES_MAX - (request not in self._made))
+            kept = self._made.pop(request, None)
+            future = Future() if kept is None else kept[1]
             self._made[request] = self._clock.monotonic(), future
-        if known is not None:
+        if kept is not None:
             return future.result()
         try:
             future.set_result(self._make(request))
@@ -82,12 +83,13 @@ class TableFiles:
             raise
         return future.result()
 
-    def _forget(self, clock: Clock) -> None:
-        """Drop expired files, and the least recently used ones above the size limit."""
+    def _forget(self, clock: Clock, count_max: int = ROWS_FILES_MAX) -> None:
+        """Drop expired files, and the least recently used ones above the limits."""
         now = clock.monotonic()
         held = self._growing + sum(future.result().size for _, future in self._made.values() if _complete(future))
         for request, (used, future) in list(self._made.items()):
-            if _complete(future) and ((now - used) * 1000 > KEPT_MS or held > self._bytes_max):
+            is_too_much = held > self._bytes_max or len(self._made) > count_max
+            if _complete(future) and ((now - used) * 1000 > KEPT_MS or is_too_much):
                 held -= future.result().size
                 del self._made[request]
 
@@ -157,13 +159,13 @@ def _group(held: list[pa.RecordBatch]) -> pa.Table:
 
 def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """Bytes of strings and binaries per row; other columns have a bounded size."""
-    found = np.zeros(batch.num_rows, np.int64)
+    sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            found += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
         elif pa.types.is_list(column.type):
-            found += pc.fill_null(pc.list_value_length(column), 0).to_numpy() * 4
-    return found
+            sizes += pc.fill_null(pc.list_value_length(column), 0).to_numpy() * 4
+    return sizes
 
 
 class _Body(io.RawIOBase):

@@ -40,8 +40,8 @@ class Watch:
 
     async def moved(self, seen: int, seconds: float) -> int | None:
         """The watermark once it is above `seen`, or -1 when the tenant is gone; None on timeout or shutdown, or when it
-        moved otherwise while a store is quarantined, or the log was amended."""
-        deadline, amended = self.loop.time() + seconds, self.amended
+        moved otherwise while a store is quarantined."""
+        deadline = self.loop.time() + seconds
         while not self._waker.closing:
             self.event.clear()
             known = self._waker.known(self.tenant)
@@ -55,19 +55,14 @@ class Watch:
                     await self.event.wait()
             except TimeoutError:
                 return None
-            if self.good_ts is not None or self.amended != amended:
-                return None  # a store was quarantined, or its rows were accepted: the waiter looks where it stands
+            if self.good_ts is not None:
+                return None  # a store was quarantined: the waiter looks where it stands
         return None
 
     @property
     def good_ts(self) -> int | None:
         """The last timestamp known to be good while a store of the tenant is quarantined, by the last poll."""
         return self._waker.good_ts(self.tenant)
-
-    @property
-    def amended(self) -> int:
-        """The number of the newest amendment of the tenant's log, by the last poll; 0 without."""
-        return self._waker.amended(self.tenant)
 
 
 class Waker:
@@ -113,10 +108,6 @@ class Waker:
         """The last timestamp known to be good while a store of a watched tenant is quarantined, by the last poll."""
         return self._known.get(tenant, _NOT_POLLED).good_ts
 
-    def amended(self, tenant: Tenant) -> int:
-        """The number of the newest amendment of a watched tenant's log, by the last poll; 0 without."""
-        return self._known.get(tenant, _NOT_POLLED).amended
-
     @property
     def waiting(self) -> int:
         """Number of waiters."""
@@ -124,7 +115,7 @@ class Waker:
             return sum(map(len, self._watches.values()))
 
     def close(self) -> None:
-        """Wake all waiters for good: the process is about to stop."""
+        """Wake all waiters, also later ones: the process is about to stop."""
         with self._lock:
             self.closing = True
             self._woken_early.set()
@@ -148,10 +139,10 @@ class Waker:
                 pause_s = max(pause_s, _AFTER_ERROR_S)
             self._woken_early.wait(pause_s)
 
-    def _notify(self, tenants: Collection[Tenant], found: Mapping[Tenant, Edge]) -> None:
+    def _notify(self, tenants: Collection[Tenant], edges: Mapping[Tenant, Edge]) -> None:
         with self._lock:
-            moved = [t for t in tenants if t in self._watches and self._known.get(t) != found.get(t, _NO_TASKS)]
-            self._known.update((t, found.get(t, _NO_TASKS)) for t in moved)
+            moved = [t for t in tenants if t in self._watches and self._known.get(t) != edges.get(t, _NO_TASKS)]
+            self._known.update((t, edges.get(t, _NO_TASKS)) for t in moved)
             self._wake([watch for tenant in moved for watch in self._watches[tenant]])
 
     def _wake(self, watches: Collection[Watch]) -> None:

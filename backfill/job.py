@@ -14,6 +14,11 @@ A commit that cannot be decided may hold a partition below the end of the batch.
 again, up to where the lowest ended: the same files give the same rows, so all of them reach it.
 
 A lost reply to a hand-over is read back: my epoch and my snapshot mean that it took effect (`lost_reply`).
+
+A replay holds the tenant's tasks as a worker with an incarnation and a lease. While it is alive the meta server leaves
+its tasks alone; the sorters that had them drop them, and their later writes are refused. When it retires, or its lease
+expires, the tasks are assigned to sorters. Of two replays of one tenant the later one wins: it registers under the same
+name, which fences the earlier one. So does the next lease of a maintenance job.
 """
 
 from __future__ import annotations
@@ -23,43 +28,50 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Self
 
 import structlog
 
-from backfill.backlog import find_backlog
 from backfill.core.plan import PlanRow, plan
-from backfill.executors import Executor
-from backfill.ownership import Ownership
-from backfill.replay import PartitionResult
-from backfill.survey import Batch, Survey
+from backfill.replay import Executor, PartitionResult
+from backfill.survey import Batch, Survey, find_backlog
+from compactor.worker import JobDone, Progress
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.state.join_snapshots import joined
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
-from sorter.worker.stored_core import load
+from sorter.worker.stored_core import loaded
 from tistream.admin.core.units import duration_text
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import Attempt, attempting, settle
 from tistream.catalog.database.service_time import service_time
-from tistream.catalog.log.committed import TaskAdvance
+from tistream.catalog.log.committed import TaskAdvance, find_segments
 from tistream.catalog.log.snapshots import NewSnapshot
 from tistream.catalog.log.snapshots import positions as read_positions
-from tistream.catalog.tenancy.tenants import TenantState, get_tenant
-from tistream.catalog.work.handover import hand_over
-from tistream.catalog.work.tasks import TaskRow, get_task
+from tistream.catalog.rows.jobs import JobCounts, JobRow
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.rows.workers import WorkerKind
+from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.work.handover import hand_over, take_tasks
+from tistream.catalog.work.tasks import get_task
+from tistream.catalog.work.workers import heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, invariant
 from tistream.ids import Tenant
-from tistream.limits import CLOCK_SKEW_MAX_MS
+from tistream.limits import CLOCK_SKEW_MAX_MS, HEARTBEAT_MS
 from tistream.model.positions import Positions
 from tistream.objectstore.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Backoff
+from tistream.runtime.service import Backoff, Repeating
 
 log = structlog.get_logger(__name__)
 
 SURVEY_THREADS = 8
 HAND_OVER_TRIES = 5
+_LISTED_MAX = 100_000  # segments in which one partition looks for repeated rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +97,7 @@ class Report:
     rows: int = 0  #: of the log
     log_files: int = 0
     log_bytes: int = 0
+    repeated: int = 0  #: rows that the log held already, below what their store had promised
     resolved_ts: int = 0  #: the least `durable_ts` of the tasks
     seconds: float = 0.0
 
@@ -118,7 +131,7 @@ class Replay:
         """Run the replay. `progress` is called with (files done, files, note).
 
         Errors of the executor end it; what was handed over stays. InvalidInput when the tenant has no tasks; Fenced
-        when they were reassigned."""
+        when they were reassigned; StateForbids when the tenant is paused, or was paused meanwhile."""
         clock, begun = self._clock, self._clock.monotonic()
         if get_tenant(self._catalog, self._tenant).state is TenantState.AWAITING_SNAPSHOT:
             raise InvalidInput(
@@ -147,7 +160,14 @@ class Replay:
                 progress(report.files, total, _note(report.files, total, report.bytes, clock.monotonic() - begun))
         resolved_ts = min((task.row.durable_ts for task in self._tasks.values()), default=0)
         report = replace(report, resolved_ts=resolved_ts, seconds=clock.monotonic() - begun)
-        log.info("replay done", tenant=str(self._tenant), files=report.files, rows=report.rows, resolved_ts=resolved_ts)
+        log.info(
+            "replay done",
+            tenant=str(self._tenant),
+            files=report.files,
+            rows=report.rows,
+            repeated=report.repeated,
+            resolved_ts=resolved_ts,
+        )
         return report
 
     def _watermarks(self, row: TaskRow) -> RangeWatermarkMap:
@@ -174,24 +194,49 @@ class Replay:
         done: dict[int, PartitionResult] = {}
         remaining = rows
         while remaining:
-            done |= {result.partition: result for result in self._executor(remaining, progress)}
-            invariant(all(row.partition in done for row in remaining), "each partition has a result")
+            done |= self._results(remaining, progress)
             rows = _lowered(rows, done)
             remaining = [row for row in rows if done[row.partition].reached != row.upto]
-        found: dict[int, list[tuple[PlanRow, PartitionResult]]] = {}
+        results: dict[int, list[tuple[PlanRow, PartitionResult]]] = {}
         for row in rows:
-            found.setdefault(row.task_id, []).append((row, done[row.partition]))
-        return found
+            results.setdefault(row.task_id, []).append((row, done[row.partition]))
+        return results
+
+    def _results(self, rows: Sequence[PlanRow], progress: Callable[[int, int], None]) -> dict[int, PartitionResult]:
+        """partition -> its result. One that asks for the log is run again with it."""
+        done: dict[int, PartitionResult] = {}
+        while rows:
+            done |= {result.partition: result for result in self._executor(rows, progress)}
+            invariant(all(row.partition in done for row in rows), "each partition has a result")
+            asked = ((row, done[row.partition].asks_above) for row in rows)
+            rows = [self._with_log(row, above) for row, above in asked if above is not None]
+        return done
+
+    def _with_log(self, row: PlanRow, above: int) -> PlanRow:
+        """The same work with the log of its range: above the timestamp that it asks for, and all of it when it asks
+        again."""
+        above = above if row.logged_above is None else 0
+        segments = find_segments(
+            self._catalog,
+            row.tenant,
+            after_ts=above,
+            upto_ts=row.durable_ts,
+            kind=self._tasks[row.task_id].row.kind,
+            limit=_LISTED_MAX,
+        )
+        mine = [
+            s for s in segments if s.end_key >= row.range.start and (not row.range.end or s.start_key < row.range.end)
+        ]
+        return replace(row, logged_above=above, logged=tuple(mine))
 
     def _hand_over(self, task: _Held, partitions: Sequence[tuple[PlanRow, PartitionResult]]) -> None:
         """Commit the results of a task's partitions in one transaction."""
         row, results = task.row, [result for _, result in partitions]
         reached = partitions[0][0].upto
         states = [read_state_file(r.state_key, self._store.get(r.state_key)) for r in results]
-        state = joined(row.range, [loaded.state for loaded in states])
-        key = SnapshotKey(tenant=row.tenant, task_id=row.task_id, epoch=row.epoch, n=row.snapshot_n + 1)
-        save = Save(state, _one_after_another(key), secrets.token_hex(16))
-        load(save.needs, self._store.get_range)
+        state = joined(row.range, [read.state for read in states])
+        key = SnapshotKey(tenant=row.tenant, task_id=row.task_id, epoch=row.epoch, n=row.snapshot_no + 1)
+        save = loaded(partial(Save, state, _one_after_another(key), secrets.token_hex(16)), self._store.get_range)
         for name, data in save.objects():
             self._store.put(name, data)
         written = {name: size for r in results for name, size in r.state_objects.items()}
@@ -201,7 +246,7 @@ class Replay:
             objects={**{name: size for name, size in written.items() if name in save.keeps}, **save.new},
             keeps=save.keeps - written.keys(),
             positions=state.positions,
-            seen_n=row.snapshot_n,
+            seen_n=row.snapshot_no,
         )
         advance = TaskAdvance(
             task_id=row.task_id,
@@ -212,7 +257,7 @@ class Replay:
         )
         objects = {name: size for r in results for name, size in r.log_objects.items()}
         self._commit(row, objects, advance, snapshot)
-        task.row = replace(row, durable_ts=reached, snapshot_key=snapshot.key, snapshot_n=snapshot.n)
+        task.row = replace(row, durable_ts=reached, snapshot_key=snapshot.key, snapshot_no=snapshot.n)
         task.positions = state.positions
 
     def _commit(self, row: TaskRow, objects: Mapping[str, int], advance: TaskAdvance, snapshot: NewSnapshot) -> None:
@@ -233,8 +278,8 @@ class Replay:
                 self._clock.wait(never, pauses.next_s())
 
     def _took_effect(self, row: TaskRow, snapshot: NewSnapshot) -> bool:
-        found = get_task(self._catalog, row.task_id)
-        return (found.epoch, found.snapshot_key) == (row.epoch, snapshot.key)
+        task = get_task(self._catalog, row.task_id)
+        return (task.epoch, task.snapshot_key) == (row.epoch, snapshot.key)
 
 
 def _lowered(rows: Sequence[PlanRow], done: Mapping[int, PartitionResult]) -> list[PlanRow]:
@@ -259,6 +304,7 @@ def _plus(report: Report, batch: Batch, results: Mapping[int, Sequence[tuple[Pla
         bytes=report.bytes + batch.nbytes,
         rows=report.rows + sum(result.rows for result in done),
         log_files=report.log_files + sum(len(result.log_objects) for result in done),
+        repeated=report.repeated + sum(result.repeated for result in done),
         log_bytes=report.log_bytes + sum(sum(result.log_objects.values()) for result in done),
     )
 
@@ -286,3 +332,60 @@ class _Progress:
         files = self.before.files + self.batch.files * done // max(partitions, 1)
         nbytes = self.before.bytes + self.batch.nbytes * done // max(partitions, 1)
         self.progress(files, self.total, _note(files, self.total, nbytes, self.clock.monotonic() - self.begun))
+
+
+class Ownership:
+    """Context manager: registered on entry, retired on exit."""
+
+    def __init__(self, catalog: Catalog, tenant: Tenant, clock: Clock) -> None:
+        self.worker_id = f"replay-{tenant.cluster_id}-{tenant.tenant_id}"
+        self._catalog, self._tenant = catalog, tenant
+        self._incarnation = 0
+        self._heartbeat = Repeating(
+            f"{self.worker_id}/heartbeat", self._beat, interval_s=HEARTBEAT_MS / 1000, clock=clock
+        )
+
+    def __enter__(self) -> Self:
+        self._incarnation = register_worker(self._catalog, self.worker_id, WorkerKind.REPLAY, "")
+        self._heartbeat.start()
+        return self
+
+    def take(self) -> list[TaskRow]:
+        """Take the tenant's tasks that are not stopped, under new epochs."""
+        return take_tasks(self._catalog, self._tenant, self.worker_id, self._incarnation)
+
+    def check(self) -> None:
+        """Fenced when another replay has started. Only saves work: epochs guard the hand-over."""
+        if self._heartbeat.crashed:
+            raise Fenced("another replay of this tenant has started", worker_id=self.worker_id)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._heartbeat.stop()
+        try:
+            retire_worker(self._catalog, self.worker_id, self._incarnation)
+        except CatalogUnavailable as e:
+            log.warning("replay not retired, its lease will expire", error=str(e))
+
+    def _beat(self) -> None:
+        heartbeat(self._catalog, self.worker_id, self._incarnation)
+
+
+class ReplayWork:
+    """A Work."""
+
+    def __init__(self, catalog: Catalog, store: ObjectStore, clock: Clock, executor: Executor, partitions: int) -> None:
+        self._catalog, self._store, self._clock = catalog, store, clock
+        self._executor, self._partitions = executor, partitions
+
+    def __call__(self, job: JobRow, progress: Progress) -> JobDone:
+        """Replay the tenant's backlog to its end."""
+        settings = ReplaySettings(partitions=self._partitions)
+        run = Replay(self._catalog, self._store, self._clock, job.tenant, self._executor, settings)
+        report = run.run(lambda done, total, note: progress(done, total))
+        counts = JobCounts(
+            bytes_read=report.bytes,
+            bytes_written=report.log_bytes,
+            objects_before=report.files,
+            objects_after=report.log_files,
+        )
+        return JobDone(outcome="replayed" if report.files else "nothing to do", counts=counts)

@@ -2,8 +2,7 @@
 
 core         the manifest of a backup; comparisons of sorted pairs and of rows in buckets (pure)
 files        pairs in Parquet files, each block with its checksum
-feed_scan    the pairs of a V2 cluster, by its change feed from 0
-raw_scan     the pairs of a V1 cluster, by RawScan
+scans        the pairs of a cluster: of V2 by its change feed from 0, of V1 by RawScan
 from_log     the pairs of a tenant as of a timestamp, by the log alone
 job          a backup: pairs -> files -> manifest
 cluster      a backup of a cluster: API version, parts, backup_ts, history held

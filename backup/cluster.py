@@ -13,29 +13,27 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import structlog
 
 from backup.core.manifest import Manifest, check_conversion
-from backup.feed_scan import FeedScan
-from backup.held import held_history
 from backup.job import Progress, Scan, check_empty, write_backup
-from backup.pace import Pace
-from backup.raw_scan import RawScan
+from backup.scans import FeedScan, RawScan
 from tistream import ts as tso
 from tistream.clock import Clock
-from tistream.errors import InvalidInput
+from tistream.errors import InvalidInput, TiStreamError
 from tistream.keyrange import KeyRange
 from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.rate_limiter import RateLimiter
+from tistream.runtime.service import Repeating
 from tistream.tikv.channels import Tls
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.raw_messages import RawSpace
 from tistream.tikv.pd import PdClient
-from tistream.tikv.raw_client import Pace as ClientPace
-from tistream.tikv.raw_client import RawClient, learn_api
+from tistream.tikv.raw_client import RawClient, WriteLimits, learn_api
 
 log = structlog.get_logger(__name__)
 _PATIENCE_S = 600.0  # how long one region is retried
@@ -83,21 +81,21 @@ def back_up_cluster(
         backup_ts=backup_ts,
         files=(),
     )
-    pace, patience = Pace(wanted.bytes_s, clock, stop), ClientPace(patience_s=wanted.patience_s)
+    rate, limits = RateLimiter(wanted.bytes_s, clock, stop), WriteLimits(patience_s=wanted.patience_s)
     with (
         closing(
-            RawClient(pd, RawSpace(source, keyspace_id), clock=clock, tls=tls, pace=patience, notice=_notice)
+            RawClient(pd, RawSpace(source, keyspace_id), clock=clock, tls=tls, limits=limits, notice=_notice)
         ) as client,
         ExitStack() as held,
     ):
-        scan: Scan = RawScan(client, pd).scan
+        scan: Scan = RawScan(client).scan
         if source is Api.V2:
             held.enter_context(held_history(pd, f"tistream-backup-{secrets.token_hex(8)}", backup_ts, clock))
             scan = FeedScan(
                 pd, keyspace_id, clock=clock, stop=stop, tls=tls, patience_s=wanted.patience_s, notice=_notice
             ).scan
         parts = parts_of(client, wanted.range)
-        return write_backup(store, parts, scan, about, pace=pace, stop=stop, threads=wanted.threads, progress=progress)
+        return write_backup(store, parts, scan, about, rate=rate, stop=stop, threads=wanted.threads, progress=progress)
 
 
 def keyspace_id_of(pd: PdClient, api: Api, keyspace: str | None) -> int:
@@ -108,10 +106,7 @@ def keyspace_id_of(pd: PdClient, api: Api, keyspace: str | None) -> int:
         return 0
     if keyspace is None or keyspace.isdecimal():
         return int(keyspace or 0)
-    found = pd.keyspace(keyspace)
-    if found.state:
-        raise InvalidInput("the keyspace is not enabled", keyspace=keyspace, id=found.id, state=found.state)
-    return int(found.id)
+    return pd.enabled_keyspace(keyspace)
 
 
 def parts_of(client: RawClient, wanted: KeyRange) -> list[KeyRange]:
@@ -123,3 +118,23 @@ def parts_of(client: RawClient, wanted: KeyRange) -> list[KeyRange]:
 
 def _notice(why: str) -> None:
     log.info("a region is read again", cause=why)
+
+
+TTL_S = 300
+_RENEW_S = 60.0
+
+
+@contextmanager
+def held_history(pd: PdClient, name: str, ts: int, clock: Clock) -> Iterator[None]:
+    """Keep everything above `ts` for as long as the block runs. TsExpired when some of it was collected already."""
+    pd.hold_history(name, ts, TTL_S)
+    renewing = Repeating("history", lambda: pd.hold_history(name, ts, TTL_S), interval_s=_RENEW_S, clock=clock)
+    renewing.start()
+    try:
+        yield
+    finally:
+        renewing.stop()
+        try:
+            pd.release_history(name)
+        except TiStreamError as e:
+            log.warning("releasing the GC barrier failed, it will expire", name=name, error=str(e))

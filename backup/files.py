@@ -95,14 +95,14 @@ def read_file(store: ObjectStore, file: BackupFile) -> Iterator[pa.Table]:
         except (pa.ArrowException, OSError) as e:
             facts = {"object": file.name, "block": number, "rows": rows}
             raise CorruptObject("a file of a backup is damaged", **facts, cause=str(e)) from e
-        found = checksum(block)
-        if found != expected:
+        actual = checksum(block)
+        if actual != expected:
             raise CorruptObject(
                 "a block of a backup has another checksum",
                 object=file.name,
                 block=number,
                 rows=rows,
-                found=str(found),
+                found=str(actual),
                 expected=str(expected),
             )
         first += expected.pairs

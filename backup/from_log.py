@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 from backup.core.manifest import Manifest
 from backup.core.pairs import PAIRS
 from backup.job import Progress, check_empty, write_backup
-from backup.pace import Pace
 from tistream.client import frames
 from tistream.client.api import Client
 from tistream.client.tenant import Tenant
 from tistream.errors import AheadOfWatermark, InvalidInput
 from tistream.keyrange import KeyRange
 from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.rate_limiter import RateLimiter
 from tistream.tikv.core.api_versions import Api
 
 _HEX = {"key_format": "hex"}
@@ -41,9 +41,9 @@ class LogScan:
         for page in entries.pieces("arrow", _HEX):
             rows = frames.read(page)
             self.inexact += rows.num_rows - (pc.sum(rows["exact"]).as_py() or 0)
-            found = rows.filter(pc.is_valid(rows["value"]))
+            living = rows.filter(pc.is_valid(rows["value"]))
             zero = pa.scalar(0, pa.uint64())
-            columns = [found["key"], found["value"], pc.fill_null(found["expire_ts"], zero)]
+            columns = [living["key"], living["value"], pc.fill_null(living["expire_ts"], zero)]
             yield pa.Table.from_arrays(columns, schema=PAIRS)
 
 
@@ -55,7 +55,7 @@ def back_up_log(
     as_of: str,
     *,
     allow_state: bool,
-    pace: Pace,
+    rate: RateLimiter,
     stop: threading.Event,
     progress: Progress = lambda done, parts: None,
 ) -> Manifest:
@@ -80,21 +80,21 @@ def back_up_log(
         files=(),
     )
     return write_backup(
-        store, [wanted], source.scan, about, pace=pace, stop=stop, progress=progress, inexact=lambda: source.inexact
+        store, [wanted], source.scan, about, rate=rate, stop=stop, progress=progress, inexact=lambda: source.inexact
     )
 
 
 def watermark_of(client: Client, tenant: Tenant, keyspace_id: int, wanted: KeyRange) -> int:
     """What is served of the tenant now. InvalidInput when it does not capture these keys."""
-    found = client.get(_path(tenant))
-    if _keyspace_id(found) != keyspace_id:
+    described = client.get(_path(tenant))
+    if _keyspace_id(described) != keyspace_id:
         raise InvalidInput(
-            "The tenant is of another keyspace.", keyspace_id=keyspace_id, tenants=found["keyspace"]["id"]
+            "The tenant is of another keyspace.", keyspace_id=keyspace_id, tenants=described["keyspace"]["id"]
         )
-    captured = KeyRange(bytes.fromhex(found["start_key"]), bytes.fromhex(found["end_key"]))
+    captured = KeyRange(bytes.fromhex(described["start_key"]), bytes.fromhex(described["end_key"]))
     if not captured.covers(wanted):
         raise InvalidInput("The tenant does not capture all of these keys.", captured=str(captured), wanted=str(wanted))
-    resolved_ts = int(found["resolved_ts"])
+    resolved_ts = int(described["resolved_ts"])
     if not resolved_ts:
         raise AheadOfWatermark("Nothing is served of the tenant yet: its first scan is not complete.")
     return resolved_ts
@@ -104,7 +104,7 @@ def _path(tenant: Tenant) -> str:
     return f"/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
 
 
-def _keyspace_id(found: Mapping[str, Any]) -> int:
-    if found["kind"] != "raw" or found["keyspace"]["id"] is None:
-        raise InvalidInput("Only a raw tenant whose keyspace is known can be backed up.", kind=found["kind"])
-    return int(found["keyspace"]["id"])
+def _keyspace_id(described: Mapping[str, Any]) -> int:
+    if described["kind"] != "raw" or described["keyspace"]["id"] is None:
+        raise InvalidInput("Only a raw tenant whose keyspace is known can be backed up.", kind=described["kind"])
+    return int(described["keyspace"]["id"])

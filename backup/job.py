@@ -18,10 +18,10 @@ import pyarrow as pa
 from backup.core.manifest import NAME, BackupFile, Manifest, encode_manifest, read_manifest
 from backup.core.pairs import size_of
 from backup.files import FileWriter, check_file
-from backup.pace import Pace
 from tistream.errors import InvalidInput, ObjectNotFound
 from tistream.keyrange import KeyRange
 from tistream.objectstore.protocol import ObjectStore
+from tistream.runtime.rate_limiter import RateLimiter
 
 Scan = Callable[[KeyRange], Iterator[pa.Table]]
 """Pairs of a range of user keys, by key."""
@@ -32,9 +32,9 @@ Progress = Callable[[int, int], None]
 
 def check_empty(store: ObjectStore) -> None:
     """InvalidInput when something is there: a backup never mixes with another."""
-    found = next(iter(store.list("")), None)
-    if found is not None:
-        raise InvalidInput("The storage of a new backup must be empty.", object=found.key, option="storage")
+    first = next(iter(store.list("")), None)
+    if first is not None:
+        raise InvalidInput("The storage of a new backup must be empty.", object=first.key, option="storage")
 
 
 def open_backup(store: ObjectStore) -> Manifest:
@@ -51,7 +51,7 @@ def write_backup(
     scan: Scan,
     about: Manifest,
     *,
-    pace: Pace,
+    rate: RateLimiter,
     stop: threading.Event,
     threads: int = 1,
     progress: Progress = lambda done, parts: None,
@@ -65,7 +65,7 @@ def write_backup(
     def back_up(number: int) -> None:
         writer = FileWriter(store, number)
         for pairs in scan(parts[number]):
-            pace.take(size_of(pairs))
+            rate.take(size_of(pairs))
             writer.add(pairs)
         writer.finish()
         done[number] = writer.files

@@ -52,15 +52,15 @@ def verify_replica(
     """(timestamp of the comparison, what it found). InvalidInput when more than DIFFERENCES_MAX keys differ."""
     as_of, _ = sides.bounds()
     scanned = sides.source(as_of, wanted), sides.destination(wanted)
-    found = compare(*scanned, now_s=sides.now_s, shown_max=DIFFERENCES_MAX + 1)
-    left = _wrong(sides, as_of, found.differences)
+    comparison = compare(*scanned, now_s=sides.now_s, shown_max=DIFFERENCES_MAX + 1)
+    left = _wrong(sides, as_of, comparison.differences)
     if len(left) > DIFFERENCES_MAX:
         raise InvalidInput(f"More than {DIFFERENCES_MAX} keys differ; the first: 0x{left[0].key.hex()}.", ts=as_of)
     if 0 < len(left) <= LOOKED_AT_MAX:
         _await_passed(sides, clock, patience_s)
         left = [again for each in left for again in _look(sides, each)]
     counts = Counter(each.fault for each in left)
-    return as_of, replace(found, differences=left, faults={fault: counts[fault] for fault in Fault})
+    return as_of, replace(comparison, differences=left, faults={fault: counts[fault] for fault in Fault})
 
 
 def _wrong(sides: Sides, as_of: int, differences: Sequence[Difference]) -> list[Difference]:

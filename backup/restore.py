@@ -3,25 +3,41 @@
     manifest -> every file is checked -> the destination is empty -> files, one after the other -> read back and
     compared
 
-A file whose pairs are all written leaves a mark beside the backup. A restore that was interrupted continues after the
-last mark; the file in between is written again, with the same pairs.
+A restore leaves a record in the storage of the backup: one that was interrupted continues after
+the last whole file; after a finished one, or with another backup, the next is a new one and needs an empty destination
+again.
+
+A key that is in the destination already is not written, unless `allow_existing`: the range was empty, so this restore
+or the application wrote it. The latter are counted. (A key that the application has deleted since is written.)
 
 Time is that of the destination's PD: an entry that has expired by it is not written, others keep what remains of their
 time.
+
+    restored/TARGET/RUN/begun       the sha256 of the manifest that it restores, and a random number
+    restored/TARGET/RUN/FILE        all pairs of this file are written
+    restored/TARGET/RUN/finished    nothing of this run is left to do
+
+TARGET is the cluster's id and the keyspace's. Objects are created and never replaced, so of two restores that begin at
+the same time one is refused. The newest run is continued if it is unfinished and of the same backup; any other restore
+is a new run, which trusts nothing that an earlier one has written.
 """
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backup.cluster import keyspace_id_of
 from backup.core.compare import FOUND, Comparison, Fault, compare
-from backup.core.manifest import Manifest
+from backup.core.manifest import NAME, Manifest
 from backup.core.pairs import alive, parted
 from backup.files import read_file
 from backup.job import Progress, check_backup, open_backup
@@ -33,7 +49,7 @@ from tistream.objectstore.protocol import ObjectStore
 from tistream.tikv.channels import Tls
 from tistream.tikv.core.raw_messages import RawSpace
 from tistream.tikv.pd import PdClient
-from tistream.tikv.raw_client import Pace, RawClient, learn_api
+from tistream.tikv.raw_client import RawClient, WriteLimits, learn_api
 
 _EXPIRIES_ASKED = 500  # a request each
 TTL_TOLERANCE_S = 2
@@ -44,10 +60,10 @@ class Restore:
     """What is wanted."""
 
     keyspace: str | None = None  #: name or id; None = the backup's
-    pace: Pace = Pace()  # noqa: RUF009
+    limits: WriteLimits = WriteLimits()  # noqa: RUF009
     checksum: bool = True  #: check all files before, read back and compare afterwards
     allow_existing: bool = False  #: the destination may have keys in the range
-    again: bool = False  #: write all files, also those that an earlier restore has written
+    again: bool = False  #: begin a new one, also where one was interrupted
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +74,8 @@ class Restored:
     keyspace_id: int
     written: int = 0  #: pairs
     expired: int = 0  #: pairs that had expired and were left out
-    files_before: int = 0  #: written by an earlier restore
+    files_before: int = 0  #: written before this restore was interrupted
+    kept: int = 0  #: keys that have another value, written since the restore began
     comparison: Comparison | None = None
     existing: int = 0  #: keys of the destination that are not in the backup, where they may be there
     wrong_expiries: list[bytes] = field(default_factory=list)  #: keys, among those that were looked at
@@ -67,7 +84,7 @@ class Restored:
     def equal(self) -> bool:
         """Whether the destination has what the backup has."""
         faults = {} if self.comparison is None else self.comparison.faults
-        return not self.wrong_expiries and not any(faults.values())
+        return not self.wrong_expiries and not self.kept and not any(faults.values())
 
 
 def restore(
@@ -95,30 +112,16 @@ def restore(
     if wanted.checksum:
         check_backup(store, manifest, stop=stop)
     done = Restored(manifest=manifest, keyspace_id=keyspace_id)
-    with closing(RawClient(pd, RawSpace(api, keyspace_id), clock=clock, tls=tls, pace=wanted.pace)) as client:
-        _write(_Marks(store, pd.cluster_id, keyspace_id), client, pd, wanted, done, stop, progress)
+    with closing(RawClient(pd, RawSpace(api, keyspace_id), clock=clock, tls=tls, limits=wanted.limits)) as client:
+        written = Written(store, f"{pd.cluster_id}-{keyspace_id}", new=wanted.again)
+        _write(written, client, pd, wanted, done, stop, progress)
         if wanted.checksum:
             _read_back(store, client, pd, wanted, done)
     return done
 
 
-class _Marks:
-    """What earlier restores into the same keyspace of the same cluster have written, as objects beside the backup."""
-
-    def __init__(self, store: ObjectStore, cluster_id: int, keyspace_id: int) -> None:
-        self.store = store
-        self._prefix = f"restored/{cluster_id}-{keyspace_id}/"
-        self.found = {info.key for info in store.list(self._prefix)}
-
-    def name(self, of: str) -> str:
-        return self._prefix + of.replace("/", "-")
-
-    def set(self, of: str) -> None:
-        self.store.put(self.name(of), b"")
-
-
 def _write(
-    marks: _Marks,
+    written: Written,
     client: RawClient,
     pd: PdClient,
     wanted: Restore,
@@ -127,24 +130,41 @@ def _write(
     progress: Progress,
 ) -> None:
     files = done.manifest.files
-    if not marks.found and not wanted.allow_existing:
+    if written.is_new and not wanted.allow_existing:
         _check_empty(client, done.manifest)
-    marks.set("begun")
+    written.begin()
     for number, file in enumerate(files):
-        if marks.name(file.name) in marks.found and not wanted.again:
+        if file.name in written.files:
             done.files_before += 1
             continue
-        for block in read_file(marks.store, file):
+        for block in read_file(written.store, file):
             if stop.is_set():
                 raise StoreUnavailable("stopped", object=file.name)
             pairs = alive(block, _now_s(pd)).combine_chunks()
             done.expired += block.num_rows - pairs.num_rows
+            if not wanted.allow_existing:
+                pairs = _absent(client, pairs, done).combine_chunks()
             done.written += pairs.num_rows
             if pairs.num_rows:
                 keys, values, expires = (column.chunk(0) for column in pairs.columns)
                 client.batch_put(keys, values, expires.to_numpy())
-        marks.set(file.name)
+        written.add(file.name)
         progress(number + 1, len(files))
+    written.finish()
+
+
+def _absent(client: RawClient, pairs: pa.Table, done: Restored) -> pa.Table:
+    """The pairs whose keys the destination does not have; those with another value there are counted."""
+    if not pairs.num_rows:
+        return pairs
+    part = KeyRange(pairs["key"][0].as_py(), pairs["key"][pairs.num_rows - 1].as_py() + b"\0")
+    for page in client.scan(part):
+        there = pc.index_in(page.keys, pairs["key"].combine_chunks())
+        ours = pc.is_valid(there)
+        values = pc.take(pairs["value"].combine_chunks(), there.filter(ours))
+        done.kept += int(pc.sum(pc.not_equal(values, page.values.filter(ours))).as_py() or 0)
+        pairs = pairs.filter(pc.invert(pc.is_in(pairs["key"], page.keys)))
+    return pairs
 
 
 def _check_empty(client: RawClient, manifest: Manifest) -> None:
@@ -158,16 +178,16 @@ def _check_empty(client: RawClient, manifest: Manifest) -> None:
 
 def _read_back(store: ObjectStore, client: RawClient, pd: PdClient, wanted: Restore, done: Restored) -> None:
     """Compare the destination with the backup."""
-    found = compare(
+    comparison = compare(
         (alive(block, _now_s(pd)) for file in done.manifest.files for block in read_file(store, file)),
         scanned(client, done.manifest.range),
         now_s=lambda: _now_s(pd),
         ttl_tolerance_s=TTL_TOLERANCE_S,
     )
     if wanted.allow_existing:
-        done.existing, found.faults[Fault.EXTRA] = found.faults[Fault.EXTRA], 0
-        found.differences = [each for each in found.differences if each.fault is not Fault.EXTRA]
-    done.comparison = found
+        done.existing, comparison.faults[Fault.EXTRA] = comparison.faults[Fault.EXTRA], 0
+        comparison.differences = [each for each in comparison.differences if each.fault is not Fault.EXTRA]
+    done.comparison = comparison
     if client.space.has_expiry:
         _check_expiries(store, client, pd, done)
 
@@ -201,3 +221,47 @@ def scanned(client: RawClient, wanted: KeyRange) -> Iterator[pa.Table]:
 def _now_s(pd: PdClient) -> int:
     """Unix seconds of PD."""
     return tso.physical_ms(pd.tso()) // 1000
+
+
+_BEGUN, _FINISHED = "begun", "finished"
+
+
+class Written:
+    """The record of one run."""
+
+    def __init__(self, store: ObjectStore, target: str, *, new: bool = False) -> None:
+        """Continue the newest run into this target, or begin one; `new`: begin one in any case."""
+        self.store = store
+        self._backup = hashlib.sha256(store.get(NAME)).hexdigest()
+        prefix = f"restored/{target}/"
+        runs: dict[int, set[str]] = {}
+        for info in store.list(prefix):
+            number, _, name = info.key.removeprefix(prefix).partition("/")
+            runs.setdefault(int(number), set()).add(name)
+        newest = max(runs, default=0)
+        run = runs.get(newest, set())
+        self.is_new = new or not run or _FINISHED in run or not self._is_ours(f"{prefix}{newest:06d}/{_BEGUN}")
+        self._prefix = f"{prefix}{newest + self.is_new:06d}/"
+        self._names = set[str]() if self.is_new else run
+
+    def _is_ours(self, key: str) -> bool:
+        return bool(orjson.loads(self.store.get(key))["backup"] == self._backup)
+
+    @property
+    def files(self) -> set[str]:
+        """Names of the files that are written."""
+        return {name for name in self._names if name not in (_BEGUN, _FINISHED)}
+
+    def begin(self) -> None:
+        """Note a new run. ObjectConflict when another one has begun since."""
+        if self.is_new:
+            body = {"backup": self._backup, "run": secrets.token_hex(8)}
+            self.store.put(self._prefix + _BEGUN, orjson.dumps(body))
+
+    def add(self, file: str) -> None:
+        """Record that all entries of a file are written."""
+        self.store.put(self._prefix + file, b"")
+
+    def finish(self) -> None:
+        """Note that all files are."""
+        self.store.put(self._prefix + _FINISHED, b"")

@@ -39,6 +39,7 @@ from backup.core.buckets import (
     first_of,
 )
 from schemas.queries import quoted
+from schemas.snapshot import is_system_database
 from tistream.client.tenant import Tenant
 from tistream.errors import InvalidInput, StoreUnavailable
 
@@ -149,17 +150,30 @@ class TableVerifier:
     def close(self) -> None:
         self._connection.close()
 
+    def tables(self) -> list[tuple[str, str]]:
+        """Database and name of all tables that have rows, but for the system's."""
+        words = (
+            "SELECT table_schema, table_name FROM information_schema.tables"
+            " WHERE table_type NOT IN ('VIEW', 'SYSTEM VIEW', 'SEQUENCE') ORDER BY table_schema, table_name"
+        )
+        return [(database, table) for database, table in self._query(words) if not is_system_database(database)]
+
     def verify(self, database: str, table: str) -> TableResult:
         """Compare one table, by exact names."""
-        found = TableResult(table=f"{database}.{table}")
+        table_result = TableResult(table=f"{database}.{table}")
         known = self._columns(database, table)
         if not known:
-            found.problem = "the cluster has no such table"
-            return found
+            table_result.problem = "the cluster has no such table"
+            return table_result
         names = next(self._csv(database, table)).column_names
-        if missing := [name for name in names if name.lower() not in known]:
-            found.problem = f"the cluster's table has no column {', '.join(missing)}"
-            return found
+        sides = {
+            "cluster": [name for name in names if name.lower() not in known],
+            "log": sorted(known.keys() - {name.lower() for name in names}),
+        }
+        if any(sides.values()):
+            lacks = [f"the {side}'s table has no column {', '.join(lost)}" for side, lost in sides.items() if lost]
+            table_result.problem = ", ".join(lacks)
+            return table_result
         compared = _Compared(database, table, names, [known[name.lower()] for name in names], ())
         lower = [name.lower() for name in names]
         key = self._primary_key(database, table)
@@ -167,22 +181,24 @@ class TableVerifier:
             compared = replace(compared, key=tuple(map(lower.index, key)))
         ours = bucket_sums(self._csv(database, table), names, compared.key_names)
         theirs = self._sums(compared)
-        found.log_rows, found.database_rows = (sum(rows for rows, _, _ in side.values()) for side in (ours, theirs))
-        found.columns = names
+        table_result.log_rows, table_result.database_rows = (
+            sum(rows for rows, _, _ in side.values()) for side in (ours, theirs)
+        )
+        table_result.columns = names
         if wrong := {n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)}:
-            self._look_at_rows(found, compared, wrong)
-        return found
+            self._look_at_rows(table_result, compared, wrong)
+        return table_result
 
-    def _look_at_rows(self, found: TableResult, compared: _Compared, wrong: set[int]) -> None:
+    def _look_at_rows(self, table_result: TableResult, compared: _Compared, wrong: set[int]) -> None:
         """Compare the rows of these buckets, one bucket at a time."""
         ours = self._rows_of_buckets(compared, wrong)
         floats = [at for at, column in enumerate(compared.columns) if column.is_float]
         for number in sorted(wrong):
             theirs = self._bucket(compared, number)
             rows = differing_rows(ours.get(number, []), theirs, key=compared.key, floats=floats)
-            found.differing += len(rows)
+            table_result.differing += len(rows)
             if rows:
-                found.first = first_of([*rows, *([found.first] if found.first else [])])
+                table_result.first = first_of([*rows, *([table_result.first] if table_result.first else [])])
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
@@ -209,7 +225,7 @@ class TableVerifier:
                 yield pa.Table.from_batches([batch])
 
     def _rows_of_buckets(self, compared: _Compared, wanted: set[int]) -> dict[int, list[Row]]:
-        found: dict[int, list[Row]] = {}
+        rows: dict[int, list[Row]] = {}
         numbers = pa.array(sorted(wanted))
         for batch in self._csv(compared.database, compared.table):
             if batch.num_rows:
@@ -217,22 +233,22 @@ class TableVerifier:
                 mask = pc.is_in(at, numbers)
                 columns = [batch[name].filter(mask).to_pylist() for name in compared.names]
                 for number, *row in zip(at.filter(mask).to_pylist(), *columns, strict=True):
-                    found.setdefault(number, []).append(tuple(row))
-        return found
+                    rows.setdefault(number, []).append(tuple(row))
+        return rows
 
     # -- the cluster -------------------------------------------------------------------------------------------------
 
     def _query(self, words: str, values: Sequence[object] = ()) -> Sequence[Any]:
         with self._connection.cursor() as cursor:
             cursor.execute(words, values or None)
-            found: Sequence[Any] = cursor.fetchall()
-            return found
+            rows: Sequence[Any] = cursor.fetchall()
+            return rows
 
     def _columns(self, database: str, table: str) -> dict[str, _Column]:
-        """By name in lower case."""
+        """By name in lower case, without virtual ones: the log has no values of these."""
         words = (
             "SELECT column_name, data_type, column_type FROM information_schema.columns"
-            " WHERE table_schema = %s AND table_name = %s"
+            " WHERE table_schema = %s AND table_name = %s AND extra NOT LIKE '%%VIRTUAL GENERATED%%'"
         )
         return {
             name.lower(): _Column(_expression(quoted(name), kind.lower(), full.lower()), kind.lower() in _FLOATS)

@@ -34,10 +34,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from apiserver.app import create_app
 from benchmarks import rows as synthetic
 from benchmarks.harness import Result, compare
-from reading.arrow import RAW
-from reading.reader import LogReader
+from reading.log.reader import LogReader
+from reading.pages.arrow import RAW
 from tests.kit.api_world import BASE, api_world
 from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.made_rows import table_of
 from tests.kit.recording import committed_rows
 from tistream.cli.server import HttpServer
 from tistream.http.auth.authenticator import Authenticator
@@ -74,13 +75,13 @@ def _ratios(folder: Path, http_: http.client.HTTPConnection, key: str, largest: 
         "table": f"{BASE}/databases/shop_arch/tables/bulk5k/changes?{cut}&{_PAGE}",
         "tenant": f"{BASE}/changes?{cut}&{_PAGE}",
     }
-    found = log.slice(_ROWS // 20 + 1, _ROWS - 2 * (_ROWS // 20))
+    middle = log.slice(_ROWS // 20 + 1, _ROWS - 2 * (_ROWS // 20))
     for name, address in addresses.items():
         for heat in ("cold", "warm"):
             ask = partial(_get, http_, f"/{heat}{address}", key)
             content = ask()
             (folder / f"{name}-{heat}").write_bytes(content)
-            _prove(content, found if name == "tenant" else found.filter(pc.equal(found["table_id"], 270)))
+            _prove(content, middle if name == "tenant" else middle.filter(pc.equal(middle["table_id"], 270)))
             plain = partial(_get, http_, f"/plain/{name}-{heat}")
             mib = f"{len(content) >> 20} MiB"
             yield compare(f"api-serving/{name} {heat} {mib}", ask, plain, proof=_same, target=0.9)
@@ -117,18 +118,9 @@ def rows() -> pa.Table:
     flat[:, 11:] = _comparable(rng.permutation(_ROWS))
     keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(19), _ROWS, [None, pa.py_buffer(flat)]).cast(pa.binary())
     old = pc.if_else(pa.array(rng.random(_ROWS) < 0.2), made.column("value"), pa.scalar(None, pa.binary()))
-    columns = {
-        "table_id": tables,
-        "op": made.column("op"),
-        "key": keys,
-        "start_ts": commit_ts - np.uint64(5),
-        "commit_ts": commit_ts,
-        "value": made.column("value"),
-        "old_value": old,
-        "expire_ts": made.column("expire_ts"),
-        "flags": made.column("flags"),
-    }
-    return pa.table([pa.array(columns[name]) for name in change.COMMITTED.names], schema=change.COMMITTED)
+    stamps = {"start_ts": commit_ts - np.uint64(5), "commit_ts": commit_ts}
+    images = {"value": made.column("value"), "old_value": old}
+    return table_of(change.COMMITTED, table_id=tables, op=made.column("op"), key=keys, **stamps, **images)
 
 
 def _with_ddl(made: pa.Table) -> pa.Table:

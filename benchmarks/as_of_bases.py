@@ -24,6 +24,7 @@ from reading.asof.read import RowsRequest, read_rows
 from schemas.history import History
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.made_rows import table_of
 from tests.kit.recording import committed_rows, recorded_history
 from tistream.model.change import COMMITTED, Op
 from tistream.objectstore.local import LocalStore
@@ -93,19 +94,15 @@ def _rows(history: History, times: int) -> pa.Table:
     commit_ts = mine[0]["commit_ts"] + step * np.arange(1, count + 1, dtype=np.uint64)
     prefix = mine[0]["key"][:11]
     keys = [prefix + (int(handle) ^ (1 << 63)).to_bytes(8, "big") for handle in handles]
-    made = pa.table(
-        {
-            "table_id": np.full(count, table.id, np.int64),
-            "op": np.full(count, int(Op.PUT), np.uint8),
-            "key": pa.array(keys, pa.binary()),
-            "start_ts": commit_ts - 1,
-            "commit_ts": commit_ts,
-            "value": pa.array([values[0]] * count, pa.binary()),
-            "old_value": pa.nulls(count, pa.binary()),
-            "expire_ts": np.zeros(count, np.uint64),
-            "flags": np.zeros(count, np.uint8),
-        }
-    ).cast(COMMITTED)
+    made = table_of(
+        COMMITTED,
+        table_id=table.id,
+        op=Op.PUT,
+        key=keys,
+        start_ts=commit_ts - 1,
+        commit_ts=commit_ts,
+        value=[values[0]] * count,
+    )
     others = known.filter(pc.not_equal(known["table_id"], table.id))  # the schema's among them
     return pa.concat_tables([others, made])
 

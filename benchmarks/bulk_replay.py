@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from backfill.executors import SparkExecutor
 from backfill.job import Replay, ReplaySettings
+from backfill.replay import SparkExecutor
 from benchmarks.harness import Result, compare
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from compactor.session import new_session
@@ -30,7 +30,8 @@ from metaserver.loop import MetaWorker
 from sorter.worker.worker import SorterWorker
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.rows.tenants import NewTask
+from tistream.catalog.tenancy.tenants import activate_tenant, register_tenant
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import list_tasks
 from tistream.clock import SystemClock
@@ -128,7 +129,7 @@ def _live(folder: Path, upto: int) -> Path:
 def _log(folder: Path) -> pa.Table:
     catalog = Catalog(f"sqlite:///{folder}/catalog.db")
     source = SegmentSource(LocalStore(folder / "bucket"))
-    found = find_segments(catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1 << 20)
-    table = in_order(pa.concat_tables([source.rows(segment) for segment in found]))
+    segments = find_segments(catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1 << 20)
+    table = in_order(pa.concat_tables([source.rows(segment) for segment in segments]))
     catalog.close()
     return table

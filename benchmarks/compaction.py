@@ -26,10 +26,11 @@ import pyarrow.parquet as pq
 from benchmarks.harness import Result, compare
 from benchmarks.rows import change_rows
 from compactor.core.plan import PlanRow
+from compactor.core.results import RangeResult
 from compactor.session import new_session
 from compactor.spark import SparkExecutor
 from compactor.task import read_inputs
-from tistream.catalog.log.segments import SegmentRow, segment_in
+from tistream.catalog.rows.segments import SegmentRow, segment_in
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import build_committed_file
 from tistream.ids import Tenant
@@ -61,14 +62,14 @@ def run() -> Iterator[Result]:
     """Two ratios."""
     logging.getLogger("py4j").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
-        made = written(Path(folder))
+        made = _written(Path(folder))
         options = {"spark.ui.enabled": "false", "spark.driver.memory": "2g", "spark.log.level": "ERROR"}
         session = new_session("local[2]", options)
         try:
-            ours, native, plain = sides(made, session).values()
+            ours, native, plain = _sides(made, session).values()
 
             def proof(left: Output, right: Output) -> bool:
-                return common_rows(left, right) == ROWS
+                return _common_rows(left, right) == ROWS
 
             yield compare("compaction/vs-spark-sort", ours, native, proof=proof, target=2, runs=RUNS)
             yield compare("compaction/vs-two-thread-pyarrow", ours, plain, proof=proof, target=0.6, runs=RUNS)
@@ -76,19 +77,21 @@ def run() -> Iterator[Result]:
             session.stop()
 
 
-def sides(made: Input, session: SparkSession, ranges: int = RANGES) -> dict[str, Callable[[], Output]]:
+def _sides(made: Input, session: SparkSession) -> dict[str, Callable[[], Output]]:
     """Ours, Spark's own sort, and two threads of pyarrow; each returns the files that it wrote, in order of range."""
     executor = SparkExecutor(session, f"file://{made.folder}/bucket", SystemClock())
     attempts = itertools.count(1)
 
     def ours() -> Output:
-        results = sorted(executor(made.plan), key=lambda r: r.range_id)
+        results = [result for result in executor(made.plan) if isinstance(result, RangeResult)]
+        assert len(results) == len(made.plan), "a range failed"
+        results.sort(key=lambda r: r.range_id)
         return [made.folder / "bucket" / r.object_key for r in results]
 
     def native() -> Output:
         out = made.folder / f"native-{next(attempts)}"
         frame = session.read.parquet(str(made.folder / "parquet"))
-        frame = frame.repartitionByRange(ranges, "range_id").sortWithinPartitions("range_id", *ORDER)
+        frame = frame.repartitionByRange(RANGES, "range_id").sortWithinPartitions("range_id", *ORDER)
         frame.write.option("compression", "zstd").parquet(str(out))
         return sorted(out.glob("part-*.parquet"))
 
@@ -112,7 +115,7 @@ def _ordered(table: pa.Table) -> pa.Table:
     return table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in ORDER]))
 
 
-def common_rows(left: Output, right: Output) -> int:
+def _common_rows(left: Output, right: Output) -> int:
     """How many rows; ValueError unless both hold the same ones in the same order, in whichever files."""
     rows, waiting = 0, _batches(right)
     other = next(waiting, None)
@@ -142,21 +145,20 @@ def _batches(files: Output) -> Iterator[pa.Table]:
 _SIGNED = pa.schema([pa.field(f.name, pa.int64() if pa.types.is_integer(f.type) else f.type) for f in COMMITTED])
 
 
-def written(folder: Path, part: int = 0) -> Input:
-    """The committed files with their plan, and the same rows as Parquet for Spark's own reader. Each part has its own
-    rows and ranges; all have one size."""
+def _written(folder: Path) -> Input:
+    """The committed files with their plan, and the same rows as Parquet for Spark's own reader."""
     store = LocalStore(folder / "bucket")
-    (folder / "parquet").mkdir(exist_ok=True)
-    changes = change_rows(ROWS, 1 + part)
+    (folder / "parquet").mkdir()
+    changes = change_rows(ROWS)
     tables = np.sort(np.random.default_rng(2).integers(0, 50, ROWS))
     given: dict[str, Any] = {"table_id": pa.array(tables, pa.int64())}
     rows = pa.table([given.get(name) or changes.column(name) for name in COMMITTED.names], schema=COMMITTED)
-    ranges = part * RANGES + tables * RANGES // 50
+    ranges = tables * RANGES // 50
     flush = np.searchsorted(
         np.quantile(rows["commit_ts"].to_numpy(), np.arange(1, FLUSHES) / FLUSHES), rows["commit_ts"]
     )
     plan = []
-    for range_id in range(part * RANGES, (part + 1) * RANGES):
+    for range_id in range(RANGES):
         segments: list[SegmentRow] = []
         for seq in range(FLUSHES):
             flushed = rows.filter(pa.array((ranges == range_id) & (flush == seq)))

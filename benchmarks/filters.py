@@ -1,4 +1,4 @@
-"""Pulls with a filter that keeps 1 % of the rows, beside full pulls of the same log: processor time.
+"""Pulls with a filter that keeps 1 % of the rows, against full pulls of the same log: processor time.
 
 The log is the recording's table `shop_arch.bulk5k` (10 columns), its inserts repeated at later commit timestamps,
 served in this process. The rows of a filtered pull must be those that are left of the full pull, filtered as
@@ -57,12 +57,18 @@ def _filters(full: list[bytes]) -> Iterator[tuple[str, str, _Keeps]]:
     for name, column in (("key", "id"), ("value", _spread_column(rows))):
         values = sorted(row["columns"][column] for row in rows)
         upto = int(values[len(values) // 100])
-        yield name, f"{column} < {upto}", lambda event, c=column, u=upto: event.get("columns", {}).get(c, u) < u
+        yield name, f"{column} < {upto}", partial(_is_below, column, upto)
+
+
+def _is_below(column: str, upto: int, event: dict[str, Any]) -> bool:
+    value: int = event.get("columns", {}).get(column, upto)
+    return value < upto
 
 
 def _spread_column(rows: list[dict[str, Any]]) -> str:
     """The number of the value with the most different values."""
-    names = [name for name, value in rows[0]["columns"].items() if isinstance(value, int | float) and name != "id"]
+    columns: dict[str, Any] = rows[0]["columns"]
+    names = [name for name, value in columns.items() if isinstance(value, int | float) and name != "id"]
     return max(names, key=lambda name: len({row["columns"][name] for row in rows}))
 
 

@@ -16,16 +16,17 @@ import io
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import zstandard
 
 from benchmarks.harness import Result, compare
 from benchmarks.rows import change_rows
-from tistream.codec import segment_file
 from tistream.codec.committed_file import build_committed_file, decode_committed_segment
 from tistream.codec.segment_file import SegmentInfo
 from tistream.ids import Tenant
@@ -105,12 +106,8 @@ class _Flush:
         return data, segments[1]
 
     def uncompressed(self) -> _File:
-        compressor = segment_file.zstandard.ZstdCompressor
-        segment_file.zstandard.ZstdCompressor = _Through
-        try:
+        with patch.object(zstandard, "ZstdCompressor", _Through):
             return self.ours()
-        finally:
-            segment_file.zstandard.ZstdCompressor = compressor
 
     def parquet(self, compression: str) -> bytes:
         sink = pa.BufferOutputStream()
@@ -164,18 +161,18 @@ def _reading(rows: pa.Table, file: _File, parquet: bytes) -> Result:
     def ours() -> pa.Table:
         before = store.requests
         data = store.get_range(str(KEY), segment.offset, segment.length)
-        found = decode_committed_segment(str(KEY), segment.number, data, crc=segment.crc, rows=segment.rows)
-        ids = found["table_id"].to_numpy()
+        committed_segment = decode_committed_segment(str(KEY), segment.number, data, crc=segment.crc, rows=segment.rows)
+        ids = committed_segment["table_id"].to_numpy()
         first, last = np.searchsorted(ids, [table, table + 1]).tolist()
         if store.requests != before + 1:
             raise ValueError(f"{store.requests - before} requests for one table")
-        return found.slice(first, last - first)
+        return committed_segment.slice(first, last - first)
 
     def row_group() -> pa.Table:
         return pq.ParquetFile(pa.BufferReader(parquet)).read_row_group(table)
 
     def same(a: pa.Table, b: pa.Table) -> bool:
         want = rows.filter(pc.equal(rows["table_id"], table))
-        return a.equals(want) and b.cast(COMMITTED).equals(want)
+        return bool(a.equals(want) and b.cast(COMMITTED).equals(want))
 
     return compare("flush-tables/read-1-of-1000-vs-parquet", ours, row_group, proof=same, target=8)

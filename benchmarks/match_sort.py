@@ -1,25 +1,20 @@
-"""Matching and ordering one tick of a task (a batch in, everything up to its watermark out), against a dict per event.
+"""Matching and ordering one tick of a task (a batch in, everything up to its watermark out): what makes it slower.
 
 A tick has 100,000 prewrites and as many commits in transactions of five rows; every tenth row is committed one tick
-later. The dict side keeps prewrites, waiting commits and ready rows in dicts, one event at a time, and makes the same
-Arrow table. Both get the same batches, and each tick's output is compared before the clock counts.
+later. Both sides get the same batches, and must write the same rows each tick.
 
-    match-sort/dict                 speed in units of the dict's
     match-sort/open-rows            time with many open prewrites (5,000 are committed each tick), to that with few
     match-sort/early-commits        time with a million commits whose prewrites have not come, to that with none
     match-sort/stalled-watermark    time of a tick after 45 that could not be written out, to that after 5
-    match-sort/memory               memory of an open row in units of the dict's
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +22,6 @@ import pyarrow as pa
 from benchmarks.harness import Result, in_turn
 from benchmarks.rows import BASE_TS, change_rows
 from sorter.core.task_core import TaskCore
-from tistream.codec.table_key import table_ids
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
 from tistream.model.change import COMMITTED, REGIONS, ROWS, RowKind
@@ -38,10 +32,7 @@ SECOND = 1000 << 18
 OLD_HITS = 5_000
 OPEN_ROWS = (100_000, 10_000_000)
 EARLY = 1_000_000
-MEMORY_ROWS = 1_000_000
 FAR = BASE_TS + 10_000 * SECOND
-
-_Tick = Callable[[FeedBatch], pa.Table]
 
 
 class Ticks:
@@ -83,9 +74,9 @@ class Ticks:
 
 def batch_of(rows: pa.RecordBatch, seq: int, resolved_ts: int, cut_ts: int, *, stalled: bool = False) -> FeedBatch:
     """A batch of two regions, of which the second has no rows."""
-    numbers = {name: [1, 2] for name in REGIONS.names}
+    numbers: dict[str, list[Any]] = {name: [1, 2] for name in REGIONS.names}
     numbers |= {"start_key": [b"", b"u"], "end_key": [b"u", b""], "checkpoint_ts": [BASE_TS] * 2}
-    numbers |= {"resolved_ts": [resolved_ts, BASE_TS if stalled else resolved_ts], "tenure_ready_ts": [2, 2]}
+    numbers |= {"resolved_ts": [resolved_ts, BASE_TS if stalled else resolved_ts], "subscription_ready_ts": [2, 2]}
     numbers |= {"row_offset": [0, rows.num_rows], "row_count": [rows.num_rows, 0]}
     regions = pa.RecordBatch.from_pydict(numbers, schema=REGIONS)
     return FeedBatch(store_id=1, incarnation=1, seq=seq, cut_ts=cut_ts, rows=rows, regions=regions)
@@ -124,57 +115,12 @@ class RunSorter:
         return rows
 
 
-class DictSorter:
-    """The same with a dict entry per event."""
-
-    def __init__(self) -> None:
-        self.open: dict[tuple[bytes, int], tuple[int, bytes | None, bytes | None, int]] = {}
-        self.waiting: dict[tuple[bytes, int], int] = {}
-        self.ready: dict[tuple[bytes, int], tuple[int, int, bytes | None, bytes | None, int]] = {}
-
-    def tick(self, batch: FeedBatch) -> pa.Table:
-        self.take_in(batch)
-        w = batch.regions.column("resolved_ts")[0].as_py()
-        for version, start_ts in [x for x in self.waiting.items() if x[0][1] <= w]:
-            op, value, old, cut = self.open.pop((version[0], start_ts))
-            self.ready[version] = (start_ts, op, value, old, cut)
-            del self.waiting[version]
-        due = [(commit_ts, r[0], key, r[1], r[2], r[3]) for (key, commit_ts), r in self.ready.items() if commit_ts <= w]
-        tables = table_ids(pa.array([d[2] for d in due], pa.binary())).tolist()
-        due = sorted(zip(tables, due, strict=True), key=lambda d: (d[0], d[1][:3]))
-        for _table, d in due:
-            del self.ready[d[2], d[0]]
-        columns = {"table_id": [t for t, _ in due]}
-        names = ("commit_ts", "start_ts", "key", "op", "value", "old_value")
-        columns |= {name: [d[i] for _, d in due] for i, name in enumerate(names)}
-        columns |= {"expire_ts": [0] * len(due), "flags": [0] * len(due)}
-        return pa.table(columns, schema=COMMITTED)
-
-    def take_in(self, batch: FeedBatch) -> None:
-        names = ("kind", "key", "start_ts", "commit_ts", "op", "value", "old_value")
-        for kind, key, start_ts, commit_ts, op, value, old in zip(
-            *(batch.rows.column(n).to_pylist() for n in names), strict=True
-        ):
-            if kind == RowKind.PREWRITE:
-                self.open[key, start_ts] = (op, value, old, batch.cut_ts)
-            elif (key, commit_ts) not in self.ready:
-                self.waiting.setdefault((key, commit_ts), start_ts)
-
-
 def run() -> Iterator[Result]:
-    """Five ratios."""
+    """Three ratios."""
     ticks = Ticks()
-    yield _against_dict(ticks)
     yield _growth(ticks)
     yield _early(ticks)
     yield _stalled(ticks)
-    yield _memory()
-
-
-def _against_dict(ticks: Ticks) -> Result:
-    runs, dicts = RunSorter(), DictSorter()
-    pairs = _paired([runs.tick, dicts.tick], lambda n: [ticks.batch(n)] * 2, RUNS + 2)
-    return Result.of("match-sort/dict", [b / a for a, b in pairs[2:]], 6.0)
 
 
 def _growth(ticks: Ticks) -> Result:
@@ -232,20 +178,8 @@ def _stalled(ticks: Ticks) -> Result:
     return Result.of("match-sort/stalled-watermark 45th/5th", [a / b for a, b in pairs], 1.2, "lower")
 
 
-def _memory() -> Result:
-    """Each side in a separate process, so that nothing else counts."""
-    ratios = []
-    for _ in range(2):
-        sizes = [
-            float(subprocess.run([sys.executable, "-m", __name__, kind], check=True, capture_output=True).stdout)
-            for kind in ("runs", "dict")
-        ]
-        ratios.append(sizes[0] / sizes[1])
-    return Result.of("match-sort/memory", ratios, 0.65, "lower")
-
-
 def _paired(
-    sides: Sequence[_Tick], batches: Callable[[int], Sequence[FeedBatch]], count: int
+    sides: Sequence[Callable[[FeedBatch], pa.Table]], batches: Callable[[int], Sequence[FeedBatch]], count: int
 ) -> list[tuple[float, float]]:
     """Seconds of both sides, tick by tick, the order changing. ValueError when their outputs differ."""
     out = []
@@ -258,7 +192,7 @@ def _paired(
     return out
 
 
-def _seconds(side: _Tick, batch: FeedBatch) -> tuple[float, pa.Table]:
+def _seconds(side: Callable[[FeedBatch], pa.Table], batch: FeedBatch) -> tuple[float, pa.Table]:
     gc.collect()
     gc.disable()
     try:
@@ -271,33 +205,3 @@ def _seconds(side: _Tick, batch: FeedBatch) -> tuple[float, pa.Table]:
 
 def _at(batch: FeedBatch, seq: int) -> FeedBatch:
     return FeedBatch(store_id=1, incarnation=1, seq=seq, cut_ts=batch.cut_ts, rows=batch.rows, regions=batch.regions)
-
-
-def _grown(kind: str) -> float:
-    """Bytes by which this process grows for each open row."""
-    runs, dicts = RunSorter(), DictSorter()
-    before = 0
-    part = 50_000
-    for seq in range(MEMORY_ROWS // part + 1):
-        if seq == 1:
-            before = _resident()
-        batch = batch_of(held(RowKind.PREWRITE, part, seq), seq + 1, BASE_TS, FAR)
-        if kind == "runs":
-            runs.core.handle(batch)
-        else:
-            dicts.take_in(batch)
-        del batch
-    return (_resident() - before) / MEMORY_ROWS
-
-
-def _resident() -> int:
-    """Bytes in memory, without what the allocators keep of the discarded input."""
-    gc.collect()
-    pa.default_memory_pool().release_unused()
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * 4096
-
-
-if __name__ == "__main__":
-    print(_grown(sys.argv[1]))

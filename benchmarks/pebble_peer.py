@@ -63,10 +63,10 @@ class PebblePeer:
         with tempfile.TemporaryDirectory() as folder:
             command = [str(self._program), str(self._rows), folder]
             output = subprocess.run(command, check=True, capture_output=True, timeout=_RUN_S).stdout
-        found = json.loads(output)
-        if not found["whole"]:
+        figures = json.loads(output)
+        if not figures["whole"]:
             raise ValueError("the peer's scan has not met every row once and in order")
-        run = PeerRun(**{field.name: found[field.name] for field in fields(PeerRun)})
+        run = PeerRun(**{field.name: figures[field.name] for field in fields(PeerRun)})
         if run.compacted < _COMPACTED_MIN:
             raise ValueError(f"the peer has compacted {run.compacted:.2f} bytes for each it flushed: give it more rows")
         return run

@@ -78,10 +78,8 @@ def same(raw: pa.Table, transactional: pa.Table) -> bool:
     """Whether both wrote the same."""
     order = [("commit_ts", "ascending"), ("key", "ascending")]
     wanted = transactional.set_column(_KEY, "key", in_keyspace(transactional["key"])).select(_SAME).sort_by(order)
-    found = raw.select(_SAME).sort_by(order)
-    return raw.num_rows > 0 and all(
-        found[name].combine_chunks().equals(wanted[name].combine_chunks()) for name in _SAME
-    )
+    rows = raw.select(_SAME).sort_by(order)
+    return raw.num_rows > 0 and all(rows[name].combine_chunks().equals(wanted[name].combine_chunks()) for name in _SAME)
 
 
 def run() -> Iterator[Result]:
@@ -107,19 +105,19 @@ def as_raw(given: Workload) -> Workload:
         "flags": pa.array(np.full(len(commit), FLAG_OLD_VALUE_UNKNOWN, np.uint8)),
     }
     rows = pa.table([changed.get(name, given.rows[name]) for name in COMMITTED.names], schema=COMMITTED)
-    batches = {store: [_raw_batch(batch, values) for batch in found] for store, found in given.batches.items()}
+    batches = {store: [_raw_batch(batch, values) for batch in listed] for store, listed in given.batches.items()}
     return replace(given, batches=batches, rows=in_order(rows), row_bytes=given.row_bytes + PREFIX_BYTES)
 
 
 def _raw_batch(batch: FeedBatch, values: pl.DataFrame) -> FeedBatch:
     is_commit = batch.rows.column("kind").to_numpy() == RowKind.COMMIT
     rows = batch.rows.filter(pa.array(is_commit))
-    found = pl.DataFrame(rows).drop("value").join(values, ["key", "commit_ts"], how="left", maintain_order="left")
+    joined = pl.DataFrame(rows).drop("value").join(values, ["key", "commit_ts"], how="left", maintain_order="left")
     changed = {
         "kind": pa.array(np.full(rows.num_rows, RowKind.RAW, np.uint8)),
         "key": in_keyspace(rows.column("key")),
         "start_ts": rows.column("commit_ts"),
-        "value": found["value"].to_arrow().cast(pa.binary()),
+        "value": joined["value"].to_arrow().cast(pa.binary()),
         "flags": pa.array(np.full(rows.num_rows, FLAG_OLD_VALUE_UNKNOWN, np.uint8)),
     }
     raw = pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in ROWS.names], schema=ROWS)

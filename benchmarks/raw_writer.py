@@ -13,7 +13,6 @@ from contextlib import closing
 
 import grpc
 import numpy as np
-import pyarrow as pa
 
 from benchmarks.harness import Result, compare
 from destinations.protocol import Share, Stretch
@@ -21,13 +20,15 @@ from destinations.tikv.destination import open_tikv
 from destinations.uri import parse_sink_uri
 from simulator.raw_workload import RawProfile, raw_cluster
 from simulator.serve.served import ServedCluster
+from tests.kit.made_rows import table_of
 from tistream import ts as tso
-from tistream.catalog.tenancy.kinds import Keyspace
+from tistream.catalog.rows.kinds import Keyspace
 from tistream.clock import SystemClock
 from tistream.codec.raw.keys import KeyMode, keyspace_prefix
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.change import COMMITTED, Op
+from tistream.outbound.policy import OPERATED
 from tistream.tikv.core import wire
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.regions import plain_range
@@ -82,20 +83,8 @@ def stretch_of(keys: Sequence[bytes], values: Sequence[bytes]) -> Stretch:
     """Rows of the log that put these pairs."""
     rows = len(keys)
     stamps = np.arange(1, rows + 1).astype(np.uint64)
-    table = pa.table(
-        {
-            "table_id": np.zeros(rows, np.int64),
-            "op": np.full(rows, int(Op.PUT), np.uint8),
-            "key": [keyspace_prefix(KeyMode.RAW, FED) + key for key in keys],
-            "start_ts": stamps,
-            "commit_ts": stamps,
-            "value": list(values),
-            "old_value": pa.nulls(rows, pa.binary()),
-            "expire_ts": np.zeros(rows, np.uint64),
-            "flags": np.zeros(rows, np.uint8),
-        },
-        schema=COMMITTED,
-    )
+    full = [keyspace_prefix(KeyMode.RAW, FED) + key for key in keys]
+    table = table_of(COMMITTED, op=Op.PUT, key=full, start_ts=stamps, commit_ts=stamps, value=list(values))
     return Stretch(after=0, upto=rows, rows=table)
 
 
@@ -119,7 +108,7 @@ def run() -> Iterator[Result]:
             return [(key, cluster.versions(prefix + key)[-1].value or b"") for key in keys]
 
         with (
-            closing(open_tikv(uri, share, Keyspace(id=FED), clock)) as destination,
+            closing(open_tikv(uri, share, Keyspace(id=FED), clock, OPERATED)) as destination,
             closing(BareWriter(pd, BARE, keys, values)) as bare,
         ):
             yield compare(

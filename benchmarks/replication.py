@@ -42,9 +42,10 @@ from simulator.chaos.servers.processes import TiStreamProcess
 from simulator.raw_workload import STEADY, RawWorkload, raw_cluster
 from simulator.serve.served import ServedCluster
 from tests.kit.entry_log import PREFIX, EntryLog
+from tests.kit.made_rows import table_of
 from tistream import ts as tso
+from tistream.catalog.rows.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.changefeeds import get_changefeed
-from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.tasks import frontier
 from tistream.codec.raw.keys import KeyMode, keyspace_range
@@ -177,18 +178,15 @@ def build_log(d: Deployment) -> tuple[int, str]:
     values = [b"%0*d" % (VALUE_BYTES, n) for n in range(PUTS)]
     chosen = rng.integers(0, KEYS, PUTS)
     stamps = np.uint64(tso.compose(int(time.time() * 1000) - 3_600_000)) + np.arange(1, PUTS + 1).astype(np.uint64)
-    columns = {
-        "table_id": np.zeros(PUTS, np.int64),
-        "op": np.full(PUTS, int(Op.PUT), np.uint8),
-        "key": pa.array(keys, pa.binary()).take(pa.array(chosen)),
-        "start_ts": stamps,
-        "commit_ts": stamps,
-        "value": values,
-        "old_value": pa.nulls(PUTS, pa.binary()),
-        "expire_ts": np.zeros(PUTS, np.uint64),
-        "flags": np.full(PUTS, FLAG_OLD_VALUE_UNKNOWN, np.uint8),
-    }
-    rows = pa.table(columns, schema=COMMITTED)
+    rows = table_of(
+        COMMITTED,
+        op=Op.PUT,
+        key=pa.array(keys, pa.binary()).take(pa.array(chosen)),
+        start_ts=stamps,
+        commit_ts=stamps,
+        value=values,
+        flags=FLAG_OLD_VALUE_UNKNOWN,
+    )
     log = EntryLog(d.catalog, open_metered(d.bucket_url), tenant=TENANT, rows=rows).register()
     for ts in stamps[PUTS // LOG_FILES - 1 :: PUTS // LOG_FILES]:
         log.flush(int(ts))
@@ -200,16 +198,16 @@ def catch_up(d: Deployment, recovery: Recovery, setting: Setting, end_ts: int, d
     used = _used(d, recovery)
     with changefeed(d, recovery, setting, target_ts=str(end_ts)):
         wait_for("it is finished", lambda: get_changefeed(d.catalog, TENANT, "dr").state == "finished", PATIENCE_S)
-        found: Received = recovery.report()
+        received: Received = recovery.report()
     used_then = _used(d, recovery)
-    took = found.last_s - found.first_s
+    took = received.last_s - received.first_s
     return {
         "log_per_s": PUTS / took,
-        "written_per_s": found.writes / took,
-        "request_keys": found.writes / found.requests,
+        "written_per_s": received.writes / took,
+        "request_keys": received.writes / received.requests,
         "seconds": took,
         "cpu": {name: (used_then[name] - used[name]) / took for name in ("replicate-1", "recovery")},
-        "equal": found.digest == digest,
+        "equal": received.digest == digest,
     }
 
 
@@ -251,8 +249,9 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
         "RPO p50",
         "p99",
         "behind the watermark p50",
+        "p99",
+        "catching up: puts a second",
     )
-    columns += ("p99", "catching up: puts a second")
     print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     for line in lines:
         setting, load, log = line["setting"], line["load"], line["log"]

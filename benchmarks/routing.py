@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from benchmarks.harness import Result, compare
 from benchmarks.rows import change_rows
 from dispatcher.core.router import directory, route
+from tests.kit.made_rows import batch_of
 from tistream.keyrange import KeyRange
 from tistream.model.change import REGIONS
 
@@ -52,20 +53,15 @@ def _file(
     bounds = np.array([0, *_cuts(REGION_COUNT), ROWS])
     taken = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in order])
     counts = (bounds[1:] - bounds[:-1])[order]
-    zeros = np.zeros(REGION_COUNT, np.uint64)
-    columns = {
-        "region_id": order.astype(np.uint64) + 1,
-        "version": zeros,
-        "start_key": pa.array([edges[i] for i in order], pa.binary()),
-        "end_key": pa.array([edges[i + 1] for i in order], pa.binary()),
-        "tenure_open_ts": zeros,
-        "tenure_ready_ts": zeros,
-        "checkpoint_ts": zeros,
-        "resolved_ts": zeros + 1,
-        "row_offset": (np.cumsum(counts) - counts).astype(np.uint64),
-        "row_count": counts.astype(np.uint64),
-    }
-    regions = pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in REGIONS.names], schema=REGIONS)
+    regions = batch_of(
+        REGIONS,
+        region_id=order + 1,
+        start_key=[edges[i] for i in order],
+        end_key=[edges[i + 1] for i in order],
+        resolved_ts=1,
+        row_offset=np.cumsum(counts) - counts,
+        row_count=counts,
+    )
     return rows.take(pa.array(taken)), regions
 
 
@@ -91,9 +87,9 @@ def _ratio(name: str, rows: pa.RecordBatch, regions: pa.RecordBatch, tasks: list
                         writer.write_batch(batch)
         return sinks
 
-    def same(found: _Output, whole: npt.NDArray[np.uint8]) -> bool:
+    def same(output: _Output, whole: npt.NDArray[np.uint8]) -> bool:
         file = pa.ipc.read_record_batch(pa.py_buffer(whole), rows.schema)
-        return all(pa.ipc.open_stream(got).read_next_batch().equals(_filtered(file, task)) for task, got in found)
+        return all(pa.ipc.open_stream(got).read_next_batch().equals(_filtered(file, task)) for task, got in output)
 
     return compare(name, dispatch, memcpy, proof=same, target=target)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tests.kit.made_rows import batch_of
 from tistream.model import change
 from tistream.model.change import Op, RowKind
 
@@ -21,19 +22,15 @@ def change_rows(count: int, seed: int = 1) -> pa.RecordBatch:
     """`count` self-contained rows of schema change.ROWS, spread over tables."""
     rng = np.random.default_rng(seed)
     start_ts = np.uint64(BASE_TS) + np.sort(rng.integers(0, 1 << 28, count)).astype(np.uint64)
-    columns = {
-        "kind": np.full(count, RowKind.COMMITTED, np.uint8),
-        "op": np.full(count, Op.PUT, np.uint8),
-        "key": _keys(count, rng),
-        "start_ts": start_ts,
-        "commit_ts": start_ts + rng.integers(1, 1 << 20, count).astype(np.uint64),
-        "generation": np.zeros(count, np.uint64),
-        "value": _texts(count, rng, 200, 500),
-        "old_value": pa.nulls(count, pa.binary()),
-        "expire_ts": np.zeros(count, np.uint64),
-        "flags": np.zeros(count, np.uint8),
-    }
-    return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in change.ROWS.names], schema=change.ROWS)
+    return batch_of(
+        change.ROWS,
+        kind=RowKind.COMMITTED,
+        op=Op.PUT,
+        key=_keys(count, rng),
+        start_ts=start_ts,
+        commit_ts=start_ts + rng.integers(1, 1 << 20, count).astype(np.uint64),
+        value=_texts(count, rng, 200, 500),
+    )
 
 
 def _keys(count: int, rng: np.random.Generator) -> pa.BinaryArray:

@@ -1,18 +1,13 @@
 """Saving a task's state and restarting from it, with many held rows.
 
-    snapshot-restart/save       time of a save with 10,000 new rows when a million are held, to that with 10,000 held
-    snapshot-restart/restart    time from the beginning of a restart to the first flush, likewise
-    snapshot-restart/read       bytes that such a restart reads, to those of the objects that the state refers to
-
-In seconds, with that many open rows (ten million by default), on a local folder:
-
-    python -m benchmarks.snapshot_restart [ROWS]
+snapshot-restart/save       time of a save with 10,000 new rows when a million are held, to that with 10,000 held
+snapshot-restart/restart    time from the beginning of a restart to the first flush, likewise
+snapshot-restart/read       bytes that such a restart reads, to those of the objects that the state refers to
 """
 
 from __future__ import annotations
 
 import gc
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +19,7 @@ from benchmarks.match_sort import FAR, RunSorter, Ticks, _at, batch_of, held
 from benchmarks.rows import BASE_TS
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
-from sorter.worker.stored_core import StoredCore, load
+from sorter.worker.stored_core import StoredCore, loaded
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind
@@ -38,7 +33,7 @@ PART = 100_000
 
 
 class Saved:
-    """A task whose snapshots lie in a folder."""
+    """A task whose snapshots are in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.sorter = RunSorter()
@@ -60,14 +55,14 @@ class Saved:
     def tick(self, ticks: Ticks, n: int) -> int:
         """Take a second's rows and write out what is due; returns the number of rows."""
         self.seq += 1
-        return self.sorter.tick(_at(ticks.batch(n), self.seq)).num_rows
+        rows: int = self.sorter.tick(_at(ticks.batch(n), self.seq)).num_rows
+        return rows
 
     def save(self) -> float:
         """Seconds."""
         gc.collect()
         start = time.perf_counter()
-        save = Save(self.sorter.core.snapshot(), self._next_key, "w")
-        load(save.needs, self._range)
+        save = loaded(partial(Save, self.sorter.core.snapshot(), self._next_key, "w"), self._range)
         for key, data in save.objects():
             self.store.put(key, data)
         save.done()
@@ -126,22 +121,3 @@ def run() -> Iterator[Result]:
     yield Result.of("snapshot-restart/save 1e6/1e4", [a / b for a, b in saves[2:]], 1.2, "lower")
     yield Result.of("snapshot-restart/restart 1e6/1e4", [a / b for a, b in restarts[2:]], 2.0, "lower")
     yield Result.of("snapshot-restart/read", reads[2:], 0.1, "lower")
-
-
-def main(rows: int) -> None:
-    """Print the seconds."""
-    ticks = Ticks()
-    with tempfile.TemporaryDirectory() as folder:
-        side = Saved(Path(folder))
-        side.hold(rows)
-        side.save()
-        print(f"{rows} rows held in {len(side.refers)} objects, {sum(side.refers.values()) >> 20} MiB")
-        for n in range(4):
-            side.tick(ticks, n)
-            print(f"save after {ticks.rows} rows: {side.save():.2f} s")
-        print(f"restart to the first flush: {side.restart(ticks, 4):.2f} s, {side.read / 1e6:.1f} MB read")
-        print(f"save: {side.save():.2f} s, {len(side.refers)} objects")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000)

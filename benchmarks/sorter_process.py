@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sorter.core import prewrite_buffer, task_core
+from sorter.core import prewrite_buffer, task_core, watermark
 from sorter.rows import output
 from sorter.worker import publisher, runner, worker
 from tistream.cli import assembly
@@ -32,7 +32,7 @@ _STAGES: tuple[tuple[Any, str, str], ...] = (
     (task_core, "Arrivals", "arrivals"),
     (prewrite_buffer.PrewriteBuffer, "take_in", "take_in"),
     (prewrite_buffer.PrewriteBuffer, "note_ready", "watermarks"),
-    (task_core.RangeWatermarkMap, "apply", "watermarks"),
+    (watermark.RangeWatermarkMap, "apply", "watermarks"),
     (prewrite_buffer.PrewriteBuffer, "settle", "settle"),
     (task_core.TaskCore, "take", "take"),
     (task_core.TaskCore, "flushed", "flushed"),
@@ -101,10 +101,10 @@ def main() -> None:
 
 def _threads() -> dict[str, float]:
     """Processor seconds of the threads that read the feed, by Python's names."""
-    found = {"receive, decode": "feed-task-", "hand over": "feed task "}
-    seconds = dict.fromkeys(found, 0.0)
+    names = {"receive, decode": "feed-task-", "hand over": "feed task "}
+    seconds = dict.fromkeys(names, 0.0)
     for thread in threading.enumerate():
-        for stage, prefix in found.items():
+        for stage, prefix in names.items():
             if thread.name.startswith(prefix):
                 stat = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
                 seconds[stage] += int(stat.split()[0]) / 1e9

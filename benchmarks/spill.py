@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -40,7 +41,7 @@ def run() -> Iterator[Result]:
             core.handle(batch_of(rows, seq, BASE_TS, FAR))
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            core.evict(Spill(0, folder), sys.maxsize)
+            core.evict(Spill(0, Path(folder)), sys.maxsize)
             spilled_s = time.perf_counter() - began
             ratios.append(_raw_s(core.bytes_on_disk(), folder) / spilled_s)
             _prove(core, batches)

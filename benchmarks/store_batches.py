@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.rows import BASE_TS
+from tests.kit.made_rows import batch_of, table_of
 from tests.kit.recording import committed_rows, recorded_history
 from tistream.codec.table_key import record_key
 from tistream.feed.protocol import FeedBatch
@@ -96,15 +97,15 @@ def _values(mean_bytes: int, rng: np.random.Generator) -> pa.BinaryArray:
     history, log = recorded_history(), committed_rows()
     table = history.find("shop_arch", "bulk5k", history.resolved_ts).id
     rows = log.filter(pc.and_(pc.equal(log["table_id"], table), pc.is_valid(log["value"])))
-    found = rows["value"].combine_chunks().take(pa.array(rng.integers(0, rows.num_rows, POOL)))
-    more = found.take(pa.array(rng.permutation(POOL)))
-    lengths = pc.binary_length(found).to_numpy()
+    values = rows["value"].combine_chunks().take(pa.array(rng.integers(0, rows.num_rows, POOL)))
+    more = values.take(pa.array(rng.permutation(POOL)))
+    lengths = pc.binary_length(values).to_numpy()
     extra = max(0.0, mean_bytes / float(lengths.mean()) - 1)
     if extra > 0:
-        cut = pl.DataFrame({"a": pl.from_arrow(found), "b": pl.from_arrow(more)})
+        cut = pl.DataFrame({"a": pl.from_arrow(values), "b": pl.from_arrow(more)})
         sizes = (pc.binary_length(more).to_numpy() * extra).astype(np.int64).tolist()
-        found = pa.array([a + (b * 2)[:n] for a, b, n in zip(cut["a"], cut["b"], sizes, strict=True)], pa.binary())
-    _, offsets, data = found.buffers()
+        values = pa.array([a + (b * 2)[:n] for a, b, n in zip(cut["a"], cut["b"], sizes, strict=True)], pa.binary())
+    _, offsets, data = values.buffers()
     octets = np.frombuffer(data, np.uint8).copy()
     at = rng.integers(0, len(octets), int(NOISE * len(octets)))
     octets[at] = octets[rng.integers(0, len(octets), len(at))]
@@ -135,21 +136,17 @@ def _batch(data: _Rows, store: int, seq: int, prewrites: _Ints, commits: _Ints, 
     is_commit = np.arange(len(at)) >= len(prewrites)
     order = np.lexsort((np.where(is_commit, data.decided[at], data.came[at]), data.region[at]))
     at, is_commit = at[order], is_commit[order]
-    zeros = np.zeros(len(at), np.uint64)
     taken, none = pa.array(at), pa.array(is_commit)
-    columns = {
-        "kind": np.where(is_commit, RowKind.COMMIT, RowKind.PREWRITE).astype(np.uint8),
-        "op": np.full(len(at), Op.PUT, np.uint8),
-        "key": data.keys.take(taken),
-        "start_ts": data.start[at],
-        "commit_ts": np.where(is_commit, data.commit[at], np.uint64(0)),
-        "generation": zeros,
-        "value": data.values.take(pc.if_else(none, None, taken)),
-        "old_value": data.old.take(pc.if_else(none, None, taken)),
-        "expire_ts": zeros,
-        "flags": np.zeros(len(at), np.uint8),
-    }
-    rows = pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in ROWS.names], schema=ROWS)
+    rows = batch_of(
+        ROWS,
+        kind=np.where(is_commit, RowKind.COMMIT, RowKind.PREWRITE),
+        op=Op.PUT,
+        key=data.keys.take(taken),
+        start_ts=data.start[at],
+        commit_ts=np.where(is_commit, data.commit[at], np.uint64(0)),
+        value=data.values.take(pc.if_else(none, None, taken)),
+        old_value=data.old.take(pc.if_else(none, None, taken)),
+    )
     regions = _regions(store, np.bincount(data.region[at], minlength=REGION_COUNT), resolved)
     return FeedBatch(store_id=store, incarnation=1, seq=seq, cut_ts=cut, rows=rows, regions=regions)
 
@@ -158,38 +155,27 @@ def _regions(store: int, counts: _Ints, resolved: int) -> pa.RecordBatch:
     ids = np.arange(store - 1, REGION_COUNT, STORES)
     edges = _keys(np.arange(1, REGION_COUNT), np.zeros(REGION_COUNT - 1, np.int64)).to_pylist()
     edges = [b"", *edges, b""]
-    same = np.ones(len(ids), np.uint64)
     of = counts[ids]
-    columns = {
-        "region_id": ids.astype(np.uint64) + np.uint64(1),
-        "version": same,
-        "start_key": pa.array([edges[i] for i in ids], pa.binary()),
-        "end_key": pa.array([edges[i + 1] for i in ids], pa.binary()),
-        "tenure_open_ts": same * np.uint64(BASE_TS),
-        "tenure_ready_ts": same * np.uint64(BASE_TS),
-        "checkpoint_ts": same * np.uint64(BASE_TS),
-        "resolved_ts": same * np.uint64(resolved),
-        "row_offset": (np.cumsum(of) - of).astype(np.uint64),
-        "row_count": of.astype(np.uint64),
-    }
-    return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in REGIONS.names], schema=REGIONS)
+    return batch_of(
+        REGIONS,
+        region_id=ids + 1,
+        version=1,
+        start_key=[edges[i] for i in ids],
+        end_key=[edges[i + 1] for i in ids],
+        subscription_open_ts=BASE_TS,
+        subscription_ready_ts=BASE_TS,
+        checkpoint_ts=BASE_TS,
+        resolved_ts=resolved,
+        row_offset=np.cumsum(of) - of,
+        row_count=of,
+    )
 
 
 def _committed(data: _Rows) -> pa.Table:
-    count = len(data.start)
-    columns = {
-        "table_id": (100 + data.region * TABLES // REGION_COUNT).astype(np.int64),
-        "op": np.full(count, Op.PUT, np.uint8),
-        "key": data.keys,
-        "start_ts": data.start,
-        "commit_ts": data.commit,
-        "value": data.values,
-        "old_value": data.old,
-        "expire_ts": np.zeros(count, np.uint64),
-        "flags": np.zeros(count, np.uint8),
-    }
-    table = pa.table([pa.array(columns[name]) for name in COMMITTED.names], schema=COMMITTED)
-    return in_order(table)
+    tables = 100 + data.region * TABLES // REGION_COUNT
+    stamps = {"start_ts": data.start, "commit_ts": data.commit}
+    images = {"value": data.values, "old_value": data.old}
+    return in_order(table_of(COMMITTED, table_id=tables, op=Op.PUT, key=data.keys, **stamps, **images))
 
 
 def in_order(rows: pa.Table) -> pa.Table:

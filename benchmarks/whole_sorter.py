@@ -33,14 +33,17 @@ from benchmarks.pebble_peer import PebblePeer
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from dispatcher.flight_server import FlightFeedServer
 from dispatcher.port_access import AcceptedTokens
+from tests.kit.assignments import assign_store, assign_task
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.rows.tenants import NewTask
+from tistream.catalog.rows.workers import WorkerKind
+from tistream.catalog.tenancy.tenants import activate_tenant, register_tenant
 from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.service_tokens import accepted_tokens, rotate_service_token
-from tistream.catalog.work.stores import assign_store, issue_incarnation
-from tistream.catalog.work.tasks import assign_task, list_tasks
-from tistream.catalog.work.workers import WorkerKind, list_workers, register_worker
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.catalog.work.tasks import list_tasks
+from tistream.catalog.work.workers import list_workers, register_worker
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
@@ -178,7 +181,7 @@ def _prove(catalog: Catalog, bucket: str, given: Workload) -> None:
 
 
 class PreparedFeed:
-    """A Source of prepared batches. Those behind the warm-up come when `everything` is set."""
+    """A Source of prepared batches. Those after the warm-up come when `everything` is set."""
 
     def __init__(self, given: Workload) -> None:
         self.given = given
@@ -207,17 +210,17 @@ class PreparedStream:
         """NoBatch is held."""
 
 
-def show(given: Workload, found: Run) -> None:
+def show(given: Workload, result: Run) -> None:
     """Where the time of one run went, as bars."""
-    stages = {name: s for name, s in found.stages.items() if s >= 0.001 * found.cpu_s}
-    stages["other threads (gRPC, ...)"] = found.cpu_s - sum(found.stages.values())
-    print(f"{found.rows:,} rows of {given.row_bytes:.0f} bytes from {STORES} stores in {found.wall_s:.2f} s")
-    print(f"{found.rows / found.wall_s:,.0f} rows/s, {found.bytes / found.wall_s / 1e6:.0f} MB/s")
-    cpu = f"{found.cpu_s:.2f} s of processor time: {found.rows_per_core:,.0f} rows/s"
-    print(f"{cpu}, {found.bytes / found.cpu_s / 1e6:.0f} MB/s a core")
+    stages = {name: s for name, s in result.stages.items() if s >= 0.001 * result.cpu_s}
+    stages["other threads (gRPC, ...)"] = result.cpu_s - sum(result.stages.values())
+    print(f"{result.rows:,} rows of {given.row_bytes:.0f} bytes from {STORES} stores in {result.wall_s:.2f} s")
+    print(f"{result.rows / result.wall_s:,.0f} rows/s, {result.bytes / result.wall_s / 1e6:.0f} MB/s")
+    cpu = f"{result.cpu_s:.2f} s of processor time: {result.rows_per_core:,.0f} rows/s"
+    print(f"{cpu}, {result.bytes / result.cpu_s / 1e6:.0f} MB/s a core")
     for name, seconds in sorted(stages.items(), key=lambda s: -s[1]):
-        share = seconds / found.cpu_s
-        print(f"{name:28} {seconds / found.rows * 1e9:6.0f} ns/row {share:6.1%} {'#' * round(BAR * share)}")
+        share = seconds / result.cpu_s
+        print(f"{name:28} {seconds / result.rows * 1e9:6.0f} ns/row {share:6.1%} {'#' * round(BAR * share)}")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@
     verify -> add_bases                                                   one transaction, all or nothing
     obsolete bases -> retire_bases                                        one transaction
 
-Nothing below the watermark changes, so the reads need not agree; the transaction checks the predecessors again. Two
-concurrent rounds may choose the same tables: the second one's work is lost, or gives correct bases at another
-timestamp. A table older than the log without a seed has no rows to start from, and gets no base.
+Nothing below the watermark changes, so the reads need not agree; the transaction checks the predecessors again, table
+by table: the floor may have passed some of them. Two concurrent rounds may choose the same tables: the second one's
+work is lost, or gives correct bases at another timestamp. A table older than the log without a seed has no rows to
+start from, and gets no base.
 
 A table whose base cannot be built, because an object is missing or damaged or the code fails, is excluded and reported.
 Its group is run again table by table to find it. A retryable error (store or catalog unavailable) ends the round.
@@ -26,25 +27,25 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from compactor.base_task import BaseResult
 from compactor.core.base_plan import BaseGroup, BasePlanRow, BasePlanSettings, BaseTable, apart, outlived, plan_bases
-from compactor.core.verify import verified_bases
-from compactor.job import JobEnd, collected
-from compactor.stops import Excluded
+from compactor.core.results import BaseResult, verified_bases
+from compactor.job import Building, Excluded, JobEnd, collected
 from compactor.task import Failed
 from schemas.bases import Base, choose, is_overtaken, of_range
 from schemas.history import History
+from schemas.registry.retention import Birth, births
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
-from tistream.catalog.log.amendments import newest_amendment
-from tistream.catalog.log.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
+from tistream.catalog.log.bases import add_bases, base_segments_of, list_bases, retire_bases
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.log.compaction import new_job
-from tistream.catalog.log.seeds import SeedRow, list_seeds, seed_segments_of
-from tistream.catalog.log.segments import SegmentRow, segment_in
-from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
+from tistream.catalog.log.seeds import list_seeds, seed_segments_of
+from tistream.catalog.rows.bases import BaseRow, NewBase
+from tistream.catalog.rows.seeds import SeedRow
+from tistream.catalog.rows.segments import SegmentRow, segment_in
+from tistream.catalog.rows.tenants import TenantRow
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.tasks import served_watermark
 from tistream.clock import Clock
 from tistream.errors import SeedNeeded, TsExpired
@@ -109,32 +110,37 @@ def build_tenant_bases(
     row = get_tenant(catalog, tenant)
     if not row.has_log:
         return BaseReport(end=JobEnd.NOTHING_TO_DO)
-    amended = newest_amendment(catalog, tenant)
     watermark = served_watermark(catalog, tenant)
     history = None if row.kind.is_keyspace else registry.history(tenant)
     edge = watermark if history is None else min(watermark, history.resolved_ts)
     failed: list[ExcludedTable] = []
-    while True:
-        ts, rows, sources = planned_bases(catalog, row, history, edge, settings, without={f.table_id for f in failed})
-        made, excluded = _made(executor, rows, progress)
-        failed += excluded
-        if made or not excluded:
-            break  # else only failing tables were planned: plan the others
-    for each in failed:
-        log.error("table excluded from bases", tenant=str(tenant), table=each.table_id, error=each.message)
-    rows, results = [row for row, _ in made], [result for _, result in made]
-    added = not made or _add(catalog, tenant, rows, results, sources, row.earliest_ts, amended)
+    bytes_read = 0
+    with Building(catalog, tenant, clock) as build:
+        while True:
+            without = {f.table_id for f in failed}
+            ts, rows, sources = planned_bases(catalog, row, history, edge, settings, build.number, without=without)
+            made, excluded = _made(executor, rows, progress)
+            failed += excluded
+            bytes_read += sum(_stored_bytes(planned) for planned in rows)
+            if made or not excluded:
+                break  # else only failing tables were planned: plan the others
+        for each in failed:
+            log.error("table excluded from bases", tenant=str(tenant), table=each.table_id, error=each.message)
+        rows, results = [row for row, _ in made], [result for _, result in made]
+        new = _new_bases(rows, results, sources, {} if history is None else births(history, row.earliest_ts))
+        added = _add(catalog, tenant, new, results) if new else frozenset[int]()
     retired = _retire(catalog, tenant, history, tso.earlier(edge, settings.window_ms))
+    visible = [base for base in new if base.table_id in added]
+    named = {segment.object_key for base in visible for segment in base.segments}
     report = BaseReport(
-        end=_end(bool(made), added, bool(failed)),
+        end=_end(bool(made), bool(added), bool(failed)),
         ts=ts,
-        tables=sum(len(r.tables) for r in rows),
-        rows=sum(count for r in results for count in r.rows.values()),
-        bytes_read=sum(s.length for r in rows for s in r.segments)
-        + sum(t.stored_bytes for r in rows for t in r.tables),
-        bytes_written=sum(file.object_bytes for r in results for file in r.files),
+        tables=len(visible),
+        rows=sum(base.rows for base in visible),
+        bytes_read=bytes_read,
+        bytes_written=sum(f.object_bytes for r in results for f in r.files if f.object_key in named),
         segments_before=sum(len(r.segments) + sum(len(t.rows) for t in r.tables) for r in rows),
-        segments_after=sum(len(file.segments) for r in results for file in r.files),
+        segments_after=sum(len(base.segments) for base in visible),
         retired=retired,
         seconds=clock.monotonic() - begun,
         failed=tuple(failed),
@@ -143,9 +149,13 @@ def build_tenant_bases(
     return report
 
 
+def _stored_bytes(row: BasePlanRow) -> int:
+    return sum(s.length for s in row.segments) + sum(t.stored_bytes for t in row.tables)
+
+
 def _end(made: bool, added: bool, failed: bool) -> JobEnd:
     if made:
-        return JobEnd.SWAPPED if added else JobEnd.LOST
+        return JobEnd.COMMITTED if added else JobEnd.LOST
     return JobEnd.FAILED if failed else JobEnd.NOTHING_TO_DO
 
 
@@ -188,6 +198,7 @@ def planned_bases(
     history: History | None,
     edge: int,
     settings: BaseSettings,
+    new_number: Callable[[], int],
     *,
     without: Collection[int] = (),
 ) -> tuple[int, list[BasePlanRow], dict[int, Base]]:
@@ -196,8 +207,8 @@ def planned_bases(
     tenant, ts = row.tenant, tso.earlier(edge, settings.lag_ms)
     if ts <= max(row.earliest_ts, 0 if history is None else history.start_ts):
         return ts, [], {}
-    found = _sources(catalog, row, history, ts)
-    sources = {base.physical_id: base for base in found if base.physical_id not in without}
+    sources_of_tables = _sources(catalog, row, history, ts)
+    sources = {base.physical_id: base for base in sources_of_tables if base.physical_id not in without}
     if not sources:
         return ts, [], {}
     after = min(base.ts for base in sources.values())
@@ -212,7 +223,7 @@ def planned_bases(
         if ts == wanted:
             return ts, [], {}
         limit *= 2
-    job = new_job(catalog)
+    job = new_number()
     rows = [
         BasePlanRow(tenant=tenant, job=job, range_id=n, ts=ts, tables=group.tables, segments=group.segments)
         for n, group in enumerate(groups)
@@ -260,10 +271,10 @@ def _sources(catalog: Catalog, row: TenantRow, history: History | None, ts: int)
 def _segments(catalog: Catalog, tenant: Tenant, after: int, ts: int, limit: int) -> tuple[int, list[SegmentRow]]:
     """(B, all segments that may hold changes in (after, B]); B is `ts`, or lower when there are too many."""
     while True:
-        found = find_segments(catalog, tenant, after_ts=after, upto_ts=ts, limit=limit)
-        end = ts if len(found) < limit else min(ts, found[-1].lo_ts - 1)
-        if end > after or not found:
-            return end, [segment for segment in found if segment.lo_ts <= end]
+        segments = find_segments(catalog, tenant, after_ts=after, upto_ts=ts, limit=limit)
+        end = ts if len(segments) < limit else min(ts, segments[-1].lo_ts - 1)
+        if end > after or not segments:
+            return end, [segment for segment in segments if segment.lo_ts <= end]
         limit *= 2  # all begin at one commit_ts: read more
 
 
@@ -279,43 +290,50 @@ def _table(catalog: Catalog, base: Base) -> BaseTable | None:
     return BaseTable(table_id=base.physical_id, after_ts=base.ts, rows=tuple(rows))
 
 
-def _add(
-    catalog: Catalog,
-    tenant: Tenant,
-    rows: Sequence[BasePlanRow],
-    results: Sequence[BaseResult],
-    sources: dict[int, Base],
-    start_ts: int,
-    amended: int,
-) -> bool:
+def _new_bases(
+    rows: Sequence[BasePlanRow], results: Sequence[BaseResult], sources: Mapping[int, Base], born: Mapping[int, Birth]
+) -> list[NewBase]:
+    """`born`: the tables that were created after the log began: of one without a predecessor all rows lie above."""
     new: list[NewBase] = []
     for row, result in zip(rows, results, strict=True):
         of_table: dict[int, list[SegmentRow]] = {}
         for file in result.files:
             for info in file.segments:
                 of_table.setdefault(info.table_lo, []).append(segment_in(file.object_key, info))
-        new += [
-            NewBase(
-                table_id=table.table_id,
-                ts=row.ts,
-                previous=sources[table.table_id].source,
-                rows=result.rows.get(table.table_id, 0),
-                segments=tuple(of_table.get(table.table_id, ())),
+        for table in row.tables:
+            source, birth = sources[table.table_id], born.get(table.table_id)
+            new.append(
+                NewBase(
+                    table_id=table.table_id,
+                    ts=row.ts,
+                    previous=source.source,
+                    after_ts=birth.from_ts if birth is not None and source.source is None else source.ts,
+                    rows=result.rows.get(table.table_id, 0),
+                    segments=tuple(of_table.get(table.table_id, ())),
+                )
             )
-            for table in row.tables
-        ]
+    return new
+
+
+def _add(catalog: Catalog, tenant: Tenant, new: Sequence[NewBase], results: Sequence[BaseResult]) -> frozenset[int]:
+    """The tables whose base is visible now."""
     files = {file.object_key: file.object_bytes for result in results for file in result.files}
     return commit_or_read_back(
-        lambda: add_bases(catalog, tenant, new, files, log_start_ts=start_ts, amended=amended),
-        lambda: _is_visible(catalog, tenant, new[0]) or None,
+        lambda: add_bases(catalog, tenant, new, files), lambda: _visible(catalog, tenant, new) or None
     )
 
 
-def _is_visible(catalog: Catalog, tenant: Tenant, base: NewBase) -> bool:
-    """Whether this base is visible with these segments: all become visible together."""
-    row = next((b for b in list_bases(catalog, tenant, [base.table_id]) if b.ts == base.ts), None)
-    found = None if row is None else base_segments_of(catalog, row)
-    return found is not None and [s.object_key for s in found] == [s.object_key for s in base.segments]
+def _visible(catalog: Catalog, tenant: Tenant, new: Sequence[NewBase]) -> frozenset[int]:
+    """The tables whose base is visible with these segments; of an empty one another round's is the same."""
+    listed = list_bases(catalog, tenant, [base.table_id for base in new])
+    there = {base.table_id: base for base in listed if base.ts == new[0].ts}
+    visible: set[int] = set()
+    for base in new:
+        row = there.get(base.table_id)
+        segments = None if row is None else base_segments_of(catalog, row)
+        if segments is not None and [s.object_key for s in segments] == [s.object_key for s in base.segments]:
+            visible.add(base.table_id)
+    return frozenset(visible)
 
 
 def _retire(catalog: Catalog, tenant: Tenant, history: History | None, window_start_ts: int) -> int:

@@ -1,11 +1,11 @@
 """The maintenance jobs that compaction does: merges, bases, and the bases that let retention retire seeds.
 
-`Maintenance` does a leased job of the catalog; `tistream compact` calls `merge_tenant` and `build_bases_of` by itself.
+`Maintenance` does a leased job of the catalog; `tistream compact` calls `merge_tenant` and `build_bases_of` directly.
 Both run on any executor of plan rows, threads or Spark, and record what was left out as stops of the tenant.
 
 A seed is retired when the floor of the log passes it, and the floor waits for tables whose newest base or seed is
 older. So a job of kind `retire_seeds` builds bases of exactly the tables whose newest base, seed or creation is older
-than `due_ms`; retention then raises the floor and retires what lies below.
+than `due_ms`; retention then raises the floor and retires what is below.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
-from compactor.base_task import BaseResult
 from compactor.core.base_plan import BasePlanRow, BasePlanSettings
 from compactor.core.plan import PlanRow, PlanSettings
-from compactor.job import JobEnd, JobSettings, Report, compact_tenant
-from compactor.job_run import JobDone, Progress
-from compactor.stops import Excluded, Role, record_excluded
-from compactor.task import Failed, RangeResult
+from compactor.core.results import BaseResult, RangeResult
+from compactor.job import Excluded, JobEnd, JobSettings, Report, Role, compact_tenant, record_excluded
+from compactor.task import Failed
+from compactor.worker import JobDone, Progress
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.job_rows import JobCounts, JobKind, JobLimits, JobRow
+from tistream.catalog.log.exclusions import excluded
+from tistream.catalog.rows.jobs import JobCounts, JobKind, JobLimits, JobRow
 from tistream.clock import Clock
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
@@ -85,16 +85,11 @@ class Maintenance:
 
 
 def merge_tenant(
-    catalog: Catalog,
-    tenant: Tenant,
-    executor: Executors,
-    settings: JobSettings,
-    clock: Clock,
-    progress: Progress,
+    catalog: Catalog, tenant: Tenant, executor: Executors, settings: JobSettings, clock: Clock, progress: Progress
 ) -> Report:
     """One merge job; its exclusions become stops of the tenant."""
     report = compact_tenant(catalog, tenant, executor, settings, clock, progress=progress)
-    record_excluded(catalog, tenant, Role.COMPACTION, report.failed)
+    record_excluded(catalog, tenant, Role.COMPACTION, report.failed, left_out=len(excluded(catalog, tenant)))
     return report
 
 
@@ -134,13 +129,13 @@ def base_settings(limits: JobLimits, plan: BasePlanSettings, *, only_due: bool) 
 def merged(report: Report) -> JobDone:
     """The end of a merge job. A reader of the whole stretch fetches each segment, and the footer of each new file."""
     counts = JobCounts(
-        bytes_read=report.bytes_before,
+        bytes_read=report.bytes_read,
         bytes_written=report.bytes_after,
         objects_before=report.files_before,
         objects_after=report.files_after,
         requests_saved=max(0, report.segments_before - report.segments_after - report.files_after),
     )
-    return _done(report.end, counts if report.end is JobEnd.SWAPPED else JobCounts(), report.failed)
+    return _done(report.end, _of(report.end, counts), report.failed)
 
 
 def based(report: BaseReport) -> JobDone:
@@ -152,7 +147,12 @@ def based(report: BaseReport) -> JobDone:
         objects_after=report.segments_after,
         requests_saved=max(0, report.segments_before - report.segments_after),
     )
-    return _done(report.end, counts if report.end is JobEnd.SWAPPED else JobCounts(), report.failed)
+    return _done(report.end, _of(report.end, counts), report.failed)
+
+
+def _of(end: JobEnd, counts: JobCounts) -> JobCounts:
+    """What was read counts against the budget, whatever came of it."""
+    return counts if end is JobEnd.COMMITTED else JobCounts(bytes_read=counts.bytes_read)
 
 
 def _done(end: JobEnd, counts: JobCounts, excluded: Sequence[Excluded]) -> JobDone:

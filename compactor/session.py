@@ -2,7 +2,7 @@
 
     master    local[*], spark://host:7077, k8s://https://host:6443; None: that of spark-submit or spark-defaults.conf
 
-Workers run this Python interpreter, by its path: on a standalone cluster the same virtual environment lies at the same
+Workers run this Python interpreter, by its path: on a standalone cluster the same virtual environment is at the same
 path of every machine, on Kubernetes executors have the same image. They open the bucket with the credentials of their
 own environment. The driver's Java is a child of this process and ends with it.
 """
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from compactor.job_run import JobDone, Progress, Work
-from tistream.catalog.work.job_rows import JobRow
+from compactor.worker import JobDone, Progress, Work
+from tistream.catalog.rows.jobs import JobRow
 from tistream.clock import Clock
 from tistream.errors import ConfigError, SparkEnded
-from tistream.runtime.service import Problem, Repeating
+from tistream.model.problem import Problem
+from tistream.runtime.service import Repeating
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +48,9 @@ def new_session(master: str | None, options: Mapping[str, str], app: str = "tist
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as e:
-        raise ConfigError("Spark is not installed: pip install 'tistream[server,spark]', and Java 17.") from e
+        raise ConfigError(
+            "Spark is not installed: it comes with the extra 'spark' of tistream, and needs Java 17."
+        ) from e
     if "PYSPARK_GATEWAY_PORT" not in os.environ and (problem := java_problem()) is not None:
         raise ConfigError(f"{problem} Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless.")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -77,10 +80,10 @@ def java_problem() -> str | None:
         asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_ANSWERS_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
         return f"{java} cannot be run: {e}."
-    found = re.search(r'version "(?:1\.)?(\d+)', asked.stderr)
-    if found is None or asked.returncode:
+    match = re.search(r'version "(?:1\.)?(\d+)', asked.stderr)
+    if match is None or asked.returncode:
         return f"{java} does not say its version."
-    return f"{java} is Java {found[1]}." if int(found[1]) < JAVA_MIN else None
+    return f"{java} is Java {match[1]}." if int(match[1]) < JAVA_MIN else None
 
 
 class SessionWatch:

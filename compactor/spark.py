@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from compactor.base_task import BaseResult, build_bases
 from compactor.core.base_plan import BasePlanRow
 from compactor.core.plan import PlanRow
-from compactor.task import Failed, RangeResult, attempt, compact_range
+from compactor.core.results import BaseResult, RangeResult
+from compactor.task import Failed, attempt, build_bases, compact_range
 from tistream.clock import Clock
 from tistream.codec.wire import decode, encode
+from tistream.errors import SparkEnded
 from tistream.objectstore.factory import open_store
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 Batches = Iterator[pa.RecordBatch]
 
 WAVES = 4  #: tasks per core: a slow or lost core delays a quarter of its share
+
+STARVED_S = 300.0  #: without a task that runs: then the job gives up its place, and is queued again
 
 _LOOK_EVERY_S = 0.5
 _RESULT = pa.schema([("result", pa.string())])
@@ -81,7 +84,7 @@ def run_lines(
 ) -> list[str]:
     """One Spark job `name` that maps each line of the plan to a result, in plan order. `work` is pickled: a function
     that workers can import, and plain values. What `progress` raises cancels the Spark job. `pool` of Spark's fair
-    scheduler."""
+    scheduler. SparkEnded when no task of it has run for STARVED_S."""
     context = session.sparkContext
     partitions = _partitions(context, len(plan))
     numbers = session.range(0, len(plan), 1, partitions)
@@ -96,9 +99,14 @@ def run_lines(
         lines = threads.submit(collect)
         finished = threading.Event()
         lines.add_done_callback(lambda _: finished.set())
+        fed_s = clock.monotonic()
         try:
             while not clock.wait(finished, _LOOK_EVERY_S):
-                progress(len(plan) * _tasks_done(context, name) // partitions, len(plan))
+                done_tasks, is_fed = _tasks(context, name)
+                progress(len(plan) * done_tasks // partitions, len(plan))
+                fed_s = clock.monotonic() if is_fed else fed_s
+                if clock.monotonic() - fed_s > STARVED_S:
+                    raise SparkEnded("Spark runs no task of this job: it has no executor", waited_s=STARVED_S)
         except BaseException:  # `progress` stops the work
             while not clock.wait(finished, _LOOK_EVERY_S):
                 context.cancelJobGroup(name)  # again: the Spark job may not have begun yet
@@ -112,11 +120,13 @@ def _partitions(context: SparkContext, rows: int) -> int:
     return rows if is_elastic else min(rows, WAVES * context.defaultParallelism)
 
 
-def _tasks_done(context: SparkContext, group: str) -> int:
+def _tasks(context: SparkContext, group: str) -> tuple[int, bool]:
+    """(the tasks of a Spark job that are done, whether one runs now)"""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-    return sum(stage.numCompletedTasks for stage in stages if stage is not None)
+    known = [stage for stage in stages if stage is not None]
+    return sum(stage.numCompletedTasks for stage in known), any(stage.numActiveTasks for stage in known)
 
 
 def _work(plan: list[str], one: Callable[[str], str]) -> Callable[[Batches], Batches]:

@@ -1,7 +1,7 @@
 """Opens the destination of a changefeed by its sink URI, and checks it before the changefeed starts.
 
 check_destination   is it there, does it take what the tenant has; what must its user know
-place_of            what it writes there, to be compared with other changefeeds
+location_of            what it writes there, to be compared with other changefeeds
 cut_lanes           the lanes of a changefeed: sub-ranges aligned with the destination's regions, or shares of tables
 open_destination    for the owner of a lane
 """
@@ -9,26 +9,30 @@ open_destination    for the owner of a lane
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
 from destinations.protocol import Destination, Share
 from destinations.storage.destination import open_storage
+from destinations.storage.settings import read_settings
 from destinations.tikv.destination import TikvDestination, open_tikv
 from destinations.uri import SinkUri, parse_sink_uri
 from reading.kv.selection import kept_selection
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.rows.kinds import TenantKind
+from tistream.catalog.rows.tenants import TenantRow
 from tistream.catalog.tenancy.changefeeds import get_changefeed
-from tistream.catalog.tenancy.kinds import TenantKind
-from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
+from tistream.catalog.tenancy.targets import policy_of
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.core.lane_scope import KeyScope, LaneScope, TableScope, covers
-from tistream.catalog.work.core.place import Files, Keys, Place
+from tistream.catalog.work.core.location import Files, Keys, Location
 from tistream.catalog.work.lanes import LaneRow, list_lanes
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, StateForbids, invariant
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.outbound.policy import Policy, Terms
 
 LANES = 2  #: unless given
 
@@ -39,9 +43,11 @@ class Target:
 
     uri: SinkUri
     row: TenantRow
+    policy: Policy  #: what it may open
+    cluster_id: int | None = None  #: PD's, which it had when the changefeed was created
 
     @classmethod
-    def of(cls, sink_uri: str, row: TenantRow) -> Target:
+    def of(cls, sink_uri: str, row: TenantRow, policy: Policy) -> Target:
         """InvalidInput for a URI that is none, or a destination that does not take the tenant's kind."""
         uri = parse_sink_uri(sink_uri)
         takes = TenantKind.RAW if uri.scheme == "tikv" else TenantKind.TIDB
@@ -51,13 +57,13 @@ class Target:
                 f"A {uri.scheme} destination takes {what}, and tenant {row.tenant} is of kind {row.kind}.",
                 option="sink-uri",
             )
-        return cls(uri=uri, row=row)
+        return cls(uri=uri, row=row, policy=policy)
 
     def open(self, share: Share, clock: Clock) -> Destination:
         """The destination for one lane."""
         if self.uri.scheme == "tikv":
-            return open_tikv(self.uri, share, self.row.keyspace, clock)
-        return open_storage(self.uri, share, clock=clock)
+            return open_tikv(self.uri, share, self.row.keyspace, clock, self.policy, self.cluster_id)
+        return open_storage(self.uri, share, self.policy, clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +83,13 @@ def check_destination(target: Target, changefeed_id: str, clock: Clock) -> Reach
         notes = opened.check()
         if not isinstance(opened, TikvDestination):
             return Reached(notes=notes)
-        found = opened.look()
-        return Reached(notes=notes, cluster_id=found.cluster_id, keyspace_id=found.keyspace_id)
+        reached = opened.look()
+        return Reached(notes=notes, cluster_id=reached.cluster_id, keyspace_id=reached.keyspace_id)
     finally:
         opened.close()
 
 
-def place_of(target: Target, reached: Reached, keys: KeyRange) -> Place:
+def location_of(target: Target, reached: Reached, keys: KeyRange) -> Location:
     """Where a changefeed writes. `keys`: user keys of a keyspace."""
     uri = target.uri
     if reached.cluster_id is not None:
@@ -92,15 +98,18 @@ def place_of(target: Target, reached: Reached, keys: KeyRange) -> Place:
     return Files.of(scheme=uri.scheme, bucket=uri.authority, path=uri.path, endpoint=endpoint)
 
 
-def cut_lanes(target: Target, changefeed_id: str, wanted: KeyRange, lanes: int, clock: Clock) -> Sequence[LaneScope]:
-    """The lanes of a changefeed. `wanted`: user keys of a keyspace. DestinationUnavailable when its regions cannot be
-    read."""
+def cut_lanes(
+    target: Target, changefeed_id: str, wanted: KeyRange, lanes: int | None, clock: Clock
+) -> Sequence[LaneScope]:
+    """The lanes of a changefeed. `wanted`: user keys of a keyspace. `lanes`: as many; None = as the URI's worker-count
+    says, else LANES. DestinationUnavailable when its regions cannot be read."""
     if not target.row.kind.is_keyspace:
-        return [TableScope(number=number, of=lanes) for number in range(lanes)]
+        count = lanes or read_settings(target.uri).worker_count or LANES
+        return [TableScope(number=number, of=count) for number in range(count)]
     share = Share(tenant=target.row.tenant, changefeed_id=changefeed_id, number=0, of=1)
     opened = target.open(share, clock)
     try:
-        ranges = opened.ranges(wanted, lanes)
+        ranges = opened.ranges(wanted, lanes or LANES)
     finally:
         opened.close()
     invariant(covers(ranges, wanted), "the lanes of a changefeed cover its keys once", lanes=[str(r) for r in ranges])
@@ -108,11 +117,27 @@ def cut_lanes(target: Target, changefeed_id: str, wanted: KeyRange, lanes: int, 
 
 
 def open_destination(
-    sink_uri: str, row: TenantRow, tenant: Tenant, changefeed_id: str, number: int, of: int, clock: Clock
+    sink_uri: str,
+    row: TenantRow,
+    tenant: Tenant,
+    changefeed_id: str,
+    number: int,
+    of: int,
+    clock: Clock,
+    policy: Policy,
+    options: str = "{}",
 ) -> Destination:
-    """The destination of a lane."""
+    """The destination of a lane. `options` of the changefeed, as the catalog has them: a cluster that is another one
+    than when it was created is refused when it is first used."""
     share = Share(tenant=tenant, changefeed_id=changefeed_id, number=number, of=of)
-    return Target.of(sink_uri, row).open(share, clock)
+    cluster_id = orjson.loads(options).get("sink_cluster")
+    return replace(Target.of(sink_uri, row, policy), cluster_id=cluster_id).open(share, clock)
+
+
+def operated_of(options: str) -> Sequence[str]:
+    """The options of a changefeed that an operator has named: `sink-uri`, `dead-letter`. `options`: as the catalog has
+    them."""
+    return tuple(orjson.loads(options).get("operated", ()))
 
 
 def keys_of(row: TenantRow, keys: Mapping[str, str]) -> KeyRange:
@@ -126,7 +151,7 @@ def keys_of(row: TenantRow, keys: Mapping[str, str]) -> KeyRange:
 
 
 def recut(
-    catalog: Catalog, tenant: Tenant, changefeed_id: str, lanes: int | None, clock: Clock
+    catalog: Catalog, tenant: Tenant, changefeed_id: str, lanes: int | None, clock: Clock, terms: Terms
 ) -> tuple[Sequence[LaneRow], Sequence[LaneScope]]:
     """(the lanes of a changefeed, new ones by the regions of its destination). `lanes`: as many as now unless
     given. StateForbids while a lane waits for a decision, and for a consumer."""
@@ -138,4 +163,5 @@ def recut(
         if lane.is_stopped:
             raise StateForbids(f"Lane {lane.number} waits for a decision about a refused change.", lane=lane.number)
     keys = keys_of(row, orjson.loads(feed.options)["keys"])
-    return before, cut_lanes(Target.of(feed.sink_uri, row), changefeed_id, keys, lanes or len(before), clock)
+    policy = policy_of(catalog, terms, tenant, is_operated="sink-uri" in operated_of(feed.options))
+    return before, cut_lanes(Target.of(feed.sink_uri, row, policy), changefeed_id, keys, lanes or len(before), clock)

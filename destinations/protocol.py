@@ -9,7 +9,8 @@ such as the numbers of files, is in the record.
 A destination belongs to one lane and is used from one thread at a time.
 
 Errors of `plan` and `write`: DestinationUnavailable when a later try may succeed, DestinationRefused for changes that
-can never be written, LeaseOver when the lane's lease ended before everything was written. A refusal of one change has
+can never be written, LeaseOver when the lane's lease ended before everything was written, NamesTaken when the stretch
+must be planned again, because something else has a name that it wanted. A refusal of one change has
 its `key` in hex (of a keyspace the user's, of a table the stored one), `db` and `table` of a row, and `commit_ts`,
 which is that of the key's newest change in the stretch unless given. Without `key` it is a refusal of everything.
 """
@@ -76,6 +77,10 @@ class LeaseOver(TiStreamError):
 
     kind = ErrorKind.FENCED
     code = "TS-1102"
+
+
+class NamesTaken(Exception):
+    """What a former owner of a lane wrote has a name that a stretch wanted. It is planned again, with other names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +159,15 @@ class Destination(Protocol):
         """At most `count` sub-ranges with each key of `wanted` once, aligned with how the destination cuts keys."""
 
     def plan(self, stretch: Stretch, record: str) -> Plan:
-        """The writes of the stretch. `record`: from the plan of an earlier try of it; empty before the first. May
-        read from the destination."""
+        """The writes of the stretch. `record`: from the plan of an earlier try of it; empty before the first. A plan
+        that does not repeat that try has another record. May read from the destination."""
 
     def write(self, plan: Plan, allowed: Allowed) -> None:
         """Write all of it; when this returns, all of it is durable there."""
 
     def note_checkpoint(self, ts: int, allowed: Allowed) -> None:
-        """All lanes of the changefeed have written everything at or below `ts`. It may fall behind an earlier one."""
+        """All lanes of the changefeed have written everything at or below `ts`. It may fall behind an earlier one. Only
+        the owner of its first lane says so."""
 
     def close(self) -> None:
         """Release connections."""

@@ -8,13 +8,13 @@ import orjson
 
 from reading.filters import NO_FILTER, Filter, Part, parse_filter
 from reading.formats.rows import handle_columns
-from reading.scope import Scope, wanted
+from reading.rows.scope import Scope, wanted
 from schemas.history import History
 from schemas.model import Table
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.rows.tenants import TenantRow
 from tistream.catalog.tenancy.changefeeds import ChangefeedRow
-from tistream.catalog.tenancy.tenants import TenantRow
 from tistream.catalog.work.core.lane_scope import TableScope
 from tistream.catalog.work.lanes import list_lanes
 
@@ -45,10 +45,10 @@ def tables_by_lane(
         return []
     lanes, history = list_lanes(catalog, row.tenant, feed.changefeed_id), registry.history(row.tenant)
     parts = [(part_of(lane.scope), lane) for lane in lanes if isinstance(lane.scope, TableScope)]
-    wanted_tables, found = parse_filter(orjson.loads(feed.filters)), []
+    wanted_tables, tables = parse_filter(orjson.loads(feed.filters)), []
     for table in tables_meant(history, history.resolved_ts, Scope(tenant=row.tenant), wanted_tables):
         for lane in (lane for part, lane in parts if part.has(table.db, table.name)):
-            found.append(
+            tables.append(
                 {
                     "database": table.db,
                     "table": table.name,
@@ -59,4 +59,4 @@ def tables_by_lane(
                     "error": lane.error,
                 }
             )
-    return found
+    return tables

@@ -9,9 +9,9 @@ Each option is read once, by the destination that knows it; one that is left ove
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tistream.catalog.tenancy.changefeeds import masked_uri
 from tistream.errors import InvalidInput, did_you_mean
@@ -51,12 +51,20 @@ def parse_sink_uri(text: str, *, option: str = "sink-uri", schemes: Sequence[str
             f"There is no destination {parts.scheme!r}{did_you_mean(parts.scheme, schemes)}", option=option
         )
     options: dict[str, str] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+    for name, value in query_options(parts.query):
         if name in options:
             raise InvalidInput(f"The option {name} is given twice.", option=name)
         options[name] = value
     place = unquote(parts.path)
     return SinkUri(text=text, scheme=parts.scheme, authority=parts.netloc, path=place, options=options, option=option)
+
+
+def query_options(query: str) -> Iterator[tuple[str, str]]:
+    """The options of a URI. Other than in a form of a browser, `+` is a plus: secrets of S3 have it and are pasted as
+    they are."""
+    for pair in filter(None, query.split("&")):
+        name, _, value = pair.partition("=")
+        yield unquote(name), unquote(value)
 
 
 @dataclass(slots=True)
@@ -88,8 +96,8 @@ class OptionReader:
     def seconds(self, name: str, default: float, *, least: float, most: float) -> float:
         """A duration such as `500ms`, `5s` or `10m`."""
         text = self.text(name, f"{default}s")
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|)", text, re.ASCII)
-        seconds = float(found[1]) * _UNITS[found[2]] if found else -1.0
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|)", text, re.ASCII)
+        seconds = float(match[1]) * _UNITS[match[2]] if match else -1.0
         if not least <= seconds <= most:
             raise InvalidInput(
                 f"The option {name} is a duration from {least:g}s to {most:g}s such as 5s, not {text!r}.", option=name

@@ -24,7 +24,7 @@ import structlog
 
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, FeedUnavailable, InvalidInput, TiStreamError
-from tistream.feed.protocol import FeedBatch, FeedRequest, Wake, Watched
+from tistream.feed.protocol import FeedBatch, FeedRequest, FeedStream, Wake
 from tistream.feed.wire import (
     IDLE_S,
     SILENT_S,
@@ -51,7 +51,7 @@ ROUND_MAX = 64  #: subscriptions polled in one round
 Send = Callable[[pa.RecordBatch | None, bytes], None]
 
 
-class Served(Watched, Protocol):
+class Served(FeedStream, Protocol):
     """A subscription to a store that may move."""
 
     def check(self) -> None:
@@ -171,15 +171,15 @@ class Exchange:
         if not sub.window_open:
             return  # polled again when the window opens
         try:
-            found = sub.stream.look()
+            answer = sub.stream.look()
         except Exception as e:  # noqa: BLE001 - sent to this subscription only
             self._end(sub, _as_error(e))
             return
-        if isinstance(found, FeedBatch):
-            self._send_batch(sub, found)
+        if isinstance(answer, FeedBatch):
+            self._send_batch(sub, answer)
             self._queue.mark_ready(sub.number)
             return
-        error, until = found
+        error, until = answer
         self._send_error(sub, error)
         if sub.number in self._subs:
             self._queue.at(sub.number, min(until, self._clock.monotonic() + POLL_S))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,8 @@ from tistream.feed.hints import Look
 from tistream.feed.tls import TLS_SCHEME, Tls, TlsFiles
 from tistream.feed.wire import FEED_COMMAND, LOOK, as_flight, decode_command, decode_files
 from tistream.model.change import ROWS
-from tistream.runtime.service import Problem, Repeating
+from tistream.model.problem import Problem
+from tistream.runtime.service import Repeating
 
 log = structlog.get_logger(__name__)
 
@@ -66,21 +68,9 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         except TiStreamError as e:
             log.warning("refused a feed client", peer=context.peer(), cause=str(e))
             raise as_flight(e) from e
-        thread = threading.Thread(target=exchange.run, name="feed exchange", daemon=True)
-        thread.start()
         try:
-            while exchange.is_open:
-                exchange.handle(decode_command(memoryview(reader.read_chunk().app_metadata or b"")))
-        except StopIteration:
-            pass  # the sorter has closed its side
-        except InvalidInput as e:
-            log.warning("invalid message from a feed client", error=str(e))
-            raise as_flight(e) from e
-        except (pa.ArrowException, OSError) as e:
-            log.info("sorter disconnected", cause=str(e).split("\n")[0])
+            serve(exchange, reader)
         finally:
-            exchange.close()
-            thread.join()
             with self._lock:
                 self._exchanges.pop(exchange, None)
 
@@ -125,19 +115,40 @@ class FlightFeedServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if self.source is None:
             raise FeedUnavailable("the dispatcher is starting")
 
-        def send(rows: pa.RecordBatch | None, metadata: bytes) -> None:
-            if rows is None:
-                writer.write_metadata(metadata)
-            else:
-                writer.write_with_metadata(rows, metadata)
-
-        exchange = Exchange(self.source, send, self._clock)
+        exchange = Exchange(self.source, partial(send_by, writer), self._clock)
         with self._lock:
             if self._stopping:
                 raise FeedUnavailable("the dispatcher is stopping")
             self._exchanges[exchange] = token
         writer.begin(ROWS)
         return exchange
+
+
+def serve(exchange: Exchange, reader: fl.MetadataRecordBatchReader) -> None:
+    """Run an exchange until either side ends it."""
+    thread = threading.Thread(target=exchange.run, name="feed exchange", daemon=True)
+    thread.start()
+    try:
+        while exchange.is_open:
+            exchange.handle(decode_command(memoryview(reader.read_chunk().app_metadata or b"")))
+    except StopIteration:
+        pass  # the sorter has closed its side
+    except InvalidInput as e:
+        log.warning("invalid message from a feed client", error=str(e))
+        raise as_flight(e) from e
+    except (pa.ArrowException, OSError) as e:
+        log.info("sorter disconnected", cause=str(e).split("\n")[0])
+    finally:
+        exchange.close()
+        thread.join()
+
+
+def send_by(writer: fl.MetadataRecordBatchWriter, rows: pa.RecordBatch | None, metadata: bytes) -> None:
+    """Send a message of an exchange."""
+    if rows is None:
+        writer.write_metadata(metadata)
+    else:
+        writer.write_with_metadata(rows, metadata)
 
 
 class FlightDispatcher:

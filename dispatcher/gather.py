@@ -1,33 +1,35 @@
-"""Gathers runs of rows of a record batch into one batch, copying each byte once.
+"""Gathers runs of rows of a record batch into one batch, copying each byte at most once.
 
-A single run is a slice and copies nothing. Several are copied by compiled loops run by run, so only offsets and
-validity are handled per row. For short runs (scattered rows) Arrow's `take` is used. Pure.
+A single run with at least half of the batch is a slice and copies nothing. A smaller slice would keep the whole batch
+in memory as long as one of its rows is held, and no budget would count that. So other runs are copied by compiled
+loops run by run, so only offsets and validity are handled per row. For short runs (scattered rows) Arrow's `take` is
+used. Pure.
 
 Runs lie inside the batch; the offsets of its binary columns are checked before they are used.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tistream.codec.compiled import copy_bytes, kernel, view
 from tistream.errors import invariant
-
-Ints = npt.NDArray[np.int64]
-_Bytes = npt.NDArray[np.uint8]
-_Offsets = npt.NDArray[np.int32]
+from tistream.model.arrays import I32, I64, U8
 
 _RUN_ROWS_MIN = 8  # shorter on average: `take`
 
 
-def gather(rows: pa.RecordBatch, starts: Ints, ends: Ints) -> pa.RecordBatch:
+def gather(rows: pa.RecordBatch, starts: I64, ends: I64) -> pa.RecordBatch:
     """The rows of the runs `[starts[i], ends[i])`, concatenated. Runs are not empty."""
     if not len(starts):
-        return rows.slice(0, 0)
+        return _nothing(rows.schema)
     if len(starts) == 1:
-        return rows.slice(int(starts[0]), int(ends[0] - starts[0]))
+        run = rows.slice(int(starts[0]), int(ends[0] - starts[0]))
+        if 2 * run.nbytes >= rows.nbytes:
+            return run
     counts = ends - starts
     total = int(counts.sum())
     if total < _RUN_ROWS_MIN * len(starts):
@@ -41,7 +43,12 @@ def gather(rows: pa.RecordBatch, starts: Ints, ends: Ints) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(gathered, schema=rows.schema)
 
 
-def _numbers(column: pa.Array, starts: Ints, ends: Ints, total: int) -> pa.Array:
+@lru_cache(maxsize=8)
+def _nothing(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def _numbers(column: pa.Array, starts: I64, ends: I64, total: int) -> pa.Array:
     width = column.type.byte_width
     out = pa.allocate_buffer(total * width)
     octets = view(column.buffers()[1], np.uint8)
@@ -50,7 +57,7 @@ def _numbers(column: pa.Array, starts: Ints, ends: Ints, total: int) -> pa.Array
     return pa.Array.from_buffers(column.type, total, [None, out])
 
 
-def _binary(column: pa.BinaryArray, starts: Ints, ends: Ints, total: int) -> pa.BinaryArray:
+def _binary(column: pa.BinaryArray, starts: I64, ends: I64, total: int) -> pa.BinaryArray:
     if column.null_count == len(column):
         return pa.nulls(total, pa.binary())
     validity, bounds, data = column.buffers()
@@ -74,7 +81,7 @@ def _binary(column: pa.BinaryArray, starts: Ints, ends: Ints, total: int) -> pa.
 
 
 @kernel
-def _copy_runs(octets: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> None:
+def _copy_runs(octets: U8, starts: I64, ends: I64, out: U8) -> None:
     to, base = np.uint64(out.ctypes.data), np.uint64(octets.ctypes.data)
     for i in range(len(starts)):
         size = np.uint64(ends[i] - starts[i])
@@ -83,7 +90,7 @@ def _copy_runs(octets: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> None:
 
 
 @kernel
-def _move_offsets(at: _Offsets, starts: Ints, ends: Ints, out: _Offsets) -> None:
+def _move_offsets(at: I32, starts: I64, ends: I64, out: I32) -> None:
     out[0] = 0
     to = 0
     for i in range(len(starts)):
@@ -94,14 +101,14 @@ def _move_offsets(at: _Offsets, starts: Ints, ends: Ints, out: _Offsets) -> None
 
 
 @kernel
-def _copy_bits(bits: _Bytes, starts: Ints, ends: Ints, out: _Bytes) -> int:
+def _copy_bits(bits: U8, starts: I64, ends: I64, out: U8) -> int:
     """The bits of the runs, concatenated; the number of set bits."""
     out[:] = 0
-    to = found = 0
+    to = count = 0
     for i in range(len(starts)):
         for row in range(starts[i], ends[i]):
             bit = (bits[row >> 3] >> (row & 7)) & 1
             out[to >> 3] |= bit << (to & 7)
-            found += bit
+            count += bit
             to += 1
-    return found
+    return count

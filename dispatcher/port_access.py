@@ -57,11 +57,11 @@ class AcceptedTokens:
         return any(token.number == number for token in self._tokens)
 
     def _match(self, presented: str) -> int | None:
-        given, found = presented.encode("utf-8", "surrogateescape"), None
+        given, number = presented.encode("utf-8", "surrogateescape"), None
         for token in self._tokens:
             if hmac.compare_digest(given, token.secret.encode()):
-                found = token.number
-        return found
+                number = token.number
+        return number
 
     def _read(self) -> None:
         self._read_at = self._clock.monotonic()  # also when it fails: a caller must not make it read at will

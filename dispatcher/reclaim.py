@@ -12,16 +12,17 @@ one of the newest incarnation. Once it has deleted every file of the ended incar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
 from itertools import islice
 
 import structlog
 
 from dispatcher.core.ack import EVERYTHING, Reclaim, reclaimable
 from dispatcher.tail import Tail
+from dispatcher.tenant_pool import TenantPool
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.snapshots import ALL_CONSUMED, durable_floor
 from tistream.catalog.work.stores import StoreRow, forget_incarnations, reclaimed, set_reclaimed
+from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey, incarnation_prefix, parse, store_prefix
 from tistream.objectstore.protocol import ObjectStore
 
@@ -35,7 +36,7 @@ assert EVERYTHING == ALL_CONSUMED
 class Reclaimer:
     """Carries out `dispatcher.core.ack` for a dispatcher's stores."""
 
-    def __init__(self, catalog: Catalog, store: ObjectStore, pool: Executor, stopping: Callable[[], bool]) -> None:
+    def __init__(self, catalog: Catalog, store: ObjectStore, pool: TenantPool, stopping: Callable[[], bool]) -> None:
         self._catalog, self._store, self._pool, self._stopping = catalog, store, pool, stopping
 
     def reclaim(self, row: StoreRow, tail: Tail) -> int:
@@ -47,7 +48,7 @@ class Reclaimer:
                 log.warning("reclaim refused, another dispatcher owns the store", store=row.store_id)
                 break
             tail.set_reclaimed(part.incarnation, part.upto_seq)
-            deleted += self._delete(self._keys(row, part))
+            deleted += self._delete(row.tenant, self._keys(row, part))
         return deleted
 
     def refresh(self, row: StoreRow, tail: Tail) -> dict[int, int]:
@@ -64,7 +65,7 @@ class Reclaimer:
         done = self.refresh(row, tail)
         if len(done) <= 1 and not any(done.values()) and min(done, default=1) == 1:
             return 0  # nothing was ever reclaimed
-        deleted = self._delete(self._reclaimed_files(row, done))
+        deleted = self._delete(row.tenant, self._reclaimed_files(row, done))
         ended = next((i for i in sorted(done) if done[i] < EVERYTHING or i >= row.incarnation), row.incarnation)
         if ended > min(done, default=ended) and not self._stopping():
             forget_incarnations(
@@ -110,10 +111,10 @@ class Reclaimer:
                     return
                 yield info.key
 
-    def _delete(self, keys: Iterable[str]) -> int:
+    def _delete(self, tenant: Tenant, keys: Iterable[str]) -> int:
         """Delete in parallel chunks. The first error ends it; the rest waits for the next sweep."""
         remaining, deleted = iter(keys), 0
         while not self._stopping() and (chunk := list(islice(remaining, _DELETES_AT_ONCE))):
-            for _ in self._pool.map(self._store.delete, chunk):
-                deleted += 1
+            self._pool.of(tenant).each(self._store.delete, chunk)
+            deleted += len(chunk)
         return deleted

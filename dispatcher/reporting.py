@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from dispatcher.tail import Tail
-from tistream.catalog.work.reports import StoreReport, WorkerReport
+from tistream.catalog.rows.reports import StoreReport, WorkerReport
 from tistream.catalog.work.stores import StoreRow
 from tistream.limits import RATE_WINDOW_S
 from tistream.runtime.rates import Rate

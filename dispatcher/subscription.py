@@ -5,15 +5,12 @@ its next file is missing) and keeps a sorter's state small. An old incarnation a
 corrupt or is ahead of the service's time: any contiguous end is safe (see `dispatcher.tail`). The newest incarnation
 waits.
 
-`look` never waits; `next` does. `next` raises an error at once if it is new at this position, and then once per call
-when the call's time is up. Errors never move the position. Used from one thread.
+`look` never waits, and errors never move the position. Used from one thread.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-import threading
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -22,7 +19,6 @@ import structlog
 from dispatcher.cache import DecodedFile
 from dispatcher.core.router import route
 from dispatcher.tail import Absent, Failed, Found, Pending, Tail
-from tistream.clock import Clock
 from tistream.errors import AheadOfTime, CorruptObject, TiStreamError
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position
@@ -44,41 +40,18 @@ class Subscription:
         self,
         tail: Tail,
         request: FeedRequest,
+        wake: Wake,
         *,
         check: Callable[[], None],
-        clock: Clock,
-        wake: Wake | None = None,
     ) -> None:
         """`check` raises FeedUnavailable when the store is no longer served here. `wake` is set whenever another `look`
         may find more."""
-        self._tail, self._request, self._clock = tail, request, clock
+        self._tail, self._request, self._wake = tail, request, wake
         self.check = check
         self._positions = dict(request.positions)
         self._ahead = 0
-        self._raised: tuple[str, str] | None = None  # code and text of the error last raised
-        self._arrived = threading.Event()
-        self._wake = wake or self._arrived
         self._open = True
-        tail.listen(self._wake)
-
-    def next(self, timeout_s: float) -> FeedBatch | None:
-        deadline = self._clock.monotonic() + timeout_s
-        while True:
-            self.check()
-            self._arrived.clear()
-            found = self._step()
-            if isinstance(found, FeedBatch):
-                self._raised = None
-                return found
-            error, until = found
-            now = self._clock.monotonic()
-            if error is not None and (self._is_new(error) or now >= deadline):
-                raise copy.copy(error)  # other subscriptions raise the same object
-            if error is None:
-                self._raised = None
-            if now >= deadline:
-                return None
-            self._clock.wait(self._arrived, max(0.001, min(until, deadline) - now))
+        tail.listen(wake)
 
     def look(self) -> FeedBatch | NoBatch:
         """The next batch if available, else the current error and when to look again (monotonic seconds).
@@ -155,10 +128,6 @@ class Subscription:
 
     def _set_position(self, incarnation: int, at: Position) -> None:
         self._positions = without_ended({**self._positions, incarnation: at})
-
-    def _is_new(self, error: TiStreamError) -> bool:
-        known, self._raised = self._raised, (error.code, str(error))
-        return known != self._raised
 
 
 def _is_useless(error: TiStreamError, tries: int) -> bool:

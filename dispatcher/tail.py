@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import math
 import threading
-from concurrent.futures import Executor
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from dispatcher.admission import LargeFiles
 from dispatcher.cache import DecodedFile, FileCache
@@ -116,6 +117,13 @@ class _Slot:
     list_at: float = 0.0
     later: str = ""  #: a later file that exists
     later_at: float = 0.0  #: since when it is known
+    ended: bool = False  #: its incarnation was ended before it while it was being read
+
+
+class Threads(Protocol):
+    """Where files are read."""
+
+    def submit(self, run: Callable[..., object], /, *args: object) -> object: ...
 
 
 class Tail:
@@ -128,7 +136,7 @@ class Tail:
         *,
         store: ObjectStore,
         cache: FileCache,
-        pool: Executor,
+        pool: Threads,
         clock: Clock,
         time: ServiceTime,
         timing: TailTiming,
@@ -144,7 +152,7 @@ class Tail:
         self._empty: dict[int, int] = {}  # incarnation -> the last awaited file, if it had no rows
         self._hinted: dict[int, tuple[int, float]] = {}  # incarnation -> newest file named by a notification, and when
         self._announced: set[int] = set()  # incarnations whose last awaited file was found because of one
-        self._listeners: set[Wake] = set()
+        self._listeners: dict[Wake, None] = {}  # in the order in which they came
         self._reclaimed: dict[int, int] = {}
         self._oldest = 1  # earlier incarnations are forgotten
         self.newest = 0  #: the newest incarnation in the catalog
@@ -156,12 +164,12 @@ class Tail:
     def listen(self, wake: Wake) -> None:
         """Set `wake` whenever the state of a file changes."""
         with self._lock:
-            self._listeners.add(wake)
+            self._listeners[wake] = None
 
     def leave(self, wake: Wake) -> None:
         """Undo `listen`. When the last listener leaves, cached files are dropped."""
         with self._lock:
-            self._listeners.discard(wake)
+            self._listeners.pop(wake, None)
             if self._listeners:
                 return
             self._slots = {at: slot for at, slot in self._slots.items() if slot.loading}
@@ -237,7 +245,15 @@ class Tail:
             return Absent(until=slot.probe_at, final=slot.final, later=slot.later)
 
     def end(self, incarnation: int, seq: int) -> None:
-        """An incarnation was ended at `seq`: drop the files read ahead behind it."""
+        """An incarnation was ended at `seq`: drop the files read ahead behind it, and their errors, which delay no
+        subscriber any more; one that waits for them still asks for them again."""
+        with self._lock:
+            behind = [at for at in self._slots if at[0] == incarnation and at[1] > seq]
+            for at in behind:
+                if self._slots[at].loading:
+                    self._slots[at].ended = True
+                else:
+                    del self._slots[at]
         self._cache.forget(self.tenant, self.store_id, incarnation, seq)
 
     def errors(self) -> list[TiStreamError]:
@@ -318,6 +334,8 @@ class Tail:
                 self._arrive(file, slot)
             else:
                 self._miss(key, slot, error, superseded)
+                if slot.ended:
+                    self._slots.pop((key.incarnation, key.seq), None)
         self._wake()
 
     def _read(self, key: BatchKey) -> DecodedFile | None:
@@ -328,15 +346,17 @@ class Tail:
                 data = self._store.get(str(key), admit)
             except ObjectNotFound:
                 return None
-            found = decode_batch_file(key, data, admit)
-        if held := self._ahead(key, found.latest_ts):
+            batch_file = decode_batch_file(key, data, admit)
+        if held := self._ahead(key, batch_file.latest_ts):
             raise held
         _FETCHED.observe(self._clock.monotonic() - began)
-        _FILE_AGE.observe(max(0.0, (self._clock.unix_ms() - ts.physical_ms(found.cut_ts)) / 1000))
-        _ROWS_IN.inc(found.rows.num_rows)
+        _FILE_AGE.observe(max(0.0, (self._clock.unix_ms() - ts.physical_ms(batch_file.cut_ts)) / 1000))
+        _ROWS_IN.inc(batch_file.rows.num_rows)
         _BYTES_IN.inc(len(data))
-        size = found.rows.nbytes + found.regions.nbytes
-        return DecodedFile(key=key, cut_ts=found.cut_ts, directory=directory(found.rows, found.regions), bytes=size)
+        size = batch_file.rows.nbytes + batch_file.regions.nbytes
+        return DecodedFile(
+            key=key, cut_ts=batch_file.cut_ts, directory=directory(batch_file.rows, batch_file.regions), bytes=size
+        )
 
     def _ahead(self, key: BatchKey, ts: int) -> AheadOfTime | None:
         return self._time.ahead(ts, "batch file", object=str(key), tenant=str(key.tenant), store=key.store_id)
@@ -355,8 +375,8 @@ class Tail:
         slot.list_at = now + max(self._timing.list_every_s, min(waited_s, every_max_s))
         prefix = incarnation_prefix(self.tenant, self.store_id, key.incarnation)
         for info in self._store.list(prefix, after=str(key)):
-            found = parse(info.key)
-            if isinstance(found, BatchKey) and found.seq > key.seq:
+            file = parse(info.key)
+            if isinstance(file, BatchKey) and file.seq > key.seq:
                 slot.later, slot.later_at = info.key, now
                 return True
         return False

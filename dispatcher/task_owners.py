@@ -15,7 +15,8 @@ import threading
 from collections.abc import Collection
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.tasks import TaskRow, list_tasks, tasks_of_tenants, tasks_stamp
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.work.tasks import list_tasks, tasks_of_tenants, tasks_stamp
 from tistream.errors import Fenced, InvalidInput
 from tistream.feed.protocol import FeedRequest
 from tistream.ids import Tenant
@@ -30,17 +31,22 @@ class TaskOwners:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()  # one read at a time: a later one never sees older rows
+        self._marking = threading.Lock()  # of what follows; never held while the catalog is asked
         self._tasks: dict[Tenant, dict[int, TaskRow]] = {}
+        self._admitted: set[Tenant] = set()  # since the last refresh began, whose caller may not know them yet
         self._stamp: tuple[int, ...] = ()
 
     def admit(self, request: FeedRequest) -> None:
         """Fenced unless the request's worker owns the task under its epoch; InvalidInput when it asks for other keys
         than the task's."""
-        if self._is_owned(request):
-            return
+        with self._marking:
+            self._admitted.add(request.tenant)
+            if self._is_owned(request):
+                return
         with self._lock:
             rows = list_tasks(self._catalog, request.tenant)
-            self._tasks = {**self._tasks, request.tenant: {row.task_id: row for row in rows}}
+            with self._marking:
+                self._tasks = {**self._tasks, request.tenant: {row.task_id: row for row in rows}}
         if not self._is_owned(request):
             _REFUSED.inc()
         self.check(request)
@@ -59,19 +65,24 @@ class TaskOwners:
             raise InvalidInput("a subscription asks for the range of its task", task=request.task_id)
 
     def refresh(self, tenants: Collection[Tenant]) -> None:
-        """Read again what has changed, and forget other tenants."""
+        """Read again what has changed, and forget other tenants: not one with a subscription that was admitted after
+        the caller had listed `tenants`."""
         with self._lock:
-            kept = self._tasks.keys() & set(tenants)
+            with self._marking:
+                kept = self._tasks.keys() & {*tenants, *self._admitted}
+                self._admitted = set()
+            stamp, rows = self._stamp, dict[Tenant, dict[int, TaskRow]]()
             if kept:
                 stamp = tasks_stamp(self._catalog)
                 if stamp == self._stamp and kept == self._tasks.keys():
                     return
-                found: dict[Tenant, dict[int, TaskRow]] = {tenant: {} for tenant in kept}
+                rows = {tenant: {} for tenant in kept}
                 for row in tasks_of_tenants(self._catalog, kept):
-                    found[row.tenant][row.task_id] = row
-                self._tasks, self._stamp = found, stamp
-            else:
-                self._tasks = {}
+                    rows[row.tenant][row.task_id] = row
+            with self._marking:
+                meanwhile = self._tasks.keys() & self._admitted - rows.keys()
+                self._tasks = {**rows, **{tenant: self._tasks[tenant] for tenant in meanwhile}}
+            self._stamp = stamp
 
     def _is_owned(self, request: FeedRequest) -> bool:
         try:

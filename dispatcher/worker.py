@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import structlog
@@ -25,20 +24,23 @@ from dispatcher.reporting import Reporter
 from dispatcher.subscription import Subscription
 from dispatcher.tail import Tail, TailTiming
 from dispatcher.task_owners import TaskOwners
+from dispatcher.tenant_pool import TenantPool
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.reports import WorkerReport
+from tistream.catalog.rows.reports import WorkerReport
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.stores import StoreRow, count_stores_of, list_stores, note_cut_ts, stores_of_dispatcher
-from tistream.catalog.work.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
+from tistream.catalog.work.workers import drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
-from tistream.errors import CatalogUnavailable, FeedUnavailable
-from tistream.feed.protocol import FeedRequest, FeedStream, Wake
+from tistream.errors import CatalogUnavailable, FeedUnavailable, StoreUnavailable
+from tistream.feed.protocol import FeedRequest, Wake
 from tistream.ids import Tenant
 from tistream.limits import CLOCK_SKEW_MAX_MS, HEARTBEAT_MS, PREFETCH_FILES_MAX
+from tistream.model.problem import Problem
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
 from tistream.runtime.containment import Containment
-from tistream.runtime.service import Problem, Repeating, ServiceGroup
+from tistream.runtime.service import Repeating, ServiceGroup
 from tistream.runtime.service_time import ServiceTime
 
 log = structlog.get_logger(__name__)
@@ -46,6 +48,9 @@ log = structlog.get_logger(__name__)
 CACHE_BYTES = 256 << 20
 REFRESH_S = 0.5
 SWEEP_S = 600.0
+READ_THREADS = 24  #: for all tenants; one tenant gets PREFETCH_FILES_MAX
+DELETE_THREADS, DELETES_OF_TENANT = 16, 8
+RECLAIM_THREADS = 8  #: tenants whose files are deleted at once
 FRUITLESS_MAX = 6  #: after this many rounds without a deletion, a store is reclaimed once in as many rounds
 
 _StoreKey = tuple[Tenant, int]
@@ -81,7 +86,10 @@ class DispatcherWorker:
         self._owners = TaskOwners(catalog)
         self._time = ServiceTime(clock, skew_max_ms)
         self._cache, self._large = FileCache(cache_bytes), LargeFiles()
-        self._pool = ThreadPoolExecutor(PREFETCH_FILES_MAX, thread_name_prefix=f"{worker_id}-read")
+        self._reads = TenantPool(READ_THREADS, PREFETCH_FILES_MAX, f"{worker_id}-read", clock)
+        self._deletes = TenantPool(DELETE_THREADS, DELETES_OF_TENANT, f"{worker_id}-delete", clock)
+        self._reclaims = TenantPool(RECLAIM_THREADS, 1, f"{worker_id}-reclaim", clock)
+        self._reclaiming: set[Tenant] = set()  # a round of theirs runs
         self._lock = threading.Lock()
         self._incarnation: int | None = None
         self._registering = threading.Lock()
@@ -95,7 +103,8 @@ class DispatcherWorker:
         self._report: WorkerReport | None = None  # made by `refresh`; immutable
         self._sent_report: WorkerReport | None = None  # the last one sent with a heartbeat
         self._stores: Containment[_Step] = Containment(worker_id, clock, name=_name)
-        self._reclaimer = Reclaimer(catalog, store, self._pool, self._stopped.is_set)
+        self._reclaimer = Reclaimer(catalog, store, self._deletes, self._stopped.is_set)
+        self._reclaim_s = reclaim_s
         self._heartbeats = Repeating(
             f"{worker_id}/heartbeat", self._heartbeat, interval_s=HEARTBEAT_MS / 1000, clock=clock
         )
@@ -121,7 +130,8 @@ class DispatcherWorker:
             return
         self._stopped.set()
         self._threads.stop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._reclaims, self._deletes, self._reads):
+            pool.close()
         if self._incarnation is not None:
             try:
                 retire_worker(self._catalog, self.worker_id, self._incarnation)
@@ -149,7 +159,12 @@ class DispatcherWorker:
             for tail in tails
             for error in tail.errors()
         ]
-        return self._threads.problems() + self._stores.problems() + held_up
+        late = [
+            Problem.of(f"{self.worker_id}/{tenant}", StoreUnavailable(f"{what} take long", tenant=str(tenant)))
+            for what, pool in (("reads of batch files", self._reads), ("deletions of batch files", self._deletes))
+            for tenant in pool.slow()
+        ]
+        return self._threads.problems() + self._stores.problems() + held_up + late
 
     def lease_age_s(self) -> float | None:
         """Seconds since the last successful heartbeat; None before the first."""
@@ -164,13 +179,9 @@ class DispatcherWorker:
             metrics.single("tistream_dispatcher_cache_bytes", self._cache.bytes),
         ]
 
-    def subscribe(self, request: FeedRequest) -> FeedStream:
-        """Open a stream. FeedUnavailable, with the owner's name, when another dispatcher owns the store; Fenced when
-        another worker owns the task."""
-        return self.open(request)
-
-    def open(self, request: FeedRequest, wake: Wake | None = None) -> Subscription:
-        """`subscribe`, for callers of `look` that are woken by `wake`."""
+    def open(self, request: FeedRequest, wake: Wake) -> Subscription:
+        """Open a subscription. FeedUnavailable, with the owner's name, when another dispatcher owns the store; Fenced
+        when another worker owns the task."""
         key = request.tenant, request.store_id
         if key not in self._owned:
             self.refresh()  # it may have been assigned a moment ago
@@ -184,7 +195,7 @@ class DispatcherWorker:
         self._owners.admit(request)
         tail = self._tail(row)
         self._reclaimer.refresh(row, tail)
-        return Subscription(tail, request, check=lambda: self._check(request), clock=self._clock, wake=wake)
+        return Subscription(tail, request, wake, check=lambda: self._check(request))
 
     def look(self, files: Sequence[BatchKey]) -> None:
         """Notifications name these files: look for them now, if they are of its stores."""
@@ -206,6 +217,10 @@ class DispatcherWorker:
             if tail.max_cut_ts > max(owned[key].max_cut_ts, self._noted.get(key, 0)):
                 self._contained((key, "cut_ts"), partial(self._note, key, tail))
         self._owners.refresh(tenants)
+        for kept in (self._noted, self._swept, self._fruitless):
+            for key in list(kept):
+                if key not in owned:
+                    kept.pop(key, None)
         if self._stores.problems():
             self._stores.keep_only({(key, name) for key in owned for name in ("cut_ts", "reclaim")})
 
@@ -239,11 +254,40 @@ class DispatcherWorker:
             return self._incarnation
 
     def reclaim(self) -> None:
-        """Delete consumed files of its stores, and now and then sweep leftovers; each store contained."""
+        """Delete consumed files of its stores, and now and then sweep leftovers; each store contained. A tenant whose
+        deletions are slow delays the others by one interval at most."""
+        rounds: dict[Tenant, list[tuple[_StoreKey, StoreRow]]] = {}
         for key, row in self._owned.items():
-            if self._stopped.is_set() or self._heartbeats.crashed:
-                return
-            self._contained((key, "reclaim"), partial(self._reclaim_store, key, row))
+            rounds.setdefault(row.tenant, []).append((key, row))
+        ended, errors = threading.Semaphore(0), list[BaseException]()
+        begun = [tenant for tenant in rounds if tenant not in self._reclaiming]
+        for tenant in begun:
+            self._reclaiming.add(tenant)
+            self._reclaims.submit(tenant, partial(self._reclaim_tenant, tenant, rounds[tenant], ended, errors))
+        until = self._clock.monotonic() + self._reclaim_s
+        for _ in begun:
+            if self._stopped.is_set() or not ended.acquire(timeout=max(0.0, until - self._clock.monotonic())):
+                break
+        if errors:
+            raise errors[0]
+
+    def _reclaim_tenant(
+        self,
+        tenant: Tenant,
+        stores: Sequence[tuple[_StoreKey, StoreRow]],
+        ended: threading.Semaphore,
+        errors: list[BaseException],
+    ) -> None:
+        try:
+            for key, row in stores:
+                if self._stopped.is_set() or self._heartbeats.crashed:
+                    return
+                self._contained((key, "reclaim"), partial(self._reclaim_store, key, row))
+        except Exception as e:  # noqa: BLE001 - raised by the round
+            errors.append(e)
+        finally:
+            self._reclaiming.discard(tenant)
+            ended.release()
 
     def _reclaim_store(self, key: _StoreKey, row: StoreRow) -> None:
         tail, now = self._tail(row), self._clock.monotonic()
@@ -275,7 +319,7 @@ class DispatcherWorker:
                     *key,
                     store=self._store,
                     cache=self._cache,
-                    pool=self._pool,
+                    pool=self._reads.of(row.tenant),
                     clock=self._clock,
                     time=self._time,
                     timing=self._timing,

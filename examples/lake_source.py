@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tistream.client import Table, Tenant
+from tistream.client.frames import plain_decimals
 from tistream.client.upserts import Upserts, upserts
 
 
@@ -48,7 +49,7 @@ class TableSource:
     def snapshot(self, as_of: str) -> tuple[int, pa.Table]:
         """(ts, the rows at ts)."""
         at = self.tenant.splits(start=as_of, end=as_of)["start_ts"]
-        return int(at), plain(self.source.rows(as_of=at).to_arrow())
+        return int(at), plain(self.source.rows(as_of=at, continued=True).to_arrow())
 
     def changes(self, after_ts: int, key: list[str]) -> Iterator[tuple[int, Upserts]]:
         """(commit_ts, what the page that ends there leaves), from `after_ts` to what is served now."""
@@ -60,11 +61,15 @@ class TableSource:
 
 def plain(table: pa.Table) -> pa.Table:
     """In types that lake formats have, with the same values. TIME becomes microseconds."""
+    for n, field in enumerate(table.schema):
+        if pa.types.is_decimal256(field.type):  # Arrow's own text of it has exponents
+            chunks = [plain_decimals(chunk) for chunk in table.column(n).chunks]
+            table = table.set_column(n, field.with_type(pa.string()), pa.chunked_array(chunks, pa.string()))
     return table.cast(pa.schema([field.with_type(_plain(field.type)) for field in table.schema]))
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(type_) or pa.types.is_decimal256(type_):
+    if pa.types.is_dictionary(type_):
         return pa.string()
     if pa.types.is_uint64(type_):
         return pa.decimal128(20, 0)

@@ -1,6 +1,6 @@
 """Keep a Delta table equal to a table: `python examples/to_delta.py DATABASE TABLE FOLDER`, as often as you like.
 
-Needs `pip install 'tistream[lake]'`. Each commit of the Delta table holds one page and, as an application transaction,
+Needs the extra `lake`. Each commit of the Delta table holds one page and, as an application transaction,
 the page's commit_ts: both or neither. Of two that run at once one fails with a conflict and has written nothing.
 """
 

@@ -1,6 +1,6 @@
 """Keep an Iceberg table equal to a table: `python examples/to_iceberg.py DATABASE TABLE FOLDER`, as often as you like.
 
-Needs `pip install 'tistream[lake]'`. The catalog is a SQLite file in the folder, which is the warehouse as well. Each
+Needs the extra `lake`. The catalog is a SQLite file in the folder, which is the warehouse as well. Each
 commit of the Iceberg table holds one page and, as a table property, the page's commit_ts: both or neither. Of two that
 run at once one fails with a conflict and has written nothing.
 """

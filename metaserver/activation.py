@@ -7,7 +7,8 @@ with a problem that names the object; a snapshot pushed under another ts replace
 guessed from a damaged snapshot. A snapshot ahead of the service's time is held until that time has come: else the log
 would begin after changes that are yet to come. Of many snapshots the newest SNAPSHOTS_READ_MAX count.
 
-A large snapshot is parsed aside (`schemas.pushed`), one of a tenant at a time, while other tenants are activated.
+A large snapshot is parsed aside (`schemas.registry.pushed`), one of a tenant at a time, while other tenants are
+activated.
 """
 
 from __future__ import annotations
@@ -18,27 +19,28 @@ from dataclasses import dataclass, field
 import structlog
 
 from metaserver.background import Background
-from metaserver.bounded import check_size
 from metaserver.contained import Contained
 from metaserver.initial_ranges import lay_out
 from schemas.history import History
-from schemas.pushed import history_of, is_small
+from schemas.registry.pushed import history_of, is_small
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.service_time import service_time
-from tistream.catalog.tenancy.tenants import TenantState, activate_tenant, list_tenants
-from tistream.catalog.work.stops import list_stops
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.tenancy.tenants import activate_tenant, list_tenants
+from tistream.catalog.work.stopped_items import ACTIVATION
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, TiStreamError, TooLarge
 from tistream.ids import Tenant
 from tistream.limits import CLOCK_SKEW_MAX_MS, SNAPSHOT_BYTES_MAX, SNAPSHOTS_READ_MAX
+from tistream.model.problem import Problem
+from tistream.objectstore.bounded import check_size
 from tistream.objectstore.layout import SchemaSnapKey, parse, schema_snap_prefix
 from tistream.objectstore.protocol import ObjectInfo, ObjectStore
-from tistream.runtime.service import Backoff, Problem
+from tistream.runtime.service import Backoff
 from tistream.ts import TSO_END
 
 log = structlog.get_logger(__name__)
 
-ROLE = "activation"
 _FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 _REREAD_S = 600.0  #: between two reads of a refused snapshot: a newer version may understand it
@@ -73,10 +75,10 @@ class Activation:
         self._skew_max_ms = skew_max_ms
         self._catalog, self._store, self._clock, self._data_tasks = catalog, store, clock, data_tasks
         self.tenants = Contained(
-            catalog, clock, name, ROLE, stopped_first_s=_FIRST_PAUSE_S, stopped_max_s=LONGEST_PAUSE_S
+            catalog, clock, name, ACTIVATION, stopped_first_s=_FIRST_PAUSE_S, stopped_max_s=LONGEST_PAUSE_S
         )
         self._pause_max_s = pause_max_s
-        self._source = f"{name}/{ROLE}" if name else ROLE
+        self._source = f"{name}/{ACTIVATION}" if name else ACTIVATION
         self._waiting: dict[Tenant, _Waiting] = {}
 
     def step(self) -> None:
@@ -146,7 +148,7 @@ class Activation:
         snapshots = ((key, info) for key, info in listed if isinstance(key, SchemaSnapKey))
         newest = list(deque(snapshots, SNAPSHOTS_READ_MAX))
         known = {info.key for _, info in newest}
-        waiting.refused = {key: found for key, found in waiting.refused.items() if key in known}
+        waiting.refused = {key: error for key, error in waiting.refused.items() if key in known}
         return newest
 
     def _usable(self, key: SchemaSnapKey, info: ObjectInfo, waiting: _Waiting) -> History | None:
@@ -178,12 +180,6 @@ class Activation:
             return None
         waiting.parsing = None
         return background.result()
-
-
-def is_refused(catalog: Catalog, tenant: Tenant) -> bool:
-    """Whether every schema snapshot that a waiting tenant pushed is unusable."""
-    of_role = (row.stopped for row in list_stops(catalog, tenant) if row.stopped.role == ROLE)
-    return any(isinstance(parse(stopped.object), SchemaSnapKey) for stopped in of_role if stopped.object)
 
 
 def read_snapshot(key: SchemaSnapKey, data: bytes) -> History:

@@ -25,6 +25,7 @@ from tistream.catalog.tenancy.tenants import list_tenants
 from tistream.clock import Clock
 from tistream.errors import BucketDiffers, ObjectNotFound
 from tistream.ids import Tenant
+from tistream.model.problem import Problem
 from tistream.objectstore.layout import (
     bases_prefix,
     committed_prefix,
@@ -34,7 +35,6 @@ from tistream.objectstore.layout import (
     snapshots_prefix,
 )
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Problem
 
 ROLE = "audit"
 _KEYS_AT_ONCE = 200
@@ -73,7 +73,7 @@ def audit(catalog: Catalog, store: ObjectStore, clock: Clock, *, grace_ms: int =
 def audit_tenant(catalog: Catalog, store: ObjectStore, tenant: Tenant, *, newest_ms: int) -> Audit:
     """Objects younger than `newest_ms` (by the store's clock) are no orphans."""
     rows = dict(_live(catalog, tenant))
-    found = Audit(tenant=tenant, objects=len(rows), bytes=sum(rows.values()))
+    result = Audit(tenant=tenant, objects=len(rows), bytes=sum(rows.values()))
     suspects = dict(rows)
     strangers: dict[str, int] = {}
     for prefix_of in FOLDERS:
@@ -82,14 +82,14 @@ def audit_tenant(catalog: Catalog, store: ObjectStore, tenant: Tenant, *, newest
                 del suspects[info.key]
             elif info.key not in rows and info.modified_ms <= newest_ms:
                 strangers[info.key] = info.size
-    found.faults = sorted(_confirmed(catalog, store, suspects), key=lambda fault: fault.object_key)
+    result.faults = sorted(_confirmed(catalog, store, suspects), key=lambda fault: fault.object_key)
     for keys in _some(list(strangers)):
         states = object_states(catalog, keys)
         for key in keys:
             if key not in states:
-                found.orphans += 1
-                found.orphan_bytes += strangers[key]
-    return found
+                result.orphans += 1
+                result.orphan_bytes += strangers[key]
+    return result
 
 
 class Auditor:
@@ -106,7 +106,7 @@ class Auditor:
         self.tenants.load()
         tenants = [row.tenant for row in list_tenants(self._catalog)]
         self.tenants.keep_only(tenants)
-        self._found = {tenant: found for tenant, found in self._found.items() if tenant in set(tenants)}
+        self._found = {tenant: audited for tenant, audited in self._found.items() if tenant in set(tenants)}
         newest_ms = self._clock.unix_ms() - GRACE_MS
         for tenant in tenants:
             self.tenants.run(tenant, lambda t=tenant: self._audit(t, newest_ms))  # type: ignore[misc]
@@ -115,18 +115,18 @@ class Auditor:
 
     def problems(self) -> list[Problem]:
         """A problem for each tenant with faults, or that could not be audited."""
-        found = [problem_of(result) for result in list(self._found.values()) if result.faults]
-        return found + self.tenants.problems()
+        problems = [problem_of(result) for result in list(self._found.values()) if result.faults]
+        return problems + self.tenants.problems()
 
     def _audit(self, tenant: Tenant, newest_ms: int) -> None:
         self._found[tenant] = audit_tenant(self._catalog, self._store, tenant, newest_ms=newest_ms)
 
 
-def problem_of(found: Audit) -> Problem:
+def problem_of(result: Audit) -> Problem:
     """The faults as a problem."""
-    named = ", ".join(fault.object_key for fault in found.faults[:_NAMED_MAX])
-    error = BucketDiffers(f"{len(found.faults)} objects do not match the catalog.", objects=named)
-    return Problem.of(f"audit/{found.tenant}", error)
+    named = ", ".join(fault.object_key for fault in result.faults[:_NAMED_MAX])
+    error = BucketDiffers(f"{len(result.faults)} objects do not match the catalog.", objects=named)
+    return Problem.of(f"audit/{result.tenant}", error)
 
 
 def _confirmed(catalog: Catalog, store: ObjectStore, suspects: dict[str, int]) -> Iterator[Fault]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from metaserver.inventory import Columns
 from metaserver.reshape import ReshapeSettings
-from tistream.catalog.work.reports import TaskReport
+from tistream.catalog.rows.reports import TaskReport
 from tistream.ids import Tenant
 
 

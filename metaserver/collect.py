@@ -9,7 +9,8 @@ Relations:
 - Every key is judged by its own row: rising ids say nothing about the order of publication.
 - A key whose row is dead is deleted again whenever it is listed: its PUT may arrive after its DELETE, and a collector
   may die between tombstone and DELETE.
-- The grace period only saves work: a recent object will mostly be published soon.
+- The grace period only saves work: a recent object will mostly be published soon. A file of a merge, a base or a replay
+  may be published at any age, as long as its writer lives (`tistream.catalog.log.builds`).
 - An object replaced by compaction or retention stays while a read lease may need it
   (`tistream.catalog.log.read_leases`). Files of failed compactions are orphans.
 - When an object cannot be deleted, the rest of its tenant is deleted first; then the tenant's collection stops with a
@@ -28,15 +29,18 @@ import structlog
 
 from metaserver.contained import Contained
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.builds import drop_expired_builds
+from tistream.catalog.log.exclusions import drop_old_exclusions
 from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_expired_leases, expired_leases
-from tistream.catalog.tenancy.tenants import GIVEN_UP, TenantRow, every_tenant
+from tistream.catalog.rows.tenants import TenantRow
+from tistream.catalog.tenancy.tenants import GIVEN_UP, every_tenant
 from tistream.clock import Clock
 from tistream.errors import BucketDiffers, StoreError, StoreRefused
 from tistream.ids import Tenant
+from tistream.model.problem import Problem
 from tistream.objectstore.layout import bases_prefix, committed_prefix, compacted_prefix, snapshots_prefix
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +48,7 @@ ROLE = "collection"
 GRACE_MS = 3_600_000
 _KEYS_AT_ONCE = 200
 _FAILURES_IN_A_ROW = 10  #: then the store counts as unavailable; refusals do not count
-_READ_LEASES = "expired read leases"
+_LEASES = "expired leases"
 
 Folder = Callable[[Tenant], str]  #: the prefix of one kind of a tenant's objects
 FOLDERS: tuple[Folder, ...] = (committed_prefix, compacted_prefix, bases_prefix, snapshots_prefix)
@@ -71,7 +75,7 @@ class Collector:
         count = Count()
         for row in wanted:
             self.tenants.run(row.tenant, lambda t=row.tenant: self.clean(t, FOLDERS, count))  # type: ignore[misc]
-        self.tenants.run(_READ_LEASES, self._drop_leases)
+        self.tenants.run(_LEASES, self._drop_leases)
         self.tenants.sync()
         if count.deleted:
             log.info("objects collected", count=count.deleted)
@@ -91,6 +95,8 @@ class Collector:
     def _drop_leases(self) -> None:
         if expired_leases(self._catalog):
             drop_expired_leases(self._catalog)
+        drop_expired_builds(self._catalog, grace_ms=self._grace_ms)
+        drop_old_exclusions(self._catalog)
 
     def _replaced(self, tenant: Tenant, deletes: Deletes) -> None:
         while True:  # a tombstoned key is not listed again, so this ends
@@ -111,7 +117,7 @@ class Collector:
                         self._bury(tenant, key, deletes)
 
     def _bury(self, tenant: Tenant, key: str, deletes: Deletes) -> None:
-        if tombstone(self._catalog, tenant, key):  # else it became visible since it was listed
+        if tombstone(self._catalog, tenant, key, grace_ms=self._grace_ms):  # else it is visible, or may become so
             deletes.delete(key)
 
     def _old_keys(self, tenant: Tenant, folders: Iterable[Folder]) -> Iterator[list[str]]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.stops import RecordedStops, Scope, StopRow
+from tistream.catalog.work.stopped_items import Scope, StoppedItemRecords, StoppedItemRow
 from tistream.clock import Clock
 from tistream.ids import Tenant
+from tistream.model.problem import Problem
 from tistream.runtime.containment import STOPPED_FIRST_S, STOPPED_MAX_S, Containment
-from tistream.runtime.service import Problem
 
 Item = Tenant | str  #: a tenant, or a job without one
 
@@ -43,7 +43,7 @@ class Contained:
             stopped_max_s=stopped_max_s,
             fenced_stops=True,
         )
-        self._stops = RecordedStops[Item](
+        self._stops = StoppedItemRecords[Item](
             catalog, role, self._items, scope=_scope, item_of=_item_of, seconds=clock.monotonic
         )
         self.load, self.sync = self._stops.load, self._stops.sync
@@ -71,5 +71,5 @@ def _scope(item: Item) -> tuple[Scope, Tenant | None, str]:
     return (Scope.TENANT, item, str(item)) if isinstance(item, Tenant) else (Scope.JOB, None, item)
 
 
-def _item_of(row: StopRow) -> Item | None:
+def _item_of(row: StoppedItemRow) -> Item | None:
     return row.stopped.tenant or row.stopped.item

@@ -20,13 +20,14 @@ import structlog
 from metaserver.collect import FOLDERS, GRACE_MS, Collector, Count, Deletes, Folder
 from metaserver.contained import Contained
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.tenants import GIVEN_UP, TenantRow, TenantState, every_tenant
+from tistream.catalog.rows.tenants import TenantRow, TenantState
+from tistream.catalog.tenancy.tenants import GIVEN_UP, every_tenant
 from tistream.catalog.work.deletion import OBJECTS_AT_ONCE, finish_deletion, retire_objects
 from tistream.clock import Clock
 from tistream.ids import Tenant
+from tistream.model.problem import Problem
 from tistream.objectstore.layout import buffer_prefix, schemas_prefix, seeds_prefix
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 

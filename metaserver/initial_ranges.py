@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from schemas.history import History
-from tistream.catalog.tenancy.tenants import NewTask, TaskKind
+from tistream.catalog.rows.tenants import NewTask, TaskKind
 from tistream.codec.table_key import META_RANGE, SYSTEM_IDS_FROM, record_range, table_prefix
 from tistream.keyrange import KeyRange
 

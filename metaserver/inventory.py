@@ -18,11 +18,12 @@ from metaserver.core.assign import I64, UNOWNED, Fleet, Mask, Move
 from metaserver.core.balance import Balancer
 from metaserver.core.loads import Load, Loads, store_loads, task_loads
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.rows.reports import WorkerReport
+from tistream.catalog.rows.tasks import Assignment, TaskPlace
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.catalog.work.lanes import LaneAssignment, LanePlace, assign_lanes, lane_places
-from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.stores import StoreAssignment, StorePlace, assign_stores, store_places, stores_stamp
-from tistream.catalog.work.tasks import Assignment, TaskPlace, assign_tasks, task_places, tasks_stamp
+from tistream.catalog.work.tasks import assign_tasks, task_places, tasks_stamp
 from tistream.ids import Tenant
 
 log = structlog.get_logger(__name__)
@@ -168,7 +169,9 @@ class LaneItems:
 
     def write(self, columns: Columns, moves: Sequence[tuple[int, str]], leader_epoch: int) -> int:
         rows: Sequence[LanePlace] = columns.rows
-        assignments = [LaneAssignment(rows[i].lane_id, to, rows[i].epoch, rows[i].tenant) for i, to in moves]
+        assignments = [
+            LaneAssignment(rows[i].lane_id, to, rows[i].epoch, rows[i].tenant, rows[i].name) for i, to in moves
+        ]
         return assign_lanes(self._catalog, assignments, leader_epoch=leader_epoch)
 
     def loads(

@@ -1,7 +1,7 @@
 """Background work of a meta server: election, assignment, activation, collection, retention, maintenance and audit.
 
     assignment thread    every 0.3 s: acquire or renew leadership, assign stores, tasks and lanes, rotate the
-                         service token
+                         service token, switch on features
     activation thread    every 0.3 s, while leader: activate waiting tenants by their schema snapshots
     collection thread    every ten minutes, while leader: delete replaced and orphaned objects, those of deleted
                          tenants, and old events
@@ -21,7 +21,7 @@ in the catalog, and retried at once when an operator resumes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -42,18 +42,21 @@ from metaserver.retention import Retention
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import prune_events
+from tistream.catalog.rows.reports import WorkerReport
+from tistream.catalog.rows.workers import Pulse, WorkerKind, WorkerState
 from tistream.catalog.tenancy.tenants import every_tenant
+from tistream.catalog.work.features import FEATURES, Feature, switch_on
 from tistream.catalog.work.jobs import prune_jobs
-from tistream.catalog.work.leader import acquire_leadership, renew_leadership, report_as_leader
-from tistream.catalog.work.reports import WorkerReport
+from tistream.catalog.work.leader import acquire_leadership, note_silence, renew_leadership, report_as_leader
 from tistream.catalog.work.service_tokens import rotate_service_token
-from tistream.catalog.work.stops import forget_stale_stops
-from tistream.catalog.work.workers import Pulse, WorkerKind, WorkerState, list_workers, pulses
+from tistream.catalog.work.stopped_items import forget_stale_items
+from tistream.catalog.work.workers import list_workers, pulses
 from tistream.clock import Clock
 from tistream.errors import Fenced
 from tistream.limits import CLOCK_SKEW_MAX_MS, LEASE_MS
+from tistream.model.problem import Problem
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Problem, Repeating, ServiceGroup
+from tistream.runtime.service import Repeating, ServiceGroup
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +66,7 @@ RETENTION_INTERVAL_S = 600.0
 AUDIT_INTERVAL_S = 86_400.0
 RESUMED_S = 1.0  #: between two checks for resumed stops, while something is stopped
 JOB_FIRST_S, JOB_MAX_S = 0.5, 5.0  #: retry pauses of assignment jobs, short because a takeover waits for them
+FEATURES_S = 10.0  #: between two looks at who lives, while a feature is not switched on
 TOKEN_S = 60.0  #: between two looks at the age of the service token; less with a short life
 REPORTS_S = 2.0  #: between two reads of the workers' reports ...
 REPORTS_PAUSES = 20  #: ... or this many times the duration of a read, with very many items
@@ -100,6 +104,7 @@ class MetaWorker:
         service_token_hours: float = 24,
         skew_max_ms: int = CLOCK_SKEW_MAX_MS,
         activation_pause_max_s: float = LONGEST_PAUSE_S,
+        features: Sequence[Feature] = FEATURES,
     ) -> None:
         """`name` must be unique: a process that starts under the leader's name replaces it. Without `reshape` tasks are
         not split or merged. `retention_hours`: of the log of a tenant without its own retention, 0 = all; None = this
@@ -118,9 +123,8 @@ class MetaWorker:
         )
         self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape, tasks.known, name)
         registry = SchemaRegistry(catalog, store, clock=clock)
-        self._retention = Retention(
-            catalog, registry, default_hours=retention_hours or 0, grace_ms=grace_ms, clock=clock, name=name
-        )
+        hours = retention_hours or 0
+        self._retention = Retention(catalog, registry, default_hours=hours, grace_ms=grace_ms, clock=clock, name=name)
         self._maintenance = None
         if maintenance is not None:
             self._maintenance = Maintenance(
@@ -136,11 +140,11 @@ class MetaWorker:
         self._auditor = Auditor(catalog, store, clock, name=name)
         self._audit_interval_s, self._audited = audit_interval_s, clock.monotonic()
         self._epoch: int | None = None
-        self._has_led = False
-        self._detector = FailureDetector()
+        self._detector, self._has_led = FailureDetector(), False
+        self._silent = dict[str, int]()  # worker without heartbeats -> incarnation
         self._inventories = _inventories(catalog, tasks)
-        self._reports_due_s = self._report_due_s = self._resumed_s = self._token_due_s = 0.0
-        self._rotate_ms = int(service_token_hours * 3_600_000)
+        self._reports_due_s = self._report_due_s = self._resumed_s = self._token_due_s = self._features_due_s = 0.0
+        self._rotate_ms, self._features = int(service_token_hours * 3_600_000), list(features)
         self._reported: tuple[int, list[dict[str, object]]] | None = None
         self._assigned_s: float | None = None
         self._roles = self._made_roles(
@@ -186,13 +190,13 @@ class MetaWorker:
         self._threads.stop()
 
     def problems(self) -> list[Problem]:
-        found = self._threads.problems() + self._assigning.problems()
+        problems = self._threads.problems() + self._assigning.problems()
         if self._reshaping is not None:
-            found += self._reshaping.tenants.problems()
+            problems += self._reshaping.tenants.problems()
         if self._maintenance is not None:
-            found += self._maintenance.problems()
-        found += self._activation.problems() + self._collector.problems() + self._deletion.problems()
-        return found + self._pruning.problems() + self._retention.problems() + self._auditor.problems()
+            problems += self._maintenance.problems()
+        problems += self._activation.problems() + self._collector.problems() + self._deletion.problems()
+        return problems + self._pruning.problems() + self._retention.problems() + self._auditor.problems()
 
     @property
     def leader_epoch(self) -> int | None:
@@ -208,13 +212,13 @@ class MetaWorker:
         """One round of election and assignment."""
         self._elect()
         now_s = self._clock.monotonic()
-        live = self._watch(now_s)
-        if self._epoch is None or self._assign(live, self._epoch, now_s):
+        live, silent = self._watch(now_s)
+        if self._epoch is None or self._assign(live, silent, self._epoch, now_s):
             self._assigned_s = self._clock.monotonic()
         if self._epoch is not None:
             self._resume(now_s)
 
-    def _assign(self, live: list[Pulse], epoch: int, now_s: float) -> bool:
+    def _assign(self, live: list[Pulse], silent: list[Pulse], epoch: int, now_s: float) -> bool:
         """Run each job separately: one that fails does not affect the others. Whether stores and tasks were
         assigned."""
         jobs = self._assigning
@@ -229,6 +233,8 @@ class MetaWorker:
         reshaping = self._reshaping
         if reshaping is not None:
             jobs.run("reshaping", lambda: reshaping.step(epoch))
+        jobs.run("features", lambda: self._switch_on(epoch, now_s))
+        jobs.run("silent workers", lambda: self._note_silent(live, silent, epoch))
         jobs.run("own report", lambda: self._report(epoch, now_s))
         jobs.sync()
         return all(assigned)
@@ -246,7 +252,7 @@ class MetaWorker:
             self._deletion.step(tenants)
             self._pruning.load()
             self._pruning.run("events", lambda: prune_events(self._catalog))
-            self._pruning.run("stops", lambda: forget_stale_stops(self._catalog))
+            self._pruning.run("stops", lambda: forget_stale_items(self._catalog))
             self._pruning.run("jobs", lambda: prune_jobs(self._catalog))
             self._pruning.sync()
 
@@ -308,21 +314,43 @@ class MetaWorker:
         if number is not None:
             log.info("made a service token", me=self.name, number=number)
 
-    def _watch(self, now_s: float) -> list[Pulse]:
-        """The live workers: not gone, and not suspected."""
-        found = pulses(self._catalog)
-        self._detector.observe({p.worker_id: (p.incarnation, p.heartbeat_ms) for p in found}, now_s)
-        return [p for p in found if p.state != WorkerState.GONE and not self._detector.is_suspected(p.worker_id)]
+    def _switch_on(self, epoch: int, now_s: float) -> None:
+        """Switch on the features that every living process has."""
+        if not self._features or now_s < self._features_due_s:
+            return
+        self._features_due_s = now_s + FEATURES_S
+        on = switch_on(self._catalog, self._features, leader_epoch=epoch)
+        self._features = [feature for feature in self._features if feature.name not in on]
+
+    def _watch(self, now_s: float) -> tuple[list[Pulse], list[Pulse]]:
+        """The workers that are not gone: those that live, and those that are suspected."""
+        pulses_now = pulses(self._catalog)
+        self._detector.observe({p.worker_id: (p.incarnation, p.heartbeat_ms) for p in pulses_now}, now_s)
+        present = [pulse for pulse in pulses_now if pulse.state != WorkerState.GONE]
+        parts: tuple[list[Pulse], list[Pulse]] = [], []
+        for pulse in present:
+            parts[self._detector.is_suspected(pulse.worker_id)].append(pulse)
+        return parts
+
+    def _note_silent(self, live: list[Pulse], silent: list[Pulse], epoch: int) -> None:
+        """Record whose heartbeats have ended, and whose are there again."""
+        now = {pulse.worker_id: pulse.incarnation for pulse in silent}
+        if now != self._silent:
+            back = [pulse for pulse in live if self._silent.get(pulse.worker_id) == pulse.incarnation]
+            for pulse in [*silent, *back]:
+                of = pulse.worker_id, pulse.incarnation
+                note_silence(self._catalog, *of, is_silent=pulse.worker_id in now, leader_epoch=epoch)
+            self._silent = now
 
     def _report(self, epoch: int, now_s: float) -> None:
         """Report this process's problems, if they changed, for API servers in other processes."""
         if now_s < self._report_due_s:
             return
         self._report_due_s = now_s + REPORTS_S
-        found = epoch, [problem.shown() for problem in self.problems()]
-        if found != self._reported:
-            report_as_leader(self._catalog, self.name, epoch, WorkerReport(problems=tuple(found[1])))
-            self._reported = found
+        report = epoch, [problem.shown() for problem in self.problems()]
+        if report != self._reported:
+            report_as_leader(self._catalog, self.name, epoch, WorkerReport(problems=tuple(report[1])))
+            self._reported = report
 
     def _learn(self, now_s: float) -> None:
         """Read the workers' reports, when due: they are large."""

@@ -4,7 +4,7 @@
 
 Executors take the jobs (`tistream.catalog.work.jobs`); a meta server does none of their work. Counting costs a few
 aggregates per tenant, so a round spends at most a quarter of its interval on it, those first that were counted longest
-ago. An error of one tenant does not affect the others.
+ago. An error of one tenant does not affect the others. A paused tenant is left alone.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from metaserver.needs import Needs
 from schemas.registry.schema_registry import SchemaRegistry
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.retention import database_time_ms
-from tistream.catalog.tenancy.tenants import TenantRow, TenantState, list_tenants
-from tistream.catalog.work.job_rows import JobRow, JobState, newest_ended, open_jobs, spent_bytes
+from tistream.catalog.rows.tenants import TenantRow, TenantState
+from tistream.catalog.rows.workers import WorkerKind, WorkerState
+from tistream.catalog.tenancy.tenants import list_tenants
+from tistream.catalog.work.job_rows import newest_ended, open_jobs, spent_bytes
 from tistream.catalog.work.jobs import enqueue, withdraw_jobs
-from tistream.catalog.work.workers import WorkerKind, WorkerState, pulses
+from tistream.catalog.work.workers import pulses
 from tistream.clock import Clock
 from tistream.ids import Tenant
 from tistream.limits import LEASE_MS
+from tistream.model.problem import Problem
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 
 ROLE = "maintenance"
 INTERVAL_S = 30.0
 _COUNTING = 0.25  #: of the interval
-_MAINTAINED = (TenantState.ACTIVE, TenantState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,14 @@ class Maintenance:
     def step(self, leader_epoch: int) -> list[int]:
         """One round; the ids of the jobs added. Each write is guarded by the leader's epoch and by what is open."""
         self.tenants.load()
-        rows = [row for row in list_tenants(self._catalog) if row.state in _MAINTAINED]
+        tenants = list_tenants(self._catalog)
+        rows = [row for row in tenants if row.state is TenantState.ACTIVE]
         known = {row.tenant for row in rows}
         self.tenants.keep_only(known)
         self._needs.keep_only(known)
-        opened, ended = open_jobs(self._catalog), newest_ended(self._catalog)
-        self._count(rows, opened, ended)
-        decision = decide([c.need for c in self._counted.values()], self._known(opened, ended), self._rules)
+        jobs = self._known(frozenset(row.tenant for row in tenants if row.state is TenantState.PAUSED))
+        self._count(rows, jobs)
+        decision = decide([c.need for c in self._counted.values()], jobs, self._rules)
         added = enqueue(self._catalog, decision.enqueue, leader_epoch=leader_epoch)
         withdraw_jobs(self._catalog, decision.withdraw, leader_epoch=leader_epoch)
         if added:
@@ -87,12 +89,12 @@ class Maintenance:
         """The tenants that cannot be counted."""
         return self.tenants.problems()
 
-    def _count(self, rows: list[TenantRow], opened: list[JobRow], ended: list[JobRow]) -> None:
+    def _count(self, rows: list[TenantRow], jobs: Known) -> None:
         """Count tenants again, as many as the time allows; a figure from before a job ended is dropped."""
         newest: dict[Tenant, int] = {}
-        for job in ended:
+        for job in jobs.ended:
             newest[job.tenant] = max(newest.get(job.tenant, 0), job.job_id)
-        busy = {job.tenant for job in opened if job.state is not JobState.OFFERED}
+        busy = jobs.busy
         known = {row.tenant for row in rows}
         self._counted = {
             tenant: counted
@@ -115,12 +117,13 @@ class Maintenance:
         need = self._needs.of(row)
         self._counted[row.tenant] = _Counted(need, self._clock.monotonic(), newest_job)
 
-    def _known(self, opened: list[JobRow], ended: list[JobRow]) -> Known:
+    def _known(self, paused: frozenset[Tenant]) -> Known:
         workers = pulses(self._catalog)
         return Known(
             now_ms=database_time_ms(self._catalog),
-            open=opened,
-            ended=ended,
+            open=open_jobs(self._catalog),
+            ended=newest_ended(self._catalog),
+            paused=paused,
             spent_bytes=spent_bytes(self._catalog, window_ms=self._rules.window_ms),
             spark=any(
                 p.kind is WorkerKind.SPARK and p.state is WorkerState.UP and p.heartbeat_age_ms <= LEASE_MS

@@ -21,7 +21,8 @@ from tistream.catalog.log.needs import base_figures, small_pieces, tail_bytes
 from tistream.catalog.log.retention import Hold, database_time_ms
 from tistream.catalog.log.seeds import list_seeds
 from tistream.catalog.log.snapshots import positions
-from tistream.catalog.tenancy.tenants import TenantRow, kept_s
+from tistream.catalog.rows.tenants import TenantRow
+from tistream.catalog.tenancy.tenants import kept_s
 from tistream.catalog.work.stores import list_stores
 from tistream.catalog.work.stream_ends import stream_end
 from tistream.catalog.work.tasks import list_tasks, served_watermark

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TypeGuard
 
-from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.reports import TaskReport
-from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.rows.reports import TaskReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Reshaper:
         data = sorted((row for row in rows if row.kind is TaskKind.DATA), key=lambda row: (row.tenant, row.range))
         hot: dict[int, float] = {}
         cold: dict[tuple[int, int], float] = {}
-        found: list[Change] = []
+        changes: list[Change] = []
         for _, group in groupby(data, key=lambda row: row.tenant):
             mine = list(group)
             hot |= {row.task_id: self._hot.get(row.task_id, now_s) for row in mine if self._is_hot(row, reports)}
@@ -87,12 +87,12 @@ class Reshaper:
                 if self._is_cold(*pair, reports)
             }
             change = next(self._of_tenant(mine, reports, hot, cold, now_s), None)
-            found += [] if change is None else [change]
+            changes += [] if change is None else [change]
         there = {row.task_id for row in data}
         self._requested = {pair for pair in self._requested if there.issuperset(pair)}
-        self._requested |= {(change.left.task_id, change.right.task_id) for change in found if _is_fresh(change)}
+        self._requested |= {(change.left.task_id, change.right.task_id) for change in changes if _is_fresh(change)}
         self._hot, self._cold = hot, cold
-        return found
+        return changes
 
     def _of_tenant(
         self,

@@ -17,10 +17,12 @@ from metaserver.contained import Contained
 from metaserver.inventory import Columns
 from metaserver.reshape import Cancel, Change, Merge, Reshaper, ReshapeSettings, Split
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.reports import TaskReport
+from tistream.catalog.rows.reports import TaskReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.reshape import cancel_merge, merging_tenants, request_merge, split_task
-from tistream.catalog.work.tasks import TaskRow, tasks_of_tenants
-from tistream.catalog.work.workers import WorkerKind, list_workers
+from tistream.catalog.work.tasks import tasks_of_tenants
+from tistream.catalog.work.workers import list_workers
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotFound
 from tistream.ids import Tenant

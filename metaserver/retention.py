@@ -7,6 +7,8 @@
 A hold that delays the floor by more than an hour, or by more than a shorter retention (at least five minutes), is a
 problem that names it.
 
+Floors are raised first, then tenants retire some objects each in turn: none waits for the end of another one's backlog.
+
 A grace period after it was deleted, the row of an object that was once visible is deleted: its writer has published it
 and is done, and a late PUT would be an orphan like others. Tombstones of orphans stay, because their writers may still
 be running.
@@ -15,6 +17,8 @@ Objects are only superseded here; the collector deletes them when no read lease 
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import structlog
 
@@ -26,12 +30,13 @@ from tistream import ts as tso
 from tistream.admin.core.units import duration_text
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.objects import forget_dead
-from tistream.catalog.log.retention import OBJECTS_AT_ONCE, raise_floor, retire_below_floor
-from tistream.catalog.tenancy.tenants import TenantRow, list_tenants
+from tistream.catalog.log.retention import raise_floor, retire_below_floor
+from tistream.catalog.rows.tenants import TenantRow
+from tistream.catalog.tenancy.tenants import list_tenants
 from tistream.clock import Clock, SystemClock
 from tistream.errors import LogHeld
 from tistream.ids import Tenant
-from tistream.runtime.service import Problem
+from tistream.model.problem import Problem
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +45,7 @@ _FORGETTING = "forgetting rows of deleted objects"
 _REPORTED_FROM_MS = 3_600_000
 _BUILDING_MS = 300_000  # a base takes some minutes, however short the retention
 _NAMED = 20  # holds that a problem lists
+_RETIRING_S = 300.0  # of a round: then floors are raised again, and the rest is retired in the next one
 _ROWS_AT_ONCE = 1000
 
 
@@ -59,7 +65,8 @@ class Retention:
         """`default_hours`: retention of tenants without their own; 0 = all. `grace_ms`: how long the rows of deleted
         objects stay. `name` of the process, for problems."""
         self._catalog, self._starts = catalog, LogStarts(catalog, registry, default_hours=default_hours)
-        self.tenants = Contained(catalog, clock or SystemClock(), name, ROLE)
+        self._clock = clock or SystemClock()
+        self.tenants = Contained(catalog, self._clock, name, ROLE)
         self._grace_ms = grace_ms
         self._held: dict[Tenant, Problem] = {}
         self._processed = 0
@@ -73,8 +80,13 @@ class Retention:
         known = {row.tenant for row in tenants}
         self.tenants.keep_only(known)
         self._held = {t: p for t, p in self._held.items() if t in known}
+        more: deque[Tenant] = deque()
         for row in tenants:
-            self.tenants.run(row.tenant, lambda r=row: self._keep(r))  # type: ignore[misc]
+            self.tenants.run(row.tenant, lambda r=row: self._keep(r, more))  # type: ignore[misc]
+        begun_s = self._clock.monotonic()
+        while more and self._clock.monotonic() - begun_s < _RETIRING_S:
+            tenant = more.popleft()
+            self.tenants.run(tenant, lambda t=tenant: self._retire(t, more))  # type: ignore[misc]
         self.tenants.run(_FORGETTING, self._forget)
         self.tenants.sync()
         return self._processed
@@ -83,12 +95,12 @@ class Retention:
         """Holds that delay floors, and tenants that fail."""
         return list(self._held.values()) + self.tenants.problems()
 
-    def _keep(self, row: TenantRow) -> None:
-        """Raise the floor, and retire the log below it even when that fails."""
+    def _keep(self, row: TenantRow, more: deque[Tenant]) -> None:
+        """Raise the floor, and retire the first of the log below it even when that fails."""
         try:
             self._raise(row)
         finally:
-            self._retire(row.tenant)
+            self._retire(row.tenant, more)
 
     def _forget(self) -> None:
         while forget_dead(self._catalog, older_ms=self._grace_ms, limit=_ROWS_AT_ONCE) == _ROWS_AT_ONCE:
@@ -130,9 +142,9 @@ class Retention:
         )
         self._held[tenant] = Problem.of(f"retention/{tenant}", error)
 
-    def _retire(self, tenant: Tenant) -> None:
-        while True:
-            found = retire_below_floor(self._catalog, tenant)
-            self._processed += found.objects
-            if found.objects < OBJECTS_AT_ONCE:
-                return
+    def _retire(self, tenant: Tenant, more: deque[Tenant]) -> None:
+        """One transaction; the tenant is at the end of the line when there may be more."""
+        retired = retire_below_floor(self._catalog, tenant)
+        self._processed += retired.objects
+        if retired.objects:
+            more.append(tenant)

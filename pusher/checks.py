@@ -10,7 +10,10 @@ another tenant's folder and must be refused. No incarnation is issued, so a runn
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from pusher.control import CheckControl, PushBundle
 from pusher.logbackup.checkpoint import read_checkpoint
@@ -29,19 +32,19 @@ _OTHER = b"other bytes under the same key"
 def check_push(control: CheckControl, open_bucket: Callable[[str], ObjectStore], name: str) -> list[Finding]:
     """Run all checks. They stop after a failure of the control plane, the credentials, the first put or its visibility.
     `name`: a fresh name for the probe, lower-case letters and digits."""
-    checks, found = _Push(control, open_bucket, name), Checklist()
-    if found.check("control plane", checks.control_plane):
-        found.check("key", checks.key)
-        found.check("tenant", checks.tenant)
+    checks, checklist = _Push(control, open_bucket, name), Checklist()
+    if checklist.check("control plane", checks.control_plane):
+        checklist.check("key", checks.key)
+        checklist.check("tenant", checks.tenant)
         if (
-            found.check("credentials", checks.credentials)
-            and found.check("put", checks.put)
-            and found.check("the service sees it", checks.seen)
+            checklist.check("credentials", checks.credentials)
+            and checklist.check("put", checks.put)
+            and checklist.check("the service sees it", checks.seen)
         ):
-            found.check("create if absent", checks.create_if_absent)
-            found.check("a neighbour's folder", checks.neighbour)
-            found.check("removed", checks.removed)
-    return found.findings
+            checklist.check("create if absent", checks.create_if_absent)
+            checklist.check("a neighbour's folder", checks.neighbour)
+            checklist.check("removed", checks.removed)
+    return checklist.findings
 
 
 def check_log_backup(url: str) -> Finding:
@@ -53,6 +56,27 @@ def check_log_backup(url: str) -> Finding:
     if checkpoint is None:
         return warn(f"{url} has no global checkpoint yet, so it has no watermark")
     return ok(f"{url}: watermark {checkpoint.ts} ({to_text(checkpoint.ts)})", checkpoint=str(checkpoint.ts))
+
+
+def check_spill(folder: Path, bytes_max: int) -> Finding:
+    """Files can be written below the folder of a cluster's spill, and `bytes_max` bytes have room. A folder that is
+    not there yet is created and removed again."""
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=folder, prefix="check-") as probe:
+            probe.write(_CONTENT)
+            probe.flush()
+        free = shutil.disk_usage(folder).free
+        if is_new:
+            folder.rmdir()
+    except OSError as e:
+        return fail(f"{folder} cannot be used: {e.strerror or e}", folder=str(folder))
+    facts = {"folder": str(folder), "free_bytes": free, "bytes_max": bytes_max}
+    if free < bytes_max:
+        words = f"{folder} has {free >> 20:,} MiB left, and one store may spill {bytes_max >> 20:,} MiB (--spill-mib)"
+        return warn(words, **facts)
+    return ok(f"files can be written below {folder}, and {free >> 20:,} MiB are left", **facts)
 
 
 class _Push:

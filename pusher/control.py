@@ -40,6 +40,7 @@ from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.objectstore.session import SessionCredentials
 from tistream.runtime.credentials import key_for
+from tistream.runtime.proxies import reach
 from tistream.runtime.service import Backoff
 
 _TIMEOUT_S = 5.0
@@ -191,11 +192,11 @@ class RecordingControl(Control, Protocol):
 
 
 class KeyspaceControl(Protocol):
-    """The control plane for a pusher of a keyspace."""
+    """The control plane for a pusher that knows which cluster and keyspace its tenant is."""
 
-    def begin(self, keyspace_id: int, start_ts: int = 0, upstream_id: int | None = None) -> PushBundle:
-        """Bind the tenant to the keyspace. `start_ts`: where a recording begins; used only if nothing was pushed.
-        `upstream_id`: PD's id of the cluster."""
+    def begin(self, keyspace_id: int | None, start_ts: int = 0, upstream_id: int | None = None) -> PushBundle:
+        """Say which cluster the tenant is (`upstream_id`: PD's id), and bind it to the keyspace; None for a tenant of
+        TiDB. `start_ts`: where a recording begins; used only if nothing was pushed."""
         ...
 
 
@@ -221,7 +222,7 @@ class HttpControl:
         self._root = f"{self._service}/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
         key = key_for(url) if token is None else token
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.Client(timeout=timeout_s, headers=headers)
+        self._http = httpx2.Client(timeout=timeout_s, headers=headers, **reach(url))
         self.has_session = False  #: as of the last push bundle
 
     @property
@@ -251,14 +252,14 @@ class HttpControl:
         self.has_session = bundle.session
         return bundle
 
-    def begin(self, keyspace_id: int, start_ts: int = 0, upstream_id: int | None = None) -> PushBundle:
-        body = {"keyspace_id": keyspace_id, "start_ts": str(start_ts)}
+    def begin(self, keyspace_id: int | None, start_ts: int = 0, upstream_id: int | None = None) -> PushBundle:
+        body: dict[str, object] = {"keyspace_id": keyspace_id, "start_ts": str(start_ts)}
         body |= {} if upstream_id is None else {"upstream_id": str(upstream_id)}
         return self._request("POST", "push:begin", _bundle, body)
 
     def has_seed(self, ts: int, table_id: int) -> bool:
-        found = self._request("GET", "seeds", lambda a: {(int(s["ts"]), int(s["table_id"])) for s in a["items"]})
-        return (ts, table_id) in found
+        seeds = self._request("GET", "seeds", lambda a: {(int(s["ts"]), int(s["table_id"])) for s in a["items"]})
+        return (ts, table_id) in seeds
 
     def add_seed(self, ts: int, table_id: int) -> None:
         def check(answer: Any) -> None:
@@ -435,12 +436,12 @@ def retrying(
     *,
     stop: threading.Event,
     clock: Clock,
-    rand: random.Random,
+    rand: random.Random | None = None,
     notice: Callable[[TiStreamError], None] = lambda _: None,
 ) -> T | None:
     """The result of `action`, retried while it fails with kind RETRY; None when `stop` is set first. `notice` gets each
     error."""
-    backoff = Backoff(first_s=0.05, max_s=2.0, rand=rand)
+    backoff = Backoff(first_s=0.05, max_s=2.0, rand=rand or random.Random())
     while not stop.is_set():
         try:
             return action()

@@ -49,14 +49,12 @@ def keyspace_of(pd: PdClient, bundle: PushBundle, given: str | None) -> int:
         if bundle.keyspace_id is None:
             raise InvalidInput("the tenant has no keyspace", kind=bundle.kind)
         return bundle.keyspace_id
-    found = pd.keyspace(name)
-    if found.state:
-        raise InvalidInput("the keyspace is not enabled", keyspace=name, id=found.id, state=found.state)
-    if bundle.keyspace_id not in (None, found.id):
+    found_id = pd.enabled_keyspace(name)
+    if bundle.keyspace_id not in (None, found_id):
         raise InvalidInput(
-            f"the tenant is keyspace {bundle.keyspace_id}, and PD knows {name} as {found.id}", keyspace=name
+            f"the tenant is keyspace {bundle.keyspace_id}, and PD knows {name} as {found_id}", keyspace=name
         )
-    return int(found.id)
+    return found_id
 
 
 def followed_keys(bundle: PushBundle, keyspace_id: int) -> Followed:

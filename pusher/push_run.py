@@ -5,7 +5,6 @@ Each wait reports its reason and ends when `stop` is set.
 
 from __future__ import annotations
 
-import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -27,10 +26,8 @@ _FRONTIER_POLL_S = 0.2
 class PushRun(ABC):
     """One run of a push."""
 
-    def __init__(
-        self, control: Control, stop: threading.Event | None, clock: Clock, rand: random.Random | None
-    ) -> None:
-        self._stop, self._clock, self._rand = stop or threading.Event(), clock, rand or random.Random()
+    def __init__(self, control: Control, stop: threading.Event | None, clock: Clock) -> None:
+        self._stop, self._clock = stop or threading.Event(), clock
         self._frontier = FrontierReader(control, clock)
 
     @abstractmethod
@@ -43,7 +40,7 @@ class PushRun(ABC):
         def notice(error: TiStreamError) -> None:
             self._report(phase, problem=str(error))
 
-        return retrying(action, stop=self._stop, clock=self._clock, rand=self._rand, notice=notice)
+        return retrying(action, stop=self._stop, clock=self._clock, notice=notice)
 
     def _wait_for_frontier(self, state: str) -> bool:
         """Wait until a frontier is published; False when stopped. `state`: the tenant's last known state."""

@@ -67,11 +67,11 @@ def read_jobs(reader: Reader, ts: int) -> list[bytes]:
 def _definition(value: bytes, key: bytes, expected_id: int) -> Any:
     try:
         info = orjson.loads(value)
-        found = info["id"]
+        id_ = info["id"]
     except (orjson.JSONDecodeError, KeyError, TypeError) as e:
         raise CorruptObject("the definition of a database or table cannot be read", key=key, cause=repr(e)) from e
-    if found != expected_id:
-        raise CorruptObject("the definition of a database or table has another id", key=key, found=found)
+    if id_ != expected_id:
+        raise CorruptObject("the definition of a database or table has another id", key=key, found=id_)
     return info
 
 

@@ -51,9 +51,9 @@ def _put(store: SeedBucket, file: SeedFile) -> tuple[int, int, tuple[SegmentInfo
         store.put(name, file.data)
     except ObjectConflict:
         stored = store.get(name)
-        found, ours = SegmentFile.open(name, stored), SegmentFile.open(name, file.data)
+        theirs, ours = SegmentFile.open(name, stored), SegmentFile.open(name, file.data)
         count = len(ours.segments)
-        if len(found.segments) != count or any(not found.read(i).equals(ours.read(i)) for i in range(count)):
+        if len(theirs.segments) != count or any(not theirs.read(i).equals(ours.read(i)) for i in range(count)):
             raise
-        return file.n, len(stored), found.segments
+        return file.n, len(stored), theirs.segments
     return file.n, len(file.data), file.segments

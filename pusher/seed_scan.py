@@ -18,7 +18,6 @@ seeds each of these in the same way: just above the DDL, or at a newer timestamp
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -31,7 +30,7 @@ import structlog
 
 from pusher.control import ReseedControl, TableRead, WantedSeed, retrying
 from pusher.seed_push import SeedBucket, push_seed
-from pusher.tikv.history import Hold
+from pusher.tikv.history import GcBarrier
 from schemas.snapshot import SchemaSnapshot, parse_pushed
 from tistream.clock import Clock
 from tistream.codec.seed_file import SEED
@@ -67,18 +66,17 @@ class SeedScan:
         control: ReseedControl,
         store: SeedBucket,
         schema: bytes,
-        hold: Hold,
+        barrier: GcBarrier,
         *,
         stop: threading.Event,
         clock: Clock,
-        rand: random.Random,
     ) -> None:
         """`schema`: the tenant's first snapshot, as JSON. `stop` is shared with the reader."""
         pushed = parse_pushed(orjson.loads(schema))
         self._first = TableRead(ts=pushed.snapshot.ts, physical_ids=tuple(seeded_ids(pushed.snapshot)))
-        self._reader, self._hold = reader, hold
+        self._reader, self._barrier = reader, barrier
         self._control, self._store = _PatientControl(control, self._patiently), _PatientBucket(store, self._patiently)
-        self._stop, self._clock, self._rand = stop, clock, rand
+        self._stop, self._clock = stop, clock
         self._renew_at = 0.0
         self._fault = ""
         self._failed: dict[int, str] = {}  # table id -> why its seed failed
@@ -144,14 +142,12 @@ class SeedScan:
         finally:
             self.tables_left = 0
             if not self._stop.is_set():  # the next start of this pusher reads under the same barrier
-                self._hold.release()
+                self._barrier.release()
 
     def _patiently(self, action: Callable[[], T]) -> T:
         """The result of the action, retried until it succeeds. _Stopped when stopped first."""
         results: list[T] = []
-        retrying(
-            lambda: results.append(action()), stop=self._stop, clock=self._clock, rand=self._rand, notice=self._notice
-        )
+        retrying(lambda: results.append(action()), stop=self._stop, clock=self._clock, notice=self._notice)
         if not results:
             raise _Stopped
         self._fault = ""
@@ -184,9 +180,9 @@ class SeedScan:
     def _renew(self, ts: int) -> None:
         if (now := self._clock.monotonic()) >= self._renew_at:
             self._renew_at = now + _RENEW_S
-            self._patiently(lambda: self._hold.renew(ts))
-            if not self._hold.covers(ts):
-                raise TiStreamError(self._hold.problem or "history is not protected by a GC barrier", ts=ts)
+            self._patiently(lambda: self._barrier.renew(ts))
+            if not self._barrier.covers(ts):
+                raise TiStreamError(self._barrier.problem or "history is not protected by a GC barrier", ts=ts)
 
 
 class _Stopped(Exception):

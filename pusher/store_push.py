@@ -15,13 +15,13 @@ from collections.abc import Callable
 import structlog
 
 from pusher.tikv.core.effects import HeldBack
-from pusher.tikv.history import HeldFrontier, Hold
+from pusher.tikv.history import GcBarrier, HeldFrontier
 from pusher.tikv.source import TikvSource
 from pusher.uploader import UploadStats
 from pusher.worker import PusherWorker
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, TiStreamError
-from tistream.runtime.service import Problem
+from tistream.model.problem import Problem
 
 log = structlog.get_logger(__name__)
 
@@ -39,13 +39,13 @@ class StorePush:
         store_id: int,
         make_worker: Callable[[HeldFrontier], tuple[PusherWorker, TikvSource]],
         frontier: HeldFrontier,
-        hold: Hold,
+        barrier: GcBarrier,
         *,
         clock: Clock,
     ) -> None:
         """`make_worker` is called in the pusher's thread."""
         self.store_id = store_id
-        self._make_worker, self._frontier, self._hold = make_worker, frontier, hold
+        self._make_worker, self._frontier, self._barrier = make_worker, frontier, barrier
         self._clock = clock
         self._stop, self._leaving = threading.Event(), threading.Event()
         self._worker: PusherWorker | None = None
@@ -146,7 +146,7 @@ class StorePush:
 
     def _check_history(self, worker: PusherWorker) -> None:
         opening_from, lowest = worker.opening_from, self._frontier.lowest
-        if opening_from is not None and not self._hold.covers(opening_from):
+        if opening_from is not None and not self._barrier.covers(opening_from):
             log.warning(
                 "opening scans lost their GC barrier, restarting them", store=self.store_id, checkpoint_ts=opening_from
             )

@@ -70,10 +70,10 @@ class TenantStore:
         tenant = self._control.tenant
         if prefix != schema_snap_prefix(tenant):
             self._not_allowed("list", prefix)
-        for found in self._control.pushed_schemas():
-            key = str(SchemaSnapKey(tenant=tenant, ts=found.ts))
+        for pushed in self._control.pushed_schemas():
+            key = str(SchemaSnapKey(tenant=tenant, ts=pushed.ts))
             if key > after:
-                yield ObjectInfo(key=key, size=found.bytes, modified_ms=0)
+                yield ObjectInfo(key=key, size=pushed.bytes, modified_ms=0)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         self._not_allowed("read", key)

@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -39,9 +38,9 @@ from pusher.schema_push import put_schema_snapshot, snapshot_ts, unpacked, usabl
 from pusher.schema_scan import read_jobs, read_schema
 from pusher.seed_scan import SeedScan
 from pusher.store_push import StorePush, described
-from pusher.tikv.history import HeldFrontier, Hold
+from pusher.tikv.history import GcBarrier, HeldFrontier
 from pusher.tikv.locks import LockResolver
-from pusher.tikv.source import TikvSource
+from pusher.tikv.source import SourceOptions, TikvSource
 from pusher.tikv_options import TikvPushOptions, TikvPushProgress
 from pusher.upload_spill import UploadSpill
 from pusher.worker import PusherWorker
@@ -63,7 +62,7 @@ log = structlog.get_logger(__name__)
 _AWAITING = "AWAITING_SNAPSHOT"
 _STORES_S = 5.0  # interval of store list refreshes
 _LOCK_CHECK_S = 10.0  # interval of lock checks where a resolved ts is stalled
-_HOLD_S = 10.0  # interval of GC barrier renewals
+_BARRIER_S = 10.0  # interval of GC barrier renewals
 _REPORT_AFTER_S = 30.0  # how long a page is retried before the read is reported and restarted
 _PD_PATIENCE_S = 5.0  # how long a request looks for PD's leader before it fails and is retried
 _FRONTIER_POLL_S = 1.0
@@ -80,13 +79,12 @@ def push_cluster(
     progress: Callable[[TikvPushProgress], None] = lambda _: None,
     stop: threading.Event | None = None,
     clock: Clock | None = None,
-    rand: random.Random | None = None,
 ) -> TikvPushProgress:
     """Follow the cluster whose PD is at `endpoints` until `stop` is set; returns the last progress.
 
     TsExpired when the history that the tenant needs was collected, Fenced and ObjectConflict when a store has another
     pusher, InvalidInput for what cannot be followed. Transient faults are waited for."""
-    push = _TikvPush(endpoints, control, options, progress, stop, clock or SystemClock(), rand)
+    push = _TikvPush(endpoints, control, options, progress, stop, clock or SystemClock())
     return push.run(open_store)
 
 
@@ -99,13 +97,12 @@ class _TikvPush(PushRun):
         progress: Callable[[TikvPushProgress], None],
         stop: threading.Event | None,
         clock: Clock,
-        rand: random.Random | None,
     ) -> None:
         if options.seed and options.store_ids:
             raise InvalidInput("only a pusher of all stores can push a seed: remove the store ids")
         if options.idle_interval_s is not None and options.store_ids:
             raise InvalidInput("only a pusher of all stores can use an idle interval: remove the store ids")
-        super().__init__(control, stop, clock, rand)
+        super().__init__(control, stop, clock)
         self._endpoints, self._control, self._options, self._progress = endpoints, control, options, progress
         self._schedule = FlushSchedule.for_tenant(
             control.tenant, clock, flush_s=options.flush_interval_s, idle_s=options.idle_interval_s
@@ -117,7 +114,7 @@ class _TikvPush(PushRun):
         self._lock_checks: Repeating | None = None
         self._stores: dict[int, StorePush] = {}
         self._never = threading.Event()
-        self._hold: Hold | None = None
+        self._barrier: GcBarrier | None = None
         self._seed: SeedScan | None = None
         self._seed_stop = threading.Event()
         self._departed = TikvPushProgress(phase="")  # totals of stores that are no longer followed
@@ -131,16 +128,16 @@ class _TikvPush(PushRun):
             cluster_id = self._retry(lambda: self._pd.cluster_id)
             if bundle is None or cluster_id is None:
                 return self._report("stopped")
-            store, hold = open_store(bundle.object_store), self._new_hold(bundle.object_store)
-            self._hold = hold
+            store, barrier = open_store(bundle.object_store), self._new_barrier(bundle.object_store)
+            self._barrier = barrier
             if bundle.kind != "tidb":
-                self._follow_keyspace(bundle, store, hold, cluster_id)
+                self._follow_keyspace(bundle, store, barrier, cluster_id)
                 return self._report("stopped")
-            if not self._find_keyspace():
+            if self._retry(lambda: self._control.begin(None, 0, cluster_id)) is None or not self._find_keyspace():
                 return self._report("stopped")
-            if bundle.state == _AWAITING and not self._start_tenant(usable_snapshots(store, bundle), hold):
+            if bundle.state == _AWAITING and not self._start_tenant(usable_snapshots(store, bundle), barrier):
                 return self._report("stopped")
-            if not self._wait_for_frontier(bundle.state) or not self._hold_at_frontier(hold):
+            if not self._wait_for_frontier(bundle.state) or not self._protect_frontier(barrier):
                 return self._report("stopped")
             began = self._retry(self._control.push_bundle)
             schema = None if began is None else self._schema(usable_snapshots(store, began))
@@ -149,13 +146,13 @@ class _TikvPush(PushRun):
             table_filter = read_table_filter(schema)
             check_table_filter(table_filter, self._options.names, self._options.index_keys, self._keys.id)
             if self._options.seed:
-                self._start_seed(store, self._new_hold(bundle.object_store, "-seed"), schema)
-            self._follow(store, hold, Followed(wanted=table_filter.wanted, excluded=table_filter.excluded))
+                self._start_seed(store, self._new_barrier(bundle.object_store, "-seed"), schema)
+            self._follow(store, barrier, Followed(wanted=table_filter.wanted, excluded=table_filter.excluded))
         finally:
             self._end()
         return self._report("stopped")
 
-    def _follow_keyspace(self, bundle: PushBundle, store: ObjectStore, hold: Hold, cluster_id: int) -> None:
+    def _follow_keyspace(self, bundle: PushBundle, store: ObjectStore, barrier: GcBarrier, cluster_id: int) -> None:
         """Follow the keyspace of a raw or txn tenant, which has no schema, until stopped."""
         check_options(self._options, bundle)
         keyspace_id = self._retry(lambda: keyspace_of(self._pd, bundle, self._options.keyspace))
@@ -164,9 +161,9 @@ class _TikvPush(PushRun):
         now_ts = self._retry(self._pd.tso)
         if keyspace_id is None or begun is None or now_ts is None or not self._wait_for_frontier(begun.state):
             return
-        hold.floor_ts = now_ts
-        if self._hold_at_frontier(hold):
-            self._follow(store, hold, followed_keys(begun, keyspace_id))
+        barrier.floor_ts = now_ts
+        if self._protect_frontier(barrier):
+            self._follow(store, barrier, followed_keys(begun, keyspace_id))
 
     def _find_keyspace(self) -> bool:
         """False when stopped."""
@@ -178,18 +175,18 @@ class _TikvPush(PushRun):
             self._keys = keys
         return True
 
-    def _new_hold(self, bucket: str, purpose: str = "") -> Hold:
-        """A hold whose name is unique to this installation, tenant and set of stores."""
+    def _new_barrier(self, bucket: str, purpose: str = "") -> GcBarrier:
+        """A barrier whose name is unique to this installation, tenant and set of stores."""
         tenant = self._control.tenant
         at = hashlib.sha256(bucket.encode()).hexdigest()[:8]
         name = f"tistream-{at}-{tenant.cluster_id}-{tenant.tenant_id}{purpose}"
         if self._options.store_ids:
             name += "-store-" + "-".join(map(str, sorted(self._options.store_ids)))
-        return Hold(self._pd, name, clock=self._clock, cap_s=self._options.cap_s)
+        return GcBarrier(self._pd, name, clock=self._clock, cap_s=self._options.cap_s)
 
     # -- starting a tenant -----------------------------------------------------------------------------------------
 
-    def _start_tenant(self, store: ObjectStore, hold: Hold) -> bool:
+    def _start_tenant(self, store: ObjectStore, barrier: GcBarrier) -> bool:
         """Push the schema snapshot that the tenant awaits; False when stopped."""
         known = self._retry(lambda: _first_snapshot(store, self._control.tenant))
         if known is None:
@@ -202,7 +199,7 @@ class _TikvPush(PushRun):
         begin_ts = now_ts if begin_ts is None else begin_ts
         if begin_ts > now_ts:
             raise _begins_in_future(begin_ts, now_ts)
-        if not self._renew(hold, begin_ts):
+        if not self._renew(barrier, begin_ts):
             return False
         if known:  # the service is processing it
             return True
@@ -210,12 +207,12 @@ class _TikvPush(PushRun):
         jobs = self._read_at(lambda reader: read_jobs(reader, begin_ts)) if self._options.names else []
         if schema is None or jobs is None:
             return False
-        if not self._renew(hold, begin_ts):  # TsExpired if GC ran meanwhile
+        if not self._renew(barrier, begin_ts):  # TsExpired if GC ran meanwhile
             return False
         text = filter_snapshot(schema, self._options.names, self._options.index_keys, self._keys.id, queued_ids(jobs))
         other = self._retry(lambda: _first_snapshot(store, self._control.tenant))
         if other:  # another store's pusher was faster
-            return self._renew(hold, other)
+            return self._renew(barrier, other)
         key = SchemaSnapKey(tenant=self._control.tenant, ts=begin_ts)
         return self._retry(lambda: put_schema_snapshot(store, key, text)) is not None
 
@@ -240,20 +237,19 @@ class _TikvPush(PushRun):
             rate_bytes_s=self._options.rate_bytes_s,
             patience_s=patience_s,
             notice=notice,
-            rand=random.Random(self._rand.random()),
         )
 
-    def _renew(self, hold: Hold, ts: int) -> bool:
+    def _renew(self, barrier: GcBarrier, ts: int) -> bool:
         """Hold history at `ts`, waiting for PD; False when stopped. TsExpired when it cannot be held."""
 
         def once() -> bool:
-            hold.renew(ts)
+            barrier.renew(ts)
             return True
 
         if self._retry(once) is None:
             return False
-        if not hold.covers(ts):
-            error = TsExpired(hold.problem, ts=ts)
+        if not barrier.covers(ts):
+            error = TsExpired(barrier.problem, ts=ts)
             error.hint = "If PD still has that history, set a larger --history-cap so that the tenant can catch up."
             raise error
         return True
@@ -269,7 +265,7 @@ class _TikvPush(PushRun):
         packed = self._retry(lambda: store.get(name))
         return None if packed is None else unpacked(name, packed)
 
-    def _hold_at_frontier(self, hold: Hold) -> bool:
+    def _protect_frontier(self, barrier: GcBarrier) -> bool:
         """Hold history at the frontier; False when stopped. A frontier below PD's safe point may still rise above it by
         files in the bucket. TsExpired when it has been stalled for a while."""
         highest, since = -1, self._clock.monotonic()
@@ -277,7 +273,7 @@ class _TikvPush(PushRun):
             if needed > highest:
                 highest, since = needed, self._clock.monotonic()
             try:
-                return self._renew(hold, needed)
+                return self._renew(barrier, needed)
             except TsExpired as e:
                 if self._clock.monotonic() - since >= _FRONTIER_STALL_S:
                     raise
@@ -288,7 +284,7 @@ class _TikvPush(PushRun):
 
     # -- following -------------------------------------------------------------------------------------------------
 
-    def _follow(self, store: ObjectStore, hold: Hold, followed: Followed) -> None:
+    def _follow(self, store: ObjectStore, barrier: GcBarrier, followed: Followed) -> None:
         region_cache = self._region_cache = RegionCache(self._pd, followed.wanted, clock=self._clock)
         region_cache.start()
         if followed.has_locks:
@@ -303,7 +299,7 @@ class _TikvPush(PushRun):
             self._lock_checks.start()
 
         def make(store_id: int) -> StorePush:
-            return self._new_store(store_id, store, hold, followed, region_cache)
+            return self._new_store(store_id, store, barrier, followed, region_cache)
 
         while not self._stop.is_set():
             now = self._clock.monotonic()
@@ -312,8 +308,8 @@ class _TikvPush(PushRun):
                     self._next_stores_at = now + _STORES_S
                     self._follow_stores(make)
                 if now >= self._next_renewal_at:
-                    self._next_renewal_at = now + _HOLD_S
-                    self._renew_hold(hold)
+                    self._next_renewal_at = now + _BARRIER_S
+                    self._renew_barrier(barrier)
                 self._pd_problem = ""
             except TiStreamError as e:
                 if e.kind is not ErrorKind.RETRY:
@@ -344,25 +340,28 @@ class _TikvPush(PushRun):
             self._stores[store_id].start()
 
     def _new_store(
-        self, store_id: int, bucket: ObjectStore, hold: Hold, followed: Followed, region_cache: RegionCache
+        self, store_id: int, bucket: ObjectStore, barrier: GcBarrier, followed: Followed, region_cache: RegionCache
     ) -> StorePush:
         def make(frontier: HeldFrontier) -> tuple[PusherWorker, TikvSource]:
             numbers = count(1)
+            options = SourceOptions(
+                kv_api=followed.kv_api,
+                filter_loop=self._options.filter_loop,
+                keyspace=self._keys,
+                tls=self._options.tls,
+                scans_max=self._options.scans_max,
+                scan_bytes_s=inf if followed.keyspace_id is None else self._options.rate_bytes_s,
+            )
             source = TikvSource(
                 store_id,
+                options,
                 pd=self._pd,
-                keyspace=self._keys,
                 region_cache=region_cache,
                 wanted=followed.wanted,
                 clock=self._clock,
-                kv_api=followed.kv_api,
-                filter_loop=self._options.filter_loop,
-                tls=self._options.tls,
                 schedule=self._schedule,
-                scans_max=self._options.scans_max,
-                scan_bytes_s=inf if followed.keyspace_id is None else self._options.rate_bytes_s,
                 numbers=numbers,
-                history_held=hold.covers,
+                history_held=barrier.covers,
             )
             worker = PusherWorker(
                 source=ExcludedRangesSource(source, followed.excluded, numbers) if followed.excluded else source,
@@ -370,32 +369,29 @@ class _TikvPush(PushRun):
                 frontier=frontier,
                 store=bucket,
                 clock=self._clock,
-                rand=random.Random(self._rand.random()),
-                spill=self._new_spill(store_id),
+                spill=self._new_spill(store_id, barrier.name),
             )
             return worker, source
 
-        return StorePush(store_id, make, HeldFrontier(self._control, self._clock, hold), hold, clock=self._clock)
+        return StorePush(store_id, make, HeldFrontier(self._control, self._clock, barrier), barrier, clock=self._clock)
 
-    def _new_spill(self, store_id: int) -> UploadSpill | None:
-        """A folder of this tenant and store; its newest pusher owns it."""
+    def _new_spill(self, store_id: int, hold_name: str) -> UploadSpill | None:
+        """A folder of this installation, tenant and store (as a GC barrier is named); its newest pusher owns it."""
         if self._options.spill is None:
             return None
-        tenant = self._control.tenant
-        name = f"tistream-{tenant.cluster_id}-{tenant.tenant_id}-store-{store_id}"
-        return UploadSpill(self._options.spill / name, self._options.spill_bytes_max)
+        return UploadSpill(self._options.spill / f"{hold_name}-folder-{store_id}", self._options.spill_bytes_max)
 
-    def _renew_hold(self, hold: Hold) -> None:
+    def _renew_barrier(self, barrier: GcBarrier) -> None:
         """Hold history at the lowest timestamp that any store needs; never above one that is still unknown."""
         wanted = [s.needed for s in self._stores.values() if not s.over]
         lowest = lowest_durable_ts(self._frontier.read())
         if lowest is None:
             return
         known = [ts for ts in wanted if ts is not None]
-        if len(known) < len(wanted) and hold.held_ts:
-            known.append(hold.held_ts)
-        with suppress(TsExpired):  # live streams continue, and the hold reports the problem
-            hold.renew(min([lowest, *known]))
+        if len(known) < len(wanted) and barrier.held_ts:
+            known.append(barrier.held_ts)
+        with suppress(TsExpired):  # live streams continue, and the barrier reports the problem
+            barrier.renew(min([lowest, *known]))
 
     def _check_locks(self) -> None:
         assert self._locks is not None
@@ -410,16 +406,15 @@ class _TikvPush(PushRun):
 
     # -- the seed --------------------------------------------------------------------------------------------------
 
-    def _start_seed(self, store: ObjectStore, hold: Hold, schema: bytes) -> None:
+    def _start_seed(self, store: ObjectStore, barrier: GcBarrier, schema: bytes) -> None:
         self._seed = SeedScan(
             self._new_reader(self._seed_stop),
             self._control,
             store,
             schema,
-            hold,
+            barrier,
             stop=self._seed_stop,
             clock=self._clock,
-            rand=random.Random(self._rand.random()),
         )
         self._seed.start()
 
@@ -442,6 +437,7 @@ class _TikvPush(PushRun):
         if self._seed is not None:
             self._seed.join()
         if self._lock_checks is not None and self._locks is not None:
+            self._locks.stop()
             self._lock_checks.stop()
             self._locks.close()
         if self._region_cache is not None:
@@ -463,8 +459,8 @@ class _TikvPush(PushRun):
 
     def _report(self, phase: str, *, problem: str = "") -> TikvPushProgress:
         pushes = list(self._stores.values())
-        hold, seed = self._hold, self._seed
-        problems = [problem, self._pd_problem, hold.problem if hold else "", seed.problem if seed else ""]
+        barrier, seed = self._barrier, self._seed
+        problems = [problem, self._pd_problem, barrier.problem if barrier else "", seed.problem if seed else ""]
         problems.append(str(self._frontier.error or ""))
         problems += [described(p) for p in self._region_cache.problems()] if self._region_cache else []
         problems += self._locks.problems if self._locks else ()
@@ -475,7 +471,7 @@ class _TikvPush(PushRun):
             phase=phase,
             stores=tuple(sorted(self._stores)),
             frontier_ts=max((push.frontier_ts for push in pushes), default=0),
-            held_ts=hold.held_ts if hold else 0,
+            held_ts=barrier.held_ts if barrier else 0,
             seed_rows=seed.rows if seed else 0,
             seed_tables_left=seed.tables_left if seed else 0,
             problems=tuple(dict.fromkeys(p for p in problems if p)),

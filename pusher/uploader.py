@@ -75,12 +75,12 @@ class Uploader:
         *,
         name: str,
         clock: Clock,
-        rand: random.Random,
+        rand: random.Random | None = None,
         in_flight_max: int = limits.UPLOADS_IN_FLIGHT_MAX,
         queue_bytes_max: int = limits.UPLOAD_QUEUE_BYTES_MAX,
         spill: UploadSpill | None = None,
     ) -> None:
-        self._store, self._name, self._clock, self._rand = store, name, clock, rand
+        self._store, self._name, self._clock, self._rand = store, name, clock, rand or random.Random()
         self._in_flight_max, self._queue_bytes_max, self._spill = in_flight_max, queue_bytes_max, spill
         self._changed = threading.Condition()
         self._queue: deque[_Waiting] = deque()

@@ -60,18 +60,18 @@ class PusherWorker:
         frontier: FrontierReader,
         store: ObjectStore,
         clock: Clock,
-        rand: random.Random,
+        rand: random.Random | None = None,
         new_write_id: Callable[[], str] = lambda: secrets.token_hex(16),
         queue_bytes_max: int = UPLOAD_QUEUE_BYTES_MAX,
         spill: UploadSpill | None = None,
     ) -> None:
         """`spill`: for files that do not fit the upload queue; the worker closes it."""
         self._source, self._control, self._frontier, self._clock = source, control, frontier, clock
-        self._rand, self._new_write_id = rand, new_write_id
+        self._rand, self._new_write_id = rand or random.Random(), new_write_id
         name = f"push-{control.tenant}-{source.store_id}"
         self._queue_bytes_max = queue_bytes_max
         self._uploader = Uploader(
-            store, name=name, clock=clock, rand=rand, queue_bytes_max=queue_bytes_max, spill=spill
+            store, name=name, clock=clock, rand=self._rand, queue_bytes_max=queue_bytes_max, spill=spill
         )
         self._grant: IncarnationGrant | None = None
         self._replaced = ReplacedCheck(control, clock, source.store_id)
@@ -80,7 +80,7 @@ class PusherWorker:
         self._never = threading.Event()
         self._resume_at = 0.0
         self._offered_at = self._checked_at = clock.monotonic()
-        self._resume_backoff = Backoff(first_s=0.1, max_s=5.0, rand=rand)
+        self._resume_backoff = Backoff(first_s=0.1, max_s=5.0, rand=self._rand)
         self._opening_with: dict[KeyRange, Frontier] = {}  # the frontier used for a region about to open
         self._opened_with: dict[int, Frontier] = {}  # by subscription
         self._checked: Frontier = ()  # the frontier that all subscriptions were last compared with

@@ -24,21 +24,26 @@ class Action(IntEnum):
     MODIFY_COLUMN = 12
     RENAME_TABLE = 14
     CREATE_VIEW = 21
+    TRUNCATE_PARTITION = 23
     DROP_VIEW = 24
+    RECOVER_TABLE = 25
     MODIFY_SCHEMA_CHARSET = 26
     CREATE_SEQUENCE = 34
-    ALTER_SEQUENCE = 35
     DROP_SEQUENCE = 36
     EXCHANGE_PARTITION = 42
     RENAME_TABLES = 47
     CREATE_TABLES = 60
     MULTI_SCHEMA_CHANGE = 61
+    FLASHBACK_CLUSTER = 62
     RECOVER_SCHEMA = 63
 
 
 EVENTS = frozenset({*range(1, 27), 32, 33, 41, 42, 47, 60, 61, 64, 65, 67, 71, 72})
 SILENT = frozenset({34, 35, 36, 63})
 IGNORED = frozenset({*range(27, 32), 39, 40, 43, 44, 45, *range(49, 58), 59, 62, 68, 69, 70})
+
+#: give ids to tables and partitions that nothing had before
+ALLOCATING = frozenset({3, 11, 19, 21, 23, 34, 60, 64, 71, 72})
 
 #: begin with other physical ids before they are done (see `schemas.switch`)
 EARLY = frozenset({20, 23, 64, 71, 72})

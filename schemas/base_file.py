@@ -12,6 +12,7 @@ from schemas.ids import NamedIds
 from schemas.merge import Drafts
 from schemas.model import Database, Table
 from schemas.start import Entry, index_of
+from tistream.keyrange import KeyRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class BaseHead:
     schema_version: int
     databases: Mapping[int, Database]
     named: NamedIds
+    left_out: tuple[KeyRange, ...]
     job_table: Table
 
 
@@ -47,6 +49,7 @@ def pack_base(
             "databases": sorted(begins.databases.values(), key=lambda db: db.id),
             "named": sorted(begins.named.table_of.items()),
             "highest_id": begins.named.highest,
+            "left_out": [(part.start.hex(), part.end.hex()) for part in begins.left_out],
         },
         "drafts": saved.drafts_json(drafts),
         "tables": index_of(entries),

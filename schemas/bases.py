@@ -1,13 +1,17 @@
 """Chooses where a read as of a timestamp starts: for each physical table, a complete set of rows at or below it (pure).
 
-Such a set is a seed, a base built by compaction (`tistream.catalog.log.bases`), or empty for a table created after the
-log began, because then all its rows are in the log. Building the next base starts from one as well.
+Such a set is a seed, a base built by compaction (`tistream.catalog.log.bases`), or empty for an id that a DDL allocated
+after the log began, because then all its rows are in the log. Building the next base starts from one as well.
 
 - A seed or base is usable if the log (above retention's floor) and the schema history reach back to it: every later
   change of a row and of a column is then known.
 - The newest usable one is chosen, but a base only if no seed newer than its own lies at or below it. A seed may hold
   what the log does not, such as rows rewritten by MODIFY COLUMN, and a base built without it lacks them.
-- A table with a physical id that has none is refused as a whole.
+- A DDL may also make an id known that is older: RECOVER and FLASHBACK of what was dropped before the start, a RENAME
+  out of `mysql`, a restore. The log lacks its older rows, and so does a seed from before: it holds the ids that were
+  read then.
+- After FLASHBACK CLUSTER, and while TiDB imports into a table, only a later set counts: no feed carries those rows.
+- A table with a physical id that has none, or that the tenant does not follow, is refused as a whole.
 
 A tenant without tables has one set for all its keys (`of_range`), which only compaction builds.
 """
@@ -20,8 +24,8 @@ from dataclasses import dataclass
 from schemas.history import History
 from schemas.model import Table
 from tistream import ts as tso
-from tistream.catalog.log.bases import KEY_RANGE, BaseRow
-from tistream.catalog.log.seeds import SeedRow
+from tistream.catalog.rows.bases import KEY_RANGE, BaseRow
+from tistream.catalog.rows.seeds import SeedRow
 from tistream.errors import SeedNeeded, TsExpired
 
 
@@ -39,19 +43,24 @@ def choose(
 ) -> tuple[Base, ...]:
     """The newest base of each physical table. `seeds` are the tenant's, `bases` include the table's, both newest first.
 
-    TsExpired when all of them lie above `as_of`, SeedNeeded when there is none."""
-    floor = max(log_start_ts, history.start_ts)
-    sown = [seed for seed in seeds if floor <= seed.ts <= history.resolved_ts]
-    built = [base for base in bases if floor <= base.ts <= history.resolved_ts]
-    found = []
+    TsExpired when all of them lie above `as_of`, SeedNeeded when there is none, or one is needed at or above a change
+    that the feed does not carry."""
+    log_floor = max(log_start_ts, history.start_ts)
+    chosen = []
     for physical_id in table.physical_ids:
+        if not history.is_followed(physical_id):
+            raise _not_followed(table, physical_id)
+        past_feed = unlogged(history, physical_id, as_of)
+        floor = log_floor if past_feed is None else max(log_floor, past_feed.upto_ts)
+        sown = [seed for seed in seeds if floor <= seed.ts <= history.resolved_ts]
+        built = [base for base in bases if floor <= base.ts <= history.resolved_ts]
         covering = [seed for seed in sown if _covers(history, seed, physical_id)]
         mine = [base for base in built if base.table_id == physical_id]
         newest = _newest(covering, mine, as_of)
         if newest is not None:
-            found.append(Base(physical_id=physical_id, ts=newest.ts, source=newest))
-        elif _created_later(history, physical_id, floor):
-            found.append(Base(physical_id=physical_id, ts=log_start_ts, source=None))
+            chosen.append(Base(physical_id=physical_id, ts=newest.ts, source=newest))
+        elif past_feed is None and is_whole_in_log(history, physical_id, log_floor):
+            chosen.append(Base(physical_id=physical_id, ts=log_start_ts, source=None))
         elif covering or mine:
             earliest = min([seed.ts for seed in covering] + [base.ts for base in mine])
             raise TsExpired(
@@ -62,16 +71,12 @@ def choose(
                 database=table.db,
                 table=table.name,
             )
+        elif past_feed is not None:
+            raise _seed_after(table, physical_id, past_feed)
         else:
-            raise SeedNeeded(
-                f"{table.db}.{table.name} is older than the log, and there is no seed of its older rows: add one.",
-                database=table.db,
-                table=table.name,
-                table_id=table.id,
-                physical_id=physical_id,
-                log_start_ts=str(log_start_ts),
-            )
-    return tuple(found)
+            said = f"{table.db}.{table.name} is older than the log, and there is no seed of its older rows: add one."
+            raise _seed_needed(said, table, physical_id, log_start_ts=str(log_start_ts))
+    return tuple(chosen)
 
 
 def of_range(bases: Sequence[BaseRow], as_of: int, *, start_ts: int, floor_ts: int) -> Base:
@@ -107,11 +112,13 @@ def _newest(covering: Sequence[SeedRow], mine: Sequence[BaseRow], as_of: int) ->
 
 
 def _covers(history: History, seed: SeedRow, physical_id: int) -> bool:
-    """Whether the seed has all rows of the id at its timestamp. A tenant's seed includes ids that a DDL was filling
-    then, a table's seed only ids that the table read."""
-    if seed.table_id == 0:
-        return True
+    """Whether the seed has all rows of the id at its timestamp: some table read it then. A tenant's seed includes ids
+    that a DDL was filling then, a table's seed only ids that the table read."""
+    if not (history.start_ts <= seed.ts <= history.resolved_ts and history.is_followed(physical_id)):
+        return False
     then = history.table_at(physical_id, seed.ts)
+    if seed.table_id == 0:
+        return then is not None or history.was_named_at(physical_id, seed.ts)
     return then is not None and then.id == seed.table_id
 
 
@@ -132,13 +139,63 @@ def source_of(
     return _newest([seed for seed in seeds if _covers(history, seed, physical_id)], bases, as_of)
 
 
-def _created_later(history: History, physical_id: int, log_start_ts: int) -> bool:
-    """Whether all rows of the id are in the log, because it became known after the log began. A partition DDL copies
-    rows before a table reads the id, so the DDL, too, must have begun after the log: at the history's start, the schema
-    lists the ids being filled; with a later floor, the DDL must have been requested above it."""
+def is_whole_in_log(history: History, physical_id: int, log_start_ts: int) -> bool:
+    """Whether all rows of the id are in the log: it is followed, and a DDL allocated it after the log began. A
+    partition DDL copies rows before a table reads the id, so the DDL, too, must have begun after the log: at the
+    history's start, the schema lists the ids being filled; with a later floor, the DDL must have been requested above
+    it."""
     starts = history.version_intervals(physical_id).starts
     if not len(starts) or int(starts[0]) <= log_start_ts:
         return False
+    if history.is_older(physical_id) or not history.is_followed(physical_id):
+        return False
     if log_start_ts <= history.start_ts:
-        return not history.was_filled_at_start(physical_id)
+        return not history.was_named_at(physical_id, history.start_ts)
     return history.requested_at(int(starts[0])) > log_start_ts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlogged:
+    """An interval in which rows change that no change feed carries."""
+
+    why: str
+    from_ts: int
+    upto_ts: int  #: a read as of `from_ts` or later needs a seed or a base at or above this
+
+
+def unlogged(history: History, physical_id: int, as_of: int) -> Unlogged | None:
+    """The newest such interval of an id that begins at or below `as_of`."""
+    tables = []
+    change = history.unlogged(as_of)
+    if change is not None:
+        tables.append(Unlogged(why=change.unlogged, from_ts=change.created_ts, upto_ts=change.commit_ts))
+    versions = history.version_intervals(physical_id)
+    ends = [*versions.starts[1:].tolist(), history.resolved_ts + 1]
+    for start, end, table in zip(versions.starts.tolist(), ends, versions.versions, strict=False):
+        if table is not None and table.mode and start <= as_of:
+            tables.append(Unlogged(why=f"TiDB's {table.mode}", from_ts=start, upto_ts=end))
+    return max(tables, key=lambda each: each.upto_ts, default=None)
+
+
+def _seed_needed(said: str, table: Table, physical_id: int, **facts: object) -> SeedNeeded:
+    names = {"database": table.db, "table": table.name, "table_id": table.id}
+    return SeedNeeded(said, **names, physical_id=physical_id, **facts)
+
+
+def _not_followed(table: Table, physical_id: int) -> SeedNeeded:
+    error = _seed_needed(f"This tenant does not follow all of {table.db}.{table.name}.", table, physical_id)
+    error.hint = "It was started with --table or --database. Create another tenant to follow other tables."
+    return error
+
+
+def _seed_after(table: Table, physical_id: int, past_feed: Unlogged) -> SeedNeeded:
+    error = _seed_needed(
+        f"{past_feed.why} has changed rows of {table.db}.{table.name} that no change feed carries: a seed of them is "
+        f"needed at or after {tso.described(past_feed.upto_ts)}.",
+        table,
+        physical_id,
+        unlogged_from_ts=str(past_feed.from_ts),
+        seed_from_ts=str(past_feed.upto_ts),
+    )
+    error.hint = "Add a seed of the table at or after seed_from_ts with tistream seed, or read below unlogged_from_ts."
+    return error

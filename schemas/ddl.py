@@ -82,6 +82,9 @@ class Change:
     events: tuple[DdlEvent, ...] = ()
     created_ts: int = 0  #: when the user requested it, below everything that the job wrote; 0 = not known
     names: tuple[tuple[int, int], ...] = ()  #: (physical id, table id) first named here; table 0 = TiDB's own
+    older: tuple[int, ...] = ()  #: physical ids first read here that the job did not allocate: their rows may be older
+    unlogged: str = ""  #: what changed rows of all tables past the change feed, from `created_ts` to here
+    early: bool = False  #: public definitions of a job that is not done yet: for reads as of a timestamp only
 
 
 class SchemaState(Protocol):
@@ -191,6 +194,11 @@ def _change(job: Job, **parts: Any) -> Change:
     )
 
 
+def event_of(job: Job, table: Table) -> DdlEvent:
+    """The event of a job over one table, with the text that the user wrote."""
+    return _event(job, table, table.db)
+
+
 def _event(job: Job, table: Table | None, db: str, *, query: str = "", **more: Any) -> DdlEvent:
     """`table` is the one after the DDL, or the dropped one."""
     return DdlEvent(
@@ -216,10 +224,10 @@ def _event(job: Job, table: Table | None, db: str, *, query: str = "", **more: A
 
 
 def _database_of(job: Job, state: SchemaState, db_id: int) -> Database:
-    found = state.databases.get(db_id)
-    if found is None:
+    database = state.databases.get(db_id)
+    if database is None:
         raise DecodeError("a DDL job names an unknown database", job_id=job.id, database_id=db_id)
-    return found
+    return database
 
 
 def _definition(job: Job) -> Json:
@@ -255,9 +263,7 @@ def _recover_database(job: Job, state: SchemaState) -> Change:
         tables = [tidb_json.table(info, db_id=db.id, db=db.name) for info in listed]
     else:
         dropped = state.dropped_with(db.id)
-        if dropped is None:
-            raise DecodeError("a recovered database has unknown tables", job_id=job.id, database=db.name)
-        tables = [replace(t, db_id=db.id, db=db.name) for t in dropped]
+        tables = [replace(t, db_id=db.id, db=db.name) for t in dropped or ()]  # none at all: it was empty
     return _change(job, put_databases=(db,), put_tables=tuple(tables))
 
 
@@ -354,7 +360,7 @@ def _drop_table(job: Job, state: SchemaState) -> Change:
 def _create_tables(job: Job, state: SchemaState) -> Change:
     """One text for all tables, split when it has as many statements as there are tables."""
     db = _database_of(job, state, job.schema_id)
-    texts = queries.split_statements(job.query)
+    texts = queries.split_statements(job.query, job.sql_mode)
     matched = len(texts) == len(job.table_infos)
     puts, events = [], []
     for sub, info in enumerate(job.table_infos):

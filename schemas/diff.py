@@ -42,14 +42,14 @@ class SchemaDiff:
 def diff(before: SchemaSnapshot, after: SchemaSnapshot) -> SchemaDiff:
     """Tables are matched by their id, else (truncated, replaced) by their name."""
     pairs = _pairs(before, after)
-    found = [entry for entry in (_table_diff(old, new) for old, new in pairs) if entry is not None]
+    entries = [entry for entry in (_table_diff(old, new) for old, new in pairs) if entry is not None]
     old_names, new_names = ({d.name for d in s.databases.values()} for s in (before, after))
     return SchemaDiff(
         from_ts=before.ts,
         to_ts=after.ts,
         databases_added=tuple(sorted(new_names - old_names)),
         databases_dropped=tuple(sorted(old_names - new_names)),
-        tables=tuple(sorted(found, key=_place)),
+        tables=tuple(sorted(entries, key=_place)),
     )
 
 

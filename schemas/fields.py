@@ -103,18 +103,18 @@ def mapping(info: Json, name: str) -> Json:
 
 def mappings(info: Json, name: str) -> list[Json]:
     """A list of objects; empty when it is missing."""
-    for n, value in enumerate(found := _list(info, name)):
+    for n, value in enumerate(listed := _list(info, name)):
         if not isinstance(value, Mapping):
             raise WrongField(f"{name}[{n}]: {_shown(value)} is not an object")
-    return found
+    return listed
 
 
 def texts(info: Json, name: str) -> tuple[str, ...]:
     """A list of texts; empty when it is missing."""
-    for n, value in enumerate(found := _list(info, name)):
+    for n, value in enumerate(listed := _list(info, name)):
         if not isinstance(value, str):
             raise WrongField(f"{name}[{n}]: {_shown(value)} is not a text")
-    return tuple(found)
+    return tuple(listed)
 
 
 def scalar(info: Json, name: str) -> object:

@@ -13,6 +13,7 @@ Relations:
 - what a running job writes to the meta range is kept as its drafts until it ends (see `schemas.merge`);
 - answers at a timestamp at or below `resolved_ts` never change;
 - tables are shared, never copied: two timestamps with the same version give the same object;
+- a tenant may follow some tables only (see `schemas.followed`): the others are kept, and shown by no query;
 - the start is immutable and changes lie over it, so a copy costs what changed, not what exists;
 - tables of a saved start are parsed on demand: a query may raise CorruptObject for a damaged block;
 - the object is not locked. `copy` is cheap: to share a history, change a copy and publish that.
@@ -20,67 +21,55 @@ Relations:
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
-
 from schemas import ddl, merge, saved, switch
+from schemas.actions import ALLOCATING
 from schemas.base_file import BaseHead, pack_base
-from schemas.current import Current
 from schemas.ddl import Change, Job
-from schemas.diff import SchemaDiff, diff
-from schemas.ids import IdStatus, NamedIds
+from schemas.followed import Followed
+from schemas.ids import NamedIds
 from schemas.merge import Disagreement, Drafts
 from schemas.meta import Step
-from schemas.model import Database, DdlEvent, Table
-from schemas.names import folded, no_database, no_table
+from schemas.model import DdlEvent, Table
+from schemas.queried import Queried
 from schemas.saved import Chain, Fetch, Increment
 from schemas.snapshot import SchemaSnapshot
 from schemas.start import SavedTables, Start
-from schemas.timeline import Timeline, Timelines, VersionIntervals, ids_during
-from tistream.errors import CorruptObject, InvalidInput, TsExpired, TsOutOfRange, UpstreamContractViolated
+from schemas.view import Current, View
+from tistream.errors import CorruptObject, UpstreamContractViolated
+from tistream.keyrange import KeyRange
 
-_SNAPSHOTS_KEPT = 8
 _DISAGREEMENTS_KEPT = 8
-_NO_DATABASE: Timeline[Database] = Timeline()
+_COPIED = ("_changes", "_applied", "_drafts", "_view", "_public", "_snapshots", "_named_since")
 
 
-class History:
+class History(Queried):
     """See the module. `start` is the schema at S, `job_table` the shape of the DDL job table."""
 
     def __init__(self, start: SchemaSnapshot, job_table: Table) -> None:
         known = (i for t in start.tables.values() for i in (t.id, t.db_id, *t.partition_ids))
-        self._begin(Start.of(start), job_table, NamedIds.at_start(start.named, known))
+        self._begin(Start.of(start), job_table, NamedIds.at_start(start.named, known), Followed(start.left_out))
 
-    def _begin(self, start: Start, job_table: Table, named: NamedIds) -> None:
+    def _begin(self, start: Start, job_table: Table, named: NamedIds, followed: Followed) -> None:
         self.job_table = job_table
+        self._followed = followed
         self._start = start
         self._named_at_start = self._named = named
+        self._named_since: dict[int, int] = {}  # by physical id, of those named by a change
+        self._older: frozenset[int] = frozenset()
         self._resolved_ts = start.ts
         self._changes: list[Change] = []
         self._applied: set[int] = set()
         self._drafts: dict[int, Drafts] = {}  # by id of the job that is writing them
         self.disagreements: tuple[Disagreement, ...] = ()  #: the newest; not saved
-        self._databases: dict[int, Database] = dict(start.databases)  # in force after the last change
-        self._db_timelines: dict[str, Timeline[Database]] = {}  # by lower-case name
-        self._timelines = Timelines(start)
+        self._view = View(start)
+        self._public = View(start)  # see `public`
         self._snapshots: dict[int, SchemaSnapshot] = {}  # by number of changes
-        self._put_databases(start.ts, start.databases.values())
 
     # ---- updates
-
-    @property
-    def start_ts(self) -> int:
-        """Nothing is known below this timestamp."""
-        return self._start.ts
-
-    @property
-    def resolved_ts(self) -> int:
-        """Every job with a commit timestamp at or below has been applied."""
-        return self._resolved_ts
 
     def advance(self, ts: int) -> None:
         """Declare the history complete up to `ts`. Never goes back."""
@@ -113,6 +102,8 @@ class History:
         events = [] if job is None else self._switch(job, step, later)
         events += [event for job in step.jobs for event in self._settle(job)]
         self._record(merge.adopted(self._drafts.pop(0, ()), self.current, step.commit_ts, self._schema_version))
+        if step.definitions and step.owner and step.owner not in self._applied:
+            self._record(merge.ahead(step, self._current_of(self._public), self._schema_version))
         self._name(step)
         return events
 
@@ -120,7 +111,7 @@ class History:
         """Apply a job that takes effect before it is done; returns its events."""
         drafts = self._drafts.get(job.id, ())
         if job.id in self._applied:  # a second switch has no event
-            return self._record(merge.finished(drafts, self.current, job, self._schema_version))
+            return self._record(merge.finished(drafts, self.current, job, self._schema_version), job)
         done, end = job, switch.end_of(job, step, later)
         if end is not None:
             if end.job.state != ddl.STATE_DONE:
@@ -133,7 +124,7 @@ class History:
             commit_ts=step.commit_ts,
             schema_version=done.schema_version or max(self._schema_version, 1),
         )
-        return self._record(self._settled(done, drafts))
+        return self._record(self._settled(done, drafts), done)
 
     def _settle(self, job: Job) -> list[DdlEvent]:
         """Apply an ended job and its drafts; returns its events."""
@@ -143,10 +134,10 @@ class History:
         if job.id in self._applied:
             if job.state == ddl.STATE_SYNCED and drafts:  # it took effect, but its done row is missing
                 merge.was_missed(job, (), self.current, self._start.ts)
-            return self._record(merge.finished(drafts, self.current, job, self._schema_version))
+            return self._record(merge.finished(drafts, self.current, job, self._schema_version), job)
         if job.state == ddl.STATE_SYNCED and merge.was_missed(job, drafts, self.current, self._start.ts):
             job = replace(job, state=ddl.STATE_DONE)
-        return self._record(self._settled(job, drafts))
+        return self._record(self._settled(job, drafts), job)
 
     def _settled(self, job: Job, drafts: Drafts) -> Change | None:
         change, doubts = merge.settled(job, drafts, self.current, self._schema_version)
@@ -155,9 +146,9 @@ class History:
 
     def _name(self, step: Step) -> None:
         """Record the physical ids that a step names and no table reads."""
-        found = merge.newly_named(step.definitions, self.current)
-        known, physical = self._named.table_of, self._timelines.physical
-        names = [(i, of) for i, of in sorted(found.items()) if i not in known and not physical(i)]
+        named = merge.newly_named(step.definitions, self.current)
+        known, physical = self._named.table_of, self._view.timelines.physical
+        names = [(i, of) for i, of in sorted(named.items()) if i not in known and not physical(i)]
         if names:
             asked = min((job.created_ts for job in step.jobs), default=0)
             version = self._schema_version
@@ -169,11 +160,16 @@ class History:
         """Apply a finished job without drafts; [] for one that is already applied or changes nothing."""
         if job.id in self._applied or job.commit_ts <= self._start.ts or ddl.skip_reason(job, self.current):
             return []
-        return self._record(ddl.apply(job, self.current))
+        return self._record(ddl.apply(job, self.current), job)
 
-    def _record(self, change: Change | None) -> list[DdlEvent]:
+    def _record(self, change: Change | None, job: Job | None = None) -> list[DdlEvent]:
+        """Take a change, of this job if it is one's; returns the events that are delivered."""
         if change is None:
             return []
+        if not change.early:
+            change = self._followed.delivered(change, self.current)
+        if job is None or job.type not in ALLOCATING:
+            change = replace(change, older=self._not_known(change))
         facts = {"job_id": change.job_id, "commit_ts": change.commit_ts}
         if change.commit_ts <= self._resolved_ts:
             late = "a DDL job was committed below the schema watermark"
@@ -184,6 +180,11 @@ class History:
         self._take(change)
         return list(change.events)
 
+    def _not_known(self, change: Change) -> tuple[int, ...]:
+        """The physical ids that no table read before the change."""
+        read = {i for table in change.put_tables for i in table.physical_ids}
+        return tuple(sorted(i for i in read if not self._view.timelines.physical(i)))
+
     @property
     def _schema_version(self) -> int:
         """The newest schema version of a change."""
@@ -192,193 +193,36 @@ class History:
     @property
     def current(self) -> Current:
         """The schema after the last change, for `ddl.apply`."""
-        return Current(databases=self._databases, timelines=self._timelines, start=self._start, changes=self._changes)
+        return self._current_of(self._view)
+
+    def _current_of(self, view: View) -> Current:
+        return Current(view=view, start=self._start, changes=self._changes)
 
     def _take(self, change: Change) -> None:
-        ts = change.commit_ts
-        for table_id in (*change.drop_tables, *(t.id for t in change.put_tables)):
-            if (old := self._timelines.table(table_id).last) is not None:
-                self._timelines.set(ts, old, None)
-        for db_id in change.drop_databases:
-            if db := self._databases.pop(db_id, None):
-                self._db_timelines[folded(db.name)] = self._db_timelines[folded(db.name)].extended(ts, None)
-        self._put_databases(ts, change.put_databases)
-        for table in change.put_tables:
-            self._timelines.set(ts, table, table)
+        self._public.take(change)
+        if not change.early:
+            self._view.take(change)
+            self._applied.add(change.job_id)
         self._named = self._named.with_names(change.names)
+        self._named_since |= {physical_id: change.commit_ts for physical_id, _ in change.names}
+        self._older |= set(change.older)
         self._changes.append(change)
-        self._applied.add(change.job_id)
 
-    def _put_databases(self, ts: int, databases: Iterable[Database]) -> None:
-        for db in databases:
-            self._databases[db.id] = db
-            self._db_timelines[folded(db.name)] = self._db_timelines.get(folded(db.name), _NO_DATABASE).extended(ts, db)
+    def public(self) -> History:
+        """The same history for reads as of a timestamp: at each, the newest definitions that are public there, whether
+        or not their job is done. It shares everything with this one: ask, and do not change it."""
+        history = object.__new__(History)
+        history.__dict__.update(self.__dict__)
+        history._view, history._snapshots = self._public, {}
+        return history
 
     def copy(self) -> History:
         """An independent history with the same contents; the start and all tables are shared."""
         new = object.__new__(History)
         new.__dict__.update(self.__dict__)
-        for name in ("_changes", "_applied", "_drafts", "_databases", "_db_timelines", "_timelines", "_snapshots"):
+        for name in _COPIED:
             setattr(new, name, getattr(self, name).copy())
         return new
-
-    # ---- queries
-
-    def table_at(self, physical_id: int, ts: int) -> Table | None:
-        """The version that this physical id has at `ts`; for a row committed at c ask at c - 1."""
-        self._check(ts)
-        return self._timelines.physical(physical_id).at(ts)
-
-    def status_at(self, physical_id: int, ts: int) -> IdStatus:
-        """The status of a physical id at `ts`."""
-        self._check(ts)
-        timeline = self._timelines.physical(physical_id)
-        if not timeline.starts or ts < timeline.starts[0]:
-            return self.status_before(physical_id)
-        return IdStatus.RETIRED if timeline.at(ts) is None else IdStatus.LIVE
-
-    def status_before(self, physical_id: int) -> IdStatus:
-        """The status of an id before a table reads it for the first time."""
-        return self._named.status(physical_id)
-
-    def was_filled_at_start(self, physical_id: int) -> bool:
-        """Whether a DDL of partitions under way at the start named this id, and may have copied rows to it by then."""
-        return physical_id in self._named_at_start.table_of
-
-    def version_intervals(self, physical_id: int) -> VersionIntervals:
-        """All versions of a physical id, for looking up many rows at once; empty for an unknown id."""
-        timeline = self._timelines.physical(physical_id)
-        return VersionIntervals(starts=np.array(timeline.starts, dtype=np.uint64), versions=timeline.values)
-
-    def databases(self, ts: int) -> list[Database]:
-        self._check(ts)
-        found = [db for timeline in list(self._db_timelines.values()) if (db := timeline.at(ts)) is not None]
-        return sorted(found, key=lambda db: folded(db.name))
-
-    def database(self, name: str, ts: int) -> Database:
-        """The database of this name, in any case. NotFound with a suggestion."""
-        self._check(ts)
-        if (found := self._db_timelines.get(folded(name), _NO_DATABASE).at(ts)) is None:
-            raise no_database(name, [db.name for db in self.databases(ts)], ts=ts)
-        return found
-
-    def tables(self, db: str, ts: int) -> list[Table]:
-        """Tables, views and sequences of a database at `ts`, by name. NotFound when there is no such database."""
-        self.database(db, ts)
-        found = (self._timelines.named(folded(db), name).at(ts) for name in self._names_in(folded(db)))
-        return sorted((table for table in found if table is not None), key=lambda table: folded(table.name))
-
-    def _names_in(self, db: str) -> set[str]:
-        """The lower-case names that tables of the database ever had."""
-        return set(self._timelines.names_in(db)).union(map(folded, self._start.names_in(db)))
-
-    def named(self, db: str, table: str, ts: int) -> Table | None:
-        """The table of this name at `ts`, in any case."""
-        self._check(ts)
-        return self._timelines.named(folded(db), folded(table)).at(ts)
-
-    def find(self, db: str, table: str, ts: int) -> Table:
-        """The table of this name at `ts`, in any case. NotFound with a suggestion."""
-        self.database(db, ts)
-        if (found := self.named(db, table, ts)) is None:
-            raise no_table(db, table, self._spelled(folded(db), ts), ts=ts)
-        return found
-
-    def find_base_table(self, db: str, table: str, ts: int) -> Table:
-        """As `find`. InvalidInput for a view or a sequence."""
-        base = self.find(db, table, ts)
-        if base.kind != "table":
-            raise InvalidInput(f"{base.db}.{base.name} is a {base.kind}: it has no rows of its own.", kind=base.kind)
-        return base
-
-    def _spelled(self, db: str, ts: int) -> list[str]:
-        """Names of the tables of a database at `ts`; tables that never changed are not parsed."""
-        timelines = self._timelines.names_in(db)
-        alive = [table.name for timeline in timelines.values() if (table := timeline.at(ts)) is not None]
-        unchanged = (name for name in self._start.names_in(db) if folded(name) not in timelines)
-        return sorted([*alive, *unchanged], key=folded)
-
-    def physical_ids(self, db: str, table: str | None, after_ts: int, upto_ts: int) -> set[int]:
-        """The physical ids of this name (or of all tables of the database) at any time in (after_ts, upto_ts]: those
-        that a reader of these changes must read. Empty when the name did not exist then."""
-        self._check(after_ts)
-        self._check(upto_ts)
-        db = folded(db)
-        if table is not None:
-            return ids_during([self._timelines.named(db, folded(table))], after_ts, upto_ts)
-        timelines = self._timelines.names_in(db)
-        at_start = (self._start.named(db, name) for name in timelines)
-        changed = {physical_id for t in at_start if t is not None for physical_id in t.physical_ids}
-        return (self._start.physical_ids_in(db) - changed) | ids_during(timelines.values(), after_ts, upto_ts)
-
-    def physical_ids_named(self, wanted: Callable[[str, str], bool]) -> set[int]:
-        """The physical ids that tables with a wanted name (database, table, both in lower case) had at any time."""
-        found: set[int] = set()
-        for db in list(self._db_timelines):
-            changed = self._timelines.names_in(db)
-            unchanged = {n for n in map(folded, self._start.names_in(db)) if n not in changed and wanted(db, n)}
-            found |= self._start.physical_ids_of(db, unchanged)
-            found |= ids_during((t for n, t in changed.items() if wanted(db, n)), self.start_ts, self.resolved_ts)
-        return found
-
-    def snapshot(self, ts: int) -> SchemaSnapshot:
-        """The whole schema at `ts`. Snapshots between the same two jobs share everything but `ts`."""
-        self._check(ts)
-        count = bisect_right(self._changes, ts, key=_commit_ts)
-        found = self._snapshots.get(count)
-        if found is None:
-            found = self._snapshot_at(ts, self._changes[count - 1].schema_version if count else None)
-            if len(self._snapshots) >= _SNAPSHOTS_KEPT:
-                self._snapshots.clear()
-            self._snapshots[count] = found
-        return replace(found, ts=ts)
-
-    def _snapshot_at(self, ts: int, schema_version: int | None) -> SchemaSnapshot:
-        ids = {*self._start.ids(), *self._timelines.tables}
-        return SchemaSnapshot(
-            ts=ts,
-            databases=MappingProxyType({db.id: db for db in self.databases(ts)}),
-            tables=MappingProxyType(self._timelines.tables_at(ids, ts)),
-            schema_version=self._start.schema_version if schema_version is None else schema_version,
-        )
-
-    def events(self, after_ts: int, upto_ts: int) -> list[DdlEvent]:
-        """The DDL events committed in (after_ts, upto_ts], in commit order."""
-        self._check(after_ts)
-        self._check(upto_ts)
-        return [event for change in self._changes_in(after_ts, upto_ts) for event in change.events]
-
-    def changes(self, after_ts: int) -> Sequence[Change]:
-        """The changes of jobs above `after_ts`, in commit order."""
-        return self._changes_in(after_ts, self._resolved_ts)
-
-    def requested_at(self, commit_ts: int) -> int:
-        """The earliest request time of the jobs that took effect at `commit_ts`; 0 when not known."""
-        return min((change.created_ts for change in self._changes_in(commit_ts - 1, commit_ts)), default=0)
-
-    def diff(self, ts_a: int, ts_b: int) -> SchemaDiff:
-        """What changed from `ts_a` to `ts_b`; only tables that a job between them touched are compared."""
-        self._check(ts_a)
-        self._check(ts_b)
-        between = self._changes_in(min(ts_a, ts_b), max(ts_a, ts_b))
-        touched = {i for c in between for i in (*c.drop_tables, *(t.id for t in c.put_tables))}
-        before, after = (
-            SchemaSnapshot(
-                ts=ts, databases={d.id: d for d in self.databases(ts)}, tables=self._timelines.tables_at(touched, ts)
-            )
-            for ts in (ts_a, ts_b)
-        )
-        return diff(before, after)
-
-    def _changes_in(self, after_ts: int, upto_ts: int) -> list[Change]:
-        first = bisect_right(self._changes, after_ts, key=_commit_ts)
-        return self._changes[first : bisect_right(self._changes, upto_ts, key=_commit_ts)]
-
-    def _check(self, ts: int) -> None:
-        if ts < self._start.ts:
-            raise TsExpired("the schema history starts later", ts=ts, earliest_ts=self._start.ts)
-        if ts > self._resolved_ts:
-            raise TsOutOfRange("the schema is not known at this timestamp yet", ts=ts, resolved_ts=self._resolved_ts)
 
     # ---- storage
 
@@ -388,18 +232,33 @@ class History:
         self._check(ts)
         forgotten = self._changes_in(self._start.ts, ts)
         touched = {i for c in forgotten for i in (*c.drop_tables, *(t.id for t in c.put_tables))}
-        put = self._timelines.tables_at(touched, ts)
+        put = self._view.timelines.tables_at(touched, ts)
         start = self._start.with_changes(
             ts=ts,
             schema_version=forgotten[-1].schema_version if forgotten else self._start.schema_version,
-            databases=MappingProxyType({db.id: db for db in self.databases(ts)}),
+            databases=MappingProxyType(self._view.databases_at(ts)),
             put=put,
             gone=touched - put.keys(),
         )
-        changes = self._changes[len(forgotten) :]
+        changes = [*self._still_early(touched, start), *self._changes[len(forgotten) :]]
         named = self._named_at_start.with_names(name for c in forgotten for name in c.names)
         named = named.raised(i for c in forgotten for t in c.put_tables for i in (t.id, *t.partition_ids))
-        return _restored(start, self.job_table, self._resolved_ts, changes, self._drafts, named)
+        return _restored(start, self.job_table, self._resolved_ts, changes, self._drafts, named, self._followed)
+
+    def _still_early(self, table_ids: Iterable[int], start: Start) -> list[Change]:
+        """As one change what is public at a later start of jobs that are done above it; [] for nothing."""
+        ts = start.ts
+        done, public = (view.timelines.tables_at(table_ids, ts) for view in (self._view, self._public))
+        dbs_done, dbs_public = (view.databases_at(ts) for view in (self._view, self._public))
+        nothing = Change(job_id=0, commit_ts=ts, schema_version=start.schema_version, early=True)
+        change = replace(
+            nothing,
+            drop_databases=tuple(sorted(dbs_done.keys() - dbs_public.keys())),
+            put_databases=tuple(db for i, db in dbs_public.items() if dbs_done.get(i) is not db),
+            drop_tables=tuple(sorted(done.keys() - public.keys())),
+            put_tables=tuple(table for i, table in sorted(public.items()) if done.get(i) is not table),
+        )
+        return [] if change == nothing else [change]
 
     def changes_since(self, ts: int) -> bool:
         """Whether any job changed something after `ts`."""
@@ -412,6 +271,7 @@ class History:
             schema_version=self._start.schema_version,
             databases=self._start.databases,
             named=self._named_at_start,
+            left_out=self._followed.left_out,
             job_table=self.job_table,
         )
         return pack_base(
@@ -473,8 +333,10 @@ def _opened(opening: saved.Opening, fetch: Fetch) -> tuple[SavedTables, History]
             saved=tables,
         )
         named = NamedIds(table_of=dict(head["start"]["named"]), highest=int(head["start"]["highest_id"]))
+        parts = (KeyRange(bytes.fromhex(a), bytes.fromhex(b)) for a, b in head["start"].get("left_out") or ())
         job_table, resolved_ts = saved.table_of(head["job_table"]), int(head["resolved_ts"])
-        return tables, _restored(start, job_table, resolved_ts, opening.changes, opening.drafts, named)
+        restored = _restored(start, job_table, resolved_ts, opening.changes, opening.drafts, named, Followed(parts))
+        return tables, restored
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptObject("a schema history cannot be read", object_key=opening.name, reason=repr(error)) from error
 
@@ -486,15 +348,12 @@ def _restored(
     changes: Iterable[Change],
     drafts: Mapping[int, Drafts],
     named: NamedIds,
+    followed: Followed,
 ) -> History:
     history = object.__new__(History)
-    history._begin(start, job_table, named)
+    history._begin(start, job_table, named, followed)
     history._drafts = dict(drafts)
     for change in changes:
         history._take(change)
     history.advance(resolved_ts)
     return history
-
-
-def _commit_ts(change: Change) -> int:
-    return change.commit_ts

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from typing import TypeVar, TypeVarTuple
 
 from schemas.model import Column, Table
 from tistream.codec.row.layout import YEAR, ColumnSpec, Kind, RowLayout, kind_of
+from tistream.runtime.kept import kept
 
 _ENCODED = ("gbk", "gb18030")  # charsets whose texts have their own encoding in keys
 _ZEROFILL = 64
+_KEPT_MAX = 4096
+_KEPT_COLUMNS_MAX = 100_000  # readers choose columns of wide tables in any number of ways
+
+Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
 
 
 class ByIdentity:
@@ -27,12 +34,24 @@ class ByIdentity:
         return isinstance(other, ByIdentity) and other.table is self.table
 
 
+def kept_by_version(build: Callable[[*Ts], T], columns_max: int = _KEPT_COLUMNS_MAX) -> Callable[[*Ts], T]:
+    """Keeps the results that were asked for last, for table versions with a bounded number of columns in all. The last
+    argument is the version."""
+    return kept(build, weigh=_columns_of, count_max=_KEPT_MAX, weight_max=columns_max)
+
+
+def _columns_of(args: tuple[object, ...]) -> int:
+    of = args[-1]
+    assert isinstance(of, ByIdentity)
+    return len(of.table.columns)
+
+
 def row_layout(table: Table) -> RowLayout:
     """The layout of the table's visible columns; the same object for the same version."""
     return _build(ByIdentity(table))
 
 
-@lru_cache(maxsize=4096)
+@kept_by_version
 def _build(key: ByIdentity) -> RowLayout:
     table = key.table
     return RowLayout(
@@ -51,7 +70,7 @@ def key_layout(table: Table) -> RowLayout:
     return _build_of_key(ByIdentity(table))
 
 
-@lru_cache(maxsize=4096)
+@kept_by_version
 def _build_of_key(key: ByIdentity) -> RowLayout:
     table, layout = key.table, row_layout(key.table)
     primary = next((i for i in table.indexes if i.primary), None)

@@ -7,6 +7,7 @@ name outside is not found like one that never was, and no suggestion holds one. 
     RENAME into the limit            CREATE TABLE of the new name
     CREATE TABLE ... LIKE another    CREATE TABLE with the columns
     EXCHANGE PARTITION across it     an ALTER TABLE of the table within, without the other name
+    a text for several new tables    CREATE TABLE with the columns
 
 Other statements are as they were written: one can name other tables itself, such as a foreign key or the SELECT of a
 view. Databases are shown when the limit may mean a table in them.
@@ -18,20 +19,20 @@ written while it had another name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
 from schemas import queries
-from schemas.actions import Action, action_name
+from schemas.actions import Action
 from schemas.ddl import Change
 from schemas.diff import SchemaDiff
 from schemas.diff import diff as differences
+from schemas.events import created, dropped, of_table
 from schemas.history import History
 from schemas.model import Database, DdlEvent, Table
 from schemas.names import folded, no_database
-from schemas.show_create import Dialect, define
 from schemas.snapshot import SchemaSnapshot
 from schemas.timeline import VersionIntervals, ids_during
 from tistream.errors import invariant
@@ -64,9 +65,9 @@ class LimitedHistory(History):
     @cached_property
     def whole(self) -> History:
         """The history without the limit."""
-        found = object.__new__(History)
-        found.__dict__.update({name: value for name, value in self.__dict__.items() if name not in _OWN})
-        return found
+        history = object.__new__(History)
+        history.__dict__.update({name: value for name, value in self.__dict__.items() if name not in _OWN})
+        return history
 
     @cached_property
     def ids(self) -> frozenset[int]:
@@ -80,15 +81,18 @@ class LimitedHistory(History):
     def _has(self, table: Table | None) -> bool:
         return table is not None and self._within.table(table.db, table.name)
 
+    def public(self) -> LimitedHistory:
+        return LimitedHistory(self.whole.public(), self._within)
+
     # ---- tables and databases
 
     def table_at(self, physical_id: int, ts: int) -> Table | None:
-        found = super().table_at(physical_id, ts)
-        return found if self._has(found) else None
+        table = super().table_at(physical_id, ts)
+        return table if self._has(table) else None
 
     def version_intervals(self, physical_id: int) -> VersionIntervals:
-        found = super().version_intervals(physical_id)
-        return replace(found, versions=tuple(table if self._has(table) else None for table in found.versions))
+        intervals = super().version_intervals(physical_id)
+        return replace(intervals, versions=tuple(table if self._has(table) else None for table in intervals.versions))
 
     def databases(self, ts: int) -> list[Database]:
         return [database for database in super().databases(ts) if self._within.database(database.name)]
@@ -102,8 +106,18 @@ class LimitedHistory(History):
         return [table for table in super().tables(db, ts) if self._has(table)]
 
     def named(self, db: str, table: str, ts: int) -> Table | None:
-        found = super().named(db, table, ts)
-        return found if self._has(found) else None
+        tables = super().named(db, table, ts)
+        return tables if self._has(tables) else None
+
+    def existed(self, db: str, table: str | None, after_ts: int, upto_ts: int) -> bool:
+        within = self._within.database(db) if table is None else self._within.table(db, table)
+        return within and super().existed(db, table, after_ts, upto_ts)
+
+    def changed_versions(self, after_ts: int, upto_ts: int) -> Iterator[Table]:
+        return filter(self._has, super().changed_versions(after_ts, upto_ts))
+
+    def _not_shown(self, db: str, table: str, ts: int) -> Table | None:
+        return super()._not_shown(db, table, ts) if self._within.table(db, table) else None
 
     def _spelled(self, db: str, ts: int) -> list[str]:
         return [name for name in super()._spelled(db, ts) if self._within.table(db, name)]
@@ -113,7 +127,7 @@ class LimitedHistory(History):
             return super().physical_ids(db, table, after_ts, upto_ts) if self._within.table(db, table) else set()
         self._check(after_ts)
         self._check(upto_ts)
-        changed = self._timelines.names_in(folded(db))
+        changed = self._view.timelines.names_in(folded(db))
         names = {name for name in self._names_in(folded(db)) if self._within.table(db, name)}
         unchanged = self._start.physical_ids_of(folded(db), names - changed.keys())
         return unchanged | ids_during((t for name, t in changed.items() if name in names), after_ts, upto_ts)
@@ -122,18 +136,24 @@ class LimitedHistory(History):
         return super().physical_ids_named(lambda db, name: wanted(db, name) and self._within.table(db, name))
 
     def snapshot(self, ts: int) -> SchemaSnapshot:
-        found = super().snapshot(ts)
+        whole = super().snapshot(ts)
         return replace(
-            found,
-            databases=MappingProxyType({d.id: d for d in found.databases.values() if self._within.database(d.name)}),
-            tables=MappingProxyType({i: table for i, table in found.tables.items() if self._has(table)}),
+            whole,
+            databases=MappingProxyType({d.id: d for d in whole.databases.values() if self._within.database(d.name)}),
+            tables=MappingProxyType({i: table for i, table in whole.tables.items() if self._has(table)}),
         )
 
     # ---- changes
 
     def events(self, after_ts: int, upto_ts: int) -> list[DdlEvent]:
-        found = (self._event(event) for event in super().events(after_ts, upto_ts))
-        return [event for event in found if event is not None]
+        return self._of_reader(super().events(after_ts, upto_ts))
+
+    def causes(self, ts: int) -> list[DdlEvent]:
+        return self._of_reader(super().causes(ts))
+
+    def _of_reader(self, events: Iterable[DdlEvent]) -> list[DdlEvent]:
+        mapped = map(self._event, events)
+        return [replace(event, job_query=event.query) for event in mapped if event is not None]
 
     def changes(self, after_ts: int) -> Sequence[Change]:
         invariant(False, "the changes of jobs are not shown to a reader with a limit")
@@ -146,14 +166,15 @@ class LimitedHistory(History):
 
     def _event(self, event: DdlEvent) -> DdlEvent | None:
         """The event as the reader sees it; None when it is not about what lies within."""
-        event = replace(event, job_query=event.query)
+        of_several = event.type == Action.CREATE_TABLES and event.query == event.job_query
         if not event.table:
             return event if self._within.database(event.db) else None
         if event.exchanged is not None:
             return self._exchange(event)
         now = self._within.table(event.db, event.table)
         if event.type not in _RENAMES or not event.old_table:
-            return None if not now else self._created(event) if self._is_like_another(event) else event
+            shows_others = of_several or self._is_like_another(event)
+            return None if not now else self._created(event) if shows_others else event
         before, now = (self._within.table(*names) for names in _renamed(event))
         if now and before:
             return event
@@ -161,10 +182,10 @@ class LimitedHistory(History):
 
     def _is_like_another(self, event: DdlEvent) -> bool:
         """Whether it is a CREATE TABLE ... LIKE a table that is not within."""
-        found = _LIKE.match(event.statement) if event.type == Action.CREATE_TABLE else None
-        if found is None:
+        match = _LIKE.match(event.statement) if event.type == Action.CREATE_TABLE else None
+        if match is None:
             return False
-        *database, table = _names(found["names"])
+        *database, table = _names(match["names"])
         return not self._within.table(database[0] if database else event.db, table)
 
     def _exchange(self, event: DdlEvent) -> DdlEvent | None:
@@ -175,22 +196,17 @@ class LimitedHistory(History):
         if table is None:
             return None
         query = f"ALTER TABLE {queries.quoted(table.db, table.name)} {_ELSEWHERE}"
-        return _of(event, table, query=query, exchanged=None)
+        return of_table(event, table, event.type, query)
 
     def _created(self, event: DdlEvent) -> DdlEvent | None:
         table = event.version
         if table is None or table.kind != "table" or not self._has(table):
             return None
-        database = super().database(table.db, event.commit_ts)
-        return _of(event, table, Action.CREATE_TABLE, query=define(database, table, Dialect.TIDB).create_table)
+        return created(event, table, super().database(table.db, event.commit_ts))
 
     def _dropped(self, event: DdlEvent) -> DdlEvent | None:
-        table = self._timelines.named(folded(event.old_db), folded(event.old_table)).at(event.commit_ts - 1)
-        if table is None or not self._has(table):
-            return None
-        view = table.kind == "view"
-        query = queries.drop("VIEW" if view else "TABLE", table.db, table.name)
-        return _of(event, table, Action.DROP_VIEW if view else Action.DROP_TABLE, query=query)
+        table = self._view.timelines.named(folded(event.old_db), folded(event.old_table)).at(event.commit_ts - 1)
+        return None if table is None or not self._has(table) else dropped(event, table)
 
 
 _OWN = ("_within", "whole", "ids")
@@ -216,27 +232,3 @@ def whole_of(history: History) -> History:
 def ids_of_limit(history: History) -> frozenset[int] | None:
     """The physical ids that tables within the limit of a reader ever had; None without a limit."""
     return history.ids if isinstance(history, LimitedHistory) else None
-
-
-def _of(
-    event: DdlEvent, table: Table, action: int | None = None, *, query: str, exchanged: Table | None = None
-) -> DdlEvent:
-    """The event as one of this table alone."""
-    type_ = event.type if action is None else int(action)
-    return replace(
-        event,
-        type=type_,
-        kind=action_name(type_),
-        query=query,
-        job_query=query,
-        as_written=False,
-        db=table.db,
-        table=table.name,
-        db_id=table.db_id,
-        table_id=table.id,
-        version=table,
-        old_db="",
-        old_table="",
-        exchanged=exchanged,
-        view_select="",
-    )

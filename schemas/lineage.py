@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.actions import Action
@@ -55,9 +55,7 @@ def versions_of(history: History, physical_id: int, upto_ts: int) -> list[Versio
         Version(
             start_ts=int(start),
             table=version,
-            events=()
-            if n == 0
-            else [e for e in history.events(int(start) - 1, int(start)) if e.table_id == version.id],
+            events=() if n == 0 else [e for e in history.causes(int(start)) if e.table_id == version.id],
         )
         for n, (start, version) in enumerate(zip(intervals.starts.tolist(), intervals.versions, strict=True))
         if version is not None and start <= upto_ts
@@ -68,8 +66,8 @@ def column_lineages(versions: Sequence[Version]) -> dict[int, tuple[Ancestor, ..
     """The lineages of the newest version's public columns. `versions` are those of one physical id, by time."""
     lines: dict[int, tuple[Ancestor, ...]] = {}
     for before, after in itertools.pairwise(versions):
-        found = _replaced(before.table, after)
-        for new_id, ancestor in found.items():
+        ancestors = _replaced(before.table, after)
+        for new_id, ancestor in ancestors.items():
             older = lines.get(ancestor.column.id, ()) if ancestor.column is not None else ()
             lines[new_id] = (*older, ancestor)
     public = {c.id for c in _public(versions[-1].table)} if versions else set()
@@ -83,39 +81,56 @@ def _replaced(before: Table, after: Version) -> dict[int, Ancestor]:
     new = [c for c in _public(after.table) if c.id not in known]
     gone = {folded(c.name): c for c in _public(before) if c.id not in kept}
     query = "; ".join(event.job_query or event.query for event in after.events)
-    found: dict[int, Ancestor] = {}
+    ancestors: dict[int, Ancestor] = {}
     for column in new:
         old = gone.pop(folded(column.name), None)
         if old is not None:
-            found[column.id] = Ancestor(column=old, became=column, ddl_ts=after.start_ts, query=query)
-    others = [c for c in new if c.id not in found]
+            ancestors[column.id] = Ancestor(column=old, became=column, ddl_ts=after.start_ts, query=query)
+    others = [c for c in new if c.id not in ancestors]
     if not others or not gone:
-        return found
+        return ancestors
     types = {event.type for event in after.events}
     if types == {Action.MODIFY_COLUMN} and len(others) == len(gone) == 1:
         old = next(iter(gone.values()))
-        found[others[0].id] = Ancestor(column=old, became=others[0], ddl_ts=after.start_ts, query=query)
+        ancestors[others[0].id] = Ancestor(column=old, became=others[0], ddl_ts=after.start_ts, query=query)
     elif types != {Action.MULTI_SCHEMA_CHANGE} or _CHANGE.search(query):
-        found |= {c.id: Ancestor(column=None, became=c, ddl_ts=after.start_ts, query=query) for c in others}
-    return found
+        ancestors |= {c.id: Ancestor(column=None, became=c, ddl_ts=after.start_ts, query=query) for c in others}
+    return ancestors
 
 
-def table_ids(history: History, table: Table, ts: int) -> tuple[int, ...]:
-    """The ids that the table had up to `ts`, newest first. TRUNCATE TABLE and changes of partitioning give a table a
+def table_ids(history: History, table: Table) -> tuple[int, ...]:
+    """The ids that the table had up to now, newest first. TRUNCATE TABLE and changes of partitioning give a table a
     new id and keep its columns with their ids; a table that was dropped and created again is another one."""
-    ids = [table.id]
+    return tuple(dict.fromkeys(each.id for each, _ in _generations(history, table)))
+
+
+def table_lineages(history: History, table: Table, ts: int) -> Lineages:
+    """The lineages of the public columns that the table has at `ts`, through all ids that it had up to then."""
+    versions: list[Version] = []
+    upto = ts
+    for _, born in _generations(history, table):
+        if not born:
+            break
+        oldest = min(born, key=lambda id_: born[id_])
+        versions = [*versions_of(history, oldest, upto), *versions]
+        upto = born[oldest] - 1
+    return column_lineages(versions)
+
+
+def _generations(history: History, table: Table) -> Iterator[tuple[Table, dict[int, int]]]:
+    """(the table, its physical ids with the timestamps of their births) for each set of physical ids that it had,
+    newest first."""
     while True:
-        born = {int(s[0]): id_ for id_ in table.physical_ids if len(s := history.version_intervals(id_).starts)}
-        at = min(born, default=0)
+        born = {id_: int(s[0]) for id_ in table.physical_ids if len(s := history.version_intervals(id_).starts)}
+        yield table, born
+        at = min(born.values(), default=0)
         if at <= history.start_ts:
-            return tuple(ids)
-        first = history.table_at(born[at], at)
+            return
+        first = history.table_at(next(id_ for id_ in born if born[id_] == at), at)
         there = history.physical_ids(first.db, first.name, at - 1, at - 1) if first is not None else ()
         before = history.table_at(min(there), at - 1) if there else None
         if first is None or before is None or _ids_of(before) != _ids_of(first):
-            return tuple(ids)
-        if before.id not in ids:
-            ids.append(before.id)
+            return
         table = before
 
 

@@ -7,6 +7,8 @@ job is done, or has taken effect (see `schemas.switch`), they are settled:
     reconciled(job, change, drafts, state)    tables that the job does not mention are taken from its drafts; those in
                                               both are compared
     adopted(drafts, state)                    without a job that counts, the meta range counts
+    ahead(step, state)                        what a step makes public before its job is done, which TiDB's reads as of
+                                              a timestamp use
 
 A table without a draft is unchanged in the meta range: the state in force. Two definitions agree when they decode rows
 alike and have the same names and ids; comments, timestamps and non-public parts do not matter. Where they differ the
@@ -15,7 +17,7 @@ job counts, as it does for other consumers of jobs, and a `Disagreement` names t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +25,7 @@ from schemas import ddl, fields, tidb_json
 from schemas.actions import EVENTS, Action, action_name
 from schemas.ddl import Change, Job, SchemaState
 from schemas.ids import SYSTEM
-from schemas.meta import Definition
+from schemas.meta import Definition, Step
 from schemas.model import STATE_PUBLIC, Database, Table
 from schemas.partitions import named_ids
 from schemas.snapshot import is_system_database
@@ -78,12 +80,12 @@ Drafts = tuple[Definition, ...]
 
 def newly_named(definitions: Iterable[Definition], state: SchemaState) -> dict[int, int]:
     """Physical ids that definitions name -> their table, or SYSTEM for tables of databases that are not known."""
-    found: dict[int, int] = {}
+    ids: dict[int, int] = {}
     for d in definitions:
         if d.table_id and d.info is not None:
             known = d.db_id in state.databases
-            found.update(dict.fromkeys(_named_by(d, known), d.table_id if known else SYSTEM))
-    return found
+            ids.update(dict.fromkeys(_named_by(d, known), d.table_id if known else SYSTEM))
+    return ids
 
 
 def _named_by(definition: Definition, known: bool) -> set[int]:
@@ -93,19 +95,14 @@ def _named_by(definition: Definition, known: bool) -> set[int]:
     except (KeyError, TypeError, ValueError, AttributeError, DecodeError) as error:
         if not known:
             return {definition.table_id}
-        raise DecodeError(
-            "a definition of the meta range cannot be read",
-            database_id=definition.db_id,
-            table_id=definition.table_id,
-            commit_ts=definition.commit_ts,
-        ) from error
+        raise definition.unreadable("cannot be read") from error
 
 
 def with_definitions(drafts: Drafts, newer: Iterable[Definition]) -> Drafts:
     """The drafts after another step of the job."""
-    found = {(d.db_id, d.table_id): d for d in drafts}
-    found.update({(d.db_id, d.table_id): d for d in newer})
-    return tuple(found.values())
+    drafts_by_id = {(d.db_id, d.table_id): d for d in drafts}
+    drafts_by_id.update({(d.db_id, d.table_id): d for d in newer})
+    return tuple(drafts_by_id.values())
 
 
 def completed(job: Job, drafts: Drafts) -> Job:
@@ -139,17 +136,17 @@ def reconciled(job: Job, change: Change, drafts: Drafts, state: SchemaState) -> 
     meta = _View.of(drafts, state)
     tables = {**dict.fromkeys(change.drop_tables), **{t.id: t for t in change.put_tables}}
     databases = {**dict.fromkeys(change.drop_databases), **{db.id: db for db in change.put_databases}}
-    found: list[Disagreement] = []
+    disagreements: list[Disagreement] = []
     for db_id, db in sorted(databases.items()):
         if (held_db := meta.databases.get(db_id)) != db:
-            found.append(Disagreement.about_database(job, db, held_db))
+            disagreements.append(Disagreement.about_database(job, db, held_db))
     for table_id, said in sorted(tables.items()):
         held, before = meta.table(table_id), state.table(table_id)
         if said is None and before is not None and before.db_id in change.drop_databases:
             continue  # went with its database
         if not _alike(said, held):
-            found.append(Disagreement.about_table(job, said, held, before))
-    return _with_rest(change, meta, state, set(tables)), found
+            disagreements.append(Disagreement.about_table(job, said, held, before))
+    return _with_rest(change, meta, state, set(tables), _alike), disagreements
 
 
 def settled(
@@ -157,7 +154,11 @@ def settled(
 ) -> tuple[Change | None, list[Disagreement]]:
     """(the change of an ended job or None, the disagreements with its drafts). Raises as `ddl.apply`."""
     if ddl.skip_reason(job, state):
-        return adopted(drafts, state, job.commit_ts, schema_version, job_id=job.id), []
+        change = adopted(drafts, state, job.commit_ts, schema_version, job_id=job.id)
+        if job.type == Action.FLASHBACK_CLUSTER and job.state == ddl.STATE_DONE:
+            change = change or Change(job_id=job.id, commit_ts=job.commit_ts, schema_version=schema_version)
+            change = replace(change, created_ts=job.created_ts, unlogged="FLASHBACK CLUSTER")
+        return change, []
     return reconciled(job, ddl.apply(completed(job, drafts), state), drafts, state)
 
 
@@ -168,7 +169,7 @@ def adopted(
     if not drafts:
         return None
     nothing = Change(job_id=job_id, commit_ts=commit_ts, schema_version=schema_version)
-    change = _with_rest(nothing, _View.of(drafts, state), state, set())
+    change = _with_rest(nothing, _View.of(drafts, state), state, set(), _alike)
     return None if change == nothing else change
 
 
@@ -180,6 +181,18 @@ def finished(drafts: Drafts, state: SchemaState, job: Job, schema_version: int) 
         return None
     puts = [(t, state.named(t.db, t.name)) for t in change.put_tables]
     return replace(change, put_tables=tuple(replace(t, update_ts=(old or t).update_ts) for t, old in puts))
+
+
+def ahead(step: Step, state: SchemaState, schema_version: int) -> Change | None:
+    """The change from `state` to what a step of a running job made public, for reads as of a timestamp; None for none.
+    Its events say which statement made a version."""
+    job = next(job for job in step.jobs if job.id == step.owner)
+    nothing = Change(job_id=job.id, commit_ts=step.commit_ts, schema_version=schema_version)
+    change = _with_rest(nothing, _View.of(step.definitions, state, blocks=True), state, set(), _shown_alike)
+    if change == nothing:
+        return None
+    events = tuple(ddl.event_of(job, table) for table in change.put_tables)
+    return replace(change, created_ts=job.created_ts, events=events, early=True)
 
 
 def was_missed(job: Job, drafts: Drafts, state: SchemaState, start_ts: int) -> bool:
@@ -202,11 +215,17 @@ def was_missed(job: Job, drafts: Drafts, state: SchemaState, start_ts: int) -> b
     return False
 
 
-def _with_rest(change: Change, meta: _View, state: SchemaState, mentioned: set[int]) -> Change:
-    """`change` and every drafted table and database that it does not mention."""
+def _with_rest(
+    change: Change,
+    meta: _View,
+    state: SchemaState,
+    mentioned: set[int],
+    alike: Callable[[Table | None, Table | None], bool],
+) -> Change:
+    """`change` and every drafted table and database that it does not mention and that is not `alike` in the state."""
     named = {*change.drop_databases, *(db.id for db in change.put_databases)}
     databases = {i: db for i, db in meta.drafted_databases.items() if i not in named and state.databases.get(i) != db}
-    held = {i: t for i, t in meta.drafted.items() if i not in mentioned and not _alike(t, state.table(i))}
+    held = {i: t for i, t in meta.drafted.items() if i not in mentioned and not alike(t, state.table(i))}
     gone = tuple(i for i, db in databases.items() if db is None and i in state.databases)
     left = {i for db_id in gone for i in state.tables_of(db_id)} - mentioned - {i for i, t in held.items() if t}
     return replace(
@@ -228,15 +247,17 @@ class _View:
     drafted: Mapping[int, Table | None]
 
     @classmethod
-    def of(cls, drafts: Drafts, state: SchemaState) -> _View:
-        """Databases that are neither known nor drafted are TiDB's own, and so are their tables."""
+    def of(cls, drafts: Drafts, state: SchemaState, *, blocks: bool = False) -> _View:
+        """Databases that are neither known nor drafted are TiDB's own, and so are their tables. A draft that is not
+        public does not count, or with `blocks` means that nothing is there."""
         drafted_databases: dict[int, Database | None] = {}
         for d in drafts:
             if d.table_id:
                 continue
             db = None if d.info is None else tidb_json.database(_json(d))
-            if db is None or (db.state == STATE_PUBLIC and not is_system_database(db.name)):
-                drafted_databases[d.db_id] = db
+            is_public = db is not None and db.state == STATE_PUBLIC
+            if db is None or ((is_public or blocks) and not is_system_database(db.name)):
+                drafted_databases[d.db_id] = db if is_public else None
         databases = {**state.databases}
         for db_id, db in drafted_databases.items():
             databases.pop(db_id, None)
@@ -248,8 +269,11 @@ class _View:
             if d.info is None:
                 if d.db_id in state.databases:
                     drafted[d.table_id] = None
-            elif d.db_id in databases and (info := _json(d)).get("state") == STATE_PUBLIC:
-                drafted[d.table_id] = tidb_json.table(info, db_id=d.db_id, db=databases[d.db_id].name)
+            elif d.db_id in databases:
+                if (info := _json(d)).get("state") == STATE_PUBLIC:
+                    drafted[d.table_id] = tidb_json.table(info, db_id=d.db_id, db=databases[d.db_id].name)
+                elif blocks:
+                    drafted[d.table_id] = None
         return cls(state=state, databases=databases, drafted_databases=drafted_databases, drafted=drafted)
 
     def table(self, table_id: int) -> Table | None:
@@ -258,19 +282,28 @@ class _View:
 
 def _json(definition: Definition) -> Json:
     try:
-        found: Json = fields.parsed(definition.info)
+        parsed: Json = fields.parsed(definition.info)
     except ValueError as error:
-        raise DecodeError(
-            "a definition of the meta range is not JSON",
-            database_id=definition.db_id,
-            table_id=definition.table_id,
-            commit_ts=definition.commit_ts,
-        ) from error
-    return found
+        raise definition.unreadable("is not JSON") from error
+    return parsed
 
 
 def _alike(a: Table | None, b: Table | None) -> bool:
     return a is b or (a is not None and b is not None and _facts(a) == _facts(b))
+
+
+def _shown_alike(a: Table | None, b: Table | None) -> bool:
+    """Whether they have the same public parts, comments too."""
+    return a is b or (a is not None and b is not None and _public_parts(a) == _public_parts(b))
+
+
+def _public_parts(table: Table) -> Table:
+    return replace(
+        table,
+        update_ts=0,
+        columns=tuple(c for c in table.columns if c.state == STATE_PUBLIC),
+        indexes=tuple(i for i in table.indexes if i.state == STATE_PUBLIC),
+    )
 
 
 def _facts(table: Table) -> dict[str, Any]:
@@ -279,6 +312,7 @@ def _facts(table: Table) -> dict[str, Any]:
     if table.kind != "table":
         return facts
     return facts | {
+        "mode": table.mode,
         "partitions": table.partition_ids,
         "handle": (table.pk_is_handle, table.is_common_handle, table.common_handle_version),
         "columns": [replace(c, comment="") for c in table.visible_columns],

@@ -48,6 +48,11 @@ class Definition:
     table_id: int = 0  #: 0: the database itself
     info: bytes | None  #: DBInfo or TableInfo as JSON; None when it was deleted
 
+    def unreadable(self, cause: str) -> DecodeError:
+        """The error of a definition that cannot be used."""
+        facts = {"database_id": self.db_id, "table_id": self.table_id, "commit_ts": self.commit_ts}
+        return DecodeError(f"a definition of the meta range {cause}", **facts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -110,14 +115,14 @@ def defined_at(key: bytes) -> tuple[int, int] | None:
 
 def steps_of(jobs: Iterable[Job], definitions: Iterable[Definition]) -> list[Step]:
     """The steps, one per transaction, in apply order."""
-    found: defaultdict[tuple[int, int], tuple[list[Job], list[Definition]]] = defaultdict(lambda: ([], []))
+    grouped: defaultdict[tuple[int, int], tuple[list[Job], list[Definition]]] = defaultdict(lambda: ([], []))
     for job in jobs:
-        found[job.start_ts, job.commit_ts][0].append(job)
+        grouped[job.start_ts, job.commit_ts][0].append(job)
     for definition in definitions:
-        found[definition.start_ts, definition.commit_ts][1].append(definition)
+        grouped[definition.start_ts, definition.commit_ts][1].append(definition)
     steps = (
         Step(start_ts=start_ts, commit_ts=commit_ts, jobs=tuple(theirs), definitions=tuple(written))
-        for (start_ts, commit_ts), (theirs, written) in found.items()
+        for (start_ts, commit_ts), (theirs, written) in grouped.items()
     )
     return sorted(steps, key=lambda step: step.order)
 
@@ -132,9 +137,9 @@ def read_meta(rows: pa.Table, after_ts: int, upto_ts: int) -> Iterator[Definitio
     picked = rows.filter(pc.and_(named, pa.array(wanted)))
     columns = (picked[name].to_pylist() for name in ("key", "op", "value", "start_ts", "commit_ts"))
     for key, op, value, start_ts, row_commit_ts in zip(*columns, strict=True):
-        found = _read(key, value if op == Op.PUT else None, start_ts, row_commit_ts)
-        if found is not None:
-            yield found
+        read = _read(key, value if op == Op.PUT else None, start_ts, row_commit_ts)
+        if read is not None:
+            yield read
 
 
 def _read(key: bytes, value: bytes | None, start_ts: int, commit_ts: int) -> Definition | Job | None:

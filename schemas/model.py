@@ -99,6 +99,7 @@ class Table:
     partition_names: tuple[str, ...] = ()
     update_ts: int = 0  #: TableInfo.update_timestamp
     kind: str = "table"  #: table, view or sequence
+    mode: str = ""  #: IMPORT INTO or restore, while TiDB fills it past the change feed
     comment: str = ""
 
     @property

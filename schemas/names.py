@@ -14,37 +14,33 @@ _NAMES_COMPARED_MAX = 400  # comparing takes tens of microseconds per name, and 
 
 def no_database(name: str, known: Sequence[str], *, ts: int) -> NotFound:
     """The facts are `database`, `ts`, `did_you_mean` (may be empty) and `known` names."""
-    return NotFound(
-        f"there is no database {name!r}{_guess(name, known)}",
-        database=name,
-        ts=ts,
-        did_you_mean=similar(name, known),
-        known=known[:_NAMES_SHOWN_MAX],
-    )
+    return _unknown(f"there is no database {name!r}", name, known, database=name, ts=ts)
 
 
 def no_table(db: str, name: str, known: Sequence[str], *, ts: int) -> NotFound:
     """The facts are `database`, `table`, `ts`, `did_you_mean` (may be empty) and `known` names."""
-    return NotFound(
-        f"there is no table {name!r} in database {db!r}{_guess(name, known)}",
-        database=db,
-        table=name,
-        ts=ts,
-        did_you_mean=similar(name, known),
-        known=known[:_NAMES_SHOWN_MAX],
+    return _unknown(f"there is no table {name!r} in database {db!r}", name, known, database=db, table=name, ts=ts)
+
+
+def not_followed(db: str, table: str, *, ts: int) -> NotFound:
+    """For a table that exists upstream, of a tenant that was started without it. The fact `followed` says so."""
+    error = NotFound(
+        f"this tenant does not follow {f'{db}.{table}'!r}", database=db, table=table, ts=ts, followed=False
     )
+    error.hint = "It was started with --table or --database. Create another tenant to follow other tables."
+    return error
 
 
 def no_column(db: str, table: str, name: str, known: Sequence[str]) -> NotFound:
     """The facts are `database`, `table`, `column`, `did_you_mean` (may be empty) and `known` names."""
-    return NotFound(
-        f"there is no column {name!r} in table {f'{db}.{table}'!r}{_guess(name, known)}",
-        database=db,
-        table=table,
-        column=name,
-        did_you_mean=similar(name, known),
-        known=known[:_NAMES_SHOWN_MAX],
-    )
+    said = f"there is no column {name!r} in table {f'{db}.{table}'!r}"
+    return _unknown(said, name, known, database=db, table=table, column=name)
+
+
+def _unknown(said: str, name: str, known: Sequence[str], **facts: object) -> NotFound:
+    near = similar(name, known)
+    guess = f", did you mean {near[0]!r}?" if near else ""
+    return NotFound(said + guess, **facts, did_you_mean=near, known=known[:_NAMES_SHOWN_MAX])
 
 
 def similar(name: str, known: Sequence[str]) -> list[str]:
@@ -68,8 +64,3 @@ def _nearby(wanted: str, names: list[str]) -> list[str]:
     at, back = bisect_left(forward, wanted), bisect_left(backward, wanted[::-1])
     near = forward[max(0, at - half) : at + half]
     return [*dict.fromkeys([*near, *(each[::-1] for each in backward[max(0, back - half) : back + half])])]
-
-
-def _guess(name: str, known: Sequence[str]) -> str:
-    found = similar(name, known)
-    return f", did you mean {found[0]!r}?" if found else ""

@@ -119,7 +119,9 @@ def open_object(name: str, fetch: Fetch) -> Opening:
         return Opening(
             name=name,
             head=parsed,
-            drafts={int(job_id): tuple(map(_definition, found)) for job_id, found in parsed["drafts"].items()},
+            drafts={
+                int(job_id): tuple(map(_definition, definitions)) for job_id, definitions in parsed["drafts"].items()
+            },
             changes=tuple(change_of(orjson.loads(line)) for line in changes.splitlines()),
             blocks_at=_PREFIX.size + length,
         )
@@ -211,12 +213,12 @@ def _typed_fields(cls: type) -> tuple[tuple[str, tuple[type, ...]], ...]:
 
 def _made(cls: Callable[..., V], values: Mapping[str, Any]) -> V:
     """A value of this dataclass. TypeError naming the field that is missing, unknown or of another type."""
-    found = cls(**values)
-    kind: Any = type(found)
+    value = cls(**values)
+    kind: Any = type(value)
     for name, types in _typed_fields(kind):
-        if type(getattr(found, name)) not in types:
-            raise TypeError(f"{kind.__name__}.{name} is {getattr(found, name)!r:.60}")
-    return found
+        if type(getattr(value, name)) not in types:
+            raise TypeError(f"{kind.__name__}.{name} is {getattr(value, name)!r:.60}")
+    return value
 
 
 def texts_of(values: Any) -> tuple[str, ...]:
@@ -270,6 +272,9 @@ def change_of(data: Mapping[str, Any]) -> Change:
         put_tables=puts,
         created_ts=_of(int, data.get("created_ts") or 0),
         names=tuple((_of(int, physical_id), _of(int, table_id)) for physical_id, table_id in data["names"]),
+        older=ints_of(data.get("older") or ()),
+        unlogged=_of(str, data.get("unlogged") or ""),
+        early=_of(bool, data.get("early") or False),
         events=tuple(_event(e, puts) for e in data["events"]),
     )
 

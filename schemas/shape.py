@@ -42,11 +42,11 @@ def to_json(shape: Shape) -> dict[str, Any]:
     return {**asdict(shape), "columns": columns}
 
 
-def of_json(found: dict[str, Any]) -> Shape:
+def of_json(parsed: dict[str, Any]) -> Shape:
     """The shape that `to_json` wrote. DecodeError for anything else."""
     try:
-        columns = tuple(ColumnSpec(**{**column, "elems": tuple(column["elems"])}) for column in found["columns"])
-        lists = {name: tuple(found[name]) for name in ("physical_ids", "common_handle")}
-        return Shape(**{**found, **lists, "columns": columns})
+        columns = tuple(ColumnSpec(**{**column, "elems": tuple(column["elems"])}) for column in parsed["columns"])
+        lists = {name: tuple(parsed[name]) for name in ("physical_ids", "common_handle")}
+        return Shape(**{**parsed, **lists, "columns": columns})
     except (KeyError, TypeError) as e:
         raise DecodeError("the shape of a table cannot be read", cause=repr(e)) from e

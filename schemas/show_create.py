@@ -1,12 +1,13 @@
 """CREATE statements for old table versions, to restore their rows into a server.
 
 Types, character sets, collations, NULL and DEFAULT, keys and comments are those of the version. What a server cannot
-take is omitted with a note: partitions, indexes over expressions. What the schema history does not keep is omitted:
-foreign keys and checks, AUTO_RANDOM and shard bits, invisibility of indexes. Stored generated columns become ordinary
-ones with their values; virtual ones, which have no value in a row, are omitted. The note has the expression.
+take is omitted with a note: partitions, indexes over expressions and vectors, defaults of functions that it lacks. What
+the schema history does not keep is omitted: foreign keys and checks, AUTO_RANDOM and shard bits, invisibility of
+indexes. Stored generated columns become ordinary ones with their values; virtual ones, which have no value in a row,
+are omitted. The note has the expression.
 
     tidb       as TiDB prints it
-    mysql      the same without VECTOR (JSON text instead) and defaults from sequences
+    mysql      the same without VECTOR (JSON text instead)
     mariadb    also: collations that MariaDB lacks become binary ones without padding, so that no key collides
 """
 
@@ -21,10 +22,19 @@ from schemas.model import STATE_PUBLIC, Column, Database, Index, Table
 from schemas.queries import quoted
 from schemas.types import full_type, literal, sql_type
 
-_TIMESTAMP, _DATETIME, _BIT, _VECTOR, _BINARY = 7, 12, 16, 225, 254
+_TIMESTAMP, _DATE, _DATETIME, _NEWDATE, _BIT, _VECTOR = 7, 10, 12, 14, 16, 225
 _TEXTS = frozenset({15, 247, 248, 249, 250, 251, 252, 253, 254})
 _AUTO_INCREMENT, _ON_UPDATE_NOW, _NO_DEFAULT_VALUE = 512, 8192, 4096
-_NOW = "CURRENT_TIMESTAMP"
+_NOW, _TODAY = "CURRENT_TIMESTAMP", "CURRENT_DATE"
+_STRING = re.compile(r"'(?:[^']|'')*'")
+_CALL = re.compile(r"`?(\w+)`?\s*\(", re.ASCII)
+#: functions of TiDB's defaults that other servers have
+_FUNCTIONS = frozenset(
+    {
+        *("rand", "uuid", "date_format", "now", "str_to_date", "curdate", "current_date", "current_timestamp", "user"),
+        *("upper", "lower", "substring_index", "replace", "concat", "json_object", "json_array", "json_quote"),
+    }
+)
 _WORD = re.compile(r"\w+", re.ASCII)
 #: tokens allowed in an expression: no comment, semicolon, backslash or open string
 _TOKENS = re.compile(r"(?:'(?:[^'\\]|'')*'|`(?:[^`]|``)*`|[\w\s.,+*%=<>!()@:]|-(?!-)|/(?!\*))*")
@@ -53,6 +63,8 @@ def define(database: Database, table: Table, dialect: Dialect) -> Definition:
     notes: list[str] = []
     columns = [_column(c, table, dialect, notes) for c in table.visible_columns]
     lines = [*columns, *_keys(table, notes)]
+    if dialect is not Dialect.TIDB and not table.is_common_handle and any(index.primary for index in table.indexes):
+        notes.append("primary key NONCLUSTERED: clustered")
     for column in table.columns:
         if column.generated and column.state == STATE_PUBLIC and not column.hidden:
             became = "an ordinary column" if column.generated_stored else "left out"
@@ -125,11 +137,8 @@ def _type(column: Column, dialect: Dialect, notes: list[str]) -> str:
 def _default(column: Column, dialect: Dialect, notes: list[str]) -> list[str]:
     if column.flag & _AUTO_INCREMENT:
         return []
-    if column.default_is_expr and "nextval(" in str(column.default).lower() and dialect is not Dialect.TIDB:
-        notes.append(f"column {column.name}: no default, which was {column.default}")
-        return []
     if column.default_is_expr and column.default is not None:
-        if not _is_expression(str(column.default)):
+        if not _is_expression(str(column.default)) or not _has_functions(str(column.default), dialect):
             notes.append(f"column {column.name}: no default, which was {column.default}")
             return []
         return [f"DEFAULT ({column.default})"]
@@ -138,6 +147,8 @@ def _default(column: Column, dialect: Dialect, notes: list[str]) -> list[str]:
     if column.default is None:
         return [] if column.not_null or column.flag & _NO_DEFAULT_VALUE else ["DEFAULT NULL"]
     text = str(column.default)
+    if column.tp in (_DATE, _NEWDATE) and text.upper().startswith((_TODAY, _NOW)):
+        return [f"DEFAULT {_TODAY}" if dialect is Dialect.TIDB else f"DEFAULT ({_TODAY})"]
     if column.tp in (_TIMESTAMP, _DATETIME) and text.upper().startswith(_NOW):
         return [f"DEFAULT {_now(column)}"]
     return [f"DEFAULT {literal(text)}"]
@@ -156,6 +167,14 @@ def _is_expression(text: str) -> bool:
     return depth == 0
 
 
+def _has_functions(text: str, dialect: Dialect) -> bool:
+    """Whether the server has all functions that the expression calls."""
+    if dialect is Dialect.TIDB:
+        return True
+    called = {name.lower() for name in _CALL.findall(_STRING.sub("''", text))}
+    return called <= (_FUNCTIONS | {"uuid_to_bin"} if dialect is Dialect.MYSQL else _FUNCTIONS)
+
+
 def _now(column: Column) -> str:
     return f"{_NOW}({column.decimal})" if column.decimal > 0 else _NOW
 
@@ -163,18 +182,21 @@ def _now(column: Column) -> str:
 def _keys(table: Table, notes: list[str]) -> list[str]:
     """Indexes whose columns are all restored."""
     shown = {c.offset for c in table.visible_columns}
-    found = []
+    vectors = {c.offset for c in table.columns if c.tp == _VECTOR}
+    keys = []
     if table.pk_is_handle:
         names = ",".join(quoted(c.name) for c in table.columns if c.primary)
-        found.append(f"PRIMARY KEY ({names}) /*T![clustered_index] CLUSTERED */")
+        keys.append(f"PRIMARY KEY ({names}) /*T![clustered_index] CLUSTERED */")
     for index in table.indexes:
         if index.state != STATE_PUBLIC:
             continue
-        if all(c.offset in shown for c in index.columns):
-            found.append(_key(index, table))
+        if any(c.offset in vectors for c in index.columns):
+            notes.append(f"index {index.name}: over a vector")
+        elif all(c.offset in shown for c in index.columns):
+            keys.append(_key(index, table))
         else:
             notes.append(f"index {index.name}: over an expression or a virtual column")
-    return found
+    return keys
 
 
 def _key(index: Index, table: Table) -> str:

@@ -1,8 +1,10 @@
 """The whole schema of a tenant at one timestamp, and the JSON form in which a tenant pushes it.
 
-    {"ts": ..., "schema_version": ..., "dbs": [DBInfo ...], "tables": [{"db_id": ..., "info": TableInfo} ...]}
+    {"ts": ..., "schema_version": ..., "dbs": [DBInfo ...], "tables": [{"db_id": ..., "info": TableInfo} ...],
+     "followed": {"left_out": [[start key, end key] ...]}}
 
-Of system databases only ids are kept, because their rows are never delivered. The DDL job table is kept, too: its
+`followed` is there when the tenant does not follow all keys; they are in hexadecimal. Of system databases only ids are
+kept, because their rows are never delivered. The DDL job table is kept, too: its
 rows carry every later schema change.
 """
 
@@ -19,6 +21,7 @@ from schemas.model import Database, Table
 from schemas.partitions import named_ids
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
 from tistream.errors import CorruptObject
+from tistream.keyrange import KeyRange
 from tistream.limits import SNAPSHOT_PARTITIONS_MAX, SNAPSHOT_TABLES_MAX
 
 SYSTEM_DATABASES = frozenset(
@@ -51,6 +54,7 @@ class SchemaSnapshot:
     tables: Mapping[int, Table]
     schema_version: int = 0
     named: Mapping[int, int] = field(default_factory=dict)  #: physical ids that no table reads (see `schemas.ids`)
+    left_out: tuple[KeyRange, ...] = ()  #: what the tenant does not follow (see `schemas.followed`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ def parse_pushed(data: object) -> PushedSchema:
     try:
         if not isinstance(data, Mapping):
             raise fields.WrongField("it is not an object of JSON")
-        for name in ("ts", "schema_version"):
+        for name in ("ts", "schema_version", "followed"):
             reader.take(name, 0, data.get(name))
         for name in ("dbs", "tables"):
             items = data.get(name)
@@ -102,19 +106,21 @@ class Found(Generic[T]):
     databases: dict[int, Database]
     tables: dict[int, T]
     named: dict[int, int]
+    left_out: tuple[KeyRange, ...]
     job_table: Table
 
 
-def pushed_schema(found: Found[Table]) -> PushedSchema:
+def pushed_schema(pushed: Found[Table]) -> PushedSchema:
     """The document's tables, held in memory."""
     snapshot = SchemaSnapshot(
-        ts=found.ts,
-        schema_version=found.schema_version,
-        databases=MappingProxyType(found.databases),
-        tables=MappingProxyType(found.tables),
-        named=MappingProxyType(found.named),
+        ts=pushed.ts,
+        schema_version=pushed.schema_version,
+        databases=MappingProxyType(pushed.databases),
+        tables=MappingProxyType(pushed.tables),
+        named=MappingProxyType(pushed.named),
+        left_out=pushed.left_out,
     )
-    return PushedSchema(snapshot=snapshot, job_table=found.job_table)
+    return PushedSchema(snapshot=snapshot, job_table=pushed.job_table)
 
 
 class SnapshotReader(Generic[T]):
@@ -130,6 +136,7 @@ class SnapshotReader(Generic[T]):
         self._job_table: Table | None = None
         self._named: set[tuple[int, int]] = set()
         self._partitions = 0
+        self._left_out: tuple[KeyRange, ...] = ()
         self._early = False  # a table came before the databases
         self._listed = False  # the databases are known
 
@@ -138,11 +145,13 @@ class SnapshotReader(Generic[T]):
         match name:
             case "ts" | "schema_version":
                 self._numbers[name] = value
+            case "followed" if value is not None:
+                self._left_out = _left_out(_object(name, n, value))
             case "dbs" if not self._listed:
                 _check_count(name, n)
-                found = tidb_json.database(_object(name, n, value))
-                _check_name(f"dbs[{n}]", found.name)
-                self._databases[found.id] = found
+                database = tidb_json.database(_object(name, n, value))
+                _check_name(f"dbs[{n}]", database.name)
+                self._databases[database.id] = database
             case "tables":
                 _check_count(name, n)
                 self._early = self._early or not self._databases
@@ -181,6 +190,7 @@ class SnapshotReader(Generic[T]):
             databases=kept,
             tables=shown,
             named={i: of if of in shown else SYSTEM for of, i in unread},
+            left_out=self._left_out,
             job_table=self._job_table,
         )
 
@@ -193,6 +203,17 @@ def _check_count(name: str, n: int) -> None:
 def _check_name(place: str, name: str) -> None:
     if len(name) > _NAME_CHARS_MAX:
         raise fields.WrongField(f"{place}: a name of {len(name)} characters")
+
+
+def _left_out(followed: Mapping[str, Any]) -> tuple[KeyRange, ...]:
+    parts = followed.get("left_out")
+    if not isinstance(parts, list):
+        raise fields.WrongField("followed.left_out: it is not a list")
+    _check_count("followed.left_out", len(parts) - 1)
+    try:
+        return tuple(KeyRange(bytes.fromhex(start), bytes.fromhex(end)) for start, end in parts)
+    except (TypeError, ValueError) as error:
+        raise fields.WrongField("followed.left_out: it is not pairs of keys in hexadecimal") from error
 
 
 def _object(name: str, n: int, value: Any) -> Mapping[str, Any]:

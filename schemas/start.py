@@ -106,8 +106,8 @@ class SavedTables:
         return rows.get(name)
 
     def rows_in(self, db_id: int) -> list[int]:
-        found: list[int] = np.flatnonzero(self._dbs == db_id).tolist()
-        return found
+        rows: list[int] = np.flatnonzero(self._dbs == db_id).tolist()
+        return rows
 
     def physical_ids_in(self, db_id: int) -> set[int]:
         """Of the ordinary tables of a database."""
@@ -126,8 +126,8 @@ class SavedTables:
 
     def table(self, row: int) -> Table:
         """The parsed table; the same object each time."""
-        found = self._parsed.get(row)
-        return found if found is not None else self._parsed.setdefault(row, self._parse(row))
+        parsed = self._parsed.get(row)
+        return parsed if parsed is not None else self._parsed.setdefault(row, self._parse(row))
 
     def _parse(self, row: int) -> Table:
         entry = self.entry(row)
@@ -226,21 +226,21 @@ class Start:
         )
 
     def table(self, table_id: int) -> Table | None:
-        if (found := self._own.get(table_id)) is not None or self._saved is None:
-            return found
+        if (own_table := self._own.get(table_id)) is not None or self._saved is None:
+            return own_table
         return self._shown(self._saved.row_of(table_id))
 
     def of_physical(self, physical_id: int) -> Table | None:
-        if (found := self._own_physical.get(physical_id)) is not None or self._saved is None:
-            return found
+        if (table_id := self._own_physical.get(physical_id)) is not None or self._saved is None:
+            return table_id
         return self._shown(self._saved.row_of_physical(physical_id))
 
     def named(self, db: str, name: str) -> Table | None:
         db_id = self._db_ids.get(db)
         if db_id is None:
             return None
-        if (found := self._own_names.get((db_id, name))) is not None or self._saved is None:
-            return found
+        if (own_name := self._own_names.get((db_id, name))) is not None or self._saved is None:
+            return own_name
         return self._shown(self._saved.row_named(db_id, name))
 
     def _shown(self, row: int | None) -> Table | None:
@@ -255,7 +255,11 @@ class Start:
 
     def names_in(self, db: str) -> dict[str, int]:
         """Original names of a database's tables, with their ids."""
-        return {entry.name: entry.id for entry in self._entries_in(self._db_ids.get(db))}
+        return {entry.name: entry.id for entry in self.entries_in(db)}
+
+    def entries_in(self, db: str) -> Iterator[Entry]:
+        """The tables of a database, without parsing them."""
+        return self._entries_in(self._db_ids.get(db))
 
     def ids_in(self, db_id: int) -> list[int]:
         return [entry.id for entry in self._entries_in(db_id)]
@@ -273,13 +277,13 @@ class Start:
         db_id = self._db_ids.get(db)
         if db_id is None:
             return set()
-        found = set()
+        ids = set()
         if self._saved:
             rows = (self._saved.row_of(i) for i in self._hidden)
             gone = [self._saved.entry(row) for row in rows if row is not None]
-            found = self._saved.physical_ids_in(db_id)
-            found.difference_update(p for e in gone for p in e.partition_ids or (e.id,))
-        return found.union(*(t.physical_ids for t in self._own.values() if t.db_id == db_id and t.kind == _ORDINARY))
+            ids = self._saved.physical_ids_in(db_id)
+            ids.difference_update(p for e in gone for p in e.partition_ids or (e.id,))
+        return ids.union(*(t.physical_ids for t in self._own.values() if t.db_id == db_id and t.kind == _ORDINARY))
 
     def physical_ids_of(self, db: str, names: Collection[str]) -> set[int]:
         """Of the ordinary tables of a database with these lower-case names, without parsing them."""

@@ -19,7 +19,6 @@ from schemas.ddl import STATE_QUEUEING, STATE_ROLLING_BACK, STATE_SYNCED, STATES
 from schemas.meta import Definition, Step
 from schemas.partitions import read_ids
 from tistream import ts as tso
-from tistream.errors import DecodeError
 
 HOLD_MS = 2_000  #: the schema watermark stays below a switch for this long, unless the job ends earlier
 
@@ -52,12 +51,7 @@ def _switches(definition: Definition, state: SchemaState) -> bool:
     try:
         return set(read_ids(fields.parsed(definition.info))) != set(before.physical_ids)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DecodeError(
-            "a definition of the meta range cannot be read",
-            database_id=definition.db_id,
-            table_id=definition.table_id,
-            commit_ts=definition.commit_ts,
-        ) from error
+        raise definition.unreadable("cannot be read") from error
 
 
 def held_until(step: Step) -> int:

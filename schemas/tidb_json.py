@@ -17,6 +17,7 @@ from tistream.errors import DecodeError
 
 Json = Mapping[str, Any]
 T = TypeVar("T")
+_MODES = {1: "IMPORT INTO", 2: "restore"}  # of newer servers
 
 
 def original_name(name: Any) -> str:
@@ -68,6 +69,7 @@ def _table(info: Json, db_id: int, db: str) -> Table:
         partition_names=tuple(fields.original_name(d, "name") for d in definitions),
         update_ts=fields.integer(info, "update_timestamp"),
         kind="view" if info.get("view") else "sequence" if info.get("sequence") else "table",
+        mode=_MODES.get(fields.integer(info, "mode"), ""),
         comment=fields.text(info, "comment"),
     )
 

@@ -68,9 +68,9 @@ class VersionIntervals:
         """Per row the index of its version: the newest with start < commit_ts. -1 where there is none."""
         if not self.versions:
             return np.full(len(commit_ts), -1, dtype=np.int64)
-        found = np.searchsorted(self.starts, commit_ts, side="left").astype(np.int64) - 1
+        numbers = np.searchsorted(self.starts, commit_ts, side="left").astype(np.int64) - 1
         alive = np.array([version is not None for version in self.versions])
-        return np.where((found >= 0) & alive[found], found, -1)
+        return np.where((numbers >= 0) & alive[numbers], numbers, -1)
 
 
 class Timelines:
@@ -114,8 +114,8 @@ class Timelines:
 
     def tables_at(self, table_ids: Iterable[int], ts: int) -> dict[int, Table]:
         """The tables that exist at `ts`, by id."""
-        found = ((table_id, self.table(table_id).at(ts)) for table_id in table_ids)
-        return {table_id: table for table_id, table in found if table is not None}
+        versions = ((table_id, self.table(table_id).at(ts)) for table_id in table_ids)
+        return {table_id: table for table_id, table in versions if table is not None}
 
     def _from_start(self, table: Table | None) -> Timeline[Table]:
         return Timeline() if table is None else Timeline((self._start.ts,), (table,))

@@ -9,7 +9,7 @@ A recording is a directory: `meta.json`, `events.ndjson.zst` (what the stores ap
 Relations:
 
 - lines come with seq 1, 2, 3 ... : START first, then the initial TOPOLOGY, END last;
-- the regions that the model computes equal the recorded ones, and each row lies in the region, version and store that
+- the regions that the model computes equal the recorded ones, and each row is in the region, version and store that
   the model has for its key; otherwise the recording is damaged;
 - now_ts of the ticks rises. What is recorded after the last tick is applied to the model, but no watermark covers it.
 
@@ -335,12 +335,12 @@ def captured_rows(capture: Capture) -> Iterator[pa.Table]:
     for text in capture.snapshot_text():
         try:
             lines = pl.read_ndjson(text, schema=_SNAPSHOT_LINE)
-            found = lines.select(
+            rows = lines.select(
                 pl.col("key").str.decode("hex"),
                 pl.col("start_ts", "commit_ts").cast(pl.UInt64),
                 pl.col("value").str.decode("hex"),
             ).to_arrow()
-            table = found.select(SEED.names).cast(SEED)
+            table = rows.select(SEED.names).cast(SEED)
         except (pl.exceptions.PolarsError, pa.ArrowInvalid, ValueError) as e:
             file = str(capture.directory / SNAPSHOT)
             raise CorruptObject("the rows at the recording's start cannot be read", file=file, cause=str(e)) from e

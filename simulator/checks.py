@@ -20,6 +20,6 @@ def check_capture(folder: Path) -> Finding:
 
 def check_recording(folder: Path) -> Finding:
     """The recorded traffic in `folder` can be replayed."""
-    found = read_recording(folder)
-    words = f"{folder}: the traffic of a cluster of {len(found.stores)} stores, {len(found.lines):,} messages"
-    return ok(words, start_ts=str(found.start_ts))
+    recording = read_recording(folder)
+    words = f"{folder}: the traffic of a cluster of {len(recording.stores)} stores, {len(recording.lines):,} messages"
+    return ok(words, start_ts=str(recording.start_ts))

@@ -3,10 +3,11 @@
 `UpstreamSchema` holds databases and TableInfo objects as TiDB keeps them. `propose` makes up a job that fits the
 schema; its row in `mysql.tidb_ddl_job` is written queued, running and done, and the commit of the done row is the
 moment at which the schema changes: `Ddl.apply` is called then, and only then do tables look different. The meta range
-gets the new definitions with the done row, those of a RENAME with the running one.
+gets the new definitions with the done row. Some jobs write them with the running row already, as a RENAME does, or hide
+there what they drop: readers see the result from then on, and `Ddl.apply` is called then.
 
 With `partition_ddl` the schema has partitioned tables of every kind, and jobs that change physical ids walk through
-TiDB's schema states (`partition_jobs`): each step is a schema version of its own, and sessions use two neighbouring
+TiDB's schema states (`partition_jobs`): each step is a separate schema version, and sessions use two adjacent
 ones at once. Without, such a job changes the schema in one step, as it did on older servers.
 
 Relations: ids (databases, tables, partitions, jobs, columns) are never used twice; a partition of the first tables
@@ -20,12 +21,12 @@ import copy
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from schemas.meta import database_key, table_key
 from simulator.partition_jobs import DONE, ROLLED_BACK, RUNNING, Entry, PartitionJobs, Plan, Step
 from simulator.partitions import HANDLES, Json, Scheme, definition, partition_info, readable
-from simulator.profiles import FIRST_TABLE_ID
+from simulator.profiles import FIRST_TABLE_ID, PARTITION_JOBS
 from simulator.rows import BIGINT, DOUBLE, INT, LONGBLOB, MEDIUMTEXT, VARCHAR, Column, Value, row_v1, row_v2
 from tistream.codec.memcomparable import encode_bytes
 from tistream.codec.table_key import DDL_JOB_TABLE_ID
@@ -33,15 +34,14 @@ from tistream.codec.table_key import DDL_JOB_TABLE_ID
 SCHEMA_VERSION_KEY = b"m" + encode_bytes(b"SchemaVersionKey") + ord("s").to_bytes(8, "big")
 MYSQL_ID, FIRST_DB_ID = 1, 90
 QUEUED = 8
-_PUBLIC = 5
-_RENAME = 14
+_WRITE_ONLY, _PUBLIC = 2, 5
 
 
 def definitions(snapshot: Json) -> dict[bytes, bytes]:
     """The meta range of a schema that a tenant pushes: databases, tables, and its version."""
-    found = {database_key(db["id"]): json.dumps(db).encode() for db in snapshot["dbs"]}
-    found |= {table_key(t["db_id"], t["info"]["id"]): json.dumps(t["info"]).encode() for t in snapshot["tables"]}
-    return found | {SCHEMA_VERSION_KEY: b"%d" % snapshot["schema_version"]}
+    values = {database_key(db["id"]): json.dumps(db).encode() for db in snapshot["dbs"]}
+    values |= {table_key(t["db_id"], t["info"]["id"]): json.dumps(t["info"]).encode() for t in snapshot["tables"]}
+    return values | {SCHEMA_VERSION_KEY: b"%d" % snapshot["schema_version"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,26 +53,24 @@ class Ddl:
     query: str
     tables: frozenset[int]  #: logical ids of the tables whose rows must not straddle it
     body: Json  #: schema_id, table_id, schema_name, table_name, DBInfo, TableInfo
-    meta: Mapping[bytes, Json | None]  #: writes to the meta range; None deletes
+    meta: Mapping[bytes, Json | None]  #: writes to the meta range with the done row; None deletes
     apply: Callable[[], None]
-    plan: Plan | None = None  #: its steps, where it has any; then `meta` and `apply` are not used
+    early: Mapping[bytes, Json | None] = field(default_factory=dict)  #: with the running row: readers see its result
+    plan: Plan | None = None  #: its steps, where it has any; then `meta`, `early` and `apply` are not used
 
     def definitions(self, *, state: int, start_ts: int) -> dict[bytes, bytes | None]:
         """The entries a step writes to the meta range."""
-        if state != (RUNNING if self.type == _RENAME else DONE):
-            return {}
-        dated = {key: info and {**info, "update_timestamp": start_ts} for key, info in self.meta.items()}
+        written = self.early if state == RUNNING else self.meta if state == DONE else {}
+        dated = {key: info and {**info, "update_timestamp": start_ts} for key, info in written.items()}
         return {key: json.dumps(info).encode() if info else None for key, info in dated.items()}
 
-    def row(
-        self, *, state: int, schema_version: int, start_ts: int, old_format: bool, schema_state: int | None = None
-    ) -> bytes:
-        """The job's row in the job table."""
+    def job(self, *, state: int, schema_version: int, start_ts: int, schema_state: int | None = None) -> Json:
+        """The job as its row has it."""
         done = state in (DONE, ROLLED_BACK)
         info = copy.deepcopy(self.body["TableInfo"]) if done else None
         if info is not None:
             info["update_timestamp"] = start_ts
-        job = {
+        return {
             "id": self.job_id,
             "type": self.type,
             "schema_id": self.body["schema_id"],
@@ -93,6 +91,12 @@ class Ddl:
             "version": 2,
             "start_ts": start_ts,
         }
+
+    def row(
+        self, *, state: int, schema_version: int, start_ts: int, old_format: bool, schema_state: int | None = None
+    ) -> bytes:
+        """The job's row in the job table."""
+        job = self.job(state=state, schema_version=schema_version, start_ts=start_ts, schema_state=schema_state)
         values: tuple[Value, ...] = (
             0,
             str(self.body["schema_id"]),
@@ -156,7 +160,6 @@ def _name(name: str) -> Json:
     return {"O": name, "L": name.lower()}
 
 
-_STEPPED = 0.85  # of the jobs, where they have steps
 _PRIMARY = 4099  # primary key, not null, no default
 _JOB_COLUMNS = (
     ("job_id", BIGINT, _PRIMARY),
@@ -174,10 +177,16 @@ _ADDABLE = ((INT, "7"), (BIGINT, None), (VARCHAR, "none"), (DOUBLE, None))
 
 
 class UpstreamSchema:
-    """Databases and tables in force now. `fits`: see `PartitionJobs`."""
+    """Databases and tables in force now. `partition_jobs`: of the jobs, with `partition_ddl`. `fits`: see
+    `PartitionJobs`."""
 
     def __init__(
-        self, tables: int, *, partition_ddl: bool = False, fits: Callable[[Json, Json, int], bool] | None = None
+        self,
+        tables: int,
+        *,
+        partition_ddl: bool = False,
+        partition_jobs: float = PARTITION_JOBS,
+        fits: Callable[[Json, Json, int], bool] | None = None,
     ) -> None:
         self.databases: dict[int, str] = {FIRST_DB_ID: "Shop"}
         self.tables: dict[int, Entry] = {}
@@ -186,6 +195,7 @@ class UpstreamSchema:
         self.version = 1
         self._next_id = FIRST_TABLE_ID + 10 * tables
         self._next_job = 1000
+        self._partition_jobs_share = partition_jobs
         self._partition_jobs = PartitionJobs(self._id, fits or (lambda *_: False)) if partition_ddl else None
         for i in range(tables):
             table_id = FIRST_TABLE_ID + 10 * i
@@ -231,13 +241,13 @@ class UpstreamSchema:
 
     def written(self, step: Step, start_ts: int) -> dict[bytes, bytes | None]:
         """The entries a step writes to the meta range."""
-        found: dict[bytes, bytes | None] = {}
+        values: dict[bytes, bytes | None] = {}
         for table_id, entry in step.tables.items():
             if entry is None:
-                found[table_key(self.tables[table_id][0], table_id)] = None
+                values[table_key(self.tables[table_id][0], table_id)] = None
             else:
-                found[table_key(entry[0], table_id)] = json.dumps({**entry[1], "update_timestamp": start_ts}).encode()
-        return found
+                values[table_key(entry[0], table_id)] = json.dumps({**entry[1], "update_timestamp": start_ts}).encode()
+        return values
 
     def synced(self) -> None:
         """All servers have the newest version: none begins anything under the one before."""
@@ -245,7 +255,7 @@ class UpstreamSchema:
 
     def propose(self, rand: random.Random) -> Ddl:
         """A job that can run now."""
-        if self._partition_jobs is not None and rand.random() < _STEPPED:
+        if self._partition_jobs is not None and rand.random() < self._partition_jobs_share:
             self._next_job += 1
             return self._planned(self._partition_jobs.propose(rand, list(self.tables.values())))
         kinds = [self._create_table, self._create_database, self._add_column]
@@ -282,7 +292,8 @@ class UpstreamSchema:
                 del self.tables[table_id]
 
         meta = dict.fromkeys([database_key(db_id), *(table_key(db_id, i) for i in sorted(tables))])
-        return self._database_job(2, db_id, name, f"DROP DATABASE `{name}`", tables, meta, apply)
+        job = self._database_job(2, db_id, name, f"DROP DATABASE `{name}`", tables, meta, apply)
+        return self._hidden(job, {database_key(db_id): {**database(db_id, name), "state": _WRITE_ONLY}})
 
     def _create_table(self, rand: random.Random) -> Ddl:
         db_id, table_id = rand.choice(sorted(self.databases)), self._id()
@@ -295,7 +306,8 @@ class UpstreamSchema:
 
     def _drop_table(self, rand: random.Random) -> Ddl:
         db_id, old = self._any(rand)
-        return self._table_job(4, db_id, old, "DROP TABLE {}", old_id=old["id"], gone=True)
+        job = self._table_job(4, db_id, old, "DROP TABLE {}", old_id=old["id"], gone=True)
+        return self._hidden(job, {table_key(db_id, old["id"]): {**old, "state": _WRITE_ONLY}})
 
     def _add_column(self, rand: random.Random) -> Ddl:
         db_id, old = self._any(rand)
@@ -312,13 +324,20 @@ class UpstreamSchema:
         info = copy.deepcopy(old)
         gone = info["cols"].pop(rand.randrange(2, len(info["cols"])))
         info["cols"] = [{**c, "offset": i} for i, c in enumerate(info["cols"])]
-        return self._table_job(6, db_id, info, f"ALTER TABLE {{}} DROP COLUMN {gone['name']['O']}", old_id=old["id"])
+        job = self._table_job(6, db_id, info, f"ALTER TABLE {{}} DROP COLUMN {gone['name']['O']}", old_id=old["id"])
+        hidden = {**gone, "offset": len(info["cols"]), "state": _WRITE_ONLY}
+        return self._hidden(job, {table_key(db_id, old["id"]): {**info, "cols": [*info["cols"], hidden]}})
 
     def _rename(self, rand: random.Random) -> Ddl:
         _, old = self._any(rand)
         db_id, info = rand.choice(sorted(self.databases)), copy.deepcopy(old)
         info["name"] = _name(f"Renamed{self._next_job}")
-        return self._table_job(_RENAME, db_id, info, "RENAME TABLE t TO {}", old_id=old["id"])
+        job = self._table_job(14, db_id, info, "RENAME TABLE t TO {}", old_id=old["id"])
+        return replace(job, meta={}, early=job.meta)
+
+    def _hidden(self, job: Ddl, early: Mapping[bytes, Json | None]) -> Ddl:
+        """The job with a step that hides what it drops, where jobs have steps."""
+        return job if self._partition_jobs is None else replace(job, early=early)
 
     def _planned(self, plan: Plan) -> Ddl:
         db_id, named = plan.table

@@ -88,7 +88,10 @@ class Jobs:
             if self._txns.holds(job.tables):
                 self._phase = 0
                 return ""
-            self._write(job, RUNNING)
+            commit_ts = self._write(job, RUNNING)
+            if job.early:
+                job.apply()
+                self._note_version(commit_ts, job)
             return self._said(job, "runs")
         if self._phase == 2:
             self._finishing = self._prewrite(job, DONE)
@@ -96,7 +99,10 @@ class Jobs:
         if self._finishing is not None:
             self._txns.schema_ts = self._txns.commit_all(self._finishing)
             self._finishing = None
-            job.apply()
+            if job.early:
+                self._schema.version += 1
+            else:
+                job.apply()
             self.blocked = frozenset()
             self._txns.counts[f"ddl {job.type}"] += 1
             self._note_version(self._txns.schema_ts, job, last=True)
@@ -152,8 +158,8 @@ class Jobs:
         part = info["partition"]
         scheme = Scheme(part.get("ddl_type", 0))
         for each in part["dropping_definitions"]:
-            found = [key for key, _ in self._cluster.snapshot(record_range(each["id"]), self._cluster.now_ts)]
-            for key in found:
+            keys = [key for key, _ in self._cluster.snapshot(record_range(each["id"]), self._cluster.now_ts)]
+            for key in keys:
                 if step.copies < 1 and self._rand.random() >= step.copies:
                     continue
                 parsed = parse_key(key)
@@ -172,8 +178,8 @@ class Jobs:
         databases, tables = dict(self._schema.databases), dict(self._schema.tables)
         self.versions.append(SchemaVersion(commit_ts=commit_ts, databases=databases, tables=tables, job=job, last=last))
 
-    def _write(self, job: Ddl, state: int) -> None:
-        self._txns.commit_all(self._prewrite(job, state))
+    def _write(self, job: Ddl, state: int) -> int:
+        return self._txns.commit_all(self._prewrite(job, state))
 
     def _prewrite(self, job: Ddl, state: int, step: Step | None = None) -> Txn:
         key, version = record_key(DDL_JOB_TABLE_ID, job.job_id), self._schema.version + 1

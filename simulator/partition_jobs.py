@@ -82,10 +82,10 @@ class PartitionJobs:
 
     def propose(self, rand: random.Random, tables: Sequence[Entry]) -> Plan:
         """A job that can run now."""
-        found: Plan | None = None
-        while found is None:
-            found = self._proposed(rand, tables)
-        return found
+        plan: Plan | None = None
+        while plan is None:
+            plan = self._proposed(rand, tables)
+        return plan
 
     def _proposed(self, rand: random.Random, tables: Sequence[Entry]) -> Plan | None:
         entry = rand.choice(tables)

@@ -115,8 +115,8 @@ def physical_id(info: Json, handle: int) -> int | None:
     at = located(Scheme(part["type"]), part["definitions"], handle)
     if at is None:
         return None
-    found = int(part["definitions"][at]["id"])
-    return None if found in _dropped(part) else found
+    id_ = int(part["definitions"][at]["id"])
+    return None if id_ in _dropped(part) else id_
 
 
 def copy_of(info: Json, handle: int) -> tuple[int, bool] | None:

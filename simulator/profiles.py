@@ -14,6 +14,7 @@ from tistream.codec.table_key import META_RANGE, table_prefix
 from tistream.keyrange import KeyRange
 
 FIRST_TABLE_ID = 101  #: of the tables that are there at the start; the ids after it belong to their partitions
+PARTITION_JOBS = 0.85  #: of the jobs, where tables of every kind of partitions are changed in steps
 
 Weights = tuple[tuple[str, int], ...]
 
@@ -48,6 +49,7 @@ class Profile:
     long_values: float = 0.25  #: values of more than 255 bytes: no COMMIT carries them
     hot: float = 0.3  #: writes that go to the first row of a table
     partition_ddl: bool = False  #: tables of every kind of partitions, and DDL that walks through TiDB's schema states
+    partition_jobs: float = PARTITION_JOBS  #: of the jobs, with `partition_ddl`
     generations: float = 0.5  #: pipelined transactions that number their flushes; the others have 0
     fakes: bool = True  #: stores are so old that a rewritten lock with a long value is sent without it
     transactions: Weights = _TRANSACTIONS

@@ -86,7 +86,7 @@ def _unsigned(value: int) -> bytes:
 
 
 def _packed(at: datetime) -> int:
-    """year * 13 + month, day, hour, minute, second, microseconds: 5, 5, 6, 6 and 24 bits behind the first."""
+    """year * 13 + month, day, hour, minute, second, microseconds: 5, 5, 6, 6 and 24 bits after the first."""
     day = (at.year * 13 + at.month) << 5 | at.day
     return (day << 17 | at.hour << 12 | at.minute << 6 | at.second) << 24 | at.microsecond
 

@@ -43,14 +43,14 @@ class Sessions:
         tables = schema.tables
         if schema.previous is not None and self._rand.random() < 0.5:
             tables = schema.previous
-        found: list[Place] = []
+        places: list[Place] = []
         for table_id, (_, info) in tables.items():
             first = schema.lineage.get(table_id, table_id)
             if first in held:
-                found += self._of(*held[first], rows)
+                places += self._of(*held[first], rows)
             elif table_id not in blocked:
-                found += self._of(table_id, info, rows)
-        return found
+                places += self._of(table_id, info, rows)
+        return places
 
     def hold(self, held: Held, place: Place) -> None:
         """The transaction writes to the place's table."""
@@ -74,13 +74,13 @@ class Sessions:
     @staticmethod
     def writes(place: Place, value: bytes | None, *, exists: bool) -> list[tuple[bytes, bytes | None]]:
         """The writes of a statement: to the row's key, and to the key of its copy."""
-        found = [(place.key, value)]
+        writes = [(place.key, value)]
         copy = copy_of(place.info, place.handle)
         if copy is not None:
             copied, only_deletes = copy
             if value is None or not only_deletes or exists:
-                found.append((record_key(copied, place.handle), None if only_deletes else value))
-        return found
+                writes.append((record_key(copied, place.handle), None if only_deletes else value))
+        return writes
 
     def _of(self, table_id: int, info: Json, rows: int) -> Collection[Place]:
         kept = self._places.get((id(info), rows))

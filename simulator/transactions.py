@@ -123,6 +123,7 @@ class Transactions:
         self._places: dict[int, list[tuple[bytes, int]]] = {}  # rows of a table -> keys with their logical tables
         self._places_of = -1  # schema version
         self._table_of: dict[bytes, int] = {}  # key -> logical table
+        self._apart: set[int] = set()  # start_ts of each `prewrite_all`
         self.open: list[Txn] = []
         self.committed: list[CommittedRow] = []  #: in order; rows a subscriber must get
         self.unsent: list[CommittedRow] = []  #: rows it must not get
@@ -243,6 +244,10 @@ class Transactions:
         self.counts["rows copied"] += len(copied)
         return True
 
+    def is_alive(self, start_ts: int) -> bool:
+        """Whether its client still writes the transaction, and renews its locks."""
+        return start_ts in self._apart or any(txn.start_ts == start_ts for txn in self.open)
+
     def holds(self, tables: Set[int]) -> bool:
         """Whether an open transaction has written to one of the tables."""
         return any(txn.tables & tables for txn in self.open)
@@ -253,6 +258,7 @@ class Transactions:
         """A separate transaction that has prewritten the values of these keys, identified by its start_ts."""
         self._number += 1
         txn = Txn(self._number, "optimistic", self._tso.next(), wants=0)
+        self._apart.add(txn.start_ts)
         for key, value in values_at(txn.start_ts).items():
             self._prewrite(txn, key, value)
         return txn
@@ -262,6 +268,7 @@ class Transactions:
         self._commits(txn, self._tso.next())
         for key in txn.left:
             self._cluster.commit(key, start_ts=txn.start_ts, commit_ts=txn.commit_ts, with_value=True)
+        self._apart.discard(txn.start_ts)
         return txn.commit_ts
 
     # -- moves -----------------------------------------------------------------------------------------------------

@@ -48,7 +48,12 @@ class Workload:
         self._cluster = cluster
         self._steps = 0
         self._tso = Tso(cluster, rand)
-        self._schema = UpstreamSchema(profile.tables, partition_ddl=profile.partition_ddl, fits=self._fits)
+        self._schema = UpstreamSchema(
+            profile.tables,
+            partition_ddl=profile.partition_ddl,
+            partition_jobs=profile.partition_jobs,
+            fits=self._fits,
+        )
         self._first_schema = self._schema.snapshot(cluster.floor_ts)
         kind = SessionTransactions if profile.partition_ddl else Transactions
         self._txns: Transactions = kind(cluster, profile, rand, self._schema, self._tso)
@@ -109,7 +114,7 @@ class Workload:
         return self._jobs.version_at(ts)
 
     def shows(self, row: CommittedRow) -> bool:
-        """Whether a row of a table is a change of it: it lies on an id that readers of the newest schema version at its
+        """Whether a row of a table is a change of it: it has an id that readers of the newest schema version at its
         commit read, and does not delete what never was. The others are copies of a reorganisation, come from sessions
         of a version that is over, or are left by transactions that delete their own inserts."""
         if row.op is Op.DELETE and row.old_value is None:
@@ -139,6 +144,10 @@ class Workload:
     def advance_to(self, ts: int) -> None:
         """Time passes: the oracle gives nothing at or below `ts` any more."""
         self._tso.last = max(self._tso.last, ts)
+
+    def is_alive(self, start_ts: int) -> bool:
+        """Whether a client of the workload still writes this transaction."""
+        return self._txns.is_alive(start_ts)
 
     def add_store(self, store_id: int) -> None:
         """A new store, which leads nothing yet."""

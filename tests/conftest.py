@@ -24,9 +24,14 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Which rotating tests are run. A run by hand leaves none out."""
+    parser.addoption("--rotation", default="all", help="all, only (the rotating tests), commit, or a number: one part")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Order tests and count what they take."""
-    config.pluginmanager.register(Suites())
+    """Choose and order tests, and count what they take."""
+    config.pluginmanager.register(Suites(config.getoption("--rotation")))
 
 
 def pytest_collection_finish() -> None:

@@ -43,7 +43,7 @@ def test_the_map_of_packages_is_the_contract() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     assert "```\n" + "\n".join(["tistream.cli", *layers]) + "\n```" in page
     named = set(re.findall(r"`((?:tistream|tests|[a-z]+)(?:[./][a-z]+)*)`", page))
-    packages = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    packages = settings["tool"]["importlinter"]["root_packages"]
     inside = {f"tistream.{p.parent.name}" for p in (ROOT / "tistream").glob("*/__init__.py")}
     assert {*packages, *inside} <= named
 
@@ -59,6 +59,18 @@ def test_the_glossary_names_files_that_exist() -> None:
     rows = re.findall(r"^\|.*\| `([a-z_/.]+)` \|$", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.MULTILINE)
     assert len(rows) > 60
     assert not [path for path in rows if not (ROOT / path).exists()]
+
+
+def test_tests_that_pages_name_exist() -> None:
+    """Whole paths, and names of files alone. Scenarios and mutants of the ledger are those of the page of evidence."""
+    paths = set(re.findall(r"`(tests/[a-z0-9_./-]+)`", DOCS))
+    files = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert len(paths) > 100
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    assert not set(re.findall(r"`(test_\w+\.py)`", DOCS)) - files
+    ledger, evidence = ((ROOT / "docs" / name).read_text("utf-8") for name in ("defects.md", "correctness.md"))
+    played = re.findall(r"(?:scenario|mutant) `([\w-]+)`", ledger)
+    assert [name for name in played if f"`{name}`" not in evidence] == []
 
 
 def missing(words: list[str]) -> list[str]:
@@ -133,3 +145,22 @@ def test_every_block_says_what_becomes_of_it(page: Path) -> None:
         except ValueError as e:
             wrong.append(str(e))
     assert not wrong
+
+
+def test_every_command_in_a_text_has_the_options_that_it_is_given() -> None:
+    """Blocks are executed elsewhere. Here: `tistream COMMAND --option` within a sentence, also in the API's words."""
+    options = {
+        words: {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+        for words, command in REFERENCE._commands("tistream", get_command(command_line()))
+    }
+    written = DOCS + (ROOT / "apiserver/openapi/descriptions.json").read_text("utf-8")
+    wrong, seen = [], 0
+    for match in re.finditer(r"\btistream((?: [a-z][a-z-]+)+)([^`\n\"|;]*)", written):
+        parts = match[1].split()
+        named = [" ".join(("tistream", *parts[:n])) for n in range(len(parts), 0, -1)]
+        command = next((words for words in named if words in options), None)
+        given = re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", match[2])
+        seen += len(given)
+        wrong += [f"{match[0].strip()}: {name}" for name in given if command and name not in options[command]]
+    assert seen > 50
+    assert wrong == []

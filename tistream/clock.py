@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Monotonic seconds for waiting, Unix milliseconds for display."""
+    """Monotonic seconds for waiting and for leases, Unix milliseconds for display.
+
+    Monotonic seconds go on while the machine is suspended: who wakes up knows that its leases have ended."""
 
     def monotonic(self) -> float: ...
 
@@ -23,7 +26,8 @@ class SystemClock:
     """The machine's clock."""
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        # CLOCK_MONOTONIC of Linux stops while a machine is suspended; elsewhere it does not
+        return time.clock_gettime(time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
 
     def unix_ms(self) -> int:
         return time.time_ns() // 1_000_000

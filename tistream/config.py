@@ -60,6 +60,11 @@ class ServerSettings(_Section):
     slow_consumer_s: float = Field(
         30, gt=0, description="seconds after which a client that reads nothing is disconnected"
     )
+    address_connections_max: int = Field(
+        4096,
+        ge=1,
+        description="open connections of one address (IPv6: of one /64); half of the limit of open files at most",
+    )
     caller_streams_max: int = Field(
         256, ge=1, description="open streams of one caller; the console's tabs have a limit of the same size"
     )
@@ -69,6 +74,9 @@ class ServerSettings(_Section):
     tenant_requests_per_s: float = Field(0, ge=0, description="requests for one tenant; 0 = no bound")
     tenant_mib_per_s: float = Field(0, ge=0, description="MiB sent of one tenant; 0 = no bound")
     rate_burst_s: float = Field(10, gt=0, description="burst above these rates, in seconds")
+    read_memory_mib: int = Field(
+        1024, ge=256, description="MiB that reads of the log may hold at once; half of it for one tenant"
+    )
 
 
 class DispatcherSettings(_Section):
@@ -211,6 +219,27 @@ class ReplicationSettings(_Section):
 
     threads: int = Field(4, ge=0, le=256, description="lanes that are written at once; 0 = none in `tistream up`")
     drain_timeout_s: int = Field(30, ge=0, description="seconds that SIGTERM waits for lanes to move to other workers")
+    memory_mib: int = Field(
+        1024,
+        ge=256,
+        description="MiB that changes of all lanes may hold at once; one transaction at most a quarter",
+    )
+
+
+class OutboundSettings(_Section):
+    """What the service may open for administrators of tenants, beside what operators allow for each tenant. API servers
+    and workers of changefeeds need the same."""
+
+    allow: str = Field(
+        "",
+        description="targets that every tenant may use, one a line: s3://BUCKET/PREFIX, https://HOST/BUCKET, "
+        "tikv://HOST:PORT, file:///FOLDER; empty = none",
+    )
+    networks: str = Field(
+        "",
+        description="networks, such as 10.2.0.0/16, to which an allowed name may resolve; to public addresses it "
+        "always may",
+    )
 
 
 class SparkSettings(_Section):
@@ -255,6 +284,7 @@ class Settings(_Section):
     push: PushSettings = PushSettings()
     notifications: NotificationsSettings = NotificationsSettings()
     replication: ReplicationSettings = ReplicationSettings()
+    outbound: OutboundSettings = OutboundSettings()
     spark: SparkSettings = SparkSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()

@@ -16,7 +16,6 @@ had no effect; after an indeterminate error the caller must read back the state,
         SnapshotLost        a snapshot whose rest cannot be read as its beginning was: start it again
         StateForbids        the object's state does not allow it now
         BeyondQuarantine    a timestamp above what is known to be good: an operator decides about a store
-        LogAmended          a cursor above rows that an operator has accepted since: read again from below them
         ChangedMeanwhile    the object changed since the caller read it
         ColumnNotStored     a virtual generated column was asked for by name
         TenantDeleted       the tenant was deleted for good
@@ -45,7 +44,6 @@ had no effect; after an indeterminate error the caller must read back the state,
       FeedUnavailable       no dispatcher serves the store right now: find its owner and subscribe again
       UpstreamContractViolated  the upstream sent a change below its own watermark: stop and keep everything
       PromiseContradicted   a store sent commits at or below a resolved ts that it had promised: quarantine the store
-      RowsNotAcceptable         rows that an operator has accepted cannot be merged: the store stays quarantined
 """
 
 from __future__ import annotations
@@ -276,14 +274,10 @@ class BeyondQuarantine(InvalidInput):
     """A store of the tenant is quarantined, and the timestamp lies above the last watermark known to be good."""
 
     code = "TS-1017"
-    hint = "Read up to good_ts. An operator decides: tistream store quarantine list, then accept or reject."
-
-
-class LogAmended(InvalidInput):
-    """An operator has accepted rows of a store at or below the cursor, after the cursor was given out."""
-
-    code = "TS-1013"
-    hint = "Read again from from_ts, as start_ts: what was read above it lacks the accepted rows."
+    hint = (
+        "Read up to good_ts. An operator looks (tistream store quarantine list), and rejects the store or connects "
+        "another tenant to the cluster."
+    )
 
 
 class ChangedMeanwhile(InvalidInput):
@@ -366,18 +360,18 @@ class CredentialsUnavailable(TiStreamError):
 
 
 class CatalogUnavailable(TiStreamError):
-    """The catalog did not answer; `determinate`: the transaction certainly did not happen."""
+    """The catalog did not answer."""
 
     kind = ErrorKind.RETRY
     code = "TS-1040"
-    determinate: bool = True
+    determinate: bool = True  #: the transaction certainly did not happen
 
 
 class SparkEnded(TiStreamError):
-    """The Spark session has ended or does not answer: its Java died, or the cluster dropped the application."""
+    """The Spark session has ended, does not answer, or gets no executor from its cluster."""
 
     code = "TS-1051"
-    hint = "A supervisor starts the process again; Spark's own log says why it ended."
+    hint = "A supervisor starts an ended process again, see Spark's log; else look for free cores at Spark's master."
 
 
 class Fenced(TiStreamError):
@@ -468,20 +462,9 @@ class PromiseContradicted(TiStreamError):
     code = "TS-1068"
     found: object = None  #: the rows, as the sorter's core describes them
     hint = (
-        "Pulls of the tenant end at good_ts until an operator decides: tistream store quarantine list shows the rows, "
-        "tistream store quarantine accept merges them into the log, tistream store quarantine reject gives up this "
-        "incarnation of the store."
-    )
-
-
-class RowsNotAcceptable(TiStreamError):
-    """Rows of a quarantined store cannot be merged into the log. The store stays quarantined."""
-
-    kind = ErrorKind.CORRUPT
-    code = "TS-1069"
-    hint = (
-        "Reject the store with tistream store quarantine reject, and load the rows that the source has with "
-        "tistream seed."
+        "Pulls of the tenant end at good_ts until an operator decides. tistream store quarantine list shows the rows. "
+        "If they are not in the cluster: tistream store quarantine reject. If they are, connect another tenant to the "
+        "cluster and delete this one: docs/runbooks/stopped.md."
     )
 
 

@@ -1,19 +1,15 @@
-"""Names for the numbers that identify things.
+"""The numbers that identify things, as the services pass them to each other.
 
 A tenant is always the pair (cluster, tenant); everything else is numbered inside one tenant or inside the catalog.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import NewType
+from urllib.parse import quote
 
-StoreId = NewType("StoreId", int)  #: a TiKV store of the upstream cluster
-Incarnation = NewType("Incarnation", int)  #: one process of a pusher or worker; issued by the catalog, from 1
-Seq = NewType("Seq", int)  #: dense number of a file within one incarnation, from 1
-TaskId = NewType("TaskId", int)  #: a contiguous key range of a tenant, the unit of ownership
-Epoch = NewType("Epoch", int)  #: fencing number of an owner; rises with each assignment
-WorkerId = NewType("WorkerId", str)  #: a dispatcher or sorter process, for example "sorter-2"
+_DOTS = re.compile(r"`*\.{1,2}`*")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,3 +29,9 @@ class Position:
 
     seq: int
     closed: bool = False  #: the incarnation ended at `seq`; later files are never used
+
+
+def name_in_path(name: str) -> str:
+    """A name of a database or table as a part of a path. HTTP clients resolve `.` and `..`, so the API takes these in
+    backquotes."""
+    return quote(f"`{name}`" if _DOTS.fullmatch(name) else name, safe="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+INT_MAX = (1 << 63) - 1  # the largest number of every supported database
 BATCH_FILE_BYTES_TARGET = 8 << 20  # a pusher cuts a file early here
 COMMITTED_FILE_BYTES_TARGET = 8 << 20
 SEGMENT_OWN_BYTES_MIN = 256 << 10  # a table with more than this in one flush gets a segment of its own
@@ -60,19 +61,36 @@ CLOCK_SKEW_MAX_MS = 60_000  # timestamps of pushers this far ahead of the catalo
 LANE_LEASE_MS = 6_000  # how long the owner of a changefeed's lane may write after it last read its lanes
 JOB_LEASE_MS = 30_000  # a maintenance job whose executor has not renewed its lease for this long may be taken over
 JOB_RENEW_MS = 5_000
+BUILD_LEASE_MS = 120_000  # unpublished files of a merge or base are kept this long after the driver's last sign
+BUILD_RENEW_MS = 20_000
 READ_LEASE_TTL_MS = 900_000  # listed objects are kept this long after the last renewal
 FILE_URL_MS = 900_000  # the files of a listing can be fetched this long
 FILES_LISTED_MAX = 50_000
 ROWS_FILES_BYTES_MAX = 4 << 30  # table rows as Parquet files with ranges, on an API server's disk
+ROWS_FILES_MAX = 128  # each is an open file
+LEFT_OUT_BYTES_MAX = 4096  # of the header that lists columns without values: clients refuse long heads
+READ_MEMORY_BYTES = 1 << 30  # of reads of the log in one process, unless `server.read_memory_mib` says another number
+READ_WAIT_S_MAX = 10.0  # of a read for memory
+COMMIT_BYTES_MAX = 64 << 20  # of a commit_ts that is delivered in one page: keys and values, or the body, estimated
+KEY_CHARS_MAX = 20_000  # of a key as text in a request
+TIME_CHARS_MAX = 64  # of a moment in a request
+CURSOR_CHARS_MAX = 16384  # TiDB's and TiKV's longest keys fit in
 PULL_WAIT_MS_MAX = 30_000
+PATTERNS_S_MAX = 4.0  # processor time of the regular expressions of one page
 PULL_ROWS_DEFAULT = 10_000
 PULL_ROWS_MAX = 200_000
 KEY_CACHE_MS = 5_000  # a key revoked by another process is accepted at most this long
 LOGIN_CODE_MS = 600_000
 SESSION_MS = 12 * 3_600_000
+REQUEST_HEAD_BYTES_MAX = 64 << 10
+REQUEST_BODY_BYTES_MAX = 1 << 20  # JSON is parsed on the event loop: a million small values would stop it for seconds
+PROBLEM_TEXT_CHARS_MAX = 1000  # of an error's message, which may repeat what was sent
+PROBLEM_FACT_CHARS_MAX = 16384  # of each of its facts: the longest key fits in
 KEPT_BODY_BYTES_MAX = 1 << 20  # of a request with an Idempotency-Key, and of its answer
 STREAM_ROWS_DEFAULT = 5_000  # between two watermarks of a stream
 SPLITS_MAX = 1000  # parts of one plan of a long pull
+CHANGEFEEDS_MAX = 1000  # of one tenant
+STORES_MAX = 4000  # of one tenant: each is listed and followed
 CONSUMER_PARTITIONS_MAX = 64  # of one consumer
 CONSUMER_MEMBERS_MAX = 128  # that read one consumer at the same time
 CONSUMER_LEASE_S_DEFAULT = 30  # between two pulls of a member, after which its partitions go to others
@@ -83,5 +101,6 @@ CONSUMER_IDLE_HOURS_DEFAULT = 720  # a consumer that is not read for so long no 
 
 assert HEARTBEAT_MS * 3 < LEASE_MS
 assert JOB_RENEW_MS * 3 < JOB_LEASE_MS
+assert BUILD_RENEW_MS * 3 < BUILD_LEASE_MS
 assert 2 * BATCH_FILE_BYTES_TARGET <= BATCH_ROWS_BYTES_MAX < ROW_BYTES_MAX < SEGMENT_BYTES_MAX
 assert SEGMENT_OWN_BYTES_MIN <= SEGMENT_SHARED_BYTES_TARGET < SEGMENT_BYTES_TARGET < SEGMENT_BYTES_MAX <= FILE_BYTES_MAX

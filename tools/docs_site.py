@@ -1,4 +1,4 @@
-"""What mkdocs (mkdocs.yml) does not do by itself: patterns in the nav, a Markdown twin of each page, llms.txt.
+"""What mkdocs (mkdocs.yml) does not do: patterns in the nav, a Markdown twin of each page, llms.txt.
 
 A nav entry such as `runbooks/*.md` stands for the pages that match it and that no entry names, so a new page of a known
 folder needs no line. A section whose patterns match nothing is left out. Each page says where its twin is.

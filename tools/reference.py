@@ -26,9 +26,8 @@ from tistream.errors import ErrorKind, TiStreamError
 from tistream.http import error_reference
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-PACKAGES = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"][
-    "targets"
-]["wheel"]["packages"]
+SETTINGS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+PACKAGES = SETTINGS["tool"]["importlinter"]["root_packages"]
 _WRITTEN = "Written by `tools/reference.py` from the code; change the code's own words instead of this file."
 
 
@@ -91,7 +90,7 @@ def cli_page() -> str:
         described = [p for p in command.params if getattr(p, "help", None) and p.name != "help"]
         if described:
             lines += ["| | meaning | default |", "| --- | --- | --- |"]
-            lines += [f"| `{_names(p)}` | {_cell(str(p.help))} | {_default(p)} |" for p in described]  # type: ignore[attr-defined]
+            lines += [f"| `{_names(p)}` | {_cell(str(p.help))} | {_default(p)} |" for p in described]
             lines.append("")
     return "\n".join(lines)
 
@@ -148,17 +147,14 @@ def api_page() -> str:
 def api_app() -> Any:
     """The application of an API server, over a catalog that is never opened."""
     from apiserver.app import create_app
-    from metaserver.routers import control_routers
-    from reading.deps import Services
-    from tistream.admin.views import Sources
+    from reading.served.services import Services
     from tistream.catalog.database.engine import Catalog
     from tistream.clock import SystemClock
     from tistream.objectstore.memory import MemoryStore
 
     catalog, store, clock = Catalog("sqlite:////nowhere/catalog.db"), MemoryStore(), SystemClock()
     services = Services.create(catalog, store, clock, checks={}, problems=lambda: [])
-    sources = Sources(catalog=catalog, clock=clock)
-    return create_app(services, control_routers(sources, store, services.log_starts, services.registry, "memory://"))
+    return create_app(services)
 
 
 def error_classes() -> set[type[TiStreamError]]:

@@ -18,11 +18,7 @@ VENDOR = Path(__file__).parents[1] / "apiserver" / "console" / "static" / "vendo
 #: npm package -> (folder, version, files of the package to keep)
 PACKAGES = {
     "htmx.org": ("htmx", "4.0.1", ("dist/htmx.min.js", "LICENSE")),
-    "swagger-ui-dist": (
-        "swagger-ui",
-        "5.35.0",
-        ("swagger-ui-bundle.js", "swagger-ui.css", "LICENSE", "NOTICE"),
-    ),
+    "swagger-ui-dist": ("swagger-ui", "5.35.0", ("swagger-ui-bundle.js", "swagger-ui.css", "LICENSE", "NOTICE")),
     "uplot": ("uplot", "1.6.32", ("dist/uPlot.iife.min.js", "dist/uPlot.min.css", "LICENSE")),
 }
 

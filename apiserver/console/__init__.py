@@ -24,7 +24,7 @@ from apiserver.console.live import router as live_router
 from apiserver.console.pages import Pages
 from apiserver.console.snippets import ORIGIN, keys_snippets, pull_snippets
 from apiserver.stream.followers import Followers
-from reading.deps import Services
+from reading.served.services import Services
 from tistream import __version__
 from tistream.http.auth.access import Who, needs
 from tistream.http.auth.core.roles import OfLimited, Right
@@ -71,9 +71,9 @@ def _add_pages(pages: Pages) -> None:
     @pages.view(_TENANT, "tenant.html", every=2, json=False)
     def tenant(request: Request, cluster_id: int, tenant_id: int, who: Who, table: str = "") -> dict[str, Any]:
         of, keyed = Tenant(cluster_id, tenant_id), onboarding.asks_for_keys(request)
-        found = views.tenant(services, of, who)
-        snippets = keys_snippets(of, keyed=keyed) if found["keyspace"] else pull_snippets(of, table, keyed=keyed)
-        return {**found, "table": table, "snippets": snippets, "origin": ORIGIN, "delete_range": DELETE_RANGE}
+        shown = views.tenant(services, of, who)
+        snippets = keys_snippets(of, keyed=keyed) if shown["keyspace"] else pull_snippets(of, table, keyed=keyed)
+        return {**shown, "table": table, "snippets": snippets, "origin": ORIGIN, "delete_range": DELETE_RANGE}
 
     @pages.view(f"{_TENANT}/retention", "retention.html")
     def retention(cluster_id: int, tenant_id: int) -> dict[str, Any]:

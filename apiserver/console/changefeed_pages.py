@@ -3,29 +3,32 @@ forms that reset, pause, resume, rebalance or remove one, or decide about a refu
 
 from __future__ import annotations
 
+import re
 import threading
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import Path, Query
+from fastapi import Query
 
-from apiserver.console import operator_views
-from apiserver.console.pages import Action, Pages
+from apiserver.console.pages import Action, Form, Pages
+from apiserver.sources import sources_of
 from destinations.opening import recut
 from destinations.tables import tables_by_lane
-from reading.deps import Id, Services
+from reading.served.services import Services
 from tistream.admin import actions, consumers, replication_actions
+from tistream.catalog.rows.tenants import TenantRow
 from tistream.catalog.tenancy.changefeeds import ChangefeedRow, get_changefeed
-from tistream.catalog.tenancy.tenants import TenantRow, get_tenant
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.lanes import replace_lanes
 from tistream.clock import Clock
 from tistream.http.auth.core.roles import Right
+from tistream.http.parameters import Name, PathTenant
 from tistream.ids import Tenant
 
 _ALL = "/tenants/{cluster_id}/{tenant_id}/changefeeds"
 _ONE = f"{_ALL}/{{changefeed_id}}"
-_Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 _To = Annotated[str, Query(max_length=64, description="a TSO, a time, `earliest` or `latest`")]
 _Lane = Annotated[int, Query(ge=0)]
 _Lanes = Annotated[int | None, Query(ge=1, le=256)]
@@ -35,22 +38,21 @@ _LOOK_S = 1.5  #: between two looks from which a rate is computed
 
 def add_pages(pages: Pages) -> None:
     """Add the pages of changefeeds."""
-    services, sources, rates = pages.services, operator_views.sources_of(pages.services), _Rates(pages.services.clock)
+    services, sources, rates = pages.services, sources_of(pages.services), _Rates(pages.services.clock)
 
     @pages.view(_ALL, "changefeeds.html", every=2)
-    def shown(cluster_id: Id, tenant_id: Id) -> dict[str, Any]:
-        row = get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
+    def shown(tenant: PathTenant) -> dict[str, Any]:
+        row = get_tenant(services.catalog, tenant)
         items = [_shown(row, item, rates) for item in consumers.consumers_of(services.catalog, row.tenant)]
-        return {"cluster_id": cluster_id, "tenant_id": tenant_id, "items": items}
+        return {**asdict(tenant), "items": items}
 
     @pages.view(_ONE, "changefeed.html", every=2)
-    def one(cluster_id: Id, tenant_id: Id, changefeed_id: _Name) -> dict[str, Any]:
-        row = get_tenant(services.catalog, Tenant(cluster_id, tenant_id))
+    def one(tenant: PathTenant, changefeed_id: Name) -> dict[str, Any]:
+        row = get_tenant(services.catalog, tenant)
         feed = get_changefeed(services.catalog, row.tenant, changefeed_id)
         item = _shown(row, consumers.one_consumer(services.catalog, feed), rates)
         return {
-            "cluster_id": cluster_id,
-            "tenant_id": tenant_id,
+            **asdict(tenant),
             "items": [item],
             "item": item,
             "tables": _tables(services, row, feed),
@@ -58,9 +60,7 @@ def add_pages(pages: Pages) -> None:
         }
 
     @pages.action(f"{_ONE}/reset", right=Right.READ)
-    def reset(cluster_id: Id, tenant_id: Id, changefeed_id: _Name, to: _To = "earliest") -> Action:
-        tenant = Tenant(cluster_id, tenant_id)
-
+    def reset(tenant: PathTenant, changefeed_id: Name, to: _To = "earliest") -> Action:
         def run(*, dry_run: bool, actor: str) -> dict[str, Any]:
             to_ts = services.served(tenant).parse_ts(to, services.clock.unix_ms())
             return consumers.reset(sources, tenant, changefeed_id, to_ts, dry_run=dry_run, actor=actor)
@@ -73,12 +73,10 @@ def add_pages(pages: Pages) -> None:
 
 
 def _add_action(pages: Pages, verb: str) -> None:
-    services, sources = pages.services, operator_views.sources_of(pages.services)
+    services, sources = pages.services, sources_of(pages.services)
 
     @pages.action(f"{_ONE}/{verb}", right=Right.TENANT)
-    def action(cluster_id: Id, tenant_id: Id, changefeed_id: _Name) -> Action:
-        tenant = Tenant(cluster_id, tenant_id)
-
+    def action(tenant: PathTenant, changefeed_id: Name) -> Action:
         def run(*, dry_run: bool, actor: str) -> dict[str, Any]:
             row = get_changefeed(services.catalog, tenant, changefeed_id)
             does = getattr(replication_actions if row.is_replication else consumers, verb)
@@ -89,31 +87,31 @@ def _add_action(pages: Pages, verb: str) -> None:
 
 
 def _add_lane_actions(pages: Pages) -> None:
-    services, sources = pages.services, operator_views.sources_of(pages.services)
+    services, sources = pages.services, sources_of(pages.services)
 
     @pages.action(f"{_ONE}/rebalance", right=Right.TENANT)
-    def rebalance(cluster_id: Id, tenant_id: Id, changefeed_id: _Name, lanes: _Lanes = None) -> Action:
-        tenant = Tenant(cluster_id, tenant_id)
+    def rebalance(tenant: PathTenant, changefeed_id: Name, lanes: _Lanes = None) -> Action:
         run = partial(_rebalance, services, tenant, changefeed_id, lanes)
         return Action(run, f"Rebalance changefeed {changefeed_id}", _path(tenant, changefeed_id))
 
-    def decision(verb: Any) -> None:
-        @pages.action(f"{_ONE}/{verb.__name__}", right=Right.TENANT)
-        def action(cluster_id: Id, tenant_id: Id, changefeed_id: _Name, lane: _Lane) -> Action:
-            tenant = Tenant(cluster_id, tenant_id)
-            run = partial(verb, sources, tenant, changefeed_id, lane)
-            title = f"{verb.__name__.capitalize()} the refused change of lane {lane}"
-            return Action(run, title, _path(tenant, changefeed_id))
+    @pages.action(f"{_ONE}/retry", right=Right.TENANT)
+    def retry(tenant: PathTenant, changefeed_id: Name, lane: _Lane) -> Action:
+        run = partial(replication_actions.retry, sources, tenant, changefeed_id, lane)
+        return Action(run, f"Retry the refused change of lane {lane}", _path(tenant, changefeed_id))
 
-    for verb in (replication_actions.retry, replication_actions.skip):
-        decision(verb)
+    @pages.action(f"{_ONE}/skip", right=Right.TENANT)
+    def skip(tenant: PathTenant, changefeed_id: Name, lane: _Lane, form: Form) -> Action:
+        tenant, key, commit_ts = tenant, form.get("key"), form.get("commit_ts", "")
+        change = (key, int(commit_ts)) if key is not None and re.fullmatch(r"[0-9]{1,19}", commit_ts) else None
+        run = partial(replication_actions.skip, sources, tenant, changefeed_id, lane, change=change)
+        return Action(run, f"Skip the refused change of lane {lane}", _path(tenant, changefeed_id))
 
 
 def _rebalance(
     services: Services, tenant: Tenant, name: str, count: int | None, *, dry_run: bool, actor: str
 ) -> dict[str, Any]:
     """Cut a replication anew, by its destination's regions as they are now."""
-    before, scopes = recut(services.catalog, tenant, name, count, services.clock)
+    before, scopes = recut(services.catalog, tenant, name, count, services.clock, services.outbound)
     if not dry_run:
         replace_lanes(services.catalog, tenant, name, scopes)
     words = f"{len(scopes)} lanes replace {len(before)}: {', '.join(scope.shown for scope in scopes[:8])}"
@@ -124,8 +122,8 @@ def _rebalance(
 
 def _tables(services: Services, row: TenantRow, feed: ChangefeedRow) -> list[dict[str, Any]]:
     """The tables that a replication writes, those that are stopped first."""
-    found = tables_by_lane(services.catalog, services.registry, row, feed)
-    return sorted(found, key=lambda table: not table["stopped"])
+    tables = tables_by_lane(services.catalog, services.registry, row, feed)
+    return sorted(tables, key=lambda table: not table["stopped"])
 
 
 def _back(tenant: Tenant) -> str:

@@ -17,7 +17,7 @@ from fastapi import Request
 from apiserver.console.onboarding import asks_for_keys
 from apiserver.console.pages import Action, Pages
 from apiserver.routes.keys import KeyId, listed_keys, own_key, revoke_own, shown
-from reading.deps import Services
+from reading.served.services import Services
 from tistream.catalog.tenancy.keys import KeyRow
 from tistream.catalog.tenancy.tenants import list_tenants
 from tistream.errors import NotFound
@@ -63,15 +63,15 @@ def _keys(services: Services, who: Principal, *, ended: bool, keyed: bool) -> di
     """Keys, the newest first, and allowed changes."""
     rows = listed_keys(services, who)[::-1]
     living = [row for row in rows if row.state == "living"]
-    found = rows if ended else living
+    listed = rows if ended else living
     tenants = [row.tenant for row in list_tenants(services.catalog) if who.sees(row.tenant)]
     roles = [role for role in Role if may_give(who, role, who.tenant)]
     return {
-        "items": [{**shown(row), "changes": _changes(who, row)} for row in found[:_KEYS_SHOWN]],
+        "items": [{**shown(row), "changes": _changes(who, row)} for row in listed[:_KEYS_SHOWN]],
         "living": len(living),
         "ended": len(rows) - len(living),
         "ended_shown": ended,
-        "more": max(0, len(found) - _KEYS_SHOWN),
+        "more": max(0, len(listed) - _KEYS_SHOWN),
         "keyed": keyed,
         "own": who.key_id,
         "bound": None if who.tenant is None else str(who.tenant),

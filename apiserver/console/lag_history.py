@@ -52,11 +52,11 @@ class LagHistory:
     def percentiles(self, tenants: Iterable[Tenant]) -> Percentiles:
         """The percentiles over these tenants."""
         with self._lock:
-            found = sorted(lag for tenant in tenants for lag in self._lags.get(tenant, ()))
+            lags = sorted(lag for tenant in tenants for lag in self._lags.get(tenant, ()))
             seconds = round(self._times[-1] - self._times[0]) if self._times else 0
-        if not found:
+        if not lags:
             return Percentiles(p50_s=None, p99_s=None, seconds=seconds)
-        return Percentiles(p50_s=_rank(found, 0.5), p99_s=_rank(found, 0.99), seconds=seconds)
+        return Percentiles(p50_s=_rank(lags, 0.5), p99_s=_rank(lags, 0.99), seconds=seconds)
 
     def line(self, tenant: Tenant) -> dict[str, object]:
         """The newest samples as points of an SVG line, and the height of LINE_S; no points before two samples."""

@@ -10,6 +10,7 @@ HttpOnly, SameSite=Strict cookie.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +20,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from reading.deps import Services
+from apiserver.callers import caller_of
+from apiserver.core.token_buckets import Buckets, Policy
+from reading.served.services import Services
 from tistream.catalog.tenancy.logins import end_session
-from tistream.errors import Unauthenticated
+from tistream.errors import RateLimited, Unauthenticated
 from tistream.http.auth.access import access_of, needs
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.bodies import read_body
@@ -34,13 +37,14 @@ from tistream.limits import SESSION_MS
 _HOME = "/overview"
 _PAGE = re.compile(r"/(?:[A-Za-z0-9_.-][A-Za-z0-9/_.-]*)?")
 _FORM_BYTES_MAX = 4096
+_WRONG = Policy(name="wrong-logins", rate=0.2, burst=10)  # of an address
 
 Render = Callable[[Request, str, dict[str, Any], int], Response]
 
 
 def router(services: Services, render: Render) -> APIRouter:
     """The three routes. `render(request, template, view, status)` makes a page."""
-    routes = APIRouter(include_in_schema=False)
+    routes, wrong = APIRouter(include_in_schema=False), Buckets(_WRONG)
 
     @routes.get("/login", dependencies=[needs(Right.OPEN)])
     def form(request: Request, next: str = _HOME) -> Response:
@@ -54,10 +58,16 @@ def router(services: Services, render: Render) -> APIRouter:
         if authenticator is None:
             return RedirectResponse(_HOME, 303)
         fields = parse_qs((await read_body(request.receive, _FORM_BYTES_MAX)).decode("latin-1"), max_num_fields=10)
+        caller, now_s = caller_of(request), services.clock.monotonic()
+        if wait_s := math.ceil(wrong.wait_s(caller, now_s)):
+            raise RateLimited(
+                f"Too many wrong logins: try again in {wait_s} s.", bucket=_WRONG.name, retry_after_s=wait_s
+            )
         given, page = fields.get("code", [""])[0].strip(), _own_page(fields.get("next", [_HOME])[0])
         try:
             token = await _session(services, authenticator, given)
         except Unauthenticated as e:
+            wrong.take(caller, 1, now_s)
             return render(request, "login.html", {"next": page, "error": e.message}, 401)
         answer = RedirectResponse(page, 303)
         scheme = request.url.scheme

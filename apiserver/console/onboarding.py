@@ -15,19 +15,22 @@ from fastapi import Query, Request
 
 from apiserver.console.pages import Pages
 from apiserver.console.snippets import ORIGIN, keys_snippets, pull_snippets, push_snippets
-from apiserver.routes import tenants as tenant_routes
-from reading.deps import Id, Services
+from apiserver.sources import sources_of
+from reading.served.services import Services
 from tistream.admin import onboarding
+from tistream.admin.tenants import detail
 from tistream.catalog.tenancy.keys import list_keys
 from tistream.errors import NotFound
 from tistream.http.auth.access import Who, access_of, needs
 from tistream.http.auth.core.roles import OfLimited, Principal, Right, Role
+from tistream.http.parameters import PathTenant
 from tistream.ids import Tenant
+from tistream.limits import INT_MAX
 
 _TENANT = "/tenants/{cluster_id}/{tenant_id}"
 
 _Table = Annotated[str, Query(max_length=200)]
-_Number = Annotated[int | None, Query(ge=0, le=(1 << 63) - 1)]
+_Number = Annotated[int | None, Query(ge=0, le=INT_MAX)]
 
 
 def add_pages(pages: Pages) -> None:
@@ -38,29 +41,29 @@ def add_pages(pages: Pages) -> None:
     def register_json(
         request: Request, who: Who, cluster_id: _Number = None, tenant_id: _Number = None
     ) -> dict[str, Any]:
-        asked = None if cluster_id is None or tenant_id is None else Tenant(cluster_id, tenant_id)
-        return _register(services, who, asked, keyed=asks_for_keys(request))
+        tenant = None if cluster_id is None or tenant_id is None else Tenant(cluster_id, tenant_id)
+        return _register(services, who, tenant, keyed=asks_for_keys(request))
 
     @pages.view("/tenants/register", "register.html", filtered=True, json=False)
     def register(request: Request, who: Who) -> dict[str, Any]:
         return _register(services, who, None, keyed=asks_for_keys(request))
 
     @pages.view(f"{_TENANT}/checklist", "checklist.html", every=1)
-    def checklist(cluster_id: Id, tenant_id: Id) -> dict[str, Any]:
-        return steps(services, Tenant(cluster_id, tenant_id))
+    def checklist(tenant: PathTenant) -> dict[str, Any]:
+        return steps(services, tenant)
 
     @pages.routes.get(f"{_TENANT}/connect.json", dependencies=[needs(Right.LOOK, limited=OfLimited.REFUSED)])
-    def connect_json(request: Request, cluster_id: Id, tenant_id: Id, table: _Table = "") -> dict[str, Any]:
-        found = _connect(services, Tenant(cluster_id, tenant_id), table, keyed=asks_for_keys(request))
+    def connect_json(request: Request, tenant: PathTenant, table: _Table = "") -> dict[str, Any]:
+        shown = _connect(services, tenant, table, keyed=asks_for_keys(request))
         origin = str(request.base_url).rstrip("/")
-        for line in (*found["push"], *found["pull"]):
+        for line in (*shown["push"], *shown["pull"]):
             line["text"] = line["text"].replace(ORIGIN, origin)
-        return found
+        return shown
 
     @pages.view(f"{_TENANT}/connect", "connect.html", json=False)
-    def connect(request: Request, cluster_id: Id, tenant_id: Id, table: _Table = "") -> dict[str, Any]:
-        found = _connect(services, Tenant(cluster_id, tenant_id), table, keyed=asks_for_keys(request))
-        return {**found, "origin": ORIGIN}
+    def connect(request: Request, tenant: PathTenant, table: _Table = "") -> dict[str, Any]:
+        shown = _connect(services, tenant, table, keyed=asks_for_keys(request))
+        return {**shown, "origin": ORIGIN}
 
 
 def asks_for_keys(request: Request) -> bool:
@@ -70,42 +73,42 @@ def asks_for_keys(request: Request) -> bool:
 
 def steps(services: Services, of: Tenant) -> dict[str, Any]:
     """The steps until the tenant is active, done or not."""
-    found = tenant_routes.detail(services, of)
+    tenant = detail(sources_of(services), of)
     has_key = any(row.role == Role.PUSHER and row.state == "living" for row in list_keys(services.catalog, of))
     done_or_not = [
         {"step": step, "done": done, "more": more.removeprefix(": ") if done else ""}
-        for step, done, more in onboarding.checklist(found, has_key=has_key)
+        for step, done, more in onboarding.checklist(tenant, has_key=has_key)
     ]
     return {
         "cluster_id": of.cluster_id,
         "tenant_id": of.tenant_id,
-        "state": found["state"],
+        "state": tenant["state"],
         "steps": done_or_not,
         "next": next((each["step"] for each in done_or_not if not each["done"]), None),
-        "awaiting": found["state"] == "AWAITING_SNAPSHOT",
+        "awaiting": tenant["state"] == "AWAITING_SNAPSHOT",
     }
 
 
-def _register(services: Services, who: Principal, asked: Tenant | None, *, keyed: bool) -> dict[str, Any]:
-    """Whether `who` may register tenants, and why `asked` cannot be registered."""
-    found: dict[str, Any] = {"may": Right.OPERATE in who.rights, "role": str(who.role), "keyed": keyed}
-    if asked is None or not who.sees(asked):
-        return {**found, "why_not": None, "see": None}
+def _register(services: Services, who: Principal, tenant: Tenant | None, *, keyed: bool) -> dict[str, Any]:
+    """Whether `who` may register tenants, and why `tenant` cannot be registered."""
+    form: dict[str, Any] = {"may": Right.OPERATE in who.rights, "role": str(who.role), "keyed": keyed}
+    if tenant is None or not who.sees(tenant):
+        return {**form, "why_not": None, "see": None}
     try:
-        state = str(tenant_routes.detail(services, asked)["state"]).replace("_", " ").lower()
+        state = str(detail(sources_of(services), tenant)["state"]).replace("_", " ").lower()
     except NotFound:
-        return {**found, "why_not": None, "see": None}
-    see = f"/tenants/{asked.cluster_id}/{asked.tenant_id}"
-    return {**found, "why_not": f"Tenant {asked} is registered already; it is {state}.", "see": see}
+        return {**form, "why_not": None, "see": None}
+    see = f"/tenants/{tenant.cluster_id}/{tenant.tenant_id}"
+    return {**form, "why_not": f"Tenant {tenant} is registered already; it is {state}.", "see": see}
 
 
 def _connect(services: Services, of: Tenant, table: str, *, keyed: bool) -> dict[str, Any]:
-    found = tenant_routes.detail(services, of)
-    has_tables = found["keyspace"] is None
+    tenant = detail(sources_of(services), of)
+    has_tables = tenant["keyspace"] is None
     return {
         "cluster_id": of.cluster_id,
         "tenant_id": of.tenant_id,
-        "state": found["state"],
+        "state": tenant["state"],
         "has_tables": has_tables,
         "table": table,
         "keyed": keyed,

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Annotated, Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
-from fastapi import Depends, Query, Request
+from fastapi import Query
 
 from apiserver.console import operator_views
-from apiserver.console.pages import Action, Pages
-from reading.deps import Id
+from apiserver.console.pages import Action, Form, Pages
+from apiserver.sources import sources_of
 from tistream.admin import actions, jobs, quarantines
+from tistream.catalog.rows.jobs import JobState
 from tistream.catalog.tenancy.tenants import GIVEN_UP, look_up_tenant
-from tistream.catalog.work.job_rows import JobState
 from tistream.errors import InvalidInput
-from tistream.http.auth.bodies import read_body
 from tistream.http.auth.core.roles import Right
+from tistream.http.parameters import Id, PathTenant
 from tistream.ids import Tenant
+from tistream.limits import INT_MAX
 
-_FORM_BYTES_MAX = 16 << 10
 _TENANT = "/tenants/{cluster_id}/{tenant_id}"
 
 _TenantName = Annotated[str | None, Query(alias="tenant", max_length=40)]
@@ -28,16 +28,7 @@ _Kind = Annotated[str | None, Query(max_length=32)]
 _At = Annotated[str | None, Query(alias="at", max_length=40)]
 _Worker = Annotated[str | None, Query(max_length=128)]
 _Key = Annotated[str | None, Query(max_length=20_000)]
-_Other = Annotated[int, Query(alias="with", ge=0, le=(1 << 63) - 1)]
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form; empty for a GET."""
-    body = await read_body(request.receive, _FORM_BYTES_MAX) if request.method == "POST" else b""
-    return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=20))
-
-
-_Form = Annotated[dict[str, str], Depends(_form)]
+_Other = Annotated[int, Query(alias="with", ge=0, le=INT_MAX)]
 
 
 def add_pages(pages: Pages) -> None:
@@ -74,8 +65,8 @@ def _add_views(pages: Pages) -> None:
         return operator_views.all_tenants(services)
 
     @pages.view(f"{_TENANT}/schema", "schema.html", right=Right.READ)
-    def schema(cluster_id: Id, tenant_id: Id, at: _At = None) -> dict[str, Any]:
-        return operator_views.schema(services, Tenant(cluster_id, tenant_id), at)
+    def schema(tenant: PathTenant, at: _At = None) -> dict[str, Any]:
+        return operator_views.schema(services, tenant, at)
 
     @pages.view("/gaps", "gaps.html", every=3)
     def watermark_gaps(tenant: _TenantName = None) -> dict[str, Any]:
@@ -91,7 +82,7 @@ def _add_views(pages: Pages) -> None:
 
 
 def _add_work_actions(pages: Pages) -> None:
-    sources = operator_views.sources_of(pages.services)
+    sources = sources_of(pages.services)
 
     @pages.action("/tasks/{task_id}/move")
     def move(task_id: Id, to: _Worker = None) -> Action:
@@ -130,22 +121,18 @@ def _add_work_actions(pages: Pages) -> None:
 
 
 def _add_tenant_actions(pages: Pages) -> None:
-    services, sources = pages.services, operator_views.sources_of(pages.services)
+    services, sources = pages.services, sources_of(pages.services)
 
     @pages.action(f"{_TENANT}/pause", right=Right.TENANT)
-    def pause(cluster_id: Id, tenant_id: Id) -> Action:
-        tenant = Tenant(cluster_id, tenant_id)
+    def pause(tenant: PathTenant) -> Action:
         return Action(partial(actions.pause, sources, tenant, reason=""), f"Pause tenant {tenant}", "/tenants")
 
     @pages.action(f"{_TENANT}/resume", right=Right.TENANT)
-    def resume(cluster_id: Id, tenant_id: Id) -> Action:
-        tenant = Tenant(cluster_id, tenant_id)
+    def resume(tenant: PathTenant) -> Action:
         return Action(partial(actions.resume, sources, tenant), f"Resume tenant {tenant}", "/tenants")
 
     @pages.action(f"{_TENANT}/delete", template="tenant_delete.html")
-    def delete(cluster_id: Id, tenant_id: Id, form: _Form) -> Action:
-        tenant = Tenant(cluster_id, tenant_id)
-
+    def delete(tenant: PathTenant, form: Form) -> Action:
         def run(*, dry_run: bool, actor: str) -> dict[str, Any]:
             typed, reason = (form.get(name, "").strip() for name in ("typed", "reason"))
             if not dry_run and typed != str(tenant):
@@ -158,17 +145,12 @@ def _add_tenant_actions(pages: Pages) -> None:
 
 
 def _add_store_actions(pages: Pages) -> None:
-    sources = operator_views.sources_of(pages.services)
-
-    @pages.action(f"{_TENANT}/stores/{{store_id}}/accept")
-    def accept(cluster_id: Id, tenant_id: Id, store_id: Id) -> Action:
-        run = partial(quarantines.accept, sources, Tenant(cluster_id, tenant_id), store_id)
-        return Action(run, f"Accept the rows of store {store_id}", f"/tenants/{cluster_id}/{tenant_id}")
+    sources = sources_of(pages.services)
 
     @pages.action(f"{_TENANT}/stores/{{store_id}}/reject")
-    def reject(cluster_id: Id, tenant_id: Id, store_id: Id) -> Action:
-        run = partial(quarantines.reject, sources, Tenant(cluster_id, tenant_id), store_id)
-        return Action(run, f"Reject store {store_id}", f"/tenants/{cluster_id}/{tenant_id}")
+    def reject(tenant: PathTenant, store_id: Id) -> Action:
+        run = partial(quarantines.reject, sources, tenant, store_id)
+        return Action(run, f"Reject store {store_id}", f"/tenants/{tenant}")
 
 
 def _parse_state(text: str | None) -> JobState | None:

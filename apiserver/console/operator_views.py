@@ -7,17 +7,16 @@ from typing import Any
 
 from apiserver import schema_views
 from apiserver.console import strips
-from apiserver.routes import tenants as tenant_routes
 from apiserver.routes.schemas import describe
-from reading.deps import Services
-from schemas.registry.table_names import table_names
+from apiserver.sources import sources_of
+from reading.served.services import Services
 from tistream import ts as tso
 from tistream.admin import jobs, views
 from tistream.admin.core.formatting import range_label
-from tistream.admin.views import Sources
+from tistream.admin.tenants import summary
+from tistream.catalog.rows.jobs import JobState
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work import listing
-from tistream.catalog.work.job_rows import JobState
 from tistream.catalog.work.stream_ends import stream_ends
 from tistream.catalog.work.tasks import get_task
 from tistream.ids import Tenant
@@ -26,11 +25,6 @@ ROWS = 50
 _RANGES_SHOWN = 1000
 _EVENTS_OF_SUBJECT = 8
 _TABLES_SHOWN = 200
-
-
-def sources_of(services: Services) -> Sources:
-    """The sources of the operators' data."""
-    return Sources(catalog=services.catalog, clock=services.clock, names=table_names(services.registry))
 
 
 def tasks(
@@ -68,17 +62,17 @@ def tasks(
 def task(services: Services, task_id: int) -> dict[str, Any]:
     """One task, its watermark gaps, possible receivers and merge partners, and its events."""
     sources = sources_of(services)
-    found = views.task(sources, task_id)
+    shown = views.task(sources, task_id)
     sorters = views.workers(sources, "sorter")["items"]
     recent = views.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="task", subject=str(task_id))
-    receivers = [w["worker_id"] for w in sorters if w["state"] == "up" and w["worker_id"] != found["owner"]]
+    receivers = [w["worker_id"] for w in sorters if w["state"] == "up" and w["worker_id"] != shown["owner"]]
     row = get_task(services.catalog, task_id)
     name_of = sources.names_of(row.tenant)
     beside = [
         {"task_id": each.task_id, "label": range_label(each.range, each.kind, name_of)}
         for each in listing.neighbours(services.catalog, row)
     ]
-    return {**found, "receivers": receivers, "neighbours": beside, "events": recent["items"]}
+    return {**shown, "receivers": receivers, "neighbours": beside, "events": recent["items"]}
 
 
 def workers(services: Services) -> dict[str, Any]:
@@ -86,25 +80,25 @@ def workers(services: Services) -> dict[str, Any]:
     sources = sources_of(services)
     items = views.workers(sources)["items"]
     groups = []
-    for kind in ("sorter", "dispatcher", "meta", "api", "maintain", "spark", "replay"):
-        mine = [w for w in items if w["kind"] == kind]
-        most = max((w["bytes_per_s"] for w in mine), default=0)
-        for w in mine:
+    for kind in ("sorter", "dispatcher", "replicate", "meta", "api", "maintain", "spark", "replay", "command"):
+        of_kind = [w for w in items if w["kind"] == kind]
+        most = max((w["bytes_per_s"] for w in of_kind), default=0)
+        for w in of_kind:
             w["heat"] = round(100 * w["bytes_per_s"] / most, 1) if most else 0.0
-        if mine or kind in ("sorter", "dispatcher"):
-            groups.append({"kind": kind, "workers": mine})
+        if of_kind or kind in ("sorter", "dispatcher"):
+            groups.append({"kind": kind, "workers": of_kind})
     return {"owner": views.owner(sources), "groups": groups, "total": len(items), "up": _up(items)}
 
 
 def worker(services: Services, worker_id: str) -> dict[str, Any]:
     """One worker, its tasks and its events."""
     sources = sources_of(services)
-    found = views.worker(sources, worker_id)
+    shown = views.worker(sources, worker_id)
     owned = views.tasks_page(sources, limit=ROWS, owner=worker_id)
     recent = views.events_page(sources, limit=_EVENTS_OF_SUBJECT, kind="worker", subject=worker_id)
     return {
-        **found,
-        "listens_at": found["address"],  # `address` is the page's own
+        **shown,
+        "listens_at": shown["address"],  # `address` is the page's own
         "owned": owned["items"],
         "owned_more": owned["next_cursor"] is not None,
         "events": recent["items"],
@@ -114,9 +108,9 @@ def worker(services: Services, worker_id: str) -> dict[str, Any]:
 def watermark_gaps(services: Services, who: Tenant | None) -> dict[str, Any]:
     """Stalled ranges, and the range map of their tenants or of the chosen one."""
     sources = sources_of(services)
-    found = views.watermark_gaps(sources, who)
+    gaps = views.watermark_gaps(sources, who)
     by_tenant: dict[Tenant, dict[int, list[dict[str, Any]]]] = {} if who is None else {who: {}}
-    for watermark_gap in found["items"]:
+    for watermark_gap in gaps["items"]:
         if watermark_gap["task_id"] is not None:
             of_tenant = by_tenant.setdefault(Tenant(watermark_gap["cluster_id"], watermark_gap["tenant_id"]), {})
             of_tenant.setdefault(watermark_gap["task_id"], []).append(watermark_gap)
@@ -127,7 +121,7 @@ def watermark_gaps(services: Services, who: Tenant | None) -> dict[str, Any]:
             maps.append(
                 {"tenant": str(tenant), "ranges": len(ranges), "strip": strips.lag_strip(ranges, by_tenant[tenant])}
             )
-    return {**found, "maps": maps, "tenants": _tenant_choices(services), "chosen": None if who is None else str(who)}
+    return {**gaps, "maps": maps, "tenants": _tenant_choices(services), "chosen": None if who is None else str(who)}
 
 
 def events(services: Services, cursor: str | None, kind: str | None, who: Tenant | None) -> dict[str, Any]:
@@ -156,10 +150,10 @@ def maintenance_jobs(
 
 def all_tenants(services: Services) -> dict[str, Any]:
     """All tenants."""
-    items, ends = [], stream_ends(services.catalog)
+    items, sources, ends = [], sources_of(services), stream_ends(services.catalog)
     for row in tenants.list_tenants(services.catalog):
         created = tso.to_text(tso.compose(row.created_ms))
-        items.append({**tenant_routes.summary(services, row, ends), "reason": row.reason, "created": created})
+        items.append({**summary(sources, row, ends), "reason": row.reason, "created": created})
     return {"items": items}
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
@@ -22,13 +23,25 @@ from jinja2 import Environment
 
 from apiserver.console.live import LiveParts
 from apiserver.console.page_context import HEADERS, page_context
-from reading.deps import Services
+from reading.served.services import Services
 from tistream.errors import TiStreamError
 from tistream.http import problem
 from tistream.http.auth.access import access_of, needs
+from tistream.http.auth.bodies import read_body
 from tistream.http.auth.core.roles import OfLimited, Right
 
+_FORM_BYTES_MAX = 16 << 10
+
 View = TypeVar("View", bound=Callable[..., dict[str, Any]])
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form; empty for a GET."""
+    body = await read_body(request.receive, _FORM_BYTES_MAX) if request.method == "POST" else b""
+    return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=20))
+
+
+Form = Annotated[dict[str, str], Depends(_form)]
 
 
 @dataclass(frozen=True, slots=True)

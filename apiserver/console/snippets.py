@@ -6,9 +6,8 @@ ORIGIN stands for the address of this service; a page replaces it by the one tha
 from __future__ import annotations
 
 import shlex
-from urllib.parse import quote
 
-from tistream.ids import Tenant
+from tistream.ids import Tenant, name_in_path
 
 ORIGIN = "\ue000"  # of Unicode's private use area: in no database name
 
@@ -18,8 +17,8 @@ def pull_snippets(tenant: Tenant, scope: str, *, keyed: bool = False) -> list[di
     and taken from TISTREAM_KEY."""
     database, _, table = scope.partition(".")
     path = f"/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
-    path += f"/databases/{quote(database, safe='')}" if database else ""
-    path += f"/tables/{quote(table, safe='')}" if table else ""
+    path += f"/databases/{name_in_path(database)}" if database else ""
+    path += f"/tables/{name_in_path(table)}" if table else ""
     of = f" {shlex.quote(scope)}" if scope else ""
     names = [(name, value) for name, value in (("database", database), ("table", table)) if value]
     python = f".table({scope!r})" if table else f".database({database!r})" if database else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tistream.admin.core.lag_sentence import LATE_S
 from tistream.admin.core.units import seconds_text
 
 CELLS_MAX = 160
@@ -18,7 +19,7 @@ _WORST = {"stopped": 4, "silent": 3, "waiting": 2, "paused": 1, "running": 0}
 
 def owner_strip(ranges: list[dict[str, Any]], colours: dict[str, int]) -> list[dict[str, Any]]:
     """Cells coloured by owner, or by state unless running."""
-    return _cells(ranges, lambda found: _owner_class(found, colours))
+    return _cells(ranges, lambda group: _owner_class(group, colours))
 
 
 def states_in(ranges: list[dict[str, Any]]) -> list[str]:
@@ -29,23 +30,23 @@ def states_in(ranges: list[dict[str, Any]]) -> list[str]:
 def lag_strip(ranges: list[dict[str, Any]], watermark_gaps: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Cells coloured by lag; watermark gaps have a colour of their own."""
 
-    def colour(found: list[dict[str, Any]]) -> str:
-        gaps = [gap for task in found for gap in watermark_gaps.get(task["task_id"], ())]
+    def colour(group: list[dict[str, Any]]) -> str:
+        gaps = [gap for task in group for gap in watermark_gaps.get(task["task_id"], ())]
         if gaps:
             return "gap" if any(gap["cause"] == "watermark_gap" for gap in gaps) else "late3"
-        return lag_class(max((task["lag_s"] or 0 for task in found), default=0))
+        return lag_class(max((task["lag_s"] or 0 for task in group), default=0))
 
     return _cells(ranges, colour)
 
 
 def lag_class(lag_s: float) -> str:
-    """Below 5 s, below 30 s, below 5 min, above."""
+    """Below LATE_S, below 30 s, below 5 min, above."""
     return f"late{lateness(lag_s)}"
 
 
 def lateness(lag_s: float) -> int:
-    """0 below 5 s, 1 below 30 s, 2 below 5 min, 3 above."""
-    return next((n for n, bound in enumerate((5, 30, 300)) if lag_s < bound), 3)
+    """0 below LATE_S, as in the sentence of the lag; 1 below 30 s, 2 below 5 min, 3 above."""
+    return next((n for n, bound in enumerate((LATE_S, 30, 300)) if lag_s < bound), 3)
 
 
 def owner_colours(names: list[str]) -> dict[str, int]:
@@ -61,25 +62,25 @@ def _cells(ranges: list[dict[str, Any]], colour: Any) -> list[dict[str, Any]]:
         {
             "x": round(n * width, 1),
             "width": round(max(width - _GAP, width / 2), 1),
-            "colour": colour(found),
-            "href": f"/tasks/{found[0]['task_id']}",
-            "words": _description(found),
+            "colour": colour(group),
+            "href": f"/tasks/{group[0]['task_id']}",
+            "words": _description(group),
         }
-        for n, found in enumerate(groups)
+        for n, group in enumerate(groups)
     ]
 
 
-def _owner_class(found: list[dict[str, Any]], colours: dict[str, int]) -> str:
-    worst = max(found, key=lambda task: _WORST[task["state"]])
+def _owner_class(tasks: list[dict[str, Any]], colours: dict[str, int]) -> str:
+    worst = max(tasks, key=lambda task: _WORST[task["state"]])
     if worst["state"] != "running":
         return str(worst["state"])
-    owners = {task["owner"] for task in found}
+    owners = {task["owner"] for task in tasks}
     return f"own{colours[owners.pop()]}" if len(owners) == 1 else "own-several"
 
 
-def _description(found: list[dict[str, Any]]) -> str:
-    if len(found) > 1:
-        owners = sorted({task["owner"] or "none" for task in found})
-        return f"{len(found)} ranges from {found[0]['label']}: {', '.join(owners[:4])}"
-    task = found[0]
+def _description(tasks: list[dict[str, Any]]) -> str:
+    if len(tasks) > 1:
+        owners = sorted({task["owner"] or "none" for task in tasks})
+        return f"{len(tasks)} ranges from {tasks[0]['label']}: {', '.join(owners[:4])}"
+    task = tasks[0]
     return f"{task['label']}: {task['state']}, {task['owner'] or 'no owner'}, lag {seconds_text(task['lag_s'])}"

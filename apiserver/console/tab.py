@@ -173,11 +173,11 @@ class Tab:
         """Pull rows with waiting, until that is refused."""
         cluster, _, tenant = tail.tenant.partition("/")
         path = f"/v1/clusters/{cluster}/tenants/{tenant}/{'kv/' if tail.keys else ''}changes"
-        asked: dict[str, object] = {"format": "ndjson", "limit": _TAIL_LIMIT, "wait": _TAIL_WAIT_S}
-        asked |= {"key_format": "escaped"} if tail.keys else {}
+        params: dict[str, object] = {"format": "ndjson", "limit": _TAIL_LIMIT, "wait": _TAIL_WAIT_S}
+        params |= {"key_format": "escaped"} if tail.keys else {}
         start = {"start_ts": tail.start_ts} if tail.cursor is None else {"cursor": tail.cursor}
         while True:
-            answer = await self._ask(f"{path}?{urlencode({**asked, **start})}", _AS_ROWS)
+            answer = await self._ask(f"{path}?{urlencode({**params, **start})}", _AS_ROWS)
             if answer.status == 200:
                 self._cursor = answer.headers["tistream-next-cursor"]
                 start = {"cursor": self._cursor}
@@ -202,15 +202,15 @@ def _is_trouble(status: int) -> bool:
 
 def _newest(body: bytes) -> list[Any]:
     """The newest events of an NDJSON body, in order, without watermarks."""
-    found: list[Any] = []
+    events: list[Any] = []
     for line in reversed(body.split(b"\n")):
         if line.strip():
             event = orjson.loads(line)
             if event.get("type") != "resolved":
-                found.append(event)
-        if len(found) == _TAIL_EVENTS_MAX:
+                events.append(event)
+        if len(events) == _TAIL_EVENTS_MAX:
             break
-    return found[::-1]
+    return events[::-1]
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:

@@ -6,18 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from apiserver.console import operator_views, strips
+from apiserver.console import strips
 from apiserver.console.lag_history import LagHistory
-from apiserver.routes import lag
-from apiserver.routes import tenants as tenant_routes
-from reading.deps import Services
+from apiserver.sources import lag_sources, sources_of
+from reading.served.services import Services
 from tistream import ts as tso
 from tistream.admin import quarantines, stops, views
 from tistream.admin.core.cost import of_requests
 from tistream.admin.core.keyspaces import is_of_keyspace, key_words, keyspace_range_label
 from tistream.admin.core.units import bytes_text, kind_words, seconds_text
+from tistream.admin.lag import explained
+from tistream.admin.tenants import detail, summary
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.tenancy import tenants
-from tistream.catalog.tenancy.tenants import TenantState
+from tistream.catalog.tenancy.changefeeds import checkpoints
 from tistream.catalog.work import tasks
 from tistream.catalog.work.stream_ends import stream_ends
 from tistream.codec import memcomparable
@@ -36,23 +39,29 @@ _TAIL_MS = 30_000
 def overview(services: Services, who: Principal, lags: LagHistory) -> dict[str, Any]:
     """The tenants that `who` may see, their lag and problems; throughput and requests only for those who see all."""
     visible = {row.tenant: row for row in tenants.list_tenants(services.catalog) if who.sees(row.tenant)}
-    ends = stream_ends(services.catalog)
-    rows = {tenant: tenant_routes.summary(services, row, ends) for tenant, row in visible.items()}
+    sources, ends = sources_of(services), stream_ends(services.catalog)
+    rows = {tenant: summary(sources, row, ends) for tenant, row in visible.items()}
     active = [tenant for tenant, row in rows.items() if row["state"] == TenantState.ACTIVE]
-    known = {t: row["lag_s"] for t, row in rows.items() if row["lag_s"] is not None and not row["ended"]}
-    lags.note(services.clock.monotonic(), {tenant: known[tenant] for tenant in active if tenant in known})
-    percentiles = lags.percentiles([tenant for tenant in active if tenant in known])
-    worst = max((known[tenant] for tenant in active if tenant in known), default=None)
+    lag_of = {t: row["lag_s"] for t, row in rows.items() if row["lag_s"] is not None and not row["ended"]}
+    lags.note(services.clock.monotonic(), {tenant: lag_of[tenant] for tenant in active if tenant in lag_of})
+    percentiles = lags.percentiles([tenant for tenant in active if tenant in lag_of])
+    worst = max((lag_of[tenant] for tenant in active if tenant in lag_of), default=None)
     return {
         "tenants": list(rows.values()),
         "active": len(active),
         "ended": sum(row["ended"] for row in rows.values()),
         "states": dict(Counter(str(row["state"]) for row in rows.values())),
-        "lag_s_max": max(known.values(), default=None),
+        "lag_s_max": max(lag_of.values(), default=None),
         "lag_p50_s": percentiles.p50_s,
         "lag_p99_s": percentiles.p99_s,
         "lag_seen_s": percentiles.seconds,
         "late": 0 if worst is None else strips.lateness(worst),
+        "late_tenants": sum(strips.lateness(lag_of[tenant]) > 0 for tenant in active if tenant in lag_of),
+        "late_consumers": sum(
+            strips.lateness((tso.physical_ms(int(rows[tenant]["resolved_ts"])) - tso.physical_ms(at)) / 1000) > 0
+            for tenant, at in checkpoints(services.catalog)
+            if tenant in rows and at
+        ),
         "lines": {str(tenant): lags.line(tenant) for tenant in rows},
         "watermark_gaps": _watermark_gaps(services, who, visible),
         "problems": _problems(services, tasks.list_tasks(services.catalog), who),
@@ -64,24 +73,24 @@ def waterfall(services: Services, of: Tenant) -> dict[str, Any]:
     """The stages of a tenant's lag as consecutive bars; reads the bucket."""
     row = tenants.get_tenant(services.catalog, of)
     named = {"cluster_id": of.cluster_id, "tenant_id": of.tenant_id}
-    found = lag.explained(services, row)
-    if "stages" not in found:
+    explanation = explained(lag_sources(services), row)
+    if "stages" not in explanation:
         return {
-            **named, "lag_s": None, "sentence": found["sentence"], "stages": [], "slowest": None, "waits_for": []
+            **named, "lag_s": None, "sentence": explanation["sentence"], "stages": [], "slowest": None, "waits_for": []
         }  # fmt: skip
-    whole, x = max(0.001, found["lag_s"]), 0.0
-    for stage in found["stages"]:
+    whole, x = max(0.001, explanation["lag_s"]), 0.0
+    for stage in explanation["stages"]:
         width = _STRIP_WIDTH * stage["duration_s"] / whole
         stage["x"], stage["width"] = round(x, 1), round(max(width, 2.0), 1)
         stage["name"] = "+".join(stage["stages"])
         x += width
     shown = ("lag_s", "sentence", "stages", "slowest", "waits_for")
-    return {**named, **{name: found[name] for name in shown}}
+    return {**named, **{name: explanation[name] for name in shown}}
 
 
 def _watermark_gaps(services: Services, who: Principal, visible: Iterable[Tenant]) -> int:
     """Number of stalled ranges."""
-    sources = operator_views.sources_of(services)
+    sources = sources_of(services)
     if who.sees_all:
         return len(views.watermark_gaps(sources)["items"])
     return sum(len(views.watermark_gaps(sources, tenant)["items"]) for tenant in visible)
@@ -89,7 +98,7 @@ def _watermark_gaps(services: Services, who: Principal, visible: Iterable[Tenant
 
 def _of_service(services: Services) -> dict[str, Any]:
     """Throughput of the sorters, and bucket requests of this process."""
-    sorters = [w for w in views.workers(operator_views.sources_of(services), "sorter")["items"] if w["alive"]]
+    sorters = [w for w in views.workers(sources_of(services), "sorter")["items"] if w["alive"]]
     requests = requests_so_far()
     count = round(sum(n for operation, n in requests.items() if operation != "delete"))
     is_s3 = isinstance(services.store, MeteredStore) and services.store.is_s3
@@ -102,8 +111,8 @@ def _of_service(services: Services) -> dict[str, Any]:
 
 def tenant(services: Services, of: Tenant, who: Principal = ANYONE) -> dict[str, Any]:
     """One tenant: state, the key-space strip of its tasks, stores."""
-    found = tenant_routes.detail(services, of)
-    ordered = sorted(found["tasks"], key=lambda t: bytes.fromhex(t["start_key"]))
+    shown = detail(sources_of(services), of)
+    ordered = sorted(shown["tasks"], key=lambda t: bytes.fromhex(t["start_key"]))
     newest = max((int(t["durable_ts"]) for t in ordered), default=0)
     width = (_STRIP_WIDTH + _STRIP_GAP) / max(1, len(ordered))
     for n, task in enumerate(ordered):
@@ -112,16 +121,16 @@ def tenant(services: Services, of: Tenant, who: Principal = ANYONE) -> dict[str,
         task["label"] = _label(task)
         task["state"] = "stopped" if task["error"] else "waiting" if task["owner"] is None else "running"
     return {
-        **found,
+        **shown,
         "tasks": ordered,
-        "late": strips.lateness(found["lag_s"] or 0),
+        "late": strips.lateness(shown["lag_s"] or 0),
         "problems": _problems(services, tasks.list_tasks(services.catalog, of), who, of),
-        "tail_from": str(max(int(found["start_ts"]), int(found["resolved_ts"]) - tso.compose(_TAIL_MS))),
+        "tail_from": str(max(int(shown["start_ts"]), int(shown["resolved_ts"]) - tso.compose(_TAIL_MS))),
     }
 
 
 def _problems(
-    services: Services, found: Collection[tasks.TaskRow], who: Principal, of: Tenant | None = None
+    services: Services, rows: Collection[TaskRow], who: Principal, of: Tenant | None = None
 ) -> list[dict[str, object]]:
     """Stopped tasks and recorded stops; problems of this process only for those who see all tenants."""
     stopped: list[dict[str, object]] = [
@@ -132,14 +141,14 @@ def _problems(
             "fatal": True,
             "facts": {},
         }
-        for task in found
+        for task in rows
         if task.error and who.sees(task.tenant)
     ]
-    sources = operator_views.sources_of(services)
+    sources = sources_of(services)
     if who.sees_all:
         held = [*quarantines.problems_of(sources, of), *stops.problems_of(sources, of, _STOPS_SHOWN_MAX)]
         return [*stopped, *held, *services.problems(), *services.reported()]
-    seen = [of] if of is not None else sorted({task.tenant for task in found if who.sees(task.tenant)})
+    seen = [of] if of is not None else sorted({task.tenant for task in rows if who.sees(task.tenant)})
     for tenant in seen:
         stopped += [*quarantines.problems_of(sources, tenant), *stops.problems_of(sources, tenant, _STOPS_SHOWN_MAX)]
     return stopped

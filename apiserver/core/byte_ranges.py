@@ -32,17 +32,17 @@ def asked_range(header: str | None, if_range: str | None, *, etag: str, size: in
     """The requested range; None for the whole file. NoSuchBytes when it has no byte of the file."""
     if header is None or (if_range is not None and if_range.strip() != etag):
         return None
-    found = _RANGE.fullmatch(header.strip())
-    if found is None or not (found[1] or found[2]):
+    match = _RANGE.fullmatch(header.strip())
+    if match is None or not (match[1] or match[2]):
         return None
-    if not found[1]:
-        length = min(int(found[2]), size)
+    if not match[1]:
+        length = min(int(match[2]), size)
         if length == 0:
             raise NoSuchBytes
         return ByteRange(offset=size - length, length=length)
-    first = int(found[1])
-    last = min(int(found[2]), size - 1) if found[2] else size - 1
-    if found[2] and int(found[2]) < first:
+    first = int(match[1])
+    last = min(int(match[2]), size - 1) if match[2] else size - 1
+    if match[2] and int(match[2]) < first:
         return None
     if first >= size:
         raise NoSuchBytes

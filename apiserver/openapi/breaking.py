@@ -1,12 +1,13 @@
 """Finds breaking changes between two OpenAPI descriptions (pure).
 
 Additions are compatible: routes, optional parameters, fields, media types, statuses. Removing or narrowing a route, a
-parameter, an answer, a field, a type or an enumeration is not, nor is a newly required parameter.
+parameter, an answer, a field, a type or an enumeration is not, nor is a newly required parameter. What an answer may
+be may become less: a reader that copes with more copes with that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _Node = Mapping[str, Any]
@@ -56,31 +57,35 @@ def _answers(where: str, was: _Node, now: _Node, old: _Node, new: _Node) -> Iter
     for status, answer in was.get("responses", {}).items():
         if not status.startswith("2"):
             continue
-        found = now.get("responses", {}).get(status)
-        if found is None:
+        now_answer = now.get("responses", {}).get(status)
+        if now_answer is None:
             yield f"{where}: the answer {status} is gone"
             continue
         for media, content in answer.get("content", {}).items():
-            if media not in found.get("content", {}):
+            if media not in now_answer.get("content", {}):
                 yield f"{where}: {status} is not offered as {media} any more"
                 continue
             name = f"{where}: {status}"
-            yield from _given(name, content.get("schema", {}), found["content"][media].get("schema", {}), old, new)
+            yield from _given(name, content.get("schema", {}), now_answer["content"][media].get("schema", {}), old, new)
 
 
 def _given(where: str, was: _Node, now: _Node, old: _Node, new: _Node) -> Iterator[str]:
     """Breaking changes for readers of an answer."""
-    was, now = _of(was, old), _of(now, new)
-    if "type" in was and now.get("type") != was["type"]:
-        yield f"{where}: it is {now.get('type', 'anything')} now, not {was['type']}"
+    before, after = list(_variants(was, old)), list(_variants(now, new))
+    known, may = (set().union(*map(_types, each)) for each in (before, after))
+    more = may - known - ({"integer"} if "number" in known else set())
+    if known and (more or not may):
+        yield f"{where}: it is {', '.join(sorted(may)) or 'anything'} now, not {', '.join(sorted(known))}"
         return
-    for name, field in was.get("properties", {}).items():
-        if name not in now.get("properties", {}):
+    fields, fields_now = _fields(before), _fields(after)
+    for name, field in fields.items():
+        if name not in fields_now:
             yield f"{where}: the field {name} is gone"
         else:
-            yield from _given(f"{where}.{name}", field, now["properties"][name], old, new)
-    if "items" in was and "items" in now:
-        yield from _given(f"{where}[]", was["items"], now["items"], old, new)
+            yield from _given(f"{where}.{name}", field, fields_now[name], old, new)
+    items, items_now = ([each["items"] for each in side if "items" in each] for side in (before, after))
+    if items and items_now:
+        yield from _given(f"{where}[]", items[0], items_now[0], old, new)
 
 
 def _taken(where: str, was: _Node, now: _Node, old: _Node, new: _Node) -> Iterator[str]:
@@ -104,14 +109,29 @@ def _taken(where: str, was: _Node, now: _Node, old: _Node, new: _Node) -> Iterat
 
 def _body(operation: _Node) -> _Node | None:
     content = operation.get("requestBody", {}).get("content", {})
-    found: _Node | None = content.get("application/json", {}).get("schema")
-    return found
+    schema: _Node | None = content.get("application/json", {}).get("schema")
+    return schema
 
 
 def _of(schema: _Node, document: _Node) -> _Node:
     while "$ref" in schema:
         schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     return schema
+
+
+def _variants(schema: _Node, document: _Node) -> Iterator[_Node]:
+    """What a value of the schema may be; the schema itself, if it has no alternatives."""
+    schema = _of(schema, document)
+    parts = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    for part in parts:
+        yield from _variants(part, document)
+    if not parts:
+        yield schema
+
+
+def _fields(variants: Iterable[_Node]) -> dict[str, _Node]:
+    """Of an object that may have one of several shapes: the fields of all."""
+    return {name: field for each in variants for name, field in each.get("properties", {}).items()}
 
 
 def _types(schema: _Node) -> set[str]:

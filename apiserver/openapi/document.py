@@ -1,8 +1,9 @@
-"""Completes FastAPI's OpenAPI description: texts, example requests and answers, shapes of answers, problems by status.
+"""Completes FastAPI's OpenAPI description: texts, example requests and answers, media types, problems by status.
 
-Examples are recorded from the service (`examples.json` and `requests.json`, see `tests.kit.api_examples`), texts are in
-`descriptions.json`. A route declared as "an object" gets the shape of its example. The problems of a route follow from
-its parameters, see `route_errors`.
+The example of a JSON answer is put together from those of the fields of its model (`apiserver.answers`). Requests and
+the answers in other media types are recorded from the service (`requests.json` and `examples.json`, see
+`tests.kit.api_examples`), texts are in `descriptions.json`. The problems of a route follow from its parameters, see
+`route_errors`.
 """
 
 from __future__ import annotations
@@ -53,21 +54,21 @@ def install(app: FastAPI) -> None:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """Operation -> media type -> example of the answer."""
-    found: dict[str, dict[str, Any]] = json.loads((_FOLDER / "examples.json").read_text("utf-8"))
-    return found
+    """Operation -> media type other than JSON -> example of the answer."""
+    examples: dict[str, dict[str, Any]] = json.loads((_FOLDER / "examples.json").read_text("utf-8"))
+    return examples
 
 
 def requests() -> dict[str, dict[str, Any]]:
     """Operation -> path, query and body of an example request."""
-    found: dict[str, dict[str, Any]] = json.loads((_FOLDER / "requests.json").read_text("utf-8"))
-    return found
+    examples: dict[str, dict[str, Any]] = json.loads((_FOLDER / "requests.json").read_text("utf-8"))
+    return examples
 
 
 def descriptions() -> dict[str, str]:
     """Operation -> what it does."""
-    found: dict[str, str] = json.loads((_FOLDER / "descriptions.json").read_text("utf-8"))
-    return found
+    texts: dict[str, str] = json.loads((_FOLDER / "descriptions.json").read_text("utf-8"))
+    return texts
 
 
 def complete(
@@ -97,8 +98,8 @@ def _show_request(
 ) -> None:
     """Add a request to the parameters, to the body and as a line for curl."""
     pattern = re.sub(r"\\\{([a-z_]+)\\\}", r"(?P<\1>.+?)", re.escape(path))
-    found = re.fullmatch(pattern, asked["path"])
-    values = {**(found.groupdict() if found else {}), **asked["query"]}
+    match = re.fullmatch(pattern, asked["path"])
+    values = {**(match.groupdict() if match else {}), **asked["query"]}
     for parameter in operation.get("parameters", ()):
         if parameter["name"] in values:
             parameter["example"] = _typed(unquote(values[parameter["name"]]), parameter["schema"])
@@ -123,47 +124,26 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     return text
 
 
-def shape_of(example: Any) -> dict[str, Any]:
-    """The JSON schema of values like this one. Anything may be null."""
-    match example:
-        case None:
-            return {}
-        case bool():
-            return _or_null({"type": "boolean"})
-        case int():
-            return _or_null({"type": "integer"})
-        case float():
-            return _or_null({"type": "number"})
-        case str():
-            return _or_null({"type": "string"})
-        case list():
-            return _or_null({"type": "array", "items": shape_of(example[0]) if example else {}})
-    return _or_null({"type": "object", "properties": {name: shape_of(value) for name, value in example.items()}})
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    return {**schema, "type": [schema["type"], "null"]}
-
-
 def example_of(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
-    """An example value of a schema, for a route without a recorded one."""
+    """An example value of a schema: its own, or one that is put together from those of its parts."""
     if "$ref" in schema:
         return example_of(schemas[schema["$ref"].rpartition("/")[2]], schemas)
-    if "enum" in schema:
-        return schema["enum"][0]
-    if "anyOf" in schema:
-        return example_of(schema["anyOf"][0], schemas)
-    kind = schema.get("type")
-    match kind[0] if isinstance(kind, list) else kind:
+    for several in ("examples", "enum"):
+        if several in schema:
+            return schema[several][0]
+    for variants in ("anyOf", "oneOf"):
+        if variants in schema:
+            return example_of(schema[variants][0], schemas)
+    match schema.get("type"):
         case "object":
             return {name: example_of(of, schemas) for name, of in schema.get("properties", {}).items()}
         case "array":
-            return [example_of(schema.get("items", {}), schemas)]
+            return [example_of(schema["items"], schemas)]
         case "integer" | "number":
             return schema.get("minimum", 1)
         case "boolean":
             return False
-    return "text" if schema.get("type") == "string" else None
+    return schema.get("const", "text")
 
 
 def _complete(
@@ -172,13 +152,17 @@ def _complete(
     responses = operation["responses"]
     responses.pop("422", None)
     for status in [code for code in responses if code.startswith("2")]:
-        found = responses[status].get("content", {})
-        if examples:
-            typed = found.get(_JSON, {}).get("schema", {})
-            responses[status]["content"] = {m: _content(m, example, typed) for m, example in examples.items()}
-        else:
-            for content in found.values():
-                content["example"] = example_of(content.get("schema", {}), schemas)
+        content = responses[status].setdefault("content", {})
+        if content.get(_JSON) == {"schema": {}}:  # FastAPI's word for a route that returns a response of its own
+            del content[_JSON]
+        if _JSON in content:
+            named = content[_JSON]["schema"]
+            if "$ref" in named:  # beside it FastAPI says that the route returns a dictionary
+                named = {"$ref": named["$ref"]}
+            content[_JSON] = {"schema": named, "example": example_of(named, schemas)}
+        content |= {media: _other(media, example) for media, example in examples.items()}
+        if not content:
+            del responses[status]["content"]
     problems: dict[str, list[type[TiStreamError]]] = {}
     for error, of_it in problems_of(path, method, operation):
         problems.setdefault(str(of_it), []).append(error)
@@ -190,13 +174,9 @@ def _complete(
         }
 
 
-def _content(media: str, example: Any, typed: Mapping[str, Any]) -> dict[str, Any]:
-    if media != _JSON:
-        schema = {"type": "string", "contentMediaType": media} if media.startswith(_BINARY) else {"type": "string"}
-        return {"schema": schema, "example": example}
-    says_nothing = not typed or (typed.get("additionalProperties") is True and "properties" not in typed)
-    shape = {**shape_of(example), "type": "object"} if isinstance(example, dict) else shape_of(example)
-    return {"schema": shape if says_nothing else typed, "example": example}
+def _other(media: str, example: Any) -> dict[str, Any]:
+    schema = {"type": "string", "contentMediaType": media} if media.startswith(_BINARY) else {"type": "string"}
+    return {"schema": schema, "example": example}
 
 
 def _summary(errors: list[type[TiStreamError]]) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from apiserver.negotiate import NotAcceptable
+from reading.log.memory import ReadsFull
 from tistream import errors
-from tistream.catalog.tenancy.kinds import AnotherKind
+from tistream.catalog.rows.kinds import AnotherKind
 from tistream.codec.key_format import NotInFormat
 from tistream.errors import TiStreamError
 from tistream.http.problem import status_of
@@ -17,10 +18,10 @@ _PROBES = ("/livez", "/readyz", "/healthz", "/version", "/metrics")
 
 def problems_of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[tuple[type[TiStreamError], int]]:
     """(error, status), by status and code."""
-    found = {error: status_of(error()) for error in _of(path, method, operation)}
-    if NotAcceptable in found:
-        found[NotAcceptable] = 406
-    yield from sorted(found.items(), key=lambda item: (item[1], item[0].code))
+    statuses = {error: status_of(error()) for error in _of(path, method, operation)}
+    if NotAcceptable in statuses:
+        statuses[NotAcceptable] = 406
+    yield from sorted(statuses.items(), key=lambda item: (item[1], item[0].code))
 
 
 def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[TiStreamError]]:
@@ -63,16 +64,18 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
     if "allow_state" in names:
         yield errors.StateNotKnown
     if "start_ts" in names:
-        yield from (errors.TsOutOfRange, errors.TsExpired, errors.BeyondQuarantine, errors.LogAmended)
+        yield from (errors.TsOutOfRange, errors.TsExpired, errors.BeyondQuarantine)
     if names & {"as_of", "ts"}:
         yield from (errors.AheadOfWatermark, errors.BeyondQuarantine, errors.TsExpired)
         yield from (errors.SeedNeeded, errors.NotConvertible)
+    if "schema_ts" in names:
+        yield errors.NotConvertible
     if "columns" in names:
         yield errors.ColumnNotStored
     if "accept" in names:
         yield NotAcceptable
     if "wait" in names or path.endswith(":stream"):
-        yield errors.TooManyOpen
+        yield from (ReadsFull, errors.TooManyOpen)
     if names & {"start_ts", "as_of", "ts", "name"}:
         yield from (errors.StoreUnavailable, errors.CorruptObject)
     if path.endswith((":retry", ":acknowledge", ":leave")) or "session" in names:
@@ -80,5 +83,5 @@ def _of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[type[T
     if path.endswith(":acknowledge"):
         yield errors.CursorInvalid
     if "session" in names:
-        yield from (errors.StateForbids, errors.LogAmended, errors.BeyondQuarantine)
+        yield from (errors.StateForbids, errors.BeyondQuarantine)
         yield from (errors.StoreUnavailable, errors.CorruptObject)

@@ -2,7 +2,8 @@
 
     GET /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/changes
 
-    parse the query -> pull a page (`reading.pull`: position, history, page, rendering) -> wait if it is empty -> answer
+    parse the query -> pull a page (`reading.pages.pull`: position, history, page, rendering) -> wait if it is empty
+    -> answer
 
 A waiting pull sleeps on the event loop, not in a thread, and is woken when the tenant's watermark moves, so any number
 of readers may wait without delaying other requests.
@@ -11,43 +12,35 @@ of readers may wait without delaying other requests.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from apiserver.answers.reading import ChangePage
 from apiserver.callers import caller_of
 from apiserver.compression import compress, is_worth_it
-from apiserver.routes.parameters import (
-    Accept,
-    AcceptEncoding,
-    Buffers,
-    Cursor,
-    EndTs,
-    Filtered,
-    Form,
-    FormatName,
-    Options,
-    StartTs,
-    StartTsDashed,
-    add_scoped,
-    form_of,
-)
+from apiserver.routes.parameters import AnyForm, Filtered, Form, Options, SpanQuery, StartTsDashed, add_scoped
 from apiserver.stream.answer import PageAnswer, disconnected
-from apiserver.stream.followers import Followers
-from reading.position import decode_cursor
-from reading.pull import PullAnswer, PullRequest, pull
-from reading.scope import Scope
+from apiserver.stream.followers import Followers, is_costly
+from reading.asof.output import left_out_headers
+from reading.pages.pull import pull
+from reading.pages.request import PullAnswer, PullRequest
+from reading.rows.scope import Scope
+from reading.served.position import decode_cursor
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import OfLimited, Right
-from tistream.limits import PULL_ROWS_DEFAULT, PULL_ROWS_MAX, PULL_WAIT_MS_MAX
+from tistream.limits import PULL_ROWS_DEFAULT, PULL_ROWS_MAX, PULL_WAIT_MS_MAX, TIME_CHARS_MAX
 
-Limit = Annotated[int, Query(ge=1, le=PULL_ROWS_MAX, description="Rows a page; it ends with a whole commit_ts.")]
+Limit = Annotated[
+    int,
+    Query(ge=1, le=PULL_ROWS_MAX, description="Rows a page; it ends with a whole commit_ts unless that is very large."),
+]
 Wait = Annotated[
     float,
     Query(
@@ -62,7 +55,16 @@ Snapshot = Annotated[
     bool,
     Query(description="First the rows as of one timestamp, then the changes above it. A cursor wins over it."),
 ]
-AsOf = Annotated[str | None, Query(description="The timestamp of a snapshot; the watermark by default.")]
+AsOf = Annotated[
+    str | None, Query(max_length=TIME_CHARS_MAX, description="The timestamp of a snapshot; the watermark by default.")
+]
+SchemaTs = Annotated[
+    str | None,
+    Query(
+        max_length=TIME_CHARS_MAX,
+        description="`arrow` of one table: each page has the columns that the table has at this timestamp.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,28 +81,23 @@ async def _query(
     request: Request,
     options: Options,
     filtered: Filtered,
-    start_ts: StartTs = None,
+    span: SpanQuery,
+    form: AnyForm,
     start_ts_dashed: StartTsDashed = None,
-    end_ts: EndTs = None,
-    cursor: Cursor = None,
     snapshot: Snapshot = False,
     as_of: AsOf = None,
-    format: FormatName = None,
+    schema_ts: SchemaTs = None,
     limit: Limit = PULL_ROWS_DEFAULT,
     wait_s: Wait = 0,
-    compression: Buffers = None,
-    accept: Accept = None,
-    accept_encoding: AcceptEncoding = None,
 ) -> PageQuery:
-    start = start_ts if start_ts is not None else start_ts_dashed
-    form = form_of(format, compression, accept, accept_encoding)
     made = partial(
         PullRequest,
-        start_ts=start,
-        end_ts=end_ts,
-        cursor=cursor,
+        start_ts=span.start_ts if span.start_ts is not None else start_ts_dashed,
+        end_ts=span.end_ts,
+        cursor=span.cursor,
         snapshot=snapshot,
         as_of=as_of,
+        schema_ts=schema_ts,
         format=form.name,
         options=options,
         limit=limit,
@@ -115,19 +112,25 @@ def router(followers: Followers) -> APIRouter:
     routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
     operations = ("pull_tenant", "pull_db", "pull_table")
     add_scoped(
-        routes, "/changes", partial(answer_page, followers), _query, operations=operations, summary="Changes of a {}"
+        routes,
+        "/changes",
+        partial(answer_page, followers),
+        _query,
+        operations=operations,
+        summary="Changes of a {}",
+        model=ChangePage,
     )
     return routes
 
 
-async def answer_page(followers: Followers, scope: Scope, asked: PageQuery) -> Response:
+async def answer_page(followers: Followers, scope: Scope, query: PageQuery) -> Response:
     """The next page, or an empty one when nothing came in time."""
-    answer = await page_or_wait(followers, asked.http, asked.pull(scope=scope), asked.wait_s)
+    answer = await page_or_wait(followers, query.http, query.pull(scope=scope), query.wait_s)
     headers = {
         "TiStream-Next-Cursor": answer.next_cursor,
-        "Link": f'<{_next_url(asked.http, answer.next_cursor)}>; rel="next"',
+        "Link": f'<{_next_url(query.http, answer.next_cursor)}>; rel="next"',
     }
-    return await page_response(followers, asked.http, answer, asked.form, headers)
+    return await page_response(followers, query.http, answer, query.form, headers)
 
 
 async def page_response(
@@ -137,25 +140,23 @@ async def page_response(
     form: Form,
     headers: dict[str, str],
 ) -> Response:
-    """The response with a page. `headers`: those beside the ones that every page has."""
+    """The response with a page. `headers`: those besides the ones that every page has."""
     headers |= {
         "TiStream-Resolved-Ts": str(answer.resolved_ts),
         "TiStream-Has-More": "true" if answer.has_more else "false",
         "Cache-Control": "no-store",
         "Vary": "Accept, Accept-Encoding",
     }
+    if answer.open_ts is not None:
+        headers["TiStream-Open-Transaction-Ts"] = str(answer.open_ts)
     if answer.end_ts is not None:
         headers["TiStream-End-Ts"] = str(answer.end_ts)
     if answer.gap is not None:
         headers["TiStream-Gap"] = f"{answer.gap[0]}-{answer.gap[1]}"
-    if answer.amended is not None:
-        headers["TiStream-Amended"] = f"{answer.amended[0]}-{answer.amended[1]}"
     if answer.snapshot_ts is not None:
         headers["TiStream-Snapshot-Ts"] = str(answer.snapshot_ts)
         headers["TiStream-Snapshot-Complete"] = "false" if answer.in_snapshot else "true"
-    if answer.left_out:
-        found = [{"table": table, **asdict(column)} for table, column in answer.left_out]
-        headers["TiStream-Left-Out"] = json.dumps(found)
+    headers |= left_out_headers(answer.left_out)
     if answer.quarantined:
         headers["TiStream-Quarantined"] = str(answer.quarantined)
     content: memoryview = memoryview(answer.content)
@@ -167,16 +168,17 @@ async def page_response(
         caller = caller_of(http)
         on_error.enter_context(followers.counted("page_bytes", caller, limits.page_bytes_max, len(content)))
         held = on_error.pop_all()
-    return PageAnswer(content, media_type=form.media_type, headers=headers, slow_s=limits.slow_consumer_s, held=held)
+    return PageAnswer(content, media_type=form.media_type, headers=headers, held=held)
 
 
 async def page_or_wait(followers: Followers, http: Request, request: PullRequest, wait_s: float) -> PullAnswer:
     """The page, once there are changes or the time is up. `latest` and spans mean what they mean at the first read."""
-    answer = await _first_page(followers, request, wait_s)
+    caller = caller_of(http)
+    answer = await _first_page(followers, caller, request, wait_s)
     if not answer.waits or not wait_s:
         return answer
-    with followers.counted("waits", caller_of(http), followers.limits.waits_max):
-        waiting = asyncio.ensure_future(_next_change(followers, request, answer, wait_s))
+    with followers.counted("waits", caller, followers.limits.waits_max):
+        waiting = asyncio.ensure_future(_next_change(followers, caller, request, answer, wait_s))
         leaving = asyncio.ensure_future(disconnected(http.receive))
         try:
             await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -186,21 +188,25 @@ async def page_or_wait(followers: Followers, http: Request, request: PullRequest
             leaving.cancel()
 
 
-async def _first_page(followers: Followers, request: PullRequest, wait_s: float) -> PullAnswer:
+async def _first_page(followers: Followers, caller: str, request: PullRequest, wait_s: float) -> PullAnswer:
     """What is served now. A resumed wait uses the state shared by the tenant's followers: hundreds that come back at
     once cost the catalog no more than one."""
     resumes = request.cursor is not None and not request.is_snapshot
     served = await followers.current(request.scope.tenant) if wait_s and resumes else None
     if served is None:
+        if is_costly(request):
+            return await followers.run_for(caller, request, pull, followers.services, request)
         return await run_in_threadpool(pull, followers.services, request)
     if request.cursor is not None and decode_cursor(request.cursor, request.scope) >= served.resolved:
         return pull(followers.services, request, served)  # nothing to read: no thread needed
-    return await followers.run(followers.pages.make, followers.services, request, served)
+    return await followers.run_for(caller, request, followers.pages.make, followers.services, request, served)
 
 
-async def _next_change(followers: Followers, request: PullRequest, answer: PullAnswer, seconds: float) -> PullAnswer:
+async def _next_change(
+    followers: Followers, caller: str, request: PullRequest, answer: PullAnswer, seconds: float
+) -> PullAnswer:
     """The first page with changes, or what there is when the time is up. BeyondQuarantine when a store is quarantined
-    meanwhile below the position, LogAmended when rows are accepted there."""
+    meanwhile below the position."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     seen, tenant = answer.resolved_ts, request.scope.tenant
@@ -210,8 +216,6 @@ async def _next_change(followers: Followers, request: PullRequest, answer: PullA
         while answer.waits:
             if watch.good_ts is not None and answer.end > watch.good_ts:
                 (await followers.run(followers.served.now, tenant)).check_good(answer.end)
-            if watch.amended > answer.seen:
-                (await followers.run(followers.served.now, tenant)).check_seen(answer.end, answer.seen)
             watermark = await watch.moved(seen, deadline - loop.time())
             if watermark is None:
                 if followers.waker.closing or loop.time() >= deadline:
@@ -220,13 +224,14 @@ async def _next_change(followers: Followers, request: PullRequest, answer: PullA
             served = await followers.served_at(tenant, watermark)
             seen = served.covers
             resumed = replace(request, start_ts=None, cursor=answer.next_cursor)
-            answer = await followers.run(followers.pages.make, followers.services, resumed, served)
+            answer = await followers.run_for(caller, resumed, followers.pages.make, followers.services, resumed, served)
     return answer
 
 
 def _next_url(request: Request, cursor: str) -> str:
-    return str(
-        request.url.remove_query_params(["start_ts", "start-ts", "snapshot", "as_of"]).include_query_params(
-            cursor=cursor
-        )
-    )
+    """A reference relative to the host, in the form in which the request came: a name in it may have any character, and
+    what a Host header says is not repeated."""
+    left_out = ("start_ts", "start-ts", "snapshot", "as_of", "cursor")
+    query = [pair for pair in request.query_params.multi_items() if pair[0] not in left_out]
+    path = quote(request.scope["raw_path"].decode("latin-1").partition("?")[0], safe="/%:@!$&'()*+,;=~")
+    return f"{path}?{urlencode([*query, ('cursor', cursor)])}"

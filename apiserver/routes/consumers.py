@@ -1,12 +1,12 @@
 """Pulls of registered consumers: the service keeps how far their members have got.
 
-    GET   /v1/clusters/{c}/tenants/{t}/changefeeds/{id}/changes       changes of a partition, under a lease
+    POST  /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:pull          changes of a partition, under a lease
     POST  /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:acknowledge   {"cursor": ...}: they are done
     POST  /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:leave         {"member", "session"}: give up the partitions
     POST  /v1/clusters/{c}/tenants/{t}/changefeeds/{id}:reset         {"to": ...}: go on from elsewhere
 
-A pull claims a partition (`tistream.catalog.log.consumers`) and reads its page as any pull does. A member without a
-partition waits as long as it asked, and gets an empty body without a cursor.
+A pull claims a partition (`tistream.catalog.log.consumers`), so it is a POST, and reads its page as any pull does. A
+member without a partition waits as long as it asked, and gets an empty body without a cursor.
 """
 
 from __future__ import annotations
@@ -17,47 +17,43 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 
+from apiserver.answers.reading import Acknowledged, ChangePage, Left, Reset
+from apiserver.callers import caller_of
 from apiserver.routes.changes import Limit, Wait, page_or_wait, page_response
-from apiserver.routes.parameters import (
-    TENANT,
-    Accept,
-    AcceptEncoding,
-    Buffers,
-    Form,
-    FormatName,
-    Options,
-    form_of,
-)
+from apiserver.routes.parameters import TENANT, AnyForm, Form, Options
 from apiserver.stream.answer import disconnected
 from apiserver.stream.followers import Followers
-from reading.consumer_cursor import parse_consumer_cursor
-from reading.deps import Id, Services
 from reading.formats import parse_options
-from reading.member_page import member_cursor, member_request
-from reading.pull import PullAnswer, PullRequest
-from reading.rendering import Rendering
-from reading.scope import Scope
+from reading.pages.member_page import member_cursor, member_request
+from reading.pages.rendering import Rendering
+from reading.pages.request import PullAnswer, PullRequest
+from reading.rows.scope import Scope
+from reading.served.consumer_cursor import parse_consumer_cursor
 from tistream import ts as tso
 from tistream.catalog.log import consumers
 from tistream.catalog.log.consumers import Claim
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import OfLimited, Right
+from tistream.http.parameters import NAME, Name, PathTenant
 from tistream.ids import Tenant
-from tistream.limits import CONSUMER_LEASE_S_DEFAULT, CONSUMER_LEASE_S_MAX, PULL_ROWS_DEFAULT
+from tistream.limits import (
+    CONSUMER_LEASE_S_DEFAULT,
+    CONSUMER_LEASE_S_MAX,
+    CURSOR_CHARS_MAX,
+    INT_MAX,
+    PULL_ROWS_DEFAULT,
+)
 
 _ASK_AGAIN_S = 1.0  # a waiting member without a partition
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
-_INT_MAX = (1 << 63) - 1
-ConsumerId = Annotated[str, Path(pattern=_NAME)]
-MemberName = Annotated[str, Query(pattern=_NAME, description="Name of this member of the consumer.")]
+MemberName = Annotated[str, Query(pattern=NAME, description="Name of this member of the consumer.")]
 Session = Annotated[
     int | None,
-    Query(ge=0, le=_INT_MAX, description="TiStream-Session of the member's last pull; none when it has just started."),
+    Query(ge=0, le=INT_MAX, description="TiStream-Session of the member's last pull; none when it has just started."),
 ]
 Lease = Annotated[
     float,
@@ -68,14 +64,14 @@ Lease = Annotated[
 class Acknowledgement(BaseModel):
     """Changes that are done."""
 
-    cursor: str = Field(max_length=1024, description="TiStream-Next-Cursor of the pull that delivered them")
+    cursor: str = Field(max_length=CURSOR_CHARS_MAX, description="TiStream-Next-Cursor of the pull that delivered them")
 
 
 class Leaving(BaseModel):
     """A member that stops."""
 
-    member: str = Field(pattern=_NAME)
-    session: int = Field(ge=0, le=_INT_MAX, description="TiStream-Session of its last pull")
+    member: str = Field(pattern=NAME)
+    session: int = Field(ge=0, le=INT_MAX, description="TiStream-Session of its last pull")
 
 
 class ResetTo(BaseModel):
@@ -100,25 +96,14 @@ class _Query:
 async def _query(
     request: Request,
     options: Options,
+    form: AnyForm,
     member: MemberName = "default",
     session: Session = None,
     lease_s: Lease = CONSUMER_LEASE_S_DEFAULT,
-    format: FormatName = None,
     limit: Limit = PULL_ROWS_DEFAULT,
     wait_s: Wait = 0,
-    compression: Buffers = None,
-    accept: Accept = None,
-    accept_encoding: AcceptEncoding = None,
 ) -> _Query:
-    form = form_of(format, compression, accept, accept_encoding)
-    made = partial(
-        PullRequest,
-        start_ts=None,
-        format=form.name,
-        options=options,
-        limit=limit,
-        buffers=form.buffers,
-    )
+    made = partial(PullRequest, start_ts=None, format=form.name, options=options, limit=limit, buffers=form.buffers)
     return _Query(
         http=request,
         member=member,
@@ -137,13 +122,16 @@ def router(followers: Followers) -> APIRouter:
     one = f"{TENANT}/changefeeds/{{changefeed_id}}"
     parsed = Depends(_query)
 
-    @routes.get(f"{one}/changes", operation_id="pull_consumer", summary="Changes of a consumer", response_model=None)
-    async def changes(cluster_id: Id, tenant_id: Id, changefeed_id: ConsumerId, asked: Any = parsed) -> Response:
-        return await _answer(followers, Tenant(cluster_id, tenant_id), changefeed_id, asked)
+    @routes.post(
+        f"{one}:pull", summary="Changes of a consumer", response_model=None, responses={200: {"model": ChangePage}}
+    )
+    async def pull_consumer(tenant: PathTenant, changefeed_id: Name, query: Any = parsed) -> Response:
+        return await _answer(followers, tenant, changefeed_id, query)
 
-    @routes.post(f"{one}:acknowledge", operation_id="acknowledge", summary="Changes of a consumer are done")
-    def acknowledge(cluster_id: Id, tenant_id: Id, changefeed_id: ConsumerId, what: Acknowledgement) -> dict[str, Any]:
-        tenant = Tenant(cluster_id, tenant_id)
+    @routes.post(
+        f"{one}:acknowledge", summary="Changes of a consumer are done", responses={200: {"model": Acknowledged}}
+    )
+    def acknowledge(tenant: PathTenant, changefeed_id: Name, what: Acknowledgement) -> dict[str, Any]:
         cursor = parse_consumer_cursor(what.cursor, tenant, changefeed_id)
         partition = consumers.acknowledge(
             services.catalog,
@@ -152,7 +140,7 @@ def router(followers: Followers) -> APIRouter:
             cursor.partition,
             epoch=cursor.epoch,
             ts=cursor.ts,
-            amended=cursor.amended,
+            commit_position=cursor.commit_position,
         )
         return {
             "partition": partition.number,
@@ -161,14 +149,13 @@ def router(followers: Followers) -> APIRouter:
             "checkpoint_time": tso.to_text(partition.checkpoint_ts),
         }
 
-    @routes.post(f"{one}:leave", operation_id="leave_consumer", summary="A member of a consumer stops")
-    def leave(cluster_id: Id, tenant_id: Id, changefeed_id: ConsumerId, who: Leaving) -> dict[str, str]:
-        consumers.leave(services.catalog, Tenant(cluster_id, tenant_id), changefeed_id, who.member, who.session)
+    @routes.post(f"{one}:leave", summary="A member of a consumer stops", responses={200: {"model": Left}})
+    def leave_consumer(tenant: PathTenant, changefeed_id: Name, who: Leaving) -> dict[str, str]:
+        consumers.leave(services.catalog, tenant, changefeed_id, who.member, who.session)
         return {"changefeed_id": changefeed_id, "member": who.member}
 
-    @routes.post(f"{one}:reset", operation_id="reset_consumer", summary="Continue a consumer from elsewhere")
-    def reset(cluster_id: Id, tenant_id: Id, changefeed_id: ConsumerId, where: ResetTo) -> dict[str, Any]:
-        tenant = Tenant(cluster_id, tenant_id)
+    @routes.post(f"{one}:reset", summary="Continue a consumer from elsewhere", responses={200: {"model": Reset}})
+    def reset_consumer(tenant: PathTenant, changefeed_id: Name, where: ResetTo) -> dict[str, Any]:
         to_ts = services.served(tenant).parse_ts(where.to, services.clock.unix_ms())
         consumers.reset_consumer(services.catalog, tenant, changefeed_id, to_ts)
         return {"changefeed_id": changefeed_id, "checkpoint_ts": str(to_ts), "checkpoint_time": tso.to_text(to_ts)}
@@ -176,15 +163,15 @@ def router(followers: Followers) -> APIRouter:
     return routes
 
 
-async def _answer(followers: Followers, tenant: Tenant, changefeed_id: str, asked: _Query) -> Response:
-    claim = await _claim_or_wait(followers.services, tenant, changefeed_id, asked)
+async def _answer(followers: Followers, tenant: Tenant, changefeed_id: str, query: _Query) -> Response:
+    claim = await _claim_or_wait(followers, tenant, changefeed_id, query)
     headers = {"TiStream-Session": str(claim.session), "TiStream-Partitions": str(claim.partitions)}
     held = claim.partition
     if held is None:
         headers |= {"Cache-Control": "no-store"}
-        return Response(_nothing(asked, tenant), media_type=asked.form.media_type, headers=headers)
-    request = member_request(tenant, claim, held, asked.pull)
-    answer = await page_or_wait(followers, asked.http, request, asked.wait_s)
+        return Response(_nothing(query, tenant), media_type=query.form.media_type, headers=headers)
+    request = member_request(tenant, claim, held, query.pull)
+    answer = await page_or_wait(followers, query.http, request, query.wait_s)
     cursor = member_cursor(tenant, changefeed_id, held, answer)
     headers |= {
         "TiStream-Next-Cursor": cursor.text(),
@@ -193,7 +180,7 @@ async def _answer(followers: Followers, tenant: Tenant, changefeed_id: str, aske
         "TiStream-Checkpoint-Ts": str(held.checkpoint_ts),
     }
     shown = replace(answer, content=_with_cursor(request, answer, cursor.text()))
-    return await page_response(followers, asked.http, shown, asked.form, headers)
+    return await page_response(followers, query.http, shown, query.form, headers)
 
 
 def _with_cursor(request: PullRequest, answer: PullAnswer, cursor: str) -> Any:
@@ -205,38 +192,30 @@ def _with_cursor(request: PullRequest, answer: PullAnswer, cursor: str) -> Any:
     return b"".join((before, cursor.encode(), after))
 
 
-async def _claim_or_wait(services: Services, tenant: Tenant, changefeed_id: str, asked: _Query) -> Claim:
-    """A claim with a partition, or without one when the time is up or the client has gone."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + asked.wait_s
-    leaving = asyncio.ensure_future(disconnected(asked.http.receive)) if asked.wait_s else None
-    session = asked.session
-    try:
-        while True:
-            claim = await run_in_threadpool(
-                consumers.claim_partition,
-                services.catalog,
-                tenant,
-                changefeed_id,
-                asked.member,
-                session=session,
-                lease_ms=asked.lease_ms,
-            )
-            left_s = deadline - loop.time()
-            if claim.partition is not None or leaving is None or left_s <= 0:
-                return claim
-            session = claim.session
-            await asyncio.wait({leaving}, timeout=min(_ASK_AGAIN_S, left_s))
-            if leaving.done():
-                return claim
-    finally:
-        if leaving is not None:
+async def _claim_or_wait(followers: Followers, tenant: Tenant, changefeed_id: str, query: _Query) -> Claim:
+    """A claim with a partition, or without one when the time is up or the client has gone. TooManyOpen."""
+    catalog, loop = followers.services.catalog, asyncio.get_running_loop()
+    deadline = loop.time() + query.wait_s
+    claim_of = partial(consumers.claim_partition, catalog, tenant, changefeed_id, query.member, lease_ms=query.lease_ms)
+    claim = await run_in_threadpool(claim_of, session=query.session)
+    if claim.partition is not None or not query.wait_s:
+        return claim
+    with followers.counted("waits", caller_of(query.http), followers.limits.waits_max):
+        leaving = asyncio.ensure_future(disconnected(query.http.receive))
+        try:
+            while claim.partition is None and (left_s := deadline - loop.time()) > 0:
+                await asyncio.wait({leaving}, timeout=min(_ASK_AGAIN_S, left_s))
+                if leaving.done():
+                    break
+                claim = await run_in_threadpool(claim_of, session=claim.session)
+        finally:
             leaving.cancel()
+    return claim
 
 
-def _nothing(asked: _Query, tenant: Tenant) -> bytes:
+def _nothing(query: _Query, tenant: Tenant) -> bytes:
     """The body of a member that holds no partition."""
-    request = asked.pull(scope=Scope(tenant=tenant), cursor=None)
+    request = query.pull(scope=Scope(tenant=tenant), cursor=None)
     if request.format == "json":
         return b'{"items":[],"next_cursor":null,"has_more":false}'
     rendering = Rendering(

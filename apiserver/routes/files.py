@@ -18,22 +18,24 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from apiserver import files
+from apiserver.answers.reading import FileList
 from apiserver.core.byte_ranges import ByteRange, NoSuchBytes, asked_range, names
 from apiserver.routes.parameters import TABLE, TENANT, add_scoped
 from apiserver.table_files import TableFiles
 from reading.asof.read import RowsRequest
-from reading.deps import Id, Services
-from reading.position import FORMS
-from reading.scope import Scope
+from reading.rows.scope import Scope
+from reading.served.position import FORMS
+from reading.served.services import Services
 from tistream import ts as tso
 from tistream.catalog.log.files import file_bytes
-from tistream.catalog.log.segments import SegmentFormat
+from tistream.catalog.rows.segments import SegmentFormat
 from tistream.errors import InvalidInput, NotFound, ObjectNotFound
 from tistream.http import problem
 from tistream.http.auth.access import KeyTables, needs
 from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.http.heads import is_head
-from tistream.ids import Tenant
+from tistream.http.parameters import PathTenant
+from tistream.limits import TIME_CHARS_MAX
 
 Ts = Annotated[int, Path(ge=0, lt=1 << 63, description="A TSO: other forms would mean something else each time.")]
 
@@ -41,8 +43,10 @@ _PIECE_BYTES = 4 << 20
 _MEDIA_TYPES = {"parquet": "application/vnd.apache.parquet", "seg": "application/octet-stream"}
 _FORMATS = {"parquet": {SegmentFormat.PARQUET}, "segment": {SegmentFormat.SEGMENT}, "all": set(SegmentFormat)}
 
-StartTs = Annotated[str, Query(description=f"Files with changes above this: {FORMS}.")]
-EndTs = Annotated[str, Query(description="Files with changes at or below this; the same forms.")]
+StartTs = Annotated[str, Query(max_length=TIME_CHARS_MAX, description=f"Files with changes above this: {FORMS}.")]
+EndTs = Annotated[
+    str, Query(max_length=TIME_CHARS_MAX, description="Files with changes at or below this; the same forms.")
+]
 Format = Annotated[Literal["parquet", "segment", "all"], Query(description="`segment`: files not compacted yet.")]
 
 
@@ -59,19 +63,18 @@ def router(services: Services) -> APIRouter:
     of_tables = APIRouter(tags=["files"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
     leases, made = files.ListingLeases(services.catalog, services.clock), TableFiles(services)
 
-    def listed(scope: Scope, asked: tuple[Request, dict[str, Any]]) -> dict[str, Any]:
-        http, wanted = asked
-        return _shown(scope, files.listing(services, leases, scope, **wanted), http)
+    def listed(scope: Scope, query: tuple[Request, dict[str, Any]]) -> dict[str, Any]:
+        http, options = query
+        return _shown(scope, files.listing(services, leases, scope, **options), http)
 
-    async def answer_listing(scope: Scope, asked: tuple[Request, dict[str, Any]]) -> dict[str, Any]:
-        return await run_in_threadpool(listed, scope, asked)
+    async def answer_listing(scope: Scope, query: tuple[Request, dict[str, Any]]) -> dict[str, Any]:
+        return await run_in_threadpool(listed, scope, query)
 
     operations = ("list_files", "list_db_files", "list_table_files")
     summary = "Files that may hold changes of a {}"
-    add_scoped(of_log, "/files", answer_listing, _query, operations=operations, summary=summary)
+    add_scoped(of_log, "/files", answer_listing, _query, operations=operations, summary=summary, model=FileList)
 
-    def log_file(http: Request, cluster_id: Id, tenant_id: Id, name: str) -> Response:
-        tenant = Tenant(cluster_id, tenant_id)
+    def log_file(http: Request, tenant: PathTenant, name: str) -> Response:
         key = files.object_key_of(tenant, name)
         size = None if key is None else file_bytes(services.catalog, tenant, key)
         if key is None or size is None:
@@ -85,15 +88,12 @@ def router(services: Services) -> APIRouter:
 
         return answer(http, size=size, etag=files.etag_of(key), media_type=_media_type(name), read=read)
 
-    def table_file(
-        http: Request, cluster_id: Id, tenant_id: Id, database: str, table: str, within: KeyTables, ts: Ts
-    ) -> Response:
-        tenant = Tenant(cluster_id, tenant_id)
+    def table_file(http: Request, tenant: PathTenant, database: str, table: str, within: KeyTables, ts: Ts) -> Response:
         request = RowsRequest(
             tenant=tenant, database=database, table=table, as_of=str(ts), format="arrow", within=within
         )
-        found = made.get(request)
-        return answer(http, size=found.size, etag=found.etag, media_type=_MEDIA_TYPES["parquet"], read=found.read)
+        file = made.get(request)
+        return answer(http, size=file.size, etag=file.etag, media_type=_MEDIA_TYPES["parquet"], read=file.read)
 
     for group, path, endpoint, operation_id, summary in (
         (of_log, f"{TENANT}/files/{{name:path}}", log_file, "get_file", "A file, or a range of it"),
@@ -112,17 +112,17 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-def _shown(scope: Scope, found: files.Listing, http: Request) -> dict[str, Any]:
+def _shown(scope: Scope, listing: files.Listing, http: Request) -> dict[str, Any]:
     tenant = scope.tenant
     where = f"{str(http.base_url).rstrip('/')}/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}/files"
     return {
-        "items": [files.described(tenant, file, where) for file in found.files],
-        "start_ts": str(found.start_ts),
-        "end_ts": str(found.end_ts),
-        "resolved_ts": str(found.resolved_ts),
-        "parquet_upto_ts": str(found.parquet_upto_ts),
-        "table_ids": found.table_ids,
-        "expires_time": tso.to_text(tso.compose(found.good_until_ms)),
+        "items": [files.described(tenant, file, where) for file in listing.files],
+        "start_ts": str(listing.start_ts),
+        "end_ts": str(listing.end_ts),
+        "resolved_ts": str(listing.resolved_ts),
+        "parquet_upto_ts": str(listing.parquet_upto_ts),
+        "table_ids": listing.table_ids,
+        "expires_time": tso.to_text(tso.compose(listing.good_until_ms)),
     }
 
 
@@ -132,25 +132,25 @@ def answer(http: Request, *, size: int, etag: str, media_type: str, read: Callab
     if names(http.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
     try:
-        asked = asked_range(http.headers.get("range"), http.headers.get("if-range"), etag=etag, size=size)
+        part = asked_range(http.headers.get("range"), http.headers.get("if-range"), etag=etag, size=size)
     except NoSuchBytes:
         refused = problem.problem_response(InvalidInput(f"The file has {size} bytes.", bytes=size), 416)
         refused.headers.update({**headers, "Content-Range": f"bytes */{size}", "Cache-Control": "no-store"})
         return refused
-    if asked is not None:
-        headers["Content-Range"] = asked.content_range(size)
-    wanted = ByteRange(offset=0, length=size) if asked is None else asked
-    headers["Content-Length"] = str(wanted.length)
-    status = 200 if asked is None else 206
+    if part is not None:
+        headers["Content-Range"] = part.content_range(size)
+    span = ByteRange(offset=0, length=size) if part is None else part
+    headers["Content-Length"] = str(span.length)
+    status = 200 if part is None else 206
     if is_head(http):
         return Response(status_code=status, headers=headers, media_type=media_type)
-    body = _pieces(read, wanted)
+    body = _pieces(read, span)
     first = next(body, b"")  # a missing object becomes a status, not a broken body
     return StreamingResponse(chain([first], body), status, headers, media_type)
 
 
-def _pieces(read: Callable[[int, int], bytes], wanted: ByteRange) -> Iterator[bytes]:
-    at, end = wanted.offset, wanted.offset + wanted.length
+def _pieces(read: Callable[[int, int], bytes], span: ByteRange) -> Iterator[bytes]:
+    at, end = span.offset, span.offset + span.length
     while at < end:
         length = min(_PIECE_BYTES, end - at)
         yield read(at, length)

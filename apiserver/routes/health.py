@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from reading.deps import Services
-from tistream.http.readiness import Probes, store_answers
+from reading.served.services import Services
+from tistream.http.readiness import Probes, catalog_answers, store_answers
 
 
 def probes_of(services: Services) -> Probes:
     """Readiness needs the catalog, the object store and every service in this process."""
-    checks = {"catalog": services.catalog.ping, "object store": store_answers(services.store), **services.checks}
+    checks = {
+        "catalog": catalog_answers(services.catalog, services.clock),
+        "object store": store_answers(services.store),
+        **services.checks,
+    }
     return Probes(checks=checks, problems=services.problems, reported=services.reported, collect=services.collect)

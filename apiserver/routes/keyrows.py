@@ -11,50 +11,48 @@ from functools import partial
 from typing import Annotated
 
 import pyarrow as pa
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from apiserver.callers import caller_of
 from apiserver.routes.keyvalues import EndKey, Form, Prefix, StartKey
-from apiserver.routes.parameters import TENANT, Accept, Cursor, EndTs, StartTs
+from apiserver.routes.parameters import TENANT, Accept, Cursor, EndTs, StartTs, format_query, key_text
 from apiserver.routes.rows import AsOf, Wait, choose_format, read_when_served
 from apiserver.stream.followers import Followers
-from reading.deps import Id
-from reading.kv.asof import EntriesAnswer, EntriesRequest, read_entries
-from reading.kv.history import HistoryAnswer, HistoryRequest, read_history
-from reading.kv.rows import FORMATS
 from reading.kv.selection import Selection, parse_selection
-from reading.scope import Scope
+from reading.pages.key_history import HistoryAnswer, HistoryRequest, read_history
+from reading.pages.key_rows import FORMATS
+from reading.pages.key_snapshot import EntriesAnswer, EntriesRequest, read_entries
+from reading.rows.scope import Scope
 from tistream.codec.key_format import KeyFormat, parse
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import OfLimited, Right
-from tistream.ids import Tenant
-from tistream.limits import PULL_ROWS_DEFAULT, PULL_ROWS_MAX
+from tistream.http.parameters import PathTenant
+from tistream.limits import CURSOR_CHARS_MAX, PULL_ROWS_DEFAULT, PULL_ROWS_MAX
 
-FormatName = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
+FormatName = Annotated[str | None, format_query(FORMATS)]
 RowsCursor = Annotated[
     str | None,
-    Query(description="TiStream-Next-Cursor of the previous page of the same range; wins over as_of."),
+    Query(
+        max_length=CURSOR_CHARS_MAX,
+        description="TiStream-Next-Cursor of the previous page of the same range; wins over as_of.",
+    ),
 ]
 Limit = Annotated[int, Query(ge=1, le=PULL_ROWS_MAX, description="Keys a page, or versions of the key.")]
 AllowState = Annotated[
     bool, Query(description="Answer also where the state of keys is not known: their entries have `exact` false.")
 ]
-TheKey = Annotated[str, Query(alias="key", description="The key, in key_format and without mode and keyspace.")]
+TheKey = Annotated[str, key_text("The key, in key_format and without mode and keyspace.", alias="key")]
 
 
 def router(followers: Followers) -> APIRouter:
     """The two routes."""
     routes = APIRouter(tags=["keys and values"], dependencies=[needs(Right.READ, limited=OfLimited.REFUSED)])
 
-    @routes.get(
-        f"{TENANT}/kv/rows",
-        operation_id="read_kv",
-        summary="Keys and values as of a timestamp",
-        response_class=Response,
-    )
-    async def rows(
-        cluster_id: Id,
-        tenant_id: Id,
+    @routes.get(f"{TENANT}/kv/rows", summary="Keys and values as of a timestamp", response_class=Response)
+    async def read_kv(
+        http: Request,
+        tenant: PathTenant,
         as_of: AsOf = "latest",
         key_format: Form = KeyFormat.HEX,
         start_key: StartKey = None,
@@ -67,7 +65,7 @@ def router(followers: Followers) -> APIRouter:
         wait_s: Wait = 0,
         accept: Accept = None,
     ) -> Response:
-        tenant, name = Tenant(cluster_id, tenant_id), choose_format(format, accept, FORMATS)
+        tenant, name = tenant, choose_format(format, accept, FORMATS)
         request = EntriesRequest(
             tenant=tenant,
             as_of=as_of,
@@ -77,18 +75,12 @@ def router(followers: Followers) -> APIRouter:
             cursor=cursor,
             allow_state=allow_state,
         )
-        answer = await read_when_served(followers, tenant, partial(read_entries, followers.services, request), wait_s)
-        return _page_of_rows(answer, name)
+        read = partial(read_entries, followers.services, request)
+        return _page_of_rows(await read_when_served(followers, tenant, caller_of(http), read, wait_s), name)
 
-    @routes.get(
-        f"{TENANT}/kv/history",
-        operation_id="read_kv_history",
-        summary="The versions of one key, oldest first",
-        response_class=Response,
-    )
-    async def history(
-        cluster_id: Id,
-        tenant_id: Id,
+    @routes.get(f"{TENANT}/kv/history", summary="The versions of one key, oldest first", response_class=Response)
+    async def read_kv_history(
+        tenant: PathTenant,
         key: TheKey,
         key_format: Form = KeyFormat.HEX,
         start_ts: StartTs = None,
@@ -98,18 +90,17 @@ def router(followers: Followers) -> APIRouter:
         format: FormatName = None,
         accept: Accept = None,
     ) -> Response:
-        name = choose_format(format, accept, FORMATS)
         request = HistoryRequest(
-            scope=Scope(tenant=Tenant(cluster_id, tenant_id)),
+            scope=Scope(tenant=tenant),
             key=parse(key, key_format, parameter="key"),
             selection=Selection(form=key_format),
-            format=name,
+            format=choose_format(format, accept, FORMATS),
             limit=limit,
             start_ts="earliest" if start_ts is None else start_ts,
             end_ts=end_ts,
             cursor=cursor,
         )
-        return _page_of_history(await run_in_threadpool(read_history, followers.services, request), name)
+        return _page_of_history(await run_in_threadpool(read_history, followers.services, request), request.format)
 
     return routes
 

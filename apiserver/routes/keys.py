@@ -18,8 +18,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 
-from reading.deps import Services
-from reading.key_limit import checked_limit
+from apiserver.answers.keys import ApiKey, Caller, ConsoleCode, CreatedKey, KeyList
+from reading.filters import TEXT_MAX
+from reading.served.key_limit import checked_limit
+from reading.served.services import Services
 from tistream import ts as tso
 from tistream.catalog.tenancy import keys
 from tistream.errors import InvalidInput, NotAllowed, NotFound
@@ -27,15 +29,14 @@ from tistream.http.auth.access import Who, access_of, needs
 from tistream.http.auth.core.roles import OfLimited, Principal, Right, Role, may_give
 from tistream.http.auth.issue import NAME_MAX, IssuedKey, issue_key, login_code, rotated_key, ttl_ms_of
 from tistream.ids import Tenant
-from tistream.limits import LOGIN_CODE_MS
+from tistream.limits import INT_MAX, LOGIN_CODE_MS
 
-_INT_MAX = (1 << 63) - 1
 _EXPIRY_S_MAX = 86_400 * 3660
 TABLE_RULES_MAX = 100
 
 KeyId = Annotated[str, Path(pattern=r"^[a-z2-7]{13}$", description="The part of a key between its underscores.")]
-ClusterId = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="Keys bound to this cluster's tenant.")]
-TenantId = Annotated[int | None, Query(ge=0, le=_INT_MAX, description="Keys bound to this tenant.")]
+ClusterId = Annotated[int | None, Query(ge=0, le=INT_MAX, description="Keys bound to this cluster's tenant.")]
+TenantId = Annotated[int | None, Query(ge=0, le=INT_MAX, description="Keys bound to this tenant.")]
 
 
 class NewKey(BaseModel):
@@ -43,9 +44,9 @@ class NewKey(BaseModel):
 
     name: str = Field(min_length=1, max_length=NAME_MAX, description="for people: who or what will use it")
     role: Role
-    cluster_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
-    tenant_id: int | None = Field(default=None, ge=0, le=_INT_MAX)
-    tables: list[str] | None = Field(
+    cluster_id: int | None = Field(default=None, ge=0, le=INT_MAX)
+    tenant_id: int | None = Field(default=None, ge=0, le=INT_MAX)
+    tables: list[Annotated[str, Field(max_length=TEXT_MAX)]] | None = Field(
         default=None,
         max_length=TABLE_RULES_MAX,
         description="limits a consumer's key to these tables, such as `shop.*` and `!shop.audit_*`; all by default",
@@ -63,10 +64,12 @@ def router(services: Services) -> APIRouter:
     """The routes over the catalog's keys."""
     routes = APIRouter(tags=["keys"])
     _add_own(services, routes)
-    mine = [needs(Right.KEYS, filtered=True)]
+    needed = [needs(Right.KEYS, filtered=True)]
 
-    @routes.post("/v1/keys", status_code=201, operation_id="create_key", summary="Create a key", dependencies=mine)
-    def create(new: NewKey, who: Who) -> dict[str, Any]:
+    @routes.post(
+        "/v1/keys", status_code=201, summary="Create a key", dependencies=needed, responses={201: {"model": CreatedKey}}
+    )
+    def create_key(new: NewKey, who: Who) -> dict[str, Any]:
         tenant = _tenant(new.cluster_id, new.tenant_id)
         if not may_give(who, new.role, tenant):
             raise NotAllowed(f"A key of role {who.role} cannot create such a key.", role=new.role)
@@ -77,31 +80,36 @@ def router(services: Services) -> APIRouter:
             tenant=tenant,
             tables=checked_limit(new.tables),
             ttl_ms=ttl_ms_of(new.expires_in_s),
-            made_by=who.key_id,
+            created_by=who.key_id,
         )
         return _issued(made)
 
-    @routes.get("/v1/keys", operation_id="list_keys", summary="Keys without their secrets", dependencies=mine)
-    def listed(who: Who, cluster_id: ClusterId = None, tenant_id: TenantId = None) -> dict[str, Any]:
+    @routes.get(
+        "/v1/keys", summary="Keys without their secrets", dependencies=needed, responses={200: {"model": KeyList}}
+    )
+    def list_keys(who: Who, cluster_id: ClusterId = None, tenant_id: TenantId = None) -> dict[str, Any]:
         return {"items": [shown(row) for row in listed_keys(services, who, _tenant(cluster_id, tenant_id))]}
 
     @routes.delete(
-        "/v1/keys/{key_id}", operation_id="revoke_key", summary="Revoke a key; safe to repeat", dependencies=mine
+        "/v1/keys/{key_id}",
+        summary="Revoke a key; safe to repeat",
+        dependencies=needed,
+        responses={200: {"model": ApiKey}},
     )
-    def revoke(request: Request, key_id: KeyId, who: Who) -> dict[str, Any]:
+    def revoke_key(request: Request, key_id: KeyId, who: Who) -> dict[str, Any]:
         return revoke_own(services, request, who, key_id)
 
     @routes.post(
         "/v1/keys/{key_id}:rotate",
         status_code=201,
-        operation_id="rotate_key",
         summary="Replace a key by a successor",
-        dependencies=mine,
+        dependencies=needed,
+        responses={201: {"model": CreatedKey}},
     )
-    def rotate(request: Request, key_id: KeyId, who: Who, how: Rotation | None = None) -> dict[str, Any]:
+    def rotate_key(request: Request, key_id: KeyId, who: Who, how: Rotation | None = None) -> dict[str, Any]:
         own_key(services, who, key_id)
         overlap_ms = int((how or Rotation()).overlap_s * 1000)
-        made = rotated_key(services.catalog, key_id, overlap_ms=overlap_ms, made_by=who.key_id)
+        made = rotated_key(services.catalog, key_id, overlap_ms=overlap_ms, created_by=who.key_id)
         _forget(request)
         return _issued(made)
 
@@ -111,9 +119,9 @@ def router(services: Services) -> APIRouter:
 def _add_own(services: Services, routes: APIRouter) -> None:
     @routes.get(
         "/v1/whoami",
-        operation_id="whoami",
         summary="This key and its rights",
         dependencies=[needs(Right.KNOWN, limited=OfLimited.NO_TABLES)],
+        responses={200: {"model": Caller}},
     )
     def whoami(who: Who) -> dict[str, Any]:
         return {
@@ -128,11 +136,11 @@ def _add_own(services: Services, routes: APIRouter) -> None:
     @routes.post(
         "/v1/console-codes",
         status_code=201,
-        operation_id="create_console_code",
         summary="A code that opens the console once, as this key",
         dependencies=[needs(Right.LOOK, filtered=True, limited=OfLimited.REFUSED)],
+        responses={201: {"model": ConsoleCode}},
     )
-    def console_code(request: Request, who: Who) -> dict[str, Any]:
+    def create_console_code(request: Request, who: Who) -> dict[str, Any]:
         if not who.key_id:
             raise InvalidInput("The console needs no login: the service runs with server.auth = none.")
         code = login_code(services.catalog, who.key_id)
@@ -151,9 +159,9 @@ def shown(row: keys.KeyRow) -> dict[str, Any]:
         "state": row.state,
         "created_time": _time(row.created_ms),
         "expires_time": _time(row.expires_ms),
-        "last_used_time": _time(row.used_ms),
+        "last_used_time": _time(row.last_used_ms),
         "revoked_time": _time(row.revoked_ms),
-        "made_by": row.made_by or None,
+        "created_by": row.created_by or None,
         "replaced_by": row.replaced_by,
     }
 

@@ -9,25 +9,27 @@ Cursors, waiting, headers and framing are those of the changes of tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from apiserver.answers.reading import EntryPage, Plan
 from apiserver.routes.changes import Limit, PageQuery, Wait, answer_page
 from apiserver.routes.parameters import (
     TENANT,
     Accept,
     AcceptEncoding,
     Buffers,
-    Cursor,
-    EndTs,
-    StartTs,
+    SpanQuery,
     arrow_buffers,
-    form_of,
+    form_query,
+    format_query,
+    key_text,
+    long_text,
 )
+from apiserver.routes.parameters import Form as AnswerForm
 from apiserver.routes.splits import Split
 from apiserver.routes.streams import (
     Framing,
@@ -41,26 +43,26 @@ from apiserver.routes.streams import (
 from apiserver.routes.streams import Limit as StreamLimit
 from apiserver.stream.followers import Followers
 from apiserver.stream.frames import ArrowFrames, Frames
-from reading.deps import Id
 from reading.kv.formats import FORMATS, lines_of
 from reading.kv.selection import Selection, parse_selection
-from reading.pull import PullRequest
-from reading.scope import Scope
-from reading.splits import plan, shown
+from reading.pages.request import PullRequest
+from reading.pages.splits import plan, shown
+from reading.rows.scope import Scope
 from tistream.codec.key_format import KeyFormat
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import OfLimited, Right
-from tistream.ids import Tenant
+from tistream.http.parameters import PathTenant
 from tistream.limits import PULL_ROWS_DEFAULT, STREAM_ROWS_DEFAULT
 
-FormatName = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
+EntryForm = Annotated[AnswerForm, Depends(form_query(FORMATS))]
+FormatName = Annotated[str | None, format_query(FORMATS)]
 Form = Annotated[KeyFormat, Query(alias="key_format", description="How keys and values are written, here as well.")]
-StartKey = Annotated[str | None, Query(description="Only keys from this one on; without mode and keyspace.")]
-EndKey = Annotated[str | None, Query(description="Only keys below this one.")]
-Prefix = Annotated[str | None, Query(description="Only keys that begin with this: TiKV-CDC's key-prefix.")]
+StartKey = Annotated[str | None, key_text("Only keys from this one on; without mode and keyspace.")]
+EndKey = Annotated[str | None, key_text("Only keys below this one.")]
+Prefix = Annotated[str | None, key_text("Only keys that begin with this: TiKV-CDC's key-prefix.")]
 _PATTERN = "a regular expression (RE2) that is found anywhere in them, where a byte is the character of its number."
-KeyPattern = Annotated[str | None, Query(description=f"Only keys with a match of {_PATTERN}")]
-ValuePattern = Annotated[str | None, Query(description=f"Only deletes, and values with a match of {_PATTERN}")]
+KeyPattern = Annotated[str | None, long_text(f"Only keys with a match of {_PATTERN}")]
+ValuePattern = Annotated[str | None, long_text(f"Only deletes, and values with a match of {_PATTERN}")]
 
 
 def _selection(
@@ -84,39 +86,19 @@ def _selection(
 Selected = Annotated[Selection, Depends(_selection)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Where:
-    """Where a request begins and ends."""
-
-    start_ts: str | None
-    end_ts: str | None
-    cursor: str | None
-
-
-def _where(start_ts: StartTs = None, end_ts: EndTs = None, cursor: Cursor = None) -> _Where:
-    return _Where(start_ts=start_ts, end_ts=end_ts, cursor=cursor)
-
-
-Where = Annotated[_Where, Depends(_where)]
-
-
 async def _page(
     request: Request,
     selected: Selected,
-    where: Where,
-    format: FormatName = None,
+    span: SpanQuery,
+    form: EntryForm,
     limit: Limit = PULL_ROWS_DEFAULT,
     wait_s: Wait = 0,
-    compression: Buffers = None,
-    accept: Accept = None,
-    accept_encoding: AcceptEncoding = None,
 ) -> PageQuery:
-    form = form_of(format, compression, accept, accept_encoding, FORMATS)
     made = partial(
         PullRequest,
-        start_ts=where.start_ts,
-        end_ts=where.end_ts,
-        cursor=where.cursor,
+        start_ts=span.start_ts,
+        end_ts=span.end_ts,
+        cursor=span.cursor,
         format=form.name,
         options={},
         limit=limit,
@@ -129,7 +111,7 @@ async def _page(
 async def _stream(
     request: Request,
     selected: Selected,
-    where: Where,
+    span: SpanQuery,
     format: FormatName = None,
     framing: Framing = None,
     limit: StreamLimit = STREAM_ROWS_DEFAULT,
@@ -142,9 +124,9 @@ async def _stream(
     buffers = arrow_buffers(name, compression)
     made = partial(
         PullRequest,
-        start_ts=where.start_ts,
-        end_ts=where.end_ts,
-        cursor=last_event_id or where.cursor,
+        start_ts=span.start_ts,
+        end_ts=span.end_ts,
+        cursor=last_event_id or span.cursor,
         format=name,
         options={},
         limit=limit,
@@ -165,22 +147,19 @@ def router(followers: Followers) -> APIRouter:
     routes = APIRouter(tags=["keys and values"], dependencies=[needs(Right.READ, limited=OfLimited.REFUSED)])
     page, stream = Depends(_page), Depends(_stream)
 
-    @routes.get(f"{TENANT}/kv/changes", operation_id="pull_kv", summary="Changes of keys", response_model=None)
-    async def changes(cluster_id: Id, tenant_id: Id, asked: Any = page) -> Response:
-        return await answer_page(followers, Scope(tenant=Tenant(cluster_id, tenant_id)), asked)
-
     @routes.get(
-        f"{TENANT}/kv/changes:stream",
-        operation_id="stream_kv",
-        summary="Changes of keys as they come",
-        response_model=None,
+        f"{TENANT}/kv/changes", summary="Changes of keys", response_model=None, responses={200: {"model": EntryPage}}
     )
-    async def streamed(cluster_id: Id, tenant_id: Id, asked: Any = stream) -> Response:
-        return await answer_stream(followers, Scope(tenant=Tenant(cluster_id, tenant_id)), asked)
+    async def pull_kv(tenant: PathTenant, query: Any = page) -> Response:
+        return await answer_page(followers, Scope(tenant=tenant), query)
 
-    @routes.get(f"{TENANT}/kv/changes/splits", operation_id="split_kv", summary="Parts of a long pull of keys")
-    async def splits(cluster_id: Id, tenant_id: Id, asked: Split) -> dict[str, Any]:
-        planned = asked(scope=Scope(tenant=Tenant(cluster_id, tenant_id)), keys=True)
+    @routes.get(f"{TENANT}/kv/changes:stream", summary="Changes of keys as they come", response_model=None)
+    async def stream_kv(tenant: PathTenant, query: Any = stream) -> Response:
+        return await answer_stream(followers, Scope(tenant=tenant), query)
+
+    @routes.get(f"{TENANT}/kv/changes/splits", summary="Parts of a long pull of keys", responses={200: {"model": Plan}})
+    async def split_kv(tenant: PathTenant, query: Split) -> dict[str, Any]:
+        planned = query(scope=Scope(tenant=tenant), keys=True)
         return shown(await run_in_threadpool(plan, followers.services, planned))
 
     return routes

@@ -30,8 +30,8 @@ def router(notifications: Notifications, token: str) -> APIRouter:
         given = request.headers.getlist("authorization")
         if len(given) != 1 or not hmac.compare_digest(_token(given[0]), token.encode()):
             raise Unauthenticated("This address needs the token of notifications.webhook_token.")
-        found = notifications.read(await read_body(request.receive, BODY_BYTES_MAX))
-        await run_in_threadpool(notifications.pass_on, [found])
+        events = notifications.read(await read_body(request.receive, BODY_BYTES_MAX))
+        await run_in_threadpool(notifications.pass_on, [events])
         return Response(status_code=204)
 
     return routes

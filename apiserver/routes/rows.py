@@ -1,8 +1,9 @@
 """The rows and the definition of a table as of a timestamp.
 
     GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/rows?as_of=TS&columns=A,B&where=CONDITION
-        &format=ndjson|csv|arrow|parquet|sql
+        &format=ndjson|csv|arrow|parquet|sql&continued=true|false
     GET /v1/clusters/{c}/tenants/{t}/databases/{d}/tables/{tb}/definition?as_of=TS&dialect=mysql|mariadb|tidb
+        &continued=true|false
 
 A read that waits for the watermark sleeps on the event loop, as a waiting pull does.
 """
@@ -19,16 +20,17 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from apiserver import negotiate
+from apiserver.answers.schemas import TableDefinition
+from apiserver.callers import caller_of
 from apiserver.negotiate import NotAcceptable
-from apiserver.routes.parameters import TABLE, Accept
+from apiserver.routes.parameters import TABLE, Accept, Continued, format_query, long_text
 from apiserver.stream.followers import Followers
 from reading.asof.core.projection import parse_columns
 from reading.asof.csv import load_statement
-from reading.asof.output import FORMATS, left_out_json
+from reading.asof.output import FORMATS, left_out_headers
 from reading.asof.read import RowsAnswer, RowsRequest, moment, read_rows
-from reading.deps import Id
 from reading.filters import parse_filter
-from reading.position import FORMS
+from reading.served.position import FORMS
 from schemas.history import History
 from schemas.model import Table
 from schemas.shape import shape_of, to_json
@@ -36,13 +38,14 @@ from schemas.show_create import Dialect, define
 from tistream.errors import AheadOfWatermark, InvalidInput
 from tistream.http.auth.access import KeyTables, needs
 from tistream.http.auth.core.roles import OfLimited, Right
+from tistream.http.parameters import PathTenant
 from tistream.ids import Tenant
-from tistream.limits import PULL_WAIT_MS_MAX
+from tistream.limits import PULL_WAIT_MS_MAX, REQUEST_HEAD_BYTES_MAX, TIME_CHARS_MAX
 
 T = TypeVar("T")
 
-AsOf = Annotated[str, Query(description=f"The timestamp: {FORMS}.")]
-FormatName = Annotated[str | None, Query(description="One of " + ", ".join(FORMATS) + ". Wins over Accept.")]
+AsOf = Annotated[str, Query(max_length=TIME_CHARS_MAX, description=f"The timestamp: {FORMS}.")]
+FormatName = Annotated[str | None, format_query(FORMATS)]
 Wait = Annotated[
     float,
     Query(
@@ -54,11 +57,12 @@ Wait = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    Query(description="Names separated by commas, one with a comma in backquotes; all columns with values by default."),
+    Query(
+        max_length=REQUEST_HEAD_BYTES_MAX,
+        description="Names separated by commas, one with a comma in backquotes; all columns with values by default.",
+    ),
 ]
-Where = Annotated[
-    str | None, Query(description="Only rows for which this is true: `price > 10 AND state IN ('new', 'paid')`.")
-]
+Where = Annotated[str | None, long_text("Only rows for which this is true: `price > 10 AND state IN ('new', 'paid')`.")]
 DialectName = Annotated[Dialect, Query(description="The server that will run the statements.")]
 
 
@@ -75,8 +79,7 @@ def router(followers: Followers) -> APIRouter:
     )
     async def rows(
         http: Request,
-        cluster_id: Id,
-        tenant_id: Id,
+        tenant: PathTenant,
         database: str,
         table: str,
         within: KeyTables,
@@ -84,6 +87,7 @@ def router(followers: Followers) -> APIRouter:
         format: FormatName = None,
         columns: Columns = None,
         where: Where = None,
+        continued: Continued = False,
         wait_s: Wait = 0,
         accept: Accept = None,
     ) -> Response:
@@ -93,7 +97,6 @@ def router(followers: Followers) -> APIRouter:
                 "Rows need HTTP/1.1: over HTTP/1.0 a truncated body looks complete. A proxy in between must use it as "
                 "well (nginx: proxy_http_version 1.1)."
             )
-        tenant = Tenant(cluster_id, tenant_id)
         names, passing = parse_columns(columns), parse_filter({} if where is None else {"where": where})
         request = RowsRequest(
             tenant=tenant,
@@ -104,41 +107,43 @@ def router(followers: Followers) -> APIRouter:
             columns=names,
             filter=passing,
             within=within,
+            continued=continued,
         )
-        answer = await read_when_served(followers, tenant, partial(read_rows, services, request), wait_s)
+        read = partial(read_rows, services, request)
+        answer = await read_when_served(followers, tenant, caller_of(http), read, wait_s)
         return StreamingResponse(answer.content, media_type=FORMATS[name], headers=_headers(answer))
 
     @routes.get(
         f"{TABLE}/definition",
-        operation_id="get_definition",
         summary="CREATE statements of a table as of a timestamp",
+        responses={200: {"model": TableDefinition}},
     )
-    def definition(
-        cluster_id: Id,
-        tenant_id: Id,
+    def get_definition(
+        tenant: PathTenant,
         database: str,
         table: str,
         within: KeyTables,
         as_of: AsOf = "latest",
         dialect: DialectName = Dialect.MYSQL,
+        continued: Continued = False,
     ) -> dict[str, Any]:
-        history, at, _, _ = moment(services, Tenant(cluster_id, tenant_id), as_of, within)
+        history, at, _, _ = moment(services, tenant, as_of, within, continued=continued)
         return _defined(history, history.find_base_table(database, table, at), at, dialect)
 
     return routes
 
 
-def _defined(history: History, found: Table, at: int, dialect: Dialect) -> dict[str, Any]:
-    made = define(history.database(found.db, at), found, dialect)
+def _defined(history: History, table: Table, at: int, dialect: Dialect) -> dict[str, Any]:
+    made = define(history.database(table.db, at), table, dialect)
     return {
-        "database": found.db,
-        "table": found.name,
+        "database": table.db,
+        "table": table.name,
         "as_of": str(at),
         "create_database": made.create_database,
         "create_table": made.create_table,
-        "load_csv": load_statement(found),
+        "load_csv": load_statement(table),
         "notes": list(made.notes),
-        "shape": to_json(shape_of(found)),
+        "shape": to_json(shape_of(table)),
     }
 
 
@@ -149,37 +154,40 @@ def choose_format(name: str | None, accept: str | None, formats: Mapping[str, st
             raise InvalidInput(f"Rows have no format '{name[:40]}'.", offers=", ".join(formats))
         return name
     offers = {**{media: name for name, media in formats.items()}, "application/jsonl": "ndjson"}
-    found = negotiate.offered(accept or "*/*", offers)
-    if found is not None:
-        return found
+    offer = negotiate.offered(accept or "*/*", offers)
+    if offer is not None:
+        return offer
     raise NotAcceptable(
         f"Accept '{(accept or '')[:80]}' names no offered media type.", offers=", ".join(formats.values())
     )
 
 
 def _headers(answer: RowsAnswer) -> dict[str, str]:
-    found = {
+    headers = {
         "TiStream-As-Of": str(answer.as_of),
         "TiStream-Base-Ts": str(answer.base_ts),
         "TiStream-Resolved-Ts": str(answer.resolved_ts),
         "Cache-Control": "no-store",
         "Vary": "Accept",
     }
-    if answer.left_out:
-        found["TiStream-Left-Out"] = left_out_json(answer.left_out)
-    return found
+    return headers | left_out_headers([("", column) for column in answer.left_out])
 
 
-async def read_when_served(followers: Followers, tenant: Tenant, read: Callable[[], T], wait_s: float) -> T:
-    """The answer of `read`, once its timestamp is served. AheadOfWatermark when the time is up."""
+async def read_when_served(
+    followers: Followers, tenant: Tenant, caller: str, read: Callable[[], T], wait_s: float
+) -> T:
+    """The answer of `read`, once its timestamp is served. AheadOfWatermark when the time is up, TooManyOpen."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     try:
         return await run_in_threadpool(read)
     except AheadOfWatermark as e:
         ahead = e
+    if not wait_s:
+        raise ahead
     seen = int(str(ahead.facts["resolved_ts"]))
-    with followers.waker.watching(tenant) as watch:
+    counted = followers.counted("waits", caller, followers.limits.waits_max)
+    with counted, followers.waker.watching(tenant) as watch:
         while (moved := await watch.moved(seen, deadline - loop.time())) is not None:
             try:
                 return await run_in_threadpool(read)

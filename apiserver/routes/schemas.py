@@ -7,18 +7,25 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from apiserver import schema_views
-from apiserver.routes.parameters import StartTsDashed
-from reading.deps import Id, Services
-from reading.position import FORMS
+from apiserver.answers.schemas import DatabaseList, DdlPage, SchemaDiff, TableList
+from apiserver.routes.parameters import Continued, StartTsDashed
+from reading.served.position import FORMS
+from reading.served.services import Services
 from schemas.history import History
 from schemas.model import Table
 from schemas.types import full_type
 from tistream.http.auth.access import KeyTables, needs
 from tistream.http.auth.core.roles import OfLimited, Right
+from tistream.http.parameters import PathTenant
 from tistream.ids import Tenant
+from tistream.limits import TIME_CHARS_MAX
 
 StartTs = Annotated[
-    str | None, Query(description=f"List as of this timestamp: {FORMS}. Default: the served watermark.")
+    str | None,
+    Query(
+        max_length=TIME_CHARS_MAX,
+        description=f"List as of this timestamp: {FORMS}. Default: the served watermark.",
+    ),
 ]
 DiffTs = Annotated[str | None, Query(max_length=40, description="A timestamp, clamped to the known history.")]
 
@@ -28,15 +35,16 @@ def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["schemas"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
     base = "/v1/clusters/{cluster_id}/tenants/{tenant_id}"
 
-    @routes.get(f"{base}/databases", operation_id="list_dbs", summary="Databases of a tenant")
+    @routes.get(f"{base}/databases", summary="Databases of a tenant", responses={200: {"model": DatabaseList}})
     def list_dbs(
-        cluster_id: Id,
-        tenant_id: Id,
+        tenant: PathTenant,
         within: KeyTables,
         start_ts: StartTs = None,
         start_ts_dashed: StartTsDashed = None,
+        continued: Continued = False,
     ) -> dict[str, Any]:
-        history, ts = _at(services, Tenant(cluster_id, tenant_id), within, start_ts or start_ts_dashed)
+        text = start_ts or start_ts_dashed
+        history, ts = _at(services, tenant, within, text, continued=continued)
         items = [
             {"database": d.name, "db_id": d.id, "charset": d.charset, "collate": d.collate}
             for d in history.databases(ts)
@@ -44,35 +52,39 @@ def router(services: Services) -> APIRouter:
         return {"items": items, "at_ts": str(ts)}
 
     @routes.get(
-        f"{base}/databases/{{database:name}}/tables", operation_id="list_tables", summary="Tables of a database"
+        f"{base}/databases/{{database:name}}/tables",
+        summary="Tables of a database",
+        responses={200: {"model": TableList}},
     )
     def list_tables(
-        cluster_id: Id,
-        tenant_id: Id,
+        tenant: PathTenant,
         database: str,
         within: KeyTables,
         start_ts: StartTs = None,
         start_ts_dashed: StartTsDashed = None,
+        continued: Continued = False,
     ) -> dict[str, Any]:
-        history, ts = _at(services, Tenant(cluster_id, tenant_id), within, start_ts or start_ts_dashed)
+        text = start_ts or start_ts_dashed
+        history, ts = _at(services, tenant, within, text, continued=continued)
         items = [describe(t) for t in history.tables(database, ts)]
         return {"database": history.database(database, ts).name, "items": items, "at_ts": str(ts)}
 
-    @routes.get(f"{base}/ddl", operation_id="list_ddl", summary="DDL of a tenant, the newest first")
+    @routes.get(f"{base}/ddl", summary="DDL of a tenant, the newest first", responses={200: {"model": DdlPage}})
     def list_ddl(
-        cluster_id: Id,
-        tenant_id: Id,
+        tenant: PathTenant,
         within: KeyTables,
         limit: Annotated[int, Query(ge=1, le=1000, description="Events at most.")] = 100,
         cursor: Annotated[str | None, Query(max_length=20, description="next_cursor of the previous page.")] = None,
     ) -> dict[str, Any]:
-        return schema_views.ddl_page(services, Tenant(cluster_id, tenant_id), within, limit=limit, cursor=cursor)
+        return schema_views.ddl_page(services, tenant, within, limit=limit, cursor=cursor)
 
-    @routes.get(f"{base}/schema-diff", operation_id="diff_schema", summary="Schema changes between two timestamps")
+    @routes.get(
+        f"{base}/schema-diff", summary="Schema changes between two timestamps", responses={200: {"model": SchemaDiff}}
+    )
     def diff_schema(
-        cluster_id: Id, tenant_id: Id, within: KeyTables, from_ts: DiffTs = None, to_ts: DiffTs = None
+        tenant: PathTenant, within: KeyTables, from_ts: DiffTs = None, to_ts: DiffTs = None
     ) -> dict[str, Any]:
-        return schema_views.schema_diff(services, Tenant(cluster_id, tenant_id), within, from_ts, to_ts)
+        return schema_views.schema_diff(services, tenant, within, from_ts, to_ts)
 
     return routes
 
@@ -89,10 +101,12 @@ def describe(table: Table) -> dict[str, Any]:
     }
 
 
-def _at(services: Services, tenant: Tenant, within: tuple[str, ...] | None, text: str | None) -> tuple[History, int]:
+def _at(
+    services: Services, tenant: Tenant, within: tuple[str, ...] | None, text: str | None, *, continued: bool
+) -> tuple[History, int]:
     """The history as far as these tables go, and the TSO of `text`, at most the served watermark."""
     served, now_ms = services.served(tenant).within(within), services.clock.unix_ms()
-    history = served.known_history
+    history = served.schema_as_of(continued=continued)
     ts = served.parse_ts(text or "latest", now_ms)
     served.check_start(ts, now_ms)
     return history, min(ts, served.resolved)

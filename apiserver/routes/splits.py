@@ -1,4 +1,4 @@
-"""Plans of long reads, see `reading.splits`.
+"""Plans of long reads, see `reading.pages.splits`.
 
 GET /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/changes/splits
 """
@@ -6,16 +6,18 @@ GET /v1/clusters/{c}/tenants/{t}[/databases/{d}[/tables/{tb}]]/changes/splits
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.concurrency import run_in_threadpool
 
-from apiserver.routes.parameters import Cursor, EndTs, StartTs, add_scoped
-from reading.deps import Services
-from reading.scope import Scope
-from reading.splits import SplitRequest, plan, shown
+from apiserver.answers.reading import Plan
+from apiserver.routes.parameters import SpanQuery, add_scoped
+from reading.pages.splits import SplitRequest, plan, shown
+from reading.rows.scope import Scope
+from reading.served.services import Services
 from tistream.http.auth.access import needs
 from tistream.http.auth.core.roles import OfLimited, Right
 from tistream.limits import SPLITS_MAX
@@ -28,16 +30,12 @@ PartBytes = Annotated[int, Query(ge=1, description="Stored bytes of a part, at l
 
 
 def _query(
-    start_ts: StartTs = None,
-    cursor: Cursor = None,
-    end_ts: EndTs = None,
+    span: SpanQuery,
     rows: Rows = None,
     parts: Parts = 1,
     part_bytes: PartBytes = _PART_BYTES,
 ) -> Callable[..., SplitRequest]:
-    return partial(
-        SplitRequest, start_ts=start_ts, cursor=cursor, end_ts=end_ts, rows=rows, parts=parts, part_bytes=part_bytes
-    )
+    return partial(SplitRequest, **asdict(span), rows=rows, parts=parts, part_bytes=part_bytes)
 
 
 Split = Annotated[Callable[..., SplitRequest], Depends(_query)]  #: the request, but for what is read
@@ -47,10 +45,10 @@ def router(services: Services) -> APIRouter:
     """Plans of three scopes."""
     routes = APIRouter(tags=["changes"], dependencies=[needs(Right.READ, limited=OfLimited.WITHIN)])
 
-    async def planned(scope: Scope, asked: Callable[..., SplitRequest]) -> dict[str, Any]:
-        return shown(await run_in_threadpool(plan, services, asked(scope=scope)))
+    async def planned(scope: Scope, request_of: Callable[..., SplitRequest]) -> dict[str, Any]:
+        return shown(await run_in_threadpool(plan, services, request_of(scope=scope)))
 
     operations = ("split_tenant", "split_db", "split_table")
     summary = "Parts of a long pull of a {}"
-    add_scoped(routes, "/changes/splits", planned, _query, operations=operations, summary=summary)
+    add_scoped(routes, "/changes/splits", planned, _query, operations=operations, summary=summary, model=Plan)
     return routes

@@ -23,14 +23,13 @@ from apiserver.routes.parameters import (
     Accept,
     AcceptEncoding,
     Buffers,
-    Cursor,
-    EndTs,
     Filtered,
     Options,
-    StartTs,
+    SpanQuery,
     StartTsDashed,
     add_scoped,
     arrow_buffers,
+    format_query,
 )
 from apiserver.stream.answer import StreamAnswer
 from apiserver.stream.followers import Followers
@@ -38,24 +37,27 @@ from apiserver.stream.frames import SSE, ArrowFrames, EventFrames, Frames, LineF
 from apiserver.stream.stream_loop import StreamLoop
 from reading.formats import create_format, parse_options
 from reading.formats.protocol import Lines
-from reading.pull import PullRequest
-from reading.rendering import ARROW_FORMS
-from reading.scope import Scope
+from reading.pages.rendering import ARROW_FORMS
+from reading.pages.request import PullRequest
+from reading.rows.scope import Scope
 from tistream.errors import InvalidInput
 from tistream.http.auth.access import check_key, needs
 from tistream.http.auth.core.roles import OfLimited, Right
-from tistream.limits import PULL_ROWS_MAX, STREAM_ROWS_DEFAULT
+from tistream.limits import CURSOR_CHARS_MAX, PULL_ROWS_MAX, STREAM_ROWS_DEFAULT
 
 _NOT_STREAMED = ("json", "csv")
 _FORMATS = [name for name in negotiate.FORMATS if name not in _NOT_STREAMED]
 
-FormatName = Annotated[str | None, Query(description="One of " + ", ".join(_FORMATS) + ". Wins over Accept.")]
+FormatName = Annotated[str | None, format_query(_FORMATS)]
 Framing = Annotated[
     Literal["lines", "sse"] | None,
     Query(description="`sse`: server-sent events, as with Accept: text/event-stream; else lines, or Arrow."),
 ]
 Limit = Annotated[int, Query(ge=1, le=PULL_ROWS_MAX, description="Rows between two watermarks, roughly.")]
-LastEventId = Annotated[str | None, Header(description="The id of the last event: resumes there, wins over the query.")]
+LastEventId = Annotated[
+    str | None,
+    Header(max_length=CURSOR_CHARS_MAX, description="The id of the last event: resumes there, wins over the query."),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +74,8 @@ async def _query(
     request: Request,
     options: Options,
     filtered: Filtered,
-    start_ts: StartTs = None,
+    span: SpanQuery,
     start_ts_dashed: StartTsDashed = None,
-    end_ts: EndTs = None,
-    cursor: Cursor = None,
     format: FormatName = None,
     framing: Framing = None,
     limit: Limit = STREAM_ROWS_DEFAULT,
@@ -84,15 +84,13 @@ async def _query(
     accept_encoding: AcceptEncoding = None,
     last_event_id: LastEventId = None,
 ) -> StreamQuery:
-    start = start_ts if start_ts is not None else start_ts_dashed
-    cursor = last_event_id or cursor
     name, in_events = choose_form(format, framing, accept)
     buffers = arrow_buffers(name, compression)
     made = partial(
         PullRequest,
-        start_ts=start,
-        end_ts=end_ts,
-        cursor=cursor,
+        start_ts=span.start_ts if span.start_ts is not None else start_ts_dashed,
+        end_ts=span.end_ts,
+        cursor=last_event_id or span.cursor,
         format=name,
         options=options,
         limit=limit,
@@ -113,8 +111,8 @@ def choose_form(
     format: str | None, framing: str | None, accept: str | None, formats: Mapping[str, str] = negotiate.FORMATS
 ) -> tuple[str, bool]:
     """(format, one of `formats`; whether as server-sent events)."""
-    asked = negotiate.weights(accept or "")
-    in_events = framing == "sse" or (framing is None and asked.get(SSE, 0) > 0)
+    weighted = negotiate.weights(accept or "")
+    in_events = framing == "sse" or (framing is None and weighted.get(SSE, 0) > 0)
     if format is None and (in_events or not accept):
         name = "ndjson"
     else:
@@ -140,12 +138,13 @@ def router(followers: Followers) -> APIRouter:
     return routes
 
 
-async def answer_stream(followers: Followers, scope: Scope, asked: StreamQuery) -> Response:
+async def answer_stream(followers: Followers, scope: Scope, query: StreamQuery) -> Response:
     """The stream, which begins with its first page."""
     with ExitStack() as on_error:
-        on_error.enter_context(followers.counted("streams", caller_of(asked.http), followers.limits.streams_max))
-        frames, request = asked.frames(), asked.pull(scope=scope)
-        first = await followers.run(followers.first_page, request)
+        on_error.enter_context(followers.counted("streams", caller_of(query.http), followers.limits.streams_max))
+        frames, request = query.frames(), query.pull(scope=scope)
+        caller = caller_of(query.http)
+        first = await followers.run_for(caller, request, followers.first_page, request)
         headers = {
             "Cache-Control": "no-store",
             "Connection": "close",
@@ -154,15 +153,13 @@ async def answer_stream(followers: Followers, scope: Scope, asked: StreamQuery) 
         }
         if first.end_ts is not None:
             headers["TiStream-End-Ts"] = str(first.end_ts)
-        if first.amended is not None:
-            headers["TiStream-Amended"] = f"{first.amended[0]}-{first.amended[1]}"
         if first.quarantined:
             headers["TiStream-Quarantined"] = str(first.quarantined)
-        if asked.coding is not None:
-            headers["Content-Encoding"] = asked.coding
-        check = partial(check_key, asked.http)
+        if query.coding is not None:
+            headers["Content-Encoding"] = query.coding
+        check = partial(check_key, query.http)
         return StreamAnswer(
-            lambda send: StreamLoop(followers, request, frames, coder(asked.coding), first, send, check),
+            lambda send: StreamLoop(followers, request, frames, coder(query.coding), first, send, check, caller),
             media_type=frames.media_type,
             headers=headers,
             slow_s=followers.limits.slow_consumer_s,

@@ -1,11 +1,10 @@
 """Responses for slow readers: a reader holds only a bounded part of the process's memory, for a bounded time.
 
-A body is sent in pieces, each after the socket has taken the one before. A reader that takes nothing for a while is
-disconnected; a stream first gets an `end` event with its cursor, and as much time again to read it. A reader that
-disconnects ends its work at once.
+A body is sent in pieces, each after the socket has taken the one before. The server disconnects a reader that takes
+nothing for a while (`tistream.cli.server`). A stream notices it itself: its reader first gets an `end` event with
+its cursor, and as much time again to read it. A reader that disconnects ends its work at once.
 
-Disconnecting needs the server: `extensions` of the request hold a `Hangup` (see `tistream.cli.server`). Without it the
-connection is left to the server.
+For this `extensions` of the request hold a `Hangup`. Without it the connection is left to the server.
 """
 
 from __future__ import annotations
@@ -29,6 +28,9 @@ SendPiece = Callable[[bytes | memoryview], Awaitable[None]]
 
 class Hangup(Protocol):
     """Server controls of a connection with a slow reader."""
+
+    def take_over(self) -> None:
+        """The answer itself notices that its reader is slow."""
 
     def release(self) -> None:
         """Accept the next pieces although the connection's buffer is full."""
@@ -61,6 +63,8 @@ class _Outlet:
     def __init__(self, scope: Scope, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
         self.hangup: Hangup | None = scope.get("extensions", {}).get(HANGUP)
+        if self.hangup is not None:
+            self.hangup.take_over()
 
     async def send(self, piece: bytes | memoryview, *, more: bool = True) -> None:
         """Send a piece. SlowConsumer, without sending it, when the socket stays full."""
@@ -88,12 +92,11 @@ class PageAnswer(Response):
         *,
         media_type: str,
         headers: Mapping[str, str],
-        slow_s: float,
         held: ExitStack,
         status_code: int = 200,
     ) -> None:
         super().__init__(content, status_code, headers, media_type)
-        self._slow_s, self._held = slow_s, held
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._held:
@@ -104,15 +107,9 @@ class PageAnswer(Response):
         if len(body) <= _PIECE_BYTES:
             return await super().__call__(scope, receive, send)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        outlet = _Outlet(scope, send, self._slow_s)
-        try:
-            for at in range(0, len(body), _PIECE_BYTES):
-                await outlet.send(body[at : at + _PIECE_BYTES], more=at + _PIECE_BYTES < len(body))
-        except SlowConsumer:
-            log.warning("page not read, disconnecting", path=scope["path"])
-            if outlet.hangup is not None:
-                outlet.hangup.abort_after(0)
-                await disconnected(receive)
+        for at in range(0, len(body), _PIECE_BYTES):
+            more = at + _PIECE_BYTES < len(body)
+            await send({"type": "http.response.body", "body": body[at : at + _PIECE_BYTES], "more_body": more})
 
 
 class StreamAnswer(Response):

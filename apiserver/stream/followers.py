@@ -10,18 +10,19 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from apiserver.stream.pages import SharedPages
 from apiserver.waker import Waker
-from reading.deps import Services
-from reading.position import Served
-from reading.pull import PullAnswer, PullRequest
-from reading.served import ServedCache
+from reading.pages.request import PullAnswer, PullRequest
+from reading.served.cache import ServedCache
+from reading.served.position import Served
+from reading.served.services import Services
 from tistream.catalog.work.tasks import served_edges
 from tistream.errors import TooManyOpen
 from tistream.ids import Tenant
@@ -30,6 +31,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS = 8
+_COSTLY_WEIGHT = 200
+_COSTLY_AT_ONCE = 2  # of one caller
+_COSTLY_WAITING_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,11 @@ class FollowLimits:
     waits_max: int = 1024  #: waiting pulls
     page_bytes_max: int = 1 << 30  #: of pages not sent yet; a single page may be larger
     slow_consumer_s: float = 30  #: without a byte read, after which the connection is closed
+
+
+def is_costly(request: PullRequest) -> bool:
+    """Whether its regular expressions may take long."""
+    return request.weight >= _COSTLY_WEIGHT
 
 
 class Followers:
@@ -53,11 +62,35 @@ class Followers:
         self.pages = SharedPages()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="followers")
         self._lock = threading.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._open: Counter[tuple[str, str]] = Counter()
 
     async def run(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking call in the followers' pool."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(make, *args, **kwargs))
+
+    async def run_for(self, caller: str, request: PullRequest, make: Callable[..., T], *args: object) -> T:
+        """As `run`, for a page. Of pages with costly expressions a caller has a few made at a time; more wait, without
+        a thread."""
+        if not is_costly(request):
+            return await self.run(make, *args)
+        with self.counted("costly_pages", caller, _COSTLY_WAITING_MAX):
+            turns = self._turns.setdefault(caller, asyncio.Semaphore(_COSTLY_AT_ONCE))
+            await turns.acquire()
+            return await self._in_turn(turns, partial(make, *args))
+
+    async def _in_turn(self, turns: asyncio.Semaphore, make: Callable[[], T]) -> T:
+        """Run a call in the pool, and give the turn back when the call has ended: a thread continues when the caller
+        leaves."""
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: no caller waits for a turn
+                loop.call_soon_threadsafe(turns.release)
+
+        work = self._pool.submit(make)
+        work.add_done_callback(ended)
+        return await asyncio.wrap_future(work)
 
     async def current(self, tenant: Tenant) -> Served | None:
         """The served state as of the last poll of the catalog. None when no follower of the tenant waits."""
@@ -68,13 +101,12 @@ class Followers:
         """The served state at or above `watermark`."""
         if self.must_read(tenant):
             return await self.run(self.served.now, tenant)
-        known = self.served.known(tenant, watermark)
-        return known if known is not None else await self.run(self.served.at, tenant, watermark)
+        served = self.served.known(tenant, watermark)
+        return served if served is not None else await self.run(self.served.at, tenant, watermark)
 
     def must_read(self, tenant: Tenant) -> bool:
-        """Whether a cached state may not be used: less is served while a store is quarantined, and then the log may
-        have been amended."""
-        return self.waker.good_ts(tenant) is not None or self.waker.amended(tenant) > self.served.amended(tenant)
+        """Whether a cached state may not be used: less is served while a store is quarantined."""
+        return self.waker.good_ts(tenant) is not None
 
     def first_page(self, request: PullRequest) -> PullAnswer:
         """A follower's first page, as of now. Blocks. Followers that start together share it."""

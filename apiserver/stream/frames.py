@@ -5,7 +5,8 @@
     arrow   record batches with cursor and watermark as metadata; an empty batch is a heartbeat
 
 Pieces are sent at once and end with an event. The cursor of a watermark covers everything before it; changes after the
-last watermark a consumer saw come again when it resumes.
+last watermark a consumer saw come again when it resumes. Inside a large transaction the cursor moves and the watermark
+does not: `open_transaction_ts` says so.
 
 Undecodable rows are counted with the watermark after their page. Lines of other protocols cannot carry the count: such
 a stream ends before the page, and the one that begins with it has a `TiStream-Quarantined` header.
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from apiserver.negotiate import ARROW
 from reading.formats.protocol import Lines
-from reading.pull import PullAnswer
+from reading.pages.request import PullAnswer
 from tistream import ts as tso
 
 SSE = "text/event-stream"
@@ -38,6 +39,7 @@ class Mark:
 
     ts: int
     cursor: str
+    open_ts: int | None = None  #: and a part of the changes of this commit, which the cursor is in
 
     def members(self) -> dict[str, object]:
         """JSON members."""
@@ -45,6 +47,7 @@ class Mark:
             "resolved_ts": str(self.ts),
             "resolved_time": tso.to_text(self.ts) if self.ts else None,
             "cursor": self.cursor,
+            **({"open_transaction_ts": str(self.open_ts)} if self.open_ts is not None else {}),
         }
 
 
@@ -179,25 +182,28 @@ class ArrowFrames:
 
 def pieces(content: pa.Buffer) -> list[memoryview]:
     """The lines in pieces of about 64 KiB, without copying."""
-    data, at, found = memoryview(content), 0, []
+    data, at, cut = memoryview(content), 0, []
     while at < len(data):
         end = _line_end(data, at + _PIECE_BYTES)
-        found.append(data[at:end])
+        cut.append(data[at:end])
         at = end
-    return found
+    return cut
 
 
 def _line_end(data: memoryview, at: int) -> int:
     """The offset after the first line end at or after `at`."""
     for start in range(at, len(data), _LOOK_BYTES):
-        found = bytes(data[start : start + _LOOK_BYTES]).find(b"\n")
-        if found >= 0:
-            return start + found + 1
+        place = bytes(data[start : start + _LOOK_BYTES]).find(b"\n")
+        if place >= 0:
+            return start + place + 1
     return len(data)
 
 
 def _metadata(mark: Mark) -> dict[str | bytes, str | bytes]:
-    return {"cursor": mark.cursor, "resolved_ts": str(mark.ts)}
+    facts: dict[str | bytes, str | bytes] = {"cursor": mark.cursor, "resolved_ts": str(mark.ts)}
+    if mark.open_ts is not None:
+        facts["open_transaction_ts"] = str(mark.open_ts)
+    return facts
 
 
 def _end_members(reason: str, mark: Mark, problem: Mapping[str, object] | None) -> dict[str, object]:

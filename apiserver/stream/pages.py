@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 
-from reading.deps import Services
-from reading.position import Served
-from reading.pull import PullAnswer, PullRequest, pull
+from reading.pages.pull import pull
+from reading.pages.request import PullAnswer, PullRequest
+from reading.served.position import Served
+from reading.served.services import Services
 
 _KEPT_BYTES_MAX = 32 << 20
 _KEPT_MAX = 256
@@ -41,10 +42,20 @@ class SharedPages:
             self._pages.move_to_end(key)
         with page.lock:
             if page.answer is None:
-                answer = pull(services, request, served)
+                try:
+                    answer = pull(services, request, served)
+                except BaseException:
+                    self._drop(key, page)
+                    raise
                 self._keep(key, page, answer)
                 return answer
             return page.answer
+
+    def _drop(self, key: Hashable, page: _Page) -> None:
+        """Forget a page that could not be made."""
+        with self._lock:
+            if self._pages.get(key) is page:
+                del self._pages[key]
 
     def _keep(self, key: Hashable, page: _Page, answer: PullAnswer) -> None:
         """Cache the page, unless it was dropped while it was made."""
@@ -60,5 +71,5 @@ class SharedPages:
 
 def _key(request: PullRequest, served: Served) -> Hashable:
     """Everything a page depends on."""
-    wanted = tuple(getattr(request, f.name) for f in fields(request) if f.name != "options")
-    return wanted, tuple(sorted(request.options.items())), served.resolved, served.amended
+    values = tuple(getattr(request, f.name) for f in fields(request) if f.name != "options")
+    return values, tuple(sorted(request.options.items())), served.resolved

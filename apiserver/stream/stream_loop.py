@@ -22,9 +22,9 @@ from apiserver.compression import Coder
 from apiserver.stream.followers import Followers
 from apiserver.stream.frames import Frames, Mark
 from apiserver.waker import Watch
-from reading import position
-from reading.position import Served
-from reading.pull import PullAnswer, PullRequest
+from reading.pages.request import PullAnswer, PullRequest
+from reading.served import position
+from reading.served.position import Served
 from tistream.errors import BeyondQuarantine, ErrorKind, TiStreamError
 from tistream.http import problem
 
@@ -53,8 +53,11 @@ class StreamLoop:
         first: PullAnswer,
         send: Send,
         check_key: Callable[[], Awaitable[None]],
+        caller: str,
     ) -> None:
-        """`first` is the stream's first page, made as of now. `check_key` raises once the consumer's key has ended."""
+        """`first` is the stream's first page, made as of now. `check_key` raises once the consumer's key has ended.
+        `caller`: whose pages these are."""
+        self._caller = caller
         self._followers, self._frames, self._coder, self._send = followers, frames, coder, send
         self._first: PullAnswer | None = first
         self._check_key = check_key
@@ -63,7 +66,7 @@ class StreamLoop:
         self._request = replace(request, start_ts=None, end_ts=end_ts)
         self._loop = asyncio.get_running_loop()
         self._at = first.after
-        self._amended = first.seen  # number of the newest amendment of the log that the consumer has seen
+        self._inside = self._start(request, first.after)  # the mark of a page that ended inside a transaction
         self._delivered = self._mark(self._at)
         self._waiting: deque[Piece] = deque()  # coded pieces that the socket has not taken
         self._ended = False
@@ -96,7 +99,9 @@ class StreamLoop:
                     served = await self._served_now() if has_more else await self._wait_for_changes(watch)
                     if served is None:
                         return await self._last("end-reached" if self._is_at_end() else "shutdown")
-                    has_more, start = await self._retried(self._make, served)
+                    has_more, start = await self._retried(
+                        partial(self._followers.run_for, self._caller, self._request, self._make, served)
+                    )
                 except TiStreamError as e:
                     if e.kind not in (ErrorKind.NOT_FOUND, ErrorKind.INVALID):
                         log.error("stream failed", scope=str(self._request.scope), exc_info=e)
@@ -118,7 +123,7 @@ class StreamLoop:
 
     async def _deliver(self, mark: Mark, pieces: Sequence[Piece]) -> None:
         self._waiting += pieces
-        self._at = mark.ts
+        self._at, self._inside = mark.ts, mark if mark.open_ts is not None else None
         await self._send_waiting()
         self._delivered, self._sent_at = mark, self._loop.time()
 
@@ -147,7 +152,7 @@ class StreamLoop:
         """The page as coded pieces; None when it does not fit this stream."""
         if not self._frames.fits(answer):
             return None
-        mark, self._amended = Mark(ts=answer.end, cursor=answer.next_cursor), answer.seen
+        mark = Mark(ts=answer.end, cursor=answer.next_cursor, open_ts=answer.open_ts)
         return mark, [self._coder.push(piece) for piece in self._frames.page(answer, mark)]
 
     async def _served_now(self) -> Served | None:
@@ -168,12 +173,10 @@ class StreamLoop:
                 continue
             served = await self._served_at(moved)
             self._seen = served.covers
-            served.check_seen(self._at, self._amended)
             if served.resolved <= self._at:
                 continue
             if not self._followers.served.is_idle(scope, self._at, served):
                 return served
-            self._amended = served.amended
             self._at = served.resolved if self._end_ts is None else min(served.resolved, self._end_ts)
             if self._is_at_end() or self._loop.time() - self._sent_at >= _IDLE_MOVES_EACH_S:
                 await self._send_watermark()
@@ -181,32 +184,34 @@ class StreamLoop:
                 return None
         return None
 
+    @staticmethod
+    def _start(request: PullRequest, after: int) -> Mark | None:
+        """Where the stream begins, if that is inside a transaction."""
+        if request.cursor is None or (inside := position.read_cursor(request.cursor, request.scope).inside) is None:
+            return None
+        return Mark(ts=after, cursor=request.cursor, open_ts=inside.commit_ts)
+
     def _is_at_end(self) -> bool:
         return self._end_ts is not None and self._at >= self._end_ts
 
     async def _served_at(self, watermark: int) -> Served:
         """A served state that covers `watermark`; while a store is quarantined the newest, which may not."""
-        tenant, served = self._request.scope.tenant, self._followers.served
-        if self._followers.must_read(tenant):
-            return await self._retried(served.now, tenant)
-        known = served.known(tenant, watermark)
-        return await self._retried(served.at, tenant, watermark) if known is None else known
+        return await self._retried(partial(self._followers.served_at, self._request.scope.tenant, watermark))
 
     async def _check_good(self, watch: Watch) -> None:
-        """BeyondQuarantine when a quarantined store may still change what was delivered, LogAmended when rows have been
-        accepted there since."""
-        held = watch.good_ts is not None and self._at > watch.good_ts
-        if held or watch.amended > self._amended:
-            served = await self._retried(self._followers.served.now, self._request.scope.tenant)
+        """BeyondQuarantine when a quarantined store may still change what was delivered."""
+        if watch.good_ts is not None and self._at > watch.good_ts:
+            newest = partial(self._followers.served.now, self._request.scope.tenant)
+            served = await self._retried(partial(self._followers.run, newest))
             served.check_good(self._at)
-            served.check_seen(self._at, self._amended)
 
-    async def _retried(self, make: Callable[..., T], *args: object) -> T:
-        """Call `make` in a thread. Retryable errors are retried with heartbeats in between."""
+    async def _retried(self, run: Callable[[], Awaitable[T]]) -> T:
+        """Await `run`. Retryable errors are retried with heartbeats in between. Pages wait for the caller's turn
+        (`Followers.run_for`), reads of the catalog do not."""
         pause_s = _RETRY_FIRST_S
         while True:
             try:
-                return await self._followers.run(make, *args)
+                return await run()
             except TiStreamError as e:
                 if e.kind is not ErrorKind.RETRY or self._followers.waker.closing:
                     raise
@@ -222,4 +227,6 @@ class StreamLoop:
         await self._deliver(mark, [self._coder.push(self._frames.mark(mark))])
 
     def _mark(self, ts: int) -> Mark:
-        return Mark(ts=ts, cursor=position.encode_cursor(self._request.scope, ts, self._amended))
+        if self._inside is not None and self._inside.ts == ts:
+            return self._inside  # a cursor at its watermark would deliver the part of the transaction again
+        return Mark(ts=ts, cursor=position.encode_cursor(self._request.scope, ts))

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.rows.segments import SegmentRow
+from tistream.catalog.rows.tasks import TaskRow
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.positions import Positions, position_of
@@ -51,6 +52,8 @@ class PlanRow:
     positions: Positions  #: of that state
     steps: tuple[Step, ...]
     memory_bytes: int  #: limit of its rows; 0 = a share of the machine's
+    logged_above: int | None = None  #: `logged` is the log of the range in (this, durable_ts]; None = it was not read
+    logged: tuple[SegmentRow, ...] = ()
 
 
 def plan(

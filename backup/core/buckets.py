@@ -73,17 +73,19 @@ def differing_rows(
         for row in rows:
             plain = tuple(_number(cell) if at in floats else cell for at, cell in enumerate(row))
             side.setdefault(tuple(plain[at] for at in key) or plain, []).append(plain)
-    found = []
+    row_differences = []
     for name in sides[0].keys() | sides[1].keys():
         ours, theirs = (sorted(side.get(name, []), key=repr) for side in sides)
         if ours != theirs:
-            found.append(RowDifference(key=name, log=next(iter(ours), None), database=next(iter(theirs), None)))
-    return found
+            row_differences.append(
+                RowDifference(key=name, log=next(iter(ours), None), database=next(iter(theirs), None))
+            )
+    return row_differences
 
 
-def first_of(found: Sequence[RowDifference]) -> RowDifference:
+def first_of(row_differences: Sequence[RowDifference]) -> RowDifference:
     """The one with the smallest key; numbers before texts."""
-    return min(found, key=lambda each: [_order(cell) for cell in each.key])
+    return min(row_differences, key=lambda each: [_order(cell) for cell in each.key])
 
 
 def _order(cell: object) -> tuple[bool, float, str]:

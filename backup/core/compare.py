@@ -78,14 +78,16 @@ def compare(
 ) -> Comparison:
     """Compare all pairs of `source` (schema PAIRS) with those of `destination` (schema FOUND), both by ascending keys.
     `now_s`: the Unix time of the destination now. CorruptObject when keys do not ascend."""
-    found = Comparison()
+    comparison = Comparison()
     for a, b in _ranges(_rising(source, "source", PAIRS), _rising(destination, "destination", FOUND)):
         sums = checksum(a), checksum(b)
-        found.source, found.destination = found.source + sums[0], found.destination + sums[1]
-        found.ranges += 1
+        comparison.source, comparison.destination = comparison.source + sums[0], comparison.destination + sums[1]
+        comparison.ranges += 1
         if sums[0] != sums[1] or not _same_expiries(a, b, ttl_tolerance_s):
-            found.differing_ranges += not _same_keys(found, a, b, now_s() + ttl_tolerance_s, ttl_tolerance_s, shown_max)
-    return found
+            comparison.differing_ranges += not _same_keys(
+                comparison, a, b, now_s() + ttl_tolerance_s, ttl_tolerance_s, shown_max
+            )
+    return comparison
 
 
 def _ranges(source: Iterator[pa.Table], destination: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, pa.Table]]:
@@ -137,7 +139,7 @@ def _other_expiry(a: str, b: str, tolerance_s: int) -> pl.Expr:
     return (ends | ((pl.col(a) - pl.col(b)).abs() > tolerance_s)).fill_null(False)
 
 
-def _same_keys(found: Comparison, a: pa.Table, b: pa.Table, limit: int, tolerance_s: int, shown_max: int) -> bool:
+def _same_keys(comparison: Comparison, a: pa.Table, b: pa.Table, limit: int, tolerance_s: int, shown_max: int) -> bool:
     """Note the keys that differ; whether there is none."""
     left, right = (
         pl.DataFrame(pl.from_arrow(side)).with_columns(pl.col("expire_ts").cast(pl.Int64), there=True)
@@ -147,7 +149,7 @@ def _same_keys(found: Comparison, a: pa.Table, b: pa.Table, limit: int, toleranc
     here, there = pl.col("there").is_not_null(), pl.col("there_b").is_not_null()
     ending, ending_b = ((pl.col(name) > 0) & (pl.col(name) <= limit) for name in ("expire_ts", "expire_ts_b"))
     one_ends = ((here & ~there & ending) | (~here & there & ending_b)).fill_null(False)
-    found.about_to_expire += both.filter(one_ends).height
+    comparison.about_to_expire += both.filter(one_ends).height
     rules = {
         Fault.MISSING: here & ~there & ~one_ends,
         Fault.EXTRA: ~here & there & ~one_ends,
@@ -160,9 +162,9 @@ def _same_keys(found: Comparison, a: pa.Table, b: pa.Table, limit: int, toleranc
     words = pl.coalesce(*(pl.when(rule).then(pl.lit(fault.value)) for fault, rule in rules.items()))
     wrong = both.with_columns(fault=words).filter(pl.col("fault").is_not_null())
     for name, count in wrong.group_by("fault").len().iter_rows():
-        found.faults[Fault(name)] += count
-    room = max(shown_max - len(found.differences), 0)
-    found.differences += [_difference(row) for row in wrong.head(room).iter_rows(named=True)]
+        comparison.faults[Fault(name)] += count
+    room = max(shown_max - len(comparison.differences), 0)
+    comparison.differences += [_difference(row) for row in wrong.head(room).iter_rows(named=True)]
     return bool(wrong.is_empty())
 
 

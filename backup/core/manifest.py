@@ -140,15 +140,15 @@ def read_manifest(data: bytes) -> Manifest:
         raise CorruptObject("the manifest of a backup was changed: its sha256 is another", object=NAME)
     if body.get("format") != FORMAT:
         raise InvalidInput(f"This version reads backups of format {FORMAT}.", object=NAME, format=body.get("format"))
-    found = _read(lambda: _manifest(body))
-    if body["lasting"] != _sum_json(found.lasting) or body["expiring"] != _sum_json(found.expiring):
+    manifest = _read(lambda: _manifest(body))
+    if body["lasting"] != _sum_json(manifest.lasting) or body["expiring"] != _sum_json(manifest.expiring):
         raise CorruptObject("the manifest of a backup contradicts itself: its sums are not its files'", object=NAME)
-    if any(reduce(add, file.blocks, Checksum()) != file.lasting + file.expiring for file in found.files):
+    if any(reduce(add, file.blocks, Checksum()) != file.lasting + file.expiring for file in manifest.files):
         raise CorruptObject("the manifest of a backup contradicts itself: a file's sum is not its blocks'", object=NAME)
-    ends = zip(found.files, found.files[1:], strict=False)
+    ends = zip(manifest.files, manifest.files[1:], strict=False)
     if any(before.end_key >= after.start_key for before, after in ends):
         raise CorruptObject("the manifest of a backup contradicts itself: two files overlap", object=NAME)
-    return found
+    return manifest
 
 
 def _manifest(body: dict[str, Any]) -> Manifest:
@@ -183,8 +183,8 @@ def _read(made: Callable[[], T]) -> T:
         raise CorruptObject("the manifest of a backup is damaged", object=NAME, cause=repr(e)) from e
 
 
-def _sum_json(found: Checksum) -> dict[str, Any]:
-    return {"crc64_xor": f"{found.crc64_xor:016x}", "pairs": found.pairs, "bytes": found.bytes}
+def _sum_json(checksum: Checksum) -> dict[str, Any]:
+    return {"crc64_xor": f"{checksum.crc64_xor:016x}", "pairs": checksum.pairs, "bytes": checksum.bytes}
 
 
 def _sum(body: dict[str, Any]) -> Checksum:

@@ -11,7 +11,7 @@ import os
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from simulator.chaos.servers.durable_s3 import DurableS3
 from simulator.chaos.servers.mariadb import MariaDBServer
-from simulator.chaos.servers.ports import free_port
-from simulator.chaos.servers.processes import TiStreamProcess, wait_until_ready
 from simulator.chaos.servers.s3server import CREDENTIALS
+from simulator.chaos.servers.services import Services
 from tistream.catalog.database.engine import Catalog
 
 _BUCKET = "load"
@@ -62,13 +61,14 @@ class Usage:
     threads: int
 
 
-class Deployment:
+class Deployment(Services):
     """Use it as a context: at its end every process is killed."""
 
     def __init__(self, folder: Path, shape: Shape) -> None:
-        self.folder, self.shape = folder, shape
-        self.processes: dict[str, TiStreamProcess] = {}
-        self._ports: dict[str, int] = {}
+        super().__init__(folder, lambda _: self.environment)
+        self.shape = shape
+        self.url = self.url_of("api-1")
+        self._servers: dict[str, int] = {}
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -82,29 +82,9 @@ class Deployment:
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
-    @property
-    def url(self) -> str:
-        """The URL of the first API server."""
-        return f"http://127.0.0.1:{self._ports['api-1']}"
-
-    def start(self, *names: str) -> None:
-        """Start `sorter-3`, `dispatcher-2` ..., or start them again."""
-        for name in names:
-            if name not in self.processes:
-                self._ports[name] = free_port()
-                log = self.folder / f"{name}.log"
-                self.processes[name] = TiStreamProcess(*self._args(name), log=log, env=self.environment)
-                self._open.callback(self.processes[name].kill)
-            self.processes[name].start()
-
-    def wait_until_ready(self) -> None:
-        """Wait until every process is ready."""
-        for name, process in self.processes.items():
-            wait_until_ready(process, f"http://127.0.0.1:{self._ports[name]}")
-
     def metrics(self, name: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """(family and suffix, labels) -> value."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports[name]}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"{self.url_of(name)}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         return {
             (s.name, tuple(sorted(s.labels.items()))): s.value
@@ -114,7 +94,7 @@ class Deployment:
 
     def counters(self) -> dict[str, Counter[str]]:
         """Of each process: statements, transactions, and requests to the store by operation."""
-        return {name: _counted(self.metrics(name)) for name in self.processes if name in self._ports}
+        return {name: _counted(self.metrics(name)) for name in self.processes}
 
     def usage(self) -> dict[str, Usage]:
         """Every process, the servers' too."""
@@ -127,7 +107,6 @@ class Deployment:
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         shape = self.shape
-        self._servers: dict[str, int] = {}
         catalog_url, bucket_url = f"sqlite:///{self.folder}/catalog.db", f"file://{self.folder}/bucket"
         (self.folder / "bucket").mkdir()
         if shape.mariadb:
@@ -154,6 +133,7 @@ class Deployment:
         self.catalog = Catalog(catalog_url)
         self._open.callback(self.catalog.close)
         self.catalog.migrate()
+        self._open.callback(self.kill)
         self.start("meta-1", *(f"api-{n + 1}" for n in range(shape.apis)))
         self.start(*(f"dispatcher-{n + 1}" for n in range(shape.dispatchers)))
         self.start(*(f"sorter-{n + 1}" for n in range(shape.sorters)))
@@ -161,21 +141,6 @@ class Deployment:
         if shape.executor:
             self.start(f"{shape.executor}-1")
         self.wait_until_ready()
-
-    def _args(self, name: str) -> tuple[str, ...]:
-        port = str(self._ports[name])
-        match name.partition("-")[0]:
-            case "meta":
-                return ("meta", "--name", name, "--metrics-port", port)
-            case "api":
-                return ("serve", "--port", port)
-            case "sorter":
-                return ("sort", "--name", name, "--metrics-port", port)
-            case "dispatcher":
-                return ("dispatch", "--name", name, "--metrics-port", port)
-            case "maintain" | "spark" | "replicate" as role:
-                return (role, "--name", name, "--metrics-port", port)
-        raise ValueError(name)
 
 
 def usage_of(pid: int) -> Usage:
@@ -191,18 +156,18 @@ def usage_of(pid: int) -> Usage:
     )
 
 
-def _counted(found: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]) -> Counter[str]:
+def _counted(samples: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for (name, labels), value in found.items():
+    for (name, labels), value in samples.items():
         match name:
             case "tistream_catalog_statements_total":
-                counts["SQL"] += value
+                counts["SQL"] += int(value)
             case "tistream_catalog_transactions_total":
-                counts["transactions"] += value
+                counts["transactions"] += int(value)
             case "tistream_object_store_requests_total":
-                counts[dict(labels)["operation"].upper()] += value
+                counts[dict(labels)["operation"].upper()] += int(value)
             case "tistream_http_requests_total":
-                counts["HTTP"] += value
+                counts["HTTP"] += int(value)
     return counts
 
 
@@ -219,11 +184,3 @@ def wait_for(what: str, is_so: Callable[[], bool], seconds: float = 600.0, *, pa
 def load_now() -> float:
     """The machine's load of the last minute."""
     return os.getloadavg()[0]
-
-
-def bars(rows: Mapping[str, float], unit: str, width: int = 40) -> Iterator[str]:
-    """A line with a bar for each value."""
-    longest = max(rows.values(), default=0.0)
-    for name, value in rows.items():
-        bar = "#" * round(width * value / longest) if longest > 0 else ""
-        yield f"{name:34} {value:8.3f} {unit} {bar}"

@@ -32,6 +32,7 @@ from pusher.core.source import (
 )
 from pusher.flush_schedule import FlushSchedule
 from pusher.schema_push import empty_snapshot
+from tests.kit.made_rows import batch_of
 from tistream import ts as tso
 from tistream.clock import Clock
 from tistream.codec.table_key import table_prefix
@@ -90,8 +91,6 @@ class LoadStore:
         self._said_ts = 0
         self.going = False  #: whether transactions begin
         self.committed = 0  #: rows
-        self.waited_ms = 0.0  #: from each row's commit to the cut of its file, in sum
-        self._uncut: list[tuple[int, int]] = []  # rows, sum of the milliseconds of their commits
 
     @property
     def store_id(self) -> int:
@@ -124,7 +123,6 @@ class LoadStore:
             events.append(self._resolved(unix_ms))
         if ticks:
             self._ticked_at = now
-            self._count_cut(unix_ms)
             events.append(Tick(cut_ts=tso.compose(int(unix_ms), 1 << 17)))
         return events
 
@@ -224,7 +222,6 @@ class LoadStore:
             if end > txns.first:
                 part = slice(txns.first, end)
                 commit = _stamps(txns.commit_ms[part], self._store_id)
-                self._uncut.append((end - txns.first, int((commit >> np.uint64(18)).sum())))
                 self.committed += end - txns.first
                 keys = txns.keys.slice(txns.first, end - txns.first)
                 values = pa.nulls(len(keys), pa.binary())
@@ -233,10 +230,6 @@ class LoadStore:
                 )
                 txns.first = end
         self._open = [txns for txns in self._open if txns.first < len(txns.start)]
-
-    def _count_cut(self, unix_ms: float) -> None:
-        self.waited_ms += sum(rows * unix_ms - total for rows, total in self._uncut)
-        self._uncut.clear()
 
 
 class _Txns:
@@ -283,35 +276,18 @@ def _values() -> pa.BinaryArray:
 
 
 def _batch(kind: RowKind, keys: pa.BinaryArray, start: _Stamps, commit: _Stamps, values: pa.Array) -> pa.RecordBatch:
-    n = len(keys)
-    columns = {
-        "kind": np.full(n, kind, np.uint8),
-        "op": np.full(n, Op.PUT, np.uint8),
-        "key": keys,
-        "start_ts": start,
-        "commit_ts": commit,
-        "generation": np.zeros(n, np.uint64),
-        "value": values,
-        "old_value": pa.nulls(n, pa.binary()),
-        "expire_ts": np.zeros(n, np.uint64),
-        "flags": np.zeros(n, np.uint8),
-    }
-    return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in ROWS], schema=ROWS)
+    return batch_of(ROWS, kind=kind, op=Op.PUT, key=keys, start_ts=start, commit_ts=commit, value=values)
 
 
-def regions(tables: Sequence[int], stores: int, *, per_table: bool = True) -> dict[int, list[bytes]]:
+def regions(tables: Sequence[int], stores: int) -> dict[int, list[bytes]]:
     """The edges of each store's regions: one for each table in turn, the first with all before and the last with all
-    behind; with `per_table` false one for each store's share of the tables."""
-    cuts = (
-        [table_prefix(t) for t in tables]
-        if per_table
-        else [table_prefix(tables[len(tables) * i // stores]) for i in range(stores)]
-    )
+    behind."""
+    cuts = [table_prefix(t) for t in tables]
     edges = [b"", *cuts[1:], b""]
-    found: dict[int, list[bytes]] = {s: [] for s in range(1, stores + 1)}
+    keys: dict[int, list[bytes]] = {s: [] for s in range(1, stores + 1)}
     for i in range(len(cuts)):
-        found[i % stores + 1] += [edges[i], edges[i + 1]]
-    return found
+        keys[i % stores + 1] += [edges[i], edges[i + 1]]
+    return keys
 
 
 def schema(ts: int, tables: Sequence[int], *, columns: int = 2) -> bytes:

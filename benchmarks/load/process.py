@@ -16,8 +16,7 @@ class PushProcess:
     """Start it; `ready_s` once its tenants are active and it pushes. Use it as a context."""
 
     def __init__(self, deployment: Deployment, load: Load) -> None:
-        self.load = load
-        self._log = (deployment.folder / f"push-{load.first_tenant}-{load.only_store}.log").open("ab")
+        self._log = (deployment.folder / "push.log").open("ab")
         command = [sys.executable, "-m", "benchmarks.load.push", argument(load)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
@@ -36,10 +35,10 @@ class PushProcess:
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
-        found = self._answer()
-        if found.get("error"):
-            raise RuntimeError(f"a pusher has ended: {found['error']}")
-        return found
+        answer = self._answer()
+        if answer.get("error"):
+            raise RuntimeError(f"a pusher has ended: {answer['error']}")
+        return answer
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

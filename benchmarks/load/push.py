@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import httpx2
 import orjson
@@ -33,7 +34,8 @@ from tistream.ids import Tenant
 from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.metered import open_metered
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime import metrics
+
+T = TypeVar("T")
 
 READY_S = 600.0
 IDLE_THREADS = 6
@@ -42,31 +44,24 @@ STEP_S = 15.0  #: a pusher is stepped at least this often: it asks whether it wa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load. Tenants are 1/`first_tenant` and the following."""
+    """The load. Tenants are 1/1 and the following."""
 
-    url: str
+    url: str = ""
     tenants: int = 1
-    first_tenant: int = 1
     writing: int = 1  #: of the tenants, the first ones
     tables: int = 10  #: of each tenant
     active: int = 10  #: of the tables of a tenant that writes
     stores: int = 2  #: of each tenant
-    only_store: int = 0  #: this process pushes this one; 0 = all
     rows_per_s: float = 5000.0  #: of each store of a tenant that writes
     flush_s: float = 1.0
     idle_s: float = 1.0  #: of a tenant that does not write
-    region_per_table: bool = True
 
 
 class Pushers:
     """All of them."""
 
     def __init__(self, load: Load) -> None:
-        self._load, self._clock, self._rand = (
-            load,
-            SystemClock(),
-            random.Random(load.first_tenant * 100 + load.only_store),
-        )
+        self._load, self._clock, self._rand = load, SystemClock(), random.Random(1)
         self._stop = threading.Event()
         self._http = httpx2.Client(timeout=30.0)
         self.workers: list[tuple[PusherWorker, LoadStore]] = []
@@ -77,15 +72,14 @@ class Pushers:
         """Push the schemas, wait until the tenants are active, and begin to step."""
         load = self._load
         tables = list(range(FIRST_TABLE_ID, FIRST_TABLE_ID + load.tables))
-        edges = regions(tables, load.stores, per_table=load.region_per_table)
-        controls = [self._control(load.first_tenant + i) for i in range(load.tenants)]
+        edges = regions(tables, load.stores)
+        controls = [self._control(1 + i) for i in range(load.tenants)]
         ts = tso.compose(int(time.time() * 1000))
         text, bucket = schema(ts, tables), None
         for control in controls:
             bundle = self._again(control.push_bundle)
             bucket = bucket or open_metered(bundle.object_store)
-            if load.only_store in (0, 1):
-                put_schema_snapshot(bucket, SchemaSnapKey(tenant=control.tenant, ts=ts), text)
+            put_schema_snapshot(bucket, SchemaSnapKey(tenant=control.tenant, ts=ts), text)
         assert bucket is not None
         for n, control in enumerate(controls):
             frontier = FrontierReader(control, self._clock)
@@ -94,7 +88,7 @@ class Pushers:
                     raise TimeoutError("a tenant does not begin")
                 time.sleep(0.1)
             schedule = FlushSchedule.for_tenant(control.tenant, self._clock, flush_s=load.flush_s, idle_s=load.idle_s)
-            for store_id in [load.only_store] if load.only_store else range(1, load.stores + 1):
+            for store_id in range(1, load.stores + 1):
                 mine = tables[store_id - 1 :: load.stores]
                 self._add(bucket, control, frontier, schedule, store_id, mine, edges[store_id], writes=n < load.writing)
 
@@ -133,8 +127,10 @@ class Pushers:
         control._http = self._http  # a connection for each of a thousand tenants would distort the measurement
         return control
 
-    def _again(self, ask: Callable[[], object]) -> object:
-        return retrying(ask, stop=self._stop, clock=self._clock, rand=self._rand)
+    def _again(self, ask: Callable[[], T]) -> T:
+        answer = retrying(ask, stop=self._stop, clock=self._clock, rand=self._rand)
+        assert answer is not None, "it is stopped before it has begun"
+        return answer
 
     def run(self) -> None:
         """Step the pushers that are due until closed."""
@@ -174,21 +170,10 @@ class Pushers:
             source.going = going and source.writes
 
     def report(self) -> dict[str, object]:
-        uploads = [worker.uploads() for worker, _ in self.workers]
-        committed = sum(source.committed for _, source in self.workers)
-        waited_ms = sum(source.waited_ms for _, source in self.workers)
-        (upload,) = metrics.STAGE.labels("upstream_flush").collect()
-        sums = {s.name.rpartition("_")[2]: s.value for s in upload.samples}
         return {
             "error": self.error,
-            "committed": committed,
-            "waited_ms": waited_ms,
-            "stores": len(self.workers),
-            "files": sum(u.files for u in uploads),
-            "bytes": sum(u.bytes for u in uploads),
-            "upload_sum": sums.get("sum", 0.0),
-            "upload_count": sums.get("count", 0.0),
-            "idle": all(worker.wait_until_durable(0.0) for worker, _ in self.workers) if not self.error else True,
+            "committed": sum(source.committed for _, source in self.workers),
+            "files": sum(worker.uploads().files for worker, _ in self.workers),
         }
 
     def close(self) -> None:

@@ -23,11 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tistream.catalog.log.bases import BaseRow
-from tistream.catalog.log.segments import SegmentRow
+from tistream.catalog.rows.bases import BaseRow
+from tistream.catalog.rows.segments import SegmentRow
 from tistream.ids import Tenant
-
-Mask = npt.NDArray[np.bool_]
+from tistream.model.arrays import Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +137,8 @@ class _Log:
     def tail(self, table: BaseTable) -> Mask:
         """The segments that a read of the table at the plan's timestamp fetches."""
         mine = (self._lo <= table.table_id) & (table.table_id <= self._hi)
-        found: Mask = self._held & mine & (self._last > table.after_ts)
-        return found
+        mask: Mask = self._held & mine & (self._last > table.after_ts)
+        return mask
 
     def stored_bytes(self, mask: Mask) -> int:
         return int(self._bytes[mask].sum())

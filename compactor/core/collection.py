@@ -31,11 +31,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tistream import ts as tso
+from tistream.model.arrays import Mask
 
 OBSOLETE_RATIO = 0.1
 KEY_VERSIONS_MAX = 1024
 
-Mask = npt.NDArray[np.bool_]
 _NEWEST_FIRST = [("key", "ascending"), ("commit_ts", "descending")]
 
 
@@ -97,8 +97,8 @@ def ended(rows: pa.Table, safe_ts: int) -> Mask:
 
 def expired(expire_ts: npt.NDArray[np.uint64], ts: int) -> Mask:
     """Which of these expiries (Unix seconds, 0 = never) have passed for a read as of `ts`."""
-    found: Mask = (expire_ts != 0) & (expire_ts <= np.uint64(tso.physical_ms(ts) // 1000))
-    return found
+    mask: Mask = (expire_ts != 0) & (expire_ts <= np.uint64(tso.physical_ms(ts) // 1000))
+    return mask
 
 
 def _at_or_below(rows: pa.Table, safe_ts: int) -> tuple[npt.NDArray[np.int64], Mask]:

@@ -15,8 +15,10 @@ from destinations.storage.core.names import PROBE
 from destinations.storage.files import Files, each_within, open_files, probe
 from destinations.storage.settings import FilePlace
 from destinations.uri import SinkUri, parse_sink_uri
+from tistream.catalog.work.core.location import Files as Location
 from tistream.clock import Clock
 from tistream.errors import InvalidInput
+from tistream.outbound.policy import Policy
 
 T = TypeVar("T")
 _SCHEMES = ("s3", "file")
@@ -37,8 +39,7 @@ class LetterFiles:
         """See the protocol."""
 
         async def put(letter: DeadLetter) -> None:
-            if await self._files.get(letter.name) is None:
-                await self._files.put(letter.name, letter.data)
+            await self._files.create(letter.name, letter.data)
 
         self._run(each_within(letters, put, allowed))
 
@@ -51,25 +52,31 @@ class LetterFiles:
             return self._runner.run(work)
 
 
-def open_letters(uri: str, clock: Clock) -> LetterFiles:
-    """The place of this URI. InvalidInput names a wrong option; DeadLetterUnavailable for a folder that cannot be
-    made."""
+def open_letters(uri: str, clock: Clock, policy: Policy) -> LetterFiles:
+    """The place of this URI. InvalidInput names a wrong option, TargetRefused what the policy refuses."""
     place = FilePlace.of(_parsed(uri))
     with _as_letters():
-        return LetterFiles(open_files(place, clock), place.place)
+        return LetterFiles(open_files(place, clock, policy), place.place)
 
 
-def check_letters(uri: str, sink: SinkUri, changefeed_id: str, clock: Clock) -> None:
+def check_letters(uri: str, sink: SinkUri, changefeed_id: str, clock: Clock, policy: Policy) -> None:
     """Reach the place before the changefeed starts. InvalidInput also when it is the destination itself, or within it,
     where readers of the destination would find letters."""
-    found, taken = _parsed(uri), sink.place.rstrip("/") + "/"
-    if f"{found.place.rstrip('/')}/".startswith(taken):
-        raise InvalidInput("The dead letters need a place outside the destination.", option=found.option)
-    opened = open_letters(uri, clock)
+    location, taken = _parsed(uri), sink.place.rstrip("/") + "/"
+    if f"{location.place.rstrip('/')}/".startswith(taken):
+        raise InvalidInput("The dead letters need a place outside the destination.", option=location.option)
+    opened = open_letters(uri, clock, policy)
     try:
         opened.check(changefeed_id)
     finally:
         opened.close()
+
+
+def letters_location(uri: str) -> Location:
+    """Where the letters are, to compare with destinations."""
+    location = _parsed(uri)
+    endpoint = location.options.get("endpoint", "")
+    return Location.of(scheme=location.scheme, bucket=location.authority, path=location.path, endpoint=endpoint)
 
 
 def _parsed(uri: str) -> SinkUri:

@@ -6,6 +6,7 @@ file:///var/lib/changes?protocol=csv&include-commit-ts=true
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ from destinations.storage.core.parts import Layout
 from destinations.uri import OptionReader, SinkUri
 from reading.formats import FormatOptions, create_format, parse_options
 from tistream.errors import InvalidInput
+from tistream.outbound.policy import Policy
+from tistream.outbound.rules import BUCKET, Target, endpoint_parts
 
 PROTOCOLS = ("canal-json", "csv", "parquet")
 _EXTENSIONS = {"canal-json": "json", "csv": "csv", "parquet": "parquet"}
@@ -40,6 +43,7 @@ _OF_PROTOCOL = {
     "parquet": (),
 }
 _MIB = 1 << 20
+_REGION = re.compile(r"[a-z0-9-]{0,40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,21 @@ class S3Settings:
     session_token: str = field(default="", repr=False)
     path_style: bool = True
 
+    @property
+    def target(self) -> Target:
+        """What is opened. InvalidInput for an endpoint that is more than a server."""
+        path = "/".join(filter(None, (self.bucket, self.prefix)))
+        if not self.endpoint:
+            return Target(scheme="s3", host=self.bucket, path=self.prefix)
+        scheme, address = endpoint_parts(self.endpoint)
+        return Target.server(scheme, address, path)
+
+    def admit(self, policy: Policy) -> None:
+        """TargetRefused when the bucket may not be used, or not with these credentials."""
+        policy.check_bucket(
+            self.target, bucket=self.bucket, prefix=self.prefix, endpoint=self.endpoint, machine=not self.access_key
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePlace:
@@ -64,13 +83,20 @@ class FilePlace:
     folder: str = ""  #: of file://
     s3: S3Settings | None = None
 
+    def admit(self, policy: Policy) -> None:
+        """TargetRefused when it may not be opened."""
+        if self.s3 is not None:
+            self.s3.admit(policy)
+        else:
+            policy.check(Target(scheme="file", path=self.folder.strip("/")))
+
     @classmethod
     def of(cls, uri: SinkUri) -> FilePlace:
         """The place of a URI whose options say only how it is reached. InvalidInput names the option."""
         reader = OptionReader(uri)
-        found = cls(**_reached(uri, reader))
+        file_place = cls(**_reached(uri, reader))
         reader.finish()
-        return found
+        return file_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,22 +160,26 @@ def _folder(uri: SinkUri) -> str:
 
 
 def _s3(uri: SinkUri, reader: OptionReader) -> S3Settings:
-    if not uri.authority or "@" in uri.authority:
+    if not BUCKET.fullmatch(uri.authority):
         raise InvalidInput("A bucket is s3://bucket/prefix, with credentials as options.", option=uri.option)
-    endpoint = reader.text("endpoint")
-    if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise InvalidInput("The option endpoint begins with https:// or http://.", option="endpoint")
-    found = S3Settings(
+    endpoint, region = reader.text("endpoint"), reader.text("region")
+    if endpoint:
+        endpoint_parts(endpoint)
+    if not _REGION.fullmatch(region):
+        raise InvalidInput("The option region is the name of a region, such as eu-central-1.", option="region")
+    s3_settings = S3Settings(
         bucket=uri.authority,
         prefix=uri.path.strip("/"),
         endpoint=endpoint,
-        region=reader.text("region"),
+        region=region,
         access_key=reader.text("access-key"),
         secret_access_key=reader.text("secret-access-key"),
         session_token=reader.text("session-token"),
         path_style=reader.boolean("force-path-style", True),
     )
-    if bool(found.access_key) != bool(found.secret_access_key):
-        missing = "secret-access-key" if found.access_key else "access-key"
+    if bool(s3_settings.access_key) != bool(s3_settings.secret_access_key):
+        missing = "secret-access-key" if s3_settings.access_key else "access-key"
         raise InvalidInput(f"The option {missing} is missing: both are needed, or none.", option=missing)
-    return found
+    if s3_settings.session_token and not s3_settings.access_key:
+        raise InvalidInput("The option access-key is missing: a session token belongs to a key.", option="access-key")
+    return s3_settings

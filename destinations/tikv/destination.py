@@ -1,6 +1,6 @@
 """RawKV of another TiKV cluster as a destination: `tikv://pd1:2379,pd2:2379?concurrency=4`.
 
-    destination = open_tikv(uri, share, source, clock)
+    destination = open_tikv(uri, share, source, clock, policy)
     destination.check()              before the changefeed starts
     destination.ranges(wanted, 2)    one part for each lane
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import structlog
 
 from destinations.protocol import (
     Allowed,
@@ -30,21 +31,26 @@ from destinations.protocol import (
     Stretch,
     together,
 )
-from destinations.tikv.core.ranges import cut_ranges
-from destinations.tikv.core.writes import TikvPlan, plan_writes
+from destinations.tikv.core.writes import TikvPlan, cut_ranges, plan_writes
 from destinations.uri import OptionReader, SinkUri
 from tistream import ts
-from tistream.catalog.tenancy.kinds import Keyspace
+from tistream.catalog.rows.kinds import Keyspace
 from tistream.clock import Clock
 from tistream.codec.raw.keys import KEYSPACE_ID_MAX
 from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError, invariant
 from tistream.keyrange import KeyRange
 from tistream.limits import LANE_LEASE_MS
+from tistream.outbound.checked_names import CheckedNames
+from tistream.outbound.policy import Policy
+from tistream.outbound.rules import Target
 from tistream.tikv.channels import Tls, TlsFiles
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.raw_messages import RawRefused, RawSpace
 from tistream.tikv.pd import PdClient
-from tistream.tikv.raw_client import OutOfTime, Pace, RawClient, learn_api
+from tistream.tikv.raw_client import RawClient, WriteLimits, learn_api
+from tistream.tikv.region_leaders import OutOfTime
+
+log = structlog.get_logger(__name__)
 
 _APIS = {"v1": Api.V1, "v1ttl": Api.V1TTL, "v2": Api.V2}
 _PD_PATIENCE_S = 5.0
@@ -56,7 +62,7 @@ class TikvSettings:
     """Options of the URI."""
 
     endpoints: tuple[str, ...]
-    pace: Pace
+    limits: WriteLimits
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
@@ -74,7 +80,7 @@ class TikvSettings:
         read = OptionReader(uri)
         paths = [Path(text) if (text := read.text(name)) else None for name in ("ca-path", "cert-path", "key-path")]
         rate = read.number("rate-limit", 0, least=0, most=1 << 40)
-        pace = Pace(
+        limits = WriteLimits(
             concurrency=read.number("concurrency", 4, least=1, most=256),
             batch_keys=read.number("batch-size", 1024, least=1, most=10_240),
             rate_bytes_s=max(rate // lanes, 1) if rate else 0,
@@ -86,13 +92,21 @@ class TikvSettings:
         read.finish()
         return TikvSettings(
             endpoints=endpoints,
-            pace=pace,
+            limits=limits,
             ca=paths[0],
             certificate=paths[1],
             key=paths[2],
             keyspace=keyspace,
             api=_APIS[read.choice("api-version", tuple(_APIS))] if api else None,
         )
+
+    def admit(self, policy: Policy) -> None:
+        """TargetRefused when the PD servers, or files of the machine, may not be used."""
+        for option, path in (("ca-path", self.ca), ("cert-path", self.certificate), ("key-path", self.key)):
+            if path is not None:
+                policy.check_files(option)
+        for endpoint in self.endpoints:
+            policy.check(Target.server("tikv", endpoint))
 
     def tls(self) -> Tls | None:
         """InvalidInput when a file cannot be read."""
@@ -120,14 +134,25 @@ class TikvCheck:
 class TikvDestination:
     """See the module."""
 
-    def __init__(self, settings: TikvSettings, source: Keyspace, clock: Clock, connection: int) -> None:
-        """`connection`: those of a process with the same number share their connections."""
+    def __init__(
+        self,
+        settings: TikvSettings,
+        source: Keyspace,
+        clock: Clock,
+        connection: int,
+        policy: Policy,
+        cluster_id: int | None = None,
+    ) -> None:
+        """`connection`: those of a process with the same number share their connections. `policy`: where it may
+        connect; PD's answers are held against it, too. `cluster_id`: that PD must have; None = any."""
+        self._cluster_id = cluster_id
         self._settings, self._source, self._clock, self._connection = settings, source, clock, connection
+        self._policy, self._names = policy, CheckedNames(policy, "tikv", clock)
         self._connected: tuple[PdClient, RawClient] | None = None
 
     def look(self) -> TikvCheck:
         """Reach the cluster. InvalidInput when an option does not fit it; DestinationUnavailable when it is away."""
-        with _translated():
+        with self._translated():
             pd, client = self._connect()
             space = client.space
             client.get(b"")
@@ -142,20 +167,20 @@ class TikvDestination:
 
     def check(self) -> Sequence[str]:
         """See the protocol."""
-        found = self.look()
-        if found.keyspace_id is not None:
-            unknown = "" if found.is_known else " Its PD is too old to say whether there is this keyspace."
+        place = self.look()
+        if place.keyspace_id is not None:
+            unknown = "" if place.is_known else " Its PD is too old to say whether there is this keyspace."
             return (
-                f"Keys are written to the keyspace with id {found.keyspace_id} of cluster {found.cluster_id}.{unknown}",
+                f"Keys are written to the keyspace with id {place.keyspace_id} of cluster {place.cluster_id}.{unknown}",
             )
-        notes = [f"Cluster {found.cluster_id} has API {found.api}: keys are written without mode and keyspace."]
-        if not found.has_expiry:
+        notes = [f"Cluster {place.cluster_id} has API {place.api}: keys are written without mode and keyspace."]
+        if not place.has_expiry:
             notes.append("Its stores have no expiry: a key that expires stops its key range.")
         return notes
 
     def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
         """See the protocol; keys of users."""
-        with _translated():
+        with self._translated():
             _, client = self._connect()
             return cut_ranges((part.start for part in client.regions(wanted)), wanted, count)
 
@@ -171,7 +196,7 @@ class TikvDestination:
             return
         if allowed() <= 0:
             raise LeaseOver
-        with _translated():
+        with self._translated():
             pd, client = self._connect()
             try:
                 self._put_all(plan, pd, client, allowed)
@@ -198,14 +223,14 @@ class TikvDestination:
 
     def pairs(self, wanted: KeyRange) -> Iterator[pa.Table]:
         """What is there, page by page in key order: columns key (of users) and value."""
-        with _translated():
+        with self._translated():
             _, client = self._connect()
             for page in client.scan(wanted):
                 yield pa.table({"key": page.keys, "value": page.values})
 
     def now_ts(self) -> int:
         """A timestamp of the destination's PD."""
-        with _translated():
+        with self._translated():
             return self._connect()[0].tso()
 
     def note_checkpoint(self, ts: int, allowed: Allowed) -> None:
@@ -224,10 +249,20 @@ class TikvDestination:
         if self._connected is not None:
             return self._connected
         settings, clock, tls, connection = self._settings, self._clock, self._settings.tls(), self._connection
-        pd = PdClient(settings.endpoints, tls=tls, clock=clock, patience_s=_PD_PATIENCE_S, connection=connection)
+        names = self._names
+        pd = PdClient(
+            settings.endpoints, tls=tls, clock=clock, patience_s=_PD_PATIENCE_S, connection=connection, names=names
+        )
         try:
-            space = self._space(pd, settings.api or learn_api(pd, clock=clock, tls=tls, pace=settings.pace))
-            client = RawClient(pd, space, clock=clock, tls=tls, pace=settings.pace, connection=connection)
+            if self._cluster_id is not None and pd.cluster_id != self._cluster_id:
+                raise InvalidInput(
+                    "The destination is another cluster than when the changefeed was created.", option="sink-uri"
+                )
+            api = settings.api or learn_api(pd, clock=clock, tls=tls, limits=settings.limits, names=names)
+            space = self._space(pd, api)
+            client = RawClient(
+                pd, space, clock=clock, tls=tls, limits=settings.limits, connection=connection, names=names
+            )
             self._connected = pd, client
         except BaseException:
             pd.close()
@@ -246,44 +281,51 @@ class TikvDestination:
             raise InvalidInput(f"There is no keyspace {wanted.id}: ids end at {KEYSPACE_ID_MAX}.", option="keyspace")
         called = f"with id {wanted.id}" if wanted.name is None else repr(wanted.name)
         try:
-            found = pd.keyspace_of_id(wanted.id or 0) if wanted.name is None else pd.keyspace(wanted.name)
+            space = pd.keyspace_of_id(wanted.id or 0) if wanted.name is None else pd.keyspace(wanted.name)
         except NotFound as e:
             default = "" if given else ", as the source is called. Name one with the option keyspace"
             raise InvalidInput(f"The destination has no keyspace {called}{default}.", option="keyspace") from e
-        if found is None:  # PD has no list of them
+        if space is None:  # PD has no list of them
             return RawSpace(api, wanted.id or 0)
-        if found.state:
+        if space.state:
             raise InvalidInput(f"The keyspace {called} of the destination is not enabled.", option="keyspace")
-        return RawSpace(api, found.id)
+        return RawSpace(api, space.id)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Errors of the client as those of a destination."""
+        try:
+            yield
+        except OutOfTime as e:
+            raise LeaseOver from e
+        except RawRefused as e:
+            if not e.refused:
+                raise DestinationRefused("The destination refuses what is written", cause=e.message) from e
+            raise together(
+                DestinationRefused("The destination refuses a change", key=key.hex(), cause=cause)
+                for key, cause in e.refused
+            ) from e
+        except (DestinationRefused, DestinationUnavailable):
+            raise
+        except TiStreamError as e:
+            if e.kind is not ErrorKind.RETRY:
+                raise
+            log.info("a destination does not answer", cause=str(e))
+            # a caller who names an address in a network that is allowed does not learn what is behind it
+            told = {"cause": str(e)} if self._policy.is_operated else {}
+            raise DestinationUnavailable("The destination does not answer", **told) from e
 
 
-def open_tikv(uri: SinkUri, share: Share, source: Keyspace, clock: Clock) -> TikvDestination:
-    """The destination of one lane. InvalidInput names the option that is wrong; nothing is connected yet."""
-    return TikvDestination(TikvSettings.of(uri, share.of), source, clock, share.number % _CONNECTIONS)
+def open_tikv(
+    uri: SinkUri, share: Share, source: Keyspace, clock: Clock, policy: Policy, cluster_id: int | None = None
+) -> TikvDestination:
+    """The destination of one lane. InvalidInput names the option that is wrong, TargetRefused what the policy refuses;
+    nothing is connected yet. `cluster_id`: that its PD must have; None = any."""
+    settings = TikvSettings.of(uri, share.of)
+    settings.admit(policy)
+    return TikvDestination(settings, source, clock, share.number % _CONNECTIONS, policy, cluster_id)
 
 
 def _keyspace(text: str) -> Keyspace:
     """A keyspace by its id or by its name."""
     return Keyspace(id=int(text)) if text.isascii() and text.isdecimal() else Keyspace(name=text)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Errors of the client as those of a destination."""
-    try:
-        yield
-    except OutOfTime as e:
-        raise LeaseOver from e
-    except RawRefused as e:
-        if not e.refused:
-            raise DestinationRefused("The destination refuses what is written", cause=e.message) from e
-        raise together(
-            DestinationRefused("The destination refuses a change", key=key.hex(), cause=cause)
-            for key, cause in e.refused
-        ) from e
-    except (DestinationRefused, DestinationUnavailable):
-        raise
-    except TiStreamError as e:
-        if e.kind is not ErrorKind.RETRY:
-            raise
-        raise DestinationUnavailable("The destination does not answer", cause=str(e)) from e

@@ -9,8 +9,9 @@ For a range:
 - a region outside the range is omitted, rows and watermark alike;
 - a region without rows is kept for its watermark.
 
-The result is runs of rows. Adjacent runs are joined; a single run is a slice of the file's memory, several are
-gathered. With regions in key order a task's rows are one run, and its regions are found by bisection.
+The result is runs of rows. Adjacent runs are joined; a single large run is a slice of the file's memory, others are
+gathered (`dispatcher.gather`). With regions in key order a task's rows are one run, and its regions are found by
+bisection.
 """
 
 from __future__ import annotations
@@ -19,18 +20,16 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dispatcher.gather import Ints, gather
+from dispatcher.gather import gather
 from tistream.keyrange import KeyRange
+from tistream.model.arrays import I64, Mask
 from tistream.model.change import REGIONS
 
 _OFFSET = REGIONS.get_field_index("row_offset")
 _COUNT = REGIONS.get_field_index("row_count")
-
-_Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +38,9 @@ class Directory:
 
     rows: pa.RecordBatch  #: change.ROWS
     regions: pa.RecordBatch  #: change.REGIONS
-    offsets: Ints  #: row_offset of each region
-    counts: Ints  #: row_count of each region
-    by_key: Ints  #: region numbers in the order of their start keys
+    offsets: I64  #: row_offset of each region
+    counts: I64  #: row_count of each region
+    by_key: I64  #: region numbers in the order of their start keys
     starts: pa.BinaryArray  #: start keys in that order
     ends: pa.BinaryArray  #: end keys in that order
     bounded: int  #: number of `ends` that are not infinite; they come first when `nested` is false
@@ -91,7 +90,7 @@ def route(file: Directory, wanted: KeyRange) -> Routed:
     return Routed(rows=gather(file.rows, starts, ends), regions=_renumbered(file.regions, picked, offsets, sizes))
 
 
-def _bisect(file: Directory, wanted: KeyRange) -> tuple[Ints, _Mask]:
+def _bisect(file: Directory, wanted: KeyRange) -> tuple[I64, Mask]:
     """The regions that touch the range, in file order, and which of them straddle one of its ends."""
     starts, ends, n = file.starts, file.ends, len(file.starts)
 
@@ -113,7 +112,7 @@ def _bisect(file: Directory, wanted: KeyRange) -> tuple[Ints, _Mask]:
     return picked[order], straddles[order]
 
 
-def _scan(file: Directory, wanted: KeyRange) -> tuple[Ints, _Mask]:
+def _scan(file: Directory, wanted: KeyRange) -> tuple[I64, Mask]:
     """The same by a linear scan, for nested regions."""
     start, end = file.regions.column("start_key"), file.regions.column("end_key")
     infinite = _numpy(pc.equal(end, b""))
@@ -126,7 +125,7 @@ def _scan(file: Directory, wanted: KeyRange) -> tuple[Ints, _Mask]:
     return picked, ~inside[picked]
 
 
-def _runs(file: Directory, regions: Ints, straddles: _Mask, wanted: KeyRange) -> tuple[Ints, Ints, Ints]:
+def _runs(file: Directory, regions: I64, straddles: Mask, wanted: KeyRange) -> tuple[I64, I64, I64]:
     """Starts and ends of the runs of rows of these regions (in slice order), and the number of rows of each region."""
     firsts, counts = file.offsets[regions], file.counts[regions].copy()
     starts, ends = [firsts[:0]], [firsts[:0]]
@@ -142,7 +141,7 @@ def _runs(file: Directory, regions: Ints, straddles: _Mask, wanted: KeyRange) ->
     return *_joined(np.concatenate(starts), np.concatenate(ends)), counts
 
 
-def _kept(rows: pa.RecordBatch, first: int, count: int, wanted: KeyRange) -> tuple[Ints, Ints]:
+def _kept(rows: pa.RecordBatch, first: int, count: int, wanted: KeyRange) -> tuple[I64, I64]:
     keys = rows.column("key").slice(first, count)
     keep = _numpy(pc.greater_equal(keys, wanted.start))
     if wanted.end:
@@ -153,7 +152,7 @@ def _kept(rows: pa.RecordBatch, first: int, count: int, wanted: KeyRange) -> tup
     return edges[::2], edges[1::2]
 
 
-def _joined(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+def _joined(starts: I64, ends: I64) -> tuple[I64, I64]:
     """The same rows with empty runs removed and adjacent runs joined."""
     filled = ends > starts
     starts, ends = starts[filled], ends[filled]
@@ -164,8 +163,9 @@ def _joined(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     return starts[opens], ends[closes]
 
 
-def _renumbered(regions: pa.RecordBatch, picked: Ints, offsets: Ints, counts: Ints) -> pa.RecordBatch:
+def _renumbered(regions: pa.RecordBatch, picked: I64, offsets: I64, counts: I64) -> pa.RecordBatch:
     touch = len(picked) and int(picked[-1] - picked[0]) + 1 == len(picked)
+    touch = touch and 2 * len(picked) >= regions.num_rows  # a smaller slice would keep all of them in memory
     taken = regions.slice(int(picked[0]), len(picked)) if touch else regions.take(pa.array(picked))
     columns = taken.columns
     columns[_OFFSET] = pa.array(offsets.astype(np.uint64))
@@ -179,6 +179,6 @@ def _rises(keys: pa.BinaryArray) -> bool:
     return bool(pc.all(pc.less_equal(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py())
 
 
-def _numpy(mask: pa.BooleanArray) -> _Mask:
-    out: _Mask = mask.to_numpy(zero_copy_only=False)
+def _numpy(mask: pa.BooleanArray) -> Mask:
+    out: Mask = mask.to_numpy(zero_copy_only=False)
     return out

@@ -156,15 +156,15 @@ def _improving(loads: _Loads, on: dict[int, I64], left: dict[int, int], margin: 
     while True:
         takers = np.array([w for w in on if left[w] > 0], np.int64)
         givers = sorted((w for w in on if left[w] > 0 and len(on[w])), key=lambda w: (-loads.worker[w], w))
-        found = next((f for f in (_best(loads, giver, on[giver], takers, margin) for giver in givers) if f), None)
-        if found is None:
+        move = next((f for f in (_best(loads, giver, on[giver], takers, margin) for giver in givers) if f), None)
+        if move is None:
             return
-        giver = int(loads.owner[found.item])
-        loads.move(found.item, found.to)
-        on[giver] = on[giver][on[giver] != found.item]  # an item moves once in a call
+        giver = int(loads.owner[move.item])
+        loads.move(move.item, move.to)
+        on[giver] = on[giver][on[giver] != move.item]  # an item moves once in a call
         left[giver] -= 1
-        left[found.to] -= 1
-        yield found
+        left[move.to] -= 1
+        yield move
 
 
 def _best(loads: _Loads, giver: int, items: I64, takers: I64, margin: float) -> Move | None:

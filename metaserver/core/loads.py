@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
-from tistream.catalog.work.reports import StoreReport, TaskReport, WorkerReport
+from tistream.catalog.rows.reports import StoreReport, TaskReport, WorkerReport
 from tistream.limits import RATE_WINDOW_S
 
 SETTLING_S = 2 * RATE_WINDOW_S
@@ -23,9 +23,6 @@ class Load(NamedTuple):
     bytes_per_s: float
     open_rows: float
     held_bytes: float
-
-
-IDLE = Load(0.0, 0.0, 0.0)
 
 
 class Loads:

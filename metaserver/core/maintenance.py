@@ -15,6 +15,9 @@
 - **Fairness**: one open job for each tenant, and the tenant whose last job ended longest ago is first. So a tenant in
   need waits for at most one job of each other one.
 - **Failures**: a kind that has failed, or was cancelled, rests `hold_off_ms` for that tenant. No other is affected.
+- **No executor**: a job that needs Spark where no executor has it, or whose tenant is paused, holds neither a place
+  nor a share of the budget, and its tenant gets jobs of other kinds. For Spark it waits `hold_off_ms`; then it is
+  withdrawn, and threads do the work in smaller pieces.
 
 Everything is decided from rows of the catalog: a decision that is repeated after a crash, or made by two leaders, names
 the same jobs, and each of them is open once.
@@ -27,9 +30,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tistream.admin.core.units import bytes_text, duration_text
-from tistream.catalog.work.job_rows import JobExecutor, JobKind, JobLimits, JobRow, JobState, NewJob
+from tistream.catalog.rows.jobs import JobExecutor, JobKind, JobLimits, JobRow, JobState, NewJob
 from tistream.ids import Tenant
-from tistream.limits import COMPACTED_FILE_BYTES_TARGET
+from tistream.limits import COMPACTED_FILE_BYTES_TARGET, JOB_LEASE_MS
 
 _MIB = 1 << 20
 _TASKS_MAX = 200  # named by one job
@@ -108,6 +111,29 @@ class Known:
     ended: Sequence[JobRow] = ()  #: the newest of each (tenant, kind, scope)
     spent_bytes: int = 0  #: read by the jobs of the window, those that are open as estimated
     spark: bool = False  #: whether an executor with Spark is alive
+    paused: frozenset[Tenant] = frozenset()
+
+    def is_idle(self, job: JobRow) -> bool:
+        """Whether the job has no executor, and none can take it now."""
+        if job.state is JobState.OFFERED:
+            return True
+        if job.state is JobState.RUNNING and self.now_ms - job.renewed_ms <= JOB_LEASE_MS:
+            return False
+        return job.tenant in self.paused or self._lacks_spark(job)
+
+    def waits_in_vain(self, job: JobRow, wait_ms: int) -> bool:
+        """Whether a job of the scheduler has waited so long for an executor with Spark."""
+        since_ms = max(job.created_ms, job.due_ms, job.renewed_ms)
+        long = self.now_ms - since_ms > wait_ms
+        return long and job.kind in _MAKERS and self._lacks_spark(job) and self.is_idle(job)
+
+    @property
+    def busy(self) -> set[Tenant]:
+        """The tenants with a job that is executed or will be."""
+        return {job.tenant for job in self.open if not self.is_idle(job)}
+
+    def _lacks_spark(self, job: JobRow) -> bool:
+        return not self.spark and job.executor == JobExecutor.SPARK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +141,16 @@ class Decision:
     """What the leader records."""
 
     enqueue: tuple[NewJob, ...] = ()
-    withdraw: tuple[int, ...] = ()  #: offered jobs that are not needed any more
+    withdraw: tuple[int, ...] = ()  #: jobs that are offered and not needed any more, or wait for Spark in vain
 
 
 def decide(needs: Sequence[TenantNeed], known: Known, settings: MaintenanceRules) -> Decision:
     """The jobs to add, first in line first. `needs`: the tenants that were counted just now."""
     ended = {job.key: job for job in known.ended}
-    busy = {job.tenant for job in known.open if job.state is not JobState.OFFERED}
-    slots = settings.jobs_max - sum(job.state is not JobState.OFFERED for job in known.open)
-    left = settings.bytes_per_s * settings.window_ms // 1000 - known.spent_bytes
+    busy = known.busy
+    slots = settings.jobs_max - sum(not known.is_idle(job) for job in known.open)
+    unspent = sum(job.estimated_bytes for job in known.open if job.kind in _MAKERS and known.is_idle(job))
+    left = settings.bytes_per_s * settings.window_ms // 1000 - known.spent_bytes + unspent
     chosen: list[NewJob] = []
     for need in sorted(needs, key=lambda n: (_last_ended(n.tenant, known.ended), n.tenant)):
         if slots <= len(chosen):
@@ -138,12 +165,13 @@ def decide(needs: Sequence[TenantNeed], known: Known, settings: MaintenanceRules
         chosen.append(job)
         left -= job.estimated_bytes
     replays = [_replay(need, ended, known, settings) for need in needs]
-    offered = {job.tenant: job.job_id for job in known.open if job.state is JobState.OFFERED}
     caught_up = {need.tenant for need in needs if not _is_behind(need, settings, share=2)}
-    return Decision(
-        enqueue=(*chosen, *(job for job in replays if job is not None)),
-        withdraw=tuple(sorted(number for tenant, number in offered.items() if tenant in caught_up)),
-    )
+    withdrawn = [
+        job.job_id
+        for job in known.open
+        if (job.state is JobState.OFFERED and job.tenant in caught_up) or known.waits_in_vain(job, settings.hold_off_ms)
+    ]
+    return Decision(enqueue=(*chosen, *(job for job in replays if job is not None)), withdraw=tuple(sorted(withdrawn)))
 
 
 def _last_ended(tenant: Tenant, ended: Iterable[JobRow]) -> int:
@@ -154,15 +182,15 @@ def _wanted(
     need: TenantNeed, ended: Mapping[tuple[Tenant, JobKind, str], JobRow], known: Known, settings: MaintenanceRules
 ) -> NewJob | None:
     """The job of a tenant: of those that it needs, the one of the kind that ran longest ago."""
-    makers = {JobKind.RETIRE_SEEDS: _retirement, JobKind.MERGE: _merge, JobKind.BASES: _bases}
-    found: list[tuple[int, NewJob]] = []
-    for kind, make in makers.items():
+    jobs: list[tuple[int, NewJob]] = []
+    waiting = {job.kind for job in known.open if job.tenant == need.tenant}
+    for kind, make in _MAKERS.items():
         last = ended.get((need.tenant, kind, ""))
-        if not _rests(last, known.now_ms, settings):
+        if kind not in waiting and not _rests(last, known.now_ms, settings):
             job = make(need, last, known, settings)
             if job is not None:
-                found.append((0 if last is None else last.ended_ms, job))
-    return min(found, key=lambda each: each[0])[1] if found else None
+                jobs.append((0 if last is None else last.ended_ms, job))
+    return min(jobs, key=lambda each: each[0])[1] if jobs else None
 
 
 def _rests(last: JobRow | None, now_ms: int, settings: MaintenanceRules) -> bool:
@@ -296,3 +324,7 @@ def _sized(
         estimated_bytes=nbytes,
         estimated_objects=objects,
     )
+
+
+#: what makes a job of each kind of compaction
+_MAKERS = {JobKind.RETIRE_SEEDS: _retirement, JobKind.MERGE: _merge, JobKind.BASES: _bases}

@@ -12,7 +12,7 @@
 - a subscription's resolved_ts is the largest received and never decreases, although the store's may;
 - a resolved ts covers this file and all before it. When a tick is cut into several files, all but the last therefore
   repeat the watermarks of the previous tick;
-- tenure_ready_ts is 0 until the subscription's opening scan is complete;
+- subscription_ready_ts is 0 until the subscription's opening scan is complete;
 - within a subscription no scanned PREWRITE follows a different live PREWRITE of the same (key, start_ts). A live
   rewrite of a lock (a pipelined transaction flushes the key again) may overtake the scan that read the older lock: the
   scanned row is dropped. It stays if the live row has less: a PUT without its value ("fake prewrite"). A source that
@@ -44,10 +44,10 @@ from pusher.core.source import (
 )
 from tistream import limits
 from tistream.errors import invariant
+from tistream.model.arrays import U64
 from tistream.model.change import REGIONS, ROWS, Op, RowKind
 
 _FIXED_BYTES_PER_ROW = 43  # of a row without key, value and old value
-U64 = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +228,10 @@ class _Marks:
         self._n += 1
 
     def slots(self, subscriptions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        found = np.searchsorted(self._ids[: self._n], subscriptions)
-        known = bool((found < self._n).all()) and bool((self._ids[found] == subscriptions).all())
+        slots = np.searchsorted(self._ids[: self._n], subscriptions)
+        known = bool((slots < self._n).all()) and bool((self._ids[slots] == subscriptions).all())
         invariant(known, "an event of a subscription that is not open")
-        return found
+        return slots
 
     def set_ready(self, subscription: int, ts: int) -> None:
         self._marks[0, self.slots(np.array([subscription], np.int64))] = ts
@@ -276,7 +276,7 @@ class _Shape:
             "version": pa.array([t.version for t in placed], pa.uint64()),
             "start_key": pa.array([t.range.start for t in placed], pa.binary()),
             "end_key": pa.array([t.range.end for t in placed], pa.binary()),
-            "tenure_open_ts": pa.array([t.open_ts for t in placed], pa.uint64()),
+            "subscription_open_ts": pa.array([t.open_ts for t in placed], pa.uint64()),
             "checkpoint_ts": pa.array([t.checkpoint_ts for t in placed], pa.uint64()),
         }
         slots = np.array(order, np.int64)
@@ -285,7 +285,7 @@ class _Shape:
     def regions(self, ready: U64, resolved: U64, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
         """`ready` and `resolved` by slot; `offsets` by row, with one more for the end."""
         moving = {
-            "tenure_ready_ts": pa.array(ready[self.order], pa.uint64()),
+            "subscription_ready_ts": pa.array(ready[self.order], pa.uint64()),
             "resolved_ts": pa.array(resolved[self.order], pa.uint64()),
             "row_offset": pa.array(offsets[:-1].astype(np.uint64), pa.uint64()),
             "row_count": pa.array(np.diff(offsets).astype(np.uint64), pa.uint64()),

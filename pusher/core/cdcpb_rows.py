@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from tistream.codec.compiled import kernel
 from tistream.errors import CorruptObject
+from tistream.model.arrays import I64, U8, U64
 from tistream.model.change import ROWS, Op, RowKind
 
 _INITIALIZED = 5
@@ -33,19 +34,15 @@ _KEY, _VALUE, _OLD_VALUE = range(len(_BINARY))
 _NUMBER_OF = np.array([-1, _START_TS, _COMMIT_TS, _KIND, _OP, -1, -1, -1, _EXPIRE_TS, -1, _GENERATION], np.int64)
 _PLACE_OF = np.array([-1, -1, -1, -1, -1, _KEY, _VALUE, _OLD_VALUE, -1, -1, -1], np.int64)
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-Octets = npt.NDArray[np.uint8]
-
 
 def read_entries(entries: bytes) -> tuple[pa.RecordBatch, bool]:
     """The changes in their order, and whether INITIALIZED was among them. CorruptObject when the bytes are damaged."""
     data = np.frombuffer(entries, np.uint8)
     count = int(_scan(data, np.zeros((len(_NUMBERS), 0), np.uint64), np.zeros((len(_BINARY), 2, 0), np.int64)))
     numbers, places = np.zeros((len(_NUMBERS), max(count, 0)), np.uint64), np.zeros((3, 2, max(count, 0)), np.int64)
-    found = count if count <= 0 else int(_scan(data, numbers, places))
-    if found < 0:
-        raise CorruptObject("the entries of a change feed event are damaged", offset=-found - 1)
+    count_of = count if count <= 0 else int(_scan(data, numbers, places))
+    if count_of < 0:
+        raise CorruptObject("the entries of a change feed event are damaged", offset=-count_of - 1)
     changes = np.flatnonzero((numbers[_KIND] != 0) & (numbers[_KIND] != _INITIALIZED))
     initialized = bool((numbers[_KIND] == _INITIALIZED).any())
     numbers, places = np.ascontiguousarray(numbers[:, changes]), np.ascontiguousarray(places[:, :, changes])
@@ -81,7 +78,7 @@ def _narrow(numbers: U64, kind: pa.DataType) -> pa.Array:
     return pa.array(numbers.astype(kind.to_pandas_dtype()), kind)
 
 
-def gathered(data: Octets, starts: I64, sizes: I64, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
+def gathered(data: U8, starts: I64, sizes: I64, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
     """Slices of the data as a binary column; null where `absent`."""
     if absent is not None:
         sizes = np.where(absent, 0, sizes)
@@ -94,14 +91,14 @@ def gathered(data: Octets, starts: I64, sizes: I64, absent: npt.NDArray[np.bool_
 
 
 @kernel
-def _copy(data: Octets, starts: I64, offsets: npt.NDArray[np.int32], out: Octets) -> None:
+def _copy(data: U8, starts: I64, offsets: npt.NDArray[np.int32], out: U8) -> None:
     for i in range(len(starts)):
         size = offsets[i + 1] - offsets[i]
         out[offsets[i] : offsets[i + 1]] = data[starts[i] : starts[i] + size]
 
 
 @kernel
-def wire_uvarint(data: Octets, at: int, end: int) -> tuple[np.uint64, int]:
+def wire_uvarint(data: U8, at: int, end: int) -> tuple[np.uint64, int]:
     """The number at `at` and the offset after it; offset -1 when it is cut off or overflows."""
     value = np.uint64(0)
     for i in range(10):
@@ -117,7 +114,7 @@ def wire_uvarint(data: Octets, at: int, end: int) -> tuple[np.uint64, int]:
 
 
 @kernel
-def wire_field(data: Octets, at: int, end: int) -> tuple[int, int, np.uint64, int]:
+def wire_field(data: U8, at: int, end: int) -> tuple[int, int, np.uint64, int]:
     """(number, wire type, value or size, offset of the body, or after a number); offset -1 = damage.
 
     The body of a sized field lies within [at, end)."""
@@ -140,7 +137,7 @@ def wire_field(data: Octets, at: int, end: int) -> tuple[int, int, np.uint64, in
 
 
 @kernel
-def _scan(data: Octets, numbers: U64, places: I64) -> int:
+def _scan(data: U8, numbers: U64, places: I64) -> int:
     """Fill a column per row and return the number of rows; only count when the arrays are empty. -1 - offset:
     damage."""
     at = 0
@@ -163,7 +160,7 @@ def _scan(data: Octets, numbers: U64, places: I64) -> int:
 
 
 @kernel
-def _scan_row(data: Octets, start: int, end: int, row: int, numbers: U64, places: I64) -> int:
+def _scan_row(data: U8, start: int, end: int, row: int, numbers: U64, places: I64) -> int:
     """Fill one column from the row at [start, end). -1, or the offset of the damage."""
     at = start
     while at < end:

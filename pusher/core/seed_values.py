@@ -125,10 +125,10 @@ def _time(spec: ColumnSpec, value: Any) -> int:
     elif isinstance(value, datetime.date):
         parts = (value.year, value.month, value.day, 0, 0, 0, 0)
     else:
-        found = _DATETIME.fullmatch(_a(value, (str,), "a time"))
-        if found is None:
+        match = _DATETIME.fullmatch(_a(value, (str,), "a time"))
+        if match is None:
             raise ValueError(f"{_short(value)} is not YYYY-MM-DD HH:MM:SS")
-        *fields, fraction = found.groups(default="0")
+        *fields, fraction = match.groups(default="0")
         year, month, day, hour, minute, second = map(int, fields)
         parts = (year, month, day, hour, minute, second, int(fraction.ljust(6, "0")))
     is_date = spec.tp in (DATE, NEWDATE)
@@ -143,10 +143,10 @@ def _duration(spec: ColumnSpec, value: Any) -> int:
     if isinstance(value, datetime.timedelta):
         micros = value // datetime.timedelta(microseconds=1)
     elif isinstance(value, str):
-        found = _DURATION.fullmatch(value)
-        if found is None:
+        match = _DURATION.fullmatch(value)
+        if match is None:
             raise ValueError(f"{_short(value)} is not HH:MM:SS")
-        sign, hours, minutes, seconds, fraction = found.groups(default="0")
+        sign, hours, minutes, seconds, fraction = match.groups(default="0")
         clock = (int(hours) * 60 + int(minutes)) * 60 + int(seconds)
         micros = clock * 1_000_000 + int(fraction.ljust(6, "0"))
         micros = -micros if sign == "-" else micros

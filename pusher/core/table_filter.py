@@ -1,6 +1,6 @@
 """Table filter: which keys a tenant follows if not all: databases and tables by name, with or without indexes.
 
-    schema snapshot at S, names  ->  the filtered snapshot, and the excluded ranges
+    schema snapshot at S, names  ->  the snapshot with the excluded ranges
 
 - The exclusion is decided once, at S, by table ids, and stored in the tenant's first snapshot, where later starts read
   it. A tenant that followed more later would have gaps below its watermark;
@@ -63,8 +63,8 @@ def queued_ids(jobs: Iterable[bytes]) -> frozenset[int]:
 
     Every number counts, because the place of an id depends on the job's kind and TiDB's version, and a wrong id only
     adds an empty key range."""
-    found = {int(text) for job in jobs for text in _NUMBER.findall(job)}
-    return frozenset(i for i in found if 0 < i < SYSTEM_IDS_FROM)
+    ids = {int(text) for job in jobs for text in _NUMBER.findall(job)}
+    return frozenset(i for i in ids if 0 < i < SYSTEM_IDS_FROM)
 
 
 def filter_snapshot(
@@ -74,8 +74,8 @@ def filter_snapshot(
     keyspace_id: int | None = None,
     queued: Collection[int] = (),
 ) -> bytes:
-    """The snapshot without the tables that are not chosen, and with the filter in it; unchanged when a whole cluster is
-    followed. `queued`: ids that jobs have allocated.
+    """The snapshot with the filter in it; unchanged when a whole cluster is followed. It keeps the tables that are not
+    chosen: DDL over both kinds names them. `queued`: ids that jobs have allocated.
 
     InvalidInput for an unknown name."""
     asked = tuple(sorted({name.lower() for name in names}))
@@ -101,7 +101,7 @@ def filter_snapshot(
         "left_out": [[part.start.hex(), part.end.hex()] for part in excluded],
         "keyspace_id": keyspace_id,
     }
-    return orjson.dumps({**schema, "tables": [*system, *chosen], _FOLLOWED: followed})
+    return orjson.dumps({**schema, _FOLLOWED: followed})
 
 
 def read_table_filter(snapshot: bytes) -> TableFilter:
@@ -169,4 +169,8 @@ def _ids(table: dict[str, Any]) -> set[int]:
     info = table["info"]
     partition = info.get("partition") or {}
     lists = (partition.get(name) or () for name in _PARTITIONS)
-    return {info["id"], *(d["id"] for found in lists for d in found), *(partition.get("new_partition_ids") or ())}
+    return {
+        info["id"],
+        *(d["id"] for definitions in lists for d in definitions),
+        *(partition.get("new_partition_ids") or ()),
+    }

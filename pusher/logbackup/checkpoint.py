@@ -67,13 +67,13 @@ def read_checkpoint(store: ObjectStore) -> Checkpoint | None:
         if not info.key.endswith(_SUFFIX):
             continue
         data = store.get(info.key)
-        found = Checkpoint(ts=int.from_bytes(data[:_BYTES], "little"), object=info.key)
-        if len(data) != _BYTES or not 0 < physical_ms(found.ts) < _PHYSICAL_MS_MAX:
+        checkpoint = Checkpoint(ts=int.from_bytes(data[:_BYTES], "little"), object=info.key)
+        if len(data) != _BYTES or not 0 < physical_ms(checkpoint.ts) < _PHYSICAL_MS_MAX:
             raise CorruptObject(
                 "a global checkpoint of the log backup is not a timestamp", object=info.key, offset=0, cause=data.hex()
             )
-        if lowest is None or found.ts < lowest.ts:
-            lowest = found
+        if lowest is None or checkpoint.ts < lowest.ts:
+            lowest = checkpoint
     return lowest
 
 

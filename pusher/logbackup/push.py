@@ -7,11 +7,9 @@ Unlike a store, a directory can wait: the source pauses for the uploads, and not
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from pusher.control import Control
 from pusher.logbackup.core.undefined import UndefinedTables
@@ -23,8 +21,6 @@ from tistream.clock import Clock, SystemClock
 from tistream.errors import InvalidInput
 from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
-
-T = TypeVar("T")
 
 _AWAITING = "AWAITING_SNAPSHOT"
 _QUEUED_BYTES_MAX = 64 << 20  # the source pauses while more is queued
@@ -53,7 +49,6 @@ def push_log_backup(
     progress: Callable[[LogPushProgress], None] = lambda _: None,
     stop: threading.Event | None = None,
     clock: Clock | None = None,
-    rand: random.Random | None = None,
 ) -> LogPushProgress:
     """Follow the log backup in `log_store` until `stop` is set, or with `until_caught_up` until everything at or below
     its global checkpoint is durable. Returns the last progress, in phase "done" unless stopped.
@@ -61,7 +56,7 @@ def push_log_backup(
     `schema_snapshot`: the tenant's first snapshot, as JSON; the log must be complete from its timestamp on. Service and
     stores may be unavailable for any time. CorruptObject when the log is damaged; InvalidInput for unsupported logs or
     a missing snapshot."""
-    push = _LogPush(log_store, control, progress, stop, clock or SystemClock(), rand)
+    push = _LogPush(log_store, control, progress, stop, clock or SystemClock())
     return push.run(open_store, schema_snapshot, until_caught_up)
 
 
@@ -73,9 +68,8 @@ class _LogPush(PushRun):
         progress: Callable[[LogPushProgress], None],
         stop: threading.Event | None,
         clock: Clock,
-        rand: random.Random | None,
     ) -> None:
-        super().__init__(control, stop, clock, rand)
+        super().__init__(control, stop, clock)
         self._control, self._progress = control, progress
         self._source = LogBackupSource(log_store, clock)
         self._worker: PusherWorker | None = None
@@ -104,7 +98,6 @@ class _LogPush(PushRun):
             frontier=self._frontier,
             store=store,
             clock=self._clock,
-            rand=self._rand,
             queue_bytes_max=_UNBOUNDED_BYTES,  # the source pauses instead
         )
         if snapshot is not None and min(e.durable_ts for e in self._frontier.read()) == snapshot_ts(snapshot):

@@ -263,12 +263,12 @@ class LogBackupSource:
             self._window_end = ends[max(0, int(np.searchsorted(costs, self._window_bytes, side="right")) - 1)]
             slices = [s for s in slices if s.min_ts <= self._window_end]
         held = self._piece_bytes
-        for found in sorted(slices, key=lambda s: (s.table_id, s.min_ts, s.object, s.offset)):
-            if held + found.entry_bytes > self._piece_bytes:
+        for slice_ in sorted(slices, key=lambda s: (s.table_id, s.min_ts, s.object, s.offset)):
+            if held + slice_.entry_bytes > self._piece_bytes:
                 self._pieces.append([])
                 held = 0
-            self._pieces[-1].append(found)
-            held += found.entry_bytes
+            self._pieces[-1].append(slice_)
+            held += slice_.entry_bytes
 
     def _deliver_piece(self) -> list[SourceEvent]:
         """The next piece of the window; after the last one the watermark."""
@@ -284,10 +284,10 @@ class LogBackupSource:
 
     def _values(self, wanted: pa.Table) -> pa.Table:
         """The rows of the default column family for all these (key, start_ts)."""
-        found, lacking = VALUES.empty_table(), wanted
+        table, lacking = VALUES.empty_table(), wanted
         while lacking.num_rows:
-            found = pa.concat_tables([found, *(matching(v, lacking) for v in self._index.values(lacking))])
-            lacking = missing(wanted, found)
+            table = pa.concat_tables([table, *(matching(v, lacking) for v in self._index.values(lacking))])
+            lacking = missing(wanted, table)
             if lacking.num_rows and not self._index.older(pc.min(lacking["start_ts"]).as_py()):
                 raise CorruptObject(
                     "the value of a change is missing from the log backup",
@@ -295,7 +295,7 @@ class LogBackupSource:
                     start_ts=lacking["start_ts"][0].as_py(),
                     rows=lacking.num_rows,
                 )
-        return found
+        return table
 
     def _rows(self, rows: pa.RecordBatch) -> Iterator[Rows]:
         returned = 0

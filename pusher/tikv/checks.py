@@ -19,7 +19,7 @@ from pusher.tikv.stream import METADATA, METHOD
 from tistream import ts as tso
 from tistream.admin.core.units import duration_text
 from tistream.clock import Clock
-from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
+from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, least_offset_ms, ok, warn
 from tistream.keyrange import KeyRange
 from tistream.tikv.channels import Tls, open_channel
 from tistream.tikv.core.api_versions import Api, can_follow
@@ -29,7 +29,7 @@ from tistream.tikv.core.pd_messages import PdRefused, Region, Store, StoreState
 from tistream.tikv.core.regions import plain_range, regions_of
 from tistream.tikv.kv_scan import KvReader
 from tistream.tikv.pd import PdClient
-from tistream.tikv.raw_client import Pace, learn_api
+from tistream.tikv.raw_client import WriteLimits, learn_api
 
 _CONNECT_S = 3.0
 _SILENCE_S = 0.3  # a server without the method refuses at once
@@ -45,32 +45,32 @@ def check_cluster(
     pd: PdClient, wanted: Sequence[KeyRange], *, tls: Tls | None, clock: Clock, keyspace: str | None = None
 ) -> list[Finding]:
     """Run all checks, each after those that it needs. They stop when PD fails or does not know the keyspace."""
-    found, spaces = Checklist(), list[KeyspaceKeys]()
-    if not found.check("pd", lambda: _pd(pd)):
-        return found.findings
-    if keyspace is not None and not found.check("keyspace", lambda: _keyspace(pd, keyspace, spaces)):
-        return found.findings
+    checklist, spaces = Checklist(), list[KeyspaceKeys]()
+    if not checklist.check("pd", lambda: _pd(pd)):
+        return checklist.findings
+    if keyspace is not None and not checklist.check("keyspace", lambda: _keyspace(pd, keyspace, spaces)):
+        return checklist.findings
     keys = spaces[0] if spaces else WHOLE
-    found.check("clock", lambda: _clock(pd, clock))
+    checklist.check("clock", lambda: _clock(pd, clock))
     stores: list[Store] = []
-    found.check("stores", lambda: _stores(pd, stores))
+    checklist.check("stores", lambda: _stores(pd, stores))
     for store in stores:
-        found.check(f"store {store.id}", partial(_store, store, tls))
+        checklist.check(f"store {store.id}", partial(_store, store, tls))
     regions: list[Region] = []
-    found.check("regions", lambda: _regions(pd, wanted, stores, regions))
-    found.check("history", lambda: _history(pd))
+    checklist.check("regions", lambda: _regions(pd, wanted, stores, regions))
+    checklist.check("history", lambda: _history(pd))
     stop = threading.Event()
     reader = KvReader(pd, clock=clock, stop=stop, tls=tls, patience_s=_CONNECT_S, keyspace=keys)
     try:
         if keys is WHOLE:
-            found.check("api version", lambda: _api_version(pd, tls, clock))
-        may_lack_tidb = any(finding.facts.get("api_version") == Api.V2.name for finding in found.findings)
-        found.check("read", lambda: _read(pd, reader, may_lack_tidb))
+            checklist.check("api version", lambda: _api_version(pd, tls, clock))
+        may_lack_tidb = keys is not WHOLE or any(f.facts.get("api_version") == Api.V2.name for f in checklist.findings)
+        checklist.check("read", lambda: _read(pd, reader, may_lack_tidb))
     finally:
         reader.close()
-    found.check("locks", lambda: _locks(pd, regions, keys, tls, clock))
-    found.check("estimate", lambda: _estimate(pd, stores, regions))
-    return found.findings
+    checklist.check("locks", lambda: _locks(pd, regions, keys, tls, clock))
+    checklist.check("estimate", lambda: _estimate(pd, stores, regions))
+    return checklist.findings
 
 
 def _pd(pd: PdClient) -> Finding:
@@ -81,17 +81,17 @@ def _pd(pd: PdClient) -> Finding:
 def _clock(pd: PdClient, clock: Clock) -> Finding:
     before = clock.unix_ms()
     stamp = pd.tso()
-    offset_ms = tso.physical_ms(stamp) - (before + clock.unix_ms()) // 2
-    return clock_skew("PD's", offset_ms, tso=str(stamp))
+    there = tso.physical_ms(stamp)
+    return clock_skew("PD's", least_offset_ms(there, there + 1, before, clock.unix_ms()), tso=str(stamp))
 
 
 def _stores(pd: PdClient, into: list[Store]) -> Finding:
-    found = pd.stores()
-    into += [s for s in found if not s.columnar and s.state != StoreState.TOMBSTONE]
+    listed = pd.stores()
+    into += [s for s in listed if not s.columnar and s.state != StoreState.TOMBSTONE]
     leaving = [s.id for s in into if s.state != StoreState.UP]
     versions = sorted({s.version or "unknown" for s in into})
     words = f"{len(into)} stores of TiKV {', '.join(versions)}"
-    if skipped := len(found) - len(into):
+    if skipped := len(listed) - len(into):
         words += f"; {skipped} of TiFlash, without leaders"
     if leaving:
         words += f"; leaving: {', '.join(map(str, leaving))}"
@@ -180,16 +180,16 @@ def _locks(pd: PdClient, regions: Sequence[Region], keys: KeyspaceKeys, tls: Tls
     facts: dict[str, object] = {"regions": checked, "regions_left_out": len(regions) - checked, "locks": len(old)}
     if not old:
         return ok(f"none older than {BEHIND_S:g} s, {scope}", **facts)
-    region_id, oldest = min(old, key=lambda found: found[1].start_ts)
+    region_id, oldest = min(old, key=lambda item: item[1].start_ts)
     facts |= {"region": region_id, "key": oldest.key.hex(), "start_ts": str(oldest.start_ts)}
     words = f"{len(old)} older than {BEHIND_S:g} s, {scope}; {describe(region_id, oldest, now_ts)}"
     return warn(words, **facts)
 
 
 def _api_version(pd: PdClient, tls: Tls | None, clock: Clock) -> Finding:
-    found = learn_api(pd, clock=clock, tls=tls, pace=Pace(patience_s=_CONNECT_S))
-    followed, words = can_follow(found)
-    return (ok if followed else fail)(words, api_version=found.name)
+    api = learn_api(pd, clock=clock, tls=tls, limits=WriteLimits(patience_s=_CONNECT_S))
+    followed, words = can_follow(api)
+    return (ok if followed else fail)(words, api_version=api.name)
 
 
 def _estimate(pd: PdClient, stores: Sequence[Store], regions: Sequence[Region]) -> Finding:

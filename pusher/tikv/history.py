@@ -6,18 +6,18 @@ An opening scan reads everything committed above its checkpoint_ts. What was col
 refuses the registration. So:
 
 - history is held at `needed`, at or below the published frontier and every checkpoint of a running scan;
-- `covers(ts)` is true only while PD has a hold at or below `ts`. Nothing is registered otherwise (HeldFrontier), and no
-  opening scan becomes ready unless the hold covered it to its end;
+- `covers(ts)` is true only while PD has a barrier at or below `ts`. Nothing is registered otherwise (HeldFrontier), and
+  no opening scan becomes ready unless the barrier covered it to its end;
 - a scan of RawKV from 0 reads the newest version of every key. `floor_ts`, taken before it, is then what must be held;
-- expiry is judged by PD's newest timestamp and by the monotonic clock, which stops while a machine is suspended. A
-  caller that registers takes a timestamp right before;
-- a hold expires when `needed` becomes older than `cap_s`, also if its owner is gone: that is its time to live. Beyond
-  the cap history is not held, registrations wait until the frontier has advanced, and `problem` says so;
+- expiry is judged by PD's newest timestamp and by the monotonic clock. A caller that registers takes a timestamp right
+  before;
+- a barrier expires when `needed` becomes older than `cap_s`, also if its owner is gone: that is its time to live.
+  Beyond the cap history is not held, registrations wait until the frontier has advanced, and `problem` says so;
 - TsExpired is raised when PD has collected the history already: a registration there would have a gap. Live streams
   need no history, and the frontier may still rise by files in the bucket; until then registrations wait, and `problem`
   says so.
 
-The owner of a `Hold` calls `renew` periodically.
+The owner of a `GcBarrier` calls `renew` periodically.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ log = structlog.get_logger(__name__)
 
 CAP_S = 24 * 3600  #: history is held for at most this long
 _AHEAD_MS = 60_000  #: a frontier may be this much newer than our newest TSO
-_MARGIN_S = 30.0  # a hold counts as expired this long before PD drops it
+_MARGIN_S = 30.0  # a barrier counts as expired this long before PD drops it
 _RESTART = (
     "The tenant cannot continue without a gap. Create another tenant, which starts with a current schema snapshot."
 )
 
 
 class HistoryPd(Protocol):
-    """The requests to PD that a hold needs."""
+    """The requests to PD that a GC barrier needs."""
 
     @property
     def newest_tso(self) -> int: ...
@@ -54,8 +54,8 @@ class HistoryPd(Protocol):
     def release_history(self, name: str) -> None: ...
 
 
-class Hold:
-    """One hold, by name. `renew` is called from one thread, the rest from any."""
+class GcBarrier:
+    """One barrier, by name. `renew` is called from one thread, the rest from any."""
 
     def __init__(self, pd: HistoryPd, name: str, *, clock: Clock, cap_s: float = CAP_S) -> None:
         self.name = name
@@ -105,7 +105,7 @@ class Hold:
             self.problem = ""
 
     def release(self) -> None:
-        """End the hold. If PD is unavailable it expires."""
+        """Remove it. If PD is unavailable it expires."""
         self._held = None
         try:
             self._pd.release_history(self.name)
@@ -130,18 +130,18 @@ class HeldFrontier(FrontierReader):
     """The frontier for registrations: empty while history above it is not held, or when it is in the cluster's future,
     where a store would silently send too little."""
 
-    def __init__(self, control: object, clock: Clock, hold: Hold) -> None:
+    def __init__(self, control: object, clock: Clock, barrier: GcBarrier) -> None:
         super().__init__(control, clock)  # type: ignore[arg-type]  # anything with a frontier
-        self._hold = hold
+        self._barrier = barrier
         self.lowest: int | None = None  #: of the newest frontier, also if it was not returned
 
     def read(self) -> Frontier:
         frontier = super().read()
         self.lowest = lowest_durable_ts(frontier)
-        if self.lowest is None or not self._hold.covers(self.lowest):
+        if self.lowest is None or not self._barrier.covers(self.lowest):
             return ()
         highest = max(entry.durable_ts for entry in frontier)
-        if tso.physical_ms(highest) > self._hold.newest_ms + _AHEAD_MS:
+        if tso.physical_ms(highest) > self._barrier.newest_ms + _AHEAD_MS:
             self.error = ControlUnavailable("the frontier is in the future of the cluster", durable_ts=highest)
             return ()
         return frontier

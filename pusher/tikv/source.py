@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 from typing import assert_never
@@ -33,9 +34,9 @@ from pusher.tikv.locks import BEHIND_S
 from pusher.tikv.stream import Ended, FeedStream, Inbox
 from tistream import limits
 from tistream.clock import Clock
-from tistream.errors import StoreUnavailable, TiStreamError
+from tistream.errors import CorruptObject, StoreUnavailable, TiStreamError
 from tistream.keyrange import KeyRange
-from tistream.runtime.service import Problem
+from tistream.model.problem import Problem
 from tistream.tikv.channels import Tls
 from tistream.tikv.core.keyspaces import WHOLE, KeyspaceKeys
 from tistream.tikv.core.pd_messages import Region
@@ -47,8 +48,22 @@ log = structlog.get_logger(__name__)
 
 INBOX_BYTES_MAX = 256 << 20  #: received but not processed; more drops the stream
 _POLL_BYTES = limits.BATCH_FILE_BYTES_TARGET
-_FAILURES_SHOWN = 8  #: failures in a row before a region is reported
 _CHECK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """How the stores of a cluster are followed."""
+
+    kv_api: KvApi = KvApi.TIDB
+    filter_loop: bool = False
+    keyspace: KeyspaceKeys = WHOLE  #: whose keys PD, region cache and wanted ranges use
+    tls: Tls | None = None
+    scans_max: int = SCANS_MAX
+    scan_bytes_s: float = inf
+    inbox_bytes_max: int = INBOX_BYTES_MAX
+    failures_shown: int = 8  #: failures in a row before a region is reported
+    pause_max_s: float = PAUSE_MAX_S
 
 
 class TikvSource:
@@ -57,47 +72,33 @@ class TikvSource:
     def __init__(
         self,
         store_id: int,
+        options: SourceOptions,
         *,
         pd: Pd,
         region_cache: RegionCache,
         wanted: Sequence[KeyRange],
         clock: Clock,
-        kv_api: KvApi = KvApi.TIDB,
-        filter_loop: bool = False,
-        tls: Tls | None = None,
-        flush_interval_s: float = 1.0,
-        schedule: FlushSchedule | None = None,
-        scans_max: int = SCANS_MAX,
-        inbox_bytes_max: int = INBOX_BYTES_MAX,
-        failures_shown: int = _FAILURES_SHOWN,
+        schedule: FlushSchedule,
         numbers: Iterator[int] | None = None,
-        keyspace: KeyspaceKeys = WHOLE,
         history_held: Callable[[int], bool] = lambda _: True,
-        pause_max_s: float = PAUSE_MAX_S,
-        scan_bytes_s: float = inf,
     ) -> None:
-        """`pd`, `region_cache` and `wanted` use the keyspace's keys. `schedule`: shared by all stores; None = one with
-        `flush_interval_s`. `numbers`: the source of subscription ids, if shared. `history_held`: whether everything
-        above a timestamp is protected from GC, up to PD's newest timestamp."""
-        self._store_id, self._pd, self._region_cache, self._clock, self._tls = store_id, pd, region_cache, clock, tls
-        self._kv_api, self._filter_loop, self._keyspace = kv_api, filter_loop, keyspace
+        """`schedule`: of all stores. `numbers`: the source of subscription ids, if shared. `history_held`: whether
+        everything above a timestamp is protected from GC, up to PD's newest timestamp."""
+        self._store_id, self._options, self._clock = store_id, options, clock
+        self._pd, self._region_cache, self._schedule = pd, region_cache, schedule
         self._header: Header | None = None  # built once the cluster id is known
-        self._schedule, self._failures_shown = (
-            schedule or FlushSchedule(clock, flush_s=flush_interval_s),
-            failures_shown,
-        )
         self._feed = StoreFeed(
             store_id,
             wanted,
-            scans_max=scans_max,
+            scans_max=options.scans_max,
             numbers=numbers,
-            keyspace=keyspace,
-            is_raw=kv_api is KvApi.RAW,
-            pause_max_s=pause_max_s,
-            scan_bytes_s=scan_bytes_s,
+            keyspace=options.keyspace,
+            is_raw=options.kv_api is KvApi.RAW,
+            pause_max_s=options.pause_max_s,
+            scan_bytes_s=options.scan_bytes_s,
         )
         self._history_held = history_held
-        self._inbox = Inbox(inbox_bytes_max)
+        self._inbox = Inbox(options.inbox_bytes_max)
         self._region_lists: deque[tuple[KeyRange | None, Sequence[Region] | None]] = deque()
         self._stream: FeedStream | None = None
         self._numbers = count(1)
@@ -217,9 +218,9 @@ class TikvSource:
             if self._header is None:
                 self._header = Header(
                     cluster_id=self._pd.cluster_id,
-                    kv_api=self._kv_api,
-                    filter_loop=self._filter_loop,
-                    keyspace=self._keyspace,
+                    kv_api=self._options.kv_api,
+                    filter_loop=self._options.filter_loop,
+                    keyspace=self._options.keyspace,
                 )
             self._feed.open(self._pd.tso(), checkpoint_of, now)
 
@@ -251,7 +252,7 @@ class TikvSource:
         if address is None:
             self._inbox.end(number, "PD does not know the store")
             return
-        self._stream = FeedStream(number, address, self._tls, self._inbox)
+        self._stream = FeedStream(number, address, self._options.tls, self._inbox)
 
     def _close_stream(self) -> None:
         self._inbox.begin(0)
@@ -274,9 +275,9 @@ class TikvSource:
                 message="a region cannot be followed: its resolved ts is stalled",
                 facts={"region": region, "failures": failures, "reason": reason},
             )
-            for region, (failures, reason) in sorted(self._feed.failing(self._failures_shown, now).items())
+            for region, (failures, reason) in sorted(self._feed.failing(self._options.failures_shown, now).items())
         )
-        known = {p.facts["region"] for p in self._problems}
+        known = {p.facts.get("region") for p in self._problems}
         for problem in problems:
             if problem.facts["region"] not in known:
                 log.warning(problem.message, store=self._store_id, **problem.facts)
@@ -289,4 +290,8 @@ class TikvSource:
             )
             for region, silent_s in sorted(self._feed.stalled_scans(now).items())
         )
+        if self._feed.damages.shown:
+            facts: dict[str, object] = {"cause": self._feed.damages.shown}
+            what = "the store sent what this version cannot read; its streams are opened again in growing intervals"
+            problems += (Problem(source=f"tikv-{self._store_id}", code=CorruptObject.code, message=what, facts=facts),)
         self._problems = problems

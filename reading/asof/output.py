@@ -30,6 +30,7 @@ from reading.formats.rows import fields_of, image, json_bytes
 from schemas.layout import row_layout
 from schemas.model import Table
 from tistream.codec.row.native import native, native_type
+from tistream.limits import LEFT_OUT_BYTES_MAX
 
 LEFT_OUT_KEY = "tistream.left_out"  #: in the metadata of an Arrow or Parquet schema
 
@@ -122,9 +123,9 @@ class _Parquet(RowsWriter):
         self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd", compression_level=3)
 
     def rows(self, batch: pa.RecordBatch) -> bytes:
-        found = _native(self.table, batch, native_schema(self.table))
+        converted = _native(self.table, batch, native_schema(self.table))
         columns = [
-            c.cast(f.type) if pa.types.is_duration(c.type) else c for c, f in zip(found, self._schema, strict=True)
+            c.cast(f.type) if pa.types.is_duration(c.type) else c for c, f in zip(converted, self._schema, strict=True)
         ]
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         return self._sink.take()
@@ -167,13 +168,28 @@ class _Sink:
 
     def take(self) -> bytes:
         """The bytes written since the last call."""
-        found, self._parts = b"".join(self._parts), []
-        return found
+        content, self._parts = b"".join(self._parts), []
+        return content
 
 
 def left_out_json(left_out: Sequence[LeftOut]) -> str:
     """The columns that are left out, as JSON in ASCII."""
     return json.dumps([asdict(each) for each in left_out])
+
+
+def left_out_headers(left_out: Sequence[tuple[str, LeftOut]]) -> dict[str, str]:
+    """The same of (table, column), as headers of a bounded size; a column of an answer about one table has the table
+    ''. Where not all fit, the first ones and the number of the others are told."""
+    told, size = [], 2
+    for table, column in left_out:
+        one = json.dumps({**({"table": table} if table else {}), **asdict(column)})
+        size += len(one) + 2
+        if size > LEFT_OUT_BYTES_MAX:
+            break
+        told.append(one)
+    headers = {"TiStream-Left-Out": f"[{', '.join(told)}]"} if left_out else {}
+    more = len(left_out) - len(told)
+    return {**headers, "TiStream-Left-Out-More": str(more)} if more else headers
 
 
 def native_schema(table: Table, left_out: Sequence[LeftOut] = ()) -> pa.Schema:

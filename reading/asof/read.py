@@ -9,21 +9,27 @@ segment, breaks the stream off, so that no reader takes a part for the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
 import pyarrow as pa
 
 from reading.asof.core.columns import Reading, decoded, readings
 from reading.asof.core.projection import LeftOut, left_out, projected
 from reading.asof.output import writer_of
-from reading.asof.source import BaseGone, TableSource
-from reading.deps import Services
+from reading.asof.source import TableSource, while_bases_go
 from reading.filters import NO_FILTER, Filter
+from reading.filters.core.regexes import Allowance, allowed
 from reading.filters.select import passing_rows
-from reading.position import Served, parse_ts
-from reading.scope import Scope
+from reading.formats import FormatOptions
+from reading.formats.estimate import estimated
+from reading.rows.scope import Scope
+from reading.served.position import Served, parse_ts
+from reading.served.services import Services
 from schemas.bases import Base, choose, seeded_after
 from schemas.history import History
 from schemas.layout import row_layout
@@ -32,11 +38,15 @@ from schemas.model import Table
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.retention import expired
 from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.rows.bases import BaseRow
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.errors import AheadOfWatermark
 from tistream.ids import Tenant
 
-_CHOICES_MAX = 10  # of bases, when each is retired before it can be read
+_IDS_NAMED_MAX = 1000  # in one question to the catalog
+_PATTERNS_S_MAX = 30.0  # processor time of LIKE for all rows of a table
+_PART_BYTES = 4 << 20  # of a body, estimated: rows that are written at once
+_LINES = {"ndjson": "ndjson", "csv": "csv", "sql": "ndjson"}  # format -> the one whose estimate holds for it
 _HELD_BYTES = 8 << 20  # a body up to this size is complete before its first byte is sent
 
 
@@ -52,6 +62,7 @@ class RowsRequest:
     columns: tuple[str, ...] | None = None  #: names; None = all that have values
     filter: Filter = NO_FILTER  #: only its expression over rows is asked
     within: tuple[str, ...] | None = None  #: rules of the tables that the key may read; None = all
+    continued: bool = False  #: the schema with which changes above the timestamp begin
 
     @property
     def scope(self) -> Scope:
@@ -95,24 +106,22 @@ class TableAsOf:
 
 def read_rows(services: Services, request: RowsRequest) -> RowsAnswer:
     """Start the read. AheadOfWatermark when the timestamp is not served yet; see the module for other errors."""
-    history, as_of, resolved, _ = moment(services, request.tenant, request.as_of, request.within)
+    history, as_of, resolved, _ = moment(
+        services, request.tenant, request.as_of, request.within, continued=request.continued
+    )
     whole = history.find_base_table(request.database, request.table, as_of)
-    request.filter.check_names(history, request.scope, as_of)
+    request.filter.check_names(history, request.scope, as_of, as_of)
     shown, missing = projected(whole, request.columns), left_out(whole) if request.columns is None else ()
     table = projected(whole, request.columns and (*request.columns, *request.filter.named()))
-    tries = 0
-    while True:
-        try:
-            found = table_as_of(services, request.tenant, history, table, as_of)
-            found.check()
-            content = _read_ahead(_body(found, shown, request, missing))
-        except BaseGone:
-            tries += 1
-            if tries == _CHOICES_MAX:
-                raise
-            continue
-        base_ts = min(base.ts for base in found.bases)
+
+    def read() -> RowsAnswer:
+        state = table_as_of(services, request.tenant, history, table, as_of)
+        state.check()
+        content = _read_ahead(_body(state, shown, request, missing))
+        base_ts = min(base.ts for base in state.bases)
         return RowsAnswer(content=content, as_of=as_of, base_ts=base_ts, resolved_ts=resolved, left_out=missing)
+
+    return while_bases_go(read)
 
 
 def table_as_of(services: Services, tenant: Tenant, history: History, table: Table, as_of: int) -> TableAsOf:
@@ -147,12 +156,27 @@ def table_as_of(services: Services, tenant: Tenant, history: History, table: Tab
     )
 
 
+def check_tables(services: Services, tenant: Tenant, history: History, tables: Sequence[Table], as_of: int) -> None:
+    """Raise what `table_as_of` would raise for any of these tables. The catalog is asked for all of them at once."""
+    history, log_start = whole_of(history), get_tenant(services.catalog, tenant).earliest_ts
+    if as_of < log_start:
+        raise expired(as_of, log_start)
+    seeds, built = list_seeds(services.catalog, tenant), defaultdict[int, list[BaseRow]](list)
+    ids = {id_ for table in tables for id_ in table.physical_ids}
+    for base in list_bases(services.catalog, tenant, ids if len(ids) <= _IDS_NAMED_MAX else None):
+        built[base.table_id].append(base)
+    for table in tables:
+        bases = [base for id_ in table.physical_ids for base in built.get(id_, ())]
+        choose(history, table, as_of, seeds=seeds, bases=bases, log_start_ts=log_start)
+
+
 def moment(
-    services: Services, tenant: Tenant, text: str, within: tuple[str, ...] | None
+    services: Services, tenant: Tenant, text: str, within: tuple[str, ...] | None, *, continued: bool = False
 ) -> tuple[History, int, int, int]:
-    """(history as far as the key sees it, TSO of `text`, served watermark, start of the log)."""
+    """(history as far as the key sees it, TSO of `text`, served watermark, start of the log). `continued`: as in
+    `RowsRequest`."""
     served = services.served(tenant).within(within)
-    history, resolved = served.known_history, served.resolved
+    history, resolved = served.schema_as_of(continued=continued), served.resolved
     earliest = max(served.row.earliest_ts, history.start_ts)
     as_of = served_moment(served, text, earliest, services.clock.unix_ms())
     return history, as_of, resolved, served.row.earliest_ts
@@ -172,17 +196,31 @@ def served_moment(served: Served, text: str, earliest: int, now_ms: int) -> int:
     return as_of
 
 
-def _body(found: TableAsOf, shown: Table, request: RowsRequest, missing: tuple[LeftOut, ...]) -> Iterator[bytes]:
+def _body(state: TableAsOf, shown: Table, request: RowsRequest, missing: tuple[LeftOut, ...]) -> Iterator[bytes]:
     writer = writer_of(request.format, shown, missing)
-    place = {spec.id: n for n, spec in enumerate(row_layout(found.table).columns)}
+    place = {spec.id: n for n, spec in enumerate(row_layout(state.table).columns)}
     columns = [place[spec.id] for spec in row_layout(shown).columns]
+    allowance = Allowance(time.thread_time, _PATTERNS_S_MAX)
     yield writer.begin()
-    for batch in found.batches():
-        passing = passing_rows(request.filter, found.table, batch)
+    for batch in state.batches():
+        with allowed(allowance):
+            passing = passing_rows(request.filter, state.table, batch)
         rows = batch if passing.all() else batch.filter(pa.array(passing))
-        if rows.num_rows:
-            yield writer.rows(rows if len(columns) == rows.num_columns else rows.select(columns))
+        rows = rows if len(columns) == rows.num_columns else rows.select(columns)
+        yield from map(writer.rows, _parts(request.format, shown, rows))
     yield writer.end()
+
+
+def _parts(format: str, shown: Table, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows, a part of the body at a time: names make lines of wide tables many times as large as stored rows.
+    Parquet keeps its row groups, and Arrow grows little."""
+    count = rows.num_rows
+    per_part = max(1, count)
+    if count and format in _LINES:
+        a_row = estimated(_LINES[format], FormatOptions(), shown).of(np.array([rows.nbytes // count]))
+        per_part = max(1, _PART_BYTES // int(a_row[0]))
+    for at in range(0, count, per_part):
+        yield rows.slice(at, per_part)
 
 
 def _read_ahead(body: Iterator[bytes]) -> Iterator[bytes]:

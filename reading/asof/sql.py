@@ -47,25 +47,25 @@ def inserts(table: Table, batch: pa.RecordBatch) -> bytes:
         pieces += [b"," * (n > 0), _value(field, batch.column(field.place))]
     ends, data = write([Block(at=np.arange(batch.num_rows), pieces=[*pieces, b")"])], end=_ROW_END)
     rows, lax = data.data, _with_error_value(fields, batch)
-    found: list[bytes | memoryview] = []
+    lines: list[bytes | memoryview] = []
     at = 0
     while at < batch.num_rows:
         limit = int(ends[at]) + _STATEMENT_BYTES - len(head)
         upto = max(at + 1, int(np.searchsorted(ends, np.uint64(max(limit, 0)), side="right")) - 1)
         body = rows[int(ends[at]) : int(ends[upto]) - len(_ROW_END)]
         wrapped = lax[at:upto].any()
-        found += [_LAX * bool(wrapped), head, body, b";\n", _STRICT * bool(wrapped)]
+        lines += [_LAX * bool(wrapped), head, body, b";\n", _STRICT * bool(wrapped)]
         at = upto
-    return b"".join(found)
+    return b"".join(lines)
 
 
 def _with_error_value(fields: Sequence[Field], batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     """The rows that hold the error value of an ENUM."""
-    found = np.zeros(batch.num_rows, np.bool_)
+    mask = np.zeros(batch.num_rows, np.bool_)
     for field in fields:
         if field.kind is Kind.ENUM:
-            found |= pc.fill_null(pc.equal(batch.column(field.place), 0), False).to_numpy(zero_copy_only=False)
-    return found
+            mask |= pc.fill_null(pc.equal(batch.column(field.place), 0), False).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _value(field: Field, values: pa.Array) -> Slot:

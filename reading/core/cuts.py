@@ -55,9 +55,9 @@ def cut_points(segments: Sequence[Span], *, after: int, upto: int, parts: int, p
 
 def estimated_rows(segments: Sequence[Span], *, after: int, upto: int) -> int:
     """Estimated number of rows in (after, upto]; 0 only when there is certainly none."""
-    found = 0.0
+    rows = 0.0
     for s in segments:
         lo, hi = max(s.lo_ts - 1, after), min(s.hi_ts, upto)
         if hi > lo:
-            found += s.rows * (hi - lo) / (s.hi_ts - s.lo_ts + 1)
-    return math.ceil(found)
+            rows += s.rows * (hi - lo) / (s.hi_ts - s.lo_ts + 1)
+    return math.ceil(rows)

@@ -10,7 +10,7 @@ The log of a tenant is many segments of several tasks, each with a commit_ts ran
 - a page that has enough bytes drops its last segments again if they would contribute hardly a row: all segments of a
   flush begin at about the same commit_ts, so most would be read for nothing;
 - if the rows are still too many, the page ends at the commit_ts of the row that fills it, with all rows of that
-  commit_ts: a transaction is never cut in two, and a page always makes progress.
+  commit_ts. A commit_ts that has more than a page may hold is none of these: `reading.log.inside` reads it.
 """
 
 from __future__ import annotations
@@ -41,27 +41,54 @@ class Span(Protocol):
     @property
     def length(self) -> int: ...
 
+    @property
+    def raw_length(self) -> int: ...  # 0 = not known
+
+
+def large_commit(segments: Sequence[Span], *, after: int, raw_bytes: int) -> int | None:
+    """The lowest commit_ts above `after` whose segments alone have surely more than `raw_bytes` unpacked.
+    `segments` are sorted by lo_ts."""
+    commit_ts = held = 0
+    for segment in segments:
+        if segment.lo_ts != segment.hi_ts or segment.lo_ts <= after:
+            continue
+        if segment.lo_ts != commit_ts:
+            commit_ts, held = segment.lo_ts, 0
+        held += segment.raw_length
+        if held > raw_bytes:
+            return commit_ts
+    return None
+
 
 def plan(
-    segments: Sequence[Span], *, after: int, upto: int, rows: int, stored_bytes: int, truncated: bool
+    segments: Sequence[Span],
+    *,
+    after: int,
+    upto: int,
+    rows: int,
+    stored_bytes: int,
+    raw_bytes: int,
+    truncated: bool,
 ) -> tuple[int, int]:
     """How many segments to read from the front of `segments`, and the commit_ts up to which they are complete.
 
     `segments` are sorted by lo_ts; `truncated`: the catalog has more after the last one. The end lies in
     `(after, upto]` unless `truncated` segments all start at the same commit_ts: then list more and call again.
     """
-    held_rows = held_bytes = 0
+    held_rows = held_bytes = held_raw = 0
     for n, segment in enumerate(segments):
         safe_end = segment.lo_ts - 1
         if after < safe_end and (
             held_bytes >= stored_bytes
+            or held_raw >= raw_bytes
             or (held_rows >= rows and _estimated_rows(segments[:n], after, min(safe_end, upto)) >= rows)
         ):
-            if held_bytes >= stored_bytes:
+            if held_bytes >= stored_bytes or held_raw >= raw_bytes:
                 n = _worth_reading(segments, n, after, upto)
             return n, min(segments[n].lo_ts - 1, upto)
         held_rows += segment.rows
         held_bytes += segment.length
+        held_raw += segment.raw_length
     if truncated:
         last = segments[-1].lo_ts
         complete = next((n for n, segment in enumerate(segments) if segment.lo_ts == last), 0)

@@ -49,12 +49,12 @@ def within(table: pa.Table, keys: KeyRange) -> pa.Table:
 def deletes_nothing(table: pa.Table) -> npt.NDArray[np.bool_]:
     """Which rows of tables delete a row that did not exist. TiDB leaves such a record when a transaction deletes a row
     that it has inserted itself."""
-    found: npt.NDArray[np.bool_] = table["old_value"].is_null().to_numpy() & (table["op"].to_numpy() == Op.DELETE)
-    if not found.any():
-        return found
+    mask: npt.NDArray[np.bool_] = table["old_value"].is_null().to_numpy() & (table["op"].to_numpy() == Op.DELETE)
+    if not mask.any():
+        return mask
     known: npt.NDArray[np.bool_] = table["flags"].to_numpy() & change.FLAG_OLD_VALUE_UNKNOWN == 0
     of_table: npt.NDArray[np.bool_] = table["table_id"].to_numpy() > 0
-    return found & known & of_table
+    return mask & known & of_table
 
 
 def only(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
@@ -78,6 +78,57 @@ def page(parts: Sequence[pa.Table], *, upto: int, rows: int, size: int) -> tuple
         return whole.slice(0, n), end
     n, end = merge.cut(commit_ts[order], upto=upto, rows=_fitting(whole, order, rows, size))
     return whole.take(pa.array(order[:n])).combine_chunks(), end
+
+
+class Gathering:
+    """The rows of a page as segments give them, in any order: those of the lowest commit timestamps, no more than the
+    page needs. So a page is bounded although the segments that overlap at its beginning are not."""
+
+    def __init__(self, *, upto: int, rows: int, size: int, commit_size: int) -> None:
+        """`upto`: end of the segments. `commit_size`: bytes of keys and values; a commit_ts with more is left out."""
+        self.upto = upto  #: what lies above is no longer of use
+        self.large: int | None = None  #: a commit_ts that is left out; the page ends below it
+        self._rows, self._size, self._commit_size = rows, size, commit_size
+        self._parts: list[pa.Table] = []
+        self._held, self._bound = 0, 2 * size
+
+    def add(self, part: pa.Table, of: int) -> None:
+        """Selected rows of one segment, which takes `of` bytes. A small part of it is copied, so that it is let go."""
+        if part.num_rows and 2 * part.nbytes < of:
+            part = part.take(pa.array(np.arange(part.num_rows)))
+        self._parts.append(part)
+        self._held += part.nbytes
+        if self._held > self._bound:
+            self._cut()
+
+    @property
+    def held(self) -> int:
+        """Bytes of the rows."""
+        return self._held
+
+    def page(self) -> tuple[pa.Table, int]:
+        """(the rows, the commit_ts at which they end)."""
+        self._cut()
+        return self._parts[0], self.upto
+
+    def _cut(self) -> None:
+        parts = [select(part, 0, self.upto, None, changes_only=False) for part in self._parts]
+        whole, end = page(parts, upto=self.upto, rows=self._rows, size=self._size)
+        if whole.num_rows:
+            last = whole["commit_ts"][-1].as_py()
+            below = int(np.searchsorted(whole["commit_ts"].to_numpy(), np.uint64(last)))
+            if int(bytes_of(whole.slice(below)).sum()) > self._commit_size:
+                whole, end, self.large = whole.slice(0, below), last - 1, last
+        self._parts, self.upto, self._held = [whole], end, whole.nbytes
+        self._bound = max(2 * self._size, 2 * whole.nbytes)
+
+
+def bytes_of(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Bytes of key and values of each row."""
+    sizes = np.zeros(rows.num_rows, np.int64)
+    for name in ("key", "value", "old_value"):
+        sizes += pc.fill_null(pc.binary_length(rows[name]), 0).to_numpy()
+    return sizes
 
 
 def _order(whole: pa.Table, parts: Sequence[pa.Table]) -> npt.NDArray[np.int64] | None:
@@ -111,8 +162,6 @@ def _fitting(whole: pa.Table, order: npt.NDArray[np.int64] | None, rows: int, si
     """How many of the first rows fit a page; at least one."""
     if whole.nbytes <= size or not whole.num_rows:
         return max(1, min(rows, int(whole.num_rows)))
-    sizes = np.zeros(whole.num_rows, np.int64)
-    for name in ("key", "value", "old_value"):
-        sizes += pc.fill_null(pc.binary_length(whole[name]), 0).to_numpy()
+    sizes = bytes_of(whole)
     reached = np.cumsum(sizes if order is None else sizes[order])
     return max(1, min(rows, int(np.searchsorted(reached, size, side="right"))))

@@ -24,7 +24,7 @@ from schemas.model import Table
 from tistream.model.change import FLAG_OLD_VALUE_UNKNOWN, Op
 
 _DROPPED = 255
-_RANK = np.array([2, 1, 0], np.int8)  # by kind: deletes, updates, inserts
+RANK = np.array([2, 1, 0], np.int8)  #: by kind: deletes, updates, inserts
 
 
 def classify(
@@ -90,14 +90,32 @@ def order_messages(changes: Sequence[TableChanges], *, split: bool) -> list[Tabl
 
     `changes` must hold every transaction whole, with all its rows of all the tables of the scope.
     """
-    parts = [split_updates(c) if split else c for c in changes if len(c)]
+    return _in_order([split_updates(c) if split else c for c in changes])
+
+
+def order_inside(changes: Sequence[TableChanges], second: Sequence[TableChanges], *, split: bool) -> list[TableChanges]:
+    """The messages of a page inside a transaction: of `changes` all but the inserts of split updates, of `second` these
+    alone."""
+    if not split:
+        return _in_order(changes)
+    first = [_half(split_updates(c), second=False) for c in changes]
+    return _in_order([*first, *(_half(split_updates(c), second=True) for c in second)])
+
+
+def _half(changes: TableChanges, *, second: bool) -> TableChanges:
+    is_second = changes.split & (changes.kind == INSERT)
+    return pick(changes, np.flatnonzero(is_second if second else ~is_second))
+
+
+def _in_order(changes: Sequence[TableChanges]) -> list[TableChanges]:
+    parts = [c for c in changes if len(c)]
     if not parts:
         return []
     kind = np.concatenate([c.kind for c in parts])
     is_split = np.concatenate([c.split for c in parts])
-    rank = _RANK[kind]
-    rank[is_split & (kind == DELETE)] = _RANK[UPDATE]
-    rank[is_split & (kind == INSERT)] = _RANK[INSERT] + 1
+    rank = RANK[kind]
+    rank[is_split & (kind == DELETE)] = RANK[UPDATE]
+    rank[is_split & (kind == INSERT)] = RANK[INSERT] + 1
     columns = pa.table(
         {
             "commit_ts": np.concatenate([c.commit_ts for c in parts]),

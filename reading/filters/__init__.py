@@ -10,13 +10,14 @@ A position in the log does not depend on a filter: a page ends where it would en
 
 from __future__ import annotations
 
-from reading.filters.core.refusal import refused
+from reading.filters.core.refusal import TEXT_MAX, refused
 from reading.filters.filter import FILTER_NAMES, NO_FILTER, Filter, Part, parse_filter, part_name
 from reading.filters.select import Selected, select_rows
 
 __all__ = [
     "FILTER_NAMES",
     "NO_FILTER",
+    "TEXT_MAX",
     "Filter",
     "Part",
     "Selected",

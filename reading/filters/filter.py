@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 from reading.filters.core.events import (
@@ -16,12 +15,13 @@ from reading.filters.core.events import (
     parse_operations,
 )
 from reading.filters.core.refusal import refused
+from reading.filters.core.regexes import Price, weight
 from reading.filters.core.rules import ColumnRules, TableRules, parse_column_rules, parse_table_rules
 from reading.filters.core.syntax import Expression, parse_expression
 from reading.formats.rows import handle_columns
-from reading.scope import Scope, table_ids, wanted
+from reading.rows.scope import Scope, table_ids, wanted
 from schemas.history import History
-from schemas.layout import ByIdentity
+from schemas.layout import ByIdentity, kept_by_version
 from schemas.model import DdlEvent, Table
 from schemas.names import folded, similar
 from tistream.errors import NotFound
@@ -75,22 +75,35 @@ class Filter:
             return False
         return self.tables is None or self.tables.matches(database, table)
 
-    def keeps_ddl(self, event: DdlEvent) -> bool:
-        """Whether a DDL passes: by any of the names that it concerns."""
+    def keeps_ddl(self, events: Iterable[DdlEvent]) -> list[DdlEvent]:
+        """The DDL that passes: by any of the names that it concerns."""
         if self.ops is not None and not self.ops.ddl:
-            return False
-        if self.part is not None and not self.part.has(event.db, event.table):
-            return False
-        if self.tables is not None and not _concerned(self.tables, event):
-            return False
-        return not any(each.ignores_ddl(event) for each in self.event_filters)
+            return []
+        kept = [e for e in events if self.part is None or self.part.has(e.db, e.table)]
+        if self.tables is not None:
+            self.tables.look_at([pair for event in kept for pair in _names(event)])
+            kept = [event for event in kept if _concerned(self.tables, event)]
+        for each in self.event_filters:
+            kept = each.keeps_ddl(kept)
+        return kept
+
+    @property
+    def weight(self) -> int:
+        """Of its expressions and patterns."""
+        rules = [each for each in (self.tables, *(e.matcher for e in self.event_filters)) if each is not None]
+        patterns = [pattern for each in rules for rule in each.rules for pattern in (rule.database, rule.table)]
+        patterns += [pattern for each in (self.columns, self.changed) if each is not None for pattern, _ in each.rules]
+        texts = [pattern.regex for pattern in patterns if pattern.name is None]
+        texts += [regex for each in self.event_filters for regex in each.ddl_texts]
+        likes = [pattern for expression in self._expressions() for pattern in expression.patterns()]
+        return sum(map(weight, texts)) + sum(map(len, likes))
 
     def table_ids(self, history: History, scope: Scope, after: int, upto: int) -> Collection[int] | None:
         """The physical ids whose rows may pass in (after, upto], or some more; None for all of a tenant."""
         of_scope = table_ids(history, scope, after, upto)
         if self.tables is None and self.part is None:
             return of_scope
-        meant = _ids_of(history, (self.tables, self.part), self._means_name)
+        meant = _ids_of(history, self.tables, self.part, self._means_name)
         return meant if of_scope is None else meant.intersection(of_scope)
 
     def shown(self, table: Table) -> Table:
@@ -105,20 +118,30 @@ class Filter:
         named = {folded(name) for name in self.named()}
         return replace(table, columns=tuple(c for c in table.columns if c.offset in kept or folded(c.name) in named))
 
+    @property
+    def digest(self) -> int:
+        """A number of the filter: of another one it is surely not the same by chance."""
+        rules = [None if each is None else each.text for each in (self.tables, self.columns, self.where, self.changed)]
+        events = [repr(each) for each in self.event_filters]
+        ops = None if self.ops is None else [sorted(self.ops.kinds), self.ops.ddl]
+        part = self.part
+        of = None if part is None else [part.number, part.of, part.only, sorted(part.without)]
+        return zlib.crc32(repr([rules, ops, events, of]).encode("utf-8", "surrogatepass"))
+
     def named(self) -> list[str]:
         """The columns that expressions name."""
         return [column.name for expression in self._expressions() for column in expression.columns()]
 
-    def check_names(self, history: History, scope: Scope, *timestamps: int) -> None:
-        """FilterInvalid for a table or column that is named and does not exist at any of these timestamps."""
+    def check_names(self, history: History, scope: Scope, after: int, upto: int) -> None:
+        """FilterInvalid for a table or column that is named and does not exist at any time in [after, upto]."""
         if self.tables is not None:
             for rule in self.tables.rules:
                 if rule.is_one_table:
                     names = str(rule.database.name), str(rule.table.name)
-                    _check_table(self.tables, rule.database.at, history, names, timestamps)
+                    _check_table(self.tables, rule.database.at, history, names, after, upto)
         missing = {(parameter, text, at): name for parameter, text, name, at in self._columns_named()}
         known: dict[str, str] = {}
-        for table in _tables(history, scope, timestamps) if missing else ():
+        for table in _tables(history, scope, after, upto) if missing else ():
             if not self.means(table):
                 continue
             known |= {folded(c.name): c.name for c in table.visible_columns}
@@ -152,41 +175,63 @@ NO_FILTER = Filter()
 def parse_filter(given: Mapping[str, str]) -> Filter:
     """The filter of these parameters (`FILTER_NAMES`; others are not looked at). FilterInvalid for a wrong one."""
     tables, columns, ops, where, changed, events = (given.get(name) for name in FILTER_NAMES)
+    price = Price()
     return Filter(
-        tables=None if tables is None else parse_table_rules(tables),
-        columns=None if columns is None else parse_column_rules(columns, "columns"),
+        tables=None if tables is None else parse_table_rules(tables, price=price),
+        columns=None if columns is None else parse_column_rules(columns, "columns", price),
         ops=None if ops is None else parse_operations(ops),
         where=None if where is None else parse_expression(where),
-        changed=None if changed is None else parse_column_rules(changed, "changed"),
-        event_filters=() if events is None else parse_event_filters(events),
+        changed=None if changed is None else parse_column_rules(changed, "changed", price),
+        event_filters=() if events is None else parse_event_filters(events, price),
     )
 
 
 def _concerned(rules: TableRules, event: DdlEvent) -> bool:
     if not event.table:
         return rules.may_match_in(event.db)
+    return any(rules.matches(db, name) for db, name in _names(event))
+
+
+def _names(event: DdlEvent) -> list[tuple[str, str]]:
     names = [(event.db, event.table), (event.old_db, event.old_table)]
     names += [(t.db, t.name) for t in (event.version, event.exchanged) if t is not None]
-    return any(rules.matches(db, name) for db, name in names if name)
+    return [(db, name) for db, name in names if name]
 
 
-_Names = tuple[TableRules | None, Part | None]
+_Names = tuple[str | None, Part | None]  # the text of the rules: rules themselves hold all names they have met
 _IDS: WeakKeyDictionary[History, dict[_Names, frozenset[int]]] = WeakKeyDictionary()
 
 
-def _ids_of(history: History, names: _Names, means: Callable[[str, str], bool]) -> frozenset[int]:
+def _ids_of(
+    history: History, rules: TableRules | None, part: Part | None, means: Callable[[str, str], bool]
+) -> frozenset[int]:
     """The physical ids that tables of these names ever had. A history that changes is a new object, so the same object
     has the same names."""
     known = _IDS.setdefault(history, {})
-    found = known.get(names)
-    if found is None:
+    names = None if rules is None else rules.text, part
+    ids = known.get(names)
+    if ids is None:
         if len(known) >= _RULES_KEPT:
             known.clear()
-        found = known[names] = frozenset(history.physical_ids_named(means))
-    return found
+        if rules is not None:
+            rules.look_at(_names_in(history))
+        ids = known[names] = frozenset(history.physical_ids_named(means))
+    return ids
 
 
-@lru_cache(maxsize=4096)
+def _names_in(history: History) -> set[tuple[str, str]]:
+    """All names (database, table) of the history, in lower case."""
+    there: set[tuple[str, str]] = set()
+
+    def note(database: str, table: str) -> bool:
+        there.add((database, table))
+        return False
+
+    history.physical_ids_named(note)
+    return there
+
+
+@kept_by_version
 def _projected(rules: ColumnRules, key: ByIdentity) -> Table:
     """One object for one version, so that layouts of it are kept. Indexes over columns that are left out are too."""
     table = key.table
@@ -197,29 +242,23 @@ def _projected(rules: ColumnRules, key: ByIdentity) -> Table:
     return replace(table, columns=columns, indexes=indexes)
 
 
-def _tables(history: History, scope: Scope, timestamps: Collection[int]) -> Iterator[Table]:
-    """The tables of the scope at these timestamps."""
-    for ts in dict.fromkeys(timestamps):
-        if scope.database is not None and scope.table is not None:
-            found = history.named(scope.database, scope.table, ts)
-            yield from [found] if found is not None else []
-            continue
-        for database in history.databases(ts):
+def _tables(history: History, scope: Scope, after: int, upto: int) -> Iterator[Table]:
+    """The versions that tables of the scope have in [after, upto]."""
+    if scope.database is not None and scope.table is not None:
+        tables = history.named(scope.database, scope.table, after)
+        yield from [tables] if tables is not None else []
+    else:
+        for database in history.databases(after):
             if scope.database is None or folded(database.name) == folded(scope.database):
-                yield from (table for table in history.tables(database.name, ts) if wanted(table, scope))
+                yield from (table for table in history.tables(database.name, after) if wanted(table, scope))
+    yield from (table for table in history.changed_versions(after, upto) if wanted(table, scope))
 
 
-def _check_table(
-    rules: TableRules, at: int, history: History, names: tuple[str, str], timestamps: Collection[int]
-) -> None:
-    error: NotFound | None = None
-    for ts in timestamps:
-        try:
-            history.find(*names, ts)
-        except NotFound as e:
-            error = error or e
-        else:
-            return
-    if error is not None:
+def _check_table(rules: TableRules, at: int, history: History, names: tuple[str, str], after: int, upto: int) -> None:
+    if history.existed(*names, after, upto):
+        return
+    try:
+        history.find(*names, after)
+    except NotFound as error:
         cause, _, guess = error.message.partition(", ")
         raise refused("tables", rules.text, at, cause, hint=f", {guess}" if guess else ".", **error.facts) from error

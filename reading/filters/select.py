@@ -24,19 +24,19 @@ import pyarrow.compute as pc
 
 from reading.core.changes import DELETE, INSERT, UPDATE
 from reading.core.split import classify, differs
-from reading.decode import Quarantined, decode_images, rows_of
 from reading.filters.core.evaluate import evaluate
 from reading.filters.core.syntax import Expression
 from reading.filters.filter import Filter
-from reading.scope import Scope
+from reading.rows.decode import Quarantined, decode_images, rows_of
+from reading.rows.scope import Scope
 from schemas.history import History
 from schemas.layout import key_layout, row_layout
 from schemas.model import Table
 from schemas.names import folded
 from tistream.codec.row.layout import ColumnSpec
+from tistream.model.arrays import Mask
 from tistream.model.change import FLAG_OLD_VALUE_UNKNOWN, Op
 
-Mask = npt.NDArray[np.bool_]
 _NEEDED = ("table_id", "op", "key", "commit_ts", "value", "old_value", "flags")
 
 
@@ -57,11 +57,11 @@ def select_rows(filter: Filter, history: History, rows: pa.Table, scope: Scope) 
     bad: list[Quarantined] = []
     for table, index in rows_of(history, rows, scope):
         if filter.means(table):
-            found = _TableSelection(filter, table).of(rows, index)
-            passed.append(found.passed)
-            entering.append(found.entering)
-            leaving.append(found.leaving)
-            bad += found.quarantined
+            mask = _TableSelection(filter, table).of(rows, index)
+            passed.append(mask.passed)
+            entering.append(mask.entering)
+            leaving.append(mask.leaving)
+            bad += mask.quarantined
     kept = np.sort(np.concatenate([np.zeros(0, np.int64), *passed]))
     whole = rows if len(kept) == rows.num_rows else rows.take(pa.array(kept))
     changed = _without_images(whole, np.isin(kept, _all(entering)), np.isin(kept, _all(leaving)))
@@ -168,15 +168,15 @@ class _TableSelection:
         raw = set(self._kinds)
         if self._where is not None and raw & {INSERT, DELETE}:
             raw |= {UPDATE} | ({INSERT} if DELETE in raw else set())
-        found: Mask = np.isin(kind, sorted(raw - self._ignored))
-        return found
+        mask: Mask = np.isin(kind, sorted(raw - self._ignored))
+        return mask
 
     def _columns(self, batch: pa.RecordBatch) -> dict[str, tuple[ColumnSpec, pa.Array]]:
         return {folded(s.name): (s, batch.column(n)) for n, s in enumerate(self._specs)}
 
     def _true(self, expression: Expression, columns: dict[str, tuple[ColumnSpec, pa.Array]], rows: int) -> Mask:
-        found = evaluate(expression, f"{self._table.db}.{self._table.name}", columns, rows)
-        return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), np.bool_)
+        mask = evaluate(expression, f"{self._table.db}.{self._table.name}", columns, rows)
+        return np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False), np.bool_)
 
     def _ignored_rows(
         self, kind: npt.NDArray[np.uint8], images: dict[str, dict[str, tuple[ColumnSpec, pa.Array]]]
@@ -207,12 +207,12 @@ class _TableSelection:
         return {folded(c.name) for c in self._where.columns()} <= held
 
     def _differing(self, after: pa.RecordBatch, before: pa.RecordBatch) -> Mask:
-        found = np.zeros(after.num_rows, np.bool_)
+        mask = np.zeros(after.num_rows, np.bool_)
         wanted: Collection[int] = {s.id for s in self._changed}
         for n, spec in enumerate(self._specs):
             if spec.id in wanted:
-                found |= differs(after.column(n), before.column(n))
-        return found
+                mask |= differs(after.column(n), before.column(n))
+        return mask
 
 
 def _kinds(rows: pa.Table, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:

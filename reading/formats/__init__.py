@@ -12,12 +12,12 @@ from reading.formats.csv import Csv
 from reading.formats.debezium import Debezium
 from reading.formats.ndjson import Ndjson
 from reading.formats.open_protocol import OpenProtocol
-from reading.formats.options import FormatOptions, option_meanings, parse_options
+from reading.formats.options import FormatOptions, format_options, parse_options
 from reading.formats.protocol import Format
 from reading.formats.simple import Simple
 from tistream.errors import InvalidInput, did_you_mean
 
-__all__ = ["FORMAT_NAMES", "Format", "FormatOptions", "create_format", "option_meanings", "parse_options"]
+__all__ = ["FORMAT_NAMES", "Format", "FormatOptions", "create_format", "format_options", "parse_options"]
 
 _FORMATS: dict[str, Callable[[FormatOptions], Format]] = {
     "canal-json": CanalJson,

@@ -1,4 +1,4 @@
-"""canal-json: every value a string, `data` and `old` arrays of one row, types beside them.
+"""canal-json: every value a string, `data` and `old` arrays of one row, with their types.
 
 Bytes are ISO-8859-1 text; BIT, ENUM and SET as numbers. `sqlType` of an unsigned integer depends on its value.
 With the TiDB extension, messages carry their commit_ts and watermark messages are sent.
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
-from reading.formats.encoder import Encoder
 from reading.formats.pieces import JSON_HTML, JSON_LATIN1_HTML, Piece, Slot, bare, choice, quoted
+from reading.formats.protocol import Encoder
 from reading.formats.rows import (
     Field,
     changed_image,
@@ -161,7 +161,7 @@ class CanalJson(Encoder):
 
 
 def ddl_type(action: int) -> str:
-    """The message type of a DDL by TiDB's action number; QUERY when it has no type of its own."""
+    """The message type of a DDL by TiDB's action number; QUERY when it has none."""
     return _DDL_TYPE_OF.get(single_action(action), "QUERY")
 
 

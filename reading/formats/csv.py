@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
-from reading.formats.encoder import Encoder
 from reading.formats.lines import as_array
 from reading.formats.pieces import HEX, ByteMap, Piece, Slot, bare, base64_text, byte_map, slot, styled_floats
+from reading.formats.protocol import Encoder
 from reading.formats.rows import Field, commit_ts, fields_of, main_image, plain_text
 from schemas.model import DdlEvent, Table
 from tistream.codec.row.layout import Kind

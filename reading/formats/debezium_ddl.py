@@ -126,13 +126,13 @@ def table_changes(event: DdlEvent, type_: str) -> list[dict[str, object]]:
 def stated_columns(query: str) -> dict[str, Stated]:
     """The column definitions in `query`, by lower-case name."""
     hidden = [(m.start(), m.end()) for m in _OPAQUE.finditer(query)]
-    found: dict[str, Stated] = {}
+    columns: dict[str, Stated] = {}
     for match in _DEFINITION.finditer(query):
         if any(begin <= match.start("type") < end for begin, end in hidden):
             continue
         name = match["quoted"].replace("``", "`") if match["quoted"] else match["name"]
-        found[name.lower()] = _stated(match["digits"], match["options"])
-    return found
+        columns[name.lower()] = _stated(match["digits"], match["options"])
+    return columns
 
 
 def _stated(digits: str | None, options: str) -> Stated:

@@ -1,4 +1,4 @@
-"""Connect schemas of debezium messages: the "schema" member beside a payload.
+"""Connect schemas of debezium messages: the "schema" member of a message.
 
 The fields of a row are all public columns and, where a table has virtual ones, those that are never delivered a second
 time: TiCDC writes it so, and consumers look fields up by name.
@@ -19,9 +19,6 @@ from tistream.codec.row import layout
 Json = dict[str, object]
 
 _MILLIS_FSP_MAX = 3
-_STRINGS = frozenset(
-    {layout.VARCHAR, layout.STRING, layout.VARSTRING, layout.TINYBLOB, layout.MEDIUMBLOB, layout.LONGBLOB, layout.BLOB}
-)
 _NUMBERS = {
     layout.TINY: ("int16", "int16"),
     layout.SHORT: ("int16", "int32"),
@@ -261,10 +258,10 @@ def _number_default(text: str, *, short_year: bool) -> object:
 
 def _moment_default(column: Column, text: str) -> object:
     zero = 0 if column.not_null else None
-    found = _MOMENT.fullmatch(text)
-    if found is None:
+    match = _MOMENT.fullmatch(text)
+    if match is None:
         return 0 if column.tp == layout.DATETIME else zero
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
     if year < 100:
         year += 2000 if year < 70 else 1900
     try:
@@ -273,29 +270,29 @@ def _moment_default(column: Column, text: str) -> object:
         return zero
     if column.tp != layout.DATETIME:
         return days
-    micros = int((found.group(7) or "").ljust(6, "0"))
+    micros = int((match.group(7) or "").ljust(6, "0"))
     whole = (days * 86400 + hour * 3600 + minute * 60 + second) * 1_000_000 + micros
     return whole if column.decimal > _MILLIS_FSP_MAX else whole // 1000
 
 
 def _timestamp_default(column: Column, text: str) -> object:
     epoch = "1970-01-01T00:00:00Z" if column.not_null else None
-    found = _MOMENT.fullmatch(text)
-    if found is None:
+    match = _MOMENT.fullmatch(text)
+    if match is None:
         return epoch if text == "CURRENT_TIMESTAMP" else 0
     if text[:10] < "1970-01-01":
         return epoch
     fsp = max(column.decimal, 0)
-    fraction = "." + (found.group(7) or "").ljust(6, "0")[:fsp] if fsp else ""
+    fraction = "." + (match.group(7) or "").ljust(6, "0")[:fsp] if fsp else ""
     clock = text[11:19] or "00:00:00"
     return f"{text[:10]}T{clock}{fraction}Z"
 
 
 def _duration_default(text: str) -> object:
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         return None
-    sign, hour, minute, second, fraction = found.groups()
+    sign, hour, minute, second, fraction = match.groups()
     micros = (int(hour) * 3600 + int(minute) * 60 + int(second)) * 1_000_000 + int((fraction or "").ljust(6, "0"))
     return -micros if sign else micros
 

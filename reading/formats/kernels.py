@@ -15,12 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tistream.codec.compiled import kernel
-
-Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.uint64]
 
 #: kinds of a cell: nothing, null, text copied unchanged, text changed by its map, a number, a negative number
 ABSENT, NULL, PLAIN, MAPPED, NUMBER, NEGATIVE = 0, 1, 2, 3, 4, 5

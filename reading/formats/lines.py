@@ -30,14 +30,26 @@ class Block:
             invariant(fits, "a slot has a value for each line", lines=len(self.at))
 
 
-def write(blocks: Sequence[Block], *, end: bytes = b"") -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
+class BodyTooLarge(Exception):
+    """The lines of a page are larger than it may be: they were measured and not written."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes")
+        self.size = size
+
+
+def write(
+    blocks: Sequence[Block], *, end: bytes = b"", most: int | None = None
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
     """(offsets, bytes) of the lines of all blocks, each followed by `end`. The blocks use each place 0, 1, 2, ...
-    once."""
+    once. BodyTooLarge above `most` bytes."""
     ready = [_Ready.of(block, end) for block in blocks]
     offsets = np.zeros(sum(len(block.at) for block in blocks) + 1, np.uint64)
     for block, layout in zip(blocks, ready, strict=True):
         offsets[block.at + 1] = layout.measured()
     np.cumsum(offsets, out=offsets)
+    if most is not None and int(offsets[-1]) > most:
+        raise BodyTooLarge(int(offsets[-1]))
     out = np.empty(int(offsets[-1]), np.uint8)
     for block, layout in zip(blocks, ready, strict=True):
         layout.write(offsets[block.at], out)

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
-from reading.formats.encoder import Encoder
 from reading.formats.pieces import HEX, JSON_ONE_LINE, Piece, Slot, bare, base64_text, quoted
+from reading.formats.protocol import Encoder
 from reading.formats.rows import Field, commit_ts, fields_of, image, json_bytes, json_float, plain_text
 from schemas.model import DdlEvent
 from tistream import ts as tso

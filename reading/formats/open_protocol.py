@@ -13,8 +13,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from reading.core.changes import DELETE, UPDATE, TableChanges
-from reading.formats.encoder import Encoder
 from reading.formats.pieces import JSON, Piece, Slot, bare, base64_text, go_quoted, quoted
+from reading.formats.protocol import Encoder
 from reading.formats.rows import (
     Field,
     changed_image,

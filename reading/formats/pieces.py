@@ -96,13 +96,13 @@ def slot(
     values: pa.Array, style: ByteMap | None = None, *, before: bytes = b"", after: bytes = b"", null: bytes = b"null"
 ) -> Slot:
     """A slot of text or binary values (bytes mapped by `style`) or integers, between two constants."""
-    found: Texts | npt.NDArray[np.integer]
+    texts: Texts | npt.NDArray[np.integer]
     if pa.types.is_integer(values.type):
-        found, valid = integers(values), validity(values)
+        texts, valid = integers(values), validity(values)
     else:
         data, offsets, valid = buffers(values)
-        found = Texts(data, offsets)
-    return Slot(values=found, valid=valid, style=style, before=before, after=after, instead=null)
+        texts = Texts(data, offsets)
+    return Slot(values=texts, valid=valid, style=style, before=before, after=after, instead=null)
 
 
 def quoted(values: pa.Array, style: ByteMap = JSON) -> Slot:

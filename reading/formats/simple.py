@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
 from reading.formats.canal_json import ddl_type
-from reading.formats.encoder import Encoder
 from reading.formats.pieces import JSON_HTML, Piece, Slot, bare, base64_text, quoted, slot
+from reading.formats.protocol import Encoder
 from reading.formats.rows import (
     Field,
     commit_ts,

@@ -34,9 +34,9 @@ from reading.formats.pieces import Piece, bare, base64_text, choice, large_binar
 from reading.formats.protocol import Lines
 from reading.formats.rows import json_bytes
 from reading.kv.texts import check_utf8, json_strings
-from tistream.codec.binary import Mask
 from tistream.codec.key_format import KeyFormat
 from tistream.codec.raw.keys import user_keys
+from tistream.model.arrays import Mask
 from tistream.model.change import FLAG_SCANNED, Op
 
 #: how an answer may be written -> media type
@@ -178,13 +178,13 @@ def _framed(head: bytes, pieces: Sequence[Piece], rows: int) -> pa.LargeBinaryAr
 
 
 def _is(rows: pa.RecordBatch, op: Op) -> Mask:
-    found: Mask = rows["op"].to_numpy() == op
-    return found
+    mask: Mask = rows["op"].to_numpy() == op
+    return mask
 
 
 def _scanned(rows: pa.RecordBatch) -> Mask:
-    found: Mask = rows["flags"].to_numpy() & FLAG_SCANNED > 0
-    return found
+    mask: Mask = rows["flags"].to_numpy() & FLAG_SCANNED > 0
+    return mask
 
 
 def _expiries(rows: pa.RecordBatch) -> pa.UInt64Array:

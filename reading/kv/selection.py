@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reading.core import page_rows
+from reading.filters.core import regexes
 from reading.filters.core.refusal import TEXT_MAX, refused
-from tistream.codec.binary import Mask
 from tistream.codec.key_format import KeyFormat, parse
 from tistream.codec.raw.keys import user_keys
 from tistream.errors import InvalidInput
 from tistream.keyrange import KeyRange, prefix_range
+from tistream.model.arrays import Mask
 from tistream.model.change import Op
 
 _EVERY_KEY = KeyRange()
@@ -42,6 +43,12 @@ class Selection:
         """Whether all entries pass."""
         return self.range == _EVERY_KEY and self.key_pattern is None and self.value_pattern is None
 
+    @property
+    def weight(self) -> int:
+        """Of its expressions."""
+        given = (self.key_pattern, self.value_pattern)
+        return sum(regexes.weight(each.decode("latin-1")) for each in given if each is not None)
+
     def of(self, rows: pa.Table) -> pa.Table:
         """The rows (schema change.COMMITTED) that pass."""
         return rows if self.is_everything or not rows.num_rows else page_rows.only(rows, self.passed(rows))
@@ -54,10 +61,9 @@ class Selection:
         if self.range.end:
             passed &= _mask(pc.less(keys, pa.scalar(self.range.end, pa.binary())))
         if self.key_pattern is not None:
-            passed &= _mask(pc.match_substring_regex(keys, self.key_pattern))
+            passed &= regexes.found(keys, self.key_pattern)
         if self.value_pattern is not None:
-            found = pc.fill_null(pc.match_substring_regex(rows["value"], self.value_pattern), False)
-            passed &= _mask(found) | (rows["op"].to_numpy() == Op.DELETE)
+            passed &= regexes.found(rows["value"], self.value_pattern) | (rows["op"].to_numpy() == Op.DELETE)
         return passed
 
 
@@ -111,6 +117,8 @@ def _pattern(parameter: str, text: str | None) -> bytes | None:
     except UnicodeEncodeError as e:
         cause = "a pattern is about bytes: a character above U+00FF is none"
         raise refused(parameter, text, e.start, cause, hint="; write its UTF-8 bytes, as in \\xe2\\x82\\xac.") from e
+    if too_large := regexes.Price().refusal(text):
+        raise refused(parameter, text, 0, too_large)
     try:
         pc.match_substring_regex(pa.array([b""], pa.binary()), pattern)
     except pa.ArrowInvalid as e:
@@ -119,5 +127,5 @@ def _pattern(parameter: str, text: str | None) -> bytes | None:
     return pattern
 
 
-def _mask(found: pa.Array | pa.ChunkedArray) -> Mask:
-    return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
+def _mask(column: pa.Array | pa.ChunkedArray) -> Mask:
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)

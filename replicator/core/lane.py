@@ -22,8 +22,8 @@ Times are seconds of the caller's monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tistream.errors import invariant
 
@@ -84,15 +84,18 @@ class Barriers:
     lane writes it, it comes after every row below and before every row above."""
 
     ddl: Sequence[int]  #: their timestamps from the lane's checkpoint on, rising
-    others_ts: int  #: the least checkpoint of the other lanes
+    others_ts: int  #: the least checkpoint of the other lanes, but for those that wait for an operator
+    held: Mapping[int, int] = field(default_factory=dict)
+    """By statement that concerns tables of lanes that wait for an operator: the least checkpoint of these lanes."""
 
     def end_of(self, checkpoint_ts: int) -> int | None:
         """Where the lane must stop; None = nowhere."""
         for ts in self.ddl:
+            others_ts = min(self.others_ts, self.held.get(ts, self.others_ts))
             if ts > checkpoint_ts:
                 below = ts - 1
-                return below if checkpoint_ts < below or self.others_ts < below else ts
-            if ts == checkpoint_ts and self.others_ts < ts:
+                return below if checkpoint_ts < below or others_ts < below else ts
+            if ts == checkpoint_ts and others_ts < ts:
                 return checkpoint_ts
         return None
 
@@ -116,8 +119,8 @@ class LaneCore:
         self.checkpoint_ts = checkpoint_ts
         self._record, self._record_ts = record, record_ts
         self._target_ts, self._lease_s = target_ts, lease_s
-        self._tries, self.keeps_letters = tries, keeps_letters
-        self._unkept = self._letters = 0  # refused changes of this try: to be written, and written
+        self.tries, self.keeps_letters = tries, keeps_letters
+        self._unsaved = self._letters = 0  # refused changes of this try: to be written, and written
         self._from_s = float("inf")  # when it may write
         self._until_s = float("-inf")  # and until when
         self._retry_s = float("-inf")
@@ -182,10 +185,15 @@ class LaneCore:
         assert self._planned is not None
         self._record, self._record_ts = self._planned.record, self._planned.upto
 
+    def replan(self) -> None:
+        """The stretch cannot be written as it was planned and attempted: it is planned again."""
+        invariant(self._planned is not None, "a stretch is planned before it is planned again")
+        self._planned = None
+
     def written(self) -> Finish:
         """The destination has all of the planned stretch."""
         invariant(self._planned is not None, "a stretch is planned before it is written")
-        invariant(not self._unkept, "a refused change has its dead letter before it is passed", unkept=self._unkept)
+        invariant(not self._unsaved, "a refused change has its dead letter before it is passed", unsaved=self._unsaved)
         assert self._planned is not None
         return Finish(upto=self._planned.upto, letters=self._letters)
 
@@ -194,26 +202,26 @@ class LaneCore:
         if not self.keeps_letters or not count:
             return Stop()
         self._planned = None
-        self._unkept += count
+        self._unsaved += count
         return Keep(count=count)
 
     def kept(self, count: int) -> None:
         """`count` refused changes are durable as dead letters."""
-        invariant(count <= self._unkept, "a dead letter is of a refused change", kept=count, unkept=self._unkept)
-        self._unkept -= count
+        invariant(count <= self._unsaved, "a dead letter is of a refused change", kept=count, unsaved=self._unsaved)
+        self._unsaved -= count
         self._letters += count
 
     def finished(self, upto: int) -> None:
         """The catalog has the new checkpoint."""
         self.checkpoint_ts = upto
-        self._record, self._record_ts, self._planned, self._tries = "", 0, None, 0
-        self._unkept = self._letters = 0
+        self._record, self._record_ts, self._planned, self.tries = "", 0, None, 0
+        self._unsaved = self._letters = 0
 
     def failed(self, now_s: float, spread: float) -> float:
         """A try has failed; the pause until the next. `spread`: a random number in [0, 1)."""
-        pause_s: float = min(_MAX_S, _FIRST_S * 2 ** min(self._tries, 10)) * (0.5 + spread / 2)
+        pause_s: float = min(_MAX_S, _FIRST_S * 2 ** min(self.tries, 10)) * (0.5 + spread / 2)
         self._planned = None
-        self._unkept = self._letters = 0
-        self._tries += 1
+        self._unsaved = self._letters = 0
+        self.tries += 1
         self._retry_s = now_s + pause_s
         return pause_s

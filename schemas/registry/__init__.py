@@ -1,1 +1,1 @@
-"""Schema histories, followed in the log and stored in the catalog."""
+"""Schema histories, begun from a pushed snapshot, followed in the log and stored in the catalog."""

@@ -24,8 +24,9 @@ from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.retention import Hold, HoldKind, database_time_ms
 from tistream.catalog.log.safe_points import list_safe_points
 from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.rows.tenants import TenantRow
 from tistream.catalog.tenancy.changefeeds import list_changefeeds
-from tistream.catalog.tenancy.tenants import TenantRow, get_tenant, kept_s
+from tistream.catalog.tenancy.tenants import get_tenant, kept_s
 from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import TiStreamError
 from tistream.ids import Tenant

@@ -6,7 +6,7 @@ creation if it has none and all its rows are in the log. A table that cannot be 
 
 A physical id becomes known at its DDL's commit, but some of its rows may be older, because a partition DDL copies rows
 while it runs. If the log began in between, the id would seem younger than the log and rows would be missing. So a floor
-never lies in a `Birth`, the stretch from the user's request of the DDL to its commit. A DDL that runs longer than the
+never lies in a `Birth`, the time from the user's request of the DDL to its commit. A DDL that runs longer than the
 retention is known too late for that; `schemas.bases` refuses its ids until there is a seed of them.
 
 Schema histories are kept whole: a row in a base may be older than the base, and have a much older version.
@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.bases import source_of
+from schemas.bases import is_whole_in_log, source_of
 from schemas.history import History
-from tistream.catalog.log.bases import BaseRow
 from tistream.catalog.log.retention import Hold, HoldKind
-from tistream.catalog.log.seeds import SeedRow
+from tistream.catalog.rows.bases import BaseRow
+from tistream.catalog.rows.seeds import SeedRow
 
 _BUILDS = "the maintenance scheduler builds it when it is due, tistream compact at once"
 _FIRST_BASE = f"its first base, because all its rows are in the log since its CREATE: {_BUILDS}"
@@ -56,7 +56,7 @@ class Floor:
 
 def births(history: History, earliest_ts: int) -> dict[int, Birth]:
     """By physical id, of those that became known above `earliest_ts`."""
-    found: dict[int, Birth] = {}
+    births_by_id: dict[int, Birth] = {}
     for change in history.changes(earliest_ts):
         requested = history.requested_at(change.commit_ts)
         for table in change.put_tables:
@@ -65,13 +65,13 @@ def births(history: History, earliest_ts: int) -> dict[int, Birth]:
             for physical_id in table.physical_ids:
                 starts = history.version_intervals(physical_id).starts
                 if len(starts) and int(starts[0]) == change.commit_ts:
-                    found[physical_id] = Birth(
+                    births_by_id[physical_id] = Birth(
                         physical_id=physical_id,
                         from_ts=max(earliest_ts, requested - 1),
                         born_ts=change.commit_ts,
                         table=f"{table.db}.{table.name}",
                     )
-    return found
+    return births_by_id
 
 
 def needs_of_reads(
@@ -91,13 +91,13 @@ def needs_of_reads(
         if base.ts >= earliest_ts:
             of_table.setdefault(base.table_id, []).append(base)
     for table in history.snapshot(at_ts).tables.values():
-        if table.kind != "table":
+        if table.kind != "table" or not all(map(history.is_followed, table.physical_ids)):
             continue
         for physical_id in table.physical_ids:
             source = source_of(history, physical_id, at_ts, seeds=sown, bases=of_table.get(physical_id, []))
             if source is not None:
                 yield _table_hold(source.ts, f"{table.db}.{table.name}", physical_id, _NEWER_BASE)
-            elif physical_id in born:
+            elif physical_id in born and is_whole_in_log(history, physical_id, earliest_ts):
                 yield born[physical_id].hold(_FIRST_BASE)
 
 

@@ -29,16 +29,17 @@ import structlog
 from schemas import fields
 from schemas.ddl import Job, parse_job
 from schemas.history import History
-from schemas.history_store import HistoryStore
 from schemas.layout import row_layout
 from schemas.meta import Definition, Step, read_meta, steps_of
 from schemas.model import Table
-from schemas.pushed import history_of
+from schemas.registry.history_store import HistoryStore
+from schemas.registry.pushed import history_of
 from schemas.snapshot import SchemaSnapshot
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.log.segments import SegmentRow
-from tistream.catalog.tenancy.tenants import TaskKind, get_tenant
+from tistream.catalog.rows.segments import SegmentRow
+from tistream.catalog.rows.tenants import TaskKind
+from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.catalog.work.tasks import list_tasks
 from tistream.clock import Clock, SystemClock
 from tistream.codec.committed_file import decode_committed_segment
@@ -47,10 +48,10 @@ from tistream.errors import CorruptObject, DecodeError, ErrorKind, NotFound, TiS
 from tistream.ids import Tenant
 from tistream.limits import SNAPSHOT_BYTES_MAX
 from tistream.model.change import FLAG_NOT_A_CHANGE, Op
+from tistream.model.problem import Problem
 from tistream.objectstore.keys import at_most
 from tistream.objectstore.layout import SchemaSnapKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 
@@ -118,21 +119,21 @@ class SchemaRegistry:
         """The history, complete up to the current schema watermark."""
         with self._lock(tenant):
             try:
-                found = self._caught_up(tenant).history
+                history = self._caught_up(tenant).history
             except TiStreamError as error:
                 if error.kind is ErrorKind.CORRUPT:
                     self._stuck[tenant] = error
                 raise
             self._stuck.pop(tenant, None)
-            return found
+            return history
 
     def problems(self) -> list[Problem]:
         """Tenants whose last catch-up failed, and disagreements of the sources."""
         stuck = [Problem.of(f"schemas/{tenant}", error) for tenant, error in list(self._stuck.items())]
         return stuck + [
-            Problem(source=f"schemas/{tenant}", code=DecodeError.code, message=_DISAGREE, facts=asdict(found))
+            Problem(source=f"schemas/{tenant}", code=DecodeError.code, message=_DISAGREE, facts=asdict(disagreement))
             for tenant, held in list(self._held.items())
-            for found in held.history.disagreements
+            for disagreement in held.history.disagreements
         ]
 
     def _caught_up(self, tenant: Tenant) -> _Held:
@@ -153,9 +154,9 @@ class SchemaRegistry:
         if steps:
             known, seen = known.copy(), known.disagreements
             known.follow(steps, upto_ts)
-            for found in known.disagreements:
-                if found not in seen:
-                    log.warning(_DISAGREE, tenant=str(tenant), **asdict(found))
+            for disagreement in known.disagreements:
+                if disagreement not in seen:
+                    log.warning(_DISAGREE, tenant=str(tenant), **asdict(disagreement))
         else:
             known.advance(upto_ts)
         held.history, held.seen_ts = known, upto_ts
@@ -209,12 +210,12 @@ class CommittedSteps:
         self._histories = HistoryStore(catalog, store)
 
     def begin(self, tenant: Tenant) -> History:
-        found = self._histories.newest(tenant)
-        if found is None:
+        newest = self._histories.newest(tenant)
+        if newest is None:
             pushed = self._pushed(tenant)
             self._histories.save(tenant, pushed)
-            found = self._histories.newest(tenant) or pushed
-        return found
+            newest = self._histories.newest(tenant) or pushed
+        return newest
 
     def _pushed(self, tenant: Tenant) -> History:
         row = get_tenant(self._catalog, tenant)
@@ -242,21 +243,21 @@ class CommittedSteps:
         for segment in self._segments(tenant, after_ts, upto_ts):
             rows = self._rows(segment)
             jobs.extend(read_jobs(rows, job_table, after_ts, upto_ts))
-            for found in read_meta(rows, after_ts, upto_ts):
-                if isinstance(found, Job):
-                    jobs.append(found)
+            for step in read_meta(rows, after_ts, upto_ts):
+                if isinstance(step, Job):
+                    jobs.append(step)
                 else:
-                    definitions.append(found)
+                    definitions.append(step)
         return steps_of(jobs, definitions)
 
     def _segments(self, tenant: Tenant, after_ts: int, upto_ts: int) -> list[SegmentRow]:
         limit = _SEGMENTS_ASKED
         while True:
-            found = find_segments(
+            segments = find_segments(
                 self._catalog, tenant, after_ts=after_ts, upto_ts=upto_ts, kind=TaskKind.DDL, limit=limit
             )
-            if len(found) < limit:
-                return found
+            if len(segments) < limit:
+                return segments
             limit *= 4  # a page does not tell where the next begins, so read all
 
     def _rows(self, segment: SegmentRow) -> pa.Table:

@@ -79,11 +79,11 @@ def _sizes(p: Parser) -> str:
 
 
 def _sign(p: Parser) -> str:
-    found = set()
+    signs = set()
     while word := p.one_of(("UNSIGNED", "SIGNED", "ZEROFILL")):
-        found.add(word)
-    unsigned = bool(found & {"UNSIGNED", "ZEROFILL"})
-    return " UNSIGNED" * unsigned + " ZEROFILL" * ("ZEROFILL" in found)
+        signs.add(word)
+    unsigned = bool(signs & {"UNSIGNED", "ZEROFILL"})
+    return " UNSIGNED" * unsigned + " ZEROFILL" * ("ZEROFILL" in signs)
 
 
 def _charset(p: Parser) -> str:
@@ -95,12 +95,12 @@ def _charset(p: Parser) -> str:
 
 
 def _options(p: Parser) -> str:
-    found = ""
+    text = ""
     while True:
         option = _option(p)
         if not option:
-            return found
-        found += " " + option
+            return text
+        text += " " + option
 
 
 def _option(p: Parser) -> str:
@@ -163,13 +163,13 @@ def default(p: Parser) -> str:
 def _in_brackets(p: Parser) -> str:
     """A function as a default value; a sequence has brackets already."""
     if p.next.upper == "NEXTVAL":
-        found = default(p)
+        text = default(p)
     elif p.next.kind is Kind.WORD and p.ahead(1).upper == "(" and p.next.upper not in NOW | SPECIAL:
-        found = f"({p.call()})"
+        text = f"({p.call()})"
     else:
         raise Unsupported(p.next.value)
     p.expect(")")
-    return found
+    return text
 
 
 def _clustered(p: Parser) -> str:
@@ -221,43 +221,43 @@ def parts(p: Parser) -> str:
 
 def _part(p: Parser) -> str:
     if p.accept("("):
-        found = f"({p.expression()})"
+        text = f"({p.expression()})"
         p.expect(")")
     else:
-        found = p.name() + _size(p)
+        text = p.name() + _size(p)
     p.accept("ASC")
-    return found + " DESC" * p.accept("DESC")
+    return text + " DESC" * p.accept("DESC")
 
 
 def index_options(p: Parser) -> str:
     """The options of an index, in the order in which TiDB writes them."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     while True:
         if word := p.one_of(_CLUSTERED):
-            found["clustered"] = f"/*T![clustered_index] {word} */"
+            options["clustered"] = f"/*T![clustered_index] {word} */"
         elif p.accept("COMMENT"):
-            found["comment"] = "COMMENT " + p.string()
+            options["comment"] = "COMMENT " + p.string()
         elif word := p.one_of(("VISIBLE", "INVISIBLE")):
-            found["visible"] = word
+            options["visible"] = word
         elif p.accept("USING"):
-            found["type"] = "USING " + p.raw_name().upper()
+            options["type"] = "USING " + p.raw_name().upper()
         else:
             break
-    return "".join(" " + found[name] for name in ("clustered", "type", "comment", "visible") if name in found)
+    return "".join(" " + options[name] for name in ("clustered", "type", "comment", "visible") if name in options)
 
 
 def _foreign(p: Parser, symbol: str) -> str:
     name = _index_name(p) or symbol
     columns = parts(p)
     p.expect("REFERENCES")
-    found = f"CONSTRAINT {name + ' ' if name else ''}FOREIGN KEY {columns} REFERENCES {p.table()}{parts(p)}"
+    text = f"CONSTRAINT {name + ' ' if name else ''}FOREIGN KEY {columns} REFERENCES {p.table()}{parts(p)}"
     acts: dict[str, str] = {}
     while p.accept("ON"):
         when = p.one_of(("DELETE", "UPDATE"))
         acts[when] = _action(p)
     if p.next.upper == "MATCH" or "" in acts:
         raise Unsupported("a foreign key")
-    return found + "".join(f" ON {when} {acts[when]}" for when in ("DELETE", "UPDATE") if when in acts)
+    return text + "".join(f" ON {when} {acts[when]}" for when in ("DELETE", "UPDATE") if when in acts)
 
 
 def _action(p: Parser) -> str:

@@ -60,11 +60,11 @@ class Parser:
         return self._tokens[at] if at < len(self._tokens) else END
 
     def take(self) -> Token:
-        found = self.next
-        if found is END:
+        token = self.next
+        if token is END:
             raise Unsupported("the end")
         self._at += 1
-        return found
+        return token
 
     def accept(self, *words: str) -> bool:
         """Whether these keywords or signs come next; then they are read."""
@@ -92,10 +92,10 @@ class Parser:
             raise Unsupported(self.next.value)
 
     def raw_name(self) -> str:
-        found = self.take()
-        if found.kind not in (Kind.WORD, Kind.QUOTED):
-            raise Unsupported(found.value)
-        return found.value
+        token = self.take()
+        if token.kind not in (Kind.WORD, Kind.QUOTED):
+            raise Unsupported(token.value)
+        return token.value
 
     def name(self) -> str:
         """One name in backquotes."""
@@ -110,59 +110,59 @@ class Parser:
         return quoted(first, self.raw_name())
 
     def number(self) -> str:
-        found = self.take()
-        if found.kind is not Kind.NUMBER or not found.value.isdecimal():
-            raise Unsupported(found.value)
-        return str(int(found.value))
+        token = self.take()
+        if token.kind is not Kind.NUMBER or not token.value.isdecimal():
+            raise Unsupported(token.value)
+        return str(int(token.value))
 
     def string(self) -> str:
         """A string without a charset."""
-        found = self.take()
-        if found.kind is not Kind.STRING:
-            raise Unsupported(found.value)
-        return text_of(found.value)
+        token = self.take()
+        if token.kind is not Kind.STRING:
+            raise Unsupported(token.value)
+        return text_of(token.value)
 
     def charset_name(self) -> str:
         """Name of a charset or collation."""
-        found = self.take()
-        if found.kind is Kind.SIGN or not re.fullmatch(r"\w+", found.value):
-            raise Unsupported(found.value)
-        return found.value
+        token = self.take()
+        if token.kind is Kind.SIGN or not re.fullmatch(r"\w+", token.value):
+            raise Unsupported(token.value)
+        return token.value
 
     def several(self, part: Callable[[], str], separator: str) -> str:
         """Parts separated by commas."""
-        found = [part()]
+        parts = [part()]
         while self.accept(","):
-            found.append(part())
-        return separator.join(found)
+            parts.append(part())
+        return separator.join(parts)
 
     def bracketed(self, part: Callable[[], str], separator: str) -> str:
         """A list in parentheses."""
         self.expect("(")
-        found = self.several(part, separator)
+        parts = self.several(part, separator)
         self.expect(")")
-        return f"({found})"
+        return f"({parts})"
 
     # ---- expressions
 
     def expression(self) -> str:
-        found = self._operand()
+        text = self._operand()
         while True:
             sign = self.next.upper
             if sign in _TIGHT or sign == "<>":
                 self.take()
-                found += _SAME.get(sign, sign) + self._operand()
+                text += _SAME.get(sign, sign) + self._operand()
             elif self.next.kind is not Kind.QUOTED and (sign in _SPACED or sign == "&&"):
                 self.take()
                 joined = _SAME.get(sign, sign)
-                found += (joined if joined == "%" else f" {joined} ") + self._operand()
+                text += (joined if joined == "%" else f" {joined} ") + self._operand()
             elif self.accept("IS"):
-                found += " IS NOT NULL" if self.accept("NOT") else " IS NULL"
+                text += " IS NOT NULL" if self.accept("NOT") else " IS NULL"
                 self.expect("NULL")
             elif sign in ("IN", "BETWEEN", "LIKE", "NOT") and self.next.kind is Kind.WORD:
-                found += self._predicate()
+                text += self._predicate()
             else:
-                return found
+                return text
 
     def _predicate(self) -> str:
         not_ = " NOT" if self.accept("NOT") else ""
@@ -171,20 +171,20 @@ class Parser:
                 raise Unsupported("IN of a query")
             return f"{not_} IN {self.bracketed(self.expression, ',')}"
         if self.accept("LIKE"):
-            found = f"{not_} LIKE {self._operand()}"
+            text = f"{not_} LIKE {self._operand()}"
             if self.next.upper == "ESCAPE":
                 raise Unsupported("ESCAPE")
-            return found
+            return text
         self.expect("BETWEEN")
         low = self._arithmetic()
         self.expect("AND")
         return f"{not_} BETWEEN {low} AND {self._arithmetic()}"
 
     def _arithmetic(self) -> str:
-        found = self._operand()
+        text = self._operand()
         while self.next.kind is Kind.SIGN and self.next.value in "+-*/%":
-            found += self.take().value + self._operand()
-        return found
+            text += self.take().value + self._operand()
+        return text
 
     def _operand(self) -> str:
         token = self.next
@@ -192,9 +192,9 @@ class Parser:
             if self.accept("("):
                 if self.next.upper in ("SELECT", "WITH"):
                     raise Unsupported("a query inside an expression")
-                found = self.expression()
+                text = self.expression()
                 self.expect(")")
-                return f"({found})"
+                return f"({text})"
             if token.value in ("-", "+") and self.ahead(1).kind is Kind.NUMBER:
                 return self.take().value + self._literal(self.take())
             raise Unsupported(token.value)

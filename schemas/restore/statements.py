@@ -81,9 +81,9 @@ def _elements(p: Parser) -> str:
     keys: list[str] = []
     p.expect("(")
     while True:
-        found = key(p) if _begins_key(p) else ""
-        if found:
-            keys.append(found)
+        text = key(p) if _begins_key(p) else ""
+        if text:
+            keys.append(text)
         else:
             columns.append(definition(p))
         if not p.accept(","):
@@ -97,17 +97,17 @@ def _begins_key(p: Parser) -> bool:
 
 
 def _database_options(p: Parser) -> str:
-    found = ""
+    text = ""
     while p.next.upper in ("DEFAULT", "CHARACTER", "CHARSET", "COLLATE"):
         p.accept("DEFAULT")
         if p.accept("CHARACTER", "SET") or p.accept("CHARSET"):
             p.accept("=")
-            found += f" CHARACTER SET = {p.charset_name().lower()}"
+            text += f" CHARACTER SET = {p.charset_name().lower()}"
         else:
             p.expect("COLLATE")
             p.accept("=")
-            found += f" COLLATE = {p.charset_name().lower()}"
-    return found
+            text += f" COLLATE = {p.charset_name().lower()}"
+    return text
 
 
 def _alter(p: Parser) -> str:
@@ -148,10 +148,10 @@ def _part(p: Parser) -> str:
     return _table_options(options(p))
 
 
-def _table_options(found: list[Option]) -> str:
-    if [option.kind for option in found] == ["charset", "collate"]:
-        return f"CHARACTER SET {found[0].value} COLLATE {found[1].value}"
-    text = shown(found).strip()
+def _table_options(options_given: list[Option]) -> str:
+    if [option.kind for option in options_given] == ["charset", "collate"]:
+        return f"CHARACTER SET {options_given[0].value} COLLATE {options_given[1].value}"
+    text = shown(options_given).strip()
     if not text:
         raise Unsupported("no option")
     return text

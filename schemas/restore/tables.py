@@ -21,19 +21,19 @@ class Option:
 
 def options(p: Parser) -> list[Option]:
     """The options that come next, separated by spaces or commas."""
-    found: list[Option] = []
+    given: list[Option] = []
     while True:
         option = _option(p)
         if option is None:
-            return found
-        found.append(option)
+            return given
+        given.append(option)
         if p.next.upper == "," and _begins(p.ahead(1).upper, p.ahead(2).upper):
             p.take()
 
 
-def shown(found: list[Option]) -> str:
+def shown(given: list[Option]) -> str:
     """Options as CREATE TABLE has them."""
-    return "".join(" " + option.text for option in found if option.text)
+    return "".join(" " + option.text for option in given if option.text)
 
 
 _FIRST = frozenset([

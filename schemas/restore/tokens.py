@@ -59,7 +59,7 @@ END = Token(Kind.END, "")
 
 def tokens(text: str, sql_mode: int) -> list[Token]:
     """All tokens of the text. Unsupported where it is not SQL that TiDB accepts."""
-    found: list[Token] = []
+    read: list[Token] = []
     at, executed = 0, False
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -71,12 +71,12 @@ def tokens(text: str, sql_mode: int) -> list[Token]:
         elif kind == "closes":
             raise Unsupported("*/")
         elif kind == "string":
-            found.append(_string(raw, sql_mode))
+            read.append(_string(raw, sql_mode))
         elif kind == "quoted":
-            found.append(Token(Kind.QUOTED, raw[1:-1].replace("``", "`")))
+            read.append(Token(Kind.QUOTED, raw[1:-1].replace("``", "`")))
         elif kind != "skip":
-            found.append(Token(Kind(kind), raw))
-    return found
+            read.append(Token(Kind(kind), raw))
+    return read
 
 
 def _string(raw: str, sql_mode: int) -> Token:

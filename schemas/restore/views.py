@@ -44,10 +44,10 @@ def view(query: str, sql_mode: int, charset: str, schema: str, stored: str) -> s
 
 
 def _required(p: Parser, words: tuple[str, ...]) -> str:
-    found = p.one_of(words)
-    if not found:
+    word = p.one_of(words)
+    if not word:
         raise Unsupported(p.next.value)
-    return found
+    return word
 
 
 def _definer(p: Parser) -> str:
@@ -77,9 +77,9 @@ def _check_option(p: Parser) -> str:
 def _of_other_databases(stored: str, schema: str) -> str:
     """The stored SELECT if it reads a database other than the view's: the user's relies on his session then."""
     p = Parser(stored, sql_mode=0, charset="")
-    found = select(p)
+    text = select(p)
     p.finish()
-    return found if any(name.lower() != schema.lower() for name in p.schemas) else ""
+    return text if any(name.lower() != schema.lower() for name in p.schemas) else ""
 
 
 def select(p: Parser) -> str:
@@ -108,9 +108,9 @@ def _field(p: Parser) -> str:
         name = p.name()
         p.expect(".", "*")
         return name + ".*"
-    found = p.expression()
+    text = p.expression()
     alias = _alias(p, _AFTER_FIELD)
-    return f"{found} AS {alias}" if alias else found
+    return f"{text} AS {alias}" if alias else text
 
 
 def _alias(p: Parser, words: frozenset[str]) -> str:
@@ -125,9 +125,9 @@ def _alias(p: Parser, words: frozenset[str]) -> str:
 
 
 def _item(p: Parser) -> str:
-    found = p.expression()
+    text = p.expression()
     p.accept("ASC")
-    return found + " DESC" * p.accept("DESC")
+    return text + " DESC" * p.accept("DESC")
 
 
 def _tables(p: Parser) -> str:
@@ -159,8 +159,8 @@ def _tables(p: Parser) -> str:
 def _table(p: Parser) -> str:
     if p.next.upper == "(":
         raise Unsupported("a derived table")
-    found = p.table()
+    text = p.table()
     alias = _alias(p, _AFTER_TABLE)
     if p.next.upper in ("USE", "IGNORE", "FORCE", "PARTITION", "TABLESAMPLE"):
         raise Unsupported(p.next.value)
-    return f"{found} AS {alias}" if alias else found
+    return f"{text} AS {alias}" if alias else text

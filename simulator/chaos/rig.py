@@ -19,16 +19,16 @@ from typing import Self
 import orjson
 import zstandard
 
-from simulator.chaos.core.takeover import Item
 from simulator.chaos.plan import BUCKET, CONTROL, DATABASE, PROCESS, Choice, Event, Harm
 from simulator.chaos.servers.durable_s3 import DurableS3
 from simulator.chaos.servers.fake_clock import FakeClock
 from simulator.chaos.servers.mariadb import MariaDBServer
-from simulator.chaos.servers.ports import free_port
-from simulator.chaos.servers.processes import TiStreamProcess, wait_until_ready
+from simulator.chaos.servers.processes import TiStreamProcess
 from simulator.chaos.servers.proxy import Proxy, Trouble
 from simulator.chaos.servers.s3server import CREDENTIALS
+from simulator.chaos.servers.services import Services
 from simulator.hostile import HOSTILE
+from simulator.judging.core.takeover import Item
 from simulator.profiles import DEFAULT, Profile, weights
 from simulator.serve.content import workload_cluster
 from simulator.serve.faults import STORM
@@ -37,7 +37,7 @@ from simulator.workload import Workload
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
-from tistream.catalog.work.stops import list_stops
+from tistream.catalog.work.stopped_items import list_stopped_items
 from tistream.catalog.work.stores import list_stores
 from tistream.catalog.work.tasks import list_tasks
 from tistream.client import Client, connect
@@ -75,7 +75,8 @@ class Rig:
         self.folder, self.size = folder, size
         self._seed = seed
         self._open = ExitStack()
-        self.processes: dict[str, TiStreamProcess] = {}
+        self.services = Services(folder, self._environment)
+        self.processes = self.services.processes
         self._proxies: dict[str, Proxy] = {}
         self._clocks: dict[str, FakeClock] = {}
 
@@ -140,12 +141,12 @@ class Rig:
 
     def holding(self) -> dict[Item, tuple[str | None, int]]:
         """Every store and task, with its worker and epoch."""
-        found: dict[Item, tuple[str | None, int]] = {}
+        holding: dict[Item, tuple[str | None, int]] = {}
         for store in list_stores(self.catalog):
-            found["store", store.tenant, store.store_id] = (store.dispatcher, store.dispatcher_epoch)
+            holding["store", store.tenant, store.store_id] = (store.dispatcher, store.dispatcher_epoch)
         for task in list_tasks(self.catalog):
-            found["task", task.task_id] = (task.owner, task.epoch)
-        return found
+            holding["task", task.task_id] = (task.owner, task.epoch)
+        return holding
 
     def durable_ts(self) -> int:
         """Up to where the log is complete."""
@@ -153,12 +154,8 @@ class Rig:
 
     def unnamed(self) -> list[str]:
         """The hostile tenants that the list of stops does not name."""
-        named = {row.stopped.tenant for row in list_stops(self.catalog)}
+        named = {row.stopped.tenant for row in list_stopped_items(self.catalog)}
         return [f"{tenant}: {name}" for tenant, name in HOSTILE_TENANTS.items() if tenant not in named]
-
-    def logs(self) -> str:
-        """The ends of all logs."""
-        return "\n".join(f"--- {name}\n{process.output()[-1500:]}" for name, process in self.processes.items())
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -174,11 +171,11 @@ class Rig:
             client.tenant(TENANT.cluster_id, TENANT.tenant_id).register()
         # one pusher starts the tenant with a snapshot of the schema; the others continue from it
         half = STORES // 2
-        self._start_process("pusher-1", *self._push(range(1, half + 1)))
-        _wait(lambda: get_tenant(self.catalog, TENANT).start_ts > 0, "the tenant does not begin", self.logs)
-        self._start_process("pusher-2", *self._push(range(half + 1, STORES + 1)))
+        self._start_pusher("pusher-1", range(1, half + 1))
+        _wait(lambda: get_tenant(self.catalog, TENANT).start_ts > 0, "the tenant does not begin", self.services.logs)
+        self._start_pusher("pusher-2", range(half + 1, STORES + 1))
         begun = self.durable_ts()
-        _wait(lambda: self.durable_ts() > begun, "no data comes", self.logs)
+        _wait(lambda: self.durable_ts() > begun, "no data comes", self.services.logs)
 
     def _start_servers(self) -> None:
         (self.folder / "db").mkdir()
@@ -212,20 +209,13 @@ class Rig:
 
     def _start_services(self) -> None:
         size = self.size
-        metas = {f"meta-{n}": free_port() for n in range(1, size.metas + 1)}
-        apis = {f"api-{n}": free_port() for n in range(1, size.apis + 1)}
-        self._proxies["control"] = self._open.enter_context(Proxy(*apis.values()))
-        self.api_urls = [f"http://127.0.0.1:{port}" for port in apis.values()]
-        for name, port in metas.items():
-            self._start_process(name, "meta", "--name", name, "--metrics-port", str(port))
-        for name, port in apis.items():
-            self._start_process(name, "serve", "--port", str(port))
-        for n in range(1, size.dispatchers + 1):
-            self._start_process(f"dispatcher-{n}", "dispatch", "--name", f"dispatcher-{n}")
-        for n in range(1, size.sorters + 1):
-            self._start_process(f"sorter-{n}", "sort", "--name", f"sorter-{n}")
-        for name, port in (*metas.items(), *apis.items()):
-            wait_until_ready(self.processes[name], f"http://127.0.0.1:{port}")
+        metas, apis = _names("meta", size.metas), _names("api", size.apis)
+        self.api_urls = [self.services.url_of(name) for name in apis]
+        ports = [int(url.rpartition(":")[2]) for url in self.api_urls]
+        self._proxies["control"] = self._open.enter_context(Proxy(*ports))
+        self._open.callback(self.services.kill)
+        self.services.start(*metas, *apis, *_names("dispatcher", size.dispatchers), *_names("sorter", size.sorters))
+        self.services.wait_until_ready(*metas, *apis)
 
     def _add_hostile_tenants(self) -> None:
         ts = tso.compose(SystemClock().unix_ms())
@@ -235,29 +225,24 @@ class Rig:
             self._bucket.server.put(_BUCKET, str(SchemaSnapKey(tenant=tenant, ts=ts)), data)
             register_tenant(self.catalog, tenant)
 
-    def _push(self, stores: range) -> list[str]:
+    def _start_pusher(self, name: str, stores: range) -> None:
         to = ("--url", f"http://127.0.0.1:{self._proxies['control'].port}", "--cluster", "1", "--tenant", "1")
         of = [f"--store-id={n}" for n in stores]
-        return ["push", "--pd", self.upstream.pd_address, *to, *of]
-
-    def _start_process(self, name: str, *args: str) -> None:
-        environment = {**self._environment(), **self._clock(name)}
-        process = TiStreamProcess(*args, log=self.folder / f"{name}.log", env=environment)
-        self.processes[name] = process
-        self._open.callback(process.kill)
-        process.start()
+        self.services.add(name, "push", "--pd", self.upstream.pd_address, *to, *of)
+        self.services.start(name)
 
     def _clock(self, name: str) -> dict[str, str]:
         self._clocks[name] = FakeClock(self.folder / f"{name}.clock")
         return self._clocks[name].environment
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, name: str) -> dict[str, str]:
         bucket = replace(self._bucket.server, endpoint=f"http://127.0.0.1:{self._proxies['bucket'].port}")
         return {
             **CREDENTIALS,
             "TISTREAM_CATALOG_URL": self._database.url(self._proxies["database"].port),
             "TISTREAM_OBJECT_STORE_URL": bucket.url(_BUCKET),
             "TISTREAM_META_DATA_TASKS": str(self.size.data_tasks),
+            **self._clock(name),
         }
 
     def control(self) -> Client:
@@ -275,6 +260,10 @@ _ACTIONS = weights(
 def _profile(size: Size) -> Profile:
     """A load that leaves the machine room for all the processes."""
     return replace(DEFAULT, name="chaos", stores=STORES, tables=size.tables, rows=size.rows, hot=0.1, actions=_ACTIONS)
+
+
+def _names(role: str, count: int) -> list[str]:
+    return [f"{role}-{n + 1}" for n in range(count)]
 
 
 def _wait(is_so: Callable[[], bool], otherwise: str, logs: Callable[[], str]) -> None:

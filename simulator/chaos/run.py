@@ -1,7 +1,8 @@
 """One chaos run: start the deployment, inject faults, let everything heal, and compare.
 
 Nothing may be lost, repeated, foreign or out of order, no resolved_ts may fall, and "not now" is the only error; after
-the faults the log catches up with the upstream within HEAL_S.
+the faults the log catches up with the upstream within HEAL_S. Then all of it is read again from the beginning: the
+readers that followed it have passed what a fault may have taken away since. A run with hardly a row proves nothing.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simulator.chaos.core.judge import Content, Judge, Version, truth_of
-from simulator.chaos.core.takeover import Takeovers, percentile
 from simulator.chaos.plan import Event, Harm, schedule
-from simulator.chaos.readers import Reader
 from simulator.chaos.rig import TENANT, Rig, Size
+from simulator.judging.core.judge import Content, Judge, Version, truth_of
+from simulator.judging.core.takeover import Takeovers, percentile
+from simulator.judging.readers import Reader, read_again
 from simulator.profiles import FIRST_TABLE_ID
 from tistream import ts as tso
 from tistream.catalog.tenancy.tenants import get_tenant
@@ -29,6 +30,7 @@ from tistream.errors import CatalogUnavailable
 HEAL_S = 120.0
 TAKEOVER_P99_S = 15.0
 READERS = 2
+ROWS_MIN = 100  #: versions that a run must have committed, and every reader read
 _LOOK_S = 0.1
 TABLES = range(FIRST_TABLE_ID, DDL_JOB_TABLE_ID)
 _DATABASE_AWAY = {Harm.KILL, Harm.REFUSE}
@@ -47,6 +49,7 @@ class Report:
     revived: int = 0  #: processes that had ended by themselves, as one does that was replaced while it slept
     committed: int = 0  #: versions upstream
     read: int = 0  #: versions that each reader got, at least
+    read_again: int = 0  #: versions in the whole log at the end, at least
     findings: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
     healed_s: float | None = None  #: from the end of the harm until everything was readable; None = not in time
@@ -61,7 +64,20 @@ class Report:
     def held(self) -> bool:
         """Whether every promise was kept."""
         late = self.takeover_p99_s is not None and self.takeover_p99_s > TAKEOVER_P99_S
-        return not self.findings and self.healed_s is not None and not late
+        enough = min(self.committed, self.read, self.read_again) >= ROWS_MIN
+        return enough and not self.findings and self.healed_s is not None and not late
+
+    def compare(self, live: Sequence[Judge], again: Sequence[Judge], truth: Mapping[Version, Content]) -> None:
+        """Take what the judges find: of readers that followed the log, and of those that read it again at the end."""
+        counter: Counter[str] = Counter()
+        for judge in (*live, *again):
+            judge.compare(truth)
+            counter.update(judge.counts)
+            self.examples += judge.examples
+        self.findings = dict(counter)
+        self.committed = len(truth)
+        self.read = min(len(judge.got) for judge in live)
+        self.read_again = min(len(judge.got) for judge in again)
 
     def shown(self) -> dict[str, Any]:
         """As JSON."""
@@ -100,11 +116,13 @@ class _Run:
             reader.start()
         try:
             self._hurt()
-            self._heal([reader.judge for reader in readers])
+            end_ts = self._heal([reader.judge for reader in readers])
+            self._say("reading everything again")
+            again = read_again(urls, TENANT, self._clock, TABLES, end_ts, within_s=HEAL_S)
         finally:
             for reader in readers:
                 reader.stop()
-        self._compare([reader.judge for reader in readers])
+        self._compare([reader.judge for reader in readers], again)
         return self._report
 
     def _hurt(self) -> None:
@@ -145,7 +163,7 @@ class _Run:
 
     def _look(self) -> None:
         for name in self._rig.revive():
-            self._say(f"{name} had ended by itself and was started again")
+            self._say(f"{name} had ended and was started again")
             self._report.revived += 1
         if any(e.target == "database" and e.harm in _DATABASE_AWAY for e in self._going):
             self._takeovers.void()
@@ -166,32 +184,27 @@ class _Run:
             if asleep.issuperset(name for name in self._rig.processes if name.startswith(kind)):
                 self._takeovers.hold(self._clock.monotonic(), "" if kind == "meta" else kind)
 
-    def _heal(self, judges: list[Judge]) -> None:
-        """No more harm, no more changes: how long until every reader has everything."""
+    def _heal(self, judges: list[Judge]) -> int:
+        """No more harm, no more changes: how long until every reader has everything. The timestamp of its end."""
         began = self._clock.monotonic()
         end_ts = self._rig.upstream.settle()
         self._say("no more harm; waiting until everything is readable")
         while min(judge.complete_ts for judge in judges) < end_ts:
             if self._clock.monotonic() - began > HEAL_S:
-                self._report.examples += [f"not readable within {HEAL_S:.0f} s: {end_ts}", self._rig.logs()]
-                return
+                self._report.examples += [f"not readable within {HEAL_S:.0f} s: {end_ts}", self._rig.services.logs()]
+                return end_ts
             self._clock.wait(threading.Event(), _LOOK_S)
             self._look()
         self._report.healed_s = round(self._clock.monotonic() - began, 1)
+        return end_ts
 
-    def _compare(self, judges: list[Judge]) -> None:
-        truth = _truth(self._rig)
-        found: Counter[str] = Counter()
-        for judge in judges:
-            judge.compare(truth)
-            found.update(judge.counts)
-            self._report.examples += judge.examples
-        if unnamed := self._rig.unnamed():
-            found["unnamed"] = len(unnamed)
-            self._report.examples += [f"the list of stops lacks this tenant: {each}" for each in unnamed]
+    def _compare(self, live: list[Judge], again: list[Judge]) -> None:
         report, times = self._report, self._takeovers.seconds
-        report.findings, report.events = dict(found), dict(self._counts)
-        report.committed, report.read = len(truth), min(len(judge.got) for judge in judges)
+        report.compare(live, again, _truth(self._rig))
+        if unnamed := self._rig.unnamed():
+            report.findings["unnamed"] = len(unnamed)
+            report.examples += [f"the list of stops lacks this tenant: {each}" for each in unnamed]
+        report.events = dict(self._counts)
         report.takeovers, report.returned = sorted(round(s, 1) for s in times), self._takeovers.returned
         report.takeover_p50_s, report.takeover_p99_s = percentile(times, 0.5), percentile(times, 0.99)
         report.lag_p50_s, report.lag_p99_s = percentile(self._lags, 0.5), percentile(self._lags, 0.99)

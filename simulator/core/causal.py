@@ -45,8 +45,8 @@ class Timestamps(Protocol):
 
 
 class TsoCache:
-    """Prefetched batches, the oldest is used first: timestamps are up to `outage_ms` old, and writes go on for as long
-    while PD is away."""
+    """Prefetched batches, the oldest is used first: timestamps are up to `outage_ms` old, and writes continue while PD
+    is away, for as long."""
 
     def __init__(self, outage_ms: int = 3000) -> None:
         self._ahead = math.ceil(outage_ms / RENEW_MS)

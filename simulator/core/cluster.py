@@ -18,8 +18,8 @@ the newest version of each key only, and its resolved ts come from `raw_resolved
 
 The scan takes no time, or it comes in pieces (`register(at_once=False)`, then `scan` until it says that it is done).
 Live rows are sent from the registration on, the scan reads the state at the first call of `scan`, and its rows come
-behind whatever was sent live before them. So one commit may come as COMMITTED and as COMMIT, a COMMIT before its
-PREWRITE, and a lock as it was behind the same lock as it is.
+after whatever was sent live before them. So one commit may come as COMMITTED and as COMMIT, a COMMIT before its
+PREWRITE, and a lock as it was after the same lock as it is.
 
 Relations:
 
@@ -120,8 +120,8 @@ class Cluster:
 
     def read(self, key: bytes, ts: int) -> bytes | None:
         """The value visible at `ts`, or None where the key does not exist then."""
-        found = self._keys.get(key)
-        for version in reversed(found.versions if found else ()):
+        entry = self._keys.get(key)
+        for version in reversed(entry.versions if entry else ()):
             if version.commit_ts <= ts:
                 return version.value  # type: ignore[no-any-return]
         return None
@@ -156,13 +156,13 @@ class Cluster:
 
     def versions(self, key: bytes) -> Sequence[Version]:
         """All versions of a key, oldest first."""
-        found = self._keys.get(key)
-        return tuple(found.versions) if found else ()
+        entry = self._keys.get(key)
+        return tuple(entry.versions) if entry else ()
 
     def lock(self, key: bytes) -> Lock | None:
         """The lock on a key."""
-        found = self._keys.get(key)
-        return found.lock if found else None
+        entry = self._keys.get(key)
+        return entry.lock if entry else None
 
     def prewrite(self, key: bytes, lock: Lock) -> None:
         """Lock a key. The same transaction may prewrite it again (a later flush of a pipelined one): the last wins."""
@@ -250,10 +250,10 @@ class Cluster:
         return self._regions[self._starts.peekitem(at)[1]]
 
     def region(self, region_id: int) -> Region:
-        found = self._regions.get(region_id)
-        if found is None:
+        region = self._regions.get(region_id)
+        if region is None:
             raise InvalidInput("there is no such region", region_id=region_id)
-        return found
+        return region
 
     def has_region(self, region_id: int) -> bool:
         return region_id in self._regions
@@ -467,11 +467,11 @@ class Cluster:
         self.now_ts = max(self.now_ts, ts)
 
     def _subscribers(self, key: bytes) -> Sequence[Subscription]:
-        found = self._subscriptions.get(self.region_of(key).region_id, ()) if self._subscriptions else ()
+        subscriptions = self._subscriptions.get(self.region_of(key).region_id, ()) if self._subscriptions else ()
         is_raw = key.startswith(RAW_MODE)
-        found = [subscription for subscription in found if subscription.is_raw is is_raw]
-        self._touch(found)
-        return found
+        subscriptions = [subscription for subscription in subscriptions if subscription.is_raw is is_raw]
+        self._touch(subscriptions)
+        return subscriptions
 
     def _touch(self, subscriptions: Sequence[Subscription]) -> None:
         if self.touched is not None:

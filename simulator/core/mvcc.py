@@ -13,7 +13,7 @@ from tistream.model.change import Op, RowKind
 
 LOSSY_TXN_SOURCE = 0xFF00  #: a write whose txn_source has any of these bits never leaves the store
 RAW_MODE = KeyMode.RAW.value  #: the first byte of the keys of RawKV
-SHORT_VALUE_BYTES = 255  #: a value up to this length lies in the lock and in the write record itself
+SHORT_VALUE_BYTES = 255  #: a value up to this length is in the lock and in the write record
 
 
 @dataclass(frozen=True, slots=True)

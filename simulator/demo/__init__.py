@@ -36,13 +36,14 @@ from simulator.sample.running import RunningSample
 from tistream import __version__
 from tistream import ts as tso
 from tistream.client import Client
+from tistream.clock import SystemClock
 from tistream.ids import Tenant
 
 if TYPE_CHECKING:
     from simulator.demo.compaction import LastAct, Outcome
     from simulator.demo.drill import Drill
     from simulator.demo.load import Load, Verdict
-    from tistream.catalog.work.tasks import TaskRow
+    from tistream.catalog.rows.tasks import TaskRow
 
 RECORDING = Path(__file__).parents[1] / "recording"
 TENANT = Tenant(1, 1)
@@ -98,25 +99,23 @@ class Service(Protocol):
     def close(self) -> None: ...
 
 
-class Time(Protocol):
-    """How long the demo runs."""
+class Time:
+    """How long the demo runs: until `ended` is set, or for `limit_s` seconds; None: no limit."""
+
+    def __init__(self, ended: threading.Event, limit_s: float | None) -> None:
+        self.limit_s, self._ended, self._clock = limit_s, ended, SystemClock()
+        self._began_s = self._clock.monotonic()
 
     def is_over(self, pause_s: float) -> bool:
-        """Wait for `seconds`; whether the demo is to end."""
-        ...
+        """Wait for `pause_s`; whether the demo is to end."""
+        return self._ended.wait(pause_s) or (self.limit_s is not None and self.seconds() > self.limit_s)
+
+    def is_stopped(self) -> bool:
+        return self._ended.is_set()
 
     def seconds(self) -> float:
         """Since it began."""
-        ...
-
-    @property
-    def limit_s(self) -> float | None:
-        """How many seconds the demo runs; None: until it is stopped."""
-        ...
-
-    def is_stopped(self) -> bool:
-        """Whether Ctrl-C has ended it."""
-        ...
+        return self._clock.monotonic() - self._began_s
 
 
 @dataclass
@@ -150,7 +149,7 @@ def run(
 ) -> Seen:
     """Run until everything was played, or the time is over. `push(url, stop)` pushes the recording until `stop` is set,
     in its own thread; it ends before the folder into which it writes is removed. `with_spark`: the last act uses Spark
-    if it can be had. `stay`: go on until the time is over."""
+    if it can be had. `stay`: continue until the time is over."""
     with tempfile.TemporaryDirectory(prefix="tistream-demo-") as folder:
         said = f"[bold]TiStream {__version__}[/]  demo: everything in {folder}, thrown away at the end"
         out.print(said, highlight=False, soft_wrap=True)

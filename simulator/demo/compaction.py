@@ -1,6 +1,6 @@
 """The demo's last act: compacts what was pushed, and reads it before and after.
 
-    read both tenants up to a timestamp -> merge their files (by Spark in a process of its own, or by threads here)
+    read both tenants up to a timestamp -> merge their files (by Spark in a separate process, or by threads here)
     -> read again up to the same timestamp -> the changes must be equal, byte for byte
 
     python -m simulator.demo.compaction CATALOG BUCKET SCRATCH      one Spark session for both; figures into SCRATCH
@@ -188,7 +188,7 @@ class LastAct:
         return Outcome(merged=merged, by=by, changes=changes, equal=before == after)
 
     def _spark(self, scratch: Path) -> Merged | None:
-        """By a process of its own; None when it failed, which is said."""
+        """By a separate process; None when it failed, which is said."""
         where = self._where
         scratch.mkdir(exist_ok=True)
         said = scratch / "said"
@@ -220,7 +220,7 @@ def _compacted(catalog: Catalog, tenant: Tenant, executor: Executor) -> Merged:
         report = compact_tenant(catalog, tenant, executor, _SETTINGS, SystemClock())
         if report.end is JobEnd.NOTHING_TO_DO:
             return Merged()
-        if report.end is JobEnd.SWAPPED and not report.failed:
+        if report.end is JobEnd.COMMITTED and not report.failed:
             return Merged(
                 files_before=report.files_before,
                 bytes_before=report.bytes_before,

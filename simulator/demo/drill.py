@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from simulator.chaos.core.takeover import Item, Takeovers, percentile
-from tistream.catalog.work.tasks import TaskRow
+from simulator.judging.core.takeover import Item, Takeovers, percentile
+from tistream.catalog.rows.tasks import TaskRow
 
 CALM_S = 5.0
 

@@ -1,4 +1,4 @@
-"""Fetches Java and PySpark for the demo's last act, in a thread beside the other acts, with the lowest priority.
+"""Fetches Java and PySpark for the demo's last act, in a thread during the other acts, with the lowest priority.
 
 Java comes from Debian, which needs root or sudo without a password. PySpark comes from the package index, into the
 virtual environment of this interpreter. When one of them cannot be had, `reason` says why, and threads compact.
@@ -94,7 +94,7 @@ class Fetching:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # Ctrl-C is for the demo
-            env={"UV_SYSTEM_CERTS": "1", **os.environ},  # as in the Makefile: uv has certificates of its own
+            env={"UV_SYSTEM_CERTS": "1", **os.environ},  # as in the Makefile: uv has its own certificates
         )
         if is_pip:
             self._pip = process

@@ -1,7 +1,7 @@
 """The generated load of the demo: a modelled cluster on the loopback interface, its pusher, and a judged reader.
 
 It starts after the first rows of the recording, in threads of the same process, as a separate tenant whose changes are
-committed now, so its lag is real. The judge (`simulator.chaos.core.judge`) gets every page that the reader pulls over
+committed now, so its lag is real. The judge (`simulator.judging.core.judge`) gets every page that the reader pulls over
 HTTP and can be compared with the modelled cluster at any time. Changes end at CHANGES_MAX, because judge and model keep
 all of them.
 """
@@ -16,8 +16,8 @@ from typing import Self
 from pusher.control import HttpControl
 from pusher.tikv_options import TikvPushOptions
 from pusher.tikv_push import push_cluster
-from simulator.chaos.core.judge import Judge, truth_of
-from simulator.chaos.readers import Reader
+from simulator.judging.core.judge import Judge, truth_of
+from simulator.judging.readers import Reader
 from simulator.profiles import FIRST_TABLE_ID, STEADY
 from simulator.serve.content import workload_cluster
 from simulator.serve.served import ServedCluster

@@ -70,22 +70,23 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "INBOX_BYTES_MAX": (1, 1000),
     },
     "tistream.catalog.log.committed": {"_TABLE_IDS_MAX": (1, 2)},
-    "tistream.catalog.log.compaction": {"_KEYS_AT_ONCE": (1, 3)},
+    "tistream.catalog.log.objects": {"KEYS_AT_ONCE": (1, 3)},
     "tistream.catalog.work.stores": {"_TENANTS_NAMED_MAX": (1,)},
     "tistream.catalog.work.tasks": {"_TENANTS_NAMED_MAX": (1,)},
-    "tistream.catalog.work.reports": {"_DECODED_MAX": (1, 2), "STUCK_MAX": (1,)},
+    "tistream.catalog.work.reports": {"_DECODED_MAX": (1, 2)},
+    "tistream.catalog.rows.reports": {"STUCK_MAX": (1,)},
     "tistream.catalog.database.events": {"SINGLE_EVENTS_MAX": (1,)},
-    "reading.reader": {
+    "reading.log.reader": {
         "_SEGMENTS_PER_QUERY": (1, 3),
         "_REQUESTS_IN_FLIGHT_MAX": (1,),
         "_CACHE_BYTES_MAX": (1, 1000),
         "_PAGE_BYTES_MAX": (1, 300),
         "_PAGE_STORED_BYTES_MAX": (1, 3000),
     },
-    "reading.served": {"_SEGMENTS_MAX": (1, 3), "_STEPS_KEPT": (1, 2), "_SCOPES_KEPT": (1,)},
+    "reading.served.cache": {"_SEGMENTS_MAX": (1, 3), "_STEPS_KEPT": (1, 2), "_SCOPES_KEPT": (1,)},
     "schemas.registry.schema_registry": {"_SEGMENTS_ASKED": (1, 3)},
-    "schemas.history": {"_SNAPSHOTS_KEPT": (1, 2)},
-    "schemas.history_store": {"_INCREMENTS_MAX": (1, 2)},
+    "schemas.queried": {"_SNAPSHOTS_KEPT": (1, 2)},
+    "schemas.registry.history_store": {"_INCREMENTS_MAX": (1, 2)},
 }
 #: bounds that are equal where they are defined, and stay so in half of the draws: two sides of one boundary
 EQUAL = (("sorter.state.saving.GROUP_BYTES", "sorter.rows.run.SEGMENT_BYTES"),)
@@ -109,19 +110,19 @@ def drawn(seed: int, profile: str) -> dict[str, int]:
 
 def small(rand: random.Random) -> dict[str, int]:
     """Some of the bounds, small."""
-    found = {
+    limits = {
         f"{module}.{name}": rand.choice(values)
         for module, bounds in BOUNDS.items()
         for name, values in bounds.items()
         if rand.random() < _SHARE
     }
     for one, other in EQUAL:
-        if other in found and rand.random() < 0.5:
-            found[one] = found[other]
+        if other in limits and rand.random() < 0.5:
+            limits[one] = limits[other]
     for one, (other, value) in TOGETHER.items():
-        if one in found:
-            found[other] = value
-    return found
+        if one in limits:
+            limits[other] = value
+    return limits
 
 
 @contextmanager

@@ -3,13 +3,11 @@
     epochs       a task's epoch never falls, and rises whenever its owner changes
     flushes      only an owner of the newest epoch advances `durable_ts`. New segments are in (old durable watermark,
                  new durable watermark] of their task, and written by the incarnation that owns it
-    amendments   new segments of accepted rows lie at or below `durable_ts` of their task, and appear together with the
-                 state checkpoint that has taken the file
     snapshots    only an owner of the newest epoch switches the pointer. Positions and referenced objects of a task are
                  always those of the snapshot that the pointer names
     objects      referenced objects are live, and no other snapshot object is live
-    shapes       tasks that replace others: see `shape_rules`
-    swaps        each task has as many visible rows after a compaction commit as before it; fewer where a log has a
+    shapes       tasks that replace others: see `shape_rules`. A deleted tenant has none
+    commits      each task has as many visible rows after a compaction commit as before it; fewer where a log has a
                  floor
     jobs         see `job_rules`
     consumers    see `member_rules`
@@ -29,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from reading import read_leases
+from reading.log import read_leases
 from simulator.dst.database import Database
 from simulator.dst.job_rules import JobRules
 from simulator.dst.mutants import replaced
@@ -47,13 +45,9 @@ _TASKS = (
     "tenant_id "
     "FROM tasks"
 )
-_AMENDED = "-amended"  # ends the writer's name in objects of accepted rows
-_LIVE_SNAPSHOTS = "SELECT object_key FROM objects WHERE kind = 'snapshot' AND state = 'live'"
-#: (task, seq, closed) of an incarnation of a store
-POSITIONS_OF = (
-    "SELECT task_id, seq, closed FROM positions "
-    "WHERE task_id IN (SELECT task_id FROM tasks WHERE tenant_id = 1) AND store_id = ? AND incarnation = ?"
-)
+BEFORE = "past"  #: the writer of a log that was there when the run began
+DELETED = "SELECT tenant_id FROM tenants WHERE state IN ('DELETING', 'DELETED')"
+_LIVE_SNAPSHOTS = "SELECT object_key, tenant_id FROM objects WHERE kind = 'snapshot' AND state = 'live'"
 _Positions = dict[tuple[int, int], tuple[int, bool]]  # (store, incarnation) -> (seq, closed)
 
 
@@ -87,15 +81,14 @@ class CatalogRules:
         self._positions: dict[int, _Positions] = {}
         self._refers: dict[int, set[str]] = {}
         self._pieces: set[tuple[int, str]] = set()  # (task, object) of the segments that were seen
-        self._swaps = 0
+        self._replacements = 0
         self._visible: dict[int, int] = {}  # task -> rows visible to readers
-        self._superseded: dict[str, int] = {}  # object -> the swap that replaced it
+        self._deleted: set[int] = set()  # tasks that ended with their tenant
+        self._superseded: dict[str, int] = {}  # object -> the replacement
         self.clock_jumps = False
-        self.late: Any = None  #: sees each COMMIT too, in a scenario with late rows
-        self.members: Any = None  #: and in one with a consumer
-        self.replication: Any = None  #: and in one with a replication
+        self.more: list[Any] = []  #: rules of aspects, which look after these
         self._flushes: dict[Process, Sequence[TaskAdvance]] = {}  # under way
-        self._jobs = JobRules(violated)
+        self.jobs = JobRules(violated)
 
     @contextmanager
     def watching_flushes(self) -> Iterator[None]:
@@ -155,16 +148,19 @@ class CatalogRules:
         self._check_positions(tasks)
         self._check_shapes(tasks, before)
         self._check_objects(tasks)
-        self._jobs.look(query)
-        if self.late is not None:
-            self.late.look(query, self._violated)
-        for more in (self.members, self.replication):
-            if more is not None:
-                more.look(query)
+        self.jobs.look(query, self._database.now_ms())
+        for more in self.more:
+            more.look(query)
         self._tasks = tasks
 
     def _check_shapes(self, tasks: Mapping[int, _Task], before: Mapping[int, _Positions]) -> None:
-        gone = {task_id: self._tasks[task_id].shape for task_id in self._tasks.keys() - tasks.keys()}
+        deleted = {tenant_id for (tenant_id,) in self._database.query(DELETED)}
+        if left := [task_id for task_id, task in tasks.items() if task.tenant_id in deleted]:
+            self._violated(f"shapes: tasks {left} are of a deleted tenant")
+        ended = {id_: self._tasks[id_] for id_ in self._tasks.keys() - tasks.keys()}
+        self._deleted |= {task_id for task_id, task in ended.items() if task.tenant_id in deleted}
+        self._visible = {task_id: rows for task_id, rows in self._visible.items() if task_id not in self._deleted}
+        gone = {task_id: task.shape for task_id, task in ended.items() if task_id not in self._deleted}
         known = {task.tenant_id for task in self._tasks.values()}  # the others begin
         new = [task_id for task_id in tasks.keys() - self._tasks.keys() if tasks[task_id].tenant_id in known]
         come = {task_id: tasks[task_id].shape for task_id in new}
@@ -197,20 +193,16 @@ class CatalogRules:
             "SELECT task_id, min(lo_ts), max(hi_ts), object_key, sum(row_count) FROM segments "
             "WHERE format = 'segment' GROUP BY task_id, object_key ORDER BY 1, 2"
         )
-        # not by rowid: SQLite gives those of segments that a swap has deleted to others
-        found = [piece for piece in every if (piece[0], piece[3]) not in self._pieces]
-        self._pieces |= {(piece[0], piece[3]) for piece in found}
-        for task_id, lo_ts, hi_ts, key, rows in found:
+        # not by rowid: SQLite gives those of segments that a commit has deleted to others
+        missing = [piece for piece in every if (piece[0], piece[3]) not in self._pieces]
+        self._pieces |= {(piece[0], piece[3]) for piece in missing}
+        for task_id, lo_ts, hi_ts, key, rows in missing:
             self._visible[task_id] = self._visible.get(task_id, 0) + rows
             was, now = self._tasks.get(task_id), tasks.get(task_id)
             if was is None:
                 self._violated(f"segments: {key} is of task {task_id}, which has no owner")
                 continue
             durable_ts = self._database.moved_in_this_step().get(task_id, was.durable_ts)
-            named = parse(key)
-            if isinstance(named, CommittedKey) and named.sorter.endswith(_AMENDED):
-                self._check_amended(task_id, was, now, named, hi_ts, durable_ts)
-                continue
             # objects of one flush are ordered by table, not by timestamp
             if not was.durable_ts < lo_ts <= hi_ts <= durable_ts:
                 self._violated(
@@ -219,48 +211,35 @@ class CatalogRules:
             if now is not None and was.epoch == now.epoch:
                 self._check_author(task_id, now, key)
 
-    def _check_amended(
-        self, task_id: int, was: _Task, now: _Task | None, named: CommittedKey, hi_ts: int, durable_ts: int
-    ) -> None:
-        if named.sorter != f"task-{task_id}{_AMENDED}":
-            self._violated(f"amended: {named} is of task {task_id}")
-        if hi_ts > durable_ts:
-            self._violated(f"amended: {named} of task {task_id} at {durable_ts} has rows up to {hi_ts}")
-        if now is None:
-            return
-        state = None if now.snapshot_key is None else parse(now.snapshot_key)
-        at = (state.epoch, state.n) if isinstance(state, SnapshotKey) else (0, 0)
-        if not was.epoch <= named.incarnation <= now.epoch or at < (named.incarnation, named.seq):
-            self._violated(f"amended: {named} is in the log, and task {task_id} is at {now.snapshot_key}")
-
     def _check_swap(self) -> None:
         query = self._database.query
-        ((swaps,),) = query("SELECT value FROM counters WHERE name = 'swap'")
-        if swaps == self._swaps:
+        ((replacements,),) = query("SELECT value FROM counters WHERE name = 'replacement'")
+        if replacements == self._replacements:
             return
-        self._swaps = swaps
+        self._replacements = replacements
         visible = dict(
             query(
                 "SELECT task_id, sum(row_count) FROM segments JOIN objects USING (object_key) "
                 "WHERE state = 'live' GROUP BY task_id"
             )
         )
+        visible = {task_id: rows for task_id, rows in visible.items() if task_id not in self._deleted}
         ((floor_ts,),) = query("SELECT max(floor_ts) FROM tenants")
         fewer = all(rows <= self._visible.get(task_id, 0) for task_id, rows in visible.items())
         if floor_ts and fewer:  # retention and collection remove rows; reads as of a timestamp show which
             self._visible = visible
         if visible != self._visible:
-            self._violated(f"swap: {self._visible} rows were visible before, {visible} are now")
+            self._violated(f"compaction commit: {self._visible} rows were visible before, {visible} are now")
             self._visible = visible
 
     def _check_burials(self) -> None:
         query = self._database.query
         replaced = dict(
-            query("SELECT object_key, replaced_by FROM objects WHERE state='superseded' AND replaced_by > 0")
+            query("SELECT object_key, replacement_no FROM objects WHERE state='superseded' AND replacement_no > 0")
         )
         for key in self._superseded.keys() - replaced.keys():
             held = query(
-                "SELECT lease_id FROM read_leases WHERE swaps_seen < ? AND expires_ms > ?",
+                "SELECT lease_id FROM read_leases WHERE replacements_seen < ? AND expires_ms > ?",
                 self._superseded[key],
                 self._database.now_ms(),
             )
@@ -270,22 +249,26 @@ class CatalogRules:
 
     def _check_author(self, task_id: int, now: _Task, key: str) -> None:
         named = parse(key)
-        ((life,),) = self._database.query("SELECT max(incarnation) FROM workers WHERE worker_id = ?", now.owner)
-        if not isinstance(named, CommittedKey) or (named.sorter, named.incarnation) != (now.owner, life):
-            self._violated(f"fenced: {key} is of task {task_id}, which is {now.owner}'s in its incarnation {life}")
+        if isinstance(named, CommittedKey) and named.sorter == BEFORE and (now.owner, now.epoch) == (None, 0):
+            return  # of a log that was there when the run began
+        if isinstance(named, CommittedKey) and named.sorter.startswith(f"replay-{task_id}-{now.epoch}-"):
+            return  # by the replay that has taken the task under this epoch
+        ((newest,),) = self._database.query("SELECT max(incarnation) FROM workers WHERE worker_id = ?", now.owner)
+        if not isinstance(named, CommittedKey) or (named.sorter, named.incarnation) != (now.owner, newest):
+            self._violated(f"fenced: {key} is of task {task_id}, which is {now.owner}'s in its incarnation {newest}")
 
     def _check_positions(self, tasks: Mapping[int, _Task]) -> None:
         positions: dict[int, _Positions] = {}
         for task_id, store, incarnation, seq, closed in self._database.query(
-            "SELECT task_id, store_id, incarnation, seq, closed FROM positions"
+            "SELECT task_id, store_id, incarnation, seq, closed FROM snapshot_positions"
         ):
             positions.setdefault(task_id, {})[store, incarnation] = seq, bool(closed)
         for task_id, task in tasks.items():
-            found, was = positions.get(task_id, {}), self._tasks.get(task_id)
+            positions_now, was = positions.get(task_id, {}), self._tasks.get(task_id)
             switched = was is None or was.snapshot_key != task.snapshot_key
-            if not switched and found == self._positions.get(task_id, {}):
+            if not switched and positions_now == self._positions.get(task_id, {}):
                 continue
-            if found != self._of_snapshot(task.snapshot_key):
+            if positions_now != self._of_snapshot(task.snapshot_key):
                 self._violated(f"torn: the positions of task {task_id} are not those of {task.snapshot_key}")
         self._positions = positions
 
@@ -293,28 +276,29 @@ class CatalogRules:
         refers: dict[int, set[str]] = {}
         for task_id, key in self._database.query("SELECT task_id, object_key FROM snapshot_objects"):
             refers.setdefault(task_id, set()).add(key)
-        live = {key for (key,) in self._database.query(_LIVE_SNAPSHOTS)}
+        deleted = self._database.query(DELETED)
+        live = {key for key, tenant_id in self._database.query(_LIVE_SNAPSHOTS) if (tenant_id,) not in deleted}
         needed: set[str] = set().union(*refers.values())
         for key in sorted(needed - live):
             self._violated(f"let go: {key} is not live, and a snapshot refers to it")
         for key in sorted(live - needed):
             self._violated(f"leak: {key} is live, and no snapshot refers to it")
         for task_id, task in tasks.items():
-            found, key = refers.get(task_id, set()), task.snapshot_key
-            if found == self._refers.get(task_id) or key is None or key not in self._objects:
+            referred, key = refers.get(task_id, set()), task.snapshot_key
+            if referred == self._refers.get(task_id) or key is None or key not in self._objects:
                 continue
             named = objects_named_by(key, self._objects[key][0]) | {key}
-            if found != named:
-                self._violated(f"torn: task {task_id} refers to {sorted(found)}, {key} to {sorted(named)}")
+            if referred != named:
+                self._violated(f"torn: task {task_id} refers to {sorted(referred)}, {key} to {sorted(named)}")
         self._refers = refers
 
     def _of_snapshot(self, key: str | None) -> _Positions:
         """The positions recorded in a snapshot."""
         if key is None or key not in self._objects:
             return {}
-        found = SegmentFile.open(key, self._objects[key][0]).head["positions"]
+        positions = SegmentFile.open(key, self._objects[key][0]).head["positions"]
         return {
             (int(store), int(incarnation)): (seq, bool(closed))
-            for store, lives in found.items()
-            for incarnation, (seq, closed) in lives.items()
+            for store, of_store in positions.items()
+            for incarnation, (seq, closed) in of_store.items()
         }

@@ -51,7 +51,7 @@ class QuickConnection:
             cursor = (self._raw.executemany if many else self._raw.execute)(plan.sql, args)
             rows = cursor.fetchall() if plan.row is not None else []
         except sqlite3.Error as e:
-            raise exc.DBAPIError.instance(plan.sql, args, e, sqlite3.Error) from e  # type: ignore[arg-type]
+            raise exc.DBAPIError.instance(plan.sql, args, e, sqlite3.Error) from e
         return _Result(plan.rows(rows), cursor.rowcount)
 
     def begin(self) -> QuickConnection:
@@ -135,14 +135,14 @@ class _Plan:
         values = [given.get(name, fixed) for name, fixed, _ in self._binds]
         return [v if write is None else write(v) for v, (_, _, write) in zip(values, self._binds, strict=True)]
 
-    def rows(self, found: list[Any]) -> list[Any]:
+    def rows(self, rows_read: list[Any]) -> list[Any]:
         """The driver's result, as rows with names and Python's types."""
-        if not found:
+        if not rows_read:
             return []
         make, read = self.row._make, self._read
         if read is None:
-            return [make(values) for values in found]
-        return [make([to(v) for to, v in zip(read, values, strict=True)]) for values in found]
+            return [make(values) for values in rows_read]
+        return [make([to(v) for to, v in zip(read, values, strict=True)]) for values in rows_read]
 
 
 def _as_it_is(value: Any) -> Any:

@@ -86,8 +86,8 @@ class Plan:
     def points(self, boundaries: tuple[Boundary, ...], first: int = 1, offset: int = 0) -> list[Point]:
         """The points at the boundaries from number `first` on. `offset` says which of `every` are taken."""
         chosen = [b for b in boundaries if b.number >= first and (self.signs_of_life or not b.alive)]
-        found = [Point(b.number, side) for b in chosen for side in b.sides if side in self.sides]
-        return found[offset % self.every :: self.every]
+        points = [Point(b.number, side) for b in chosen for side in b.sides if side in self.sides]
+        return points[offset % self.every :: self.every]
 
 
 PAIRS = Plan(scenario="crash-pairs", seed=6, pairs=True, sides=(Side.BEFORE, Side.AFTER), signs_of_life=False)

@@ -21,6 +21,7 @@ from tistream.codec.batch_file import decode_batch_file
 
 ROOMS = (
     "apiserver",
+    "backfill",
     "compactor",
     "dispatcher",
     "metaserver",
@@ -31,46 +32,51 @@ ROOMS = (
     "replicator",
     "tistream.catalog",
 )
-SINGLE = ("tistream.runtime.service", "tistream.clock", "tistream.log.committed_log", "tistream.catalog.work.drain")
+SINGLE = (
+    *("tistream.runtime.service", "tistream.clock", "tistream.log.committed_log", "tistream.catalog.work.drain"),
+    *("tistream.feed.flight", "tistream.feed.exchange", "tistream.runtime.ready_queue"),
+)
 
 _THREADING = SimpleNamespace(
     Thread=threads.Thread,
     Lock=threads.Lock,
-    RLock=threads.RLock,
     Event=threads.Event,
     Condition=threads.Condition,
     Semaphore=threads.Semaphore,
-    BoundedSemaphore=threads.Semaphore,
     current_thread=threads.current_thread,
 )
 #: replaced wherever a module of the services has it
 _REPLACED = (threading, queue, concurrent.futures.ThreadPoolExecutor, random, secrets, decode_batch_file, directory)
-_CONSTANTS = ("LEASE_MS", "LEADER_LEASE_MS", "HEARTBEAT_MS", "SWEEP_S", "READ_LEASE_TTL_MS", "LANE_LEASE_MS")
+#: of the services, as short as a run needs them
+_SHORTENED: Mapping[str, float] = {
+    "LEASE_MS": 3000,
+    "LEADER_LEASE_MS": 3000,
+    "HEARTBEAT_MS": 700,
+    "SWEEP_S": 4.0,
+    "READ_LEASE_TTL_MS": 2400,
+    "LANE_LEASE_MS": 1500,
+    "BUILD_LEASE_MS": 3000,
+    "BUILD_RENEW_MS": 700,
+    "SILENT_S": 3.0,  #: of a peer of the feed until it is considered dead
+}
 #: bounds of the sorter that a scenario may lower
 LIMITS = (
     *("DECIDE_ROWS", "COPY_BYTES_MAX", "PIECE_ROWS", "FILE_BYTES_TARGET", "SPILL_BYTES_MIN", "ARRAY_BYTES_MIN"),
     *("PATIENCE_S", "FIRST_PAUSE_S", "BACKLOG_BYTES_MAX"),
 )
-_QUEUE = SimpleNamespace(Queue=threads.Queue, Full=queue.Full, Empty=queue.Empty)
+_QUEUE = SimpleNamespace(Queue=threads.Queue, SimpleQueue=threads.Queue, Full=queue.Full, Empty=queue.Empty)
 
 
 @contextmanager
-def installed(
-    rand: random.Random,
-    *,
-    lease_ms: int,
-    heartbeat_ms: int,
-    sweep_s: float,
-    read_lease_ttl_ms: int,
-    lane_lease_ms: int,
-    limits: Mapping[str, int],
-) -> Iterator[None]:
+def installed(rand: random.Random, limits: Mapping[str, int]) -> Iterator[None]:
     """Replace what the modules took from the standard library, shorten leases and sweeps, and lower some of LIMITS."""
-    values_ms = (lease_ms, lease_ms, heartbeat_ms, sweep_s, read_lease_ttl_ms, lane_lease_ms)
-    shortened = dict(zip(_CONSTANTS, values_ms, strict=True))
-    constants = shortened | dict(limits)
+    constants = {**_SHORTENED, **limits}
     chance = SimpleNamespace(Random=lambda seed=None: random.Random(rand.random() if seed is None else seed))
-    hidden = SimpleNamespace(token_hex=lambda n=16: rand.randbytes(n).hex(), token_bytes=lambda n=16: rand.randbytes(n))
+    hidden = SimpleNamespace(
+        token_hex=lambda n=16: rand.randbytes(n).hex(),
+        token_bytes=lambda n=16: rand.randbytes(n),
+        randbits=rand.getrandbits,
+    )
     instead = dict(
         zip(
             map(id, _REPLACED),
@@ -98,10 +104,10 @@ def _remembering(function: Callable[..., Any], key_of: Callable[..., Any]) -> Ca
 
     def remembered(*given: Any) -> Any:
         key = key_of(*given)
-        found = known.get(key)
-        if found is None:
-            found = known[key] = function(*given), given
-        return found[0]
+        value = known.get(key)
+        if value is None:
+            value = known[key] = function(*given), given
+        return value[0]
 
     return remembered
 
@@ -114,7 +120,7 @@ def _places(_loaded: int) -> list[tuple[ModuleType, str]]:
         (module, name)
         for module in _modules()
         for name, value in vars(module).items()
-        if name in _CONSTANTS or name in LIMITS or id(value) in replaced
+        if name in _SHORTENED or name in LIMITS or id(value) in replaced
     ]
 
 

@@ -65,7 +65,7 @@ class MemberRules:
     truth: Callable[[int, int], list[CommittedRow]]
     violated: Callable[[str], None]
     hands: list[Hand] = field(default_factory=list)  #: of all that were sent to be acknowledged
-    resets: set[int] = field(default_factory=set)  #: where operators asked to go on
+    resets: set[int] = field(default_factory=set)  #: where operators told it to continue
     acknowledged: dict[int, list[CommittedRow]] = field(default_factory=dict)  #: by partition
     fenced: int = 0  #: acknowledgements and pulls that were refused
     hand_overs: int = 0  #: of partitions whose holder's lease had ended
@@ -96,9 +96,9 @@ class MemberRules:
 
     def at_rest(self, upto: int) -> None:
         """All was acknowledged up to here."""
-        found = [row for rows in self.acknowledged.values() for row in rows]
-        missing = [row for row in self.truth(0, upto) if row not in found]
-        twice = [row for row in found if found.count(row) > 1]
+        rows_acknowledged = [row for rows in self.acknowledged.values() for row in rows]
+        missing = [row for row in self.truth(0, upto) if row not in rows_acknowledged]
+        twice = [row for row in rows_acknowledged if rows_acknowledged.count(row) > 1]
         if missing or twice:
             self.violated(f"members: never acknowledged {missing}, twice {twice}")
         for number, rows in self.acknowledged.items():

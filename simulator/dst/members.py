@@ -7,55 +7,92 @@ an operator moves the consumer back. A process is started under the name of the 
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from reading import member_page
-from reading.consumer_cursor import parse_consumer_cursor
-from reading.deps import Services
-from reading.pull import PullRequest, pull
-from simulator.dst.database import SimCatalog
+from reading.pages import member_page
+from reading.pages.pull import pull
+from reading.pages.request import PullRequest
+from reading.served.consumer_cursor import parse_consumer_cursor
+from reading.served.services import Services
+from simulator.dst.aspect import Aspect
 from simulator.dst.member_rules import FEED, LEASE_MS, Hand, MemberRules, rows_of
 from simulator.dst.oracle import COLUMNS
-from simulator.dst.scheduler import Process
-from simulator.dst.store import SimStore
+from simulator.dst.running import TENANT, Running
 from tistream.catalog.log import consumers
 from tistream.catalog.tenancy.changefeeds import add_changefeed
 from tistream.catalog.tenancy.tenants import get_tenant
 from tistream.errors import ErrorKind, Fenced, TiStreamError
-from tistream.ids import Tenant
+
+if TYPE_CHECKING:
+    from simulator.dst.world import World
 
 PARTITIONS = 4  # each has a table of the scenario
 _SAME_NAME = 0.6  # of the starts of a process
 _RESET = 0.02  # of the steps: an operator moves the consumer back
-_ONCE_MORE = 0.1  # of the steps: an old acknowledgement arrives
+_ONCE_MORE = 0.15  # of the steps: an old acknowledgement arrives
 _WORK_S = (0.0, 0.2, 0.2, 0.6, 1.4)  # on a page; the last outlasts the lease
 
 
-class _World(Protocol):
-    members: MemberRules
-    resting: bool
+class Members(Aspect):
+    """The consumer of a run, and its rules."""
 
-    def tell(self, text: str) -> None: ...
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rules = MemberRules(world.oracle.truth, world.oracle.violated)
+        world.oracle.rules.more.append(self._rules)
+
+    def roles(self) -> Mapping[str, Callable[[Running], None]]:
+        return {"member": self._consume}
+
+    def processes(self) -> Iterable[tuple[str, str]]:
+        return [("member", f"member-{i + 1}") for i in range(self._world.profile.members)]
+
+    def has_all(self, upto: int) -> bool:
+        return self._rules.lowest >= upto
+
+    def at_rest(self) -> None:
+        self._rules.at_rest(self._rules.lowest)
+
+    def _consume(self, running: Running) -> None:
+        """The work of one process. Fenced when another was started under its name."""
+        rand = running.rand
+        member = _Member(self._world, self._rules, running)
+        registered = False
+        while not running.stopping.wait(0.02 + rand.random() * 0.2):
+            try:
+                registered = registered or member.register()
+                if registered:
+                    member.step()
+            except Fenced:
+                self._rules.fenced += 1
+                raise
+            except TiStreamError as e:
+                if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
+                    raise
+        try:
+            member.leave()
+        except TiStreamError as e:
+            if e.kind not in (ErrorKind.RETRY, ErrorKind.FENCED):
+                raise
 
 
 class _Member:
     """One process."""
 
-    def __init__(
-        self, world: _World, process: Process, name: str, tenant: Tenant, services: Services, rand: random.Random
-    ) -> None:
-        self._world, self._process, self._name, self._tenant = world, process, name, tenant
-        self._services, self._catalog, self._rand = services, services.catalog, rand
-        self._rules = world.members
+    def __init__(self, world: World, rules: MemberRules, running: Running) -> None:
+        self._world, self._rules, self._process = world, rules, running.process
+        self._catalog, self._rand = running.catalog, running.rand
+        self._services = Services.create(running.catalog, running.store, running.clock)
+        self._name = running.name if self._rand.random() < _SAME_NAME else f"{running.name}-{running.number}"
         self._session: int | None = None
 
     def register(self) -> bool:
         """Register the consumer. False while the tenant has not begun."""
-        if not get_tenant(self._catalog, self._tenant).start_ts:
+        if not get_tenant(self._catalog, TENANT).start_ts:
             return False
-        add_changefeed(self._catalog, self._tenant, FEED, None, partitions=PARTITIONS)
+        add_changefeed(self._catalog, TENANT, FEED, None, partitions=PARTITIONS)
         return True
 
     def step(self) -> None:
@@ -63,8 +100,8 @@ class _Member:
         rand, resting = self._rand, self._world.resting
         if rand.random() < _RESET and not resting:
             self._reset()
-        if rand.random() < _ONCE_MORE and self._rules.hands and not resting:
-            self._acknowledge(rand.choice(self._rules.hands[-6:]))
+        if rand.random() < _ONCE_MORE and self._rules.hands:
+            self._acknowledge(rand.choice(self._rules.hands[-16:]))
         hand = self._pull()
         if hand is None:
             return
@@ -79,19 +116,19 @@ class _Member:
     def leave(self) -> None:
         """Stop in order."""
         if self._session is not None:
-            consumers.leave(self._catalog, self._tenant, FEED, self._name, self._session)
+            consumers.leave(self._catalog, TENANT, FEED, self._name, self._session)
 
     def _pull(self) -> Hand | None:
         claim = consumers.claim_partition(
-            self._catalog, self._tenant, FEED, self._name, session=self._session, lease_ms=LEASE_MS
+            self._catalog, TENANT, FEED, self._name, session=self._session, lease_ms=LEASE_MS
         )
         self._session, held = claim.session, claim.partition
         if held is None:
             return None
         limit = self._rand.choice((1, 2, 1000))
         asked = partial(PullRequest, start_ts=None, format="arrow", options={}, limit=limit)
-        answer = pull(self._services, member_page.member_request(self._tenant, claim, held, asked))
-        cursor = member_page.member_cursor(self._tenant, FEED, held, answer)
+        answer = pull(self._services, member_page.member_request(TENANT, claim, held, asked))
+        cursor = member_page.member_cursor(TENANT, FEED, held, answer)
         hand = Hand(
             partition=held.number,
             epoch=held.epoch,
@@ -105,16 +142,16 @@ class _Member:
 
     def _acknowledge(self, hand: Hand) -> bool:
         """Send an acknowledgement. False when its reply was lost."""
-        cursor = parse_consumer_cursor(hand.cursor, self._tenant, FEED)
+        cursor = parse_consumer_cursor(hand.cursor, TENANT, FEED)
         try:
             now = consumers.acknowledge(
                 self._catalog,
-                self._tenant,
+                TENANT,
                 FEED,
                 cursor.partition,
                 epoch=cursor.epoch,
                 ts=cursor.ts,
-                amended=cursor.amended,
+                commit_position=cursor.commit_position,
             )
         except Fenced as e:
             self._rules.fenced += 1
@@ -134,35 +171,4 @@ class _Member:
             to_ts = self._rand.choice(places[-4:])
             self._rules.resets.add(to_ts)
             self._world.tell(f"an operator moves the consumer back to {to_ts}")
-            consumers.reset_consumer(self._catalog, self._tenant, FEED, to_ts)
-
-
-def consume(
-    world: _World,
-    running: Any,
-    tenant: Tenant,
-    catalog: SimCatalog,
-    store: SimStore,
-    clock: Any,
-    rand: random.Random,
-) -> None:
-    """The work of one process. Fenced when another was started under its name."""
-    name = running.name if rand.random() < _SAME_NAME else f"{running.name}-{running.number}"
-    member = _Member(world, running.process, name, tenant, Services.create(catalog, store, clock), rand)
-    registered = False
-    while not running.stopping.wait(0.02 + rand.random() * 0.2):
-        try:
-            registered = registered or member.register()
-            if registered:
-                member.step()
-        except Fenced:
-            world.members.fenced += 1
-            raise
-        except TiStreamError as e:
-            if e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
-                raise
-    try:
-        member.leave()
-    except TiStreamError as e:
-        if e.kind not in (ErrorKind.RETRY, ErrorKind.FENCED):
-            raise
+            consumers.reset_consumer(self._catalog, TENANT, FEED, to_ts)

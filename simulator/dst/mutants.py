@@ -34,10 +34,10 @@ REGISTER: dict[str, Mutant] = {}
 
 def register(text: str) -> Callable[[Callable[[], Iterator[None]]], None]:
     """Add the mutant "name (scenario): rule"; decorates a generator that patches, yields once, and puts back."""
-    found = re.fullmatch(r"([a-z-]+) \((\w+)\): (.+)", text)
-    if found is None:
+    match = re.fullmatch(r"([a-z-]+) \((\w+)\): (.+)", text)
+    if match is None:
         raise ValueError(f"not a name, a scenario and a rule: {text}")
-    name, scenario, rule = found.groups()
+    name, scenario, rule = match.groups()
 
     def add(patch: Callable[[], Iterator[None]]) -> None:
         if name in REGISTER:
@@ -68,7 +68,7 @@ def broken(text: str, *places: tuple[Any, ...]) -> None:
 @contextmanager
 def replaced(owner: object, name: str, value: Any) -> Iterator[None]:
     """An attribute of a class or module has another value."""
-    before = getattr(owner, name)
+    before = inspect.getattr_static(owner, name)  # a class or static method as it is
     setattr(owner, name, value)
     try:
         yield

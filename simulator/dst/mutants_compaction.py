@@ -1,4 +1,4 @@
-"""Mutants of compaction: the swap, what a job writes, and the read leases of readers."""
+"""Mutants of compaction: the commit, what a job writes, and the read leases of readers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ broken(
         "tistream.catalog.log.compaction:_exchange",
         "if not _all_live(conn, keys):",
         "if False:",
-        "if _remove(conn, piece) != piece.segments:",
-        "if _remove(conn, piece) < 0:",
     ),
+    ("tistream.catalog.log.compaction:_remove", "if counted != {key: wanted[key] for key in some}:", "if False:"),
 )
 
 
@@ -32,7 +31,7 @@ def _swapped_one_by_one() -> Iterator[None]:
             compaction._exchange(conn, tenant, [], outputs)
         return True
 
-    with replaced(job, "swap", apart):
+    with replaced(job, "commit_compaction", apart):
         yield
 
 
@@ -61,5 +60,5 @@ def _pinned_object_collected() -> Iterator[None]:
 
 broken(
     "lease-not-renewed (compaction): a long page does not renew its read lease",
-    ("reading.read_leases:ReadLease.renew", lambda self: None),
+    ("reading.log.read_leases:ReadLease.renew", lambda self: None),
 )

@@ -1,7 +1,7 @@
 """Mutants of consumers: the fencing of their members, where a partition continues, and what an acknowledgement moves.
 
 `tests/properties/test_consumer_group.py` notices them too, all but the one of the page's end, which
-`tests/unit/reading/test_member_page.py` notices.
+`tests/unit/reading/test_position.py` notices.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ broken(
 )
 broken(
     "acknowledged-beyond-page (consumers): an acknowledgement is for all that was served, not for its page",
-    ("reading.member_page:member_cursor", "ts=answer.end,", "ts=answer.resolved_ts,"),
+    ("reading.pages.member_page:member_cursor", "ts=answer.end,", "ts=answer.resolved_ts,"),
 )
 broken(
     "acknowledged-backwards (consumers): an acknowledgement that comes late moves the checkpoint back",
-    (f"{_GROUP}._acknowledged", "if event.ts > partition.checkpoint_ts:", "if True:"),
+    (f"{_GROUP}._acknowledged", "if (event.ts, event.commit_position) > partition.reached:", "if True:"),
 )
 broken(
     "member-lease-never-ends (consumers): a member whose lease has ended keeps its partitions",

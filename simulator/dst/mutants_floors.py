@@ -6,12 +6,12 @@ from simulator.dst.mutants import broken
 
 broken(
     "newest-collected (floors): the newest version of a key goes if it has a value",
-    ("compactor.base_task:ended", "before: Mask = gone &", "before: Mask = ~gone &"),
+    ("compactor.task:ended", "before: Mask = gone &", "before: Mask = ~gone &"),
 )
 broken(
     "older-brought-back (floors): a deletion goes before older versions of its key are looked for",
     (
-        "compactor.base_task:_merged",
+        "compactor.task:_merged",
         "_since(store, row)):\n        yield part.filter",
         '(t.filter(t["value"].is_valid()) for t in _since(store, row))):\n        yield part.filter',
     ),

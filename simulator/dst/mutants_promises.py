@@ -40,5 +40,13 @@ broken(
 broken(
     "quarantine-not-heeded (promises): readers are served above the last timestamp known to be good",
     ("tistream.catalog.tenancy.served:limits", '"ts": _q.good_ts, "good_ts": _q.good_ts', '"good_ts": none'),
-    ("reading.reader:LogReader._listed", "self._catalog, tenant, after, upto)", "self._catalog, tenant, after, 0)"),
+    ("reading.log.reader:LogReader._listed", "self._catalog, tenant, after, upto)", "self._catalog, tenant, after, 0)"),
+)
+broken(
+    "rejected-goes-on (promises): a store keeps the incarnation that an operator has rejected",
+    (
+        "simulator.dst.contradictions:reject_store",
+        "newest = issue_in(conn, tenant, store_id, above=max(row.incarnation for row in held))",
+        "newest = 0",
+    ),
 )

@@ -41,7 +41,11 @@ broken(
 )
 broken(
     "attempted-too-late (replication): `attempted_ts` rises with the checkpoint, after the write",
-    (f"{_RUN}._plan", "attempt_stretch(self._services.catalog, self.lane, wanted.upto, wanted.record)", "pass"),
+    (
+        f"{_RUN}._plan",
+        "attempt_stretch(self._services.catalog, self.lane, wanted.upto, wanted.record, again=again)",
+        "pass",
+    ),
 )
 broken(
     "attempt-not-repeated (replication): a failed stretch is tried again as far as is served by then, or less",
@@ -90,12 +94,14 @@ broken(
 broken(
     "lanes-with-a-hole (replication): the key at the border of two lanes is in neither",
     (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start if start == wanted.start else start + b"\0", end)'),
-    ("simulator.dst.replication:cut_lanes", _CHECKED, "invariant(True,"),
+    ("destinations.opening:cut_lanes", _CHECKED, "invariant(True,"),
+    ("apiserver.control.replications:cut_lanes", _CHECKED, "invariant(True,"),
 )
 broken(
     "lanes-that-overlap (replication): the key at the border of two lanes is in both",
     (f"{_RECOVERY}:cut_ranges", _PART, r'KeyRange(start, end if end == wanted.end else end + b"\0")'),
-    ("simulator.dst.replication:cut_lanes", _CHECKED, "invariant(True,"),
+    ("destinations.opening:cut_lanes", _CHECKED, "invariant(True,"),
+    ("apiserver.control.replications:cut_lanes", _CHECKED, "invariant(True,"),
 )
 broken(
     "refused-key-in-two-lanes (replication): the lane of a refused key still has the key",

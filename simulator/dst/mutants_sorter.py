@@ -21,8 +21,8 @@ broken(
     "dead-by-start-ts (reclaim): a prewrite is dead once W has passed its start_ts, instead of its file's cut_ts",
     (
         "sorter.core.prewrite_buffer:PrewriteBuffer._drop_dead",
-        "not may_reach(run, run.least_cut(), watermarks) or not run.live",
-        "not run.live",
+        "run.live and may_reach(run, run.least_cut(), watermarks)",
+        "run.live",
         "_past_cut(run, watermarks)",
         'reached(run, Thresholds(run.ts("start_ts"), 0), watermarks, strictly=True)',
     ),
@@ -159,11 +159,11 @@ broken(
 )
 broken(
     "restore-keeps-written (spread): ready rows at or below `durable_ts` stay after a restore",
-    ("sorter.core.sort_buffer:SortBuffer.restore", "self.flushed(durable_ts)", "pass"),
+    ("sorter.core.sort_buffer:SortBuffer.restrict", "self.flushed(durable_ts)", "pass"),
 )
 broken(
     "restore-keeps-commits (spread): waiting commits at or below `durable_ts` stay after a restore",
-    ("sorter.core.prewrite_buffer:PrewriteBuffer.restore", 'run.span("commit_ts")[0] <= durable_ts', "False"),
+    ("sorter.core.prewrite_buffer:PrewriteBuffer.restrict", 'run.span("commit_ts")[0] <= durable_ts', "False"),
 )
 
 
@@ -178,6 +178,6 @@ def _restore_lets_go() -> Iterator[None]:
             run.facts["asked"] = False
         return []
 
-    whole = PrewriteBuffer.restore
-    with replaced(PrewriteBuffer, "restore", forget):
+    whole = PrewriteBuffer.restrict
+    with replaced(PrewriteBuffer, "restrict", forget):
         yield

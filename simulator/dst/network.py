@@ -1,153 +1,138 @@
-"""The feed between dispatcher and sorter processes, over a network that may lose connections.
+"""The network between dispatcher and sorter processes: what Arrow Flight is to them, with connections that break.
 
-It replaces Arrow Flight: the owner of a store is looked up in the catalog, a thread of the dispatcher's process serves
-a stream, and a subscriber that loses it subscribes again at the position of its last batch, with the current owner.
-gRPC itself is not simulated.
+A client finds a process by the address in the catalog; both sides of an exchange run the service's own code
+(`tistream.feed.flight`, `dispatcher.flight_server`). gRPC itself is not simulated, nor its tokens and certificates.
 """
 
 from __future__ import annotations
 
 import queue as real_queue
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
+import pyarrow as pa
+
+from dispatcher.exchange import Exchange
+from dispatcher.flight_server import send_by, serve
 from dispatcher.worker import DispatcherWorker
 from simulator.dst import threads
 from simulator.dst.faults import Dice
 from simulator.dst.scheduler import Process, Scheduler
-from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.stores import list_stores
-from tistream.errors import ErrorKind, FeedUnavailable, TiStreamError
-from tistream.feed.protocol import FeedBatch, FeedRequest
-from tistream.ids import Position
+from tistream.clock import Clock
 
-_IDLE_S = 1.0
-_SILENT_S = 3.0  # a peer without a message for this long is considered gone
-_IDLE = object()
+_TRANSIT_MAX = 4  # messages to a peer that does not read
+_NOTICED_S = 1.0  # until the peer of a dead process sees its connection end
+_CLOSED = None  # the last message of a side
 
 
-class Connection:
-    """One stream between two processes."""
+class Chunk(NamedTuple):
+    """A message."""
 
-    def __init__(self, server: Process) -> None:
-        self.server = server
-        self.inbox = threads.Queue(4)
-        self.cut = False
+    data: pa.RecordBatch | None
+    app_metadata: pa.Buffer
 
 
 class Network:
-    """Who listens, and the connections that are open."""
+    """Who listens."""
 
     def __init__(self, scheduler: Scheduler, dice: Dice) -> None:
         self.scheduler, self.dice = scheduler, dice
-        self.dispatchers: dict[Process, DispatcherWorker] = {}
+        self.dispatchers: dict[Process, tuple[DispatcherWorker, Clock]] = {}
 
-    def connect(self, owner: str, request: FeedRequest) -> Connection:
-        """A stream from a process of that name. FeedUnavailable when none answers."""
+    def dial(self, address: str, _: object) -> tuple[Client, None]:
+        """A client of the processes that listen there."""
+        return Client(self, address), None
+
+    def connect(self, address: str) -> Side:
+        """Begin an exchange with one of them. ConnectionError when none answers."""
         self.scheduler.sleep(self.dice.latency())
-        there = [p for p, w in self.dispatchers.items() if w.worker_id == owner and not p.dead]
+        there = [p for p, (worker, _) in self.dispatchers.items() if worker.address == address and not p.dead]
         if not there or self.dice.roll("net_refused"):
-            raise FeedUnavailable(store=request.store_id, asked=owner)
+            raise ConnectionError("refused")
         process = there[self.dice.rand.randrange(len(there))]
-        connection, worker = Connection(process), self.dispatchers[process]
-        threads.spawn(process, lambda: _serve(self, worker, request, connection), f"serve {request.task_id}")
-        return connection
+        assert self.scheduler.current is not None
+        wire = Wire(self.dice, self.scheduler.current.process, process)
+        far = Side(wire, wire.up, wire.down)
+        threads.spawn(process, partial(_answer, *self.dispatchers[process], far), f"exchange with {wire.client}")
+        return Side(wire, wire.down, wire.up)
 
 
-class SimFeed:
-    """A Feed for the sorters of one process."""
+class Client:
+    """A FlightClient."""
 
-    def __init__(self, network: Network, catalog: Catalog) -> None:
-        self.network, self._catalog = network, catalog
+    def __init__(self, network: Network, address: str) -> None:
+        self._network, self._address = network, address
 
-    def subscribe(self, request: FeedRequest) -> SimStream:
-        return SimStream(self, request)
-
-    def owner(self, request: FeedRequest) -> str:
-        """The dispatcher that the catalog names."""
-        rows = list_stores(self._catalog, request.tenant)
-        found = next((row.dispatcher for row in rows if row.store_id == request.store_id), None)
-        if found is None:
-            raise FeedUnavailable("the store has no owner", store=request.store_id)
-        return found
-
-
-class SimStream:
-    """A FeedStream that comes back after losing its connection."""
-
-    def __init__(self, feed: SimFeed, request: FeedRequest) -> None:
-        self._feed, self._request = feed, request
-        self._connection: Connection | None = None
-        self._heard = 0.0
-
-    def next(self, timeout_s: float) -> FeedBatch | None:
-        s = self._feed.network.scheduler
-        deadline = s.now + timeout_s
-        if self._connection is None:
-            self._connection = self._feed.network.connect(self._feed.owner(self._request), self._request)
-            self._heard = s.now
-        while True:
-            try:
-                got = self._connection.inbox.get(timeout=max(0.0, deadline - s.now))
-            except real_queue.Empty:
-                if self._connection.cut or s.now - self._heard > _SILENT_S or self._connection.server.dead:
-                    self._lose()
-                return None
-            if self._connection.cut:
-                self._lose()
-            self._heard = s.now
-            if got is _IDLE:
-                continue
-            if isinstance(got, TiStreamError):
-                if isinstance(got, FeedUnavailable) or got.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
-                    self.close()
-                raise got
-            return self._handed_out(got)
+    def do_exchange(self, _: object, __: object) -> tuple[Side, Side]:
+        side = self._network.connect(self._address)
+        return side, side
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.cut = True
-            self._connection = None
-
-    def _handed_out(self, batch: FeedBatch) -> FeedBatch:
-        known = self._request.positions.get(batch.incarnation, Position(seq=0))
-        follows = batch.seq == known.seq if batch.closes else batch.seq == known.seq + 1
-        if known.closed or not follows:
-            self._lose()
-        at = Position(seq=batch.seq, closed=batch.closes)
-        self._request = replace(self._request, positions={**self._request.positions, batch.incarnation: at})
-        return batch
-
-    def _lose(self) -> None:
-        self.close()
-        raise FeedUnavailable("the connection was lost", store=self._request.store_id)
+        """Its exchanges have ended."""
 
 
-def _serve(network: Network, worker: DispatcherWorker, request: FeedRequest, connection: Connection) -> None:
-    """A thread of the dispatcher's process that serves a stream, as Flight does."""
-    send: Callable[[Any], None] = connection.inbox.put
-    stream = None
-    try:
-        stream = worker.subscribe(request)
-        while not connection.cut:
+class Wire:
+    """A connection. One that is lost loses what was in transit."""
+
+    def __init__(self, dice: Dice, client: Process, server: Process) -> None:
+        self.dice, self.client, self.server = dice, client, server
+        self.up, self.down = threads.Queue(), threads.Queue(_TRANSIT_MAX)
+        self._cut = False
+
+    def cut(self) -> None:
+        self._cut = True
+        for queue in (self.up, self.down):
+            with suppress(real_queue.Full):
+                queue.put(_CLOSED, block=False)  # wakes who waits
+
+    @property
+    def lost(self) -> bool:
+        return self._cut or self.client.dead or self.server.dead
+
+
+class Side:
+    """Reader and writer of one side of an exchange."""
+
+    def __init__(self, wire: Wire, inbound: threads.Queue, outbound: threads.Queue) -> None:
+        self._wire, self._inbound, self._outbound = wire, inbound, outbound
+        self.cancel = wire.cut
+
+    def read_chunk(self) -> Chunk:
+        while not self._wire.lost:
             try:
-                batch = stream.next(_IDLE_S)
-            except TiStreamError as e:
-                send(e)
-                if isinstance(e, FeedUnavailable) or e.kind not in (ErrorKind.RETRY, ErrorKind.CORRUPT):
-                    return
+                chunk: Chunk | None = self._inbound.get(timeout=_NOTICED_S)
+            except real_queue.Empty:
                 continue
-            if network.dice.roll("net_cut"):
-                connection.cut = True  # this batch is lost with the connection
-            while not connection.cut:
-                try:
-                    connection.inbox.put(_IDLE if batch is None else batch, timeout=_IDLE_S)
-                    break
-                except real_queue.Full:
-                    continue
-    except TiStreamError as e:
-        send(e)
-    finally:
-        if stream is not None:
-            stream.close()
+            if self._wire.lost:
+                break
+            if chunk is _CLOSED:
+                raise StopIteration
+            return chunk
+        raise ConnectionError("the connection was lost")
+
+    def write_metadata(self, metadata: bytes) -> None:
+        self._write(Chunk(None, pa.py_buffer(metadata)))
+
+    def write_with_metadata(self, rows: pa.RecordBatch, metadata: bytes) -> None:
+        if self._wire.dice.roll("net_cut"):
+            self._wire.cut()  # this batch is lost with the connection
+        self._write(Chunk(rows, pa.py_buffer(metadata)))
+
+    def close(self) -> None:
+        self._write(_CLOSED)
+
+    def _write(self, chunk: Chunk | None) -> None:
+        while not self._wire.lost:
+            try:
+                return self._outbound.put(chunk, timeout=_NOTICED_S)
+            except real_queue.Full:
+                continue
+        raise ConnectionError("the connection was lost")
+
+
+def _answer(worker: DispatcherWorker, clock: Clock, side: Side) -> None:
+    """A thread of the dispatcher's process that answers an exchange."""
+    serve(Exchange(worker, partial(send_by, side), clock), side)
+    with suppress(ConnectionError):
+        side.close()

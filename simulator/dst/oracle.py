@@ -7,9 +7,9 @@ every watermark     a slice rises exactly as far as the admission rule lets it, 
 every flush         at or below the watermark of the task; `durable_ts` never falls, frontier and W neither, and is
                     never further ahead of the database's clock than is allowed
 every held file     is further ahead than that
-every owner         one life of one worker for each epoch of a task
-every quarantine    nothing above its `good_ts` is served while it is undecided; see `lies`
-every feed          file n + 1 right behind file n
+every owner         one incarnation of one worker for each epoch of a task
+every quarantine    nothing above its `good_ts` is served while it is undecided; see `contradictions`
+every feed          file n + 1 right after file n; a look at it takes no time
 every transaction   see `catalog_rules`
 every deletion      of what is not needed: no live object, none without a tombstone, no file above reclaimed_seq
 at rest             all is served, no task stopped, nothing missing, nothing left over
@@ -19,25 +19,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from dispatcher.subscription import Subscription
-from simulator.dst.catalog_rules import CatalogRules
+from simulator.dst.catalog_rules import DELETED, CatalogRules
 from simulator.dst.database import Database
-from simulator.dst.late import Late
+from simulator.dst.mutants import replaced
 from simulator.dst.scheduler import Process
 from simulator.transactions import CommittedRow
 from sorter.core.task_core import TaskCore
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.worker.runner import TaskRunner
 from tistream import ts as tso
-from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.rows.tasks import TaskRow
 from tistream.codec.table_key import SYSTEM_IDS_FROM
 from tistream.errors import AheadOfTime
-from tistream.feed.protocol import FeedBatch, FeedRequest
+from tistream.feed.flight import FlightStream
+from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch
 from tistream.ids import Position
 from tistream.keyrange import end_before
 from tistream.objectstore.layout import BaseKey, BatchKey, CommittedKey, CompactedKey, SnapshotKey, parse
@@ -65,14 +67,13 @@ class Oracle:
         self.violations: list[str] = []
         self.rules = CatalogRules(database, {}, self.violated)
         self.skew_ms = 0
-        self.late: Late | None = None
         self.served_max = 0
         self.pulls = self.rows = 0
         self._below = 0  # true rows at or below the served timestamp
         self._durable_timestamps: dict[int, int] = {}
         self._frontier = 0
         self._promises: dict[int, _Promises] = {}
-        self._lives: dict[tuple[int, int], Process | None] = {}  # (task, epoch) -> who acts under it
+        self._owners: dict[tuple[int, int], Process | None] = {}  # (task, epoch) -> who acts under it
 
     def violated(self, what: str) -> None:
         """Something that must hold does not."""
@@ -96,27 +97,21 @@ class Oracle:
         hi = bisect_right(self.committed, upto, key=_commit_ts)
         return [row for row in self.committed[lo:hi] if _delivered(row.key) and self._shows(row)]
 
-    def pulled(
-        self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int, amended: int = 0
-    ) -> None:
+    def pulled(self, who: str, rows: pa.Table, after: int, upto: int, resolved: int, seen: int) -> None:
         """A pull has delivered (after, upto] and reported `resolved`. `seen` is the largest that any reader had been
-        given when this pull began: concurrent pulls may end in any order. `amended`: number of the newest amendment
-        that its cursor knows."""
+        given when this pull began: concurrent pulls may end in any order."""
         ((lowest,),) = self.database.query(LOWEST)
         if resolved > lowest:
             self.violated(f"served: {who} got {resolved}, but a task has written only up to {lowest}")
         if resolved < seen and who.startswith("final"):
             self.violated(f"served: {resolved} after {seen}")
         self.served(max(resolved, upto), rows.num_rows)
-        found = list(zip(*(rows.column(name).to_pylist() for name in COLUMNS), strict=True))
-        got = [CommittedRow(*row) for row in found]
+        pulled_rows = list(zip(*(rows.column(name).to_pylist() for name in COLUMNS), strict=True))
+        got = [CommittedRow(*row) for row in pulled_rows]
         commit_ts = [row.commit_ts for row in got]
         if commit_ts != sorted(commit_ts):
             self.violated(f"order: {who} got {commit_ts}")
         want = self.truth(after, upto)
-        if self.late is not None:
-            must, may = self.late.truth(after, upto, amended)
-            want = sorted([*want, *must, *(row for row in may if row in got)])
         if sorted(got) != want:
             missing = [_show(r) for r in want if r not in got]
             extra = [_show(r) for r in got if r not in want]
@@ -132,7 +127,7 @@ class Oracle:
 
     def good_ts(self) -> int | None:
         """The last timestamp known to be good, while a store is quarantined."""
-        query = "SELECT min(good_ts) FROM quarantines WHERE tenant_id = 1 AND state IN ('quarantined', 'accepting')"
+        query = "SELECT min(good_ts) FROM quarantines WHERE tenant_id = 1 AND state = 'quarantined'"
         ((good_ts,),) = self.database.query(query)
         return None if good_ts is None else int(good_ts)
 
@@ -161,18 +156,24 @@ class Oracle:
         """A DELETE of an existing object arrives."""
         match parse(key):
             case CommittedKey() | SnapshotKey() | CompactedKey() | BaseKey():
-                found = self.database.query("SELECT state FROM objects WHERE object_key = ?", key)
-                if found != [("dead",)]:
-                    self.violated(f"deleted: {key} while it was {found[0][0] if found else 'without a tombstone'}")
+                states = self.database.query("SELECT state FROM objects WHERE object_key = ?", key)
+                if states != [("dead",)]:
+                    self.violated(f"deleted: {key} while it was {states[0][0] if states else 'without a tombstone'}")
             case BatchKey(tenant=tenant, store_id=store_id, incarnation=incarnation, seq=seq):
-                lives = self.database.query(
-                    "SELECT incarnation, reclaimed_seq FROM incarnations WHERE tenant_id = ? AND store_id = ?",
+                if (tenant.tenant_id,) in self.database.query(DELETED):
+                    return
+                incarnations = self.database.query(
+                    "SELECT incarnation, reclaimed_seq FROM store_incarnations WHERE tenant_id = ? AND store_id = ?",
                     tenant.tenant_id,
                     store_id,
                 )
-                reclaimed = dict(lives).get(incarnation, 0)
-                if seq > reclaimed and incarnation >= min(lives)[0]:  # those before are forgotten, all files with them
+                reclaimed = dict(incarnations).get(incarnation, 0)
+                if seq > reclaimed and incarnation >= min(incarnations)[0]:  # older ones are gone, with all files
                     self.violated(f"deleted: {key} above reclaimed_seq {reclaimed}")
+
+    def left_over(self, objects: dict[str, tuple[bytes, int]]) -> list[str]:
+        """What is wrong once everything that is not needed must be gone."""
+        return self.bijection(objects, leftovers=True)
 
     def bijection(self, objects: dict[str, tuple[bytes, int]], *, leftovers: bool) -> list[str]:
         """The differences between catalog and bucket. `leftovers`: also existing objects that nothing needs."""
@@ -192,14 +193,12 @@ class Oracle:
         """The running process has taken up a task under an epoch."""
         current = self.database.scheduler.current
         process = current.process if current is not None else None
-        first = self._lives.setdefault((task_id, epoch), process)
+        first = self._owners.setdefault((task_id, epoch), process)
         if first is not process:
             self.violated(f"owners: {first} and {process} both act for task {task_id} under epoch {epoch}")
 
-    def delivered(self, request: FeedRequest, handed: dict[int, int], batch: FeedBatch | None) -> None:
+    def delivered(self, request: FeedRequest, handed: dict[int, int], batch: FeedBatch) -> None:
         """A dispatcher gives out the next batch of a stream; `handed` is where the stream was."""
-        if batch is None:
-            return
         was = handed.get(batch.incarnation, request.positions.get(batch.incarnation, Position(seq=0)).seq)
         if batch.seq != was + (not batch.closes):
             self.violated(
@@ -208,11 +207,23 @@ class Oracle:
             )
         handed[batch.incarnation] = batch.seq
 
+    def _at_once(self, look: Callable[[], FeedBatch | NoBatch]) -> FeedBatch | NoBatch:
+        """A thread looks at one of its subscriptions: it must not wait meanwhile, because of the others."""
+        s = self.database.scheduler
+        assert s.current is not None
+        process, began = s.current.process, s.now
+        pauses = process.pauses
+        try:
+            return look()
+        finally:
+            if s.now != began and process.pauses == pauses:
+                self.violated(f"look: {process} took {s.now - began:.2f} s to look at a subscription")
+
     @contextmanager
     def watching_cores(self) -> Iterator[None]:
         """Compare every watermark map with the rule itself, and every flush with its map."""
         apply, take, withdraw = RangeWatermarkMap.apply, TaskCore.take, RangeWatermarkMap.withdraw
-        load, following, held = TaskRunner.load, Subscription.next, ServiceTime.ahead
+        load, looks, held = TaskRunner.load, (Subscription.look, FlightStream.look), ServiceTime.ahead
 
         def watched(self_: RangeWatermarkMap, regions: Any, store_id: int, incarnation: int, seq: int) -> bool:
             known = self._promises.get(id(self_))
@@ -242,32 +253,36 @@ class Oracle:
             return runner
 
         def ahead(self_: ServiceTime, ts: int, what: str, **facts: object) -> AheadOfTime | None:
-            found = held(self_, ts, what, **facts)
+            result = held(self_, ts, what, **facts)
             early_ms = self.database.now_ms() + self.skew_ms - tso.physical_ms(ts)
-            if found is not None and early_ms > _LATE_MS and not self.rules.clock_jumps:
-                self.violated(f"held: {found} although it has counted for {early_ms} ms")
-            return found
+            if result is not None and early_ms > _LATE_MS and not self.rules.clock_jumps:
+                self.violated(f"held: {result} although it has counted for {early_ms} ms")
+            return result
 
-        def delivered(self_: Subscription, timeout_s: float) -> FeedBatch | None:
-            batch = following(self_, timeout_s)
-            self.delivered(self_._request, handed.setdefault(self_, {}), batch)
-            return batch
+        def served(self_: Subscription) -> FeedBatch | NoBatch:
+            looked = self._at_once(partial(looks[0], self_))
+            if isinstance(looked, FeedBatch):
+                self.delivered(self_._request, handed.setdefault(self_, {}), looked)
+            return looked
+
+        def received(self_: FlightStream) -> FeedBatch | NoBatch:
+            return self._at_once(partial(looks[1], self_))
 
         handed: dict[Subscription, dict[int, int]] = {}
-        RangeWatermarkMap.apply = watched  # type: ignore[method-assign,assignment]
-        RangeWatermarkMap.withdraw = withdrawn  # type: ignore[method-assign,assignment]
-        TaskCore.take = taken  # type: ignore[method-assign,assignment]
-        TaskRunner.load = staticmethod(loaded)  # type: ignore[method-assign,assignment]
-        Subscription.next = delivered  # type: ignore[method-assign,assignment]
-        ServiceTime.ahead = ahead  # type: ignore[method-assign,assignment]
-        try:
-            with self.rules.watching_flushes(), self.rules.watching_leases():
-                yield
-        finally:
-            RangeWatermarkMap.apply, TaskCore.take = apply, take  # type: ignore[method-assign]
-            Subscription.next, ServiceTime.ahead = following, held  # type: ignore[method-assign]
-            RangeWatermarkMap.withdraw = withdraw  # type: ignore[method-assign]
-            TaskRunner.load = classmethod(load.__func__)  # type: ignore[attr-defined,method-assign,assignment]
+        with ExitStack() as stack:
+            for owner, name, instead in (
+                (RangeWatermarkMap, "apply", watched),
+                (RangeWatermarkMap, "withdraw", withdrawn),
+                (TaskCore, "take", taken),
+                (TaskRunner, "load", staticmethod(loaded)),
+                (Subscription, "look", served),
+                (FlightStream, "look", received),
+                (ServiceTime, "ahead", ahead),
+            ):
+                stack.enter_context(replaced(owner, name, instead))
+            stack.enter_context(self.rules.watching_flushes())
+            stack.enter_context(self.rules.watching_leases())
+            yield
 
     def _compare(self, known: _Promises) -> None:
         before, after, rows = known.steps, _steps(known.map), known.rows
@@ -303,7 +318,7 @@ class _Promises:
 
 def _counting(regions: pa.RecordBatch) -> list[dict[str, Any]]:
     """The watermark rows of subscriptions that are ready."""
-    return [r for r in regions.to_pylist() if r["tenure_ready_ts"] and r["resolved_ts"]]
+    return [r for r in regions.to_pylist() if r["subscription_ready_ts"] and r["resolved_ts"]]
 
 
 def _steps(map_: RangeWatermarkMap) -> list[tuple[bytes, int]]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator import profiles as upstream
-from simulator.dst.upstream import Habits
+from simulator.dst.upstream import StoreTiming
+from simulator.dst.upstream_profiles import LARGE, SCANS, SINK, SPREAD, with_moves
 from simulator.raw_workload import RawProfile
 from tistream.limits import CLOCK_SKEW_MAX_MS
 
@@ -38,11 +39,11 @@ class Profile:
     compactors: int = 0
     jobs: bool = False  #: they do maintenance jobs, which they record themselves
     shapers: int = 0  #: processes that request splits and merges
-    neighbours: bool = False  #: other tenants, one of which is harmed
+    other_tenants: bool = False  #: other tenants, one of which is harmed
     future: bool = False  #: an upstream whose clock is ahead at times, and a store that writes what it wants
     skew_ms: int = CLOCK_SKEW_MAX_MS  #: how far timestamps may be ahead of the database's clock
-    lies: int = 0  #: rows with which stores contradict their own promises
-    late: bool = False  #: of some stores these rows are true, and an operator accepts them
+    contradictions: int = 0  #: rows with which stores contradict their own promises
+    anew: bool = False  #: beside it a tenant whose store does so with a true row, and the one connected in its place
     members: int = 0  #: processes that read one consumer
     replicators: int = 0  #: processes that write a changefeed to a recovery cluster
     letters: bool = False  #: what that refuses becomes dead letters
@@ -51,6 +52,7 @@ class Profile:
     tick_s: float = 1.0
     flush_s: float = 0.4
     snapshot_s: float = 2.5
+    maintainers: int = 0  #: processes that do the scheduler's jobs, see `upkeep`
     retainers: int = 0  #: processes that give up the old end of a RawKV tenant's log
     floor_s: float = 0.8  #: mean time between two bases of one
     compact_s: float = 2.0  #: mean time between two compactions of one process
@@ -60,7 +62,7 @@ class Profile:
     grace_ms: int = 3000  #: age below which it keeps what is not needed
     queue_bytes: int = 1 << 20  #: of a pusher's uploads
     scan_rows: tuple[int | None, ...] = (None, None, 2)  #: rows of an opening scan with each poll; a pusher draws one
-    habits: Habits = field(default_factory=Habits)  #: of the stores, where TiKV leaves a choice
+    timing: StoreTiming = field(default_factory=StoreTiming)  #: of the stores, where TiKV leaves a choice
     amounts: tuple[float, ...] = (0.2, 1.0, 4.5)  #: seconds of a pause or an outage, plus at most one
     limits: Mapping[str, int] = field(default_factory=dict)  #: of the sorter, below the usual ones (`install.LIMITS`)
     memory_bytes: int | None = None  #: held by a sorter's tasks before they spill; None = all
@@ -70,58 +72,6 @@ class Profile:
         default_factory=lambda: {"crash": 3, "crash_io": 3, "pause": 2, "stop": 1, "double": 1, "outage": 1, "jump": 1}
     )
     victims: tuple[str, ...] = ("pusher", "dispatcher", "sorter", "meta")
-
-
-#: some transactions that take a while, and rollbacks that overlap commits
-SPREAD = replace(
-    upstream.TINY,
-    stores=3,
-    tables=2,
-    rows=4,
-    open_max=8,
-    patience=10,
-    rollbacks=0.2,
-    actions=tuple((name, 12 if name == "roll_back_committed" else weight) for name, weight in upstream.TINY.actions),
-)
-
-
-#: transactions of many keys, which commit together
-LARGE = replace(
-    upstream.TINY,
-    tables=2,
-    rows=12,
-    open_max=3,
-    keys_max=14,
-    patience=3,
-    interactive=0.1,
-    rollbacks=0.1,
-    transactions=upstream.weights("optimistic 6, async 3, one_phase 1, pipelined 1"),
-)
-
-
-def _with_moves(weight: int) -> upstream.Weights:
-    """Actions in which leaders move with this weight."""
-    return upstream.weights(f"begin 14, advance 60, rewrite_lock 4, split 1, merge 2, move_leader {weight}")
-
-
-#: pipelined transactions that write a few long values again and again, while leaders move
-SCANS = replace(
-    upstream.PIPELINED,
-    stores=3,
-    tables=1,
-    rows=3,
-    open_max=5,
-    keys_max=2,
-    patience=2,
-    interactive=0.0,
-    rollbacks=0.05,
-    deletes=0.1,
-    long_values=0.9,
-    generations=0.0,
-    fakes=False,
-    transactions=upstream.weights("pipelined 10, optimistic 2, one_phase 2"),
-    actions=_with_moves(1),
-)
 
 
 _FEW_MOVES = "put 80, apply 20, split 1, merge 1, move_leader 1"
@@ -188,7 +138,7 @@ PROFILES: dict[str, Profile] = {
             name="spread",
             about="stores tick and look at their locks at different times; sorters die with old snapshots",
             upstream=SPREAD,
-            habits=Habits(apart=0.3, fetched=0.6, resolved=0.25),
+            timing=StoreTiming(apart=0.3, fetched=0.6, resolved=0.25),
             **ALONE,
             snapshot_s=3.5,
             faults=_only(db_lost=0.01, net_cut=0.01),
@@ -199,7 +149,9 @@ PROFILES: dict[str, Profile] = {
             name="scans",
             about="opening scans take long, and locks are written again meanwhile; resolved ts come before their end",
             upstream=SCANS,
-            habits=Habits(apart=0.2, fetched=0.1, resolved=0.05, before_ready=True, scan_s=0.25, flush_into_scans=True),
+            timing=StoreTiming(
+                apart=0.2, fetched=0.1, resolved=0.05, before_ready=True, scan_s=0.25, flush_into_scans=True
+            ),
             **ALONE,
             scan_rows=(1,),
             tick_s=0.4,
@@ -211,7 +163,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             name="doubt",
             about="leaders move faster than opening scans end: commits whose prewrite is undecided",
-            upstream=replace(SCANS, actions=_with_moves(5)),
+            upstream=replace(SCANS, actions=with_moves(5)),
             **ALONE,
             scan_rows=(1,),
             tick_s=0.4,
@@ -270,7 +222,7 @@ PROFILES: dict[str, Profile] = {
             name="coarse",
             about="timestamps are few: a store's tick often has that of the one before, and of another store's",
             upstream=replace(upstream.TINY, stores=2, rows=4, open_max=6, patience=3, interactive=0.4),
-            habits=Habits(coarse_tso=True),
+            timing=StoreTiming(coarse_tso=True),
             actions=200,
             action_s=0.08,
             **ALONE,
@@ -343,7 +295,7 @@ PROFILES: dict[str, Profile] = {
             name="isolation",
             about="objects of another tenant are harmed for good, or a step of its tasks fails; hostile tenants begin",
             upstream=replace(upstream.TINY, rows=4, patience=3),
-            neighbours=True,
+            other_tenants=True,
             actions=250,
             snapshot_s=1.0,
             flush_s=0.3,
@@ -376,7 +328,7 @@ PROFILES: dict[str, Profile] = {
             upstream=replace(upstream.TINY, stores=2, tables=2, rows=4, patience=4),
             dispatchers=1,
             metas=1,
-            lies=4,
+            contradictions=4,
             tick_s=0.5,
             flush_s=0.2,
             snapshot_s=0.4,
@@ -386,21 +338,20 @@ PROFILES: dict[str, Profile] = {
             victims=("sorter",),
         ),
         Profile(
-            name="accepted",
-            about="stores send true rows late; an operator accepts or rejects them while sorters die; a reader follows",
-            upstream=replace(upstream.TINY, stores=2, tables=2, rows=4, patience=4),
-            actions=200,
+            name="anew",
+            about="a store breaks its promise with a true row: another tenant takes the place of its own, with a seed",
+            upstream=replace(upstream.TINY, tables=2, rows=4, patience=4),
+            actions=150,
             dispatchers=1,
             metas=1,
-            lies=6,
-            late=True,
+            anew=True,
             tick_s=0.5,
             flush_s=0.2,
             snapshot_s=0.4,
             amounts=(0.1,),
             faults=_only(slow=0.05, put_lost=0.02, db_lost=0.03, db_late=0.02, net_cut=0.01),
             chaos={"crash": 3, "crash_io": 3},
-            victims=("sorter",),
+            victims=("sorter", "dispatcher", "meta"),
         ),
         Profile(
             name="consumers",
@@ -467,6 +418,23 @@ PROFILES: dict[str, Profile] = {
             chaos={"crash": 1, "crash_io": 2, "pause": 3, "double": 1, "stop": 2},
             victims=("replicator", "replicator", "replicator", "replicator", "replicator", "meta"),
         ),
+        Profile(
+            name="sink",
+            about="TiDB to object storage: workers die and pause, late PUTs; an operator does all that the API allows",
+            upstream=SINK,
+            **SINGLE,
+            replicators=3,
+            readers=0,
+            actions=300,
+            action_s=0.09,
+            flush_s=0.2,
+            tick_s=0.3,
+            amounts=(0.5, 2.0, 3.0),
+            faults=_only(slow=0.03, slow_s=0.6, db_lost=0.01, db_late=0.02, sink_refused=0.02, sink_lost=0.02)
+            | {"sink_late": 0.04, "sink_nowhere": 0.01, "host_stops": 0.03, "letter_lost": 0.1},
+            chaos={"crash": 2, "crash_io": 3, "pause": 3, "double": 1, "stop": 1},
+            victims=("replicator", "replicator", "replicator", "replicator", "replicator", "meta"),
+        ),
         Profile(name="calm", about="nothing goes wrong", faults={}, chaos={}),
     )
 }
@@ -479,14 +447,29 @@ PROFILES["letters"] = replace(
     faults={**PROFILES["replication"].faults, "letter_refused": 0.1, "letter_lost": 0.1},
 )
 
+PROFILES["upkeep"] = replace(
+    PROFILES["floors"],
+    name="upkeep",
+    about="RawKV: scheduled jobs whose files lie about for longer than the grace, while floors rise and tenants pause",
+    retainers=0,
+    compactors=0,
+    maintainers=2,
+    actions=120,
+    action_s=0.1,
+    amounts=(0.5, 1.5),
+    grace_ms=2000,
+    chaos={"crash": 2, "crash_io": 3, "pause": 2},
+    victims=("maintainer", "maintainer", "sorter", "meta"),
+)
+
 
 def profile_of(seed: int) -> Profile:
     """The scenario of a seed when none is named: `isolation` for every tenth, else `usual` for every second."""
     if seed % 10 == 8:
         return PROFILES["isolation"]
     named = (
-        *("usual", "calm", "isolation", "promises", "accepted", "jobs"),
-        *("consumers", "rawkv", "floors", "replication", "letters"),
+        *("usual", "calm", "isolation", "promises", "anew", "jobs", "consumers"),
+        *("rawkv", "floors", "replication", "letters", "sink", "upkeep"),
     )
     others = [p for p in PROFILES.values() if p.name not in named]
     return PROFILES["usual"] if seed % 2 == 0 else others[seed // 2 % len(others)]

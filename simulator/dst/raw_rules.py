@@ -2,7 +2,7 @@
 
 every read      its rows are writes that were applied, with their operation, value and expiry, ordered, once each; what
                 an earlier read gave of the same interval it gives again
-every gap       a write that the log lacks lies in the interval (`start_ts`, `commit_ts`) of a marked row of its key:
+every gap       a write that the log lacks is in the interval (`start_ts`, `commit_ts`) of a marked row of its key:
                 there the log does not claim to be complete. The marked row may be written later than others that are
                 served, so this is checked at rest
 at rest         the newest row of each key is the newest write, and a marked interval ends at a row of a scan: its
@@ -44,12 +44,12 @@ class RawRules:
 
     def read(self, who: str, rows: pa.Table, after: int, upto: int) -> None:
         """A reader was given (after, upto] of the log."""
-        found = rows.to_pylist()
-        places = [(row["commit_ts"], row["key"]) for row in found]
-        order = [(row["commit_ts"], row["start_ts"], row["key"]) for row in found]
+        rows_read = rows.to_pylist()
+        places = [(row["commit_ts"], row["key"]) for row in rows_read]
+        order = [(row["commit_ts"], row["start_ts"], row["key"]) for row in rows_read]
         if order != sorted(order) or len(set(places)) < len(places):
-            self._violated(f"raw order: {who} in ({after}, {upto}] got {[_show(row) for row in found]}")
-        for row in found:
+            self._violated(f"raw order: {who} in ({after}, {upto}] got {[_show(row) for row in rows_read]}")
+        for row in rows_read:
             if wrong := self._wrong(row):
                 self._violated(f"raw row: {who} got {_show(row)}: {wrong}")
         if after > self._known_upto:
@@ -60,7 +60,7 @@ class RawRules:
             self._violated(f"raw read: {who} in ({after}, {upto}] lacks {sorted(known - set(places))[:3]}")
         if again - known:
             self._violated(f"raw read: {who} in ({after}, {upto}] has {sorted(again - known)[:3]}, not there before")
-        self._log |= dict(zip(places, found, strict=True))
+        self._log |= dict(zip(places, rows_read, strict=True))
         self._known_upto = max(self._known_upto, upto)
 
     def at_rest(self) -> None:

@@ -29,8 +29,7 @@ from destinations.protocol import (
     Stretch,
 )
 from destinations.tikv.core import writes
-from destinations.tikv.core.ranges import cut_ranges
-from destinations.tikv.core.writes import TikvPlan
+from destinations.tikv.core.writes import TikvPlan, cut_ranges
 from simulator.dst import threads
 from simulator.dst.faults import Dice
 from simulator.dst.scheduler import Scheduler
@@ -115,8 +114,8 @@ class RecoveryCluster:
 
     def get(self, key: bytes) -> Stored | None:
         """What a client of the cluster gets now."""
-        found = self.data.get(key)
-        return None if found is None or 0 < found.expire_ms <= self.unix_ms() else found
+        entry = self.data.get(key)
+        return None if entry is None or 0 < entry.expire_ms <= self.unix_ms() else entry
 
     def ask_time(self) -> int:
         """The time of PD, asked over the network."""
@@ -208,6 +207,14 @@ class _Plan:
         return self.plan.size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The cluster and its keyspace."""
+
+    cluster_id: int = 77
+    keyspace_id: int | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class SimRecovery:
     """A Destination of one lane."""
@@ -215,11 +222,15 @@ class SimRecovery:
     cluster: RecoveryCluster
     owner: Owner
     scope: KeyScope
-    clock: Clock  #: of the host
+    clock: Clock | None  #: of the host; None: it writes nothing
     _pool: Any = field(default_factory=lambda: threads.ThreadPoolExecutor(CONCURRENCY))
 
     def check(self) -> Sequence[str]:
         return ()
+
+    def look(self) -> Found:
+        """Which cluster it is."""
+        return Found()
 
     def ranges(self, wanted: KeyRange, count: int) -> Sequence[KeyRange]:
         return cut_ranges(self.cluster.bounds, wanted, count)
@@ -231,12 +242,14 @@ class SimRecovery:
 
     def write(self, plan: Plan, allowed: Allowed) -> None:
         assert isinstance(plan, _Plan)
+        assert self.clock is not None
+        clock = self.clock
         now_ms = self.cluster.ask_time()
-        asked_s = self.clock.monotonic()
+        asked_s = clock.monotonic()
 
         def send(at: int) -> None:
             """The rows from `at` on, with what remains of them now."""
-            time_ms = now_ms + int((self.clock.monotonic() - asked_s) * 1000)
+            time_ms = now_ms + int((clock.monotonic() - asked_s) * 1000)
             self._send(writes_of(plan, time_ms // 1000)[at : at + BATCH], allowed)
 
         futures = [self._pool.submit(send, at) for at in range(0, plan.rows, BATCH)]
@@ -293,10 +306,10 @@ class SimLetters:
 
 def writes_of(plan: _Plan, now_s: int) -> list[Write]:
     """As the client of TiKV writes them at this time of the cluster."""
-    found, plan_ = list[Write](), plan.plan
+    listed, plan_ = list[Write](), plan.plan
     ttls, expired = raw_messages.remaining(plan_.expires, now_s)
     for n, key in enumerate(plan_.keys.to_pylist()):
         gone = bool(plan_.deleted[n] or expired[n])
         entry = Entry(key=key, expire_ts=int(plan_.expires[n]), commit_ts=plan.commit_ts[n])
-        found.append(Write(entry=entry, value=None if gone else plan_.values[n].as_py(), ttl_s=int(ttls[n])))
-    return found
+        listed.append(Write(entry=entry, value=None if gone else plan_.values[n].as_py(), ttl_s=int(ttls[n])))
+    return listed

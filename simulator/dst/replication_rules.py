@@ -2,7 +2,7 @@
 
 never older    each key shows a version that is no older than its newest at or below the checkpoint of its lane
 in order       within one ownership of a lane no key goes back. After a change of owner one may, as long as the lane is
-               below its `redo_ts` ("catching up")
+               below its `catch_up_ts` ("catching up")
 one writer     once an owner has sent a request, no request of an owner before it is applied to its keys
 attempted      the catalog has `attempted_ts` at or above the commit_ts of a write before it is sent
 repeated       a stretch keeps its end from its first request until it is finished
@@ -35,14 +35,15 @@ from tistream.catalog.work.core.lane_scope import KeyScope, parse_scope
 from tistream.errors import TsExpired
 from tistream.model.change import Op
 
-FEED = "recovery"
 _ROUNDED_MS = 1000  # a TTL has whole seconds
 
 _LANES = (
-    "SELECT lane_id, scope, checkpoint_ts, attempted_ts, redo_ts, epoch, owner, record_ts FROM lanes "
+    "SELECT lane_id, scope, checkpoint_ts, attempted_ts, catch_up_ts, epoch, owner, record_ts FROM lanes "
     "WHERE tenant_id = 1 ORDER BY lane_id"
 )
-_FEED = "SELECT checkpoint_ts, state, seen_ms, idle_limit_ms, error FROM changefeeds WHERE tenant_id = 1"
+_FEED = (
+    "SELECT checkpoint_ts, state, last_active_ms, idle_limit_ms, error, target_ts FROM changefeeds WHERE tenant_id = 1"
+)
 _LOG = "SELECT start_ts, floor_ts FROM tenants WHERE tenant_id = 1"
 _LATE_MS = 2000  # a transaction that has raised the floor may land this much later
 _EXPIRED = f'"{TsExpired.code}"'
@@ -52,16 +53,17 @@ _Place = tuple[int, bytes]  # commit_ts, key on the wire
 class _Feed(NamedTuple):
     checkpoint_ts: int = 0
     state: str = ""
-    seen_ms: int = 0
+    last_active_ms: int = 0
     hold_ms: int = 0  #: 0 = for ever
     error: str | None = None
+    target_ts: int = 0
 
 
 class _Lane(NamedTuple):
     scope: KeyScope
     checkpoint_ts: int
     attempted_ts: int
-    redo_ts: int
+    catch_up_ts: int
     epoch: int
     owner: str | None
     record_ts: int  #: end of an unfinished stretch
@@ -86,10 +88,12 @@ class ReplicationRules:
     prefix: bytes  #: of the keys of the tenant
     cluster: RecoveryCluster
     violated: Callable[[str], None]
-    rewinds: set[int] = field(default_factory=set)  #: where operators asked to go on
+    rewinds: set[int] = field(default_factory=set)  #: where operators told it to continue
     went_back: int = 0  #: keys that showed an older version after a change of owner
     owners: set[Owner] = field(default_factory=set)  #: that have sent something
     letters: dict[_Place, DeadLetter] = field(default_factory=dict)  #: of the keys of users
+    left_out: set[_Place] = field(default_factory=set)  #: by an operator
+    _named_letters: dict[str, DeadLetter] = field(default_factory=dict)
     _scopes: dict[Owner, KeyScope] = field(default_factory=dict)
     _begun: set[tuple[int, int]] = field(default_factory=set)  # (lane, end) of stretches with a request sent
     _shown: dict[bytes, _Shown] = field(default_factory=dict)
@@ -156,8 +160,9 @@ class ReplicationRules:
         """A dead letter is there."""
         change = json.loads(letter.data)["change"]
         place = int(change["ts"]), b64decode(change["key"])
-        first = self.letters.setdefault(place, letter)
-        if (first.name, first.data) != (letter.name, letter.data):
+        self.letters[place] = letter
+        first = self._named_letters.setdefault(letter.name, letter)
+        if first.data != letter.data:
             self.violated(f"letters: {first} was written again as {letter}")
         value = None if change["value"] is None else b64decode(change["value"])
         if (place[0], value) not in [(w.commit_ts, w.value) for w in self.truth.get(self.prefix + place[1], ())]:
@@ -165,10 +170,11 @@ class ReplicationRules:
 
     def look(self, query: Callable[..., Any]) -> None:
         """Check after a COMMIT."""
-        found, ((self._begin, floor_ts),) = query(_FEED), query(_LOG)
-        if not found:
+        feeds, ((self._begin, floor_ts),) = query(_FEED), query(_LOG)
+        if not feeds:
+            self._lanes, self._rows, self._feed, self._floor = {}, None, _Feed(), floor_ts
             return
-        rows, feed = query(_LANES), _Feed(*found[0])
+        rows, feed = query(_LANES), _Feed(*feeds[0])
         self._check_floor(feed, floor_ts)
         if (rows, feed) == (self._rows, self._feed):
             return
@@ -192,12 +198,12 @@ class ReplicationRules:
     @property
     def is_settled(self) -> bool:
         """Whether it runs."""
-        return self._feed.state == "normal"
+        return self._feed.state == "normal" and not self._feed.target_ts
 
     @property
     def is_idle(self) -> bool:
         """Whether it was paused or has failed."""
-        return self._feed.state in ("stopped", "failed")
+        return self._feed.state in ("stopped", "failed", "finished")
 
     def lowest(self) -> int:
         """The checkpoint of the last lane; 0 before there is one."""
@@ -216,6 +222,9 @@ class ReplicationRules:
             self.violated(f"at rest: the main cluster never had {unknown}")
 
     # -- inside
+
+    def _need_not_be_there(self, place: _Place) -> bool:
+        return place in self.letters or place in self.left_out
 
     def _of(self, key: bytes) -> list[_Lane]:
         return [lane for lane in self._lanes.values() if lane.has(key)]
@@ -248,7 +257,7 @@ class ReplicationRules:
             return
         self.went_back += 1
         for lane in self._of(entry.key):
-            if lane.redo_ts < was.commit_ts or lane.checkpoint_ts >= lane.redo_ts:
+            if lane.catch_up_ts < was.commit_ts or lane.checkpoint_ts >= lane.catch_up_ts:
                 self.violated(f"catching up: {entry} replaces {was.commit_ts}, the lane is {lane}")
 
     def _check_key(self, key: bytes) -> None:
@@ -260,7 +269,7 @@ class ReplicationRules:
             for write in reversed(writes[:upto]):
                 if write.commit_ts <= shown_ts:
                     break
-                if (write.commit_ts, key) in self.letters:
+                if self._need_not_be_there((write.commit_ts, key)):
                     continue
                 place, what = (write.commit_ts, write.key), f"older: {key!r} shows {shown_ts}, its lane is {lane}"
                 if place in self._paged:
@@ -279,8 +288,8 @@ class ReplicationRules:
     def _check_floor(self, feed: _Feed, floor_ts: int) -> None:
         now_ms, was = self.cluster.main_ms(), self._feed
         held = self._holds(was, now_ms)
-        if feed.seen_ms != was.seen_ms:
-            self._moved_ms = feed.seen_ms
+        if feed.last_active_ms != was.last_active_ms:
+            self._moved_ms = feed.last_active_ms
         elif feed.checkpoint_ts != was.checkpoint_ts:
             self._moved_ms = now_ms
         if not held or feed.checkpoint_ts < was.checkpoint_ts:
@@ -336,7 +345,7 @@ class ReplicationRules:
                 was.has(key) and lane.has(key) for key in (was.scope.range.start, lane.scope.range.start)
             ):
                 continue
-            if lane.checkpoint_ts > was.checkpoint_ts or lane.redo_ts < was.attempted_ts:
+            if lane.checkpoint_ts > was.checkpoint_ts or lane.catch_up_ts < was.attempted_ts:
                 self.violated(f"lane: {lane} takes keys over from {was}")
 
     def _differs_in_all(self, key: bytes, writes: Sequence[RawRow]) -> str:
@@ -344,24 +353,24 @@ class ReplicationRules:
         them: a refused change may have been taken by a later try."""
         wrong = ""
         for write in reversed(writes):
-            if not (found := self._differs(key, write)):
+            if not (difference := self._differs(key, write)):
                 return ""
-            wrong = wrong or found
-            if (write.commit_ts, key) not in self.letters:
+            wrong = wrong or difference
+            if not self._need_not_be_there((write.commit_ts, key)):
                 return wrong
         return wrong if self.cluster.get(key) is not None else ""
 
     def _differs(self, key: bytes, newest: RawRow) -> str:
         """How the key differs from its newest version; empty when it does not."""
-        found, now_ms, end_ms = self.cluster.get(key), self.cluster.unix_ms(), newest.expire_ts * 1000
+        value_there, now_ms, end_ms = self.cluster.get(key), self.cluster.unix_ms(), newest.expire_ts * 1000
         late_ms = self._shown[key].asked_ms + 2 * _ROUNDED_MS if key in self._shown else 0
         if newest.op is Op.DELETE or 0 < end_ms <= now_ms - late_ms:
-            return "" if found is None else f"is {found}, its newest version is {newest}"
-        if found is None:
+            return "" if value_there is None else f"is {value_there}, its newest version is {newest}"
+        if value_there is None:
             return "" if 0 < end_ms <= now_ms + _ROUNDED_MS else f"is not there, its newest version is {newest}"
-        if found.value != newest.value or bool(found.expire_ms) != bool(end_ms):
-            return f"is {found}, its newest version is {newest}"
-        early_ms = found.expire_ms - end_ms
+        if value_there.value != newest.value or bool(value_there.expire_ms) != bool(end_ms):
+            return f"is {value_there}, its newest version is {newest}"
+        early_ms = value_there.expire_ms - end_ms
         return "" if -_ROUNDED_MS <= early_ms <= late_ms else f"expires {early_ms} ms late"
 
 

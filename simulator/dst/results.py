@@ -110,10 +110,10 @@ class Results:
         for line in self.lines:
             counts.update(line.counts)
         played = sum(stop - start for start, stop in (line.seeds for line in self.lines))
-        failed = [found for line in self.lines for found in line.violations]
+        failed = [violation for line in self.lines for violation in line.violations]
         cpu_s = sum(line.cpu_s for line in self.lines)
         simulated_s = sum(line.simulated_s for line in self.lines)
         yield f"{self.path}: {played} seeds, {len(failed)} failed, {simulated_s:.0f} s simulated in {cpu_s:.0f} CPU s"
         yield ", ".join(f"{name} {count}" for name, count in counts.items())
-        for found in failed:
-            yield f"seed {found['seed']} ({found['profile']}): {found['what']}"
+        for violation in failed:
+            yield f"seed {violation['seed']} ({violation['profile']}): {violation['what']}"

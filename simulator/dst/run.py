@@ -18,7 +18,7 @@ from simulator.dst.bounds import drawn, lowered
 from simulator.dst.install import installed
 from simulator.dst.profiles import PROFILES, Profile, profile_of
 from simulator.dst.scheduler import Livelock
-from simulator.dst.world import HEARTBEAT_MS, LANE_LEASE_MS, LEASE_MS, READ_LEASE_TTL_MS, SWEEP_S, World
+from simulator.dst.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def _counts(world: World) -> dict[str, int]:
         "puts": world.bucket.puts,
         "gets": world.bucket.gets,
         "processes": len(world.running),
-        **({} if world.replication is None else world.replication.counts()),
+        **{name: count for aspect in world.aspects for name, count in aspect.counts().items()},
         "crashes": world.crashes,
         "faults": sum(sum(dice.hit.values()) for dice in world.dice.values()),
     }
@@ -130,20 +130,12 @@ def _prepared(
     try:
         with (
             lowered(bounds),
-            installed(
-                chance,
-                lease_ms=LEASE_MS,
-                lane_lease_ms=LANE_LEASE_MS,
-                heartbeat_ms=HEARTBEAT_MS,
-                sweep_s=SWEEP_S,
-                read_lease_ttl_ms=READ_LEASE_TTL_MS,
-                limits=profile.limits,
-            ),
+            installed(chance, profile.limits),
             world.oracle.watching_cores(),
-            world.lies.watching(world.oracle.violated) if profile.lies else contextlib.nullcontext(),
-            world.replication.small_stretches() if world.replication else contextlib.nullcontext(),
-            world.neighbours.failing() if profile.neighbours else contextlib.nullcontext(),
+            contextlib.ExitStack() as stack,
         ):
+            for aspect in world.aspects:
+                stack.enter_context(aspect.patched())
             yield world
             world.scheduler.close()
     finally:

@@ -41,6 +41,7 @@ class Process:
         self.scheduler = scheduler
         self.dead = False
         self.paused = False
+        self.pauses = 0  #: so far
         self.held: list[Task] = []  # would run, but for the pause
         self.crash_in = 0  #: it dies at the n-th scheduling point of its I/O from now; 0 = not planned
 
@@ -185,6 +186,7 @@ class Scheduler:
 
     def pause(self, process: Process) -> None:
         process.paused = True
+        process.pauses += 1
 
     def unpause(self, process: Process) -> None:
         process.paused = False

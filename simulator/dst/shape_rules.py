@@ -36,7 +36,7 @@ def wrong(
     """The violations. `moved`: the durable watermarks to which flushes of the same step advanced replaced tasks;
     `positions`: those before and after."""
     if _outline(gone) != _outline(come):
-        yield f"shapes: {_told(gone)} went, {_told(come)} came"
+        yield f"shapes: {_shown(gone)} went, {_shown(come)} came"
     for new_id, new in come.items():
         for old_id, old in gone.items():
             if old.range.intersect(new.range) is None:
@@ -52,23 +52,23 @@ def wrong(
 
 
 def _fallen(new_id: int, new: ShapePositions, old_id: int, old: ShapePositions) -> Iterator[str]:
-    for life, (seq, closed) in old.items():
-        lowest = min((incarnation for store, incarnation in new if store == life[0]), default=0)
-        now, ended = new.get(life, (0, life[1] < lowest))  # those below the lowest entry have ended
+    for incarnation, (seq, closed) in old.items():
+        lowest = min((number for store, number in new if store == incarnation[0]), default=0)
+        now, ended = new.get(incarnation, (0, incarnation[1] < lowest))  # those below the lowest entry have ended
         if not ended and (closed or now < seq):  # an incarnation that one half has closed counts as read
-            yield f"shapes: task {new_id} is at {now} of {life}, the snapshot of task {old_id} was at {seq}"
+            yield f"shapes: task {new_id} is at {now} of {incarnation}, the snapshot of task {old_id} was at {seq}"
 
 
 def _outline(tasks: Mapping[int, Shape]) -> list[KeyRange]:
-    """Their union, without the edges between neighbours. Tasks that overlap are listed singly."""
-    found: list[KeyRange] = []
+    """Their union, without the edges between adjacent ones. Tasks that overlap are listed singly."""
+    key_ranges: list[KeyRange] = []
     for range_ in sorted(task.range for task in tasks.values()):
-        if found and found[-1].end and found[-1].end == range_.start:
-            found[-1] = KeyRange(found[-1].start, range_.end)
+        if key_ranges and key_ranges[-1].end and key_ranges[-1].end == range_.start:
+            key_ranges[-1] = KeyRange(key_ranges[-1].start, range_.end)
         else:
-            found.append(range_)
-    return found
+            key_ranges.append(range_)
+    return key_ranges
 
 
-def _told(tasks: Mapping[int, Shape]) -> str:
+def _shown(tasks: Mapping[int, Shape]) -> str:
     return ", ".join(f"{task_id} {task.range}" for task_id, task in tasks.items()) or "nothing"

@@ -9,39 +9,37 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from simulator.dst.database import SimCatalog
-from tistream.catalog.tenancy.tenants import TaskKind
+from simulator.dst.running import TENANT, Running
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.catalog.work import reshape
 from tistream.catalog.work.leader import get_leader
-from tistream.catalog.work.tasks import TaskRow, list_tasks
+from tistream.catalog.work.tasks import list_tasks
 from tistream.errors import ErrorKind, TiStreamError
-from tistream.ids import Tenant
+
+if TYPE_CHECKING:
+    from simulator.dst.world import World
 
 TASKS_MAX = 6
 
 
-class _World(Protocol):
-    profile: Any
-    oracle: Any
-    resting: bool
-
-
-def shape(world: _World, stopping: Any, catalog: SimCatalog, tenant: Tenant, rand: random.Random) -> None:
+def shape(world: World, running: Running) -> None:
     """Makes requests until the run settles."""
-    while not stopping.wait(world.profile.shape_s * (0.3 + rand.random())):
+    while not running.stopping.wait(world.profile.shape_s * (0.3 + running.rand.random())):
         if world.resting:
             continue
         try:
-            _wish(world, catalog, tenant, rand)
+            _request(world, running.catalog, running.rand)
         except TiStreamError as e:
             if e.kind not in (ErrorKind.RETRY, ErrorKind.NOT_FOUND):
                 raise
 
 
-def _wish(world: _World, catalog: SimCatalog, tenant: Tenant, rand: random.Random) -> None:
-    rows = sorted((row for row in list_tasks(catalog, tenant) if row.kind is TaskKind.DATA), key=lambda row: row.range)
+def _request(world: World, catalog: SimCatalog, rand: random.Random) -> None:
+    rows = sorted((row for row in list_tasks(catalog, TENANT) if row.kind is TaskKind.DATA), key=lambda row: row.range)
     leader = get_leader(catalog)
     elected = leader.epoch if leader is not None and rand.random() < 0.5 else None
     if not rows:
@@ -59,7 +57,7 @@ def _wish(world: _World, catalog: SimCatalog, tenant: Tenant, rand: random.Rando
             reshape.request_merge(catalog, left.task_id, right.task_id, seen_epochs=epochs, leader_epoch=elected)
 
 
-def _split(world: _World, catalog: SimCatalog, row: TaskRow, elected: int | None, rand: random.Random) -> None:
+def _split(world: World, catalog: SimCatalog, row: TaskRow, elected: int | None, rand: random.Random) -> None:
     """A key that has rows, in the middle of recent commits."""
     inside = [r.key for r in world.oracle.committed[-60:] if r.key in row.range and r.key != row.range.start]
     if inside:

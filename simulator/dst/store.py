@@ -13,6 +13,7 @@ an object without a tombstone, a batch file above `reclaimed_seq`) is a violatio
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from zlib import crc32
 
@@ -105,16 +106,16 @@ class SimStore:
         fault = b.dice.roll("get_refused", "get_torn")
         takes = b.dice.latency()
         s.sleep(takes / 2)
-        found = b.objects.get(key)
+        stored = b.objects.get(key)
         s.sleep(takes / 2)
         if fault == "get_refused":
             raise StoreUnavailable("503: the store is busy", key=key, determinate=True)
-        if found is None:
+        if stored is None:
             raise ObjectNotFound(key=key)
-        data = b.harms.read(key, found[0], b.objects)
+        data = b.harms.read(key, stored[0], b.objects)
         if fault == "get_torn":
             b.tell(f"get_torn: {key}")
-            return data[: b.dice.rand.randrange(len(found[0]))]
+            return data[: b.dice.rand.randrange(len(stored[0]))]
         return data
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
@@ -167,6 +168,19 @@ class SimStore:
         s.point(f"delete done {key}")
         if fault:
             raise StoreUnavailable("no reply", key=key, determinate=False)
+
+
+class FarStore(SimStore):
+    """The bucket as a reader has it: its requests take `slow_s` longer, at most."""
+
+    def __init__(self, bucket: Bucket, slow_s: float, rand: random.Random) -> None:
+        super().__init__(bucket)
+        self._slow_s, self._rand = slow_s, rand
+
+    def get(self, key: str, admit: Admit | None = None) -> bytes:
+        if self._slow_s:
+            self._bucket.scheduler.sleep(self._slow_s * self._rand.random())
+        return super().get(key, admit)
 
 
 def put_at_last(store: SimStore, key: str, data: bytes) -> bool:

@@ -109,51 +109,6 @@ class Lock(_Acquirable):
         if self._waiting:
             self._wake()
 
-    def locked(self) -> bool:
-        return self._held
-
-
-class RLock(_Acquirable):
-    """threading.RLock."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._owner: Task | None = None
-        self._depth = 0
-
-    def acquire(self, blocking: bool = True, timeout: float = _NEVER) -> bool:
-        s = scheduler()
-        me = s.current
-        if self._depth and self._owner is me:
-            self._depth += 1
-            return True
-        s.maybe()
-        if self._depth and (
-            not blocking or not self._wait_until(lambda: not self._depth, None if timeout < 0 else timeout)
-        ):
-            return False
-        self._owner, self._depth = me, 1
-        return True
-
-    def release(self) -> None:
-        if not self._depth or (self._owner is not scheduler().current):
-            raise RuntimeError("cannot release un-acquired lock")
-        self._depth -= 1
-        if not self._depth:
-            self._owner = None
-            self._wake()
-
-    def release_all(self) -> int:
-        """Let go however often it was taken; how often that was."""
-        depth, self._depth, self._owner = self._depth, 0, None
-        self._wake()
-        return depth
-
-    def take_back(self, depth: int) -> None:
-        """Undo `release_all`."""
-        self.acquire()
-        self._depth = depth
-
 
 class Event(_Waitable):
     """threading.Event."""
@@ -181,24 +136,19 @@ class Event(_Waitable):
 
 
 class Condition(_Acquirable):
-    """threading.Condition."""
+    """threading.Condition; no thread of the services takes one twice."""
 
-    def __init__(self, lock: Lock | RLock | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._lock = RLock() if lock is None else lock
+        self._lock = Lock()
         self.acquire, self.release = self._lock.acquire, self._lock.release
 
     def wait(self, timeout: float | None = None) -> bool:
-        depth = self._lock.release_all() if isinstance(self._lock, RLock) else 0
-        if not depth:
-            self._lock.release()
+        self._lock.release()
         try:
             return self._wait(timeout)
         finally:
-            if depth and isinstance(self._lock, RLock):
-                self._lock.take_back(depth)
-            else:
-                self._lock.acquire()
+            self._lock.acquire()
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         self._wait_until(lambda: bool(predicate()), timeout, self.wait)
@@ -250,10 +200,6 @@ class Thread(_Waitable):
         self._target, self._args, self._kwargs = target, tuple(args), kwargs or {}
         self._task: Task | None = None
 
-    @property
-    def ident(self) -> int | None:
-        return None if self._task is None else self._task.serial
-
     def start(self) -> None:
         s = scheduler()
         if self._task is not None:
@@ -289,8 +235,8 @@ def current_thread() -> Thread:
     task = scheduler().current
     if task is None or task.thread is None:
         raise RuntimeError("not in a simulated thread")
-    found: Thread = task.thread
-    return found
+    thread: Thread = task.thread
+    return thread
 
 
 def spawn(process: Process, run: Callable[[], None], name: str) -> Thread:
@@ -308,12 +254,6 @@ class Queue(_Waitable):
         self.maxsize = maxsize
         self._items: deque[Any] = deque()
 
-    def qsize(self) -> int:
-        return len(self._items)
-
-    def empty(self) -> bool:
-        return not self._items
-
     def full(self) -> bool:
         return 0 < self.maxsize <= len(self._items)
 
@@ -324,18 +264,12 @@ class Queue(_Waitable):
         self._items.append(item)
         self._wake()
 
-    def put_nowait(self, item: Any) -> None:
-        self.put(item, block=False)
-
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         if not self._items and (not block or not self._wait_until(lambda: bool(self._items), timeout)):
             raise real_queue.Empty
         item = self._items.popleft()
         self._wake()
         return item
-
-    def get_nowait(self) -> Any:
-        return self.get(block=False)
 
 
 class CancelledError(Exception):

@@ -1,33 +1,34 @@
 """The feed of one store of the modelled upstream, on simulated time, with the choices that TiKV leaves to a store.
 
 Between two ticks, which become files, a store may fetch the timestamp of its resolved ts and look at its locks at
-different times. Both are legal: whatever commits after a timestamp was fetched is above it. `Habits` makes use of that,
-so that resolved timestamps of all kinds meet files, prewrites and commits of all ages.
+different times. Both are legal: whatever commits after a timestamp was fetched is above it. `StoreTiming` makes use of
+that, so that resolved timestamps of all kinds meet files, prewrites and commits of all ages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pusher.core.source import CheckpointOf, Resolved, Rows, SourceEvent, SubscriptionOpened, Tick
 from simulator.core.cluster import Cluster
 from simulator.core.mvcc import Lock
-from simulator.dst.lies import Lies
-from simulator.dst.scheduler import Scheduler
+from simulator.dst.contradictions import Contradictions
 from simulator.profiles import new_cluster
 from simulator.push.model_source import ModelSource
 from simulator.raw_workload import RawWorkload, raw_cluster
 from simulator.transactions import State
 from simulator.workload import Workload
-from tistream.keyrange import KeyRange
+
+if TYPE_CHECKING:
+    from simulator.dst.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
+class StoreTiming:
     """Of the stores. As shares of the time between two ticks."""
 
     apart: float = 0.0  #: by which the ticks of store n + 1 come after those of store n
@@ -45,30 +46,16 @@ class Habits:
 
 
 class SimSource(ModelSource):
-    """A ModelSource that waits for its next tick and then ticks by itself. `scan_rows`: see there."""
+    """A ModelSource that waits for its next tick and then ticks. `scan_rows`: see there."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        store_id: int,
-        scheduler: Scheduler,
-        tso: Callable[[], int],
-        *,
-        tick_s: float,
-        scan_rows: int | None,
-        habits: Habits,
-        lies: Lies | None = None,
-        raw_keys: KeyRange | None = None,
-        opened: Callable[[KeyRange, int], None] = lambda range_, checkpoint_ts: None,
-    ) -> None:
-        """`opened` is called for each new subscription."""
-        super().__init__(cluster, store_id, scan_rows=scan_rows, raw_keys=raw_keys)
-        self._note_opened = opened
-        self._lies = lies
+    def __init__(self, world: World, store_id: int, scan_rows: int | None) -> None:
+        super().__init__(world.cluster, store_id, scan_rows=scan_rows, raw_keys=world.log.raw_keys)
+        self._raw, self._contradictions = world.raw, world.find(Contradictions)
         self._promised: dict[int, int] = {}  # by subscription: what the files of earlier ticks have promised
         self._promises: dict[int, int] = {}  # and what that of this tick does
-        self._scheduler, self._tso, self._tick_s, self._habits = scheduler, tso, tick_s, habits
-        self._due = scheduler.now + tick_s * (0.5 + habits.apart * (store_id - 1))
+        self._scheduler, self._tso = world.scheduler, world.tso
+        self._tick_s, self._timing = world.profile.tick_s, world.profile.timing
+        self._due = self._scheduler.now + self._tick_s * (0.5 + self._timing.apart * (store_id - 1))
         self._fetched = 0  # the timestamp of the next resolved ts, if it is there
         self._said = False  # the resolved ts of this tick was sent
         self._scan_due = 0.0
@@ -77,23 +64,22 @@ class SimSource(ModelSource):
         s = self._scheduler
         s.sleep(max(0.001, min(timeout_s, self._next_moment() - s.now)))
         if not self._dropped:
-            if self._habits.plain:
+            if self._timing.plain:
                 self._tick_plainly()
             else:
-                self._tick_by_habit()
+                self._tick_in_steps()
         events = super().poll(0.0, checkpoint_of)
         for event in events:
-            if isinstance(event, SubscriptionOpened):
-                self._note_opened(event.range, event.checkpoint_ts)
-        if self._lies is not None and self._lies.most:
-            events = [*events, *self._lie(events)]
+            if isinstance(event, SubscriptionOpened) and self._raw is not None:
+                self._raw.opened(event.range, event.checkpoint_ts)
+        if self._contradictions is not None:
+            events = [*events, *self._contradict(self._contradictions, events)]
         if s.now >= self._scan_due:
-            self._scan_due = s.now + self._habits.scan_s
+            self._scan_due = s.now + self._timing.scan_s
         return events
 
-    def _lie(self, events: Sequence[SourceEvent]) -> Iterator[SourceEvent]:
+    def _contradict(self, rows: Contradictions, events: Sequence[SourceEvent]) -> Iterator[SourceEvent]:
         """A row at or below what an earlier file of its subscription promised, now and then."""
-        assert self._lies is not None
         for event in events:
             if isinstance(event, Resolved):
                 said = zip(event.subscriptions.tolist(), event.resolved_ts.tolist(), strict=True)
@@ -101,7 +87,7 @@ class SimSource(ModelSource):
             elif isinstance(event, Tick):
                 self._promised = dict(self._promises)
         for id_, subscription in self._subscriptions.items():
-            row = self._lies.row(self._store_id, subscription.region.range, self._promised.get(id_, 0))
+            row = rows.row(subscription.region.range, self._promised.get(id_, 0))
             if row is not None:
                 yield Rows(subscription=id_, rows=row)
 
@@ -115,11 +101,11 @@ class SimSource(ModelSource):
             yield from super()._scanned(subscription)
 
     def _next_moment(self) -> float:
-        habits, share = self._habits, 0.0
-        if habits.fetched and not self._fetched:
-            share = habits.fetched
-        elif habits.fetched and not self._said:
-            share = habits.resolved
+        timing, share = self._timing, 0.0
+        if timing.fetched and not self._fetched:
+            share = timing.fetched
+        elif timing.fetched and not self._said:
+            share = timing.resolved
         return self._due - share * self._tick_s
 
     def _tick_plainly(self) -> None:
@@ -130,11 +116,11 @@ class SimSource(ModelSource):
             self._cluster.tick(cut_ts, store_id=self._store_id)
             self.tick(cut_ts)
 
-    def _tick_by_habit(self) -> None:
-        s, habits = self._scheduler, self._habits
-        if not self._fetched and s.now >= self._due - habits.fetched * self._tick_s:
+    def _tick_in_steps(self) -> None:
+        s, timing = self._scheduler, self._timing
+        if not self._fetched and s.now >= self._due - timing.fetched * self._tick_s:
             self._fetched = self._tso()
-        if not self._said and s.now >= self._due - habits.resolved * self._tick_s:
+        if not self._said and s.now >= self._due - timing.resolved * self._tick_s:
             self._said = True
             self._resolve(self._fetched)
         if s.now >= self._due:
@@ -150,7 +136,7 @@ class SimSource(ModelSource):
         said = {
             subscription: min(fetched_ts, held.get(s.region.region_id, fetched_ts))
             for subscription, s in self._subscriptions.items()
-            if s.initialized or self._habits.before_ready
+            if s.initialized or self._timing.before_ready
         }
         subscriptions = np.fromiter(said, np.int64, len(said))
         self._came.append(
@@ -164,8 +150,8 @@ def upstream_of(profile: Any, seed: int, start_ts: int) -> tuple[Any, Cluster]:
         raw = replace(profile.raw, hybrid=bool(seed % 2), stores=profile.upstream.stores)
         cluster = raw_cluster(raw, floor_ts=start_ts)
         return RawWorkload(seed, cluster, raw), cluster
-    habits, cluster = profile.habits, new_cluster(profile.upstream, floor_ts=start_ts)
-    kind = CoarseWorkload if habits.coarse_tso else EagerWorkload if habits.flush_into_scans else Workload
+    timing, cluster = profile.timing, new_cluster(profile.upstream, floor_ts=start_ts)
+    kind = CoarseWorkload if timing.coarse_tso else EagerWorkload if timing.flush_into_scans else Workload
     return kind(seed, cluster, profile.upstream), cluster
 
 

@@ -1,4 +1,4 @@
-"""A run's world: its processes, their faults, and how it settles.
+"""The frame of a run: its processes, their faults, and how it settles. What a scenario adds are aspects (`aspect`).
 
 plan      from the seed: when these processes crash, pause, stop, run twice; catalog outages, clock jumps
 rest      faults end, every process is running again, the upstream decides what is open: all must be served
@@ -9,52 +9,54 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import zstandard
 
-from reading.deps import Services
-from reading.reader import LogReader
-from simulator.dst import future, operator, threads
+from simulator.dst import threads
+from simulator.dst.anew import Anew
+from simulator.dst.aspect import Aspect
 from simulator.dst.boundaries import Boundaries, Point
 from simulator.dst.catalog_rules import CatalogRules
+from simulator.dst.contradictions import Contradictions
 from simulator.dst.database import Database, SimCatalog
 from simulator.dst.faults import Dice
-from simulator.dst.late import Follower, Late
-from simulator.dst.lies import Lies
-from simulator.dst.member_rules import MemberRules
-from simulator.dst.neighbours import LATE_FROM, Neighbours
+from simulator.dst.future import Future
+from simulator.dst.members import Members
 from simulator.dst.network import Network
 from simulator.dst.oracle import LOWEST, Oracle
+from simulator.dst.other_tenants import OtherTenants
 from simulator.dst.profiles import Profile
-from simulator.dst.raw_reading import read_whole, register_keyspace, rules_of
+from simulator.dst.raw_reading import RAW_KEYS, RawLog
+from simulator.dst.raw_rules import RawRules
 from simulator.dst.replication import Replication
-from simulator.dst.roles import TENANT, Running, SimClock, read_once, run_role
+from simulator.dst.roles import roles_of, run_role
+from simulator.dst.running import TENANT, Running, SimClock
 from simulator.dst.scheduler import Process, Scheduler
+from simulator.dst.sinking import Sinking
 from simulator.dst.store import Bucket, SimStore
+from simulator.dst.tidb_reading import TidbLog
+from simulator.dst.upkeep import Upkeep
 from simulator.dst.upstream import upstream_of
 from sorter.worker.worker import SorterWorker
 from tistream import ts as tso
-from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.errors import ErrorKind, ObjectConflict, TiStreamError
 from tistream.objectstore.layout import SchemaSnapKey
 
+A = TypeVar("A", bound=Aspect)
 START_MS = 1_750_000_000_000
-LEASE_MS = 3000
-LANE_LEASE_MS = 1500
-HEARTBEAT_MS = 700
-SWEEP_S = 4.0
-READ_LEASE_TTL_MS = 2400
 _REST_S = 60.0
 #: gone before leftovers are checked
-_PUSH_AND_PULL = ("pusher", "reader", "follower", "member", "neighbour", "future", "replicator", "controller")
+_PUSH_AND_PULL = ("pusher", "reader", "member", "neighbour", "anew", "future", "replicator", "controller")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that befalls a process or the catalog."""
+    """A fault of a process or the catalog."""
 
     number: int
     at: float
@@ -74,16 +76,15 @@ class World:
     def __init__(
         self, seed: str, profile: Profile, *, actions: int, without: frozenset[str], points: Collection[Point] = ()
     ) -> None:
-        self.profile, self.actions, self.without = profile, actions, without
+        self.seed, self.profile, self.actions, self.without = seed, profile, actions, without
         self.story: list[tuple[float, str, str]] = []
         s = self.scheduler = Scheduler(seed)
         s.on_crash = self._crash_now
         self.rand = random.Random(f"{seed}/world")
-        dice = {
+        self.dice = dice = {
             name: Dice(f"{seed}/{name}", profile.faults, without)
             for name in ("store", "catalog", "network", "recovery")
         }
-        self.dice = dice
         self.bucket = Bucket(s, dice["store"], self.unix_ms, self.tell)
         self.database = Database(s, dice["catalog"], self.unix_ms, self.tell)
         self.boundaries = self.bucket.boundaries = self.database.boundaries = Boundaries(s, points, self._strike)
@@ -93,35 +94,30 @@ class World:
         self.oracle = Oracle(self.workload.committed, self.database, self.tell, self.workload.shows)
         self.bucket.on_delete = self.oracle.deleting
         self.database.on_durable_ts = self.oracle.durable_ts_moved
-        self.oracle.rules = CatalogRules(self.database, self.bucket.objects, self.oracle.violated)
-        self.oracle.rules.clock_jumps = "jump" in profile.chaos
+        self.oracle.rules = rules = CatalogRules(self.database, self.bucket.objects, self.oracle.violated)
+        rules.clock_jumps = "jump" in profile.chaos
+        rules.jobs.by_lease = profile.jobs
         self.oracle.skew_ms = profile.skew_ms
-        ahead = random.Random(f"{seed}/future")
-        self._ahead = future.plan_of(ahead, profile.skew_ms, actions * profile.action_s) if profile.future else []
-        self.database.on_commit = self.oracle.rules.look
+        self.database.on_commit = rules.look
         self.running: list[Running] = []
-        self.neighbours = Neighbours(random.Random(f"{seed}/neighbours"), self.bucket, self.tso, self.tell)
-        self.lies = Lies(random.Random(f"{seed}/lies"), self.workload.committed, profile.lies)
-        self.follower = Follower()
-        self.members = MemberRules(self.oracle.truth, self.oracle.violated)
-        if profile.members:
-            self.oracle.rules.members = self.members
-        if profile.late:
-            late = Late(random.Random(f"{seed}/late"), self.workload.committed)
-            self.lies.late = self.oracle.late = self.oracle.rules.late = late
-        self.raw = rules_of(self.workload, self.oracle.violated)
-        self.replication = Replication(self, dice["recovery"]) if profile.replicators else None
-        if self.replication is not None:
-            self.oracle.rules.replication = self.replication.rules
         self.bounds: Mapping[str, int] = {}  #: that are small in this run, see `bounds`
         self.resting = False
         self.rested = False
         self.crashes = 0
         self._numbers = 0
+        self._main = Process("world", s)
+        self.raw = None if profile.raw is None else RawRules(self.workload.versions, RAW_KEYS, self.oracle.violated)
+        self.log = TidbLog(self) if self.raw is None else RawLog(self, self.raw)
+        self.aspects: Sequence[Aspect] = [kind(self) for kind in _aspects_of(profile)]
+        self.roles = {**roles_of(self), **{role: run for a in self.aspects for role, run in a.roles().items()}}
         text = json.dumps(self.workload.schema_snapshot()).encode()
         key = str(SchemaSnapKey(tenant=TENANT, ts=self.start_ts))
         self.bucket.objects[key] = (zstandard.compress(text), self.unix_ms())
         self.plan = self._plan(random.Random(f"{seed}/plan"))
+
+    def find(self, kind: type[A]) -> A | None:
+        """The aspect of this kind, if the scenario has it."""
+        return next((aspect for aspect in self.aspects if isinstance(aspect, kind)), None)
 
     # -- used by processes
 
@@ -135,8 +131,8 @@ class World:
 
     def _upstream_ms(self) -> int:
         """The upstream's clock."""
-        ahead = [part.ms for part in self._ahead if part.from_s <= self.scheduler.now]
-        return self.unix_ms() + (ahead[-1] if ahead and not self.resting else 0)
+        future = self.find(Future)
+        return self.unix_ms() + (0 if future is None else future.ahead_ms())
 
     def tell(self, text: str) -> None:
         """A line of the story."""
@@ -159,8 +155,7 @@ class World:
 
     def run(self) -> None:
         """From the beginning to rest."""
-        main = Process("world", self.scheduler)
-        threads.spawn(main, self._begin, "begin")
+        self.spawn(self._begin, "begin")
         self._faults(on=False)
         self.scheduler.run(self.scheduler.now + 1.0)
         self._faults(on=True)
@@ -172,43 +167,49 @@ class World:
             ("compactor", p.compactors),
             ("retainer", p.retainers),
             ("shaper", p.shapers),
-            ("member", p.members),
-            ("replicator", p.replicators),
-            ("controller", min(p.replicators, 1)),
         ):
-            for i in range(count):
-                self.start(role, f"{role}-{i + 1}")
-        for i in range(p.upstream.stores):
-            self.start("pusher", f"pusher-{i + 1}")
-        for i in range(p.readers):
-            self.start("reader", f"reader-{i + 1}")
-        if p.future:
-            self.start("future", "future-1")
-        if p.late:
-            self.start("follower", "follower-1")
-        if p.neighbours:
-            self.start("neighbour", "neighbour-1")
-            self._harm_later(main)
-        if p.lies:
-            operator.decide_later(self, main)
+            self._start_all(role, count)
+        for aspect in self.aspects:
+            for role, name in aspect.processes():
+                self.start(role, name)
+        self._start_all("pusher", p.upstream.stores)
+        self._start_all("reader", p.readers)
+        for aspect in self.aspects:
+            aspect.start()
         self._act(self.actions)
         for event in self.plan:
-            self.scheduler.call_at(event.at, lambda event=event: self._befall(event))  # type: ignore[misc]
+            self.scheduler.call_at(event.at, partial(self._play, event))
         end = 2.0 + self.actions * p.action_s
-        if self.scheduler.run(end, self._is_over):
+        if self.scheduler.run(end, self.is_over):
             return
         self._rest()
-        self._until(self._all_served, "rest: not everything is served")
-        if p.neighbours:
-            self._judge_neighbours(main)
-        self._final_pull(main)
-        self._leftovers(main)
+        self.until(self._all_served, "rest: not everything is served")
+        for aspect in self.aspects:
+            aspect.settle()
+        self._final_pull()
+        self._leftovers()
+
+    def _start_all(self, role: str, count: int) -> None:
+        for i in range(count):
+            self.start(role, f"{role}-{i + 1}")
+
+    def spawn(self, run: Callable[[], None], name: str) -> None:
+        """Run something in a thread that belongs to no process."""
+        threads.spawn(self._main, run, name)
 
     def start(self, role: str, name: str) -> Running:
         """A process begins."""
         self._numbers += 1
         process = Process(f"{name}/{self._numbers}", self.scheduler)
-        running = Running(process=process, number=self._numbers, role=role, name=name, stopping=threads.Event())
+        running = Running(
+            process=process,
+            number=self._numbers,
+            role=role,
+            name=name,
+            catalog=SimCatalog(self.database),
+            store=SimStore(self.bucket),
+            stopping=threads.Event(),
+        )
         self.running.append(running)
         threads.spawn(process, lambda: run_role(self, running), "main")
         return running
@@ -221,77 +222,19 @@ class World:
                 out += [f"{r.name}: {p.source}: {p.message} {dict(p.facts)}" for p in r.service.problems()]
         return out
 
-    # -- inside
-
-    def _harm_later(self, main: Process) -> None:
-        """Harm the neighbour as soon as something exists to harm, and restart the owners: what is in memory needs no
-        object. In half of the runs a merge of its tasks is under way."""
-        n = self.neighbours
-
-        def merge() -> None:
-            if not self.resting:
-                threads.spawn(main, lambda: n.ask_for_merge(SimCatalog(self.database)), "a merge of the neighbour")
-
-        def harm() -> None:
-            if self.resting:
-                return
-            tasks = self.database.query(
-                "SELECT task_id, kind, snapshot_key FROM tasks WHERE cluster_id = 1 AND tenant_id = 2"
-            )
-            if not n.do_harm(tasks):
-                self.scheduler.call_at(self.scheduler.now + 0.5, harm)
-                return
-            for delay_s in n.merges_after_s:
-                self.scheduler.call_at(self.scheduler.now + delay_s, merge)
-            for r in list(self.running):
-                if r.role in ("sorter", "dispatcher", "neighbour") and not r.process.dead:
-                    self._crash_now(r.process, 0.5)
-
-        self.scheduler.call_at(self.scheduler.now + 3.0 + n.rand.random() * 4.0, harm)
-
-    def _judge_neighbours(self, main: Process) -> None:
-        """After a restart of the neighbour's pusher, whatever may not stop is written out and what has stopped is
-        named."""
-        if self._is_over():
-            return
-        n = self.neighbours
-        n.quiet = True
+    def crash(self, roles: Collection[str], pause_s: float) -> None:
+        """Kill all processes of these roles; they come back after a pause."""
         for r in list(self.running):
-            if r.role == "neighbour" and not r.process.dead:
-                self._crash_now(r.process, 0.5)
-        self._until(lambda: not n.behind(self._neighbour_tasks()), f"isolation: {n.harm}: its other tasks stop")
-        self._until(self._is_named, f"isolation: {n.harm}: no problem names it")
-        self._until(self._late_are_active, "isolation: a tenant after hostile ones is not activated")
-        found: list[str] = []
-        threads.spawn(main, lambda: found.append(n.check_log(SimCatalog(self.database))), "the neighbour's log")
-        self._until(lambda: bool(found), "isolation: the neighbour's log cannot be read")
-        if found and found[0]:
-            self.oracle.violated(f"isolation: {n.harm}: the neighbour's log: {found[0]}")
+            if r.role in roles:
+                self._crash_now(r.process, pause_s)
 
-    def _neighbour_tasks(self) -> list[tuple[int, str, int]]:
-        return self.database.query("SELECT task_id, kind, durable_ts FROM tasks WHERE cluster_id = 1 AND tenant_id = 2")
-
-    def _is_named(self) -> bool:
-        """Whether a service names what has stopped."""
-        n = self.neighbours
-        if not n.stopped(self._neighbour_tasks()):
-            return True
-        errors = self.database.query("SELECT task_id, error FROM tasks WHERE error IS NOT NULL")
-        named = [*self.problems(), *(f"task {task_id}: {error}" for task_id, error in errors)]
-        return any(name in text for name in n.names for text in named)
-
-    def _late_are_active(self) -> bool:
-        states = self.database.query("SELECT state FROM tenants WHERE tenant_id >= ?", LATE_FROM)
-        return {state for (state,) in states} == {"ACTIVE"}
+    # -- inside
 
     def _begin(self) -> None:
         catalog = SimCatalog(self.database)
-        if self.raw is None:
-            register_tenant(catalog, TENANT)
-        else:
-            register_keyspace(catalog, TENANT)
-        if self.profile.neighbours:
-            self.neighbours.register(catalog, self.workload.schema_snapshot(), self.start_ts)
+        self.log.register(catalog)
+        for aspect in self.aspects:
+            aspect.begin(catalog)
 
     def _act(self, left: int) -> None:
         """The next upstream action."""
@@ -319,7 +262,7 @@ class World:
         for dice in self.dice.values():
             dice.on = on
 
-    def _befall(self, event: Event) -> None:
+    def _play(self, event: Event) -> None:
         if self.resting:
             return
         s = self.scheduler
@@ -386,10 +329,11 @@ class World:
     def _rest(self) -> None:
         """Faults end and the upstream decides what is open."""
         self.resting = True
-        self.lies.most = 0
         self.tell("faults end")
         self._faults(on=False)
         self._catalog_back()
+        for aspect in self.aspects:
+            aspect.rest()
         self.workload.drain()
         self.oracle.upstream_moved()
         for r in self.running:
@@ -397,20 +341,23 @@ class World:
             if r.process.paused:
                 self.scheduler.unpause(r.process)
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether a rule was violated, or a thread died."""
         return bool(self.oracle.violations) or self.scheduler.failed is not None
 
-    def _until(self, holds: Callable[[], bool], otherwise: str) -> None:
+    def until(self, holds: Callable[[], bool], otherwise: str) -> None:
+        """At rest: let time pass until this holds. It must in a while, or `otherwise` is a violation."""
         deadline = self.scheduler.now + _REST_S
-        while not self._is_over() and not holds():
+        while not self.is_over() and not holds():
             if self.scheduler.now >= deadline:
                 self.oracle.violated(f"{otherwise}: {self._why()}")
-            self.scheduler.run(self.scheduler.now + 0.5, self._is_over)
+            self.scheduler.run(self.scheduler.now + 0.5, self.is_over)
 
     def _why(self) -> str:
         rows = self.database.query("SELECT task_id, durable_ts, epoch, owner, error FROM tasks")
         tasks = [f"task {r[0]} durable_ts {r[1] - self.start_ts} epoch {r[2]} of {r[3]} {r[4] or ''}" for r in rows]
-        return "; ".join([*tasks, *self.problems(), *self._stuck()])
+        due = [what for aspect in self.aspects for what in aspect.due()]
+        return "; ".join([*due, *tasks, *self.problems(), *self._stuck()])
 
     def _stuck(self) -> list[str]:
         """What the lowest tasks wait for, according to their cores."""
@@ -433,47 +380,30 @@ class World:
         ((lowest,),) = self.database.query(LOWEST)
         if self.oracle.good_ts() is not None:
             return False
-        if self.profile.late and not self._has_followed():
-            return False
-        if self.profile.members and self.members.lowest < self._last_commit():
-            return False
-        if self.replication is not None and not self.replication.has_written(self._last_commit()):
+        if not all(aspect.has_all(self._last_commit()) for aspect in self.aspects):
             return False
         return lowest is not None and lowest >= self._last_commit() and self.scheduler.now > self.bucket.all_there_at
 
-    def _has_followed(self) -> bool:
-        """Whether the reader that follows has everything, as far as it knows, and knows of every amendment."""
-        ((newest,),) = self.database.query("SELECT coalesce(max(number), 0) FROM amendments WHERE tenant_id = 1")
-        return self.follower.at >= self._last_commit() and self.follower.amended == newest
-
-    def _final_pull(self, main: Process) -> None:
-        if self._is_over():
+    def _final_pull(self) -> None:
+        if self.is_over():
             return
         done: list[bool] = []
 
         def pull() -> None:
             store, catalog = SimStore(self.bucket), SimCatalog(self.database)
-            if self.raw is not None:
-                reader = LogReader(catalog, store, SimClock(main, self.unix_ms, 0))
-                read_whole(self, TENANT, catalog, store, reader, self._last_commit())
-                done.append(True)
-                return
-            services = Services.create(catalog, store, SimClock(main, self.unix_ms, 0))
-            found = read_once(self, services, "final reader", None, 100_000)
-            if self.profile.late and found is not None and (what := self.follower.differs(*found[:2])):
-                self.oracle.violated(f"late: the reader that followed: {what}")
+            self.log.read_whole(catalog, store, SimClock(self._main, self.unix_ms, 0), self._last_commit())
+            for aspect in self.aspects:
+                aspect.at_rest()
             done.append(True)
 
-        threads.spawn(main, pull, "final pull")
-        self._until(lambda: bool(done), "rest: the last pull does not come back")
-        if self.profile.members:
-            self.members.at_rest(self.members.lowest)
-        if not self._is_over() and self.oracle.served_max < self._last_commit():
+        self.spawn(pull, "final pull")
+        self.until(lambda: bool(done), "rest: the last pull does not come back")
+        if not self.is_over() and self.oracle.served_max < self._last_commit():
             self.oracle.violated("rest: the last pull does not reach the last commit")
 
-    def _leftovers(self, main: Process) -> None:
-        """End the pushers for good; everything unneeded must go away."""
-        if self._is_over():
+    def _leftovers(self) -> None:
+        """End the pushers; everything unneeded must go away."""
+        if self.is_over():
             return
         self.rested = True
         for r in self.running:
@@ -482,18 +412,28 @@ class World:
 
         def close() -> None:
             stores = range(1, self.profile.upstream.stores + 1)
-            for store_id in (*stores, future.STORE) if self.profile.future else stores:
+            for store_id in (*stores, *(store for aspect in self.aspects for store in aspect.stores)):
                 issue_incarnation(SimCatalog(self.database), TENANT, store_id)
 
-        threads.spawn(main, close, "close incarnations")
-        self._until(self._is_clean, "leftovers")
-        if not self._is_over():
+        self.spawn(close, "close incarnations")
+        self.until(self._is_clean, "leftovers")
+        if not self.is_over():
             return
-        for what in self._wrong(leftovers=True)[:4]:
+        for what in self.oracle.left_over(self.bucket.objects)[:4]:
             self.tell(what)
 
     def _is_clean(self) -> bool:
-        return self.scheduler.now > self.bucket.all_there_at and not self._wrong(leftovers=True)
+        return self.scheduler.now > self.bucket.all_there_at and not self.oracle.left_over(self.bucket.objects)
 
-    def _wrong(self, *, leftovers: bool) -> list[str]:
-        return self.oracle.bijection(self.bucket.objects, leftovers=leftovers)
+
+def _aspects_of(profile: Profile) -> list[Callable[[World], Aspect]]:
+    kinds: list[tuple[object, Callable[[World], Aspect]]] = [
+        (profile.members, Members),
+        (profile.replicators, Sinking if profile.raw is None else Replication),
+        (profile.maintainers, Upkeep),
+        (profile.future, Future),
+        (profile.other_tenants, OtherTenants),
+        (profile.anew, Anew),
+        (profile.contradictions, Contradictions),
+    ]
+    return [kind for wanted, kind in kinds if wanted]

@@ -65,7 +65,7 @@ class LoopbackCluster(ABC):
         self._addresses[store_id] = self._servers[store_id].address
 
     def _store_methods(self, store_id: int) -> dict[str, grpc.RpcMethodHandler]:
-        """A store's methods beside the change feed."""
+        """A store's methods besides the change feed."""
         return {}
 
     @abstractmethod

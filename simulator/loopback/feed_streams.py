@@ -61,6 +61,7 @@ class FeedStreams:
         self._lock, self._owner = lock, owner
         self._streams: dict[int, _Stream] = {}
         self._opened = 0
+        self.sent = 0  #: messages handed to gRPC, over all streams
 
     def __bool__(self) -> bool:
         return bool(self._streams)
@@ -120,6 +121,7 @@ class FeedStreams:
                         self._lock.wait(_WAIT_S)
                     batch = list(stream.queue)
                     stream.queue.clear()
+                    self.sent += len(batch)
                 for data in batch:
                     yield data
                     with self._lock:

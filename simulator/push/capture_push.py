@@ -19,7 +19,6 @@ Relations:
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +51,6 @@ def push_capture(
     progress: Callable[[PushProgress], None] = lambda _: None,
     stop: threading.Event | None = None,
     clock: Clock | None = None,
-    rand: random.Random | None = None,
 ) -> PushResult:
     """Push the recording in `directory`; returns when all of it is durable, or early when `stop` is set.
 
@@ -62,7 +60,7 @@ def push_capture(
     if speed is not None and speed <= 0:
         raise InvalidInput("the speed must be positive", speed=speed)
     capture = Capture(Path(directory))
-    return _CapturePush(capture, speed, control, progress, stop, clock, rand).run(open_store)
+    return _CapturePush(capture, speed, control, progress, stop, clock).run(open_store)
 
 
 class _CapturePush(RecordingPush):
@@ -74,9 +72,8 @@ class _CapturePush(RecordingPush):
         progress: Callable[[PushProgress], None],
         stop: threading.Event | None,
         clock: Clock | None,
-        rand: random.Random | None,
     ) -> None:
-        super().__init__(control, progress, stop, clock, rand)
+        super().__init__(control, progress, stop, clock)
         self._capture, self._speed, self._seeds = capture, speed, control
         self._sources: list[ModelSource] = []
         self._ticks = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
@@ -53,9 +52,8 @@ class RecordingPush(PushRun):
         progress: Callable[[PushProgress], None],
         stop: threading.Event | None,
         clock: Clock | None,
-        rand: random.Random | None,
     ) -> None:
-        super().__init__(control, stop, clock or SystemClock(), rand)
+        super().__init__(control, stop, clock or SystemClock())
         self._control, self._progress = control, progress
         self._workers: list[PusherWorker] = []
 
@@ -107,7 +105,6 @@ class RecordingPush(PushRun):
             frontier=self._frontier,
             store=store,
             clock=self._clock,
-            rand=self._rand,
             queue_bytes_max=queue_bytes_max,
         )
         self._workers.append(worker)

@@ -6,7 +6,7 @@
 Relations:
 
 - a raw or txn tenant begins at the recorder's first checkpoint, without a schema; only its keys are played;
-- for a tenant of TiDB the schema snapshot goes first, under the recorder's first checkpoint; without one beside the
+- for a tenant of TiDB the schema snapshot goes first, under the recorder's first checkpoint; without one next to the
   recording it is that of an empty cluster with the DDL job table, because recordings begin before their tables are
   created;
 - the recorded cluster waits for its registrations, so nothing is missed, however slow the service is;
@@ -17,15 +17,15 @@ Relations:
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from pusher.control import PushBundle, ReplayControl, retrying
+from pusher.flush_schedule import FlushSchedule
 from pusher.keyspace import Followed, followed_keys
 from pusher.schema_push import empty_snapshot, snapshot_ts
-from pusher.tikv.source import TikvSource
+from pusher.tikv.source import SourceOptions, TikvSource
 from simulator.push.recording_push import PushProgress, PushResult, RecordingPush
 from simulator.replay.recording import check_recording
 from simulator.replay.server import ReplayCluster
@@ -54,7 +54,6 @@ def push_replay(
     progress: Callable[[PushProgress], None] = lambda _: None,
     stop: threading.Event | None = None,
     clock: Clock | None = None,
-    rand: random.Random | None = None,
 ) -> PushResult:
     """Push the recording in `directory`; returns when all of it is durable, or early when `stop` is set.
 
@@ -62,21 +61,20 @@ def push_replay(
     CorruptObject, InvalidInput), InvalidInput when this tenant's stores have pushed later things already, and the
     pushers' own."""
     waits = threading.Event() if stop is None else stop
-    clock, rand = clock or SystemClock(), rand or random.Random()
+    clock = clock or SystemClock()
     check_recording(Path(directory))
 
     def notice(error: TiStreamError) -> None:
         progress(PushProgress(phase="connecting", problem=str(error)))
 
-    bundle = retrying(control.push_bundle, stop=waits, clock=clock, rand=rand, notice=notice)
+    bundle = retrying(control.push_bundle, stop=waits, clock=clock, notice=notice)
     if bundle is None:
         return PushResult(complete=False, last_resolved_ts=0, rows=0, files=0, bytes=0)
     followed = _followed(bundle)
     only = None if bundle.kind == "tidb" else followed.wanted[0]
-    only = None if bundle.kind == "tidb" else followed.wanted[0]
     with ReplayCluster(Path(directory), speed=speed, only=only, kv_api=followed.kv_api, wanted=only) as cluster:
         schema = _schema(Path(directory), cluster.start_ts) if only is None else b""
-        return _ReplayPush(cluster, followed, schema, control, progress, waits, clock, rand).run(open_store)
+        return _ReplayPush(cluster, followed, schema, control, progress, waits, clock).run(open_store)
 
 
 def _followed(bundle: PushBundle) -> Followed:
@@ -97,10 +95,9 @@ class _ReplayPush(RecordingPush):
         progress: Callable[[PushProgress], None],
         stop: threading.Event,
         clock: Clock,
-        rand: random.Random,
     ) -> None:
         """`schema`: the snapshot of a tenant of TiDB."""
-        super().__init__(control, progress, stop, clock, rand)
+        super().__init__(control, progress, stop, clock)
         self._cluster, self._followed, self._snapshot = cluster, followed, schema
         self._keyspaces = control
 
@@ -127,16 +124,16 @@ class _ReplayPush(RecordingPush):
             self._pd.close()
 
     def _play(self, store: ObjectStore) -> bool:
+        options = SourceOptions(kv_api=self._followed.kv_api, pause_max_s=_PAUSE_MAX_S)
         for store_id in self._cluster.store_ids:
             source = TikvSource(
                 store_id,
+                options,
                 pd=self._pd,
                 region_cache=self._region_cache,
                 wanted=self._followed.wanted,
-                kv_api=self._followed.kv_api,
                 clock=self._clock,
-                flush_interval_s=_FLUSH_S,
-                pause_max_s=_PAUSE_MAX_S,
+                schedule=FlushSchedule(self._clock, flush_s=_FLUSH_S),
             )
             self._start_worker(source, store)
         return self._play_all()
@@ -172,12 +169,12 @@ class _ReplayPush(RecordingPush):
 
 
 def _schema(directory: Path, start_ts: int) -> bytes:
-    """The schema at the recording's start: the file beside it, else that of an empty cluster."""
+    """The schema at the recording's start: the file next to it, else that of an empty cluster."""
     path = directory / SCHEMA
     if not path.is_file():
         return empty_snapshot(start_ts)
     data = path.read_bytes()
-    found = snapshot_ts(data)
-    if found != start_ts:
-        raise InvalidInput("the schema snapshot is of another timestamp", file=str(path), ts=found)
+    ts = snapshot_ts(data)
+    if ts != start_ts:
+        raise InvalidInput("the schema snapshot is of another timestamp", file=str(path), ts=ts)
     return data

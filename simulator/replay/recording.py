@@ -281,8 +281,8 @@ class _Reader:
             self.out.members = answer
             self.out.cluster_id = parse(messages.Response, answer).header.cluster_id
         elif method == _BATCH_SCAN:
-            found = parse(messages.BatchScanRegionsResponse, answer).regions
-            self.out.regions += [_known(number, listed.region) for listed in found]
+            regions = parse(messages.BatchScanRegionsResponse, answer).regions
+            self.out.regions += [_known(number, listed.region) for listed in regions]
         return None
 
 

@@ -1,9 +1,9 @@
-"""The shop on disk: one file beside the service's data, so that a restart continues where the shop was.
+"""The shop on disk: one file next to the service's data, so that a restart continues where the shop was.
 
     seed, start_ts      of the tenant's log
     state               the rows as of a timestamp that the service's log has reached: nothing below is asked for again
     sessions            what has happened since follows from them
-    until_ms            the shop continues up to here by itself, whenever the process ends
+    until_ms            the shop continues up to here, whenever the process ends
     key                 the API key of its pushers, where keys are required
 
 Written before anything happens that it does not cover. It holds a key, so only its owner may read it.
@@ -46,21 +46,21 @@ class Kept:
 def read(path: Path) -> Kept | None:
     """None: there is no file. CorruptObject when it is damaged."""
     try:
-        found = orjson.loads(path.read_bytes())
+        state = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, orjson.JSONDecodeError) as e:
         raise CorruptObject("the sample's file cannot be read", file=str(path), cause=str(e)) from e
     try:
-        if found["version"] != _VERSION:
-            raise ValueError(f"version {found['version']}")
+        if state["version"] != _VERSION:
+            raise ValueError(f"version {state['version']}")
         return Kept(
-            seed=found["seed"],
-            start_ts=found["start_ts"],
-            state=_state(found["state"]),
-            sessions=[Session(*each) for each in found["sessions"]],
-            until_ms=found["until_ms"],
-            key=found["key"],
+            seed=state["seed"],
+            start_ts=state["start_ts"],
+            state=_state(state["state"]),
+            sessions=[Session(*each) for each in state["sessions"]],
+            until_ms=state["until_ms"],
+            key=state["key"],
         )
     except (LookupError, TypeError, ValueError, ArithmeticError) as e:
         raise CorruptObject("the sample's file is damaged", file=str(path), cause=repr(e)) from e
@@ -98,18 +98,18 @@ def write(path: Path, kept: Kept) -> None:
     part.replace(path)
 
 
-def _state(found: Mapping[str, Any]) -> State:
-    schema = Schema(found["step"])
+def _state(values: Mapping[str, Any]) -> State:
+    schema = Schema(values["step"])
     types = {
         table_id: {c["name"]["O"]: c["type"]["Tp"] for c in info["cols"]} for table_id, info in schema.tables.items()
     }
     rows = {
         int(table_id): [(_row(types[int(table_id)], row), bytes.fromhex(stored)) for row, stored in rows]
-        for table_id, rows in found["rows"].items()
+        for table_id, rows in values["rows"].items()
     }
-    last_ids = {int(table_id): last for table_id, last in found["last_ids"].items()}
-    meta = {bytes.fromhex(key): bytes.fromhex(value) for key, value in found["meta"].items()}
-    return State(step=found["step"], ts=found["ts"], rows=rows, last_ids=last_ids, meta=meta)
+    last_ids = {int(table_id): last for table_id, last in values["last_ids"].items()}
+    meta = {bytes.fromhex(key): bytes.fromhex(value) for key, value in values["meta"].items()}
+    return State(step=values["step"], ts=values["ts"], rows=rows, last_ids=last_ids, meta=meta)
 
 
 def _row(types: Mapping[str, int], row: Row) -> Row:

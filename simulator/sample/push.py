@@ -1,4 +1,4 @@
-"""Pushes the shop to a service, as pushers beside the stores of a real cluster do, until it is stopped.
+"""Pushes the shop to a service, as the pushers of a real cluster do, until it is stopped.
 
     file -> schema snapshot -> the tenant's frontier -> a pusher per store over the modelled cluster
          -> what is due happens, a tick each second
@@ -13,7 +13,6 @@ Relations:
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -56,10 +55,9 @@ class SamplePush(PushRun):
         seed: int = SEED,
         stop: threading.Event | None = None,
         clock: Clock | None = None,
-        rand: random.Random | None = None,
     ) -> None:
         """`path`: the shop's file. `key`: kept in it."""
-        super().__init__(control, stop, clock or SystemClock(), rand)
+        super().__init__(control, stop, clock or SystemClock())
         self._path, self._control, self._key, self._seed = path, control, key, seed
         self._workers: list[PusherWorker] = []
         self._sources: list[ModelSource] = []
@@ -135,7 +133,6 @@ class SamplePush(PushRun):
                 frontier=self._frontier,
                 store=store,
                 clock=self._clock,
-                rand=self._rand,
             )
             self._sources.append(source)
             self._workers.append(worker)

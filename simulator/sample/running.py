@@ -1,4 +1,4 @@
-"""The shop in a thread, beside the service that it pushes to."""
+"""The shop in a thread of the process that runs the service."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class ServedFeed:
         subscription = self._cluster.register(
             request.region_id, request.version, request.checkpoint_ts, at_once=False, is_raw=is_raw
         )
-        found = _Registration(
+        registration = _Registration(
             stream=stream,
             store_id=store_id,
             request_id=request.request_id,
@@ -122,8 +122,8 @@ class ServedFeed:
             filter_loop=request.filter_loop,
             scan_at=now + self._rand.random() * self.faults.scan_s,
         )
-        self._registered[found.place] = self._of[subscription] = found
-        self._waiting[found] = None
+        self._registered[registration.place] = self._of[subscription] = registration
+        self._waiting[registration] = None
         self._scanning[store_id] += 1
         self.counts["registered"] += 1
 
@@ -326,5 +326,5 @@ class ServedFeed:
 
 def _version(text: str) -> tuple[int, ...]:
     """A client's version; (0,) when it sends none that can be parsed."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else (0,)
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(map(int, match.groups())) if match else (0,)

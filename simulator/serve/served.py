@@ -41,7 +41,15 @@ from simulator.loopback.core.feed_wire import Request, region_form
 from simulator.loopback.core.pd import NEWER_METHODS
 from simulator.loopback.servers import unary
 from simulator.raw_workload import RawWorkload
-from simulator.serve.core.kv import KV_CHECK_TXN, KV_GET, KV_RESOLVE_LOCK, KV_SCAN, KV_SCAN_LOCK, KvReads
+from simulator.serve.core.kv import (
+    KV_CHECK_SECONDARIES,
+    KV_CHECK_TXN,
+    KV_GET,
+    KV_RESOLVE_LOCK,
+    KV_SCAN,
+    KV_SCAN_LOCK,
+    KvReads,
+)
 from simulator.serve.core.pd import ServedPd
 from simulator.serve.core.raw import WRITES, RawStores, begins_within_s, mishaps
 from simulator.serve.faults import CALM, Faults
@@ -141,6 +149,8 @@ class ServedCluster(LoopbackCluster):
         )
         self.reads = KvReads(cluster, api)
         self.reads.boundary = boundary
+        if workload is not None:
+            self.reads.is_alive = workload.is_alive
         self._writes = raw.writes if raw is not None else RawWrites(cluster, lambda: PdStamps(self._tso))
         self.raw_kv = RawStores(self._writes, api, self.reads, lambda: self._tso(1))
         self.raw_kv.died = lambda store_id: self._raw_died.append(store_id)
@@ -332,6 +342,7 @@ class ServedCluster(LoopbackCluster):
             KV_GET: answered(self.reads.get),
             KV_SCAN_LOCK: answered(self.reads.scan_lock),
             KV_CHECK_TXN: answered(self.reads.check_txn),
+            KV_CHECK_SECONDARIES: answered(self.reads.check_secondaries),
             KV_RESOLVE_LOCK: answered(self.reads.resolve_lock),
             **{
                 f"/tikvpb.Tikv/{name}": unary(partial(self._raw, store_id, read, name in WRITES))

@@ -1,25 +1,24 @@
 """Takes the rows of one file into the buffers, before its watermark rows.
 
-`take_in` is the algorithm, its steps in order; the functions below it are the steps. Until the last check rows are only
-removed, which `Removed` can undo, so a refused file changes nothing.
+`take_in` is the algorithm, its steps in order; the functions below it are the steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import polars as pl
 
 from sorter.core.conflicts import COMMITS, OPEN, frame_of, merged, runs_of
-from sorter.core.raw_rows import needs_of_raw, take_raw
+from sorter.core.raw_rows import take_raw
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, Arrivals
-from sorter.rows.kernels import I64, U64, Flags
-from sorter.rows.run import Need, Needles, Run, RunSet
+from sorter.rows.run import Run, RunSet
+from sorter.rows.undo_log import UndoLog
 from tistream.errors import UpstreamContractViolated
+from tistream.model.arrays import I64, U64, Mask
 from tistream.model.change import Op, RowKind
 
 _OPEN_NUMBERS = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
@@ -47,7 +46,6 @@ class Buffers:
 class Admitted:
     """What became of the rows of a file."""
 
-    forgotten: int  #: rollbacks without a prewrite
     duplicates: int  #: repeated commits
     written: int  #: commits at or below `durable_ts`, RawKV rows at or below `attempted_ts`
     clash: bool  #: a commit waits although the ready row of another transaction has its (key, commit_ts)
@@ -66,43 +64,19 @@ class _Outcomes:
 
 
 def take_in(rows: Arrivals, buffers: Buffers, watermarks: RangeWatermarkMap, at: Limits) -> Admitted:
-    """Take the rows of one file. UpstreamContractViolated changes nothing."""
-    removed = Removed()
-    try:
+    """Take the rows of one file. UpstreamContractViolated and NotLoaded change nothing."""
+    with UndoLog(buffers.open, buffers.commits, buffers.ready.runs) as log:
         outcomes = classify(rows, buffers, at)
         refuse_late_complete(rows, outcomes.complete, buffers.commits, watermarks)
-        fresh, forgotten = without_ended(rows, outcomes, buffers, removed)
-        prewrites = merge_with_older(rows, fresh, buffers.open, removed)
+        fresh = without_ended(rows, outcomes, buffers, log)
+        prewrites = merge_with_older(rows, fresh, buffers.open, log)
         refuse_late_commits(rows, outcomes.new, [*buffers.open, *prewrites], watermarks, at)
-    except UpstreamContractViolated:
-        removed.undo()
-        raise
-    for run in prewrites:
-        buffers.open.add(run)
-    add_commits(rows, outcomes, buffers.commits)
-    clash = add_complete(rows, outcomes.complete, buffers)
-    raw = take_raw(rows, buffers.ready, at.attempted_ts)
-    return Admitted(forgotten, outcomes.duplicates + raw.duplicates, outcomes.written + raw.written, clash)
-
-
-def needs_of(rows: Arrivals, buffers: Buffers, at: Limits) -> list[Need]:
-    """What `take_in` reads of saved runs and is not loaded. Ask again until it is empty: which rows match is known only
-    when the keys of the runs that may have them are loaded."""
-    outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
-    above = outcome[rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)]
-    ends = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED, RowKind.ROLLBACK)
-    all_rows, prewrites = np.arange(len(rows)), rows.of_kind(RowKind.PREWRITE)
-    needs = [
-        *buffers.open.needs(partial(rows.needles, all_rows, "start_ts"), "start_ts"),
-        *buffers.commits.needs(partial(rows.needles, above, "commit_ts"), "commit_ts"),
-        *buffers.commits.needs(partial(rows.needles, ends, "start_ts"), "start_ts"),
-        *buffers.ready.runs.needs(partial(rows.needles, above, "commit_ts"), "commit_ts"),
-    ]
-    return needs or [
-        *needs_of_raw(rows, buffers.ready, at.attempted_ts),
-        *buffers.open.needs_of_matches(partial(rows.needles, prewrites, "start_ts"), "start_ts"),
-        *buffers.commits.needs_of_matches(partial(rows.needles, above, "commit_ts"), "commit_ts"),
-    ]
+        for run in prewrites:
+            buffers.open.add(run)
+        add_commits(rows, outcomes, buffers.commits, log)
+        clash = add_complete(rows, outcomes.complete, buffers)
+        raw = take_raw(rows, buffers.ready, at.attempted_ts, log)
+    return Admitted(outcomes.duplicates + raw.duplicates, outcomes.written + raw.written, clash)
 
 
 def classify(rows: Arrivals, buffers: Buffers, at: Limits) -> _Outcomes:
@@ -120,10 +94,10 @@ def classify(rows: Arrivals, buffers: Buffers, at: Limits) -> _Outcomes:
     commits = _one_of_each(rows, commits)
     waits = np.zeros(len(commits), np.bool_)
     known: list[tuple[Run, I64, I64]] = []
-    for run, found, there in buffers.commits.find(rows.needles(commits, "commit_ts"), "commit_ts"):
-        waits[found] = True
-        brought = _has_value(rows, commits[found])
-        known.append((run, there[brought], commits[found[brought]]))
+    for run, matches, there in buffers.commits.find(rows.needles(commits, "commit_ts"), "commit_ts", whole=True):
+        waits[matches] = True
+        brought = _has_value(rows, commits[matches])
+        known.append((run, there[brought], commits[matches[brought]]))
     new = commits[~waits]
     duplicates = len(outcome) - len(complete) - len(new)
     return _Outcomes(complete, new, tuple(known), decided, duplicates, len(outcome) - int(above.sum()))
@@ -135,17 +109,16 @@ def refuse_late_complete(rows: Arrivals, complete: I64, commits: RunSet, waterma
     raise_violation(violations(rows, late[~commits.known(rows.needles(late, "commit_ts"), "commit_ts")], w))
 
 
-def without_ended(rows: Arrivals, outcomes: _Outcomes, buffers: Buffers, removed: Removed) -> tuple[I64, int]:
-    """The prewrites of the file that no outcome or rollback has ended, and the number of rollbacks without a match.
-    Older prewrites that are ended leave."""
+def without_ended(rows: Arrivals, outcomes: _Outcomes, buffers: Buffers, log: UndoLog) -> I64:
+    """The prewrites of the file that no outcome or rollback has ended. Older prewrites that are ended leave."""
     fresh = rows.of_kind(RowKind.PREWRITE)
     if len(outcomes.decided):
         decided = rows.needles(outcomes.decided, "start_ts")
         fresh = fresh[~rows.needles(fresh, "start_ts").within(decided)]
-        removed.kill(buffers.open, decided)
+        log.kill_equal(buffers.open, decided, "start_ts")
     rollbacks = rows.of_kind(RowKind.ROLLBACK)
     if not len(rollbacks):
-        return fresh, 0
+        return fresh
     needles = rows.needles(rollbacks, "start_ts")
     committing = buffers.commits.known(needles, "start_ts")
     committing |= needles.within(rows.needles(outcomes.new, "start_ts"))
@@ -153,13 +126,11 @@ def without_ended(rows: Arrivals, outcomes: _Outcomes, buffers: Buffers, removed
     before = rows.needles(ends, "start_ts")
     here, by = rows.needles(fresh, "start_ts").pairs(before)
     here = here[fresh[here] < ends[by]]
-    ended = needles.within(rows.needles(fresh[here], "start_ts"))
-    ended |= needles.within(before) & buffers.open.known(needles, "start_ts")
-    removed.kill(buffers.open, before)
-    return np.delete(fresh, here), int((~ended).sum())
+    log.kill_equal(buffers.open, before, "start_ts")
+    return np.delete(fresh, here)
 
 
-def merge_with_older(rows: Arrivals, fresh: I64, open_: RunSet, removed: Removed) -> list[Run]:
+def merge_with_older(rows: Arrivals, fresh: I64, open_: RunSet, log: UndoLog) -> list[Run]:
     """Runs with these prewrites and the older ones of the same (key, start_ts), which leave."""
     if not len(fresh):
         return []
@@ -169,9 +140,10 @@ def merge_with_older(rows: Arrivals, fresh: I64, open_: RunSet, removed: Removed
     doubtful = again.copy()
     doubtful[first[again]] = True
     group = []
-    for old, found, there in open_.find(run.needles(np.arange(len(run)), "start_ts"), "start_ts"):
-        doubtful[found] = True
-        there = removed.rows(old, there)
+    for old, matches, there in open_.find(run.needles(np.arange(len(run)), "start_ts"), "start_ts", whole=True):
+        doubtful[matches] = True
+        there = np.unique(there)
+        log.kill(old, there)
         group.append(frame_of(old, there, OPEN))
     if not doubtful.any():
         return [run]
@@ -198,7 +170,7 @@ def refuse_late_commits(
     raise_violation(violations(rows, late[~has_prewrite], w))
 
 
-def add_commits(rows: Arrivals, outcomes: _Outcomes, commits: RunSet) -> None:
+def add_commits(rows: Arrivals, outcomes: _Outcomes, commits: RunSet, log: UndoLog) -> None:
     """Add new commits and the values of second copies; drop the decided ones."""
     new = outcomes.new
     added = rows.run(new, _COMMIT_NUMBERS, asked=np.zeros(len(new), np.bool_))
@@ -209,11 +181,11 @@ def add_commits(rows: Arrivals, outcomes: _Outcomes, commits: RunSet) -> None:
             continue
         brought = rows.place.take(here).series("value")
         kept = frame_of(run, there, COMMITS).with_columns(pl.coalesce(pl.col("value"), brought).alias("value"))
-        run.kill(there)
+        log.kill(run, there)
         for with_value in runs_of(kept, COMMITS):
             commits.add(with_value)
     if len(outcomes.decided):
-        commits.kill(rows.needles(outcomes.decided, "start_ts"), "start_ts")
+        log.kill_equal(commits, rows.needles(outcomes.decided, "start_ts"), "start_ts")
 
 
 def add_complete(rows: Arrivals, complete: I64, buffers: Buffers) -> bool:
@@ -223,30 +195,6 @@ def add_complete(rows: Arrivals, complete: I64, buffers: Buffers) -> bool:
     numbers = {name: rows.numbers[name][complete] for name in _READY_NUMBERS}
     buffers.ready.add_rows(rows.place.take(complete), numbers, rows.hashes[complete], young=rows.segment)
     return bool(buffers.commits.known(rows.needles(complete, "commit_ts"), "commit_ts").any())
-
-
-class Removed:
-    """Rows removed while a file is taken in; `undo` restores them."""
-
-    def __init__(self) -> None:
-        self._removed: list[tuple[Run, I64]] = []
-
-    def kill(self, runs: RunSet, needles: Needles) -> None:
-        """Remove all living rows that equal a needle in (key, start_ts)."""
-        for run, _found, there in runs.find(needles, "start_ts"):
-            self.rows(run, there)
-
-    def rows(self, run: Run, there: I64) -> I64:
-        """Remove these rows; returns them without repeats."""
-        there = np.unique(there)
-        run.kill(there)
-        self._removed.append((run, there))
-        return there
-
-    def undo(self) -> None:
-        for run, there in self._removed:
-            run.alive[there] = True
-            run.live += len(there)
 
 
 def late_rows(rows: Arrivals, at: I64, watermarks: RangeWatermarkMap) -> tuple[I64, U64]:
@@ -293,6 +241,6 @@ def _one_of_each(rows: Arrivals, live: I64) -> I64:
     return np.sort(live[first == np.arange(len(live))])
 
 
-def _has_value(rows: Arrivals, at: I64) -> Flags:
+def _has_value(rows: Arrivals, at: I64) -> Mask:
     sizes = np.diff(rows.place.take(at).layout("value")[0])
     return np.asarray(sizes > 0)

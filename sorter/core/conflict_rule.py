@@ -68,5 +68,5 @@ def _with_value(candidates: list[Candidate], value: bytes) -> Candidate | None:
     """The candidate with this value; if none has it, what all candidates agree on, with this value."""
     puts = [replace(c, value=value) for c in candidates if c.op == Op.PUT]
     exact = [c for c in candidates if c.op == Op.PUT and c.value == value]
-    found = exact or puts
-    return found[-1] if len({c.content for c in found}) == 1 else None
+    chosen = exact or puts
+    return chosen[-1] if len({c.content for c in chosen}) == 1 else None

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from sorter.core.conflict_rule import Candidate, choose
 from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, empty
-from sorter.rows.kernels import I64
 from sorter.rows.payload import Place, segment_of
 from sorter.rows.run import RUN_ROWS, SEGMENT_BYTES, Run
+from tistream.model.arrays import I64
 from tistream.model.change import COMMITTED, Op
 
 
@@ -60,7 +60,7 @@ READY = pa.schema([field for field in COMMITTED if field.name != "table_id"])
 
 TXN = ["key", "start_ts"]
 VERSION = ["key", "commit_ts"]
-SUBSCRIPTION_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
+SUBSCRIPTION_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "subscription_open_ts"]
 _CONTENT = ["op", "value", "old_value", "expire_ts", "flags"]
 _IS_FAKE = (pl.col("op") == Op.PUT) & (pl.col("value").bin.size() == 0)
 _BYTES = ("key", "value", "old_value")
@@ -73,7 +73,7 @@ def merged(group: pl.DataFrame) -> pl.DataFrame:
     group = group.filter(pl.col("generation") == pl.col("generation").max().over(TXN))
     same = [*TXN, *SUBSCRIPTION_ID]
     group = group.with_columns(
-        cut_ts=pl.col("cut_ts").max().over(same), tenure_ready_ts=pl.col("tenure_ready_ts").max().over(same)
+        cut_ts=pl.col("cut_ts").max().over(same), subscription_ready_ts=pl.col("subscription_ready_ts").max().over(same)
     )
     return group.sort("row_no").unique(same, keep="last", maintain_order=True).select(OPEN.names)
 
@@ -169,5 +169,5 @@ def _choose_each(pairs: pl.DataFrame) -> pl.DataFrame:
 def _candidate(row: dict[str, int]) -> Candidate:
     content = {name: row[name] for name in (*_CONTENT, "generation", "row_no")}
     subscription = tuple(row[name] for name in SUBSCRIPTION_ID)
-    open_ts, ready_ts = row["tenure_open_ts"], row["tenure_ready_ts"]
+    open_ts, ready_ts = row["subscription_open_ts"], row["subscription_ready_ts"]
     return Candidate(subscription=subscription, open_ts=open_ts, ready_ts=ready_ts, **content)  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ value, and an old value may be unknown.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import polars as pl
@@ -22,9 +21,9 @@ import pyarrow as pa
 from sorter.core.conflicts import COMMITS, READY, VERSION, frame_of
 from sorter.core.slots import Stamps
 from sorter.rows.batch_rows import Arrivals, from_arrow
-from sorter.rows.kernels import I64
-from sorter.rows.run import Need, RunSet
+from sorter.rows.run import RunSet
 from tistream.errors import PromiseContradicted, invariant
+from tistream.model.arrays import I64
 from tistream.model.change import FLAG_OLD_VALUE_UNKNOWN, Op, RowKind
 from tistream.model.contradiction import SAMPLE_ROWS_MAX, ContradictingRow, Contradiction
 
@@ -38,36 +37,35 @@ class LogQuestion:
 
     keys: list[bytes]
     commit_ts: list[int]
-    thorough: bool = False  #: until it is answered; else a search may end early
 
     def __len__(self) -> int:
         return len(self.keys)
 
 
-def contradicted(task_id: int, found: Contradiction) -> PromiseContradicted:
+def contradicted(task_id: int, contradiction: Contradiction) -> PromiseContradicted:
     """The error for these rows; `found_by` gives them back."""
-    first = found.sample[0]
+    first = contradiction.sample[0]
     error = PromiseContradicted(
         task=task_id,
-        store=found.store_id,
-        incarnation=found.incarnation,
-        seq=found.seq,
-        rows=found.rows,
-        good_ts=found.good_ts,
+        store=contradiction.store_id,
+        incarnation=contradiction.incarnation,
+        seq=contradiction.seq,
+        rows=contradiction.rows,
+        good_ts=contradiction.good_ts,
         key=first.key,
         commit_ts=first.commit_ts,
         promised_ts=first.promised_ts,
     )
-    error.found = found
+    error.found = contradiction
     return error
 
 
 def found_by(error: PromiseContradicted) -> Contradiction:
     """The rows that an error of a core is about."""
-    found = error.found
-    invariant(isinstance(found, Contradiction), "the error of a core names its rows")
-    assert isinstance(found, Contradiction)
-    return found
+    contradiction = error.found
+    invariant(isinstance(contradiction, Contradiction), "the error of a core names its rows")
+    assert isinstance(contradiction, Contradiction)
+    return contradiction
 
 
 def suspects(rows: Arrivals, promised: Stamps | None) -> I64:
@@ -86,30 +84,23 @@ def suspects(rows: Arrivals, promised: Stamps | None) -> I64:
     return out
 
 
-def needs_of(rows: Arrivals, at: I64, ready: RunSet, commits: RunSet) -> list[Need]:
-    """What `unheld` reads of saved runs and is not loaded. Ask again until it is empty."""
-    needles = partial(rows.needles, at, "commit_ts")
-    needs = [need for runs in (ready, commits) for need in runs.needs(needles, "commit_ts")]
-    return needs or [need for runs in (ready, commits) for need in runs.needs_of_matches(needles, "commit_ts")]
-
-
 def unheld(rows: Arrivals, at: I64, ready: RunSet, commits: RunSet) -> I64:
     """Those of the rows that are neither ready nor waiting with equal bytes."""
     held = _NONE
-    mine = outcomes_of(rows, at)
-    for run, _, there in ready.find(rows.needles(at, "commit_ts"), "commit_ts"):
+    mine = _outcomes_of(rows, at)
+    for run, _, there in ready.find(rows.needles(at, "commit_ts"), "commit_ts", whole=True):
         held = np.union1d(held, _equal(mine, frame_of(run, np.unique(there), READY)))
-    for run, _, there in commits.find(rows.needles(at, "commit_ts"), "commit_ts"):
+    for run, _, there in commits.find(rows.needles(at, "commit_ts"), "commit_ts", whole=True):
         waiting = frame_of(run, np.unique(there), COMMITS).select(*VERSION, "start_ts", "op")
         held = np.union1d(held, _equal(mine, waiting))
     return np.setdiff1d(at, held)
 
 
-def question(rows: Arrivals, at: I64, durable_ts: int, *, thorough: bool = False) -> LogQuestion:
+def question(rows: Arrivals, at: I64, durable_ts: int) -> LogQuestion:
     """What the log must be asked about these rows."""
     old = at[rows.ts("commit_ts")[at] <= np.uint64(durable_ts)]
     keys = rows.place.take(old).column("key").to_pylist()
-    return LogQuestion(keys, rows.ts("commit_ts")[old].tolist(), thorough)
+    return LogQuestion(keys, rows.ts("commit_ts")[old].tolist())
 
 
 def remaining(rows: Arrivals, at: I64, logged: pa.Table | None) -> I64:
@@ -117,7 +108,7 @@ def remaining(rows: Arrivals, at: I64, logged: pa.Table | None) -> I64:
     if logged is None or not logged.num_rows or not len(at):
         return at
     held = from_arrow(logged).select(READY.names)
-    return np.setdiff1d(at, _equal(outcomes_of(rows, at), held))
+    return np.setdiff1d(at, _equal(_outcomes_of(rows, at), held))
 
 
 def described(rows: Arrivals, at: I64, promised: Stamps) -> Contradiction:
@@ -133,6 +124,7 @@ def described(rows: Arrivals, at: I64, promised: Stamps) -> Contradiction:
         incarnation=source["incarnation"],
         seq=source["seq"],
         good_ts=int(commit_ts[lowest[0]]) - 1,
+        promised_ts=int(promised[rows.subscriptions[origins[at]]].max()),
         rows=len(at),
         sample=[
             ContradictingRow(
@@ -147,7 +139,7 @@ def described(rows: Arrivals, at: I64, promised: Stamps) -> Contradiction:
     )
 
 
-def outcomes_of(rows: Arrivals, at: I64) -> pl.DataFrame:
+def _outcomes_of(rows: Arrivals, at: I64) -> pl.DataFrame:
     """The rows with the columns of READY, their number and whether they are complete. Where a row
     has no value, it is null."""
     place, op = rows.place.take(at), rows.numbers["op"][at]

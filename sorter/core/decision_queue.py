@@ -10,14 +10,14 @@ cut.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.core.watermark_index import Thresholds, may_reach, reached
-from sorter.rows.kernels import I64, Flags
-from sorter.rows.run import PROBED, Need, Run
+from sorter.rows.run import PROBED, Run, require
+from tistream.model.arrays import I64, Mask
 
 DECIDE_ROWS = 1 << 16  #: commits that one slice decides
 
@@ -26,53 +26,46 @@ class DecisionQueue:
     def __init__(self) -> None:
         self._found: deque[tuple[Run, I64, int]] = deque()  # reached commits; their lowest commit_ts
         self._unsearched: deque[tuple[Run, int]] = deque()  # runs not searched yet; their lowest commit_ts
-        self._spent: dict[int, tuple[Run, Flags]] = {}
+        self._spent: dict[int, tuple[Run, Mask]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._found or self._unsearched)
 
     def look(self, commits: Iterable[Run], watermarks: RangeWatermarkMap) -> None:
-        found = 0
+        count = 0
         for run in commits:
             if not run.live:
                 continue
-            if found >= DECIDE_ROWS or (run.missing(PROBED) and may_reach(run, run.span("commit_ts")[0], watermarks)):
+            if count >= DECIDE_ROWS or (run.missing(PROBED) and may_reach(run, run.span("commit_ts")[0], watermarks)):
                 self._unsearched.append((run, run.span("commit_ts")[0]))
             elif len(at := _reached(run, watermarks)):
                 self._found.append((run, at, int(run.ts("commit_ts")[at].min())))
-                found += len(at)
+                count += len(at)
 
-    def slice(self, watermarks: RangeWatermarkMap) -> Iterator[tuple[Run, I64]]:
-        """Remove and yield up to DECIDE_ROWS commits, by run: a full slice once `needs` is empty, where there are as
-        many."""
-        self._search(watermarks)
-        left = DECIDE_ROWS
-        while left > 0 and self._found:
-            run, at, _ = self._found.popleft()
-            now, later = at[:left], at[left:]
-            if len(later):
-                self._found.appendleft((run, later, int(run.ts("commit_ts")[later].min())))
-            left -= len(now)
-            yield run, now
-
-    def next(self, watermarks: RangeWatermarkMap) -> list[tuple[Run, I64]]:
-        """The commits that the next slice is cut from; none when their run is not loaded, see `needs`."""
-        self._search(watermarks)
-        return [(run, at) for run, at, _ in self._found]
-
-    def needs(self) -> list[Need]:
-        """What must be loaded before the next slice is full. Call after `next`, which searches what is loaded."""
-        full = sum(len(at) for _, at, _ in self._found) >= DECIDE_ROWS
-        return [] if full or not self._unsearched else self._unsearched[0][0].missing(PROBED)
-
-    def _search(self, watermarks: RangeWatermarkMap) -> None:
-        """Search further runs until the next slice is full, up to one that is not loaded."""
+    def slice(self, watermarks: RangeWatermarkMap) -> list[tuple[Run, I64]]:
+        """Remove DECIDE_ROWS commits, or all if there are fewer; returns them by run."""
         count = sum(len(at) for _, at, _ in self._found)
-        while count < DECIDE_ROWS and self._unsearched and not self._unsearched[0][0].missing(PROBED):
-            run, low = self._unsearched.popleft()
+        while count < DECIDE_ROWS and self._unsearched:
+            run, low = self._unsearched[0]
+            require([run], PROBED)
+            self._unsearched.popleft()
             if len(at := _reached(run, watermarks)):
                 self._found.append((run, at, low))
                 count += len(at)
+        due: list[tuple[Run, I64]] = []
+        left = DECIDE_ROWS
+        while left > 0 and self._found:
+            run, at, _ = self._found.popleft()
+            due.append((run, at[:left]))
+            if len(at) > left:
+                self.put_back([(run, at[left:])])
+            left -= len(at)
+        return due
+
+    def put_back(self, due: list[tuple[Run, I64]]) -> None:
+        """Queue commits again that were not decided."""
+        for run, at in reversed(due):
+            self._found.appendleft((run, at, int(run.ts("commit_ts")[at].min())))
 
     def lowest(self) -> list[int]:
         """Lower bounds of all queued commit timestamps."""

@@ -79,11 +79,11 @@ def evict(runs: Sequence[Run], disk: Disk, wanted: int) -> int:
     return freed
 
 
-def _grouped(found: Sequence[tuple[T, int]]) -> Iterator[list[tuple[T, int]]]:
+def _grouped(sized: Sequence[tuple[T, int]]) -> Iterator[list[tuple[T, int]]]:
     """Groups of about FILE_BYTES in the given order; a last one below SPILL_BYTES_MIN is skipped."""
     group: list[tuple[T, int]] = []
     size = 0
-    for item, item_bytes in found:
+    for item, item_bytes in sized:
         group.append((item, item_bytes))
         size += item_bytes
         if size >= FILE_BYTES:

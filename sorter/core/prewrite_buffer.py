@@ -23,27 +23,26 @@ prewrites.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from sorter.core.admission import Buffers, Limits, needs_of, raise_violation, take_in
+from sorter.core.admission import Buffers, Limits, raise_violation, take_in
 from sorter.core.conflicts import COMMITS, OPEN, SUBSCRIPTION_ID, TXN, VERSION, frame_of, frame_of_all, matched, runs_of
 from sorter.core.decision_queue import DecisionQueue
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap, Stuck
 from sorter.core.watermark_index import Thresholds, may_reach, reached
 from sorter.rows.batch_rows import Arrivals, empty, from_arrow
-from sorter.rows.kernels import I64, Flags
 from sorter.rows.payload import Place, stacked, used_segments
-from sorter.rows.run import PROBED, Need, Run, RunSet, compact
+from sorter.rows.run import PROBED, NotLoaded, Run, RunSet, compact, require
 from sorter.rows.saved import NO_LATE_READY, RunState, cut, has_undecided, states_of, with_late_ready
+from sorter.rows.undo_log import UndoLog
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
+from tistream.model.arrays import I64, Mask
 from tistream.model.change import Op
 
 _READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
@@ -69,8 +68,6 @@ class PrewriteBuffer:
     def __init__(self) -> None:
         self.open = RunSet(("key", "value", "old_value"))
         self.commits = RunSet(("key", "value"))
-        self.dead = 0  #: prewrites dropped because W passed their cut_ts
-        self.forgotten = 0  #: rollbacks without a prewrite
         self.duplicates = 0  #: repeated commits
         self.dropped: dict[int, int] = {}  #: store -> commits at or below `durable_ts`, presumably duplicates
         self.late_ready = (
@@ -93,41 +90,38 @@ class PrewriteBuffer:
         return sum(int(run.numbers["asked"][run.alive].sum()) for run in self._undecided_runs())
 
     def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
-        """Take the rows of one file, before its watermark rows. UpstreamContractViolated changes nothing."""
+        """Take the rows of one file, before its watermark rows. UpstreamContractViolated and NotLoaded change
+        nothing."""
         admitted = take_in(rows, self.buffers(ready), watermarks, at)
-        self.forgotten += admitted.forgotten
         self.duplicates += admitted.duplicates
         self._clash |= admitted.clash
         if admitted.written:
             store = int(rows.origins["store_id"][0])
             self.dropped[store] = self.dropped.get(store, 0) + admitted.written
 
-    def needs_of(self, rows: Arrivals | None, at: Limits, ready: SortBuffer) -> list[Need]:
-        """What `take_in` of these rows and `note_ready` read of saved runs and is not loaded."""
-        runs = [run for run in self.open if run.live and run.facts.get("unready")]
-        needs = [need for run in runs for need in run.missing(("origins",))]
-        return needs + (needs_of(rows, self.buffers(ready), at) if rows is not None else [])
-
     def note_ready(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """Record subscriptions whose opening scan has finished after their prewrites arrived."""
+        require((run for run in self.open if run.live and run.facts.get("unready")), ("origins",))
         unready = [run for run in self.open if run.live and run.unready()]
         if not unready:
             return
         now_ready = (
             from_arrow(regions)
-            .filter(pl.col("tenure_ready_ts") != 0)
+            .filter(pl.col("subscription_ready_ts") != 0)
             .with_columns(
                 pl.lit(store_id, pl.UInt64).alias("store_id"), pl.lit(incarnation, pl.UInt64).alias("incarnation")
             )
         )
-        now_ready = now_ready.select(*SUBSCRIPTION_ID, pl.col("tenure_ready_ts").alias("told")).unique(
+        now_ready = now_ready.select(*SUBSCRIPTION_ID, pl.col("subscription_ready_ts").alias("told")).unique(
             SUBSCRIPTION_ID, keep="first", maintain_order=True
         )
         if not now_ready.height:
             return
         for run in unready:
             assert run.origins is not None
-            matters = now_ready.join(run.origins.filter(pl.col("tenure_ready_ts") == 0), on=SUBSCRIPTION_ID, how="semi")
+            matters = now_ready.join(
+                run.origins.filter(pl.col("subscription_ready_ts") == 0), on=SUBSCRIPTION_ID, how="semi"
+            )
             if matters.height:
                 run.origins = with_late_ready(run.origins, matters)
                 self.late_ready = pl.concat([self.late_ready, matters]).unique(
@@ -135,12 +129,15 @@ class PrewriteBuffer:
                 )
 
     def settle(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
-        """Begin to decide the commits that W(key) has reached; call `decide_next` while `settling`, each time with
-        nothing left of `needs`. Returns newly undecided commits. Raises UpstreamContractViolated when such a commit has
-        no prewrite."""
+        """Decide the first slice of the commits that W(key) has reached, if its rows are loaded; `decide_next` decides
+        the rest while `settling`. Returns newly undecided commits. Raises UpstreamContractViolated when such a commit
+        has no prewrite."""
         self.look(watermarks)
         self.settling = True
-        return [] if self.needs(watermarks, ready) else self.decide_next(watermarks, ready)
+        try:
+            return self.decide_next(watermarks, ready)
+        except NotLoaded:
+            return []
 
     def look(self, watermarks: RangeWatermarkMap) -> None:
         """Queue the commits that W(key) has reached: from now on they hold the watermark."""
@@ -149,59 +146,33 @@ class PrewriteBuffer:
 
     def decide_next(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Undecided]:
         """Decide the next slice; after the last one drop dead prewrites and compact. Errors as in `settle`."""
-        due = list(self._decisions.slice(watermarks))
-        undecided = self._decide(due, ready) if due else []
-        if self._decisions or self._needs_to_finish(watermarks):
-            return undecided
+        due = self._decisions.slice(watermarks)
+        try:
+            with UndoLog(self.commits, ready.runs) as log:
+                undecided = self._decide(due, ready, log) if due else []
+        except NotLoaded:
+            self._decisions.put_back(due)
+            raise
+        if not self._decisions:
+            try:
+                self._finish(watermarks, ready)
+            except NotLoaded:
+                if not due:
+                    raise
+        return undecided
+
+    def _finish(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> None:
         self._decisions.done()
         self._drop_dead(watermarks)
         self.open.tidy()
         self.commits.tidy()
         ready.tidy(watermarks.watermark())
-        self.settling = bool(self._to_compact(ready))
-        return undecided
-
-    def needs(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> list[Need]:
-        """What the next `decide_next` reads of saved runs and is not loaded. Ask again until it is empty."""
-        if not any(run.missing() for run in (*self.open, *self.commits, *ready.runs)):
-            return []
-        if not self._decisions:
-            compacted = [need for run in self._to_compact(ready) for need in run.missing()]
-            return compacted or self._needs_to_finish(watermarks)
-        found = self._decisions.next(watermarks)
-        needs = self._decisions.needs() + [need for run, _ in found for need in run.missing()]
-        if needs:
-            return needs
-        starts = [partial(run.needles, at, "start_ts") for run, at in found]
-        versions = [partial(run.needles, at, "commit_ts") for run, at in found]
-        needs = [need for needles in starts for need in self.open.needs(needles, "start_ts")]
-        for runs in (self.commits, ready.runs):
-            needs += [need for needles in versions for need in runs.needs(needles, "commit_ts")]
-        return needs or [need for needles in starts for need in self.open.needs_of_matches(needles, "start_ts")]
-
-    def _needs_to_finish(self, watermarks: RangeWatermarkMap) -> list[Need]:
-        """What `_drop_dead` reads of saved runs and is not loaded."""
-        if not any(run.missing() for run in (*self.open, *self.commits)):
-            return []
-        runs = [run for run in self.open if run.live and may_reach(run, run.least_cut(), watermarks)]
-        needs = [need for run in runs for need in run.missing((*PROBED, "origins"))]
-        if needs:
-            return needs
-        if not any(run.missing(PROBED) for run in self.commits):
-            return []
-        dead = [partial(run.needles, _past_cut(run, watermarks), "start_ts") for run in runs]
-        return [need for needles in dead for need in self.commits.needs(needles, "start_ts")]
-
-    def _to_compact(self, ready: SortBuffer) -> list[Run]:
-        return [*self.open.wanted, *self.commits.wanted, *ready.runs.wanted]
-
-    def needs_of_oldest_open(self) -> list[Need]:
-        return self.open.needs_of_lowest("start_ts")
+        self.settling = False
 
     def undecided(self, range_: KeyRange) -> list[tuple[Undecided, int, int, int]]:
         """The undecided commits of the range, lowest commit_ts first: per subscription the lowest one, the incarnation
         and seq of its file, and their number."""
-        found = []
+        undecided = []
         for run in self._undecided_runs():
             at = np.flatnonzero(run.numbers["asked"] & run.alive)
             if not len(at):
@@ -214,8 +185,8 @@ class PrewriteBuffer:
             for row, count in zip(lowest.to_dicts(), counts, strict=True):
                 if row["key"] in range_:
                     commit = Undecided(**{name: row[name] for name in _UNDECIDED})
-                    found.append((commit, row["incarnation"], row["seq"], count))
-        return sorted(found, key=lambda f: f[0].commit_ts)
+                    undecided.append((commit, row["incarnation"], row["seq"], count))
+        return sorted(undecided, key=lambda f: f[0].commit_ts)
 
     def oldest_open(self) -> tuple[int, int, bytes] | None:
         """(start_ts, number of open prewrites, key of one of them) of the oldest open transaction, or None."""
@@ -235,21 +206,18 @@ class PrewriteBuffer:
             self.late_ready = NO_LATE_READY  # no object holds rows of a subscription that was not ready
         return states_of(self.open), states_of(self.commits)
 
-    def restore(
-        self, open_: Sequence[Run], commits: Sequence[Run], violations: pl.DataFrame, range_: KeyRange, durable_ts: int
-    ) -> list[Undecided]:
-        """Load a snapshot, cut to the range; commits at or below `durable_ts` have been written since. Undecided ones
-        hold the watermark at once; they are returned, because the earlier request for a subscription may be lost."""
-        self.late_ready = violations
-        for found, runs in ((open_, self.open), (commits, self.commits)):
-            for run in found:
-                cut(run, range_)
-                runs.add(run)
-        for run in self.commits:
-            if run.span("commit_ts")[0] <= durable_ts:
-                written = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(durable_ts)))
-                self.open.kill(run.needles(written, "start_ts"), "start_ts")
-                run.kill(written)
+    def restrict(self, range_: KeyRange, durable_ts: int) -> list[Undecided]:
+        """After a restore: drop the rows outside of the range, and commits at or below `durable_ts`, which have been
+        written since. Undecided ones hold the watermark at once; they are returned, because the earlier request for a
+        subscription may be lost."""
+        cut((*self.open, *self.commits), range_)
+        begun = [run for run in self.commits if run.span("commit_ts")[0] <= durable_ts]
+        require(begun, PROBED)
+        for run in begun:
+            written = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(durable_ts)))
+            self.open.kill(run.needles(written, "start_ts"), "start_ts")
+            run.kill(written)
+        require(run for run in self.commits if run.live and run.facts.get("asked", True))
         asked = [
             frame_of(run, np.flatnonzero(run.numbers["asked"] & run.alive), COMMITS) for run in self._undecided_runs()
         ]
@@ -274,12 +242,13 @@ class PrewriteBuffer:
 
     # -- deciding
 
-    def _decide(self, due: list[tuple[Run, I64]], ready: SortBuffer) -> list[Undecided]:
+    def _decide(self, due: list[tuple[Run, I64]], ready: SortBuffer, log: UndoLog) -> list[Undecided]:
         """Match these commits with their prewrites; returns newly undecided commits."""
-        found = [(run, at, self.open.find(run.needles(at, "start_ts"), "start_ts")) for run, at in due]
+        require(run for run, _ in due)
+        matches = [(run, at, self.open.find(run.needles(at, "start_ts"), "start_ts", whole=True)) for run, at in due]
         missing, doubtful, plain = [], [], []
         unsure: dict[Run, list[I64]] = {}  # prewrites; one row may be hit by commits of several runs
-        for run, at, hits in found:
+        for run, at, hits in matches:
             count = np.zeros(len(at), np.int64)
             for _old, here, _there in hits:
                 count += np.bincount(here, minlength=len(at))
@@ -295,13 +264,15 @@ class PrewriteBuffer:
                     unsure.setdefault(old, []).append(there[~sure[here]])
         if missing:
             raise_violation(pl.concat(missing).with_columns(w=pl.col("commit_ts")))
-        self._ready(plain, ready)
+        self._ready(plain, ready, log)
         if not doubtful:
             return []
         open_ = [frame_of(run, np.unique(np.concatenate(rows)), OPEN) for run, rows in unsure.items()]
-        return self._resolve(pl.concat(doubtful), pl.concat([empty(OPEN), *open_]), ready)
+        return self._resolve(pl.concat(doubtful), pl.concat([empty(OPEN), *open_]), ready, log)
 
-    def _ready(self, plain: list[tuple[Run, I64, list[tuple[Run, I64, I64]], Flags]], ready: SortBuffer) -> None:
+    def _ready(
+        self, plain: list[tuple[Run, I64, list[tuple[Run, I64, I64]], Mask]], ready: SortBuffer, log: UndoLog
+    ) -> None:
         """Commits with exactly one matching prewrite: both leave, the row is ready."""
         old_places, old_numbers, old_hashes = [], [], []
         for run, at, hits, sure in plain:
@@ -317,7 +288,7 @@ class PrewriteBuffer:
                 place = used_segments(old.place.take(prewrite))
                 key_hashes = place.hashes() if hashes is None else hashes[here[mine]]
                 self._decisions.spend(old, prewrite)
-                run.kill(commit)
+                log.kill(run, commit)
                 if old.young is not None or _is_much(place):
                     ready.add_rows(place, numbers, key_hashes, young=old.young, merge=self._clash)
                 else:
@@ -329,7 +300,7 @@ class PrewriteBuffer:
             place = compact(stacked(old_places), self.open.names)
             ready.add_rows(place, numbers, np.concatenate(old_hashes), merge=self._clash)
 
-    def _resolve(self, due: pl.DataFrame, open_: pl.DataFrame, ready: SortBuffer) -> list[Undecided]:
+    def _resolve(self, due: pl.DataFrame, open_: pl.DataFrame, ready: SortBuffer, log: UndoLog) -> list[Undecided]:
         """The slow path for conflicting prewrites, each once; `row_no` orders the rows of one key and is not unique in
         a merged task. Undecided commits get a run of their own."""
         rows, doubtful = matched(due, open_)
@@ -339,23 +310,23 @@ class PrewriteBuffer:
                 at = np.arange(len(done))
                 for run, _, there in self.open.find(done.needles(at, "start_ts"), "start_ts"):
                     self._decisions.spend(run, there)
-                self.commits.kill(done.needles(at, "commit_ts"), "commit_ts")
+                log.kill_equal(self.commits, done.needles(at, "commit_ts"), "commit_ts")
         new = doubtful.filter(~pl.col("asked"))
         if new.height:
             for asked in runs_of(new.with_columns(asked=pl.lit(value=True)), COMMITS):
-                self.commits.kill(asked.needles(np.arange(len(asked)), "commit_ts"), "commit_ts")
+                log.kill_equal(self.commits, asked.needles(np.arange(len(asked)), "commit_ts"), "commit_ts")
                 self.commits.add(asked)
         return _undecided(new)
 
     def _drop_dead(self, watermarks: RangeWatermarkMap) -> None:
         """Drop prewrites whose cut_ts W(key) has passed, unless their commit waits."""
-        for run in self.open:
-            if not may_reach(run, run.least_cut(), watermarks) or not run.live:
-                continue
+        runs = [run for run in self.open if run.live and may_reach(run, run.least_cut(), watermarks)]
+        require(runs, (*PROBED, "origins"))
+        for run in runs:
             gone = _past_cut(run, watermarks)
             if len(gone):
                 gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]
-                self.dead += run.kill(gone)
+                run.kill(gone)
 
     def buffers(self, ready: SortBuffer) -> Buffers:
         return Buffers(self.open, self.commits, ready)
@@ -378,7 +349,7 @@ def _is_much(place: Place) -> bool:
     return size > COPY_BYTES_MAX or 4 * size > sum(s.nbytes for s in place.segments)
 
 
-def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Flags:
+def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Mask:
     """Whether a commit's only prewrite certainly is the committed one."""
     commit_op = commits.numbers["op"][at]
     sure = (commit_op == Op.NONE) | (commit_op == prewrites.numbers["op"][there])

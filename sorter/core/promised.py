@@ -1,8 +1,8 @@
 """What each subscription has promised in the files taken so far, per incarnation of a store.
 
-A subscription is (region_id, version, checkpoint_ts, tenure_open_ts) of a store's incarnation. Its highest resolved_ts
-is a promise: no later file of it brings a commit at or below. `RangeWatermarkMap` knows which slices promises raise,
-this knows whose they are, and keeps them when W passes on.
+A subscription is (region_id, version, checkpoint_ts, subscription_open_ts) of a store's incarnation. Its highest
+resolved_ts is a promise: no later file of it brings a commit at or below. `RangeWatermarkMap` knows which slices
+promises raise, this knows whose they are, and keeps them when W passes on.
 
 A store lists all its subscriptions in every file, mostly the same ones, so `note` compares a few columns and takes a
 maximum. A subscription that a file omits has ended. Its promise stays, because a store might name it again: of the
@@ -19,16 +19,16 @@ import pyarrow as pa
 
 from sorter.core.slots import Stamps
 from sorter.core.watermark import resolved_of
+from tistream.model.arrays import I64
 
 ENDED_MIN = 4096  #: promises of ended subscriptions that are always kept, per incarnation
 
-_ID = ["region_id", "version", "checkpoint_ts", "tenure_open_ts"]
+_ID = ["region_id", "version", "checkpoint_ts", "subscription_open_ts"]
 _LIFE = ["store_id", "incarnation"]
 #: a promise in a snapshot
 PROMISED = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*_LIFE, *_ID, "resolved_ts")])
 
 _Matrix = npt.NDArray[np.uint64]  #: a row for each promise, with columns of PROMISED: some identify it, the last is it
-_I64 = npt.NDArray[np.int64]
 _NONE: _Matrix = np.empty((0, len(_ID) + 1), np.uint64)
 
 
@@ -123,9 +123,9 @@ def _ended(promises: _Matrix, listed: _Matrix) -> _Matrix:
     omitted = np.ones(len(firsts), bool)
     omitted[of[len(promises) :]] = False
     highest = _highest(of, promises[:, -1])
-    found = np.flatnonzero(omitted & (highest > 0))
-    ended = np.column_stack([promises[firsts[found], :-1], highest[found]])
-    opened_ts = ended[:, _ID.index("tenure_open_ts")]
+    numbers = np.flatnonzero(omitted & (highest > 0))
+    ended = np.column_stack([promises[firsts[numbers], :-1], highest[numbers]])
+    opened_ts = ended[:, _ID.index("subscription_open_ts")]
     return ended[np.argsort(opened_ts, kind="stable")[-max(ENDED_MIN, len(listed)) :]]
 
 
@@ -133,7 +133,7 @@ def _matrix(rows: pa.RecordBatch | pa.Table, names: list[str]) -> _Matrix:
     return np.column_stack([rows.column(name).to_numpy() for name in names]).astype(np.uint64, copy=False)
 
 
-def _same_rows(rows: _Matrix) -> tuple[_I64, _I64]:
+def _same_rows(rows: _Matrix) -> tuple[I64, I64]:
     """For each row the number of its equals, which are numbered in the order of rows; and of all equals the first."""
     order = np.lexsort(rows.T[::-1])
     ordered, new = rows[order], np.ones(len(rows), bool)
@@ -143,7 +143,7 @@ def _same_rows(rows: _Matrix) -> tuple[_I64, _I64]:
     return of, order[new]
 
 
-def _highest(of: _I64, resolved: Stamps) -> Stamps:
+def _highest(of: I64, resolved: Stamps) -> Stamps:
     """The highest promise of each number in `of`, whose first ones belong to `resolved`; 0 without one."""
     out = np.zeros(of.max(initial=-1) + 1, np.uint64)
     np.maximum.at(out, of[: len(resolved)], resolved)

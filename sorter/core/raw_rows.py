@@ -16,7 +16,6 @@ before it. The scanned row is marked, and its interval contains the dropped one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import polars as pl
@@ -24,8 +23,8 @@ import polars as pl
 from sorter.core.conflicts import READY, VERSION, frame_of
 from sorter.core.sort_buffer import SortBuffer
 from sorter.rows.batch_rows import Arrivals
-from sorter.rows.kernels import I64
-from sorter.rows.run import Need
+from sorter.rows.undo_log import UndoLog
+from tistream.model.arrays import I64
 from tistream.model.change import FLAG_SCANNED, Op, RowKind
 
 _READY_NUMBERS = ("op", "start_ts", "commit_ts", "expire_ts", "flags")
@@ -40,10 +39,10 @@ class RawTaken:
     written: int  #: at or below `attempted_ts`
 
 
-def take_raw(rows: Arrivals, ready: SortBuffer, attempted_ts: int) -> RawTaken:
+def take_raw(rows: Arrivals, ready: SortBuffer, attempted_ts: int, log: UndoLog) -> RawTaken:
     """Add the RawKV rows of one file to the rows that wait for the watermark."""
     raw = rows.of_kind(RowKind.RAW)
-    fresh = _above(rows, raw, attempted_ts)
+    fresh = raw[rows.ts("commit_ts")[raw] > np.uint64(attempted_ts)]
     if not len(fresh):
         return RawTaken(0, len(raw))
     needles = rows.needles(fresh, "commit_ts")
@@ -52,11 +51,11 @@ def take_raw(rows: Arrivals, ready: SortBuffer, attempted_ts: int) -> RawTaken:
     doubtful = again.copy()
     doubtful[first[again]] = True
     held = []
-    for run, found, there in ready.runs.find(needles, "commit_ts"):
-        doubtful[found] = True
+    for run, at, there in ready.runs.find(needles, "commit_ts", whole=True):
+        doubtful[at] = True
         there = np.unique(there)
         held.append(frame_of(run, there, READY))
-        run.kill(there)
+        log.kill(run, there)
     doubtful |= doubtful[first]
     plain = fresh[~doubtful]
     if len(plain):
@@ -67,16 +66,6 @@ def take_raw(rows: Arrivals, ready: SortBuffer, attempted_ts: int) -> RawTaken:
         ready.add(kept)
     new = len(plain) + (0 if kept is None else kept.height) - sum(frame.height for frame in held)
     return RawTaken(len(fresh) - new, len(raw) - len(fresh))
-
-
-def needs_of_raw(rows: Arrivals, ready: SortBuffer, attempted_ts: int) -> list[Need]:
-    """What `take_raw` reads of saved runs and is not loaded. Ask again until it is empty."""
-    needles = partial(rows.needles, _above(rows, rows.of_kind(RowKind.RAW), attempted_ts), "commit_ts")
-    return ready.runs.needs(needles, "commit_ts") or ready.runs.needs_of_matches(needles, "commit_ts")
-
-
-def _above(rows: Arrivals, raw: I64, attempted_ts: int) -> I64:
-    return raw[rows.ts("commit_ts")[raw] > np.uint64(attempted_ts)]
 
 
 def _frame(rows: Arrivals, at: I64) -> pl.DataFrame:

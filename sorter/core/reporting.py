@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from sorter.core.task_core import TaskCore
 from sorter.core.traffic import Traffic
 from sorter.core.watermark import Stuck
-from tistream.catalog.work.reports import STUCK_MAX, StuckReport, TaskReport, WorkerReport
-from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.rows.reports import STUCK_MAX, StuckReport, TaskReport, WorkerReport
+from tistream.catalog.rows.tasks import TaskRow
 
 TASKS_REPORTED_MAX = 2_000
 SPLITS_REPORTED_MAX = 64  #: of the busiest tasks, with a split key

@@ -32,10 +32,9 @@ from sorter.rows.key_kernels import find_keys, raise_to, slots_of_keys
 from sorter.rows.payload import Place, Segment
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
+from tistream.model.arrays import I64, Mask
 
-Ints = npt.NDArray[np.int64]
 Stamps = npt.NDArray[np.uint64]
-Mask = npt.NDArray[np.bool_]
 
 
 class Bounds:
@@ -50,15 +49,15 @@ class Bounds:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def slots_of(self, place: Place) -> Ints:
+    def slots_of(self, place: Place) -> I64:
         """The slot of each row's key, which lies in the range."""
-        out: Ints = slots_of_keys(self.place.addresses, place.addresses)
+        out: I64 = slots_of_keys(self.place.addresses, place.addresses)
         return out
 
-    def find(self, keys: pa.BinaryArray) -> tuple[Ints, Mask]:
+    def find(self, keys: pa.BinaryArray) -> tuple[I64, Mask]:
         """How many bounds are smaller than each key, and whether the key is a bound."""
-        found: tuple[Ints, Mask] = find_keys(self.place.addresses, Place.whole(Segment(keys)).addresses)
-        return found
+        places: tuple[I64, Mask] = find_keys(self.place.addresses, Place.whole(Segment(keys)).addresses)
+        return places
 
 
 class Promises:
@@ -66,7 +65,7 @@ class Promises:
 
     __slots__ = ("checkpoint", "hi", "lo", "resolved", "row_of", "seq", "slot", "waiting")
 
-    def __init__(self, *, checkpoint: Stamps, resolved: Stamps, seq: Stamps, lo: Ints, hi: Ints, slots: Slots) -> None:
+    def __init__(self, *, checkpoint: Stamps, resolved: Stamps, seq: Stamps, lo: I64, hi: I64, slots: Slots) -> None:
         self.checkpoint = checkpoint
         self.resolved = resolved
         self.seq = seq  #: of the file that carried `resolved`; kept only while something waits
@@ -77,12 +76,12 @@ class Promises:
     def place(self, slots: Slots) -> None:
         """Renumber the (row, slot) pairs after slots were cut or joined, or rows were replaced."""
         self.slot = self.lo
-        self.row_of: Ints | None = None  #: the row of each pair; None when every row is one slot
+        self.row_of: I64 | None = None  #: the row of each pair; None when every row is one slot
         if (self.hi - self.lo != 1).any():
             self.row_of, self.slot = _pairs(self.lo, self.hi)
         self.waiting = np.flatnonzero(~slots.reaches(self._of_pairs(self.checkpoint), self.slot))
 
-    def admit(self, slots: Slots) -> Ints:
+    def admit(self, slots: Slots) -> I64:
         """The pairs that no longer have to wait."""
         pairs = self.waiting
         rows = pairs if self.row_of is None else self.row_of[pairs]
@@ -90,7 +89,7 @@ class Promises:
         self.waiting = pairs[~may]
         return pairs[may]
 
-    def admitted(self) -> Ints | None:
+    def admitted(self) -> I64 | None:
         """The pairs that do not wait; None for all."""
         if not len(self.waiting):
             return None
@@ -98,19 +97,19 @@ class Promises:
         free[self.waiting] = False
         return np.flatnonzero(free)
 
-    def targets(self, pairs: Ints | None) -> tuple[Ints, Stamps]:
+    def targets(self, pairs: I64 | None) -> tuple[I64, Stamps]:
         """Slots and resolved_ts of the given pairs."""
         if pairs is None:
             return self.slot, self._of_pairs(self.resolved)
         return self.slot[pairs], self.resolved[pairs if self.row_of is None else self.row_of[pairs]]
 
-    def rows_waiting(self, slots: Slots) -> Ints:
+    def rows_waiting(self, slots: Slots) -> I64:
         """The waiting rows that could still raise a slot."""
         slot, resolved = self.targets(self.waiting)
         pairs = self.waiting[resolved > slots.w[slot]]
         return pairs if self.row_of is None else np.unique(self.row_of[pairs])
 
-    def on(self, lo: int, hi: int) -> Ints:
+    def on(self, lo: int, hi: int) -> I64:
         return np.flatnonzero((self.lo < hi) & (self.hi > lo))
 
     def _of_pairs(self, column: Stamps) -> Stamps:
@@ -139,12 +138,12 @@ class Slots:
             self._joined = self.bounds.keys.filter(pa.array(keep)), self.w[keep], self.covered[keep]
         return self._joined
 
-    def reaches(self, checkpoint: Stamps, slot: Ints) -> Mask:
+    def reaches(self, checkpoint: Stamps, slot: I64) -> Mask:
         """Whether a promise with this checkpoint_ts may raise that slot."""
         out: Mask = checkpoint <= np.maximum(self.w[slot], self.floor)
         return out
 
-    def lift(self, promises: Promises, pairs: Ints | None) -> bool:
+    def lift(self, promises: Promises, pairs: I64 | None) -> bool:
         """Raise the slots of these pairs; whether anything moved."""
         slot, resolved = promises.targets(pairs)
         moved = raise_to(self.w, slot, resolved)
@@ -163,9 +162,7 @@ class Slots:
         np.minimum(self.w, np.uint64(ts), out=self.w)
         self._joined = None
 
-    def locate(
-        self, starts: pa.BinaryArray, ends: pa.BinaryArray, placed: Iterable[Promises] = ()
-    ) -> tuple[Ints, Ints]:
+    def locate(self, starts: pa.BinaryArray, ends: pa.BinaryArray, placed: Iterable[Promises] = ()) -> tuple[I64, I64]:
         """The slots [lo, hi) of each row, cut where rows begin and end; `placed` are renumbered."""
         inner_start = _mask(pc.greater(starts, self.range.start))
         inner_end = _mask(pc.not_equal(ends, b""))
@@ -237,7 +234,7 @@ class Slots:
             rows = promises.waiting if promises.row_of is None else promises.row_of[promises.waiting]
             invariant(not self.reaches(promises.checkpoint[rows], slot).any(), "a row waits for nothing")
 
-    def _cut(self, edges: pa.BinaryArray) -> Ints:
+    def _cut(self, edges: pa.BinaryArray) -> I64:
         """Cut at these new keys (inside the range, rising); the new number of each slot, and of the end."""
         at, _ = self.bounds.find(edges)
         size = len(self.w)
@@ -255,7 +252,7 @@ class Slots:
         return out
 
 
-def _pairs(lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
+def _pairs(lo: I64, hi: I64) -> tuple[I64, I64]:
     """Row and slot of each (row, slot) pair."""
     widths = hi - lo
     row_of = np.repeat(np.arange(len(widths)), widths)

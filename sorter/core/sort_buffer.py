@@ -12,19 +12,19 @@ Relations: each (key, commit_ts) is here at most once; every row lies above the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
 
 from sorter.core.conflicts import READY, VERSION, frame_of_all, run_sized
-from sorter.rows.kernels import I64, U64, Flags
 from sorter.rows.output import NUMBERS, Output
 from sorter.rows.payload import Place, Segment, segment_of
-from sorter.rows.run import SEGMENT_BYTES, Need, Needles, Numbers, Run, RunSet
+from sorter.rows.run import SEGMENT_BYTES, Needles, Numbers, Run, RunSet, require
 from sorter.rows.saved import RunState, cut, states_of
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
+from tistream.model.arrays import I64, U64, Mask
 from tistream.model.change import Op
 
 FLUSH_BYTES_MAX = 256 << 20  #: of the rows of one task in one flush
@@ -70,7 +70,7 @@ class SortBuffer:
             looked_up = {"table": part.tables(), "size": size[at]}
             self.runs.add(Run(part, {**of_part, **looked_up}, hashes=hashes[at], young=young))
 
-    def known(self, needles: Needles) -> Flags:
+    def known(self, needles: Needles) -> Mask:
         return self.runs.known(needles, "commit_ts")
 
     def unknown(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -81,18 +81,11 @@ class SortBuffer:
         known = self.known(Needles(place, place.hashes(), np.ascontiguousarray(rows["commit_ts"].to_numpy())))
         return rows.filter(pl.Series(~known))
 
-    def needs(self, w: int) -> list[Need]:
-        """What `bytes_due` and `reach` read of saved runs and is not loaded."""
-        return [
-            need
-            for run in self.runs
-            if run.live and run.span("commit_ts")[0] <= w
-            for need in run.missing(("numbers",))
-        ]
-
     def bytes_due(self, w: int) -> int:
         """Bytes of keys and values of the rows at or below w."""
-        return sum(_bytes_due(run, w) for run in self.runs if run.live and run.span("commit_ts")[0] <= w)
+        runs = [run for run in self.runs if run.live and run.span("commit_ts")[0] <= w]
+        require(runs, ("numbers",))
+        return sum(_bytes_due(run, w) for run in runs)
 
     def tidy(self, w: int | None) -> None:
         """Put small runs together. The next flush takes what lies at or below w and copies it then."""
@@ -128,11 +121,10 @@ class SortBuffer:
     def snapshot(self) -> tuple[RunState, ...]:
         return states_of(self.runs)
 
-    def restore(self, rows: Sequence[Run], range_: KeyRange, durable_ts: int) -> None:
-        """Load a snapshot, cut to the range; rows at or below `durable_ts` have been written since."""
-        for run in rows:
-            cut(run, range_)
-            self.runs.add(run)
+    def restrict(self, range_: KeyRange, durable_ts: int) -> None:
+        """After a restore: drop the rows outside of the range, and those at or below `durable_ts`, which have been
+        written since."""
+        cut(self.runs, range_)
         self.flushed(durable_ts)
 
     def check(self) -> None:
@@ -142,13 +134,12 @@ class SortBuffer:
         invariant(not (rows["commit_ts"] <= self.flushed_ts).any(), "a ready row lies below what was flushed")
 
     def _due(self, w: int) -> Iterator[tuple[Run, I64]]:
-        for run in self.runs:
-            first, last = run.span("commit_ts")
-            if not run.live:
-                continue
-            if last <= w:
+        due = [run for run in self.runs if run.live and run.span("commit_ts")[0] <= w]
+        require((run for run in due if run.span("commit_ts")[1] > w), ("numbers",))
+        for run in due:
+            if run.span("commit_ts")[1] <= w:
                 yield run, run.living()
-            elif first <= w:
+            else:
                 at = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(w)))
                 if len(at):
                     yield run, at

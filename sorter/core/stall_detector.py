@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from sorter.core.task_core import TaskCore
 from tistream.errors import WatermarkStalled
-from tistream.runtime.service import Problem
+from tistream.model.problem import Problem
 
 STALLED_AFTER_S = 30.0
 REASONS_MAX = 3  #: shown with a problem; `explain` gives all of them

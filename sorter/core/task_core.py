@@ -5,15 +5,9 @@
     pending() -> W        the highest watermark that can be written now, or None if it has not moved
     take(W)   -> rows     to write; they stay buffered until `flushed(W)` confirms them
 
-After a restore, rows lie in snapshot objects. Before a step, its `needs` name the parts that it reads and that are not
-loaded; the worker fetches and loads them and asks again, until there are none. Then the step runs without I/O. A step
-that has not begun because rows cannot be fetched changes nothing.
-
-    needs(batch)    before `handle`              needs_of_flush()    before `pending` and `flushable_bytes`
-    question(batch) before `handle`: what only the committed log can tell; its answer is passed to `handle`
-    needs()         before `settle`              needs_of_flush(w)   before `take`
-    Output.needs()  before its rows are read     needs_of_explain()  before `explain`
-                                                 needs_of_restore()  before `restore`
+After a restore, rows lie in snapshot objects. A step that reads parts that are not loaded raises NotLoaded, which names
+them, and can be repeated; the worker fetches and loads them first. `question(batch)` is asked before
+`handle`: what only the committed log can tell; its answer is passed to `handle`.
 
 Relations:
 
@@ -27,9 +21,10 @@ Relations:
 - state = snapshot + the batches after its positions. Batches consumed before the snapshot of another half was restored
   may come again as duplicates.
 
-When `handle` raises FeedGap, CorruptObject or PromiseContradicted the state is unchanged; UpstreamContractViolated ends
-the task. PromiseContradicted means that the store broke its own promise (`sorter.core.contradictions`): its files are
-not taken until an operator has decided: `give_up` ends a rejected incarnation, `accept` completes accepted rows.
+When `handle` raises FeedGap, CorruptObject or PromiseContradicted, the batch has changed nothing.
+UpstreamContractViolated ends the task. PromiseContradicted means that the store broke its own promise
+(`sorter.core.contradictions`): its files are not taken until an operator has decided: `give_up` ends a rejected
+incarnation.
 """
 
 from __future__ import annotations
@@ -41,8 +36,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from sorter.core import acceptance, contradictions
-from sorter.core.acceptance import Accepted
+from sorter.core import contradictions
 from sorter.core.admission import Limits
 from sorter.core.contradictions import LogQuestion, contradicted
 from sorter.core.eviction import Disk, evict, held_bytes
@@ -52,14 +46,14 @@ from sorter.core.slots import Stamps
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap, Stuck
 from sorter.rows.batch_rows import Arrivals
-from sorter.rows.kernels import I64
 from sorter.rows.output import Output
-from sorter.rows.run import Need, Run
-from sorter.rows.saved import RunState, needs_of_restore
+from sorter.rows.run import Run
+from sorter.rows.saved import RunState
 from tistream.errors import FeedGap, UpstreamContractViolated, invariant
 from tistream.feed.protocol import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
+from tistream.model.arrays import I64
 from tistream.model.positions import Positions, position_of, without_ended
 
 
@@ -105,9 +99,6 @@ class CoreStats:
     bytes_on_disk: int
     slices: int
     watermark_gaps: int
-    waiting_watermarks: int
-    dead_prewrites: int
-    forgotten_rollbacks: int
     duplicates: int
     dropped_by_store: Mapping[int, int]  #: commits at or below durable watermark
 
@@ -139,7 +130,7 @@ class TaskCore:
         self._next_row_no = 0
         self._prepared: _Prepared | None = None
         self.batches = 0  #: taken since the start
-        self._resubscribe_for: list[Undecided] = []  # undecided commits of a snapshot, until the next batch
+        self._resubscribe_for: list[Undecided] = []  # undecided commits, until a step returns them as effects
         self._uncovered_by = "its snapshot"
 
     @property
@@ -147,44 +138,36 @@ class TaskCore:
         """Every change at or below it is durable."""
         return self._durable_ts
 
-    def handle(
-        self, batch: FeedBatch, logged: pa.Table | None = None, accepted: Accepted | None = None
-    ) -> list[Effect]:
+    def handle(self, batch: FeedBatch, logged: pa.Table | None = None) -> list[Effect]:
         """Take one batch and decide a bounded number of commits; `settle` or the next batch decides the rest. `logged`
-        answers `question`. `accepted`, from `accept`: its contradicting rows belong to the log. Errors as described in
-        the module docstring."""
+        answers `question`. Errors as described in the module docstring."""
         if not self._is_next(batch):
             return []
-        self.batches += 1
-        effects: list[Effect] = []
-        while self.settling:
-            effects += self.settle()
+        self._settle_all()
         store, incarnation = batch.store_id, batch.incarnation
         if batch.closes:
             at = self._positions.get(store, {}).get(incarnation, Position(seq=batch.seq))
             self._set_position(store, incarnation, replace(at, closed=True))
             self._watermarks.forget(store, incarnation)
             self._promised.forget(store, incarnation)
-            return effects
+            self.batches += 1
+            return self._resubscribe()
         self._uncovered_by = f"store {store} file {incarnation}/{batch.seq}"
         try:
             if batch.rows.num_rows:
-                if accepted is None:
-                    self._refuse_contradictions(batch, logged)
-                else:
-                    self._ready.add(accepted.above)
-                self._take_rows(batch)
+                self._refuse_contradictions(batch, logged)
             self._prewrites.note_ready(batch.regions, store, incarnation)
+            if batch.rows.num_rows:
+                self._take_rows(batch)
             moved = self._watermarks.apply(batch.regions, store, incarnation, batch.seq)
             self._promised.note(batch.regions, store, incarnation)
-            undecided = self._resubscribe_for
             if moved or batch.rows.num_rows:
-                undecided = undecided + self._prewrites.settle(self._watermarks, self._ready)
+                self._resubscribe_for += self._prewrites.settle(self._watermarks, self._ready)
         except UpstreamContractViolated as e:
             raise self._with_task(e) from e
         self._set_position(store, incarnation, Position(seq=batch.seq))
-        self._resubscribe_for = []
-        return effects + self._need_resubscribe(undecided)
+        self.batches += 1
+        return self._resubscribe()
 
     @property
     def settling(self) -> bool:
@@ -192,91 +175,32 @@ class TaskCore:
         sparse runs that were not loaded."""
         return self._prewrites.settling
 
-    def needs(self, batch: FeedBatch | None = None) -> list[Need]:
-        """What `handle` of this batch, or without one the next `settle`, reads and is not loaded. `handle` decides
-        commits only if their rows are loaded, and leaves them to `settle` otherwise. FeedGap and CorruptObject as
-        `handle`."""
-        if batch is None or self.settling:
-            return self._prewrites.needs(self._watermarks, self._ready)
-        if not any(run.missing() for run in self._runs()) or not self._is_next(batch) or batch.closes:
-            return []
-        rows = self._arrivals(batch) if batch.rows.num_rows else None
-        needs = self._prewrites.needs_of(rows, self._limits(), self._ready)
-        if rows is None or not len(at := self._prepare(batch).suspects):
-            return needs
-        return needs or contradictions.needs_of(rows, at, self._ready.runs, self._prewrites.commits)
-
     def question(self, batch: FeedBatch) -> LogQuestion | None:
         """What only the committed log can tell about this batch: whether it holds rows that the store may not send any
-        more. Nearly always None. Call it with nothing left of `needs(batch)`. Errors as of `handle`."""
+        more. Nearly always None. Errors as of `handle`."""
         at = self._contradicting(batch, None)
-        found = contradictions.question(self._arrivals(batch), at, self._durable_ts) if len(at) else ()
-        return found or None
-
-    def accept(self, batch: FeedBatch, logged: pa.Table | None = None) -> Accepted:
-        """Complete the rows of an accepted batch that contradict a promise; nothing changes. `logged` answers
-        `question_of_accept`, and nothing is left of `needs_of_accept`. No flush may be under way (`is_flushing`).
-        RowsNotAcceptable when a row cannot be completed, else errors as of `handle`."""
-        invariant(not self.is_flushing, "rows are accepted between flushes", task=self.task_id)
-        at = self._contradicting(batch, logged)
-        if not len(at):
-            return acceptance.NOTHING
-        buffers = self._prewrites.buffers(self._ready)
-        return acceptance.accept(self._arrivals(batch), at, buffers, logged, self._durable_ts)
-
-    def needs_of_accept(self, batch: FeedBatch) -> list[Need]:
-        """What `accept` and `question_of_accept` read and is not loaded. Errors as of `handle`."""
-        if batch.closes or not batch.rows.num_rows or not self._is_next(batch):
-            return []
-        rows, at, buffers = self._arrivals(batch), self._prepare(batch).suspects, self._prewrites.buffers(self._ready)
-        return contradictions.needs_of(rows, at, buffers.ready.runs, buffers.commits) or acceptance.needs_of(
-            rows, at, buffers
-        )
-
-    def question_of_accept(self, batch: FeedBatch) -> LogQuestion | None:
-        """What only the committed log can tell `accept` about this batch."""
-        at = self._contradicting(batch, None)
-        found = contradictions.question(self._arrivals(batch), at, self._durable_ts, thorough=True) if len(at) else ()
-        return found or None
-
-    @property
-    def is_flushing(self) -> bool:
-        """Whether rows have been handed out that are not known to be durable."""
-        return self._attempted_ts != self._durable_ts
-
-    def needs_of_flush(self, w: int | None = None) -> list[Need]:
-        """What `take(w)`, or without w `pending` and `flushable_bytes`, reads and is not loaded."""
-        w = self.watermark() if w is None else w
-        return self._ready.needs(w) if w is not None and w > self._durable_ts else []
-
-    def needs_of_explain(self) -> list[Need]:
-        """What `explain` reads and is not loaded."""
-        return self._prewrites.needs_of_oldest_open()
-
-    def needs_of_restore(self, snapshot: CoreSnapshot) -> list[Need]:
-        """What `restore` of this snapshot reads and is not loaded."""
-        return needs_of_restore(snapshot.open, snapshot.commits, snapshot.ready, self.range, self._durable_ts)
+        question = contradictions.question(self._arrivals(batch), at, self._durable_ts) if len(at) else ()
+        return question or None
 
     def give_up(self, store: int, incarnation: int) -> list[Effect]:
         """An operator has rejected this incarnation of a store: it ends where it was taken to, and its promises do not
         count any more. W falls to what has been handed to a flush or others promise; new subscriptions of the store,
         which begin at or below `durable_ts`, raise it again and bring what is missing."""
-        effects: list[Effect] = []
-        while self.settling:
-            effects += self.settle()
+        self._settle_all()
         at = position_of(self._positions.get(store, {}), incarnation)
         if not at.closed:
             self._set_position(store, incarnation, replace(at, closed=True))
             self._watermarks.withdraw(store, incarnation, self._attempted_ts)
             self._promised.forget(store, incarnation)
-        return effects
+        return self._resubscribe()
 
     def settle(self) -> list[Effect]:
         """Decide a bounded number of reached commits. Raises UpstreamContractViolated."""
         try:
-            return self._need_resubscribe(self._prewrites.decide_next(self._watermarks, self._ready))
+            self._resubscribe_for += self._prewrites.decide_next(self._watermarks, self._ready)
         except UpstreamContractViolated as e:
             raise self._with_task(e) from e
+        return self._resubscribe()
 
     def watermark(self) -> int | None:
         """The highest timestamp up to which the task is complete and decided; None while its range has a gap."""
@@ -298,8 +222,9 @@ class TaskCore:
         """The rows in (durable_ts, w], by (table_id, commit_ts, start_ts, key), to be written in pieces."""
         limit = self.watermark()
         invariant(limit is not None and self._durable_ts < w <= limit, "take above the watermark", w=w, limit=limit)
+        rows = self._ready.take(w)
         self._attempted_ts = max(self._attempted_ts, w)
-        return self._ready.take(w)
+        return rows
 
     def flushed(self, w: int) -> None:
         """Everything up to `w` is durable in the catalog. `w` must have been passed to `take`."""
@@ -373,16 +298,24 @@ class TaskCore:
         early. Undecided commits hold it at once, and the next batch requests a new subscription for them."""
         self._watermarks.restore(snapshot.slices, snapshot.waiting)
         self._promised.restore(snapshot.promised)
-        open_, commits, ready = (
-            [state.revive() for state in states] for states in (snapshot.open, snapshot.commits, snapshot.ready)
-        )
-        self._resubscribe_for = self._prewrites.restore(
-            open_, commits, snapshot.late_ready, self.range, self._durable_ts
-        )
-        self._ready.restore(ready, self.range, self._durable_ts)
-        self._prewrites.look(self._watermarks)
+        self._prewrites.late_ready = snapshot.late_ready
+        buffers = self._prewrites.buffers(self._ready)
+        for runs, states in (
+            (buffers.open, snapshot.open),
+            (buffers.commits, snapshot.commits),
+            (buffers.ready.runs, snapshot.ready),
+        ):
+            for state in states:
+                runs.add(state.revive())
+        self._restrict()
         self._positions = {store: dict(incarnations) for store, incarnations in positions.items()}
         self._next_row_no = snapshot.next_row_no
+
+    def _restrict(self) -> None:
+        """Drop the rows of a snapshot that belong to other tasks or were written since. Can be repeated."""
+        self._resubscribe_for = self._prewrites.restrict(self.range, self._durable_ts)
+        self._ready.restrict(self.range, self._durable_ts)
+        self._prewrites.look(self._watermarks)
 
     def check(self) -> None:
         """Raise when a relation does not hold. For tests: it reads every row."""
@@ -413,9 +346,6 @@ class TaskCore:
             bytes_on_disk=self.bytes_on_disk(),
             slices=self._watermarks.slice_count(),
             watermark_gaps=len(self._watermarks.watermark_gaps()),
-            waiting_watermarks=len(self._watermarks.waiting()),
-            dead_prewrites=prewrites.dead,
-            forgotten_rollbacks=prewrites.forgotten,
             duplicates=prewrites.duplicates,
             dropped_by_store=dict(prewrites.dropped),
         )
@@ -425,13 +355,12 @@ class TaskCore:
         return [*self._prewrites.open, *self._ready.runs, *self._prewrites.commits]
 
     def _take_rows(self, batch: FeedBatch) -> None:
-        rows = self._arrivals(batch)
+        self._prewrites.take_in(self._arrivals(batch), self._watermarks, self._limits(), self._ready)
         self._prepared = None
-        self._prewrites.take_in(rows, self._watermarks, self._limits(), self._ready)
         self._next_row_no += batch.rows.num_rows
 
     def _prepare(self, batch: FeedBatch) -> _Prepared:
-        """What is computed once of the next batch; `needs`, `question` and `handle` share it."""
+        """What is computed once of the next batch; `question` and `handle` share it."""
         if self._prepared is None or self._prepared.batch is not batch:
             rows = Arrivals(batch, self.range, self._next_row_no)
             promised = self._promised.before(batch.regions, batch.store_id, batch.incarnation)
@@ -459,8 +388,14 @@ class TaskCore:
             assert prepared.promised is not None
             raise contradicted(self.task_id, contradictions.described(prepared.rows, at, prepared.promised))
 
-    def _need_resubscribe(self, undecided: list[Undecided]) -> list[Effect]:
-        return [NeedResubscribe(task_id=self.task_id, undecided=undecided) for undecided in undecided]
+    def _settle_all(self) -> None:
+        """Decide all reached commits, before a step. What becomes undecided stays noted if the step fails."""
+        while self.settling:
+            self._resubscribe_for += self._prewrites.decide_next(self._watermarks, self._ready)
+
+    def _resubscribe(self) -> list[Effect]:
+        undecided, self._resubscribe_for = self._resubscribe_for, []
+        return [NeedResubscribe(task_id=self.task_id, undecided=each) for each in undecided]
 
     def _with_task(self, error: UpstreamContractViolated) -> UpstreamContractViolated:
         """The same error with the task and the file that revealed it."""

@@ -41,10 +41,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sorter.core.slots import Bounds, Ints, Mask, Promises, Slots, Stamps
+from sorter.core.slots import Bounds, Promises, Slots, Stamps
 from sorter.rows.payload import Place, Segment, as_binary
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange, gaps
+from tistream.model.arrays import I64, Mask
 
 EXPLAINED_MAX = 1000  #: entries of one `explain`
 
@@ -80,12 +81,6 @@ class WatermarkRow:
     start_key: bytes
     end_key: bytes  #: empty = plus infinity
 
-    @property
-    def promise(self) -> tuple[object, ...]:
-        """What stays the same in later rows of the same subscription."""
-        source = (self.store_id, self.incarnation, self.region_id, self.version)
-        return (*source, self.start_key, self.end_key, self.checkpoint_ts)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stuck:
@@ -118,7 +113,7 @@ class _NewestFile:
 
     seq: int
     regions: pa.RecordBatch  #: the newest file's watermark rows
-    inside: Ints | None  #: rows that touch the range; None for all
+    inside: I64 | None  #: rows that touch the range; None for all
     promises: Promises  #: of those rows
 
 
@@ -177,8 +172,8 @@ class RangeWatermarkMap:
         return self.w_at(Place.whole(Segment(as_binary(keys) if isinstance(keys, pl.Series) else keys)))
 
     def w_at(self, place: Place) -> Stamps:
-        found: Stamps = self._slots.w[self.bounds.slots_of(place)]
-        return found
+        stamps: Stamps = self._slots.w[self.bounds.slots_of(place)]
+        return stamps
 
     @property
     def bounds(self) -> Bounds:
@@ -257,8 +252,8 @@ class RangeWatermarkMap:
             invariant(rows == len(newest.promises.lo), "a store's rows and its promises differ in number")
         for row in self._waiting().to_dicts():
             promised, needed = KeyRange(row["start_key"], row["end_key"]), min(row["resolved_ts"], row["checkpoint_ts"])
-            found = [w or self.start_ts for slice_, w in self.slices() if slice_.intersect(promised) is not None]
-            invariant(any(w < needed for w in found), "a waiting row waits for nothing", row=row)
+            behind = [w or self.start_ts for slice_, w in self.slices() if slice_.intersect(promised) is not None]
+            invariant(any(w < needed for w in behind), "a waiting row waits for nothing", row=row)
             invariant(row["checkpoint_ts"] > int(self._slots.floor), "a row waits for what is written", row=row)
 
     def _advance(self, new: Promises) -> bool:
@@ -310,8 +305,8 @@ class RangeWatermarkMap:
 
     def _waiting(self) -> pl.DataFrame:
         """All waiting rows, one per promise, in a fixed order."""
-        found = [self._orphans_waiting(), *(self._waiting_of(at) for at in self._newest)]
-        rows = _joined(found)
+        waiting = [self._orphans_waiting(), *(self._waiting_of(at) for at in self._newest)]
+        rows = _joined(waiting)
         return _highest(rows).select(WAITING.names).sort(_PROMISE) if len(rows) else rows
 
     def _orphans_waiting(
@@ -371,7 +366,7 @@ class RangeWatermarkMap:
 
 
 def _reason(row: dict[str, int], w: int) -> str:
-    if not row["tenure_ready_ts"]:
+    if not row["subscription_ready_ts"]:
         return "its opening scan has not finished"
     if not row["resolved_ts"]:
         return "it has sent no resolved ts yet"
@@ -385,7 +380,7 @@ def _same_shape(a: pa.RecordBatch, b: pa.RecordBatch) -> bool:
     return a.num_rows == b.num_rows and all(a.column(name).equals(b.column(name)) for name in _SHAPE)
 
 
-def _kept(old: pa.RecordBatch, new: pa.RecordBatch) -> tuple[Ints, Mask]:
+def _kept(old: pa.RecordBatch, new: pa.RecordBatch) -> tuple[I64, Mask]:
     """For each new row an old one, and whether that has the same range."""
     old_ids, ids = (rows.column("region_id").to_numpy() for rows in (old, new))
     if not len(old_ids) or not len(ids):
@@ -398,14 +393,14 @@ def _kept(old: pa.RecordBatch, new: pa.RecordBatch) -> tuple[Ints, Mask]:
     return like, same.to_numpy(zero_copy_only=False)
 
 
-def resolved_of(regions: pa.RecordBatch, inside: Ints | None) -> Stamps:
+def resolved_of(regions: pa.RecordBatch, inside: I64 | None) -> Stamps:
     """Each row's resolved_ts; 0 while its subscription is not ready. A new array."""
-    ready, resolved = regions.column("tenure_ready_ts").to_numpy(), regions.column("resolved_ts").to_numpy()
+    ready, resolved = regions.column("subscription_ready_ts").to_numpy(), regions.column("resolved_ts").to_numpy()
     out: Stamps = resolved.copy() if ready.all() else np.where(ready, resolved, np.uint64(0))
     return out if inside is None else out[inside]
 
 
-def _inside(regions: pa.RecordBatch, inside: Ints | None) -> pa.RecordBatch:
+def _inside(regions: pa.RecordBatch, inside: I64 | None) -> pa.RecordBatch:
     return regions if inside is None else regions.take(pa.array(inside))
 
 
@@ -423,7 +418,7 @@ def _hand_over(waiting: pl.DataFrame, rows: pa.RecordBatch, promises: Promises) 
     return waiting.join(new, on=_SHAPE, how="anti")
 
 
-def _frame(rows: pa.Table, lo: Ints, hi: Ints) -> pl.DataFrame:
+def _frame(rows: pa.Table, lo: I64, hi: I64) -> pl.DataFrame:
     """WAITING rows and their slots."""
     frame = pl.from_arrow(rows)
     assert isinstance(frame, pl.DataFrame)

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from sorter.core.slots import Bounds
 from sorter.core.watermark import RangeWatermarkMap
-from sorter.rows.kernels import I64, U32, U64
 from sorter.rows.key_kernels import reached_rows
 from sorter.rows.payload import Place, Segment
 from sorter.rows.run import Run
+from tistream.model.arrays import I64, U32, U64
 
 _NONE: I64 = np.empty(0, np.int64)
 _Groups = tuple[I64, I64, U64, I64]  #: first row, rows, lowest threshold, slot
@@ -35,8 +35,8 @@ class Thresholds:
     of: U32 | None = None
 
     def at(self, rows: I64) -> U64:
-        found: U64 = self.values[rows if self.of is None else self.of[rows]]
-        return found
+        thresholds: U64 = self.values[rows if self.of is None else self.of[rows]]
+        return thresholds
 
 
 @dataclass(slots=True)

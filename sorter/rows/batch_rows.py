@@ -27,7 +27,7 @@ from tistream.model.change import RowKind
 ARROW_BYTES_MAX = 1 << 30  #: of one output chunk; Arrow's binary offsets have 31 bits
 
 #: columns added to the rows of a feed: their subscription and file
-SUBSCRIPTION = ("region_id", "version", "checkpoint_ts", "tenure_open_ts", "tenure_ready_ts")
+SUBSCRIPTION = ("region_id", "version", "checkpoint_ts", "subscription_open_ts", "subscription_ready_ts")
 SOURCE = ("store_id", "incarnation", "seq")
 ORIGIN = (*SOURCE, *SUBSCRIPTION, "cut_ts")
 
@@ -95,8 +95,8 @@ class Arrivals:
         return len(self.place)
 
     def ts(self, name: str) -> npt.NDArray[np.uint64]:
-        found: npt.NDArray[np.uint64] = self.numbers[name]
-        return found
+        stamps: npt.NDArray[np.uint64] = self.numbers[name]
+        return stamps
 
     def of_kind(self, *kinds: RowKind) -> npt.NDArray[np.int64]:
         mask = self.kind == kinds[0]

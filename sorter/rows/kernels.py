@@ -20,12 +20,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from tistream.codec.compiled import copy_bytes, kernel
+from tistream.model.arrays import I64, U8, U32, U64, Mask
 
-U8 = npt.NDArray[np.uint8]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 Addresses = tuple[U64, U64, U32, U32]  #: offsets, data, segment, row
 
 _K1, _K2, _K3 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0xFF51AFD7ED558CCD)
@@ -193,7 +189,7 @@ def hash_filter(hashes: U64, size: int) -> U64:
 @kernel
 def probe(
     index: tuple[U32, U32, U32, U64, U64],
-    alive: Flags,
+    alive: Mask,
     ts: U64,
     place: Addresses,
     hashes: U64,
@@ -213,7 +209,7 @@ def probe(
     buckets, shift = len(starts) - 1, np.uint64(64)
     while buckets > 1:
         buckets, shift = buckets >> 1, shift - np.uint64(1)
-    found = 0
+    count = 0
     for i in range(len(hashes)):
         t = wanted_ts[i]
         if t < span[0] or t > span[1]:
@@ -229,10 +225,10 @@ def probe(
             x, size = span_of(n_offsets, n_data, n_segment[i], n_number[i])
             y, other = span_of(offsets, data, segment[r], number[r])
             if size == other and is_same(x, y, size):
-                if found < capacity:
-                    needles[found], hits[found] = i, r
-                found += 1
-    return found, needles, hits
+                if count < capacity:
+                    needles[count], hits[count] = i, r
+                count += 1
+    return count, needles, hits
 
 
 @kernel
@@ -257,7 +253,7 @@ def first_equals(index: tuple[U32, U32, U32, U64, U64], ts: U64, place: Addresse
 
 
 @kernel
-def kill(alive: Flags, rows: I64) -> int:
+def kill(alive: Mask, rows: I64) -> int:
     """Clear these flags; how many were set."""
     count = 0
     for r in rows:
@@ -268,7 +264,7 @@ def kill(alive: Flags, rows: I64) -> int:
 
 
 @kernel
-def sizes_of(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls: Flags) -> tuple[I64, U8]:
+def sizes_of(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls: Mask) -> tuple[I64, U8]:
     """(offsets of the concatenated rows, validity). `valid` is the address of a byte per row, or 0. A row is null
     where `nulls` is true or its segment has a null; a null takes no bytes."""
     ends, present = np.empty(len(row) + 1, np.int64), np.ones(len(row), np.uint8)
@@ -286,7 +282,7 @@ def sizes_of(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls:
 
 
 @kernel
-def add_sizes(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls: Flags, sizes: I64) -> None:
+def add_sizes(offsets: U64, data: U64, valid: U64, segment: U32, row: U32, nulls: Mask, sizes: I64) -> None:
     """Add the bytes of each row to `sizes`; none where it is null, `nulls` is true or its segment lacks the column."""
     for i in range(len(row)):
         s = segment[i]

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sorter.rows.kernels import I64, U32, U64, Addresses, Flags, is_less, load8, load64, span_of
+from sorter.rows.kernels import Addresses, is_less, load8, load64, span_of
 from tistream.codec.compiled import kernel
+from tistream.model.arrays import I64, U32, U64, Mask
 
 
 @kernel
@@ -45,7 +46,7 @@ def slots_of_keys(bounds: Addresses, keys: Addresses) -> I64:
 
 
 @kernel
-def find_keys(bounds: Addresses, keys: Addresses) -> tuple[I64, Flags]:
+def find_keys(bounds: Addresses, keys: Addresses) -> tuple[I64, Mask]:
     """(how many bounds are smaller than each key, whether the key is a bound)."""
     b_offsets, b_data, b_segment, b_row = bounds
     offsets, data, segment, row = keys
@@ -105,7 +106,7 @@ def reached_rows(
     w: U64,
     values: U64,
     value_of: U32,
-    alive: Flags,
+    alive: Mask,
     passed: Any,
 ) -> I64:
     """The living rows whose threshold W of their slot has reached. They and dead rows leave their groups, in place.
@@ -114,7 +115,7 @@ def reached_rows(
     threshold of row r is values[value_of[r]], or values[r] if `value_of` is empty; with `passed` 1 it must be passed.
     """
     first, count, least, slot = groups
-    out, found = np.empty(len(rows), np.int64), 0
+    out, n = np.empty(len(rows), np.int64), 0
     direct = len(value_of) == 0
     for g in range(len(first)):
         top = w[slot[g]]
@@ -127,14 +128,14 @@ def reached_rows(
                 continue
             t = values[r] if direct else values[value_of[r]]
             if t + passed <= top:
-                out[found] = r
-                found += 1
+                out[n] = r
+                n += 1
             else:
                 rows[kept] = r
                 kept += 1
                 lowest = min(lowest, t)
         count[g], least[g] = kept - first[g], lowest
-    return out[:found].copy()
+    return out[:n].copy()
 
 
 @kernel

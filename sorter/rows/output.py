@@ -18,9 +18,10 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from sorter.rows.kernels import I64, U32, U64, fix_ties, lower_bounds, radix_order
+from sorter.rows.kernels import fix_ties, lower_bounds, radix_order
 from sorter.rows.payload import Place, stacked
-from sorter.rows.run import Need, Run
+from sorter.rows.run import Run, require
+from tistream.model.arrays import I64, U32, U64
 from tistream.model.change import COMMITTED, Op
 
 PIECE_ROWS = 1 << 18  #: of one piece, about
@@ -36,15 +37,12 @@ class Output:
 
     def __init__(self, due: Sequence[tuple[Run, I64]]) -> None:
         self._runs = [run for run, _ in due]
+        require(self._runs, ("keys", "values", "numbers"))
         self._rows: list[U32] = [at.astype(np.uint32) for _, at in due]
         self._sorted = 0  # number of sorted runs
         self._cuts: I64 | None = None  # per run the start of each piece, and the end of the last one
         self.rows = sum(len(at) for at in self._rows)
         self.nbytes = sum(int(run.numbers["size"][at].sum()) for run, at in due)
-
-    def needs(self) -> list[Need]:
-        """What `prepare` and `pieces` read of saved runs and is not loaded."""
-        return [need for run in self._runs for need in run.missing(("keys", "values", "numbers"))]
 
     @property
     def prepared(self) -> bool:
@@ -142,9 +140,9 @@ def in_order(place: Place, numbers: dict[str, npt.NDArray[Any]]) -> I64:
     """The rows by (table_id, commit_ts, start_ts, key)."""
     first = _table_and_ts(numbers["table"], numbers["commit_ts"])
     order: I64 = radix_order(first)
-    found, bounds = fix_ties(order, first, numbers["start_ts"], place.addresses)
-    if found:
-        groups = bounds[:found].reshape(-1, 2)
+    ordered, bounds = fix_ties(order, first, numbers["start_ts"], place.addresses)
+    if ordered:
+        groups = bounds[:ordered].reshape(-1, 2)
         lengths = groups[:, 1] - groups[:, 0]
         at = np.repeat(groups[:, 0] - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
         rows = order[at]

@@ -19,12 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.rows.kernels import (
-    I64,
-    U8,
-    U32,
-    U64,
     Addresses,
-    Flags,
     add_sizes,
     copy_rows,
     hash_keys,
@@ -35,6 +30,7 @@ from sorter.rows.kernels import (
 )
 from sorter.rows.key_kernels import tables_of_keys
 from tistream.errors import CorruptObject, invariant
+from tistream.model.arrays import I64, U8, U32, U64, Mask
 
 COLUMN_BYTES_MAX = (1 << 31) - 1  #: of one binary array: Arrow's offsets are 32 bits
 HASH_MASK = (1 << 64) - 1  #: tests shorten hashes to get collisions
@@ -137,7 +133,7 @@ class Place:
     def __len__(self) -> int:
         return len(self.row)
 
-    def take(self, at: npt.NDArray[np.integer] | Flags) -> Place:
+    def take(self, at: npt.NDArray[np.integer] | Mask) -> Place:
         """Some of the rows, in the given order."""
         made = object.__new__(Place)
         made.segments, made._found = self.segments, self._found
@@ -155,10 +151,10 @@ class Place:
         out: U64 = hash_keys(offsets, data, segment, row)
         return out
 
-    def sizes(self, op_puts: Flags) -> I64:
+    def sizes(self, op_puts: Mask) -> I64:
         """Bytes of key, value and old value of each row; the value counts for PUTs only."""
         out, none = np.zeros(len(self), np.int64), np.zeros(len(self), np.bool_)
-        columns: tuple[tuple[Name, Flags], ...] = (("key", none), ("value", ~op_puts), ("old_value", none))
+        columns: tuple[tuple[Name, Mask], ...] = (("key", none), ("value", ~op_puts), ("old_value", none))
         for name, nulls in columns:
             p = self._pointers(name)
             if p.offsets.any():
@@ -170,38 +166,38 @@ class Place:
         out: I64 = tables_of_keys(self.addresses)
         return out
 
-    def column(self, name: Name, nulls: Flags | None = None, *, empty_for_null: bool = False) -> pa.BinaryArray:
+    def column(self, name: Name, nulls: Mask | None = None, *, empty_for_null: bool = False) -> pa.BinaryArray:
         """The rows' bytes as one column, up to COLUMN_BYTES_MAX. Rows in `nulls` are null; other nulls stay null
         or, with `empty_for_null`, become empty."""
         ends, present = self.layout(name, nulls)
         invariant(int(ends[-1]) <= COLUMN_BYTES_MAX, "a column grows beyond its offsets", bytes=int(ends[-1]))
         return self._laid_out(name, ends, present, nulls, empty_for_null=empty_for_null)
 
-    def series(self, name: Name, nulls: Flags | None = None, *, empty_for_null: bool = False) -> pl.Series:
+    def series(self, name: Name, nulls: Mask | None = None, *, empty_for_null: bool = False) -> pl.Series:
         """As `column`, for polars and of any size: the rows of many runs together exceed one Arrow array."""
         ends, present = self.layout(name, nulls)
         if int(ends[-1]) <= COLUMN_BYTES_MAX:
-            found = [self._laid_out(name, ends, present, nulls, empty_for_null=empty_for_null)]
+            series = [self._laid_out(name, ends, present, nulls, empty_for_null=empty_for_null)]
         else:
             parts = [np.arange(low, high) for low, high in _fitting_one_array(ends)]
-            found = [
+            series = [
                 self.take(at).column(name, None if nulls is None else nulls[at], empty_for_null=empty_for_null)
                 for at in parts
             ]
-        return pl.Series(name, pl.from_arrow(pa.chunked_array(found, pa.binary())), dtype=pl.Binary)
+        return pl.Series(name, pl.from_arrow(pa.chunked_array(series, pa.binary())), dtype=pl.Binary)
 
-    def layout(self, name: Name, nulls: Flags | None = None) -> tuple[I64, U8]:
+    def layout(self, name: Name, nulls: Mask | None = None) -> tuple[I64, U8]:
         """(bounds of the concatenated rows, a byte per row: 1 if it has a value)."""
         pointers = self._pointers(name)
         if not pointers.offsets.all():  # a segment without this column: all of its rows are null
             without = (pointers.offsets == 0)[self.segment]
             nulls = without if nulls is None else nulls | without
         none = np.zeros(len(self), np.bool_) if nulls is None else nulls
-        found: tuple[I64, U8] = sizes_of(pointers.offsets, pointers.data, pointers.valid, self.segment, self.row, none)
-        return found
+        sizes: tuple[I64, U8] = sizes_of(pointers.offsets, pointers.data, pointers.valid, self.segment, self.row, none)
+        return sizes
 
     def _laid_out(
-        self, name: Name, ends: I64, present: U8, nulls: Flags | None, *, empty_for_null: bool
+        self, name: Name, ends: I64, present: U8, nulls: Mask | None, *, empty_for_null: bool
     ) -> pa.BinaryArray:
         out = pa.allocate_buffer(int(ends[-1]))  # from Arrow's pool, which gives large pieces back
         pointers = self._pointers(name)
@@ -215,13 +211,13 @@ class Place:
         return pa.BinaryArray.from_buffers(pa.binary(), len(self), buffers)
 
     def _pointers(self, name: Name) -> _Pointers:
-        found = self._found.get(name)
-        if found is None:
+        pointers = self._found.get(name)
+        if pointers is None:
             columns = [s.columns.get(name) for s in self.segments]
             of = [(c.offsets, c.data, c.valid) if c is not None else (0, 0, 0) for c in columns]
             offsets, data, valid = np.ascontiguousarray(np.array(of, np.uint64).reshape(-1, 3).T)
-            found = self._found[name] = _Pointers(offsets, data, valid)
-        return found
+            pointers = self._found[name] = _Pointers(offsets, data, valid)
+        return pointers
 
 
 def _fitting_one_array(ends: I64) -> Iterator[tuple[int, int]]:
@@ -271,10 +267,10 @@ def as_binary(series: pl.Series) -> pa.BinaryArray:
     """A polars column of bytes as one Arrow array, up to COLUMN_BYTES_MAX."""
     size = int(series.bin.size().cast(pl.UInt64).sum())
     invariant(size <= COLUMN_BYTES_MAX, "a column grows beyond its offsets", bytes=size)
-    found = series.to_frame().to_arrow().column(0).cast(pa.binary()).combine_chunks()
-    if not isinstance(found, pa.ChunkedArray):
-        return found
-    return found.chunk(0) if found.num_chunks else pa.array([], pa.binary())
+    column = series.to_frame().to_arrow().column(0).cast(pa.binary()).combine_chunks()
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks else pa.array([], pa.binary())
 
 
 def mixed(hashes: U64, ts: U64) -> U64:

@@ -13,6 +13,9 @@ the wanted one. The cost follows the rows looked up, not the rows held.
 - FAN_IN small runs of about one size become one, up to RUN_ROWS, unless the next flush takes from them anyway.
 
 Equal hashes prove nothing: each hit is compared with the whole key.
+
+The rows of a saved run may lie in a snapshot object. A step that reads rows names the parts with `require`, which
+raises NotLoaded while some are not loaded; the caller loads them and repeats the step.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from sorter.rows.kernels import I64, U32, U64, Flags, build_index, first_equals, hash_filter, kill, probe
+from sorter.rows.kernels import build_index, first_equals, hash_filter, kill, probe
 from sorter.rows.payload import Place, Segment, mixed, stacked, used_segments
+from tistream.model.arrays import I64, U32, U64, Mask
 
 YOUNG_BYTES = 128 << 20  #: of feed batches that a buffer may keep for few of their rows
 RUN_ROWS = 1 << 18  #: rows that one step of tidying copies, and so of the largest merged run
@@ -54,7 +58,7 @@ class Needles:
     def __len__(self) -> int:
         return len(self.ts)
 
-    def take(self, at: npt.NDArray[np.integer] | Flags) -> Needles:
+    def take(self, at: npt.NDArray[np.integer] | Mask) -> Needles:
         return Needles(self.place.take(at), self.hashes[at], self.ts[at])
 
     def index(self) -> Index:
@@ -66,12 +70,12 @@ class Needles:
         out: I64 = first_equals(self.index(), self.ts, self.place.addresses)
         return out
 
-    def within(self, others: Needles) -> Flags:
-        found = np.zeros(len(self), np.bool_)
+    def within(self, others: Needles) -> Mask:
+        mask = np.zeros(len(self), np.bool_)
         if len(self) and len(others):
             needles, _ = _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.place, self)
-            found[needles] = True
-        return found
+            mask[needles] = True
+        return mask
 
     def pairs(self, others: Needles) -> tuple[I64, I64]:
         """All (number here, number there) that are equal."""
@@ -82,10 +86,24 @@ class Needles:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A part of a saved run that the next step of the core reads and that is not loaded."""
+    """A part of a saved run that a step reads and that is not loaded."""
 
     run: Run
     part: str
+
+
+class NotLoaded(Exception):
+    """A step reads parts that are not loaded. It has changed nothing; load them and repeat it."""
+
+    def __init__(self, needs: Sequence[Need]) -> None:
+        super().__init__(f"{len(needs)} parts of saved runs are read before they are loaded")
+        self.needs = needs
+
+
+def require(runs: Iterable[Run], parts: Iterable[str] = PARTS) -> None:
+    """Raise NotLoaded with those of the parts of the runs that are not loaded, if any."""
+    if needs := [need for run in runs for need in run.missing(parts)]:
+        raise NotLoaded(needs)
 
 
 class Reached(Protocol):
@@ -128,20 +146,20 @@ class Run:
         self.origins = origins
         self.hashes = hashes  #: of the keys; computed when needed and not given
         self.young = young  #: the feed batch that it lies in
-        self.alive: Flags = np.ones(len(place), np.bool_)
+        self.alive: Mask = np.ones(len(place), np.bool_)
         self.live = len(place)
         self.reach: Reached | None = None  #: see `watermark_index.Reach`
         self.saved: tuple[Any, ...] = ()  #: where a snapshot object holds it, see `saved.Piece`
         self.facts: dict[str, Any] = {}  #: cached properties of all rows
         self._indexes: dict[str, Index] = {}
-        self._frozen: tuple[int, Flags] | None = None  # number of living rows, and their flags
+        self._frozen: tuple[int, Mask] | None = None  # number of living rows, and their flags
 
     def __len__(self) -> int:
         return len(self.place)
 
     def ts(self, name: str) -> U64:
-        found: U64 = self.numbers[name]
-        return found
+        stamps: U64 = self.numbers[name]
+        return stamps
 
     def living(self) -> I64:
         return np.flatnonzero(self.alive) if self.live < len(self) else np.arange(len(self))
@@ -160,8 +178,8 @@ class Run:
         if ts not in self.facts:
             values = self.ts(ts)
             self.facts[ts] = int(values.min()), int(values.max())
-        found: tuple[int, int] = self.facts[ts]
-        return found
+        bounds: tuple[int, int] = self.facts[ts]
+        return bounds
 
     def least_cut(self) -> int:
         if "cut" not in self.facts:
@@ -171,9 +189,9 @@ class Run:
 
     def unready(self) -> bool:
         """Whether the subscription of some row was not ready when last reported."""
-        return self.origins is not None and not self.origins["tenure_ready_ts"].to_numpy().all()
+        return self.origins is not None and not self.origins["subscription_ready_ts"].to_numpy().all()
 
-    def frozen(self) -> Flags:
+    def frozen(self) -> Mask:
         """An immutable copy of its current alive flags."""
         if self._frozen is None or self._frozen[0] != self.live:
             self._frozen = self.live, self.alive.copy()
@@ -185,17 +203,17 @@ class Run:
         return []
 
     def may_have(self, needles: Needles, ts: str) -> bool:
-        """Whether it may have a row that is equal in (key, ts); reads no rows of a saved run."""
+        """Whether `find` must read its rows: False when a saved run that is not loaded has no such row."""
         return True
 
-    def again(self, alive: Flags, origins: pl.DataFrame | None) -> Run:
+    def again(self, alive: Mask, origins: pl.DataFrame | None) -> Run:
         """The same rows as another run, with these alive flags."""
         run = Run(self.place, self.numbers, origins, hashes=self.hashes)
         run.set_alive(alive)
         run.facts = dict(self.facts)
         return run
 
-    def set_alive(self, alive: Flags) -> None:
+    def set_alive(self, alive: Mask) -> None:
         self.alive, self.live = alive.copy(), int(np.count_nonzero(alive))
 
     def find(self, needles: Needles, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
@@ -207,11 +225,9 @@ class Run:
         out: I64 = first_equals(self.index(ts), self.ts(ts), self.place.addresses)
         return out
 
-    def kill(self, rows: I64) -> int:
-        """Remove these rows; how many were alive."""
-        count = int(kill(self.alive, rows))
-        self.live -= count
-        return count
+    def kill(self, rows: I64) -> None:
+        """Remove these rows."""
+        self.live -= int(kill(self.alive, rows))
 
     def known_place(self) -> Place | None:
         return self.place
@@ -287,7 +303,6 @@ class RunSet:
 
     names: Sequence[str]
     runs: list[Run] = field(default_factory=list)
-    wanted: list[Run] = field(default_factory=list)  #: that `tidy` could not copy because they are not loaded
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.runs)
@@ -300,85 +315,59 @@ class RunSet:
         if len(run):
             self.runs.append(run)
 
-    def find(self, needles: Needles, ts: str) -> list[tuple[Run, I64, I64]]:
-        """(run, needles, rows) of every run with living rows that are equal in (key, ts)."""
+    def find(self, needles: Needles, ts: str, *, whole: bool = False) -> list[tuple[Run, I64, I64]]:
+        """(run, needles, rows) of every run with living rows that are equal in (key, ts). `whole`: the caller reads all
+        parts of these rows."""
         if not len(needles):
             return []
         low, high = int(needles.ts.min()), int(needles.ts.max())
-        out = []
+        near = [run for run in self.runs if run.live and run.span(ts)[0] <= high and low <= run.span(ts)[1]]
+        near = [run for run in near if run.may_have(needles, ts)]
+        require(near, PROBED)
         wanted = mixed(needles.hashes, needles.ts)
-        for run in self.runs:
-            first, last = run.span(ts)
-            if run.live and first <= high and low <= last:
-                found, rows = run.find(needles, ts, wanted)
-                if len(found):
-                    out.append((run, found, rows))
+        out = [(run, *run.find(needles, ts, wanted)) for run in near]
+        out = [hit for hit in out if len(hit[1])]
+        if whole:
+            require(run for run, *_ in out)
         return out
-
-    def needs(self, needles: Callable[[], Needles], ts: str) -> list[Need]:
-        """What `find` of these needles reads and is not loaded."""
-        unloaded = [run for run in self.runs if run.live and run.missing(PROBED)]
-        if not unloaded or not len(wanted := needles()):
-            return []
-        return [need for run in unloaded if run.may_have(wanted, ts) for need in run.missing(PROBED)]
-
-    def needs_of_matches(self, needles: Callable[[], Needles], ts: str) -> list[Need]:
-        """What is not loaded of the runs in which `find` finds rows."""
-        probed = RunSet(self.names, [run for run in self.runs if run.missing() and not run.missing(PROBED)])
-        return [need for run, *_ in probed.find(needles(), ts) for need in run.missing()] if probed.runs else []
-
-    def needs_of_lowest(self, ts: str) -> list[Need]:
-        """What `lowest` reads and is not loaded."""
-        lowest = None
-        for low, run in self._by_lowest(ts):
-            if lowest is not None and low > lowest:
-                break
-            if needs := run.missing(PROBED):
-                return needs
-            mine = int(run.ts(ts)[run.alive].min())
-            lowest = mine if lowest is None else min(lowest, mine)
-        return []
-
-    def _by_lowest(self, ts: str) -> list[tuple[int, Run]]:
-        return sorted(((run.span(ts)[0], run) for run in self.runs if run.live), key=itemgetter(0))
 
     def lowest(self, ts: str) -> tuple[int, int, bytes] | None:
         """The lowest timestamp of a living row, how many rows have it, and the key of one; None if empty."""
         lowest, count, key = None, 0, b""
-        for low, run in self._by_lowest(ts):
+        by_lowest = sorted(((run.span(ts)[0], run) for run in self.runs if run.live), key=itemgetter(0))
+        for low, run in by_lowest:
             if lowest is not None and low > lowest:
                 break
-            found = run.ts(ts)[run.alive]
-            mine = int(found.min())
+            require([run], PROBED)
+            stamps = run.ts(ts)[run.alive]
+            mine = int(stamps.min())
             if lowest is None or mine < lowest:
                 lowest, count = mine, 0
-                row = np.flatnonzero(run.alive)[[int(found.argmin())]]
+                row = np.flatnonzero(run.alive)[[int(stamps.argmin())]]
                 key = run.place.take(row).column("key")[0].as_py()
-            count += int(np.count_nonzero(found == np.uint64(lowest)))
+            count += int(np.count_nonzero(stamps == np.uint64(lowest)))
         return None if lowest is None else (lowest, count, key)
 
-    def known(self, needles: Needles, ts: str) -> Flags:
+    def known(self, needles: Needles, ts: str) -> Mask:
         out = np.zeros(len(needles), np.bool_)
-        for _run, found, _rows in self.find(needles, ts):
-            out[found] = True
+        for _run, matches, _rows in self.find(needles, ts):
+            out[matches] = True
         return out
 
-    def kill(self, needles: Needles, ts: str) -> int:
-        """Remove all rows that equal a needle; how many."""
-        return sum(run.kill(rows) for run, _found, rows in self.find(needles, ts))
+    def kill(self, needles: Needles, ts: str) -> None:
+        """Remove all rows that equal a needle."""
+        for run, _found, rows in self.find(needles, ts):
+            run.kill(rows)
 
     def tidy(self, is_leaving: Callable[[Run], bool] = lambda run: False) -> None:
         """Drop empty runs and compact sparse ones: for each rule at most RUN_ROWS rows. Runs of SMALL_ROWS or more that
-        leave soon are not merged. Runs that are not loaded become `wanted`; load them and call it again."""
+        leave soon are not merged."""
         self.runs = [run for run in self.runs if run.live]
-        self.wanted = []
         for choose in (self._too_old, self._half_empty, lambda: self._of_one_size(is_leaving)):
             chosen = choose()
-            if any(run.missing() for run in chosen):
-                self.wanted += chosen
-                continue
             if not chosen:
                 continue
+            require(chosen)
             gone = {id(run) for run in chosen}
             at = next(i for i, run in enumerate(self.runs) if id(run) in gone)
             made = merge(chosen, self.names)
@@ -486,15 +475,15 @@ def _index(hashes: U64, ts: U64) -> Index:
 
 
 def _probe(
-    index: Index, alive: Flags, ts: U64, place: Place, needles: Needles, wanted: U64 | None = None
+    index: Index, alive: Mask, ts: U64, place: Place, needles: Needles, wanted: U64 | None = None
 ) -> tuple[I64, I64]:
     wanted = mixed(needles.hashes, needles.ts) if wanted is None else wanted
     capacity = len(needles) + 16
     for _ in range(2):
-        found, left, right = probe(
+        count, left, right = probe(
             index, alive, ts, place.addresses, wanted, needles.ts, needles.place.addresses, capacity
         )
-        if found <= capacity:
+        if count <= capacity:
             break
-        capacity = found
-    return left[:found], right[:found]
+        capacity = count
+    return left[:count], right[:count]

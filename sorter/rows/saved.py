@@ -8,8 +8,8 @@ A `Group` is rows that were written together, in four parts of one object:
     origins    the subscriptions and files of the rows
 
 A `SavedRun` is a group as a run. It begins with the alive flags and the facts of its group (ranges of timestamps and
-keys, the lowest cut_ts). The core states which parts its next step reads (`Need`), the worker fetches them, `load`
-adds them; reading a part that is not loaded is a bug. Hashes and indexes are rebuilt from the keys, which is faster
+keys, the lowest cut_ts). A step names the parts that it reads (`run.require`), the worker fetches them, `load` adds
+them; reading a part that is not loaded is a bug. Hashes and indexes are rebuilt from the keys, which is faster
 than fetching them.
 
 Alive flags are not part of a group: a `RunState` holds them for one point in time. After a save, the rows of a run that
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,14 +31,14 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.rows.batch_rows import from_arrow, rows_inside
-from sorter.rows.kernels import I64, U64, Flags
 from sorter.rows.payload import Place, Segment, columns_of
-from sorter.rows.run import PARTS, PROBED, Need, Needles, Run, RunSet
+from sorter.rows.run import PARTS, PROBED, Need, Needles, Run, require
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
+from tistream.model.arrays import U64, Mask
 
-SUBSCRIPTION_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "tenure_open_ts"]
-#: subscriptions whose tenure_ready_ts became known after their rows were saved
+SUBSCRIPTION_ID = ["store_id", "incarnation", "region_id", "version", "checkpoint_ts", "subscription_open_ts"]
+#: subscriptions whose subscription_ready_ts became known after their rows were saved
 LATE_READY = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*SUBSCRIPTION_ID, "told")])
 NO_LATE_READY = pl.DataFrame(schema=dict.fromkeys(LATE_READY.names, pl.UInt64))
 
@@ -94,7 +93,7 @@ class Piece:
 @dataclass(frozen=True, slots=True, eq=False)
 class RunState:
     run: Run
-    alive: Flags
+    alive: Mask
     live: int
     origins: pl.DataFrame | None  #: None: as in its group
     saved: tuple[Piece, ...]
@@ -110,29 +109,6 @@ def states_of(runs: Iterable[Run]) -> tuple[RunState, ...]:
     return tuple(RunState(run, run.frozen(), run.live, _own_origins(run), run.saved) for run in runs if run.live)
 
 
-def needs_of_restore(
-    open_: Sequence[RunState], commits: Sequence[RunState], ready: Sequence[RunState], range_: KeyRange, durable_ts: int
-) -> list[Need]:
-    """What a restore reads and is not loaded: the keys of runs that are cut to the range, rows that were written since,
-    and undecided commits."""
-    begun = [s for s in commits if s.run.span("commit_ts")[0] <= durable_ts]
-    partly = [s for s in ready if (span := s.run.span("commit_ts"))[0] <= durable_ts < span[1]]
-    needs = [n for s in (*open_, *commits, *ready) if _is_cut(s.run, range_) for n in s.run.missing(("keys",))]
-    needs += [need for s in begun for need in s.run.missing(PROBED)]
-    needs += [need for s in partly for need in s.run.missing(("numbers",))]
-    needs += [need for s in commits if s.run.facts.get("asked", True) for need in s.run.missing()]
-    if needs:
-        return needs
-    starts = [partial(_written, s.run, s.alive, durable_ts) for s in begun]
-    unloaded = RunSet((), [s.run for s in open_])
-    return [need for needles in starts for need in unloaded.needs(needles, "start_ts")]
-
-
-def _written(run: Run, alive: Flags, durable_ts: int) -> Needles:
-    """The prewrites of commits that were written."""
-    return run.needles(np.flatnonzero(alive & (run.ts("commit_ts") <= np.uint64(durable_ts))), "start_ts")
-
-
 def _is_cut(run: Run, range_: KeyRange) -> bool:
     """Whether some of its rows may lie outside of the range."""
     keys = run.facts.get("keys")
@@ -141,14 +117,15 @@ def _is_cut(run: Run, range_: KeyRange) -> bool:
     return bool(range_.start or range_.end)
 
 
-def cut(run: Run, range_: KeyRange) -> None:
+def cut(runs: Iterable[Run], range_: KeyRange) -> None:
     """Remove the rows outside of the range."""
-    if not _is_cut(run, range_):
-        return
-    at = run.living()
-    inside = rows_inside(run.place.take(at).column("key"), range_)
-    if inside is not None:
-        run.kill(np.delete(at, inside))
+    partly = [run for run in runs if _is_cut(run, range_)]
+    require(partly, ("keys",))
+    for run in partly:
+        at = run.living()
+        inside = rows_inside(run.place.take(at).column("key"), range_)
+        if inside is not None:
+            run.kill(np.delete(at, inside))
 
 
 def has_undecided(run: Run) -> bool:
@@ -159,10 +136,14 @@ def has_undecided(run: Run) -> bool:
 
 
 def with_late_ready(origins: pl.DataFrame, late_ready: pl.DataFrame) -> pl.DataFrame:
-    """The same origins, with unknown tenure_ready_ts filled in from `late_ready`."""
-    known = pl.when(pl.col("tenure_ready_ts") == 0).then(pl.col("told").fill_null(0)).otherwise("tenure_ready_ts")
+    """The same origins, with unknown subscription_ready_ts filled in from `late_ready`."""
+    known = (
+        pl.when(pl.col("subscription_ready_ts") == 0)
+        .then(pl.col("told").fill_null(0))
+        .otherwise("subscription_ready_ts")
+    )
     joined = origins.join(late_ready, on=SUBSCRIPTION_ID, how="left", maintain_order="left")
-    return joined.with_columns(tenure_ready_ts=known).select(origins.columns)
+    return joined.with_columns(subscription_ready_ts=known).select(origins.columns)
 
 
 class SavedRun(Run):
@@ -170,7 +151,7 @@ class SavedRun(Run):
 
     __slots__ = ("_late_ready", "_numbers", "_origins", "_place", "_segment", "group")
 
-    def __init__(self, group: Group, alive: Flags, late_ready: pl.DataFrame) -> None:
+    def __init__(self, group: Group, alive: Mask, late_ready: pl.DataFrame) -> None:
         """`late_ready`: LATE_READY of the snapshot that names the group."""
         self.group, self._late_ready = group, late_ready
         self._segment = SavedSegment(group)
@@ -236,9 +217,9 @@ class SavedRun(Run):
     def numbers(self, numbers: dict[str, npt.NDArray[Any]]) -> None:
         self._numbers = numbers
 
-    def _set_numbers(self, found: dict[str, npt.NDArray[Any]]) -> None:
+    def _set_numbers(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
         same = {n: np.broadcast_to(np.array([v]).astype(type_), len(self)) for n, (type_, v) in self.group.same.items()}
-        self._numbers = {**found, **same}
+        self._numbers = {**arrays, **same}
 
     @property
     def origins(self) -> pl.DataFrame | None:
@@ -256,7 +237,7 @@ class SavedRun(Run):
     def unready(self) -> bool:
         return self.group.unready and super().unready()
 
-    def again(self, alive: Flags, origins: pl.DataFrame | None) -> Run:
+    def again(self, alive: Mask, origins: pl.DataFrame | None) -> Run:
         new = object.__new__(SavedRun)
         for name in ("group", "_numbers", "_place", "_segment", "_late_ready", "_indexes", "hashes", "young"):
             setattr(new, name, getattr(self, name))
@@ -265,12 +246,6 @@ class SavedRun(Run):
         new.saved = ()
         new.set_alive(alive)
         return new
-
-    def find(self, needles: Needles, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
-        if self.missing(PROBED):
-            invariant(not self.may_have(needles, ts), "rows are read before they are loaded")
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        return super().find(needles, ts, wanted)
 
     def segments(self) -> tuple[Segment, ...]:
         return (self._segment,) if self._place is None else self._place.segments
@@ -289,6 +264,8 @@ class SavedRun(Run):
         super().exchange(moved)
 
     def may_have(self, needles: Needles, ts: str) -> bool:
+        if not self.missing(PROBED):
+            return True
         low, high = self.span(ts)
         near = np.flatnonzero((needles.ts >= np.uint64(low)) & (needles.ts <= np.uint64(high)))
         if not len(near):
@@ -371,12 +348,12 @@ def _array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return np.ascontiguousarray(column.combine_chunks().to_numpy(zero_copy_only=False))
 
 
-def bits_of(alive: Flags) -> bytes | None:
+def bits_of(alive: Mask) -> bytes | None:
     """Flags, packed; None when all are set."""
     return None if alive.all() else np.packbits(alive, bitorder="little").tobytes()
 
 
-def flags_of(bits: bytes | None, rows: int) -> Flags:
+def flags_of(bits: bytes | None, rows: int) -> Mask:
     """The reverse of `bits_of`. ValueError when the length does not match."""
     if bits is None:
         return np.ones(rows, np.bool_)
@@ -386,5 +363,5 @@ def flags_of(bits: bytes | None, rows: int) -> Flags:
 
 
 def spans_of(numbers: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[int, int]]:
-    found: dict[str, U64] = {name: numbers[name] for name in ("start_ts", "commit_ts") if name in numbers}
-    return {name: (int(values.min()), int(values.max())) for name, values in found.items()}
+    stamps: dict[str, U64] = {name: numbers[name] for name in ("start_ts", "commit_ts") if name in numbers}
+    return {name: (int(values.min()), int(values.max())) for name, values in stamps.items()}

@@ -21,11 +21,11 @@ import pyarrow as pa
 from sorter.core import promised
 from sorter.core.task_core import CoreSnapshot
 from sorter.core.watermark import RangeWatermarkMap
-from sorter.rows.kernels import Flags
 from sorter.rows.saved import SUBSCRIPTION_ID, Group, RunState, SavedRun, states_of
 from sorter.state.snapshot import ROW_KINDS
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
+from tistream.model.arrays import Mask
 
 
 def joined(range_: KeyRange, states: Sequence[CoreSnapshot]) -> CoreSnapshot:
@@ -70,13 +70,13 @@ def joined(range_: KeyRange, states: Sequence[CoreSnapshot]) -> CoreSnapshot:
     )
 
 
-def _groups(runs: Iterable[RunState]) -> list[tuple[Group, Flags]]:
+def _groups(runs: Iterable[RunState]) -> list[tuple[Group, Mask]]:
     """Each group once, and which of its rows are alive in any state."""
-    found: dict[tuple[str, int], tuple[Group, Flags]] = {}
+    groups: dict[tuple[str, int], tuple[Group, Mask]] = {}
     for run in runs:
         for piece in run.saved:
             invariant(piece.rows is None and not piece.first, "only states read from files can be joined")
             at = piece.group.object_key, piece.group.parts["keys"].offset
-            group, alive = found.get(at, (piece.group, np.zeros(piece.group.rows, np.bool_)))
-            found[at] = group, alive | run.alive
-    return list(found.values())
+            group, alive = groups.get(at, (piece.group, np.zeros(piece.group.rows, np.bool_)))
+            groups[at] = group, alive | run.alive
+    return list(groups.values())

@@ -31,17 +31,17 @@ from tistream.model.positions import Positions, position_of, without_ended
 
 def furthest(left: Positions, right: Positions) -> dict[int, dict[int, Position]]:
     """The larger position in each incarnation of each store; an ended one is behind all others."""
-    found: dict[int, dict[int, Position]] = {}
+    by_store: dict[int, dict[int, Position]] = {}
     for positions in (left, right):
         for store, incarnations in positions.items():
-            of_store = found.setdefault(store, {})
+            of_store = by_store.setdefault(store, {})
             for incarnation, at in incarnations.items():
                 of_store[incarnation] = max(of_store.get(incarnation, at), at, key=lambda p: (p.closed, p.seq))
-    for store, of_store in found.items():
+    for store, of_store in by_store.items():
         lowest = max(min(positions[store]) for positions in (left, right) if positions.get(store))
         kept = {incarnation: at for incarnation, at in of_store.items() if incarnation >= lowest}  # others have ended
-        found[store] = without_ended(kept)
-    return found
+        by_store[store] = without_ended(kept)
+    return by_store
 
 
 def is_beyond(batch: FeedBatch, until: Positions) -> bool:

@@ -29,11 +29,11 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.core.task_core import CoreSnapshot
-from sorter.rows.kernels import Flags
-from sorter.rows.run import RUN_ROWS, Need, Run, merge
+from sorter.rows.run import RUN_ROWS, Run, merge, require
 from sorter.rows.saved import Group, Part, Piece, Rows, RunState, spans_of
 from sorter.state.snapshot import ROW_KINDS, build_state_file, named
 from tistream.codec.segment_file import SegmentFileWriter, SegmentInfo
+from tistream.model.arrays import Mask
 from tistream.objectstore.layout import SnapshotKey
 
 GROUP_BYTES = 64 << 20  #: of keys and values of one group, uncompressed
@@ -73,7 +73,7 @@ class Save:
     needs."""
 
     def __init__(self, state: CoreSnapshot, next_key: Callable[[], SnapshotKey], write_id: str) -> None:
-        """`next_key` returns an unused key, a later one at each call."""
+        """`next_key` returns an unused key, a later one at each call. NotLoaded with the rows of objects to release."""
         self._state, self._next_key, self._write_id = state, next_key, write_id
         self._key: SnapshotKey | None = None
         self._pieces: dict[Run, list[Piece]] = {}
@@ -81,20 +81,16 @@ class Save:
         self._released = _released(self._held)
         self.new: dict[str, int] = {}  #: key of each new object -> its size, bytes
         self.keeps: frozenset[str] = frozenset()  #: keys of older objects that the state refers to
+        runs = [run for kind in ROW_KINDS for run in getattr(state, kind)]
+        require(run.run for run in runs if any(piece.group.object_key in self._released for piece in run.saved))
 
     @property
     def key(self) -> SnapshotKey:
         assert self._key is not None, "write the objects first"
         return self._key
 
-    def needs(self) -> list[Need]:
-        """What `objects` reads of saved runs and is not loaded: the rows of objects to release."""
-        states = [state for kind in ROW_KINDS for state in getattr(self._state, kind)]
-        gone = [s for s in states if any(piece.group.object_key in self._released for piece in s.saved)]
-        return [need for state in gone for need in state.run.missing()]
-
     def objects(self) -> Iterator[tuple[str, bytes]]:
-        """(key, bytes) of each object to PUT, in this order, the state last. Load what it `needs` before."""
+        """(key, bytes) of each object to PUT, in this order, the state last."""
         held, released = self._held, self._released
         kept = {group: flags for group, flags in held.items() if group.object_key not in released and flags.any()}
         self.keeps = frozenset(group.object_key for group in kept)
@@ -119,9 +115,7 @@ class Save:
         for run, pieces in self._pieces.items():
             run.saved = tuple(pieces)
 
-    def _sources(
-        self, kind: str, kept: dict[Group, Flags], released: frozenset[str]
-    ) -> Iterator[tuple[RunState, Rows]]:
+    def _sources(self, kind: str, kept: dict[Group, Mask], released: frozenset[str]) -> Iterator[tuple[RunState, Rows]]:
         """The living rows of this kind to write, by run; records the place of the others."""
         for state in getattr(self._state, kind):
             self._pieces[state.run] = [piece for piece in state.saved if piece.group in kept]
@@ -132,7 +126,7 @@ class Save:
                     rows = np.arange(len(state.alive), dtype=np.uint32) if piece.rows is None else piece.rows
                     yield state, rows[state.alive[rows]]
 
-    def _finished(self, writer: _ObjectWriter, kept: dict[Group, Flags]) -> tuple[str, bytes]:
+    def _finished(self, writer: _ObjectWriter, kept: dict[Group, Mask]) -> tuple[str, bytes]:
         key, data = str(writer.key), writer.finish()
         self.new[key] = len(data)
         for of in writer.groups:
@@ -186,12 +180,12 @@ def _has(run: Run, name: str) -> bool:
 
 def _column_of(run: Run, name: str) -> pa.ChunkedArray:
     """A column of all rows. Segments are in row order, as `merge` makes them."""
-    found = [(s.columns.get(name), s.rows) for s in run.place.segments]
-    return pa.chunked_array([pa.nulls(rows, pa.binary()) if c is None else c.array for c, rows in found], pa.binary())
+    columns = [(s.columns.get(name), s.rows) for s in run.place.segments]
+    return pa.chunked_array([pa.nulls(rows, pa.binary()) if c is None else c.array for c, rows in columns], pa.binary())
 
 
-def _held(state: CoreSnapshot) -> dict[Group, Flags]:
-    held: dict[Group, Flags] = {}
+def _held(state: CoreSnapshot) -> dict[Group, Mask]:
+    held: dict[Group, Mask] = {}
     for kind in ROW_KINDS:
         for run in getattr(state, kind):
             for piece in run.saved:
@@ -204,7 +198,7 @@ def _held(state: CoreSnapshot) -> dict[Group, Flags]:
     return held
 
 
-def _released(held: dict[Group, Flags]) -> frozenset[str]:
+def _released(held: dict[Group, Mask]) -> frozenset[str]:
     """The objects to release although some of their rows may be alive."""
     alive: dict[str, float] = {}
     total: dict[str, int] = {}

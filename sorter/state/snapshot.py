@@ -26,12 +26,12 @@ from sorter.core.promised import PROMISED
 from sorter.core.task_core import CoreSnapshot
 from sorter.core.watermark import SLICES, WAITING
 from sorter.rows.batch_rows import from_arrow
-from sorter.rows.kernels import Flags
 from sorter.rows.run import PARTS
 from sorter.rows.saved import LATE_READY, Group, Part, SavedRun, bits_of, flags_of, states_of
 from tistream.codec.segment_file import SegmentFile, SegmentFileWriter
 from tistream.errors import CorruptObject
 from tistream.ids import Position
+from tistream.model.arrays import Mask
 from tistream.model.positions import Positions
 from tistream.objectstore.layout import SnapshotKey
 
@@ -76,7 +76,7 @@ def named(key: SnapshotKey) -> dict[str, object]:
     }
 
 
-def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Group, Flags], write_id: str) -> bytes:
+def build_state_file(key: SnapshotKey, state: CoreSnapshot, groups: Mapping[Group, Mask], write_id: str) -> bytes:
     """The bytes of the file. `groups` hold all rows of the state, with their current flags."""
     writer = SegmentFileWriter(
         {
@@ -130,7 +130,7 @@ def read_state_file(name: str, data: bytes | memoryview) -> LoadedSnapshot:
             slices=tables["slices"],
             waiting=tables["waiting"],
             promised=tables["promised"],
-            **{kind: states_of(found) for kind, found in runs.items()},
+            **{kind: states_of(groups) for kind, groups in runs.items()},
         )
         return LoadedSnapshot(task_id=int(head["task"]), epoch=int(head["epoch"]), state=state)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
@@ -147,12 +147,12 @@ def _opened(name: str, data: bytes | memoryview) -> SegmentFile:
     if file.head.get("file") != KIND:
         raise CorruptObject("not a snapshot", object=name, found=file.head.get("file"))
     if file.head.get("layout") != LAYOUT:
-        found = file.head.get("layout", 1)
-        raise CorruptObject("unsupported snapshot layout", object=name, layout=found, wanted=LAYOUT)
+        layout = file.head.get("layout", 1)
+        raise CorruptObject("unsupported snapshot layout", object=name, layout=layout, wanted=LAYOUT)
     return file
 
 
-def _run_row(group: Group, alive: Flags) -> dict[str, Any]:
+def _run_row(group: Group, alive: Mask) -> dict[str, Any]:
     facts = {
         "parts": {n: [p.number, p.offset, p.length, p.raw_length, p.crc] for n, p in group.parts.items()},
         "spans": group.spans,

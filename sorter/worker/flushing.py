@@ -85,8 +85,8 @@ class Flushing:
             self.write(publisher, everything=True)
 
     def _running(self, tenants: Iterable[Tenant]) -> dict[Tenant, list[TaskRunner]]:
-        found = {tenant: [r for r in self._tenants.get(tenant, ()) if self._may_write(r)] for tenant in tenants}
-        return {tenant: runners for tenant, runners in found.items() if runners}
+        running = {tenant: [r for r in self._tenants.get(tenant, ()) if self._may_write(r)] for tenant in tenants}
+        return {tenant: runners for tenant, runners in running.items() if runners}
 
     def _flush_group(self, publisher: Publisher, group: Group, outcome: Outcome) -> None:
         """Idle tenants are flushed together; after an error that is not the catalog's, each alone."""

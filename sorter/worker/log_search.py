@@ -4,8 +4,7 @@ A search is asked for again until it is complete, and reads STEP_BYTES at a time
 tasks in between. It goes from one wanted commit_ts to the next, so what lies between them is not read. A store that
 keeps its promises never causes one.
 
-After SEGMENTS_MAX segments it ends: what was not found by then counts as missing, and the store is quarantined. A
-thorough search has no such end: an operator has accepted the rows, and none of them may enter the log twice.
+After SEGMENTS_MAX segments it ends: what was not found by then counts as missing, and the store is quarantined.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sorter.core.contradictions import LogQuestion
 from sorter.worker.stored_core import RowsOutOfReach
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.log.segments import SegmentRow
+from tistream.catalog.rows.segments import SegmentRow
 from tistream.errors import ObjectNotFound, StoreError
 from tistream.ids import Tenant
 from tistream.log.committed_log import SegmentSource
@@ -33,7 +32,7 @@ SEGMENTS_MAX = 1000
 _LISTED = 64  # segments in one statement, at first
 
 
-class SearchGoesOn(Exception):
+class SearchIncomplete(Exception):
     """A search takes another step: ask again. Nothing has changed."""
 
 
@@ -46,7 +45,7 @@ class LogSearch:
         self._search: _Search | None = None
 
     def __call__(self, asked: LogQuestion) -> pa.Table:
-        """The rows (change.COMMITTED) of the log with these versions. SearchGoesOn: ask again; RowsOutOfReach: ask
+        """The rows (change.COMMITTED) of the log with these versions. SearchIncomplete: ask again; RowsOutOfReach: ask
         later."""
         if self._search is None or self._search.asked != asked:
             self._search = _Search(asked)
@@ -66,7 +65,7 @@ class LogSearch:
                 raise RowsOutOfReach(object=segment.object_key, part="committed log", cause=str(e)) from e
             left -= segment.length
         if not search.complete:
-            raise SearchGoesOn
+            raise SearchIncomplete
         self._search = None
         return search.found()
 
@@ -99,8 +98,7 @@ class _Search:
 
     @property
     def complete(self) -> bool:
-        ends_early = self.read >= SEGMENTS_MAX and not self.asked.thorough
-        return (not self._wanted and not self.segments) or ends_early
+        return (not self._wanted and not self.segments) or self.read >= SEGMENTS_MAX
 
     @property
     def at(self) -> int:
@@ -114,19 +112,22 @@ class _Search:
         """These segments have all that lies at or below `covered`; keep those that may hold a wanted version."""
         here = [version for version in self._wanted if version[0] <= covered]
         self._wanted = self._wanted[len(here) :]
-        self.segments.extend(segment for segment in segments if _may_hold(segment, here))
+        self.segments.extend(segment for segment in segments if may_hold(segment, here))
 
     def take(self, rows: pa.Table) -> None:
         self.read += 1
-        commit_ts, keys = self._values
-        mask = pc.and_(pc.is_in(rows["commit_ts"], commit_ts), pc.is_in(rows["key"], keys))
-        self._found.append(rows.filter(mask))
+        self._found.append(matching(rows, *self._values))
 
     def found(self) -> pa.Table:
         return pa.concat_tables([COMMITTED.empty_table(), *self._found])
 
 
-def _may_hold(segment: SegmentRow, versions: list[tuple[int, bytes]]) -> bool:
+def matching(rows: pa.Table, commit_ts: pa.Array, keys: pa.Array) -> pa.Table:
+    """The rows with one of these commit_ts and one of these keys."""
+    return rows.filter(pc.and_(pc.is_in(rows["commit_ts"], commit_ts), pc.is_in(rows["key"], keys)))
+
+
+def may_hold(segment: SegmentRow, versions: list[tuple[int, bytes]]) -> bool:
     """Whether one of the versions, which are sorted, lies within the bounds of the segment."""
     low = bisect_left(versions, segment.lo_ts, key=itemgetter(0))
     high = bisect_right(versions, segment.hi_ts, key=itemgetter(0))

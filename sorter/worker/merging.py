@@ -18,6 +18,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -28,12 +29,12 @@ from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
 from sorter.worker.publisher import Publisher
 from sorter.worker.runner import TaskRunner
-from sorter.worker.stored_core import load
+from sorter.worker.stored_core import loaded
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.snapshots import NewSnapshot
+from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.work.reshape import Half, merge_tasks
-from tistream.catalog.work.tasks import TaskRow
 from tistream.clock import Clock
 from tistream.errors import Fenced, MergeWaits, ObjectConflict, StoreUnavailable
 from tistream.keyrange import KeyRange
@@ -126,8 +127,7 @@ class Merging:
         both_ranges = KeyRange(left.row.range.start, right.row.range.end)
         halves = [at_barrier(state, runner.row.range, until) for state, runner in zip(states, both, strict=True)]
         state = joined(both_ranges, halves)
-        save = Save(state, left.next_key, secrets.token_hex(16))
-        load(save.needs, self._store.get_range)
+        save = loaded(partial(Save, state, left.next_key, secrets.token_hex(16)), self._store.get_range)
         for key, data in save.objects():
             self._store.put(key, data)
         snapshot = NewSnapshot(
@@ -150,8 +150,7 @@ class Merging:
         self, state: CoreSnapshot, next_key: Callable[[], SnapshotKey], written: dict[str, int]
     ) -> CoreSnapshot:
         """The same state with all of its rows in objects; adds the new objects to `written`."""
-        save = Save(state, next_key, secrets.token_hex(16))
-        load(save.needs, self._store.get_range)
+        save = loaded(partial(Save, state, next_key, secrets.token_hex(16)), self._store.get_range)
         last = "", b""
         for key, data in save.objects():
             if last[0]:
@@ -181,7 +180,7 @@ def _place(now: _Attempt, left: TaskRunner, right: TaskRunner, publisher: Publis
 
 def _half(runner: TaskRunner) -> Half:
     return Half(
-        task_id=runner.task_id, epoch=runner.row.epoch, durable_ts=runner.core.durable_ts, snapshot_n=runner.durable_n
+        task_id=runner.task_id, epoch=runner.row.epoch, durable_ts=runner.core.durable_ts, snapshot_no=runner.durable_n
     )
 
 

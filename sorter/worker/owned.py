@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.tasks import TaskRow, owned_stamp, tasks_owned_by
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.work.tasks import owned_stamp, tasks_owned_by
 from tistream.clock import Clock
 
 MANY = 100  #: from this many tasks on, the stamp is read first

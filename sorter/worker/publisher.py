@@ -38,7 +38,7 @@ from sorter.rows.output import Output
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import attempting, settle
 from tistream.catalog.log.committed import TaskAdvance, advance_durable_timestamps, commit_flush, durable_timestamps
-from tistream.catalog.log.segments import SegmentRow, segment_in
+from tistream.catalog.rows.segments import SegmentRow, segment_in
 from tistream.codec.committed_file import CommittedFileWriter
 from tistream.errors import CatalogUnavailable, Fenced, invariant
 from tistream.ids import Tenant

@@ -28,18 +28,17 @@ from sorter.core.traffic import Traffic
 from sorter.state.merge_barrier import is_beyond
 from sorter.state.saving import Save
 from sorter.state.snapshot import read_state_file
-from sorter.worker.amending import write_amendment
 from sorter.worker.inbox import Inbox
-from sorter.worker.log_search import LogSearch, SearchGoesOn
+from sorter.worker.log_search import LogSearch, SearchIncomplete
 from sorter.worker.publisher import Publication
-from sorter.worker.reader import Read, Reader
-from sorter.worker.stored_core import RowsOutOfReach, StateUnreadable, StoredCore, load
+from sorter.worker.pump import Read, Reader
+from sorter.worker.stored_core import RowsOutOfReach, StateUnreadable, StoredCore, loaded
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.lost_reply import commit_or_read_back
 from tistream.catalog.log.snapshots import NewSnapshot, positions, switch_snapshot
-from tistream.catalog.work.acceptance import amend, refuse
+from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.work.quarantines import record_quarantine
-from tistream.catalog.work.tasks import TaskRow, get_task, raise_resubscribe, stop_task
+from tistream.catalog.work.tasks import get_task, raise_resubscribe, stop_task
 from tistream.errors import (
     CorruptObject,
     FeedGap,
@@ -48,17 +47,15 @@ from tistream.errors import (
     ObjectConflict,
     ObjectNotFound,
     PromiseContradicted,
-    RowsNotAcceptable,
     StoreUnavailable,
     UpstreamContractViolated,
 )
 from tistream.feed.protocol import FeedBatch, FeedRequest
-from tistream.model.contradiction import BatchFile
 from tistream.model.positions import Positions, position_of
+from tistream.model.problem import Problem
 from tistream.model.task_state import TaskState
 from tistream.objectstore.layout import SnapshotKey
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Problem
 
 log = structlog.get_logger(__name__)
 
@@ -97,8 +94,8 @@ class TaskRunner:
         self._readers: dict[int, Reader] = {}
         self._leaving: list[Reader] = []
         self.core_error: Exception | None = None  #: why the core does not match its positions
-        self._snapshot_n = row.snapshot_n
-        self.durable_n = row.snapshot_n  #: of the newest snapshot known to be in the catalog
+        self._snapshot_n = row.snapshot_no
+        self.durable_n = row.snapshot_no  #: of the newest snapshot known to be in the catalog
         self._until: Positions | None = None  # nothing behind it is taken
         self._skipped = False  # whether batches behind it were skipped
         self._counted: tuple[int, int] | None = None  # `durable_ts` and `backlog`, until batches arrive
@@ -106,8 +103,6 @@ class TaskRunner:
         self._unsaved_batches = self._unsaved_rows = self._passed = 0  # since the last snapshot; rounds without one
         self._resubscribe = False
         self.contradicted: dict[int, PromiseContradicted] = {}  #: store -> what is not recorded in the catalog yet
-        self.accepted: Set[BatchFile] = frozenset()  #: files whose contradicting rows an operator has accepted
-        self._refused: dict[BatchFile, RowsNotAcceptable] = {}  # those of them that cannot be, until that is recorded
         self._problem: Problem | None = None
 
     @classmethod
@@ -150,7 +145,7 @@ class TaskRunner:
 
     def follow(self, store_ids: Set[int], read: Read) -> None:
         """Open a reader for each store of the tenant."""
-        store_ids = store_ids - self.contradicted.keys() - {file.store_id for file in self._refused}
+        store_ids = store_ids - self.contradicted.keys()
         if store_ids <= self._readers.keys():
             return
         for store_id in sorted(store_ids - self._readers.keys()):
@@ -165,9 +160,8 @@ class TaskRunner:
             )
             self._readers[store_id] = read(request, self.inbox)
 
-    def heed(self, held: Set[int], given_up: Set[tuple[int, int]]) -> None:
-        """Follow the catalog's word about stores of the tenant: take no file of the held ones, and end the incarnations
-        that an operator has rejected."""
+    def apply_quarantines(self, held: Set[int], given_up: Set[tuple[int, int]]) -> None:
+        """Take no file of the `held` stores of the tenant, and end the incarnations that an operator has rejected."""
         for store_id in held & self._readers.keys():
             self._leave_store(store_id)
         for store_id, incarnation in sorted(given_up):
@@ -206,7 +200,7 @@ class TaskRunner:
                     break
         except RowsOutOfReach as e:
             error = e
-        except SearchGoesOn:
+        except SearchIncomplete:
             searching = True
         full = batches == batches_max or 0 < bytes_max <= size
         more = not self.halted and (late or full or searching or self.core.settling)
@@ -262,9 +256,6 @@ class TaskRunner:
         for store_id, e in list(self.contradicted.items()):
             self._guarded(record_quarantine(self._catalog, self.row.tenant, self.task_id, self.row.epoch, found_by(e)))
             del self.contradicted[store_id]
-        for file, refused in list(self._refused.items()):
-            self._refuse(file, refused)
-            del self._refused[file]
         if self.broken is not None:
             self._guarded(stop_task(self._catalog, self.task_id, epoch=self.row.epoch, error=str(self.broken)))
             self.ended = True
@@ -283,8 +274,7 @@ class TaskRunner:
         owner rereads them quickly, so saving waits a few rounds, longer where tasks are many (`seldom`)."""
         self._passed += 1
         passed_max = SELDOM_MAX if seldom else PASSED_MAX
-        much = self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= passed_max
-        return much or bool(self.accepted)  # readers wait until every task has durably taken the files
+        return self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= passed_max
 
     def save(self) -> None:
         """Save the state if it has changed. Fenced when another worker owns the task; a failed attempt is repeated
@@ -294,8 +284,7 @@ class TaskRunner:
 
     def _save(self, switch: Switch) -> None:
         state = self.core.snapshot()
-        save = Save(state, self.next_key, secrets.token_hex(16))
-        load(save.needs, self._store.get_range)
+        save = loaded(partial(Save, state, self.next_key, secrets.token_hex(16)), self._store.get_range)
         try:
             for key, data in save.objects():
                 self._store.put(key, data)
@@ -364,30 +353,22 @@ class TaskRunner:
         )
 
         def read_back() -> bool | None:
-            found = _current_row(self._catalog, self.row)
-            if found is None:
+            row = _current_row(self._catalog, self.row)
+            if row is None:
                 return False
-            return True if found.snapshot_key == str(save.key) else None
+            return True if row.snapshot_key == str(save.key) else None
 
         return commit_or_read_back(lambda: switch(new), read_back)
 
     def _absorb(self, batch: FeedBatch) -> None:
-        file = BatchFile(batch.store_id, batch.incarnation, batch.seq)
         try:
-            if file in self.accepted and not batch.closes:
-                self._take_accepted(batch, file)
-            else:
-                self._step(lambda: self.core.handle(batch))
-        except (RowsOutOfReach, SearchGoesOn):
+            self._step(lambda: self.core.handle(batch))
+        except (RowsOutOfReach, SearchIncomplete):
             self.inbox.put_back(batch)
             raise
         except PromiseContradicted as e:
             log.error("store contradicts its promise", tenant=str(self.row.tenant), error=str(e))
             self.contradicted[batch.store_id] = e
-            self._leave_store(batch.store_id)
-        except RowsNotAcceptable as e:
-            log.error("accepted rows cannot be merged", tenant=str(self.row.tenant), error=str(e))
-            self._refused[file] = e
             self._leave_store(batch.store_id)
         except (FeedGap, CorruptObject) as e:
             self._resubscribe_store(batch.store_id, e)
@@ -401,34 +382,12 @@ class TaskRunner:
             )
             self.traffic.note(batch)
 
-    def _take_accepted(self, batch: FeedBatch, file: BatchFile) -> None:
-        """Take a file whose contradicting rows belong to the log. Those at or below `durable_ts` and the state behind
-        the file become durable in one transaction: if that fails the core is loaded again, as of before."""
-        if self.core.is_flushing:
-            raise RowsOutOfReach("An accepted file waits until a flush of its task has ended.", task=self.task_id)
-        accepted = self.core.accept(batch)
-        written = write_amendment(self._store, self.next_key(), file, self.core.durable_ts, accepted.below)
-        self._step(lambda: self.core.handle(batch, accepted=accepted))
-        if self.halted:
-            return
-        try:
-            self._save(partial(amend, self._catalog, self.row.tenant, self.task_id, self.row.epoch, written))
-        except Fenced:
-            raise
-        except Exception as e:  # noqa: BLE001 - the core is ahead of the catalog and is loaded again
-            self.core_error = e
-            if isinstance(e, RowsNotAcceptable):
-                self._refuse(file, e)
-
-    def _refuse(self, file: BatchFile, error: RowsNotAcceptable) -> None:
-        self._guarded(refuse(self._catalog, self.row.tenant, self.task_id, self.row.epoch, file, error.message))
-
     def _step(self, step: Callable[[], list[Effect]]) -> None:
         try:
             effects = step()
         except (UpstreamContractViolated, StateUnreadable) as e:
             self.stop_for(e)
-        except (RowsOutOfReach, SearchGoesOn, FeedGap, CorruptObject, PromiseContradicted):
+        except (RowsOutOfReach, SearchIncomplete, FeedGap, CorruptObject, PromiseContradicted):
             raise  # the core is unchanged
         except Exception as e:  # noqa: BLE001 - the core may be half-way and is loaded again
             log.warning("core step failed, reloading the task", task=self.task_id, error=str(e))
@@ -473,7 +432,7 @@ def _state(store: ObjectStore, row: TaskRow, key: str) -> CoreSnapshot:
 
 def _check_unchanged(catalog: Catalog, row: TaskRow) -> None:
     now = _current_row(catalog, row)
-    if now is None or (now.epoch, now.snapshot_n) != (row.epoch, row.snapshot_n):
+    if now is None or (now.epoch, now.snapshot_no) != (row.epoch, row.snapshot_no):
         raise Fenced("the task changed while it was loaded", task=row.task_id, epoch=row.epoch)
 
 

@@ -1,4 +1,4 @@
-"""A task's core whose rows may lie in snapshot objects: fetches what each step needs, then runs the step.
+"""A task's core whose rows may lie in snapshot objects: runs each step, and fetches the rows that it lacks.
 
 A fetch that fails leaves the core as it was, so the step is simply repeated later.
 """
@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
-from sorter.core.acceptance import Accepted
 from sorter.core.contradictions import LogQuestion
-from sorter.core.task_core import CoreSnapshot, Effect, TaskCore
+from sorter.core.task_core import Effect, TaskCore
 from sorter.core.watermark import Stuck
 from sorter.rows.output import Output
-from sorter.rows.run import Need
+from sorter.rows.run import NotLoaded
 from sorter.rows.saved import Group, SavedRun
 from tistream.codec.segment_file import decode_segment
 from tistream.errors import CorruptObject, ObjectNotFound, StoreError, StoreUnavailable, TiStreamError
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
-from tistream.model.positions import Positions
 
+T = TypeVar("T")
 Read = Callable[[str, int, int], bytes]  #: (object key, offset, length) -> bytes
 
 
@@ -60,60 +60,46 @@ class StoredCore(TaskCore):
         self._read = read
         self._search = search
 
-    def handle(
-        self, batch: FeedBatch, logged: pa.Table | None = None, accepted: Accepted | None = None
-    ) -> list[Effect]:
-        effects: list[Effect] = []
-        while self.settling:
-            effects += self.settle()
-        load(partial(self.needs, batch), self._read)
-        searches = logged is None and accepted is None and self._search is not None
-        if searches and (asked := self.question(batch)) is not None:
-            assert self._search is not None
-            logged = self._search(asked)
-        return effects + super().handle(batch, logged, accepted)
-
-    def accept(self, batch: FeedBatch, logged: pa.Table | None = None) -> Accepted:
-        load(partial(self.needs_of_accept, batch), self._read)
-        if logged is None and self._search is not None and (asked := self.question_of_accept(batch)) is not None:
-            logged = self._search(asked)
-        return super().accept(batch, logged)
+    def handle(self, batch: FeedBatch, logged: pa.Table | None = None) -> list[Effect]:
+        if logged is None and self._search is not None:
+            question = self._loaded(partial(self.question, batch))
+            logged = None if question is None else self._search(question)
+        return self._loaded(partial(super().handle, batch, logged))
 
     def settle(self) -> list[Effect]:
-        load(self.needs, self._read)
-        return super().settle()
+        return self._loaded(super().settle)
 
     def pending(self) -> int | None:
-        load(self.needs_of_flush, self._read)
-        return super().pending()
+        return self._loaded(super().pending)
 
     def flushable_bytes(self) -> int:
-        load(self.needs_of_flush, self._read)
-        return super().flushable_bytes()
+        return self._loaded(super().flushable_bytes)
 
     def take(self, w: int) -> Output:
-        load(partial(self.needs_of_flush, w), self._read)
-        output = super().take(w)
-        load(output.needs, self._read)
-        return output
+        return self._loaded(partial(super().take, w))
 
     def explain(self, range_: KeyRange | None = None) -> list[Stuck]:
         """As in TaskCore, or one entry with the error when the rows it needs cannot be fetched."""
         try:
-            load(self.needs_of_explain, self._read)
+            return self._loaded(partial(super().explain, range_))
         except (RowsOutOfReach, StateUnreadable) as e:
             return [Stuck(range=self.range if range_ is None else range_, w=None, reason=f"unknown: {e}")]
-        return super().explain(range_)
 
-    def restore(self, snapshot: CoreSnapshot, positions: Positions) -> None:
-        load(partial(self.needs_of_restore, snapshot), self._read)
-        super().restore(snapshot, positions)
+    def _restrict(self) -> None:
+        self._loaded(super()._restrict)
+
+    def _loaded(self, step: Callable[[], T]) -> T:
+        return loaded(step, self._read)
 
 
-def load(needs: Callable[[], list[Need]], read: Read) -> None:
-    """Fetch and load what `needs` names, until it names nothing."""
-    while found := needs():
-        for need in found:
+def loaded(step: Callable[[], T], read: Read) -> T:
+    """The result of a step; repeats it with the rows that it reads loaded."""
+    while True:
+        try:
+            return step()
+        except NotLoaded as e:
+            needs = e.needs
+        for need in needs:
             run = need.run
             assert isinstance(run, SavedRun)
             if run.missing((need.part,)):  # else it was named twice

@@ -1,8 +1,7 @@
 """Sorter process: runs one core for each task that the catalog assigns to it.
 
     heartbeat thread   registers this incarnation and renews its lease; when fenced, everything stops
-    feeds thread       moves batches of all subscriptions into a bounded inbox per task (with feeds that can only be
-                       waited for: one thread per task and store)
+    feeds thread       moves batches of all subscriptions into a bounded inbox per task
     loop thread        everything else, in rounds: tasks and stores from the catalog, batches into the cores, flushes,
                        snapshots. Only this thread touches the cores
 
@@ -29,34 +28,34 @@ from sorter.core.watermark import Stuck
 from sorter.worker import measures
 from sorter.worker.fair_schedule import FairSchedule
 from sorter.worker.flushing import Flushing
-from sorter.worker.inbox import Inbox
 from sorter.worker.memory import Memory
 from sorter.worker.merging import Merging
 from sorter.worker.owned import MANY, Owned
 from sorter.worker.periodic import Activity
 from sorter.worker.publisher import Publisher
 from sorter.worker.pump import Pump
-from sorter.worker.reader import FeedReader, Reader
 from sorter.worker.runner import TaskRunner
 from sorter.worker.spill import Spill
 from sorter.worker.stored_core import StateUnreadable
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.acceptance import finish_accepted
+from tistream.catalog.rows.reports import WorkerReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.quarantines import Decisions, decisions
-from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.stores import stores_of_tenants
-from tistream.catalog.work.tasks import TaskRow, count_tasks_of, stop_task
-from tistream.catalog.work.workers import WorkerKind, drain_worker, heartbeat, register_worker, retire_worker
+from tistream.catalog.work.tasks import count_tasks_of, stop_task
+from tistream.catalog.work.workers import drain_worker, heartbeat, register_worker, retire_worker
 from tistream.clock import Clock
 from tistream.errors import Fenced, TaskStopped, TiStreamError
-from tistream.feed.protocol import Feed, FeedRequest, WatchedFeed
+from tistream.feed.protocol import Feed
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import FEED_QUEUE_BATCHES_MAX, HEARTBEAT_MS
+from tistream.model.problem import Problem
 from tistream.model.task_state import TaskState
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime.containment import Containment
-from tistream.runtime.service import Problem, Repeating
+from tistream.runtime.service import Repeating
 
 REFRESH_INTERVAL_S = 0.5
 EVICTION_INTERVAL_S = 1.0
@@ -94,7 +93,6 @@ class SorterWorker:
         self.name = worker_id
         self._catalog = catalog
         self._store = store
-        self._feed = feed
         self._clock = clock
         self._address = address
         self._incarnation = 0
@@ -133,13 +131,11 @@ class SorterWorker:
         self._loop = Repeating(
             f"{worker_id}/loop", self._round, interval_s=min(ROUND_INTERVAL_S, flush_interval_s), clock=clock
         )
-
-        self._pump = Pump(feed, self._loop, clock) if isinstance(feed, WatchedFeed) else None
+        self._pump = Pump(feed, self._loop.wake, clock)
 
     def start(self) -> None:
         """Register, then take up the assigned tasks."""
-        if self._pump is not None:
-            self._pump.start()
+        self._pump.start()
         self._heartbeat.start()
         self._loop.start()
 
@@ -155,8 +151,7 @@ class SorterWorker:
         """Flush and save as far as store and catalog allow, and end this incarnation."""
         self._loop.stop()
         self._heartbeat.stop()
-        if self._pump is not None:
-            self._pump.stop()
+        self._pump.stop()
         with self._state:
             for runner in [*self._runners.values(), *self._stopping]:
                 runner.stop()
@@ -171,8 +166,7 @@ class SorterWorker:
         lost. Its tasks move when its lease expires. A later `stop` does nothing."""
         self._loop.stop()
         self._heartbeat.stop()
-        if self._pump is not None:
-            self._pump.stop()
+        self._pump.stop()
         with self._state:
             for runner in [*self._runners.values(), *self._stopping]:
                 runner.stop()
@@ -196,17 +190,17 @@ class SorterWorker:
         return count_tasks_of(self._catalog, self.name) == 0
 
     def problems(self) -> list[Problem]:
-        found = [*self._heartbeat.problems(), *self._loop.problems()]
+        problems = [*self._heartbeat.problems(), *self._loop.problems()]
         for contained in (self._activities, self._steps, self._flushing.tenants, self._merging.pairs):
-            found += contained.problems()
-        found += self._stalls.problems
-        found += [row.problem() for row in self._quarantines.open]
-        found += [
+            problems += contained.problems()
+        problems += self._stalls.problems
+        problems += [row.problem() for row in self._quarantines.open]
+        problems += [
             Problem(source=f"task {task_id}", code=TaskStopped.code, message=why)
             for task_id, why in self._stopped.items()
             if task_id not in self._runners
         ]
-        return found + [p for runner in list(self._runners.values()) for p in runner.problems()]
+        return problems + [p for runner in list(self._runners.values()) for p in runner.problems()]
 
     def lease_age_s(self) -> float | None:
         """Seconds since the last successful heartbeat; None before the first."""
@@ -333,13 +327,10 @@ class SorterWorker:
         return all(self._steps.is_due((task_id, name)) for name in STEPS)
 
     def _follow_stores(self) -> None:
-        """Subscribe every task to all stores of its tenant, except quarantined ones; accepted files that every task has
-        taken are done."""
+        """Subscribe every task to all stores of its tenant, except quarantined ones."""
         tenants = {runner.row.tenant for runner in self._runners.values()}
         store_ids = stores_of_tenants(self._catalog, tenants) if tenants else {}
         self._quarantines = decisions(self._catalog, tenants) if tenants else Decisions()
-        for tenant in self._quarantines.accepted:
-            finish_accepted(self._catalog, tenant)
         for runner in list(self._runners.values()):
             if not runner.halted:
                 of_tenant = store_ids.get(runner.row.tenant, frozenset[int]())
@@ -348,16 +339,8 @@ class SorterWorker:
     def _follow(self, runner: TaskRunner, store_ids: Set[int]) -> None:
         tenant = runner.row.tenant
         held = self._quarantines.held.get(tenant, frozenset())
-        runner.heed(held, self._quarantines.given_up.get(tenant, frozenset()))
-        runner.accepted = self._quarantines.accepted.get(tenant, frozenset())
-        runner.follow(store_ids - held, self._read)
-
-    def _read(self, request: FeedRequest, inbox: Inbox) -> Reader:
-        if self._pump is not None:
-            return self._pump.read(request, inbox)
-        reader = FeedReader(self._feed, request, inbox, self._loop, self._clock)
-        reader.start()
-        return reader
+        runner.apply_quarantines(held, self._quarantines.given_up.get(tenant, frozenset()))
+        runner.follow(store_ids - held, self._pump.read)
 
     def _take_batches(self) -> bool:
         """Let every task take batches, as far as memory allows; whether there is more to do at once."""

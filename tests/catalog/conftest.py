@@ -11,6 +11,7 @@ import pytest
 from simulator.chaos.servers.mariadb import mariadb, new_database
 from tests.kit.catalog_backends import Emptied, QuickCatalog
 from tests.kit.catalog_cases import activate, catalog_of
+from tests.kit.catalog_locks import locked_after_events
 from tistream.catalog.database.engine import Catalog
 
 _number = itertools.count(1)
@@ -57,3 +58,11 @@ def migrated(server: str) -> Iterator[Emptied]:
     made = Emptied(new_database(server, "migrated"))
     yield made
     made.catalog.close()
+
+
+@pytest.fixture(autouse=True)
+def events_come_last() -> Iterator[list[str]]:
+    """See `tests.kit.catalog_locks`."""
+    broken = locked_after_events()
+    yield broken
+    assert not broken

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.assignments import assign_store, assign_task
 from tests.kit.catalog_cases import OTHER, START, T, activate, advance, elected, flush
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.tenants import TaskKind, TenantState, change_state, register_tenant
+from tistream.catalog.rows.reports import WorkerReport
+from tistream.catalog.rows.tasks import Assignment, TaskPlace
+from tistream.catalog.rows.tenants import TaskKind, TenantState
+from tistream.catalog.tenancy.tenants import change_state, register_tenant
 from tistream.catalog.work import stores
-from tistream.catalog.work.reports import WorkerReport
 from tistream.catalog.work.reshape import request_merge
 from tistream.catalog.work.tasks import (
-    Assignment,
-    TaskPlace,
-    assign_task,
     assign_tasks,
     count_tasks_of,
     get_task,
@@ -67,7 +67,7 @@ class TestAssignment:
             stamps.append(stores.stores_stamp(catalog))
         mine = elected(catalog)
         assert stores.stores_stamp(catalog) == stamps[-1]
-        stores.assign_store(catalog, T, 2, worker_id="d1", seen_epoch=0, leader_epoch=mine)
+        assign_store(catalog, T, 2, worker_id="d1", seen_epoch=0, leader_epoch=mine)
         stamps.append(stores.stores_stamp(catalog))
         register_worker(catalog, "d1", "dispatcher", "")
         stamps.append(stores.stores_stamp(catalog))
@@ -78,7 +78,7 @@ class TestAssignment:
             stores.issue_incarnation(catalog, T, store_id)
         mine = elected(catalog)
         assert stores.assign_stores(catalog, [], leader_epoch=mine) == 0
-        assert stores.assign_store(catalog, T, 2, worker_id="d9", seen_epoch=0, leader_epoch=mine) == 1
+        assert assign_store(catalog, T, 2, worker_id="d9", seen_epoch=0, leader_epoch=mine) == 1
         wanted = [stores.StoreAssignment(tenant, store_id, "d1", 0) for tenant in (T, OTHER) for store_id in (1, 2)]
         assert stores.assign_stores(catalog, wanted, leader_epoch=mine + 1) == 0
         assert stores.assign_stores(catalog, wanted, leader_epoch=mine) == 1

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.kit.catalog_cases import OTHER, T, together
+from tests.kit.catalog_cases import OTHER, T, shift, together
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.answers import IN_FLIGHT_MS, KEPT_MS, begin_answer, drop_answer, keep_answer
+from tistream.catalog.tenancy.idempotency_keys import IN_FLIGHT_MS, KEPT_MS, begin_answer, drop_answer, keep_answer
 from tistream.catalog.tenancy.keys import (
     USED_EVERY_MS,
     NewKey,
@@ -29,18 +29,12 @@ ONE = NewKey(key_id="one", secret_hash="1" * 64, name="Jürgen's ☂ key", role=
 OWNER = NewKey(key_id="own", secret_hash="2" * 64, name="owner", role="owner")
 
 
-def shift(catalog: Catalog, table: str, column: str, ms: int) -> None:
-    """Move a time of every row; the database's clock is never waited for."""
-    with catalog.transaction() as conn:
-        conn.exec_driver_sql(f"UPDATE {table} SET {column} = {column} + {ms} WHERE {column} > 0")
-
-
 class TestAuth:
     def test_a_key_comes_back_as_it_was_made(self, catalog: Catalog) -> None:
         made = create_key(catalog, ONE)
         assert made.state == "living"
         assert (made.name, made.role, made.tenant, made.secret_hash) == (ONE.name, "consumer", T, "1" * 64)
-        assert (made.expires_ms, made.used_ms, made.revoked_ms, made.replaced_by) == (0, 0, 0, None)
+        assert (made.expires_ms, made.last_used_ms, made.revoked_ms, made.replaced_by) == (0, 0, 0, None)
         assert abs(made.read_ms - made.created_ms) < 60_000
         assert replace(get_key(catalog, "one"), read_ms=0) == replace(made, read_ms=0)
         with pytest.raises(NotFound):
@@ -56,7 +50,7 @@ class TestAuth:
     def test_a_key_ends_by_itself(self, catalog: Catalog) -> None:
         made = create_key(catalog, replace(ONE, ttl_ms=HOUR_MS))
         assert made.expires_ms == made.created_ms + HOUR_MS
-        shift(catalog, "api_keys", "expires_ms", -HOUR_MS - 60_000)
+        shift(catalog, tables.api_keys.c.expires_ms, -HOUR_MS - 60_000)
         assert get_key(catalog, "one").state == "expired"
 
     def test_a_key_is_revoked_once_and_for_good(self, catalog: Catalog) -> None:
@@ -78,9 +72,9 @@ class TestAuth:
 
     def test_a_rotated_key_counts_until_the_overlap_ends(self, catalog: Catalog) -> None:
         create_key(catalog, replace(ONE, ttl_ms=48 * HOUR_MS))
-        new = rotate_key(catalog, "one", "new", "3" * 64, overlap_ms=HOUR_MS, made_by="own")
+        new = rotate_key(catalog, "one", "new", "3" * 64, overlap_ms=HOUR_MS, created_by="own")
         old = get_key(catalog, "one")
-        assert (new.name, new.role, new.tenant, new.secret_hash, new.made_by) == (
+        assert (new.name, new.role, new.tenant, new.secret_hash, new.created_by) == (
             ONE.name,
             "consumer",
             T,
@@ -93,10 +87,10 @@ class TestAuth:
 
     def test_an_overlap_never_lengthens_a_life(self, catalog: Catalog) -> None:
         made = create_key(catalog, replace(ONE, ttl_ms=HOUR_MS))
-        rotate_key(catalog, "one", "new", "3" * 64, overlap_ms=24 * HOUR_MS, made_by="")
+        rotate_key(catalog, "one", "new", "3" * 64, overlap_ms=24 * HOUR_MS, created_by="")
         assert get_key(catalog, "one").expires_ms == made.expires_ms
         create_key(catalog, OWNER)
-        assert rotate_key(catalog, "own", "own2", "4" * 64, overlap_ms=0, made_by="").expires_ms == 0
+        assert rotate_key(catalog, "own", "own2", "4" * 64, overlap_ms=0, created_by="").expires_ms == 0
         assert get_key(catalog, "own").state == "expired"
 
     def test_a_key_has_one_successor(self, catalog: Catalog) -> None:
@@ -104,7 +98,7 @@ class TestAuth:
 
         def rotate(i: int) -> bool:
             try:
-                rotate_key(catalog, "one", f"new{i}", "3" * 64, overlap_ms=HOUR_MS, made_by="")
+                rotate_key(catalog, "one", f"new{i}", "3" * 64, overlap_ms=HOUR_MS, created_by="")
             except Fenced:
                 return False
             return True
@@ -116,22 +110,22 @@ class TestAuth:
         create_key(catalog, ONE)
         revoke_key(catalog, "one")
         create_key(catalog, replace(ONE, key_id="two", ttl_ms=HOUR_MS))
-        shift(catalog, "api_keys", "expires_ms", -2 * HOUR_MS)
+        shift(catalog, tables.api_keys.c.expires_ms, -2 * HOUR_MS)
         for key_id in ("one", "two"):
             with pytest.raises(Fenced):
-                rotate_key(catalog, key_id, "new", "3" * 64, overlap_ms=HOUR_MS, made_by="")
+                rotate_key(catalog, key_id, "new", "3" * 64, overlap_ms=HOUR_MS, created_by="")
         assert len(list_keys(catalog)) == 2
 
     def test_the_last_use_is_written_now_and_then(self, catalog: Catalog) -> None:
         create_key(catalog, ONE)
         note_key_used(catalog, "one")
-        first = get_key(catalog, "one").used_ms
+        first = get_key(catalog, "one").last_used_ms
         assert first > 0
         note_key_used(catalog, "one")
-        assert get_key(catalog, "one").used_ms == first
-        shift(catalog, "api_keys", "used_ms", -USED_EVERY_MS - 1000)
+        assert get_key(catalog, "one").last_used_ms == first
+        shift(catalog, tables.api_keys.c.last_used_ms, -USED_EVERY_MS - 1000)
         note_key_used(catalog, "one")
-        assert get_key(catalog, "one").used_ms >= first
+        assert get_key(catalog, "one").last_used_ms >= first
 
     # logins
 
@@ -151,7 +145,7 @@ class TestAuth:
         open_code(catalog, "c" * 64, "one", HOUR_MS)
         open_session(catalog, "s" * 64, "one", HOUR_MS)
         assert not redeem_code(catalog, "s" * 64, "t" * 64, HOUR_MS), "a session is no code"
-        shift(catalog, "logins", "expires_ms", -2 * HOUR_MS)
+        shift(catalog, tables.logins.c.expires_ms, -2 * HOUR_MS)
         assert not redeem_code(catalog, "c" * 64, "t" * 64, HOUR_MS)
         assert find_session(catalog, "s" * 64) is None
         with catalog.reading() as conn:
@@ -195,7 +189,7 @@ class TestAuth:
 
     def test_who_died_is_replaced_and_keeps_nothing(self, catalog: Catalog) -> None:
         assert begin_answer(catalog, "a" * 64, "r" * 64, "first") is None
-        shift(catalog, "kept_answers", "begun_ms", -IN_FLIGHT_MS - 60_000)
+        shift(catalog, tables.idempotency_keys.c.started_ms, -IN_FLIGHT_MS - 60_000)
         assert begin_answer(catalog, "a" * 64, "r" * 64, "second") is None
         keep_answer(catalog, "a" * 64, "first", status=201, media_type="", body=b"late")
         kept = begin_answer(catalog, "a" * 64, "r" * 64, "third")
@@ -206,10 +200,10 @@ class TestAuth:
         for asked in ("a", "b"):
             assert begin_answer(catalog, asked * 64, "r" * 64, "first") is None
             keep_answer(catalog, asked * 64, "first", status=201, media_type="", body=b"")
-        shift(catalog, "kept_answers", "begun_ms", -IN_FLIGHT_MS - 60_000)
+        shift(catalog, tables.idempotency_keys.c.started_ms, -IN_FLIGHT_MS - 60_000)
         assert begin_answer(catalog, "a" * 64, "r" * 64, "second") is not None
-        shift(catalog, "kept_answers", "begun_ms", -KEPT_MS)
+        shift(catalog, tables.idempotency_keys.c.started_ms, -KEPT_MS)
         assert begin_answer(catalog, "a" * 64, "r" * 64, "second") is None
         with catalog.reading() as conn:
-            rows = conn.execute(tables.kept_answers.select()).all()
-        assert [row.asked_hash for row in rows] == ["a" * 64], "the others are swept away"
+            rows = conn.execute(tables.idempotency_keys.select()).all()
+        assert [row.key_hash for row in rows] == ["a" * 64], "the others are swept away"

@@ -6,15 +6,17 @@ import threading
 
 import pytest
 
-from tests.kit.catalog_cases import OTHER, START, T, activate, advance, flush, output, segment, together
+from tests.kit.catalog_cases import OTHER, START, T, activate, advance, flush, output, segment, shift, together
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.log.builds import begin_build
 from tistream.catalog.log.committed import TaskAdvance, find_segments
-from tistream.catalog.log.compaction import Piece, lowest_durable_ts, new_job, pieces, segments_of, swap
+from tistream.catalog.log.compaction import commit_compaction, lowest_durable_ts, pieces, segments_of
 from tistream.catalog.log.files import file_bytes, list_files
 from tistream.catalog.log.objects import ObjectState, object_states, superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_expired_leases, drop_lease, open_lease, renew_lease
-from tistream.catalog.log.segments import SegmentFormat, SegmentRow
+from tistream.catalog.rows.compaction import Piece
+from tistream.catalog.rows.segments import SegmentFormat, SegmentRow
 from tistream.codec.compacted_file import Footer
 from tistream.errors import Fenced, TiStreamError
 from tistream.ts import TS_MAX
@@ -63,7 +65,7 @@ class TestCompaction:
         assert lowest_durable_ts(catalog, OTHER) == 0
 
     def test_jobs_have_numbers_of_their_own(self, catalog: Catalog) -> None:
-        numbers = together(4, lambda _: new_job(catalog))
+        numbers = together(4, lambda _: begin_build(catalog, T))
         assert sorted(numbers) == [1, 2, 3, 4]
 
     # files
@@ -75,7 +77,7 @@ class TestCompaction:
             ("committed/2", 1, 3, 11, 20),
             ("committed/3", 1, 3, 21, 30),
         ]
-        assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
+        assert commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         found = list_files(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)
         committed, compacted = sorted(found, key=lambda f: f.object_key)
         assert (committed.object_key, committed.segments, committed.rows) == ("committed/1", 1, 3)
@@ -103,16 +105,16 @@ class TestCompaction:
         assert file_bytes(catalog, T, "committed/2") == file_bytes(catalog, T, "committed/3") is not None
         assert file_bytes(catalog, OTHER, "committed/2") is None
         assert file_bytes(catalog, T, "committed/9") is None
-        assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
+        assert commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         assert file_bytes(catalog, T, "committed/2") is not None, "replaced, and not collected yet"
         assert tombstone(catalog, T, "committed/2")
         assert file_bytes(catalog, T, "committed/2") is None
 
-    # the swap
+    # the commit
 
     def test_a_swap_shows_the_output_in_the_place_of_the_inputs(self, catalog: Catalog, low: int, high: int) -> None:
         inputs = of_task(catalog, low)
-        assert swap(catalog, T, inputs, [output("compacted/a", low, 12)])
+        assert commit_compaction(catalog, T, inputs, [output("compacted/a", low, 12)])
         (group, other) = listed(catalog)
         assert (group.object_key, group.task_id, group.rows) == ("compacted/a", low, 12)
         assert (group.format, other.format) == (SegmentFormat.PARQUET, SegmentFormat.SEGMENT)
@@ -122,17 +124,19 @@ class TestCompaction:
         assert states(catalog) == {**live, **dict.fromkeys(superseded, "superseded")}
 
     def test_an_object_goes_when_its_last_task_is_compacted(self, catalog: Catalog, low: int, high: int) -> None:
-        assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
-        assert swap(catalog, T, of_task(catalog, high), [output("compacted/b", high, 3)])
+        assert commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
+        assert commit_compaction(catalog, T, of_task(catalog, high), [output("compacted/b", high, 3)])
         assert states(catalog)["committed/1"] is ObjectState.SUPERSEDED
-        assert swap(catalog, T, of_task(catalog, low), [output("compacted/c", low, 12)]), "outputs are inputs again"
+        assert commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/c", low, 12)]), (
+            "outputs are inputs again"
+        )
         assert [s.object_key for s in listed(catalog)] == ["compacted/b", "compacted/c"]
 
     @pytest.mark.parametrize("gone", ["piece", "segment", "object"])
     def test_nothing_happens_when_an_input_is_not_what_it_was(self, catalog: Catalog, low: int, gone: str) -> None:
         inputs = of_task(catalog, low)
         if gone == "piece":
-            assert swap(catalog, T, inputs[1:2], [output("compacted/a", low, 3)])
+            assert commit_compaction(catalog, T, inputs[1:2], [output("compacted/a", low, 3)])
         else:
             with catalog.transaction() as conn:
                 if gone == "segment":
@@ -141,23 +145,23 @@ class TestCompaction:
                     of = tables.objects.c.object_key == "committed/3"
                     conn.execute(tables.objects.update().where(of).values(state="superseded"))
         before = listed(catalog), states(catalog)
-        assert not swap(catalog, T, inputs, [output("compacted/b", low, 12)])
+        assert not commit_compaction(catalog, T, inputs, [output("compacted/b", low, 12)])
         assert (listed(catalog), states(catalog)) == before
 
     def test_an_output_whose_key_is_taken_is_refused(self, catalog: Catalog, low: int) -> None:
         inputs, before = of_task(catalog, low), listed(catalog)
         tombstone(catalog, T, "compacted/a")
         with pytest.raises(Fenced):
-            swap(catalog, T, inputs, [output("compacted/a", low, 12)])
+            commit_compaction(catalog, T, inputs, [output("compacted/a", low, 12)])
         assert listed(catalog) == before
 
     def test_a_swap_that_loses_rows_is_refused(self, catalog: Catalog, low: int) -> None:
         with pytest.raises(TiStreamError, match="number of rows"):
-            swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 11)])
+            commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/a", low, 11)])
 
     def test_of_swaps_that_want_the_same_piece_one_wins(self, catalog: Catalog, low: int) -> None:
         inputs = of_task(catalog, low)
-        done = together(4, lambda i: swap(catalog, T, inputs, [output(f"compacted/{i}", low, 12)]))
+        done = together(4, lambda i: commit_compaction(catalog, T, inputs, [output(f"compacted/{i}", low, 12)]))
         assert sorted(done) == [False, False, False, True]
         assert len(listed(catalog)) == 2
 
@@ -171,7 +175,7 @@ class TestCompaction:
 
         def work() -> None:
             for i in range(12):
-                assert swap(catalog, T, of_task(catalog, low), [output(f"compacted/{i}", low, 12)])
+                assert commit_compaction(catalog, T, of_task(catalog, low), [output(f"compacted/{i}", low, 12)])
             stop.set()
 
         together(2, lambda i: [look, work][i]())
@@ -181,12 +185,12 @@ class TestCompaction:
 
     def test_a_lease_holds_what_is_replaced_after_it_was_opened(self, catalog: Catalog, low: int) -> None:
         open_lease(catalog, "reader", HOUR_MS)
-        assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
+        assert commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         assert collectable(catalog) == []
         open_lease(catalog, "later", HOUR_MS)
         drop_lease(catalog, "reader")
-        assert collectable(catalog) == ["committed/2", "committed/3"], "a lease opened after the swap never saw them"
-        assert swap(catalog, T, of_task(catalog, low), [output("compacted/b", low, 12)])
+        assert collectable(catalog) == ["committed/2", "committed/3"], "a lease opened after the commit never saw them"
+        assert commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/b", low, 12)])
         assert collectable(catalog) == ["committed/2", "committed/3"]
         drop_lease(catalog, "later")
         assert collectable(catalog) == ["committed/2", "committed/3", "compacted/a"]
@@ -194,18 +198,18 @@ class TestCompaction:
     def test_a_lease_ends_unless_it_is_renewed(self, catalog: Catalog, low: int) -> None:
         open_lease(catalog, "reader", HOUR_MS)
         open_lease(catalog, "dead", HOUR_MS)
-        assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
-        let_pass(catalog, HOUR_MS // 2)
+        assert commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
+        shift(catalog, tables.read_leases.c.expires_ms, -HOUR_MS // 2)
         assert renew_lease(catalog, "reader", HOUR_MS)
-        let_pass(catalog, HOUR_MS * 3 // 4)
+        shift(catalog, tables.read_leases.c.expires_ms, -HOUR_MS * 3 // 4)
         assert not renew_lease(catalog, "dead", HOUR_MS), "it has ended, and what it held may be gone"
         assert collectable(catalog) == []
         assert drop_expired_leases(catalog) == 1
-        let_pass(catalog, HOUR_MS)
+        shift(catalog, tables.read_leases.c.expires_ms, -HOUR_MS)
         assert len(collectable(catalog)) == 2
 
     def test_the_grace_period_holds_without_a_lease(self, catalog: Catalog, low: int) -> None:
-        assert swap(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
+        assert commit_compaction(catalog, T, of_task(catalog, low), [output("compacted/a", low, 12)])
         assert superseded_objects(catalog, T, grace_ms=HOUR_MS, limit=9) == []
 
 
@@ -253,9 +257,3 @@ def states(catalog: Catalog) -> dict[str, ObjectState]:
 def collectable(catalog: Catalog) -> list[str]:
     """What may be deleted, with no grace."""
     return sorted(superseded_objects(catalog, T, grace_ms=0, limit=100))
-
-
-def let_pass(catalog: Catalog, ms: int) -> None:
-    """Time passes for the read leases."""
-    with catalog.transaction() as conn:
-        conn.execute(tables.read_leases.update().values(expires_ms=tables.read_leases.c.expires_ms - ms))

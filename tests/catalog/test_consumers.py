@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.catalog_cases import EDGE, START, T, grown_log, together
+from tests.kit.catalog_cases import EDGE, START, T, grown_log, shift, together
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.consumers import (
@@ -43,7 +43,7 @@ def claim(catalog: Catalog, member: str, session: int | None = None, *, lease_ms
 def done(catalog: Catalog, given: Claim, ts: int) -> int:
     assert given.partition is not None
     held = given.partition
-    return acknowledge(catalog, T, "feed", held.number, epoch=held.epoch, ts=ts, amended=0).checkpoint_ts
+    return acknowledge(catalog, T, "feed", held.number, epoch=held.epoch, ts=ts).checkpoint_ts
 
 
 def test_a_member_that_died_is_replaced_where_it_acknowledged(catalog: Catalog) -> None:
@@ -117,8 +117,7 @@ def test_one_that_is_idle_beyond_its_limit_holds_nothing(catalog: Catalog) -> No
     add_changefeed(catalog, T, "feed", START, idle_limit_ms=60_000)
     first = claim(catalog, "a")
     assert not raise_floor(catalog, T, seen_floor=0, to_ts=START + 10)
-    with catalog.transaction() as conn:
-        conn.execute(tables.changefeeds.update().values(seen_ms=tables.changefeeds.c.seen_ms - 60_001))
+    shift(catalog, tables.changefeeds.c.last_active_ms, -60_001)
     (row,) = list_changefeeds(catalog, T)
     assert (row.holds_log, row.idle_ms >= 60_001) == (False, True)
     assert raise_floor(catalog, T, seen_floor=0, to_ts=START + 10)

@@ -30,10 +30,10 @@ from tistream.catalog.log.retention import check_listing, raise_floor
 from tistream.catalog.log.safe_points import list_safe_points, set_safe_point
 from tistream.catalog.log.schema_versions import add_schema_version, latest_schema_version
 from tistream.catalog.log.seeds import add_seed, list_seeds
+from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.tenancy.changefeeds import add_changefeed, list_changefeeds
 from tistream.catalog.tenancy.keys import NewKey, create_key, get_key
 from tistream.catalog.tenancy.tenants import (
-    TenantState,
     change_state,
     get_tenant,
     list_tenants,
@@ -98,7 +98,7 @@ class TestDeletion:
         assert not list_tasks(catalog, T)
         assert not list_changefeeds(catalog, T)
         assert not list_safe_points(catalog, T)
-        for table in (tables.positions, tables.snapshot_objects):
+        for table in (tables.snapshot_positions, tables.snapshot_objects):
             with catalog.reading() as conn:
                 assert conn.execute(table.select()).all() == []
         assert [(p.tenant, p.dispatcher) for p in stores.store_places(catalog)] == [(OTHER, "dispatcher-1")]

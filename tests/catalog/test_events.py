@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.kit.catalog_cases import DDL, HIGH, LOW, OTHER, T, activate, elected, together
+from tests.kit.assignments import assign_store, assign_task
+from tests.kit.catalog_cases import DDL, HIGH, LOW, OTHER, T, activate, elected, shift, together
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import (
@@ -17,15 +18,15 @@ from tistream.catalog.database.events import (
     record_assignments,
     record_event,
 )
-from tistream.catalog.tenancy.tenants import TenantState, change_state, register_tenant
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.rows.workers import WorkerKind, WorkerState
+from tistream.catalog.tenancy.tenants import change_state, register_tenant
 from tistream.catalog.work import listing
-from tistream.catalog.work.leader import acquire_leadership
+from tistream.catalog.work.leader import acquire_leadership, note_silence
 from tistream.catalog.work.move import move_task
-from tistream.catalog.work.stores import assign_store, issue_incarnation
-from tistream.catalog.work.tasks import assign_task, get_task, retry_task, stop_task
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.catalog.work.tasks import get_task, retry_task, stop_task
 from tistream.catalog.work.workers import (
-    WorkerKind,
-    WorkerState,
     drain_worker,
     get_worker,
     list_workers,
@@ -154,9 +155,7 @@ class TestEvents:
         assert prune_events(catalog) == 0
         assert prune_events(catalog, keep=4) == 2
         assert [subject for _, subject in told(catalog)] == ["w2", "w3", "w4", "w5"]
-        with catalog.transaction() as conn:
-            old = tables.events.c.at_ms - 8 * 86_400_000
-            conn.execute(tables.events.update().where(tables.events.c.subject == "w4").values(at_ms=old))
+        shift(catalog, tables.events.c.at_ms, -8 * 86_400_000, tables.events.c.subject == "w4")
         assert prune_events(catalog, days=9) == 0
         assert prune_events(catalog, days=7) == 1
         assert [subject for _, subject in told(catalog)] == ["w2", "w3", "w5"]
@@ -182,9 +181,7 @@ class TestEvents:
         draining = register_worker(catalog, "s1", WorkerKind.SORTER, "")
         drain_worker(catalog, "s1", draining)
         register_worker(catalog, "s2", WorkerKind.SORTER, "")
-        with catalog.transaction() as conn:
-            late = tables.workers.c.heartbeat_ms - LEASE_MS - 1000
-            conn.execute(tables.workers.update().where(tables.workers.c.worker_id == "s2").values(heartbeat_ms=late))
+        shift(catalog, tables.workers.c.heartbeat_ms, -LEASE_MS - 1000, tables.workers.c.worker_id == "s2")
         for name in ("d1", "s1", "s2", "nobody"):
             with pytest.raises(StateForbids):
                 move_task(catalog, low, worker_id=name, seen_epoch=0)
@@ -198,9 +195,7 @@ class TestEvents:
         assert assign_task(catalog, low, worker_id="r1", seen_epoch=0, leader_epoch=epoch) == 1
         with pytest.raises(StateForbids):
             move_task(catalog, low, worker_id="s1", seen_epoch=1)
-        with catalog.transaction() as conn:
-            late = tables.workers.c.heartbeat_ms - LEASE_MS - 1000
-            conn.execute(tables.workers.update().where(tables.workers.c.worker_id == "r1").values(heartbeat_ms=late))
+        shift(catalog, tables.workers.c.heartbeat_ms, -LEASE_MS - 1000, tables.workers.c.worker_id == "r1")
         assert move_task(catalog, low, worker_id="s1", seen_epoch=1) == 2
 
     def test_draining_can_be_taken_back(self, catalog: Catalog) -> None:
@@ -260,3 +255,31 @@ class TestEvents:
         assert len(listing.idle_tasks(catalog, limit=9, resting=rest)) == 4
         assert [t.task_id for t in listing.tasks_by_id(catalog, [ddl, low, 999])] == [low, ddl]
         assert listing.tasks_by_id(catalog, []) == []
+
+
+def test_a_worker_whose_heartbeats_end_is_told_once_whoever_leads(catalog: Catalog) -> None:
+    """A killed process tells nothing itself."""
+    epoch = elected(catalog)
+    life = register_worker(catalog, "s1", WorkerKind.SORTER, "")
+    for is_silent in (False, True, True, False, True):
+        note_silence(catalog, "s1", life, is_silent=is_silent, leader_epoch=epoch)
+        note_silence(catalog, "s1", life, is_silent=not is_silent, leader_epoch=epoch - 1)
+    again = register_worker(catalog, "s1", WorkerKind.SORTER, "")
+    for is_silent in (False, True):
+        note_silence(catalog, "s1", again, is_silent=is_silent, leader_epoch=epoch)
+    assert [kind.split(".")[1] for kind, _ in told(catalog, kind="worker")] == [
+        "registered", "silent", "returned", "silent", "registered", "silent",
+    ]  # fmt: skip
+
+
+def test_what_is_locked_after_an_event_is_noticed(catalog: Catalog, backend: str, events_come_last: list[str]) -> None:
+    """The judge of all tests of the catalog. The simulator's connection is none of SQLAlchemy's, and is not watched."""
+    with catalog.transaction() as conn:
+        tables.next_numbers(conn, "task", 1)
+        record_event(conn, EventKind.TASK_MOVED, 1)
+    assert events_come_last == []
+    with catalog.transaction() as conn:
+        record_event(conn, EventKind.TASK_MOVED, 1)
+        tables.next_numbers(conn, "task", 1)
+    assert len(events_come_last) == (backend != "simulator")
+    events_come_last.clear()

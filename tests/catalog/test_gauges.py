@@ -7,6 +7,7 @@ import time
 import pytest
 from sqlalchemy import event
 
+from tests.kit.assignments import assign_task
 from tests.kit.catalog_cases import (
     ON_SQLALCHEMY,
     OTHER,
@@ -18,6 +19,7 @@ from tests.kit.catalog_cases import (
     flush,
     grown_log,
     segment,
+    shift,
 )
 from tests.kit.manual_clock import ManualClock
 from tests.kit.statements import StatementLog
@@ -26,8 +28,9 @@ from tistream.admin.consumers import consumers_of
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import changefeeds, consumer_members, lanes, tasks, workers
 from tistream.catalog.log.consumers import claim_partition
+from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, switch_changefeed
-from tistream.catalog.tenancy.tenants import TenantState, change_state, list_tenants, register_tenant
+from tistream.catalog.tenancy.tenants import change_state, list_tenants, register_tenant
 from tistream.catalog.work.core.lane_scope import TableScope
 from tistream.catalog.work.gauges import CatalogGauges
 from tistream.catalog.work.lanes import (
@@ -44,7 +47,7 @@ from tistream.catalog.work.lanes import (
 from tistream.catalog.work.replications import create_replication, fail_replication
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.stream_ends import end_stream
-from tistream.catalog.work.tasks import assign_task, stop_task, tasks_of_tenants
+from tistream.catalog.work.tasks import stop_task, tasks_of_tenants
 from tistream.catalog.work.workers import register_worker, retire_worker
 from tistream.ids import Tenant
 from tistream.runtime import metrics
@@ -112,9 +115,7 @@ class TestGauges:
         for member, lease_ms in (("a", 600_000), ("b", -1)):
             claim_partition(catalog, T, "feed", member, session=None, lease_ms=lease_ms)
         claim_partition(catalog, T, "feed", "a", session=None, lease_ms=600_000)  # takes those of b: it held none
-        with catalog.transaction() as conn:
-            of_unread = changefeeds.c.changefeed_id == "unread"
-            conn.execute(changefeeds.update().where(of_unread).values(seen_ms=changefeeds.c.seen_ms - 5000))
+        shift(catalog, changefeeds.c.last_active_ms, -5000, changefeeds.c.changefeed_id == "unread")
         found = shown(CatalogGauges(catalog, ManualClock()))
         feed, unread = ("7", "0", "feed"), ("7", "0", "unread")
         assert found["tistream_consumer_lag_seconds"] == {feed: 9, unread: 9}, "a paused one does not lag"
@@ -145,7 +146,7 @@ class TestGauges:
         dr = [job.lane for job in lanes_of(catalog, "w", 1) if job.lane.changefeed_id == "dr"]
         attempt_stretch(catalog, dr[0], tso.compose(tso.physical_ms(START) + 2000), "a record")
         fail_stretch(catalog, dr[0], {"code": "TS-1100", "message": 'says "stopped":true'})
-        finish_stretch(catalog, dr[1], served_ts, rows=30, size=400, amended=0, letters=3)
+        finish_stretch(catalog, dr[1], served_ts, rows=30, size=400, letters=3)
         found = shown(CatalogGauges(catalog, ManualClock()))
         lag = {key[2:]: seconds for key, seconds in found["tistream_replication_lag_seconds"].items()}
         assert {key: lag[key] for key in lag if key[1] != "resolved_ts"} == {
@@ -206,7 +207,7 @@ class TestGauges:
         assert parts() == [0, 9, 0], "what is not written lags behind the end"
         with catalog.transaction() as conn:
             conn.execute(lanes.update().values(checkpoint_ts=end_ts))
-            conn.execute(changefeeds.update().values(checkpoint_ts=end_ts, seen_ms=1))
+            conn.execute(changefeeds.update().values(checkpoint_ts=end_ts, last_active_ms=1))
         assert parts() == [0, 0, 0]
         assert set(shown(CatalogGauges(catalog, ManualClock()))["tistream_replication_unmoved_seconds"].values()) == {0}
 

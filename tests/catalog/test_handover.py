@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.assignments import assign_task
 from tests.kit.catalog_cases import OTHER, START, T, activate, advance, elected, referred, segment, snapshot
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, durable_timestamps, find_segments
 from tistream.catalog.log.snapshots import NewSnapshot, positions
 from tistream.catalog.work.handover import hand_over, take_tasks
-from tistream.catalog.work.tasks import assign_task, get_task, stop_task
+from tistream.catalog.work.tasks import get_task, stop_task
 from tistream.catalog.work.workers import register_worker
 from tistream.errors import Fenced
 from tistream.ids import Position
@@ -58,7 +59,7 @@ class TestHandover:
         assert durable_timestamps(catalog, [low]) == {low: (0, START + 10)}
         assert [s.object_key for s in find_segments(catalog, T, after_ts=0, upto_ts=TS_MAX, limit=9)] == ["committed/r"]
         row = get_task(catalog, low)
-        assert (row.snapshot_key, row.snapshot_n, positions(catalog, low)) == ("snapshots/r-2", 2, AT)
+        assert (row.snapshot_key, row.snapshot_no, positions(catalog, low)) == ("snapshots/r-2", 2, AT)
         assert referred(catalog, low) == {"snapshots/r-2", "snapshots/r-2-rows", "snapshots/kept"}
 
     def test_a_state_moves_alone(self, catalog: Catalog, low: int) -> None:

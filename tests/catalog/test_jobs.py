@@ -7,28 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection
 
-from tests.kit.catalog_cases import OTHER, T, activate, elected, together
+from tests.kit.catalog_cases import OTHER, T, activate, elected, shift, together
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import list_events
-from tistream.catalog.tenancy.tenants import TenantState
+from tistream.catalog.rows.jobs import JobCounts, JobExecutor, JobKind, JobLimits, JobRow, JobState, NewJob
+from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.work.deletion import delete_tenant
-from tistream.catalog.work.job_rows import (
-    JobCounts,
-    JobExecutor,
-    JobKind,
-    JobLimits,
-    JobRow,
-    JobState,
-    NewJob,
-    get_job,
-    job_figures,
-    list_jobs,
-    newest_ended,
-    open_jobs,
-)
+from tistream.catalog.work.job_rows import get_job, job_figures, list_jobs, newest_ended, open_jobs
 from tistream.catalog.work.jobs import (
     TRIES_MAX,
     cancel_job,
@@ -52,13 +40,6 @@ COUNTS = JobCounts(bytes_read=1000, bytes_written=400, objects_before=20, object
 def merge(tenant: Tenant = T, **more: Any) -> NewJob:
     limits = JobLimits(budget_bytes=1 << 30, lag_ms=5000, task_ids=(3, 9))
     return NewJob(tenant=tenant, kind=JobKind.MERGE, limits=limits, reason="20 small files ✓", **more)
-
-
-def age(catalog: Catalog, job_id: int, column: str, by_ms: int) -> None:
-    """Move a time of the job into the past."""
-    of = tables.jobs.c[column]
-    with catalog.transaction() as conn:
-        conn.execute(update(tables.jobs).where(tables.jobs.c.job_id == job_id).values({column: of - by_ms}))
 
 
 def leased(catalog: Catalog, holder: str = "e1/1 0") -> JobRow:
@@ -151,7 +132,7 @@ class TestLeases:
         row = get_job(catalog, first.job_id)
         assert (row.parts_done, row.parts_total) == (2, 9)
         assert lease(catalog, "e2", BOTH) is None
-        age(catalog, first.job_id, "renewed_ms", JOB_LEASE_MS + 1000)
+        shift(catalog, tables.jobs.c.renewed_ms, -JOB_LEASE_MS - 1000, tables.jobs.c.job_id == first.job_id)
         second = leased(catalog, "e2")
         assert (second.epoch, second.tries, second.parts_total) == (2, 2, 0)
         for late in (
@@ -169,7 +150,7 @@ class TestLeases:
     def test_a_lease_from_the_future_is_taken_over(self, catalog: Catalog) -> None:
         enqueue(catalog, [merge()], leader_epoch=elected(catalog))
         first = leased(catalog, "e1")
-        age(catalog, first.job_id, "renewed_ms", -2 * JOB_LEASE_MS)
+        shift(catalog, tables.jobs.c.renewed_ms, 2 * JOB_LEASE_MS, tables.jobs.c.job_id == first.job_id)
         assert leased(catalog, "e2").epoch == 2
 
     def test_a_job_whose_executors_die_fails_in_the_end(self, catalog: Catalog) -> None:
@@ -177,7 +158,7 @@ class TestLeases:
         for n in range(TRIES_MAX):
             job = leased(catalog, f"e{n}")
             assert job.tries == n + 1
-            age(catalog, job.job_id, "renewed_ms", JOB_LEASE_MS + 1000)
+            shift(catalog, tables.jobs.c.renewed_ms, -JOB_LEASE_MS - 1000, tables.jobs.c.job_id == job.job_id)
         assert lease(catalog, "e9", BOTH) is None
         row = get_job(catalog, job.job_id)
         assert (row.state, row.epoch, "e4" in row.error) == (JobState.FAILED, TRIES_MAX + 1, True)
@@ -190,10 +171,10 @@ class TestEnds:
     def test_a_done_job_keeps_its_counts_and_adds_to_the_totals(self, catalog: Catalog) -> None:
         epoch = elected(catalog)
         enqueue(catalog, [merge(), merge(OTHER)], leader_epoch=epoch)
-        finish(catalog, leased(catalog), COUNTS, outcome="swapped", code="TS-1020", error="one group is damaged")
+        finish(catalog, leased(catalog), COUNTS, outcome="committed", code="TS-1020", error="one group is damaged")
         finish(catalog, leased(catalog), COUNTS)
         row = list_jobs(catalog, tenant=T)[0]
-        assert (row.counts, row.outcome, row.code) == (COUNTS, "swapped", "TS-1020")
+        assert (row.counts, row.outcome, row.code) == (COUNTS, "committed", "TS-1020")
         assert row.ended_ms >= row.started_ms
         figures = job_figures(catalog)
         assert (figures.by_state, figures.bytes_read, figures.requests_saved) == ({"done": 2}, 2000, 38)
@@ -207,7 +188,7 @@ class TestEnds:
             assert lease(catalog, "e1", BOTH) is None
             row = get_job(catalog, job.job_id)
             pauses.append(round((row.due_ms - row.read_ms) / 1000, -1))
-            age(catalog, job.job_id, "due_ms", 3_600_000)
+            shift(catalog, tables.jobs.c.due_ms, -3_600_000, tables.jobs.c.job_id == job.job_id)
         assert pauses == [10, 40, 160, 600]
         assert fail(catalog, leased(catalog), code="TS-1031", error="store away", retryable=True) is JobState.FAILED
         assert get_job(catalog, job.job_id).error == "store away"
@@ -321,7 +302,7 @@ class TestOperators:
         assert [j.job_id for j in list_jobs(catalog, states=[JobState.RUNNING])] == [ids[0]]
         figures = job_figures(catalog)
         assert figures.by_state == {"queued": 5, "running": 1}
-        age(catalog, ids[1], "created_ms", 60_000)
+        shift(catalog, tables.jobs.c.created_ms, -60_000, tables.jobs.c.job_id == ids[1])
         assert 60_000 <= job_figures(catalog).oldest_queued_ms < 120_000
 
     def test_old_and_surplus_jobs_are_pruned_and_open_ones_never(self, catalog: Catalog) -> None:
@@ -331,9 +312,9 @@ class TestOperators:
             ids += enqueue(catalog, [merge()], leader_epoch=epoch)
             finish(catalog, leased(catalog), COUNTS)
         ids += enqueue(catalog, [merge()], leader_epoch=epoch)
-        age(catalog, ids[5], "created_ms", 90 * 86_400_000)
+        shift(catalog, tables.jobs.c.created_ms, -90 * 86_400_000, tables.jobs.c.job_id == ids[5])
         assert prune_jobs(catalog, keep=3) == 2
-        age(catalog, ids[3], "ended_ms", 31 * 86_400_000)
+        shift(catalog, tables.jobs.c.ended_ms, -31 * 86_400_000, tables.jobs.c.job_id == ids[3])
         assert prune_jobs(catalog) == 1
         assert [j.job_id for j in list_jobs(catalog)] == [ids[5], ids[4], ids[2]]
         assert job_figures(catalog).requests_saved == 5 * 19

@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
+import orjson
 import pytest
 
-from destinations.protocol import Destination
-from reading.deps import Services
+from reading.served.services import Services
 from replicator.core.lane import LATE_S
 from replicator.lane_run import LaneRun
 from tests.kit.catalog_cases import EDGE, START, T, elected, grown_log
+from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, remove_changefeed, switch_changefeed
-from tistream.catalog.work import lanes
-from tistream.catalog.work.core.lane_scope import KeyScope, covers, parse_scope
+from tistream.catalog.database.events import record_assignments
+from tistream.catalog.database.tables import next_numbers
+from tistream.catalog.tenancy.changefeeds import (
+    FeedState,
+    add_changefeed,
+    get_changefeed,
+    list_changefeeds,
+    remove_changefeed,
+    switch_changefeed,
+)
+from tistream.catalog.work import lanes, replications
+from tistream.catalog.work.core.lane_scope import (
+    ISOLATED_MAX,
+    TEXT_MAX,
+    KeyScope,
+    LaneScope,
+    change_key,
+    covers,
+    may_isolate,
+    parse_scope,
+    skip,
+    with_skipped,
+)
 from tistream.catalog.work.lanes import LaneAssignment, LaneJob, lane_places, lanes_of, list_lanes
-from tistream.catalog.work.replications import create_replication, fail_replication, resume_replication
+from tistream.catalog.work.replications import (
+    create_replication,
+    decide_refusal,
+    end_replication,
+    fail_replication,
+    resume_replication,
+)
 from tistream.catalog.work.workers import register_worker
 from tistream.clock import SystemClock
-from tistream.errors import Fenced, StateForbids
+from tistream.errors import Fenced, StateForbids, TsOutOfRange
 from tistream.keyrange import KeyRange
-from tistream.limits import LANE_LEASE_MS
+from tistream.limits import CLOCK_SKEW_MAX_MS, LANE_LEASE_MS
 from tistream.objectstore.memory import MemoryStore
 
 LOW, HIGH = KeyScope(range=KeyRange(b"", b"m")), KeyScope(range=KeyRange(b"m", b""))
@@ -52,7 +83,7 @@ def give(catalog: Catalog, worker: str) -> list[LaneJob]:
     return owned(catalog, worker)
 
 
-def never_opened(job: LaneJob) -> Destination:
+def never_opened(*_: object) -> Any:
     raise AssertionError("nothing is written")
 
 
@@ -61,7 +92,7 @@ def owned(catalog: Catalog, worker: str, incarnation: int = 1) -> list[LaneJob]:
 
 
 def finish(catalog: Catalog, job: LaneJob, upto: int) -> int:
-    return lanes.finish_stretch(catalog, job.lane, upto, rows=2, size=10, amended=0)
+    return lanes.finish_stretch(catalog, job.lane, upto, rows=2, size=10)
 
 
 def test_the_checkpoint_of_a_changefeed_is_the_lowest_of_its_lanes(catalog: Catalog) -> None:
@@ -81,8 +112,8 @@ def test_a_new_owner_waits_until_the_one_before_can_no_longer_write(catalog: Cat
     lanes.attempt_stretch(catalog, low.lane, START + 7, "record")
     again, other = give(catalog, "b")
     assert not again.lane.is_free
-    assert 0 < again.lane.free_in_ms <= LANE_LEASE_MS
-    assert (again.lane.redo_ts, again.lane.record, again.lane.record_ts) == (START + 7, "record", START + 7)
+    assert 0 < again.lane.writable_in_ms <= LANE_LEASE_MS
+    assert (again.lane.catch_up_ts, again.lane.record, again.lane.record_ts) == (START + 7, "record", START + 7)
     for late in (
         lambda: lanes.attempt_stretch(catalog, low.lane, START + 9, ""),
         lambda: finish(catalog, low, START + 7),
@@ -107,12 +138,12 @@ def test_a_transaction_that_takes_long_does_not_shorten_the_wait(
     def run_of(worker: str) -> LaneRun:
         asked_s = clock.monotonic()
         job = owned(catalog, worker)[0]
-        run = LaneRun(services, clock, job, never_opened, random.Random(1))
+        run = LaneRun(services, clock, job, never_opened, never_opened, random.Random(1))
         assert run.seen(job, asked_s, clock.monotonic())
         return run
 
     before: list[LaneRun] = []
-    real = lanes.record_assignments
+    real = record_assignments
 
     def slowly(*args: Any, **named: Any) -> None:
         time.sleep(2 * LATE_S)
@@ -162,7 +193,7 @@ def test_rebalanced_lanes_start_at_the_least_checkpoint_that_they_cover(catalog:
     lanes.replace_lanes(catalog, T, FEED, [KeyScope(range=part) for part in cuts])
     found = list_lanes(catalog, T, FEED)
     assert [lane.checkpoint_ts for lane in found] == [START + 9, START, START]
-    assert [lane.redo_ts for lane in found] == [START + 9, START + 20, START + 20]
+    assert [lane.catch_up_ts for lane in found] == [START + 9, START + 20, START + 20]
     assert all(lane.owner is None and not lane.is_free for lane in found)
     with pytest.raises(Fenced):
         finish(catalog, high, START + 20)
@@ -173,12 +204,12 @@ def test_rebalanced_lanes_start_at_the_least_checkpoint_that_they_cover(catalog:
 
 def test_dead_letters_are_counted_with_the_checkpoint_and_outlive_the_lanes(catalog: Catalog) -> None:
     low, high = give(catalog, "a")
-    lanes.finish_stretch(catalog, low.lane, START + 9, rows=1, size=1, amended=0, letters=2)
-    lanes.finish_stretch(catalog, high.lane, START + 5, rows=1, size=1, amended=0, letters=3)
+    lanes.finish_stretch(catalog, low.lane, START + 9, rows=1, size=1, letters=2)
+    lanes.finish_stretch(catalog, high.lane, START + 5, rows=1, size=1, letters=3)
     assert get_changefeed(catalog, T, FEED).dead_letters == 5
     lanes.replace_lanes(catalog, T, FEED, [KeyScope(range=KeyRange())])
     with pytest.raises(Fenced):
-        lanes.finish_stretch(catalog, low.lane, START + 10, rows=1, size=1, amended=0, letters=4)
+        lanes.finish_stretch(catalog, low.lane, START + 10, rows=1, size=1, letters=4)
     assert get_changefeed(catalog, T, FEED).dead_letters == 5
 
 
@@ -192,14 +223,14 @@ def test_a_refused_key_stops_alone_and_is_tried_again_or_left_out(catalog: Catal
     assert parse_scope(found[0].scope.text()) == found[0].scope == rest
     stopped = found[2]
     assert stopped.scope == alone
-    assert (stopped.attempted_ts, stopped.redo_ts) == (START + 9, START + 9), "the key may have been written"
+    assert (stopped.attempted_ts, stopped.catch_up_ts) == (START + 9, START + 9), "the key may have been written"
     assert (stopped.record, stopped.record_ts) == ("files", START + 9)
     assert stopped.error is not None
     assert stopped.error["commit_ts"] == str(START + 3)
     finish(catalog, low, START + 20)
     finish(catalog, high, START + 20)
     assert get_changefeed(catalog, T, FEED).checkpoint_ts == START, "it waits for the stopped key"
-    lanes.rescope(catalog, stopped, lanes.parse_scope(stopped.scope.text()))
+    lanes.rescope(catalog, stopped, parse_scope(stopped.scope.text()))
     assert not list_lanes(catalog, T, FEED)[2].is_stopped
     with pytest.raises(Fenced):
         lanes.rescope(catalog, stopped, stopped.scope)
@@ -209,21 +240,131 @@ def test_paused_failed_and_finished_changefeeds_are_not_written(catalog: Catalog
     low, high = give(catalog, "a")
     switch_changefeed(catalog, T, FEED, FeedState.STOPPED)
     assert owned(catalog, "a") == []
+    assert lane_places(catalog) == [], "nor do they count where lanes are shared out"
     resume_replication(catalog, T, FEED)
+    assert len(lane_places(catalog)) == 2
     fail_replication(catalog, low.lane, {"code": "TS-1005", "message": "gone"})
     failed = get_changefeed(catalog, T, FEED)
     assert (failed.state, failed.holds_log, failed.error) == (
         FeedState.FAILED, True, {"code": "TS-1005", "message": "gone"},
     )  # fmt: skip
+    assert lane_places(catalog) == []
     resume_replication(catalog, T, FEED, to_ts=START + 1)
     assert [lane.checkpoint_ts for lane in list_lanes(catalog, T, FEED)] == [START + 1] * 2
     with pytest.raises(Fenced):
         finish(catalog, high, START + 4)
     assert remove_changefeed(catalog, T, FEED)
-    assert list_lanes(catalog, T) == lane_places(catalog) == []
+    assert list_lanes(catalog, T) == []
+    assert lane_places(catalog) == []
     create(catalog, target_ts=EDGE)
-    for job in give(catalog, "a"):
+    for job in (jobs := give(catalog, "a")):
+        assert not end_replication(catalog, job.lane), "some lane is below the target"
         finish(catalog, job, EDGE)
+    assert get_changefeed(catalog, T, FEED).state is FeedState.NORMAL, "its destination is told first"
+    assert end_replication(catalog, jobs[0].lane)
     assert get_changefeed(catalog, T, FEED).state is FeedState.FINISHED
+    assert lane_places(catalog) == []
     with pytest.raises(StateForbids):
         resume_replication(catalog, T, FEED)
+
+
+def test_no_checkpoint_lies_in_the_future(catalog: Catalog) -> None:
+    """Nothing would be read until that time has come, and the lag would show as none. A backup of now is accepted,
+    although the watermark is not there yet."""
+    now_ts = tso.compose(SystemClock().unix_ms())
+    ahead = tso.compose(SystemClock().unix_ms() + 2 * CLOCK_SKEW_MAX_MS)
+    switch_changefeed(catalog, T, FEED, FeedState.STOPPED)
+    for late_ts in (ahead, EDGE * 10):
+        with pytest.raises(TsOutOfRange):
+            resume_replication(catalog, T, FEED, to_ts=late_ts)
+        with pytest.raises(TsOutOfRange):
+            add_changefeed(catalog, T, "reader", late_ts)
+        with pytest.raises(TsOutOfRange):
+            create_replication(
+                catalog, T, "other", late_ts, sink_uri="tikv://pd:2379", options="{}", filters="{}", scopes=[LOW],
+                target_ts=0, hold_ms=1,
+            )  # fmt: skip
+    before = get_changefeed(catalog, T, FEED)
+    assert (before.state, before.checkpoint_ts) == (FeedState.STOPPED, START)
+    assert [row.changefeed_id for row in list_changefeeds(catalog, T)] == [FEED]
+    resume_replication(catalog, T, FEED, to_ts=now_ts)
+    assert get_changefeed(catalog, T, FEED).checkpoint_ts == now_ts
+
+
+def test_a_decision_names_its_change_and_is_safe_to_repeat(catalog: Catalog) -> None:
+    """Also of a long key. What was left out stays left out when the lanes are cut anew."""
+    low = give(catalog, "a")[0]
+    long = b"a" * 9000
+    key = change_key(long)
+    rest, alone = low.lane.scope.isolate(long.hex())
+    refused = {"code": "TS-1101", "key": key, "item": key, "message": "m" * 99_999, "commit_ts": str(START + 3)}
+    lanes.isolate(catalog, low.lane, rest, alone, refused)
+    with pytest.raises(StateForbids, match="another change"):
+        decide_refusal(catalog, T, FEED, 2, leave_out=True, change=(key, START + 2))
+    for _ in range(2):
+        decide_refusal(catalog, T, FEED, 2, leave_out=True, change=(key, START + 3))
+    stopped = list_lanes(catalog, T, FEED)[2]
+    assert (stopped.is_stopped, stopped.scope.skipped) == (False, ((key, START + 3),))
+    lanes.replace_lanes(catalog, T, FEED, [LOW, HIGH])
+    assert [lane.scope.skipped for lane in list_lanes(catalog, T, FEED)] == [((key, START + 3),)] * 2
+
+
+def test_a_lane_leaves_out_so_many_changes_and_forgets_those_that_it_has_passed() -> None:
+    scope: LaneScope = LOW
+    for number in range(29):
+        scope = skip(scope, change_key(b"%0999d" % number), 100 + number, 0)
+    assert TEXT_MAX - 2100 < len(scope.text()) <= TEXT_MAX
+    with pytest.raises(StateForbids, match="no place for more"):
+        skip(scope, change_key(b"k" * 1000), 999, 0)
+    passed_ts = 100 + len(scope.skipped) - 5
+    assert [ts for _, ts in skip(scope, "7a" * 1000, 999, passed_ts).skipped] == [
+        passed_ts + n for n in range(1, 5)
+    ] + [999]
+    with pytest.raises(StateForbids):
+        with_skipped(LOW, [scope, skip(LOW, change_key(b"k" * 1000), 999, 0)], 0)
+
+
+def test_only_so_many_keys_of_a_lane_get_lanes_of_their_own() -> None:
+    scope: KeyScope = LOW
+    for number in range(ISOLATED_MAX):
+        scope, _ = scope.isolate((b"k%d" % number).hex())
+        assert may_isolate(scope)
+    assert not may_isolate(scope.isolate(b"l".hex())[0])
+    assert not may_isolate(LOW.isolate((b"k" * 20_000).hex())[0]), "the catalog has no place for it"
+
+
+@pytest.mark.parametrize("cut", ["isolated", "replaced"])
+def test_a_resume_and_new_lanes_lock_in_one_order(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
+    """Else each waits for what the other one has, and MariaDB fails one of them."""
+    location = orjson.dumps(
+        {"location": {"cluster_id": 1, "keyspace_id": None, "range": ["", ""]}, "keys": {}}
+    ).decode()
+    create_replication(
+        catalog, T, "placed", START, sink_uri="tikv://pd:2379", options=location, filters="{}", scopes=[LOW, HIGH],
+        target_ts=0, hold_ms=1,
+    )  # fmt: skip
+    low = next(job for job in give(catalog, "a") if job.lane.changefeed_id == "placed")
+    rest, alone = low.lane.scope.isolate(b"a".hex())
+    both = threading.Barrier(2)
+
+    def meeting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def meet(*args: Any) -> Any:
+            with suppress(threading.BrokenBarrierError):  # the other one waits for a lock
+                both.wait(0.5)
+            return real(*args)
+
+        return meet
+
+    monkeypatch.setattr(lanes, "next_numbers", meeting(next_numbers))  # the lanes are locked, or nothing yet
+    monkeypatch.setattr(replications, "retry_lanes", meeting(lanes.retry_lanes))  # the counter is locked
+
+    def act(number: int) -> None:
+        if number == 0:
+            resume_replication(catalog, T, "placed")
+        elif cut == "isolated":
+            lanes.isolate(catalog, low.lane, rest, alone, {"code": "TS-1101", "message": "no"})
+        else:
+            lanes.replace_lanes(catalog, T, "placed", [LOW, HIGH])
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(act, range(2)))

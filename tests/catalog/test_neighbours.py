@@ -10,10 +10,11 @@ from tests.kit.catalog_cases import activate, elected
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import list_events
-from tistream.catalog.tenancy.tenants import TenantState
+from tistream.catalog.rows.reports import TaskReport, WorkerReport
+from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.work.listing import idle_tasks, page_tasks
 from tistream.catalog.work.move import move_task
-from tistream.catalog.work.reports import TaskReport, WorkerReport, encode_report
+from tistream.catalog.work.reports import encode_report
 from tistream.catalog.work.workers import drain_worker, get_worker, heartbeat, list_workers, pulses, register_worker
 from tistream.errors import InvalidInput, NotFound, StateForbids
 

@@ -29,7 +29,9 @@ MOST = tso.TSO_END - 1
 
 def found(good_ts: int, *, seq: int = 2, key: bytes = b"t\x00\xff") -> Contradiction:
     row = ContradictingRow(key=key, start_ts=good_ts, commit_ts=good_ts + 1, region_id=8, promised_ts=START + 20)
-    return Contradiction(store_id=STORE, incarnation=1, seq=seq, good_ts=good_ts, rows=3, sample=[row] * 30)
+    return Contradiction(
+        store_id=STORE, incarnation=1, seq=seq, good_ts=good_ts, promised_ts=row.promised_ts, rows=3, sample=[row] * 30
+    )
 
 
 class TestQuarantines:
@@ -51,16 +53,16 @@ class TestQuarantines:
         assert served_edge(catalog, T)[:2] == (START + 8, START + 8)
         assert served_edge(catalog, OTHER)[:2] == (START, None)
         now = decisions(catalog, [T, OTHER])
-        assert (now.held, now.given_up, len(now.open)) == ({T: {STORE}}, {}, 2)
+        assert (now.held, now.given_up, len(now.open)) == ({T: frozenset({STORE})}, {}, 2)
         with pytest.raises(NotFound):
             reject_store(catalog, OTHER, STORE)
         assert len(reject_store(catalog, T, STORE, actor="ops")) == 2
         with pytest.raises(NotFound):
             reject_store(catalog, T, STORE)
         assert newest_incarnation(catalog, T, STORE) == 2
-        assert served_edge(catalog, T) == (START + 20, None, (START + 8, START + 20), 0)
+        assert served_edge(catalog, T) == (START + 20, None, (START + 8, START + 20))
         now = decisions(catalog, [T, OTHER])
-        assert (now.held, now.given_up, now.open) == ({}, {T: {(STORE, 1)}}, [])
+        assert (now.held, now.given_up, now.open) == ({}, {T: frozenset({(STORE, 1)})}, [])
         assert {row.decided_by for row in list_quarantines(catalog)} == {"ops"}
         kinds = [event.kind for event in list_events(catalog, limit=100)]
         assert (kinds.count("store.quarantined"), kinds.count("store.rejected")) == (2, 1)
@@ -69,7 +71,13 @@ class TestQuarantines:
         low, *_ = activate(catalog)
         row = ContradictingRow(key=b"\xff" * 20_000, start_ts=1, commit_ts=MOST, region_id=1, promised_ts=MOST)
         large = Contradiction(
-            store_id=2**63 - 1, incarnation=2**31, seq=2**40, good_ts=MOST, rows=2**40, sample=[row] * 20
+            store_id=2**63 - 1,
+            incarnation=2**31,
+            seq=2**40,
+            good_ts=MOST,
+            promised_ts=MOST,
+            rows=2**40,
+            sample=[row] * 20,
         )
         assert record_quarantine(catalog, T, low, 0, large)
         (kept,) = list_quarantines(catalog, T)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.assignments import assign_task
 from tests.kit.catalog_cases import (
     HIGH,
     LOW,
@@ -31,12 +32,11 @@ from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.reshape import Half, cancel_merge, merge_tasks, merging_tenants, request_merge, split_task
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import (
-    assign_task,
-    clear_task_error,
     frontier,
     get_task,
     list_tasks,
     raise_resubscribe,
+    retry_task,
     served_watermark,
     stop_task,
     tasks_owned_by,
@@ -66,7 +66,7 @@ def wanted(catalog: Catalog) -> tuple[Half, Half]:
     """Two neighbours of one sorter that are to be merged."""
     low, high, _ = owned(catalog)
     assert request_merge(catalog, low, high, seen_epochs=(1, 1))
-    first = Half(task_id=low, epoch=1, durable_ts=START, snapshot_n=3)
+    first = Half(task_id=low, epoch=1, durable_ts=START, snapshot_no=3)
     return first, replace(first, task_id=high)
 
 
@@ -261,7 +261,7 @@ class TestReshape:
         assert stop_task(catalog, high, epoch=0, error="broken")
         with pytest.raises(InvalidInput):
             request_merge(catalog, low, high, seen_epochs=(0, 0))
-        clear_task_error(catalog, high)
+        assert retry_task(catalog, high, epoch=0)
         assert request_merge(catalog, low, high, seen_epochs=(0, 0))
 
     def test_one_task_stands_in_the_place_of_two(self, catalog: Catalog) -> None:
@@ -279,7 +279,7 @@ class TestReshape:
         row = get_task(catalog, task)
         assert (row.range, row.durable_ts, row.start_ts) == (KeyRange(LOW.start, HIGH.end), upto, START)
         assert (row.owner, row.epoch, row.resubscribe_id, row.merge_with) == ("s1", 2, 2, None)
-        assert (row.snapshot_key, row.snapshot_n, positions(catalog, task)) == ("snapshots/joined", 4, LATER)
+        assert (row.snapshot_key, row.snapshot_no, positions(catalog, task)) == ("snapshots/joined", 4, LATER)
         assert referred(catalog, task) == {*kept, "snapshots/joined"}
         assert object_states(catalog, [*old, *kept, "snapshots/joined"]) == {
             **dict.fromkeys(old, ObjectState.SUPERSEDED),

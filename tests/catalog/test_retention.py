@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
-from sqlalchemy import update
 
 from tests.kit.catalog_cases import (
     EDGE,
@@ -21,11 +21,12 @@ from tests.kit.catalog_cases import (
     long_key,
     seed,
     segment,
+    shift,
     together,
 )
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.bases import BaseRow, NewBase, add_bases, base_segments_of, list_bases, retire_bases
+from tistream.catalog.log.bases import add_bases, base_segments_of, list_bases, retire_bases
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.objects import (
     forget_dead,
@@ -38,8 +39,10 @@ from tistream.catalog.log.objects import (
 from tistream.catalog.log.read_leases import drop_lease, open_lease
 from tistream.catalog.log.retention import check_listing, raise_floor, retire_below_floor
 from tistream.catalog.log.safe_points import list_safe_points, remove_safe_point, set_safe_point
-from tistream.catalog.log.seeds import SeedRow, add_seed, list_seeds, seed_segments_of
-from tistream.catalog.log.segments import segment_in
+from tistream.catalog.log.seeds import add_seed, list_seeds, seed_segments_of
+from tistream.catalog.rows.bases import BaseRow, NewBase
+from tistream.catalog.rows.seeds import SeedRow
+from tistream.catalog.rows.segments import segment_in
 from tistream.catalog.tenancy.changefeeds import (
     FeedState,
     add_changefeed,
@@ -57,13 +60,16 @@ from tistream.errors import Fenced, InvalidInput, NotFound, TiStreamError, TsExp
 def new(table_id: int, ts: int, previous: BaseRow | SeedRow | None = None, *, key: str = "") -> NewBase:
     """A base of one segment in the file `key`; an empty one without."""
     segments = (segment_in(key, info(table_id, table_id)),) if key else ()
-    return NewBase(table_id=table_id, ts=ts, previous=previous, rows=7 * len(segments), segments=segments)
+    after_ts, rows = START if previous is None else previous.ts, 7 * len(segments)
+    return NewBase(table_id=table_id, ts=ts, previous=previous, after_ts=after_ts, rows=rows, segments=segments)
 
 
-def add(catalog: Catalog, *bases: NewBase, start_ts: int = START) -> bool:
-    """Add them, with the files that they name."""
+def add(catalog: Catalog, *bases: NewBase) -> bool:
+    """Whether all of them were added, with the files that they name; else none."""
     files = {s.object_key: 1000 for base in bases for s in base.segments}
-    return add_bases(catalog, T, bases, files, log_start_ts=start_ts)
+    added = add_bases(catalog, T, bases, files)
+    assert added in (set(), {base.table_id for base in bases})
+    return bool(added)
 
 
 def left(catalog: Catalog) -> list[tuple[str, int]]:
@@ -142,7 +148,7 @@ class TestBases:
     def test_the_segments_of_a_base_come_in_key_order(self, catalog: Catalog) -> None:
         ends = [bytes([255 - n]) for n in range(9)]
         segments = tuple(segment_in("bases/1", info(n, 5, long_key(end))) for n, end in enumerate(ends))
-        assert add(catalog, NewBase(table_id=5, ts=EDGE, previous=None, rows=63, segments=segments))
+        assert add(catalog, NewBase(table_id=5, ts=EDGE, previous=None, after_ts=START, rows=63, segments=segments))
         (row,) = list_bases(catalog, T)
         found = base_segments_of(catalog, row) or ()
         assert [s.start_key for s in found] == [long_key(end) for end in reversed(ends)]
@@ -162,16 +168,22 @@ class TestBases:
         absent = SeedRow(tenant=T, ts=START + 1, table_id=0, rows=1, bytes=1, manifest_key="")
         assert not add(catalog, new(5, EDGE, gone, key="bases/2"))
         assert not add(catalog, new(5, EDGE, absent, key="bases/2"))
-        assert not add(catalog, new(5, EDGE, base, key="bases/2"), start_ts=START + 1)
+        assert not add(catalog, replace(new(5, EDGE, base, key="bases/2"), after_ts=START - 1))
         assert list_bases(catalog, T) == [base]
         assert object_states(catalog, ["bases/2"]) == {}
         assert add(catalog, new(5, EDGE, base, key="bases/2"))
         assert [(b.ts, b.seed_ts) for b in list_bases(catalog, T)] == [(EDGE, START), (START + 10, START)]
 
     def test_the_first_of_two_at_one_timestamp_stays(self, catalog: Catalog) -> None:
-        won = together(3, lambda n: add(catalog, new(5, EDGE, key=f"bases/{n}"), new(6 + n, EDGE)))
-        assert sorted(won) == [False, False, True]
-        assert [base.table_id for base in list_bases(catalog, T)] == [5, 6 + won.index(True)]
+        def both(n: int) -> frozenset[int]:
+            return add_bases(catalog, T, [new(5, EDGE, key=f"bases/{n}"), new(6 + n, EDGE)], {f"bases/{n}": 1000})
+
+        won = together(3, both)
+        assert sorted(5 in added for added in won) == [False, False, True]
+        assert [6 + n in added for n, added in enumerate(won)] == [True] * 3, "it was the only one of its table"
+        assert [base.table_id for base in list_bases(catalog, T)] == [5, 6, 7, 8]
+        first = f"bases/{next(n for n, added in enumerate(won) if 5 in added)}"
+        assert object_states(catalog, [f"bases/{n}" for n in range(3)]) == {first: "live"}
 
     def test_a_tombstoned_file_fences_its_bases(self, catalog: Catalog) -> None:
         assert tombstone(catalog, T, "bases/1")
@@ -270,11 +282,29 @@ class TestRetention:
         assert (list_seeds(catalog, T), seed_segments_of(catalog, sown, 5)) == ([], None)
         assert set(object_states(catalog, files).values()) == {"superseded"}
         assert [base.ts for base in list_bases(catalog, T, [5, 6])] == [START + 20, START + 10, START + 10]
-        assert not add(catalog, new(6, START + 20, six, key="bases/3")), "it was planned with a longer log"
         assert raise_floor(catalog, T, seen_floor=START + 10, to_ts=START + 11)
         assert [base.ts for base in list_bases(catalog, T)] == [START + 20]
+        assert not add(catalog, new(6, START + 20, six, key="bases/3"))
         assert object_states(catalog, ["bases/1", "bases/2"]) == {"bases/1": "superseded", "bases/2": "live"}
-        assert add(catalog, new(5, START + 30, list_bases(catalog, T)[0], key="bases/4"), start_ts=START + 11)
+        assert add(catalog, new(5, START + 30, list_bases(catalog, T)[0], key="bases/4"))
+
+    def test_a_floor_leaves_out_only_the_bases_that_were_built_from_below_it(self, catalog: Catalog) -> None:
+        add_seed(catalog, seed(), 77)
+        (sown,) = list_seeds(catalog, T)
+        assert add(catalog, *(new(n, START + 10, sown, key="bases/1") for n in (5, 6)))
+        (five, six) = list_bases(catalog, T)
+        built = [
+            new(5, START + 30, five, key="bases/2"),
+            new(6, START + 30, six, key="bases/3"),
+            new(7, START + 30, key="bases/3"),  # of all its log
+            new(8, START + 30, key="bases/4"),
+        ]
+        files = {f"bases/{n}": 1000 for n in (2, 3, 4)}
+        assert raise_floor(catalog, T, seen_floor=0, to_ts=START + 10)
+        assert add_bases(catalog, T, built, files) == {5, 6}
+        assert {base.table_id for base in list_bases(catalog, T) if base.ts == START + 30} == {5, 6}
+        assert object_states(catalog, files) == {"bases/2": "live", "bases/3": "live"}, "the other one is an orphan"
+        assert add_bases(catalog, T, built[2:], files) == frozenset()
 
     def test_changefeeds_hold_the_floor(self, catalog: Catalog) -> None:
         assert add_changefeed(catalog, T, "a", START + 10)
@@ -341,8 +371,7 @@ class TestRetention:
         assert raise_floor(catalog, T, seen_floor=0, to_ts=START + 11)
         with pytest.raises(TsExpired):
             set_safe_point(catalog, T, "late", START + 10, 3600)
-        with catalog.transaction() as conn:  # an hour passes
-            conn.execute(update(tables.safe_points).values(expires_ms=tables.safe_points.c.expires_ms - 3_600_000))
+        shift(catalog, tables.safe_points.c.expires_ms, -3_600_000)
         assert list_safe_points(catalog, T) == []
         assert raise_floor(catalog, T, seen_floor=START + 11, to_ts=START + 35)
         set_safe_point(catalog, T, "other", START + 36, 3600)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.catalog_cases import elected
+from tests.kit.catalog_cases import elected, shift
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.tables import service_tokens
 from tistream.catalog.work.leader import acquire_leadership
 from tistream.catalog.work.service_tokens import accepted_tokens, rotate_service_token
 
 DAY_MS = 86_400_000
-
-
-def age(catalog: Catalog, ms: int) -> None:
-    """Make every token older; the database's clock is never waited for."""
-    with catalog.transaction() as conn:
-        conn.exec_driver_sql(f"UPDATE service_tokens SET made_ms = made_ms - {ms}")
 
 
 class TestServiceTokens:
@@ -27,9 +22,9 @@ class TestServiceTokens:
         (token,) = accepted_tokens(catalog)
         assert len(bytes.fromhex(token.secret)) == 32
         assert token.secret not in repr(token)
-        age(catalog, DAY_MS - 60_000)
+        shift(catalog, service_tokens.c.created_ms, 60_000 - DAY_MS)
         assert rotate_service_token(catalog, rotate_ms=DAY_MS, leader_epoch=epoch) is None
-        age(catalog, 60_000)
+        shift(catalog, service_tokens.c.created_ms, -60_000)
         newer = acquire_leadership(catalog, "meta-1", starts=True)
         assert newer is not None
         assert rotate_service_token(catalog, rotate_ms=DAY_MS, leader_epoch=epoch) is None, "a replaced leader"
@@ -41,7 +36,7 @@ class TestServiceTokens:
         for number in (1, 2, 3):
             assert rotate_service_token(catalog, rotate_ms=DAY_MS, leader_epoch=epoch) == number
             seen.append(accepted_tokens(catalog))
-            age(catalog, DAY_MS)
+            shift(catalog, service_tokens.c.created_ms, -DAY_MS)
         assert [[token.number for token in tokens] for tokens in seen] == [[1], [2, 1], [3, 2]]
         assert seen[2][1] == seen[1][0]
         assert len({token.secret for tokens in seen for token in tokens}) == 3
@@ -52,5 +47,5 @@ class TestServiceTokens:
     ) -> None:
         epoch = elected(catalog)
         assert rotate_service_token(catalog, rotate_ms=DAY_MS, leader_epoch=epoch) == 1
-        age(catalog, -ahead_ms)
+        shift(catalog, service_tokens.c.created_ms, ahead_ms)
         assert (rotate_service_token(catalog, rotate_ms=DAY_MS, leader_epoch=epoch) is not None) == due

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import bindparam, exc, select
+from sqlalchemy import BindParameter, bindparam, exc, select
 
 from tests.kit.catalog_backends import QuickCatalog
 from tests.kit.catalog_cases import T
@@ -30,7 +30,7 @@ class TestSimulatorConnection:
 
     def test_a_list_of_parameters_has_a_text_for_each_length(self, catalog: Catalog) -> None:
         assert isinstance(catalog, QuickCatalog)
-        asked = bindparam("asked", expanding=True)
+        asked: BindParameter[int] = bindparam("asked", expanding=True)
         statement = select(tenants.c.tenant_id).where(tenants.c.tenant_id.in_(asked)).order_by(tenants.c.tenant_id)
         for number in (1, 2, 3):
             register_tenant(catalog, Tenant(1, number))

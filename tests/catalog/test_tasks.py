@@ -14,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import select
 
+from tests.kit.assignments import assign_task
 from tests.kit.catalog_cases import (
     DDL,
     HIGH,
@@ -26,22 +27,16 @@ from tests.kit.catalog_cases import (
     advance,
     elected,
     flush,
-    long_key,
     silence_leader,
     together,
 )
 from tistream.catalog.database import tables
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.tenants import (
-    NewTask,
-    TenantState,
-    activate_tenant,
-    change_state,
-    get_tenant,
-    list_tenants,
-    register_tenant,
-)
+from tistream.catalog.rows.reports import StoreReport, StuckReport, TaskReport, WorkerReport
+from tistream.catalog.rows.tasks import FrontierRow
+from tistream.catalog.rows.tenants import NewTask, TenantState
+from tistream.catalog.tenancy.tenants import activate_tenant, change_state, get_tenant, list_tenants, register_tenant
 from tistream.catalog.work.leader import (
     acquire_leadership,
     get_leader,
@@ -49,17 +44,15 @@ from tistream.catalog.work.leader import (
     renew_leadership,
     report_as_leader,
 )
-from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport, WorkerReport
 from tistream.catalog.work.tasks import (
-    FrontierRow,
-    assign_task,
-    clear_task_error,
     frontier,
     get_task,
     list_tasks,
     raise_resubscribe,
+    retry_task,
+    served_edge,
+    served_edges,
     served_watermark,
-    served_watermarks,
     stop_task,
     tasks_owned_by,
 )
@@ -193,23 +186,9 @@ class TestTasks:
         assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine) == 1
         assert assign_task(catalog, high, worker_id="Sorter-1", seen_epoch=0, leader_epoch=mine) == 1
         assert [t.task_id for t in tasks_owned_by(catalog, "sorter-1", life)] == [low]
-        assert assign_task(catalog, low, worker_id=None, seen_epoch=1, leader_epoch=mine) == 2
+        assert assign_task(catalog, low, worker_id="sorter-2", seen_epoch=1, leader_epoch=mine) == 2
         assert tasks_owned_by(catalog, "sorter-1", life) == []
         assert get_task(catalog, low).epoch == 2
-
-    def test_a_stale_task_epoch_assigns_nothing(self, catalog: Catalog, low: int) -> None:
-        mine = elected(catalog)
-        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=mine) == 1
-        assert assign_task(catalog, low, worker_id="sorter-2", seen_epoch=0, leader_epoch=mine) is None
-        assert get_task(catalog, low).owner == "sorter-1"
-
-    def test_a_lost_leader_epoch_assigns_nothing(self, catalog: Catalog, low: int) -> None:
-        old = elected(catalog, "meta-1")
-        silence_leader(catalog, LEADER_LEASE_MS + 1000)
-        new = elected(catalog, "meta-2")
-        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=old) is None
-        assert get_task(catalog, low).epoch == 0
-        assert assign_task(catalog, low, worker_id="sorter-1", seen_epoch=0, leader_epoch=new) == 1
 
     def test_of_concurrent_assignments_one_wins(self, catalog: Catalog, low: int) -> None:
         mine = elected(catalog)
@@ -218,11 +197,11 @@ class TestTasks:
             assert sorted(got, key=str) == [seen + 1, None]
             assert get_task(catalog, low).owner == f"sorter-{got.index(seen + 1)}"
 
-    def test_a_stopped_task_says_why_until_it_is_cleared(self, catalog: Catalog, low: int) -> None:
+    def test_a_stopped_task_says_why_until_it_is_retried(self, catalog: Catalog, low: int) -> None:
         assert not stop_task(catalog, low, epoch=1, error="stale")
         assert stop_task(catalog, low, epoch=0, error="commit below W: schlüssel 数" + "x" * 100_000)
         assert (get_task(catalog, low).error or "").startswith("commit below W: schlüssel 数")
-        clear_task_error(catalog, low)
+        assert retry_task(catalog, low, epoch=0)
         assert get_task(catalog, low).error is None
 
     def test_resubscribing_is_guarded_by_the_epoch(self, catalog: Catalog, low: int) -> None:
@@ -244,28 +223,22 @@ class TestTasks:
             FrontierRow(range=HIGH, durable_ts=START, resubscribe_id=0),
         ]
 
-    def test_the_watermark_is_the_lowest_of_range_and_schema(self, catalog: Catalog) -> None:
+    def test_the_watermark_is_the_lowest_of_data_and_schema(self, catalog: Catalog) -> None:
         low, high, ddl = advanced(catalog)
-        assert served_watermark(catalog, T) == START + 10
-        assert served_watermark(catalog, T, LOW) == START + 10
-        assert served_watermark(catalog, T, HIGH) == START + 20
-        assert served_watermark(catalog, T, KeyRange(long_key(b"t\x80"), long_key(b"t\x81"))) == START + 20
-        assert served_watermark(catalog, T, KeyRange(long_key(b"t\x7f"), long_key(b"t\x80"))) == START + 10
-        assert served_watermark(catalog, T, KeyRange(b"a", b"b")) == 0
-        flush(catalog, None, advance(high, START + 20, START + 99))
-        assert served_watermark(catalog, T, HIGH) == START + 30
-        flush(catalog, None, advance(low, START + 10, START + 200))
-        flush(catalog, None, advance(ddl, START + 30, START + 300))
-        assert served_watermark(catalog, T, LOW) == START + 200, "the range next to it does not count"
+        for task, durable_ts, lowest in ((low, 10, 20), (high, 20, 30), (ddl, 30, 99)):
+            assert served_watermark(catalog, T) == START + durable_ts
+            flush(catalog, None, advance(task, START + durable_ts, START + 99))
+            assert served_watermark(catalog, T) == START + lowest
 
     def test_the_watermarks_of_several_tenants_are_those_of_each(self, catalog: Catalog) -> None:
         advanced(catalog)
         activate(catalog, OTHER)
-        assert served_watermarks(catalog, [T, OTHER, Tenant(9, 9)]) == {T: START + 10, OTHER: START}
-        assert served_watermarks(catalog, [OTHER]) == {OTHER: served_watermark(catalog, OTHER)}
-        assert served_watermarks(catalog, []) == {}
+        found = served_edges(catalog, [T, OTHER, Tenant(9, 9)])
+        assert {tenant: edge.ts for tenant, edge in found.items()} == {T: START + 10, OTHER: START}
+        assert served_edges(catalog, [OTHER]) == {OTHER: served_edge(catalog, OTHER)}
+        assert served_edges(catalog, []) == {}
         many = [T, *(Tenant(8, n) for n in range(1000))]
-        assert served_watermarks(catalog, many) == {T: START + 10}
+        assert served_edges(catalog, many) == {T: found[T]}
 
     # the leader
 
@@ -276,25 +249,6 @@ class TestTasks:
         row = get_leader(catalog)
         assert row is not None
         assert (row.name, row.epoch) == (f"meta-{won.index(1)}", 1)
-
-    def test_the_leader_stays_while_its_lease_lasts(self, catalog: Catalog) -> None:
-        mine = elected(catalog, "meta-1")
-        silence_leader(catalog, LEADER_LEASE_MS - 2500)
-        assert acquire_leadership(catalog, "meta-2") is None
-        assert elected(catalog, "meta-1") == mine
-        assert leader_age(catalog) < LEADER_LEASE_MS - 2500
-
-    def test_two_processes_of_one_name_never_share_an_epoch(self, catalog: Catalog) -> None:
-        first = acquire_leadership(catalog, "meta-1", starts=True)
-        assert first is not None
-        assert acquire_leadership(catalog, "meta-1") is None, "who has the epoch renews it"
-        assert acquire_leadership(catalog, "meta-2", starts=True) is None
-        second = acquire_leadership(catalog, "meta-1", starts=True)
-        assert second == first + 1, "a process that starts again need not wait for its own lease"
-        with pytest.raises(Fenced):
-            renew_leadership(catalog, "meta-1", first)
-        assert acquire_leadership(catalog, "meta-1") is None, "the earlier life waits as any other"
-        renew_leadership(catalog, "meta-1", second)
 
     def test_a_silent_leader_is_replaced_once_and_fenced(self, catalog: Catalog) -> None:
         old = elected(catalog, "meta-1")
@@ -325,15 +279,6 @@ class TestTasks:
         assert acquire_leadership(catalog, "meta-2") == old + 1
         silence_leader(catalog, -1000)
         assert acquire_leadership(catalog, "meta-3") is None
-
-    def test_a_silent_leader_that_nobody_replaced_goes_on(self, catalog: Catalog) -> None:
-        mine = elected(catalog)
-        silence_leader(catalog, LEADER_LEASE_MS + 1000)
-        renew_leadership(catalog, "meta-1", mine)
-        assert leader_age(catalog) < LEADER_LEASE_MS
-        for me, epoch in (("meta-1", mine + 1), ("meta-1", mine - 1), ("meta-2", mine)):
-            with pytest.raises(Fenced):
-                renew_leadership(catalog, me, epoch)
 
     # processes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,13 @@ from simulator.chaos.servers.processes import TiStreamProcess, Up
 from simulator.profiles import weights
 from simulator.raw_workload import RawProfile, RawWorkload, raw_cluster
 from simulator.serve.served import CLUSTER_ID, ServedCluster
+from tests.kit.lane_feed import raw_client, scanned
 from tests.kit.waiting import eventually
 from tistream import ts as tso
 from tistream.clock import SystemClock
 from tistream.codec.raw.keys import KeyMode, keyspace_prefix
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.raw_messages import RawSpace
-from tistream.tikv.pd import PdClient
-from tistream.tikv.raw_client import RawClient
 
 KEYSPACE, REGIONS = 1, 6
 FAR_S = 10**9  #: entries have times to live, and none ends within the test
@@ -62,12 +61,8 @@ def run(*args: str, log: Path) -> str:
 
 def pairs(served: ServedCluster) -> dict[bytes, bytes]:
     """What a client finds in the keyspace."""
-    with (
-        closing(PdClient([served.pd_address])) as pd,
-        closing(RawClient(pd, RawSpace(Api.V2, KEYSPACE), clock=SystemClock())) as client,
-    ):
-        pages = list(client.scan())
-    return {k: v for page in pages for k, v in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)}
+    with raw_client(served, RawSpace(Api.V2, KEYSPACE)) as client:
+        return scanned(client)
 
 
 def newest(served: ServedCluster) -> dict[bytes, bytes]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
-import pyarrow as pa
 import pytest
 
 from benchmarks.load.feed import FIRST_TABLE_ID, schema
@@ -17,6 +16,7 @@ from simulator.raw_workload import RawProfile, raw_cluster
 from simulator.serve.served import ServedCluster
 from tests.kit.entry_log import PREFIX, Entry, EntryLog, entry_rows
 from tests.kit.log_builder import LogBuilder
+from tests.kit.made_rows import table_of
 from tests.kit.row_encoder import encode_v2
 from tests.kit.service_cluster import ServiceCluster
 from tistream import ts as tso
@@ -46,24 +46,21 @@ def build_tables(cluster: ServiceCluster, tenant: Tenant, tables: int) -> int:
     """A log with ROWS inserts into each of the tables; its end."""
     ids = range(FIRST_TABLE_ID, FIRST_TABLE_ID + tables)
     rows = [(n, table_id) for n in range(ROWS) for table_id in ids]
-    count = len(rows)
-    stamps = [BEGIN_TS + 10 * at for at in range(1, count + 1)]
-    columns = {
-        "table_id": [table_id for _, table_id in rows],
-        "op": [Op.PUT] * count,
-        "key": [record_key(table_id, n) for n, table_id in rows],
-        "start_ts": [ts - 1 for ts in stamps],
-        "commit_ts": stamps,
-        "value": [encode_v2({2: b"%d of %d" % (n, table_id)}) for n, table_id in rows],
-        "old_value": [None] * count,
-        "expire_ts": [0] * count,
-        "flags": [0] * count,
-    }
+    stamps = [BEGIN_TS + 10 * at for at in range(1, len(rows) + 1)]
+    inserts = table_of(
+        COMMITTED,
+        table_id=[table_id for _, table_id in rows],
+        op=Op.PUT,
+        key=[record_key(table_id, n) for n, table_id in rows],
+        start_ts=[ts - 1 for ts in stamps],
+        commit_ts=stamps,
+        value=[encode_v2({2: b"%d of %d" % (n, table_id)}) for n, table_id in rows],
+    )
     log = LogBuilder(
         cluster.catalog,
         open_store(f"file://{cluster.folder}/bucket"),
         tenant=tenant,
-        rows=pa.table(columns, schema=COMMITTED),
+        rows=inserts,
         meta=COMMITTED.empty_table(),
         schema=schema(BEGIN_TS, ids),
     )

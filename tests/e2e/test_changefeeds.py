@@ -7,7 +7,8 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,25 @@ from simulator.serve.faults import STORM
 from simulator.serve.served import ServedCluster
 from tests.kit.dead_letters import ACCT, CANAL, broken, letters_in, messages_but, messages_in, places_of
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
+from tests.kit.lane_feed import raw_client, scanned
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tests.kit.recording import expected
 from tests.kit.service_cluster import ServiceCluster
 from tests.kit.ticdc import message_text
 from tests.kit.waiting import eventually
 from tistream import ts as tso
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.tenancy.changefeeds import get_changefeed
 from tistream.catalog.work.lanes import list_lanes
+from tistream.catalog.work.workers import list_workers
 from tistream.clock import SystemClock
 from tistream.ids import Tenant
 from tistream.objectstore.factory import open_store
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.raw_messages import RawSpace
-from tistream.tikv.pd import PdClient
-from tistream.tikv.raw_client import RawClient
 
+get, post = partial(httpx2.get, timeout=60), partial(httpx2.post, timeout=60)
+delete = partial(httpx2.delete, timeout=60)
 PATH = "/v1/clusters/1/tenants/1/changefeeds"
 KEYSPACE = Tenant(1, 2)
 RAW_PATH = "/v1/clusters/1/tenants/2/changefeeds"
@@ -70,11 +74,14 @@ def test_workers_that_are_killed_write_each_change_once(cluster: ServiceCluster,
     uri = f"file://{tmp_path}/lake?protocol=canal-json&enable-tidb-extension=true"
     uri += "&enable-partition-separator=false"
     new = {"changefeed_id": "lake", "start_ts": "earliest", "sink_uri": uri, "target_ts": str(recording_end())}
-    made = httpx2.post(cluster.url + PATH, json=new)
+    made = post(cluster.url + PATH, json=new)
     assert made.status_code == 201, made.text
     assert any("Nothing identifies the rows of" in note for note in made.json()["notes"])
 
+    assert post(f"{cluster.url}{PATH}/lake:pause").status_code == 200  # else the first of them may write it all
     run(cluster, "replicate-1", "replicate-2")
+    cluster.wait_for("both are up", lambda: len(list_workers(cluster.catalog, WorkerKind.REPLICATE)) == 2)
+    assert post(f"{cluster.url}{PATH}/lake:resume").status_code == 200
     cluster.wait_for("both own a lane", lambda: len({lane.owner for lane in lanes(cluster)}) == 2)
     cluster.wait_for("something is written", lambda: any(lane.rows_done for lane in lanes(cluster)))
     cluster.processes["replicate-1"].kill()
@@ -152,7 +159,7 @@ def test_a_recovery_cluster_has_the_keys_of_the_main_one(cluster: ServiceCluster
             newest[write.key] = step
 
     def feed() -> dict[str, Any]:
-        return dict(httpx2.get(f"{cluster.url}{RAW_PATH}/dr").json())
+        return dict(get(f"{cluster.url}{RAW_PATH}/dr").json())
 
     def reached(step: int) -> None:
         eventually(lambda: int(feed()["checkpoint_ts"]) >= at(step), lambda: str(feed()))
@@ -161,7 +168,7 @@ def test_a_recovery_cluster_has_the_keys_of_the_main_one(cluster: ServiceCluster
         served.raw_kv.on_write = note
         uri = f"tikv://{served.pd_address}?batch-size=16&backoff-base=10ms&backoff-max=200ms"
         new = {"changefeed_id": "dr", "start_ts": "earliest", "sink_uri": uri, "target_ts": str(at(WRITES))}
-        made = httpx2.post(cluster.url + RAW_PATH, json=new)
+        made = post(cluster.url + RAW_PATH, json=new)
         assert made.status_code == 201, made.text
         assert len(made.json()["lanes"]) == 2
         run(cluster, "replicate-1", "replicate-2")
@@ -175,21 +182,17 @@ def test_a_recovery_cluster_has_the_keys_of_the_main_one(cluster: ServiceCluster
         log.flush(at(2 * WRITES // 3))
         reached(2 * WRITES // 3)
         cluster.processes["replicate-2"].resume()
-        cut = httpx2.post(f"{cluster.url}{RAW_PATH}/dr:rebalance", json={"lanes": 3})
+        cut = post(f"{cluster.url}{RAW_PATH}/dr:rebalance", json={"lanes": 3})
         assert cut.status_code == 200, cut.text
         log.flush(at(WRITES))
         eventually(lambda: feed()["state"] == "finished", lambda: str(feed()))
         served.settle()
-        with (
-            closing(PdClient([served.pd_address])) as pd,
-            closing(RawClient(pd, RawSpace(Api.V2, 1), clock=SystemClock())) as there,
-        ):
-            pages = list(there.scan())
+        with raw_client(served, RawSpace(Api.V2, 1)) as there:
+            found = scanned(there)
             assert verified(cluster) == (0, True)
             served.raw_kv.on_write = lambda write: None
             there.batch_put(pa.array([b"k00007"], pa.binary()), pa.array([b"another"], pa.binary()))
             assert verified(cluster) == (1, False), "another client wrote there"
-    found = {k: v for page in pages for k, v in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)}
     wanted = {entry.key: entry.value for entry in entries}
     assert found == {key: value for key, value in wanted.items() if value is not None}
 
@@ -207,20 +210,20 @@ def verified(cluster: ServiceCluster) -> tuple[int, bool]:
 def test_a_destination_that_is_away_is_waited_for_and_shown(cluster: ServiceCluster, tmp_path: Path) -> None:
     folder = tmp_path / "pool"
     new = {"changefeed_id": "pool", "start_ts": "earliest", "sink_uri": f"file://{folder}?protocol=csv"}
-    assert httpx2.post(cluster.url + PATH, json=new).status_code == 201
+    assert post(cluster.url + PATH, json=new).status_code == 201
     folder.rename(tmp_path / "elsewhere")
     folder.write_text("a file where the folder was")
     run(cluster, "replicate-1")
 
     def shown() -> dict[str, Any]:
-        return dict(httpx2.get(f"{cluster.url}{PATH}/pool").json())
+        return dict(get(f"{cluster.url}{PATH}/pool").json())
 
     eventually(lambda: shown()["state"] == "error" and shown()["error"]["code"] == "TS-1100", lambda: str(shown()))
     folder.unlink()
     (tmp_path / "elsewhere").rename(folder)
     end = str(recording_end())
     eventually(lambda: (shown()["state"], shown()["checkpoint_ts"]) == ("normal", end), lambda: str(shown()))
-    assert httpx2.delete(f"{cluster.url}{PATH}/pool").status_code == 204
+    assert delete(f"{cluster.url}{PATH}/pool").status_code == 204
 
 
 @pytest.mark.timeout(600)
@@ -232,13 +235,13 @@ def test_a_worker_that_is_killed_behind_dead_letters_leaves_each_once(cluster: S
     LogBuilder(cluster.catalog, open_store(f"file://{cluster.folder}/bucket"), tenant=tenant, rows=rows).build(3)
     path = cluster.url + PATH.replace("tenants/1", "tenants/3")
     new = {"changefeed_id": "acct", "start_ts": "earliest", "lanes": 1, "filters": ACCT}
-    made = httpx2.post(path, json={**new, "sink_uri": f"file://{lake}?{CANAL}", "dead_letter": f"file://{dead}"})
+    made = post(path, json={**new, "sink_uri": f"file://{lake}?{CANAL}", "dead_letter": f"file://{dead}"})
     assert made.status_code == 201, made.text
     (lake / "shop").write_text("a file where the folder of the database will be")
     run(cluster, "replicate-1")
 
     def shown() -> dict[str, Any]:
-        return dict(httpx2.get(f"{path}/acct").json())
+        return dict(get(f"{path}/acct").json())
 
     eventually(lambda: sorted(places_of(letters_in(dead))) == sorted(bad), lambda: str(shown()))
     eventually(lambda: (shown()["error"] or {}).get("code") == "TS-1100", lambda: str(shown()))
@@ -253,4 +256,4 @@ def test_a_worker_that_is_killed_behind_dead_letters_leaves_each_once(cluster: S
     assert {file: (file.stat().st_ino, file.read_bytes()) for file in dead.glob("**/*.json")} == before
     assert messages_in(lake) == messages_but(bad)
     assert (shown()["dead_letters"], shown()["dead_letter"]) == (len(bad), f"file://{dead}")
-    assert httpx2.delete(f"{path}/acct").status_code == 204
+    assert delete(f"{path}/acct").status_code == 204

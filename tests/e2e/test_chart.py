@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
+from tests.kit.console_look import chromium
 from tests.kit.pods.cluster import Pod
-from tests.kit.pods.deployed import KEY, MAINTAIN, SERVICES, SPARK, Deployed, Reader, deployed
+from tests.kit.pods.deployed import MAINTAIN, SERVICES, SPARK, Deployed, Reader, deployed
 from tests.kit.waiting import eventually
 from tistream import ts
 from tistream.client import connect
+from tistream.http.auth.core.keys import parse_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the image is built first
-CHROMIUM = "/usr/bin/chromium"
 expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 
 
@@ -29,9 +29,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 @pytest.fixture(scope="module")
 def pusher(world: Deployed) -> Pod:
     """Of a tenant that was registered in the console with the first key."""
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    with chromium() as browser:
         page = browser.new_page()
         page.set_default_timeout(60_000)
         url = world.url
@@ -44,8 +42,7 @@ def pusher(world: Deployed) -> Pod:
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Tenant 1/1 is registered")).to_be_focused()
         key = page.get_by_role("region", name="The key", exact=True).inner_text()
-        browser.close()
-    assert KEY.fullmatch(key)
+    parse_key(key)  # raises unless it is one
     world.cluster.secret("tistream-push-orders", {"api-key": key})
     world.cluster.apply()
     (pod,) = world.cluster.of("pusher")
@@ -62,6 +59,11 @@ def reader_of(world: Deployed) -> Reader:
     with connect(world.url, key=world.owner) as client:
         made = client.post("/v1/keys", {"name": "reader", "role": "consumer", "cluster_id": 1, "tenant_id": 1})
     return Reader(world, made["key"])
+
+
+def pulled_beyond(reader: Reader, ts_: int) -> bool:
+    reader.pull()
+    return reader.resolved_ts > ts_
 
 
 def test_every_service_is_ready_and_compiles_nothing(world: Deployed) -> None:
@@ -140,7 +142,7 @@ def test_a_scheduled_compaction_runs_on_spark_and_the_role_ends_in_order(world: 
     cluster = world.cluster
     cluster.scale(MAINTAIN, 0)  # it would do the jobs, too
     now_ts = ts.compose(int(time.time() * 1000))
-    eventually(lambda: reader.pull() or (reader.resolved_ts > now_ts and reader.read.total() > 100), cluster.outputs)
+    eventually(lambda: pulled_beyond(reader, now_ts) and reader.read.total() > 100, cluster.outputs)
     before = reader.all_rows()
     cluster.scale(SPARK, 1)
     (spark,) = cluster.of("spark")
@@ -190,7 +192,7 @@ def test_a_pod_ends_in_order_and_another_is_ready_soon(world: Deployed, reader: 
 
 def test_the_log_is_resolved_on_and_nothing_came_twice(world: Deployed, reader: Reader) -> None:
     now_ts = ts.compose(int(time.time() * 1000))
-    eventually(lambda: reader.pull() or reader.resolved_ts > now_ts, world.cluster.outputs)
+    eventually(lambda: pulled_beyond(reader, now_ts), world.cluster.outputs)
     assert sum(reader.read.values()) > 200
     assert not reader.has_more()
     assert not reader.lacks()

@@ -105,7 +105,7 @@ class Pusher:
         writer = SegmentFileWriter(head)
         writer.add("rows", pa.RecordBatch.from_pylist([_row(*row) for row in rows], schema=ROWS))
         mark = {"region_id": 1, "version": 1, "start_key": b"", "end_key": b"", "row_offset": 0, "row_count": len(rows)}
-        mark |= dict.fromkeys(("tenure_open_ts", "tenure_ready_ts", "checkpoint_ts"), self.checkpoint)
+        mark |= dict.fromkeys(("subscription_open_ts", "subscription_ready_ts", "checkpoint_ts"), self.checkpoint)
         writer.add("regions", pa.RecordBatch.from_pylist([{**mark, "resolved_ts": resolved_ts}], schema=REGIONS))
         self.bucket.put(str(key), writer.finish())
         return str(key)

@@ -15,14 +15,22 @@ import pytest
 
 from simulator.chaos.servers.mariadb import mariadb, new_database
 from simulator.chaos.servers.ports import free_port
-from simulator.chaos.servers.processes import TiStreamProcess, client, pull_all, register, running, wait_until_ready
+from simulator.chaos.servers.processes import (
+    TiStreamProcess,
+    client,
+    owner_key,
+    pull_all,
+    register,
+    running,
+    wait_until_ready,
+)
 from simulator.chaos.servers.s3server import CREDENTIALS, s3_server
 from tests.kit.certificates import certificate
 from tests.kit.replica import compare
-from tests.kit.ticdc import compare_canal
+from tests.kit.ticdc import CANAL, compare_canal
 from tests.kit.waiting import eventually
 
-KEY = re.compile(r"tsk_[a-z2-7]{13}_[a-z2-7]{46}")
+SECRET = re.compile(r"tsk_[a-z2-7]{13}_[a-z2-7]{46}|ts[ls]_[a-z2-7]{39}")  #: a key, a login code, a session
 TENANT = "/v1/clusters/1/tenants/1"
 
 
@@ -65,8 +73,7 @@ def test_separate_processes_and_a_sorter_killed_on_the_way(
         with running([meta, api, dispatcher, *sorters]):
             wait_until_ready(meta, probes)
             wait_until_ready(api, url)
-            (owner,) = KEY.findall(api.output())
-            assert not KEY.findall(meta.output())
+            owner = owner_key("--catalog", where[1])
             monkeypatch.setenv("TISTREAM_KEY", owner)
             register(url)
             args = ("push", "--capture", str(recording), "--url", url, "-c", "1", "-t", "1", "--speed", "max")
@@ -75,7 +82,7 @@ def test_separate_processes_and_a_sorter_killed_on_the_way(
                 sorters[1].kill()
                 sorters[1].start()
                 assert pusher.wait(240) == 0, pusher.output()
-            canal = pull_all(url, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
+            canal = pull_all(url, last_resolved_ts, format="canal-json", **CANAL)
             assert compare_canal(expected, canal.splitlines()) > 12_000
             rows = pull_all(url, last_resolved_ts, format="ndjson")
             assert compare(expected, (json.loads(line) for line in rows.splitlines())) > 400
@@ -87,6 +94,11 @@ def test_separate_processes_and_a_sorter_killed_on_the_way(
             assert "an exchange has outlived its service token" in dispatcher.output()
             _operate(url, owner)
             _only_probes(probes, owner)
+        logs = {file.name: file.read_text("utf-8") for file in tmp_path.glob("*.log")}
+        assert len(logs) == 6
+        secret = CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
+        told = [name for name, text in logs.items() if SECRET.search(text) or secret in text]
+        assert not told, "a reader of the logs could use them"
 
 
 def _operate(url: str, owner: str) -> None:

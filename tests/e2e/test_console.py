@@ -6,21 +6,19 @@ Needs Debian's chromium. Screenshots go to artefacts/console, for people to look
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from metaserver.replications import Replications, Wanted
+from apiserver.control.replications import Replications, Wanted
 from reading.filters import part_name
 from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.console_look import ARTEFACTS, Scheme, Tabs, chromium, no_tab_is_left  # noqa: F401
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tests.kit.stream_world import served
@@ -31,9 +29,8 @@ from tistream.catalog.work.lanes import isolate, list_lanes
 from tistream.catalog.work.stores import issue_incarnation, note_cut_ts
 from tistream.catalog.work.tasks import list_tasks, stop_task
 from tistream.ids import Tenant
+from tistream.outbound.policy import NO_TERMS
 
-CHROMIUM = "/usr/bin/chromium"
-ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"
 STOPPED, AWAITING, KEYSPACE = Tenant(2, 7), Tenant(1, 2), Tenant(1, 3)
 HOSTILE = "the prewrite of <script>document.title='owned'</script> & \"others\" is missing"
 PAGES = {
@@ -48,39 +45,24 @@ PAGES = {
 }
 WIDTHS = (1280, 390)
 SCHEMES = ("light", "dark")
-expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 
 
-@dataclass
-class Site:
-    """A served console, and what the browser complained of."""
+class Site(Tabs):
+    """A served console."""
 
-    world: ApiWorld
-    url: str
-    browser: Browser
-    complaints: list[str] = field(default_factory=list)
+    def __init__(self, browser: Browser, url: str, world: ApiWorld) -> None:
+        super().__init__(browser, url)
+        self.world = world
 
-    def open(self, path: str, *, scheme: str = "light", width: int = 1280) -> Page:
-        page = self.browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}).new_page()
+    def open(self, path: str, *, scheme: Scheme = "light", width: int = 1280) -> Page:
         self.complaints.clear()
-        page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}"))
-        page.on("console", self._heard)
-        page.on("request", lambda request: self._asked(request.url))
+        page = self.watched(self.context(scheme, width).new_page())
         page.goto(self.url + path)
         return page
-
-    def _heard(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.complaints.append(f"{message.type}: {message.text}")
-
-    def _asked(self, url: str) -> None:
-        if not url.startswith(self.url + "/") and urlsplit(url).scheme != "data":
-            self.complaints.append(f"off loopback: {url}")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    ARTEFACTS.mkdir(parents=True, exist_ok=True)
     with api_world(tmp_path_factory.mktemp("console")) as world:
         world.log.build(10, upto=world.log.cuts(3)[1])
         for store_id in (1, 4):
@@ -95,17 +77,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         replicated(world, tmp_path_factory.mktemp("lake"))
         task = list_tasks(world.catalog, STOPPED)[3]
         assert stop_task(world.catalog, task.task_id, epoch=task.epoch, error=HOSTILE)
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        with served(world.http.app) as server, sync_playwright() as playwright:  # type: ignore[arg-type]
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-            yield Site(world, server.url, browser)
-            browser.close()
+        with served(world.http.app) as server, chromium() as browser:  # type: ignore[arg-type]
+            yield Site(browser, server.url, world)
 
 
 def replicated(world: ApiWorld, folder: Path) -> None:
     """A changefeed to a folder, with a refused change."""
     wanted = Wanted(sink_uri=f"file://{folder}?protocol=canal-json&file-size=8388608&enable-tidb-extension=true")
-    run = Replications(catalog=world.catalog, clock=world.services.clock, registry=world.services.registry)
+    run = Replications(
+        catalog=world.catalog, clock=world.services.clock, registry=world.services.registry, outbound=NO_TERMS
+    )
     run.create(TENANT, "lake", None, wanted, lanes=3, actor="")
     lane = list_lanes(world.catalog, TENANT, "lake")[1]
     rest, alone = lane.scope.isolate(part_name("shop", HOSTILE))
@@ -114,7 +95,7 @@ def replicated(world: ApiWorld, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "scheme", "width"), list(product(PAGES, SCHEMES, WIDTHS)))
-def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: str, width: int) -> None:
+def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: Scheme, width: int) -> None:
     page = site.open(PAGES[name], scheme=scheme, width=width)
     if name == "tenant":
         expect(page.locator("ts-tail .insert").first).to_be_visible()
@@ -132,34 +113,6 @@ def test_each_page_is_clean_accessible_and_fits(site: Site, name: str, scheme: s
     expected = [c for c in site.complaints if name == "missing" and "404" in c]
     assert site.complaints == expected
     assert page.title() != "owned"
-    page.context.close()
-
-
-def test_the_overview_shows_what_the_api_says(site: Site) -> None:
-    page = site.open("/overview")
-    tenants = site.world.http.get("/v1/tenants").json()["items"]
-    assert len(tenants) == 4
-    assert page.locator("#tenants").inner_text() == "4"
-    assert page.locator("#active").inner_text() == str(sum(t["state"] == "ACTIVE" for t in tenants))
-    assert page.locator("#lag").inner_text() == f"{max(t['lag_s'] or 0 for t in tenants):.1f} s"
-    assert page.locator("#problems").inner_text() == "1"
-    assert page.locator("tbody tr").count() == 4
-    for row, tenant in zip(page.locator("tbody tr").all(), tenants, strict=True):
-        text = row.inner_text()
-        assert tenant["state"].replace("_", " ").lower() in text
-        assert (tenant["resolved_ts"] in text) is (tenant["resolved_ts"] != "0")
-    page.get_by_role("link", name="cluster 2 · tenant 7").click()
-    expect(page).to_have_url(re.compile("/tenants/2/7$"))
-    page.context.close()
-
-
-def test_a_stopped_task_is_shown_with_its_words_and_no_markup(site: Site) -> None:
-    page = site.open(PAGES["stopped"])
-    expect(page.locator(".alarm")).to_contain_text(HOSTILE)
-    expect(page.locator("tbody .state.stopped")).to_have_count(1)
-    expect(page.locator(".strip rect.stopped")).to_have_count(1)
-    assert page.locator("main script").count() == 0
-    page.context.close()
 
 
 def test_the_tenant_page_lives(site: Site) -> None:
@@ -185,7 +138,6 @@ def test_the_tenant_page_lives(site: Site) -> None:
     expect(page.locator("ts-lag-chart p")).to_contain_text(f"{after['lag_s']:.1f} s now")
     assert _inked(page) > 200
     assert not site.complaints
-    page.context.close()
 
 
 def _inked(page: Page) -> int:
@@ -217,7 +169,6 @@ def test_the_tail_filters_and_pauses(site: Site) -> None:
     expect(shown).to_have_count(0)
     page.locator("#filter").fill(name.upper())
     expect(shown.first).to_contain_text(name)
-    page.context.close()
 
 
 def test_title_and_icon_tell_the_lag_and_follow_it(site: Site) -> None:
@@ -234,7 +185,6 @@ def test_title_and_icon_tell_the_lag_and_follow_it(site: Site) -> None:
     expect(page.locator("#icon")).to_have_attribute("href", "/static/icon-late.svg")
     page.unroute("**/live?*")
     expect(page).to_have_title("▲ Overview · TiStream")
-    page.context.close()
 
 
 def test_the_waterfall_names_the_slowest_stage_and_lines_are_copied(site: Site) -> None:
@@ -248,7 +198,6 @@ def test_the_waterfall_names_the_slowest_stage_and_lines_are_copied(site: Site) 
     copied = page.evaluate("navigator.clipboard.readText()")
     api = f"{site.url}/v1/clusters/1/tenants/1/databases/shop/tables/customers"
     assert copied == f"curl -s '{api}/changes?start_ts=earliest&format=ndjson'"
-    page.context.close()
 
 
 def test_the_scheme_is_switched_and_remembered_and_the_chart_follows(site: Site) -> None:
@@ -261,7 +210,6 @@ def test_the_scheme_is_switched_and_remembered_and_the_chart_follows(site: Site)
     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
     page.locator("#scheme").click()
     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
-    page.context.close()
 
 
 def test_a_service_that_is_away_is_said_to_be_and_the_page_stays(site: Site) -> None:
@@ -278,7 +226,6 @@ def test_a_service_that_is_away_is_said_to_be_and_the_page_stays(site: Site) -> 
     page.reload()
     expect(page.locator("#away")).to_be_visible()
     expect(page.locator("tbody tr")).to_have_count(4)
-    page.context.close()
 
 
 def test_pages_work_by_keyboard(site: Site) -> None:
@@ -287,4 +234,3 @@ def test_pages_work_by_keyboard(site: Site) -> None:
     expect(page.locator(".skip")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("#main$"))
-    page.context.close()

@@ -5,24 +5,21 @@ Needs Debian's chromium. Screenshots go to artefacts/console, for people to look
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from fastapi import FastAPI
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.kit import auth_site
 from tests.kit.auth_site import MINE, OTHER
-from tests.kit.console_look import look
+from tests.kit.console_look import Scheme, Tabs, chromium, look, no_tab_is_left  # noqa: F401
 from tests.kit.log_builder import LogBuilder
 from tests.kit.waiting import eventually
+from tistream.catalog.rows.tenants import TenantState
 from tistream.catalog.tenancy.keys import revoke_key
-from tistream.catalog.tenancy.tenants import TenantState, look_up_tenant, register_tenant
+from tistream.catalog.tenancy.tenants import look_up_tenant, register_tenant
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.cli import assembly
 from tistream.cli.server import HttpServer
@@ -31,54 +28,47 @@ from tistream.http.auth.core.roles import Role
 from tistream.ids import Tenant
 from tistream.limits import KEY_CACHE_MS
 
-CHROMIUM = "/usr/bin/chromium"
-ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"
 HIDE = """(hidden) => {
     Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });
     document.dispatchEvent(new Event('visibilitychange'));
 }"""
-expect.set_options(timeout=60_000)  # a busy machine is slow, not wrong
 
 
-@dataclass
-class Site:
+class Site(Tabs):
     """A service that asks for keys and can be stopped and started, and a browser."""
 
-    auth: auth_site.Site
-    browser: Browser
-    server: HttpServer
-    app: FastAPI
-    complaints: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    def __init__(self, browser: Browser, server: HttpServer, auth: auth_site.Site) -> None:
+        super().__init__(browser, server.url)
+        self.auth, self.server, self.app = auth, server, auth.app
+        self.asked: list[str] = []
 
     @property
     def tabs(self) -> int:
         return int(self.app.state.followers.open_now("tabs"))
 
     def open(
-        self, path: str, role: Role = Role.OWNER, tenant: Tenant | None = None, *, key: str = "", scheme: str = "light"
+        self,
+        path: str,
+        role: Role = Role.OWNER,
+        tenant: Tenant | None = None,
+        *,
+        key: str = "",
+        scheme: Scheme = "light",
     ) -> Page:
         """Signed in with a new key of this role."""
         code = self.auth.ask("POST", "/v1/console-codes", key or self.auth.key(role, tenant)).json()["code"]
-        context = self.browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 900})  # type: ignore[arg-type]
-        context.set_default_timeout(60_000)
+        context = self.context(scheme)
         login = context.new_page()
-        login.goto(f"{self.server.url}/login#{code}")
+        login.goto(f"{self.url}/login#{code}")
         login.get_by_role("button", name="Sign in").click()
-        expect(login).to_have_url(self.server.url + "/overview")
+        expect(login).to_have_url(self.url + "/overview")
         page = context.new_page()  # what the page before still asks for is not among what this one asks for
         login.close()
         self.complaints.clear()
         self.asked.clear()
-        page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}"))
-        page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("request", lambda request: self.asked.append(request.url.removeprefix(self.server.url)))
-        page.goto(self.server.url + path)
+        page.on("request", lambda request: self.asked.append(request.url.removeprefix(self.url)))
+        self.watched(page).goto(self.url + path)
         return page
-
-    def look(self, page: Page, name: str, scheme: str) -> None:
-        """At both widths: nothing sticks out, and axe finds nothing."""
-        look(page, ARTEFACTS, name, scheme)
 
     def stop(self) -> None:
         self.server.stop()
@@ -86,32 +76,20 @@ class Site:
     def start(self) -> None:
         """Again, on the same port, as another process would."""
         self.app = assembly._api(self.auth.parts, [])
-        port = urlsplit(self.server.url).port
+        port = urlsplit(self.url).port
         self.server = HttpServer(self.app, "127.0.0.1", port or 0, self.app.state.followers.close)
         self.server.start()
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    ARTEFACTS.mkdir(parents=True, exist_ok=True)
     with auth_site.auth_site(tmp_path_factory.mktemp("console")) as auth:
         server = HttpServer(auth.app, "127.0.0.1", 0, auth.app.state.followers.close)
         server.start()
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-            made = Site(auth, browser, server, auth.app)
+        with chromium() as browser:
+            made = Site(browser, server, auth)
             yield made
-            browser.close()
         made.stop()
-
-
-@pytest.fixture(autouse=True)
-def no_tab_is_left(site: Site) -> Iterator[None]:
-    """Close the tabs of each test, also of one that fails."""
-    yield
-    for context in site.browser.contexts:
-        context.close()
 
 
 def pieces(asked: list[str]) -> list[str]:
@@ -203,7 +181,7 @@ def test_without_streams_the_parts_are_fetched(site: Site) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_stopped_service_is_said_to_be_away_until_it_is_back(site: Site, scheme: str) -> None:
+def test_a_stopped_service_is_said_to_be_away_until_it_is_back(site: Site, scheme: Scheme) -> None:
     page = site.open("/overview", scheme=scheme)
     expect(page.locator("#away")).to_be_hidden()
     eventually(lambda: site.tabs >= 1, "the page has its stream")
@@ -211,7 +189,7 @@ def test_a_stopped_service_is_said_to_be_away_until_it_is_back(site: Site, schem
     expect(page.locator("#away")).to_have_text(re.compile("^Live updates interrupted, reconnecting"))
     expect(page.locator("#away")).to_be_visible()
     expect(page.locator("#tenants")).to_be_visible()
-    site.look(page, "away", scheme)
+    look(page, "away", scheme)
     number = 81 if scheme == "light" else 82
     register_tenant(site.auth.parts.catalog, Tenant(number, 1))
     site.start()
@@ -231,16 +209,16 @@ def test_who_is_signed_out_is_led_to_the_login(site: Site) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_tenant_is_deleted_from_its_page_and_open_pages_say_so(site: Site, scheme: str) -> None:
+def test_a_tenant_is_deleted_from_its_page_and_open_pages_say_so(site: Site, scheme: Scheme) -> None:
     gone, catalog = Tenant(90, 1 if scheme == "light" else 2), site.auth.parts.catalog
     LogBuilder(catalog, site.auth.parts.store, tenant=gone).activate()
     watching = site.open("/tasks", Role.VIEWER)
     expect(watching.locator("tbody tr").first).to_be_visible()
     page = site.open(f"/tenants/{gone}", Role.OPERATOR, scheme=scheme)
-    site.look(page, "tenant-actions", scheme)
+    look(page, "tenant-actions", scheme)
     page.get_by_role("link", name="Delete tenant…").click()
     expect(page.locator(".sentence")).to_contain_text(f"Tenant {gone} (ACTIVE) is deleted, and this cannot be undone")
-    site.look(page, "delete", scheme)
+    look(page, "delete", scheme)
     page.get_by_label(f"Type {gone} to confirm").fill("90/3")
     page.get_by_role("button", name=f"Delete tenant {gone}").click()
     assert page.evaluate("document.querySelector('#typed').matches(':invalid')")
@@ -253,8 +231,6 @@ def test_a_tenant_is_deleted_from_its_page_and_open_pages_say_so(site: Site, sch
     assert (row.state, row.reason) == (TenantState.DELETING, "moved away")
     expect(page.locator("tbody tr", has_text=str(gone))).to_contain_text("deleting")
     assert site.complaints == []
-    for each in (page, watching):
-        each.context.close()
 
 
 def test_a_part_that_is_gone_says_so_and_stays_said(site: Site) -> None:
@@ -271,7 +247,7 @@ def test_a_part_that_is_gone_says_so_and_stays_said(site: Site) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_what_a_browser_is_refused_is_a_page(site: Site, scheme: str) -> None:
+def test_what_a_browser_is_refused_is_a_page(site: Site, scheme: Scheme) -> None:
     page = site.open("/overview", Role.VIEWER, MINE, scheme=scheme)
     for path, heading, words in (
         ("/tasks", "Not allowed", "for one tenant only"),
@@ -285,5 +261,5 @@ def test_what_a_browser_is_refused_is_a_page(site: Site, scheme: str) -> None:
         expect(page.get_by_role("link", name="Back to the overview")).to_be_visible()
         expect(page.get_by_role("navigation").get_by_role("link", name="Overview")).to_be_visible()
         if path == "/tasks":
-            site.look(page, "refused", scheme)
+            look(page, "refused", scheme)
     assert [c for c in site.complaints if "403" not in c and "404" not in c] == []

@@ -5,84 +5,63 @@ Needs Debian's chromium. Screenshots go to artefacts/console, for people to look
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.kit import auth_site
 from tests.kit.auth_site import MINE
-from tests.kit.console_look import look
+from tests.kit.console_look import Scheme, Tabs, chromium, look, no_tab_is_left  # noqa: F401
 from tests.kit.log_builder import LogBuilder
 from tests.kit.stream_world import served
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.http.auth.core.roles import Role
 from tistream.ids import Tenant
 
-CHROMIUM = "/usr/bin/chromium"
-ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "console"
 CLUSTER = 7_123_456_789_012_345_678  # as PD makes them: more than a number of JavaScript holds
-expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 
 
-@dataclass
-class Site:
-    """A served console that asks for keys, and what the browser complained of."""
+class Site(Tabs):
+    """A served console that asks for keys."""
 
-    auth: auth_site.Site
-    url: str
-    browser: Browser
-    complaints: list[str] = field(default_factory=list)
-    _ids: Iterator[int] = field(default_factory=lambda: count(10))
+    def __init__(self, browser: Browser, url: str, auth: auth_site.Site) -> None:
+        super().__init__(browser, url)
+        self.auth = auth
+        self._ids = count(10)
 
     def tenant(self) -> Tenant:
         """One that nobody has registered."""
         return Tenant(CLUSTER, next(self._ids))
 
-    def open(self, role: Role, path: str, *, tenant: Tenant | None = None, scheme: str = "light") -> Page:
+    def open(self, role: Role, path: str, *, tenant: Tenant | None = None, scheme: Scheme = "light") -> Page:
         """Signed in with a new key of this role, by its one-time link."""
         key = self.auth.key(role, tenant)
         code = self.auth.ask("POST", "/v1/console-codes", key).json()["code"]
-        page = self.browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 900}).new_page()
-        page.set_default_timeout(60_000)
         self.complaints.clear()
-        page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}"))
-        page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("request", lambda request: self._asked(request.url))
+        page = self.watched(self.context(scheme).new_page())
         page.goto(f"{self.url}/login?next={path}#{code}")
         page.get_by_role("button", name="Sign in").click()
         expect(page).to_have_url(self.url + path)
         return page
 
-    def look(self, page: Page, name: str, scheme: str) -> None:
+    def look(self, page: Page, name: str, scheme: Scheme) -> None:
         """At both widths: nothing sticks out; at both, axe finds nothing."""
-        look(page, ARTEFACTS, name, scheme)
+        look(page, name, scheme)
         assert self.complaints == []
-
-    def _asked(self, url: str) -> None:
-        if not url.startswith(self.url + "/") and urlsplit(url).scheme != "data":
-            self.complaints.append(f"off loopback: {url}")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    ARTEFACTS.mkdir(parents=True, exist_ok=True)
-    with auth_site.auth_site(tmp_path_factory.mktemp("console")) as auth:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        with served(auth.app) as server, sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-            yield Site(auth, server.url, browser)
-            browser.close()
+    folder = tmp_path_factory.mktemp("console")
+    with auth_site.auth_site(folder) as auth, served(auth.app) as server, chromium() as browser:
+        yield Site(browser, server.url, auth)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_tenant_is_registered_and_seen_to_become_active(site: Site, scheme: str) -> None:
+def test_a_tenant_is_registered_and_seen_to_become_active(site: Site, scheme: Scheme) -> None:
     new = site.tenant()
     page = site.open(Role.OPERATOR, "/tenants", scheme=scheme)
     page.get_by_role("link", name="Register a tenant").click()
@@ -117,7 +96,6 @@ def test_a_tenant_is_registered_and_seen_to_become_active(site: Site, scheme: st
     page.get_by_role("link", name="To the tenant").click()
     expect(page).to_have_url(f"{site.url}/tenants/{new}")
     assert key not in page.content()
-    page.context.close()
 
 
 def test_a_registration_that_is_sent_again_is_done_once(site: Site) -> None:
@@ -138,7 +116,6 @@ def test_a_registration_that_is_sent_again_is_done_once(site: Site) -> None:
     expect(page.get_by_role("heading", name="is registered")).to_be_visible()
     assert len(keys) == 2
     assert len(set(keys)) == 1
-    page.context.close()
 
 
 def test_who_may_not_is_told_and_offered_nothing(site: Site) -> None:
@@ -148,11 +125,10 @@ def test_who_may_not_is_told_and_offered_nothing(site: Site) -> None:
     page.goto(f"{site.url}/tenants/register")
     expect(page.locator("main")).to_contain_text("This needs the right 'operate'; the role of your key is viewer.")
     expect(page.locator("main form")).to_have_count(0)
-    page.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_dialog_says_how_to_connect(site: Site, scheme: str) -> None:
+def test_the_dialog_says_how_to_connect(site: Site, scheme: Scheme) -> None:
     page = site.open(Role.OWNER, f"/tenants/{MINE}", scheme=scheme)
     page.get_by_role("link", name="Connect").click()
     dialog = page.get_by_role("dialog")
@@ -173,11 +149,10 @@ def test_the_dialog_says_how_to_connect(site: Site, scheme: str) -> None:
     expect(dialog).to_have_count(0)
     expect(page.get_by_role("link", name="Connect")).to_be_focused()
     assert site.complaints == []
-    page.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_keys_are_made_shown_once_rotated_and_revoked(site: Site, scheme: str) -> None:
+def test_keys_are_made_shown_once_rotated_and_revoked(site: Site, scheme: Scheme) -> None:
     page = site.open(Role.OWNER, "/keys", scheme=scheme)
     page.get_by_role("button", name="Create key").click()
     expect(page.locator("#name-wrong")).to_have_text("Required.")
@@ -213,4 +188,3 @@ def test_keys_are_made_shown_once_rotated_and_revoked(site: Site, scheme: str) -
     assert site.auth.get("/v1/whoami", successor).status_code == 401
     page.get_by_role("link", name=re.compile(r"^Include \d+ ended$")).click()
     expect(row).to_have_count(2)
-    page.context.close()

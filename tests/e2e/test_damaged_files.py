@@ -7,17 +7,15 @@ one after the other. The watermark may never pass a damaged file, and at the end
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from simulator.chaos.servers.ports import free_port
 from simulator.chaos.servers.processes import TiStreamProcess, Up, client, pull_all, register, wait_until_ready
-from tests.kit.ticdc import compare_canal
-from tests.kit.waiting import eventually
+from tests.kit.ticdc import CANAL, compare_canal
+from tests.kit.waiting import eventually, problem_of
 from tistream.codec.batch_file import decode_batch_file, encode_batch_file
 from tistream.ids import Tenant
 from tistream.limits import FILE_BYTES_MAX
@@ -110,18 +108,6 @@ DAMAGES: list[tuple[Callable[[bytes, Files], bytes], str, str]] = [
 ]
 
 
-def refusal(url: str, key: BatchKey) -> dict[str, Any]:
-    """Wait until /healthz names the object; the problem it shows."""
-    deadline = time.monotonic() + 60
-    with client(url) as c:
-        while time.monotonic() < deadline:
-            for problem in c.get("/healthz")["problems"]:
-                if problem["facts"].get("object") == str(key):
-                    return dict(problem)
-            time.sleep(0.05)
-        raise AssertionError(f"/healthz does not name {key}: {c.get('/healthz')}")
-
-
 def resolved(url: str) -> int:
     with client(url) as c:
         return int(c.get("/v1/clusters/1/tenants/1")["resolved_ts"])
@@ -144,7 +130,7 @@ def test_damaged_files_hold_the_log_up_and_nothing_is_lost(pushed: Path, expecte
     with Up(pushed) as up:
         last = 0
         for key, (segment, words) in zip(hurt, refusals, strict=True):
-            problem = refusal(up.url, key)
+            problem = problem_of(up.url, str(key))
             assert problem["code"] == "TS-1020"
             assert problem["facts"]["segment"] == segment
             assert 0 <= int(problem["facts"]["offset"]) <= files[key].stat().st_size
@@ -156,7 +142,7 @@ def test_damaged_files_hold_the_log_up_and_nothing_is_lost(pushed: Path, expecte
             repaired = files[key].with_suffix(".repaired")
             repaired.write_bytes(good[key])
             repaired.replace(files[key])
-        body = pull_all(up.url, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
+        body = pull_all(up.url, last_resolved_ts, format="canal-json", **CANAL)
         assert compare_canal(expected, body.splitlines()) > 12_000
         assert last < resolved(up.url) == last_resolved_ts
         with client(up.url) as c:

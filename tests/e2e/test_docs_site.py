@@ -14,10 +14,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
+
+from tests.kit.console_look import chromium
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = "/usr/bin/chromium"
 PAGES = sorted(page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md"))
 ABSOLUTE = re.compile(r"\s*([a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 HERE = "http://127.0.0.1:"  # the reader's own service
@@ -87,8 +88,7 @@ def test_no_page_refers_to_an_address_elsewhere(site: Path) -> None:
 def test_a_browser_asks_nobody_else(address: str) -> None:
     asked: list[str] = []
     complaints: list[str] = []
-    with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page()
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -97,7 +97,6 @@ def test_a_browser_asks_nobody_else(address: str) -> None:
             page.goto(f"{address}/{path}")
         page.locator("input.md-search__input").click()
         page.locator("input.md-search__input").press_sequentially("watermark")
-        expect(page.locator(".md-search-result__item").first).to_be_visible(timeout=60_000)
-        browser.close()
+        expect(page.locator(".md-search-result__item").first).to_be_visible()
     assert not [found for found in complaints if not found.endswith("/sitemap.xml")]  # the theme looks for one anywhere
     assert not [url for url in asked if not url.startswith((address, "data:"))]

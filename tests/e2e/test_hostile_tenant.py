@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from simulator.chaos.servers.processes import TiStreamProcess, Up, client, pull_all, register
 from tests.kit.hostile_bytes import ATTACKS, GIB, empty, file_of, identity, zeros
-from tests.kit.ticdc import compare_canal
+from tests.kit.ticdc import CANAL, compare_canal
+from tests.kit.waiting import problem_of
 from tistream.ids import Tenant
 from tistream.model.change import REGIONS
 from tistream.objectstore.layout import BatchKey, SchemaSnapKey, buffer_prefix, parse
@@ -48,20 +47,8 @@ def batch_keys(bucket: Path) -> list[BatchKey]:
     return [key for key in found if isinstance(key, BatchKey)]
 
 
-def problem_of(up: Up, key: str) -> dict[str, Any]:
-    """Wait until /healthz names the object; the problem it shows."""
-    deadline = time.monotonic() + 120
-    with client(up.url) as c:
-        while time.monotonic() < deadline:
-            for problem in c.get("/healthz")["problems"]:
-                if problem["facts"].get("object") == key:
-                    return dict(problem)
-            time.sleep(0.1)
-        raise AssertionError(f"/healthz does not name {key}: {c.get('/healthz')}")
-
-
 def check_neighbour(up: Up, expected: Path, last_resolved_ts: int) -> None:
-    body = pull_all(up.url, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
+    body = pull_all(up.url, last_resolved_ts, format="canal-json", **CANAL)
     assert compare_canal(expected, body.splitlines()) > 12_000
 
 
@@ -79,7 +66,7 @@ def test_a_tenant_that_writes_nonsense_hurts_itself(
         push(up, recording, Tenant(1, 1))
         check_neighbour(up, expected, last_resolved_ts)
         for key in snapshots:
-            problem = problem_of(up, key)
+            problem = problem_of(up.url, key)
             assert problem["code"] == "TS-1020"
             assert problem["contained"]
             assert str(HOSTILE) in problem["source"]
@@ -88,10 +75,10 @@ def test_a_tenant_that_writes_nonsense_hurts_itself(
         bad = BatchKey(tenant=HOSTILE, store_id=last.store_id, incarnation=last.incarnation, seq=last.seq + 1)
         before = peak_mib(up)
         put(bucket, str(bad), file_of(identity(bad), ("rows", zeros(GIB), 1, GIB), ("regions", *empty(REGIONS))))
-        problem = problem_of(up, str(bad))
+        problem = problem_of(up.url, str(bad))
         assert "too large" in problem["message"]
         assert f"{HOSTILE}/store-{bad.store_id}" in problem["source"]
         assert peak_mib(up) < min(before + BATCH_MIB_MAX, PEAK_MIB_MAX)
     with Up(tmp_path) as up:
-        assert problem_of(up, str(bad))["code"] == "TS-1020"
+        assert problem_of(up.url, str(bad))["code"] == "TS-1020"
         check_neighbour(up, expected, last_resolved_ts)

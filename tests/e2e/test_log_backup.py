@@ -14,6 +14,8 @@ import zstandard
 
 from simulator.chaos.servers.processes import TiStreamProcess, Up, client, pull_all, register
 from tests.kit.real_tables import compare_tables
+from tests.kit.release import unpack_archive
+from tests.kit.ticdc import CANAL
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
 from tistream.codec.committed_file import decode_committed_segment
@@ -30,7 +32,7 @@ def unpack(folder: Path) -> Path:
     """The recorded directory."""
     plain = zstandard.ZstdDecompressor().stream_reader((FOLDER / "storage.tar.zst").read_bytes())
     with tarfile.open(fileobj=plain, mode="r|") as tar:
-        tar.extractall(folder, filter="data")
+        unpack_archive(tar, folder)
     return folder
 
 
@@ -103,10 +105,10 @@ def test_rows_that_a_lossy_modify_column_wrote_are_in_the_log_and_in_no_pull(pus
 
 
 def test_pushing_again_changes_nothing(pushed: Up, log: Path, tmp_path: Path) -> None:
-    before = pull_all(pushed.url, CHECKPOINT, format="canal-json", **{"enable-tidb-extension": "true"})
+    before = pull_all(pushed.url, CHECKPOINT, format="canal-json", **CANAL)
     with push(pushed.url, log, tmp_path) as pusher:
         assert pusher.wait(120) == 0, pusher.output()
-    after = pull_all(pushed.url, CHECKPOINT, format="canal-json", **{"enable-tidb-extension": "true"})
+    after = pull_all(pushed.url, CHECKPOINT, format="canal-json", **CANAL)
     drop = {"id", "ts"}  # of the message, not of the change
     assert [{k: v for k, v in json.loads(m).items() if k not in drop} for m in before.splitlines()] == [
         {k: v for k, v in json.loads(m).items() if k not in drop} for m in after.splitlines()

@@ -14,7 +14,7 @@ import zstandard
 from simulator.chaos.servers.processes import TiStreamProcess, Up, pull_all, register
 from tests.kit.replica import compare
 from tests.kit.served_recording import ServedRecording
-from tests.kit.ticdc import compare_canal
+from tests.kit.ticdc import CANAL, compare_canal
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def test_a_cluster_is_pulled_as_tidb_answered_though_its_pusher_is_killed(
             assert pusher.stop() == 0, pusher.output()
         assert "pushing: stores 1, 2, 3" in pusher.output()
         assert compare(expected, (json.loads(line) for line in rows.splitlines())) > 400
-        body = pull_all(up.url, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
+        body = pull_all(up.url, last_resolved_ts, format="canal-json", **CANAL)
         assert compare_canal(expected, body.splitlines()) > 12_000
         (snapshot,) = (tmp_path / "data").rglob("schema_snap/*.json.zst")
         text = zstandard.ZstdDecompressor().stream_reader(snapshot.read_bytes()).read()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cached_property, partial
 from pathlib import Path
 
 import pytest
 
-from simulator.chaos.servers.processes import TiStreamProcess, Up
+from simulator.chaos.servers.processes import TiStreamProcess, Up, owner_key
 from tests.kit.s3_doubles import BUCKET, FOLDER, GuardedS3, guarded_s3, settings
 from tests.kit.served_recording import ServedRecording
 from tests.kit.waiting import eventually
@@ -30,9 +31,9 @@ class KeyedUp(Up):
         self.args = tuple("keys" if word == "none" else word for word in self.args)
         self._env |= settings(server, role)
 
-    @property
+    @cached_property
     def owner(self) -> str:
-        return next(iter(KEY.findall(self.output())))
+        return owner_key("--data", self.args[2])
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,10 @@ def test_a_recording_is_pushed_with_nothing_but_the_tenants_key(
     assert rows > 12_000
 
 
+def _pushes_or_ended(pusher: TiStreamProcess) -> bool:
+    return "pushing: stores 1, 2, 3" in pusher.output() or not pusher.alive
+
+
 def test_a_pusher_of_a_cluster_starts_again_without_reading_the_bucket(
     up: KeyedUp, recording: Path, tmp_path: Path
 ) -> None:
@@ -76,5 +81,5 @@ def test_a_pusher_of_a_cluster_starts_again_without_reading_the_bucket(
             log = tmp_path / f"push-{n}.log"
             more = ("--start-ts", str(cluster.start_ts))
             with TiStreamProcess(*args, *more, log=log, env={"TISTREAM_KEY": key}) as pusher:
-                eventually(lambda p=pusher: "pushing: stores 1, 2, 3" in p.output() or not p.alive, pusher.output)
+                eventually(partial(_pushes_or_ended, pusher), pusher.output)
                 assert pusher.alive, pusher.output()

@@ -60,14 +60,14 @@ def check(body: bytes) -> None:
     assert seen > 90
     tables = {part for m in asked for t in m.tables for part in parts(t)} - {t for _, t in rewritten()}
     prefixes = tuple(table_prefix(t) + b"_r" for t in tables)
-    mine = {(bytes.fromhex(key), int(ts)) for key, ts in replica.delivered}
+    delivered = {(bytes.fromhex(key), int(ts)) for key, ts in replica.delivered}
     first, last = asked[0].ts, asked[-1].ts
     whole = stored_versions(TRAFFIC)
     stored = {v: w for v, w in whole.items() if v[0].startswith(prefixes) and first < v[1] <= last}
     keys = {key for key, _ in stored}
     assert len(stored) > 5000
-    assert not {v for v in mine if v[0] in keys and first < v[1] <= last} - stored.keys()
-    assert stored.keys() - mine == stored.keys() & deletes_of_nothing(whole)
+    assert not {v for v in delivered if v[0] in keys and first < v[1] <= last} - stored.keys()
+    assert stored.keys() - delivered == stored.keys() & deletes_of_nothing(whole)
 
 
 def pushed_up_to(pusher: TiStreamProcess) -> int:

@@ -7,17 +7,17 @@ import random
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from simulator.chaos.servers.processes import TiStreamProcess, Up, pull_all, register
 from tests.kit.replica import compare
-from tests.kit.ticdc import compare_canal
+from tests.kit.ticdc import CANAL, compare_canal
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
+from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.work.reshape import request_merge, split_task
-from tistream.catalog.work.tasks import TaskRow, list_tasks
+from tistream.catalog.work.tasks import list_tasks
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.ids import Tenant
 from tistream.ts import TS_MAX
@@ -25,7 +25,6 @@ from tistream.ts import TS_MAX
 pytestmark = pytest.mark.slow
 
 TENANT = Tenant(1, 1)
-CANAL: dict[str, Any] = {"enable-tidb-extension": "true"}
 WANTED = 4  #: splits and merges, each
 LIMIT_S = 240.0
 

@@ -12,7 +12,7 @@ import pytest
 from simulator.chaos.servers.mariadb import MariaDBServer, mariadb
 from simulator.chaos.servers.processes import pull_all, register
 from tests.kit.service_cluster import ServiceCluster, moved, owners
-from tests.kit.ticdc import compare_canal
+from tests.kit.ticdc import CANAL, compare_canal
 
 pytestmark = pytest.mark.timeout(600)  # a dozen processes, each of which takes long to start on a busy machine
 
@@ -84,7 +84,7 @@ def test_sorters_and_dispatchers_are_added_drained_and_killed(
         took_s = cluster.wait_for("another takes over", lambda: owners(cluster.tasks()) == {"sorter-1"})
         print(f"taken over {took_s:.1f} s after SIGKILL")  # shown by pytest -s
         assert pusher.wait(240) == 0, pusher.output()
-        canal = pull_all(cluster.url, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
+        canal = pull_all(cluster.url, last_resolved_ts, format="canal-json", **CANAL)
         assert compare_canal(expected, canal.splitlines()) > 12_000
 
 
@@ -110,5 +110,5 @@ def test_while_the_catalog_is_away_nothing_is_lost_and_after_it_nothing_is_taken
         assert moved(stores, cluster.stores()) == {}
         assert sum(moved(tasks, cluster.tasks()).values()) <= 2, "what the load asks for, and no takeover"
         assert pusher.wait(240) == 0, pusher.output()
-        canal = pull_all(cluster.url, last_resolved_ts, format="canal-json", **{"enable-tidb-extension": "true"})
+        canal = pull_all(cluster.url, last_resolved_ts, format="canal-json", **CANAL)
         assert compare_canal(expected, canal.splitlines()) > 12_000

@@ -14,11 +14,10 @@ import pytest
 
 from simulator.chaos.servers.processes import TiStreamProcess, Up, client, pull_all, register, wait_until_ready
 from tests.kit.replica import compare
-from tests.kit.ticdc import compare_canal
+from tests.kit.ticdc import CANAL, compare_canal
 from tests.kit.waiting import eventually
 from tistream import ts as tso
 
-CANAL = {"enable-tidb-extension": "true"}
 #: rounds of retention, maintenance and reclaiming each second; bases a little below the recording's end, and no merges
 OFTEN = {
     "TISTREAM_DISPATCHER_RECLAIM_INTERVAL_MS": "1000",
@@ -120,9 +119,7 @@ def test_the_service_is_killed_ten_times_while_the_recording_is_pushed(
     seed: int, tmp_path: Path, recording: Path, expected: Path, last_resolved_ts: int
 ) -> None:
     rand = random.Random(seed)
-    with Up(
-        tmp_path,
-    ) as up:
+    with Up(tmp_path) as up:
         register(up.url)
         with push(recording, up.url, tmp_path) as pusher:
             for _ in range(10):

@@ -37,7 +37,7 @@ ROWS = [
     (4, 2, b"c", 95, CUT_TS, 0, None, b"", 1700000000, 1),
 ]
 REGION_NAMES = (
-    "region_id", "version", "start_key", "end_key", "tenure_open_ts", "tenure_ready_ts", "checkpoint_ts",
+    "region_id", "version", "start_key", "end_key", "subscription_open_ts", "subscription_ready_ts", "checkpoint_ts",
     "resolved_ts", "row_offset", "row_count",
 )  # fmt: skip
 REGIONS = [

@@ -10,6 +10,7 @@ import pytest
 from simulator.chaos.servers.s3server import CREDENTIALS, S3Server, s3_server
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.auth_site import Site, auth_site
+from tests.kit.catalog_locks import locked_after_events
 from tests.kit.sorter_bench import Bench
 
 
@@ -50,3 +51,11 @@ def server() -> Iterator[S3Server]:
         for name, value in CREDENTIALS.items():
             environment.setenv(name, value)
         yield made
+
+
+@pytest.fixture(autouse=True, scope="module")
+def events_come_last() -> Iterator[None]:
+    """In all transactions of the process. See `tests.kit.catalog_locks`."""
+    broken = locked_after_events()
+    yield
+    assert not broken

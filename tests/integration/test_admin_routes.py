@@ -10,10 +10,13 @@ import pytest
 
 from tests.kit.log_builder import TENANT
 from tests.kit.operated import AWAITING, HOSTILE, PAUSED, STOPPED, Operated, operated
-from tistream.catalog.tenancy.tenants import TenantState, get_tenant
-from tistream.catalog.work.stops import Scope, Stopped, get_stop, record_stop
+from tistream import __version__
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.rows.workers import WorkerState
+from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.work.stopped_items import Scope, StoppedItem, get_stopped_item, record_stopped_item
 from tistream.catalog.work.tasks import get_task
-from tistream.catalog.work.workers import WorkerState, get_worker
+from tistream.catalog.work.workers import get_worker
 from tistream.ids import Tenant
 
 
@@ -35,16 +38,19 @@ def post(site: Operated, path: str, status: int = 200, **params: Any) -> Any:
     return answer.json()
 
 
+def all_pages(site: Operated, path: str, limit: int) -> list[Any]:
+    """The items of a list, which is read page by page."""
+    page = get(site, path, limit=limit)
+    items = page["items"]
+    while page["next_cursor"] is not None:
+        assert len(page["items"]) == limit
+        page = get(site, path, limit=limit, cursor=page["next_cursor"])
+        items += page["items"]
+    return list(items)
+
+
 def test_tasks_come_in_pages_and_by_filter(site: Operated) -> None:
-    seen: list[int] = []
-    cursor = None
-    while True:
-        page = get(site, "/v1/tasks", limit=5, **({"cursor": cursor} if cursor else {}))
-        seen += [task["task_id"] for task in page["items"]]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
-        assert len(page["items"]) == 5
+    seen = [task["task_id"] for task in all_pages(site, "/v1/tasks", 5)]
     assert seen == sorted(set(seen))
     assert len(seen) == len(get(site, "/v1/tasks", limit=1000)["items"]) > 10
     of_one = get(site, "/v1/tasks", owner="sorter-1")["items"]
@@ -103,6 +109,7 @@ def test_workers_and_the_owner(site: Operated) -> None:
     assert [(s["store_id"], s["silent_s"]) for s in one["store_reports"]] == [(1, 0.4), (3, 41.0)]
     assert site.http.get("/v1/workers/nobody").status_code == 404
     owner = get(site, "/v1/owner")
+    assert {w["release"] for w in found.values()} == {owner["release"]} == {__version__}
     assert (owner["owner"], owner["epoch"], owner["alive"]) == ("meta-1", site.leader_epoch, True)
 
 
@@ -156,7 +163,7 @@ def test_events_page_and_follow(site: Operated) -> None:
     }
     of_tasks = get(site, "/v1/events", kind="task", cluster_id=1, tenant_id=1, limit=1000)["items"]
     assert {e["kind"] for e in of_tasks} == {"task.assigned"}
-    assert of_tasks[0]["words"].endswith("to sorter-2, epoch 1")
+    assert of_tasks[0]["words"].endswith("assigned to sorter-2")
     (stopped,) = get(site, "/v1/events", kind="task.stopped")["items"]
     assert HOSTILE in stopped["words"]
 
@@ -258,7 +265,7 @@ def test_tenants_are_paused_and_resumed(site: Operated) -> None:
 
 def test_what_errors_stopped_is_one_list_and_resumed_by_id(site: Operated) -> None:
     for tenant in (TENANT, STOPPED):
-        record_stop(site.world.catalog, _stopped(tenant))
+        record_stopped_item(site.world.catalog, _stopped(tenant))
     items = get(site, "/v1/stops")["items"]
     assert [(i["scope"], i["cluster_id"], i["tenant_id"]) for i in items] == [
         ("tenant", TENANT.cluster_id, TENANT.tenant_id),
@@ -267,21 +274,14 @@ def test_what_errors_stopped_is_one_list_and_resumed_by_id(site: Operated) -> No
     ]
     assert (items[0]["role"], items[0]["object"], items[0]["tries"]) == ("audit", f"committed/{TENANT}", 2)
     assert items[2]["message"] == HOSTILE
-    paged, cursor = list[Any](), None
-    while True:
-        page = get(site, "/v1/stops", limit=1, **({"cursor": cursor} if cursor else {}))
-        paged += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
-    assert paged == items
+    assert all_pages(site, "/v1/stops", 1) == items
     mine = get(site, "/v1/stops", cluster_id=TENANT.cluster_id, tenant_id=TENANT.tenant_id)["items"]
     assert mine == items[:1]
     path = f"/v1/stops/{items[0]['stop_id']}:resume"
     assert not post(site, path, dry_run="true")["done"]
-    assert not get_stop(site.world.catalog, int(items[0]["stop_id"])).resumed
+    assert not get_stopped_item(site.world.catalog, int(items[0]["stop_id"])).resumed
     assert f"audit tries tenant {TENANT} now" in post(site, path)["words"]
-    assert get_stop(site.world.catalog, int(items[0]["stop_id"])).resumed
+    assert get_stopped_item(site.world.catalog, int(items[0]["stop_id"])).resumed
     assert post(site, f"/v1/stops/{items[2]['stop_id']}:resume")["verb"] == "retry"
     assert get_task(site.world.catalog, int(items[2]["item"])).error is None
     assert [e["words"] for e in get(site, "/v1/events", kind="item")["items"]] == [
@@ -295,17 +295,11 @@ def test_what_errors_stopped_is_one_list_and_resumed_by_id(site: Operated) -> No
         assert site.http.get("/v1/stops", params={"cursor": bad}).json()["code"] == "TS-1003", bad
 
 
-def _stopped(tenant: Tenant) -> Stopped:
-    return Stopped(
-        role="audit",
-        item=str(tenant),
-        scope=Scope.TENANT,
-        tenant=tenant,
-        code="TS-1020",
-        message="damaged",
-        object=f"committed/{tenant}",
-        tries=2,
-    )
+def _stopped(tenant: Tenant) -> StoppedItem:
+    return StoppedItem(
+        role="audit", item=str(tenant), scope=Scope.TENANT, tenant=tenant, code="TS-1020", message="damaged",
+        object=f"committed/{tenant}", tries=2,
+    )  # fmt: skip
 
 
 def test_jobs_in_pages_by_state_and_what_each_did(site: Operated) -> None:

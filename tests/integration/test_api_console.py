@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -19,9 +20,10 @@ import apiserver.console
 from apiserver.app import create_app
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.tasks import list_tasks, stop_task
-from tistream.catalog.work.workers import WorkerKind, register_worker
+from tistream.catalog.work.workers import register_worker
 from tistream.ids import Tenant
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.metered import MeteredStore
@@ -70,6 +72,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
         task = list_tasks(made.catalog, Tenant(2, 7))[3]
         assert stop_task(made.catalog, task.task_id, epoch=task.epoch, error=HOSTILE)
         yield made
+
+
+HTMX: dict[str, Any] = {"HX-Request": "true"}  #: as htmx asks for a part of a page
 
 
 def page(world: ApiWorld, path: str, status: int = 200, **headers: str) -> Markup:
@@ -214,17 +219,9 @@ def test_a_defect_is_a_page_that_says_nothing_of_its_inside(world: ApiWorld) -> 
 
 def test_htmx_gets_the_part_alone(world: ApiWorld) -> None:
     for path in ("/overview", "/tenants/1/1"):
-        part, whole = page(world, path, **{"HX-Request": "true"}), page(world, path)
+        part, whole = page(world, path, **HTMX), page(world, path)
         assert not {"html", "head", "script", "main"} & set(part.tags)
         assert part.text in whole.text
-
-
-def test_what_is_not_there_is_a_page_and_a_problem(world: ApiWorld) -> None:
-    text = page(world, "/tenants/9/9", 404).text
-    assert "register" in text
-    assert "TS-1010" in text
-    twin = world.http.get("/tenants/9/9.json")
-    assert (twin.status_code, twin.headers["content-type"]) == (404, "application/problem+json")
 
 
 def test_labels_of_any_cut(fresh: ApiWorld) -> None:

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from apiserver.routes.consumers import _with_cursor
-from reading.pull import PullRequest
-from reading.pull import pull as reading_pull
-from reading.scope import Scope
+from reading.pages.pull import pull as reading_pull
+from reading.pages.request import PullRequest
+from reading.rows.scope import Scope
 from tests.kit.api_world import BASE, ApiWorld, api_world, events_of, next_cursor
 from tests.kit.log_builder import TENANT
 from tistream.catalog.database import tables
@@ -45,7 +45,7 @@ def register(world: ApiWorld, *, partitions: int = 1, **filters: str) -> None:
 
 
 def pull(world: ApiWorld, **params: Any) -> httpx2.Response:
-    return world.http.get(f"{FEED}/changes", params={"format": "ndjson", **params})
+    return world.http.post(f"{FEED}:pull", params={"format": "ndjson", **params})
 
 
 def acknowledge(world: ApiWorld, cursor: str) -> httpx2.Response:

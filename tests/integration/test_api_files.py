@@ -160,12 +160,12 @@ def test_what_was_listed_outlives_compaction_and_collector(fresh: ApiWorld) -> N
     """For as long as the listing says; then the address is gone, and says so."""
     cuts = fresh.log.cuts(20)
     fresh.log.build(20, cuts[2])
-    compact_tenant(fresh.catalog, TENANT, LocalExecutor(fresh.store), COMPACT, fresh.clock)
+    compact_tenant(fresh.catalog, TENANT, LocalExecutor(fresh.store), COMPACT, SystemClock())
     listed = fresh.ok("/files").json()["items"]
     for ts in [*cuts[3:], recording_end()]:
         fresh.log.flush(ts)
     before = [fresh.http.get(item["url"]).content for item in listed]
-    compact_tenant(fresh.catalog, TENANT, LocalExecutor(fresh.store), COMPACT, fresh.clock)
+    compact_tenant(fresh.catalog, TENANT, LocalExecutor(fresh.store), COMPACT, SystemClock())
     collector = Collector(fresh.catalog, fresh.store, SystemClock(), grace_ms=0)
     collector.step()
     assert [fresh.http.get(item["url"]).content for item in listed] == before

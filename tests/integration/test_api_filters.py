@@ -11,9 +11,9 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from reading import position
-from reading import pull as pulling
-from reading.scope import Scope
+from reading.pages import changes
+from reading.rows.scope import Scope
+from reading.served import position
 from tests.kit.api_world import ApiWorld, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.log_builder import TENANT, recording_end
 
@@ -67,7 +67,7 @@ def test_a_cursor_goes_on_with_another_filter_or_none(world: ApiWorld, everythin
 
 
 def test_a_body_ends_after_so_many_rows_and_advances(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulling, "_LOOKED_AT_MAX", 2_000)
+    monkeypatch.setattr(changes, "_LOOKED_AT_MAX", 2_000)
     pages = list(world.pages(where="id IS NULL AND id IS NOT NULL", ops="insert", format="ndjson", limit=500))
     assert len(pages) > 3
     assert [len(events_of(p)) for p in pages] == [0] * (len(pages) - 1) + [1]

@@ -24,7 +24,7 @@ from apiserver.app import create_app
 from tests.kit.api_world import BASE, ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor, resolved_ts
 from tests.kit.entry_log import PREFIX, Entry, EntryLog, entry_rows
 from tests.kit.stream_world import served
-from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
+from tistream.catalog.rows.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import begin_tenant
 from tistream.client import connect, connect_async
 
@@ -63,7 +63,7 @@ def _text(form: str) -> Callable[[str], bytes]:
     return {
         "hex": bytes.fromhex,
         "base64": lambda text: base64.b64decode(text, validate=True),
-        "escaped": lambda text: codecs.escape_decode(text.encode("ascii"))[0],  # type: ignore[attr-defined]
+        "escaped": lambda text: codecs.escape_decode(text.encode("ascii"))[0],
         "utf8": str.encode,
     }[form]
 
@@ -259,7 +259,7 @@ def test_a_waiting_pull_and_a_stream_get_what_comes(tmp_path: Path) -> None:
         world.log.flush(END)
         with served(create_app(world.services)) as server:
             address = f"{server.url}{BASE}/kv/changes:stream"
-            query = {"start_ts": str(middle), "end_ts": str(END), "limit": 50, "prefix": "6b"}
+            query: dict[str, str | int] = {"start_ts": str(middle), "end_ts": str(END), "limit": 50, "prefix": "6b"}
             bodies = {
                 (word, framing): httpx2.get(address, params={**query, "format": word, "framing": framing}, timeout=20)
                 for word in ("ndjson", "tikv-cdc")

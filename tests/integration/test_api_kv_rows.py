@@ -16,6 +16,7 @@ import pytest
 from apiserver.app import create_app
 from compactor.base_job import BaseSettings, build_tenant_bases
 from compactor.local import LocalExecutor
+from reading.log import memory
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, has_more, next_cursor
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import TENANT
@@ -110,17 +111,11 @@ def test_in_a_gap_only_the_keys_whose_versions_may_be_missing_are_refused(kv: Ap
             assert shown(events_of(answer)) == {k: v for k, v in truth(ts).items() if k == key.hex()}
             exact += 1
             continue
+        assert gap.scanned_from_ts is not None
         mine = answer.json()["facts"]
-        assert (mine["keys"], mine["before_ts"], mine["after_ts"]) == (
-            [key.hex()],
-            str(gap.scanned_from_ts),
-            str(gap.ts),
-        )
-        assert (mine["keys"] + mine["keys_before_ts"] + mine["keys_after_ts"]) == [
-            key.hex(),
-            str(gap.scanned_from_ts),
-            str(gap.ts),
-        ]
+        around = [str(gap.scanned_from_ts), str(gap.ts)]
+        assert [*mine["keys"], mine["before_ts"], mine["after_ts"]] == [key.hex(), *around]
+        assert mine["keys"] + mine["keys_before_ts"] + mine["keys_after_ts"] == [key.hex(), *around]
         assert mine["before_time"] == tso.to_text(gap.scanned_from_ts)
         refused += 1
     assert min(exact, refused) > 0
@@ -171,6 +166,24 @@ def test_the_history_of_a_key_has_its_versions_and_says_where_others_may_be_miss
     within = kv.ok("/kv/history", key=key.hex(), end_ts=gap.ts - 1)
     assert within.headers["TiStream-Gap"] == f"{gap.scanned_from_ts}-{gap.ts - 1}"
     assert "TiStream-Gap" not in kv.ok("/kv/history", key=key.hex(), end_ts=gap.ts).headers
+
+
+@pytest.mark.parametrize("path", ["/kv/rows", "/kv/history"])
+def test_memory_is_admitted_before_segments_are_fetched(
+    kv: ApiWorld, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    params = {"key": LOG[0].key.hex()} if path == "/kv/history" else {"as_of": at(STEPS)}
+    small = memory.ReadMemory(2, wait_s=0.01)
+    monkeypatch.setattr(kv.services.reader, "memory", small)
+    kv.services.reader._cache.clear()
+    with small.held(TENANT) as other:
+        other.take(1)
+        kv.store.gets.clear()  # type: ignore[attr-defined]
+        refused = kv.get(path, **params)
+        assert (refused.status_code, refused.json()["code"]) == (429, "TS-1118")
+        assert not kv.store.gets, "nothing was fetched for it"  # type: ignore[attr-defined]
+    kv.ok(path, **params)
+    assert small.taken == 0
 
 
 def test_tables_and_keys_are_told_apart(kv: ApiWorld, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_readers_that_take_a_byte_now_and_then_are_cut_off(site: Site) -> None:
                 await asyncio.sleep(0.1)
 
     def cut_off() -> list[int]:
-        return [site.process.output().count(f"{what} not read, disconnecting") for what in ("stream", "page")]
+        return [site.process.output().count(f"{what} not read, disconnecting") for what in ("stream", "answer")]
 
     async def play() -> None:
         before, most, waited = site.resident_kib(), 0, [0.0]

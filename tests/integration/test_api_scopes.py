@@ -149,12 +149,6 @@ def test_names_are_read_in_any_case(world: ApiWorld) -> None:
     )
 
 
-def test_a_name_with_odd_characters_is_one_path_segment(world: ApiWorld) -> None:
-    answer = world.http.get("/v1/clusters/1/tenants/1/databases/a%20b%27%3C/changes?start_ts=earliest")
-    assert answer.status_code == 404
-    assert answer.json()["facts"]["database"] == "a b'<"
-
-
 def test_a_reader_outlives_its_table(world: ApiWorld) -> None:
     """A table that existed at the start is pulled to the end; its cursor stays good when it is gone for long."""
     (drop,) = ddl("drop schema")

@@ -9,12 +9,12 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from reading import position
-from reading.scope import Scope
+from reading.rows.scope import Scope
+from reading.served import position
 from tests.kit.api_world import ONE_PAGE, ApiWorld, api_world, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.log.segments import SegmentRow
+from tistream.catalog.rows.segments import SegmentRow
 
 ROWS_PER_OBJECT = 5
 TS_MAX = (1 << 63) - 1

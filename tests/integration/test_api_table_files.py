@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -20,12 +22,14 @@ from compactor.core.plan import PlanSettings
 from compactor.job import JobSettings, compact_tenant
 from compactor.local import LocalExecutor
 from reading.asof.read import RowsRequest
-from reading.deps import Services
+from reading.served.services import Services
 from tests.kit import replica
 from tests.kit.api_world import BASE, ApiWorld, api_world, arrow_of
 from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.overheard import overheard
 from tests.kit.recording import EXPECTED
 from tests.kit.served_log import ServedLog, served_log
+from tistream.clock import SystemClock
 from tistream.errors import InvalidInput
 
 END = recording_end()
@@ -74,7 +78,7 @@ def test_the_bytes_are_the_same_from_every_server_and_layout(world: ApiWorld) ->
     names = [("shop_arch", "bulk5k"), ("shop", "t_times"), ("shop", "t_strings"), ("shop", "k_enm"), ("shop", "p_list")]
     first = [world.ok(path_of(*name)) for name in names]
     settings = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
-    compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, world.clock)
+    compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, SystemClock())
     other = create_app(Services.create(world.catalog, world.store, world.clock))
     with TestClient(other) as http:
         second = [http.get(BASE + path_of(*name)) for name in names]
@@ -108,9 +112,8 @@ def test_refusals(world: ApiWorld, path: str, status: int) -> None:
 
 def test_a_file_is_made_once_for_all_and_kept_a_while(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     files = TableFiles(world.services)
-    made: list[RowsRequest] = []
-    true_make = files._make
-    monkeypatch.setattr(files, "_make", lambda request: made.append(request) or true_make(request))
+    made: list[object] = []
+    monkeypatch.setattr(files, "_make", overheard(files._make, made))
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(files.get, [request_of("shop", "acct")] * 6))
     assert len(made) == 1
@@ -125,6 +128,14 @@ def test_a_file_is_made_once_for_all_and_kept_a_while(world: ApiWorld, monkeypat
     assert len(made) == 2
     assert again.etag == found[0].etag
     assert found[0].read(0, 4) == b"PAR1", "who reads it still has it"
+
+
+def test_each_timestamp_has_a_file_and_few_stay_open(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apiserver.table_files.ROWS_FILES_MAX", 5)
+    files, before = TableFiles(world.services), len(os.listdir("/proc/self/fd"))
+    for n in range(12):
+        files.get(replace(request_of("shop", "acct"), as_of=str(END - n)))
+    assert len(os.listdir("/proc/self/fd")) - before <= 5
 
 
 def test_files_that_are_too_many_or_too_large(world: ApiWorld) -> None:

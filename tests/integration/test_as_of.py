@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import io
 import mmap
-import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from reading.asof.source import TableSource
-from schemas.bases import choose
+from reading.asof import read
+from reading.log import memory
 from simulator.capture import Capture, captured_rows
 from tests.kit import replica
-from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of
+from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of, rows_path
 from tests.kit.log_builder import TENANT, recording_end, with_broken_value
+from tests.kit.made_rows import with_columns
 from tests.kit.recording import EXPECTED, RECORDING, committed_rows, recorded_history, replayed
-from tistream.catalog.log.seeds import list_seeds
-from tistream.codec.newest import STATE, Run
+from tistream.codec.newest import Run
 from tistream.codec.seed_file import manifest_key
-from tistream.errors import InvalidInput, NotFound
+from tistream.errors import InvalidInput
 from tistream.log import table_rows
 from tistream.model import change
 from tistream.objectstore.memory import MemoryStore
@@ -49,17 +47,13 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
         yield made
 
 
-def path_of(db: str, table: str) -> str:
-    return f"/databases/{quote(db, safe='')}/tables/{quote(table, safe='')}/rows"
-
-
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: m.label)
 def test_every_table_is_what_tidb_answered(world: ApiWorld, moment: replica.Moment) -> None:
     compared = 0
     for table in moment.tables:
         if table["kind"] != "table":
             continue
-        lines = events_of(world.ok(path_of(table["db"], table["table"]), as_of=moment.ts))
+        lines = events_of(world.ok(rows_path(table["db"], table["table"]), as_of=moment.ts))
         assert {(line["database"], line["table"]) for line in lines} <= {(table["db"], table["table"])}
         replica.same_rows(moment, table, [line["columns"] for line in lines])
         compared += 1
@@ -68,7 +62,7 @@ def test_every_table_is_what_tidb_answered(world: ApiWorld, moment: replica.Mome
 
 def test_spilled_runs_give_the_same_bytes(world: ApiWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = [("shop", name) for name in ("acct", "customers", "p_range", "k_int")]
-    whole = [world.ok(path_of(*name)).content for name in names]
+    whole = [world.ok(rows_path(*name)).content for name in names]
     named: list[list[Path]] = []
     monkeypatch.setattr(table_rows, "RUN_BYTES_MAX", 3000)
     monkeypatch.setattr(table_rows, "BLOCK_BYTES", 1000)
@@ -80,19 +74,19 @@ def test_spilled_runs_give_the_same_bytes(world: ApiWorld, monkeypatch: pytest.M
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(table_rows, "_blocks", counted)
-    assert [world.ok(path_of(*name)).content for name in names] == whole
+    assert [world.ok(rows_path(*name)).content for name in names] == whole
     assert len(named) > 3
     assert not any(named), "a process that is killed leaves no temporary files"
 
 
 def test_rows_come_in_key_order(world: ApiWorld) -> None:
-    ids = [line["columns"]["id"] for line in events_of(world.ok(path_of("shop", "k_int")))]
+    ids = [line["columns"]["id"] for line in events_of(world.ok(rows_path("shop", "k_int")))]
     assert len(ids) > 20
     assert ids == sorted(ids)
 
 
 def test_all_forms_hold_the_same_rows(world: ApiWorld) -> None:
-    path = path_of("shop", "t_times")
+    path = rows_path("shop", "t_times")
     lines = events_of(world.ok(path))
     table = arrow_of(world.ok(path, format="arrow"))
     parquet = pq.read_table(io.BytesIO(world.ok(path, format="parquet").content))
@@ -109,15 +103,15 @@ def test_all_forms_hold_the_same_rows(world: ApiWorld) -> None:
 
 
 def test_accept_chooses_the_form_and_unknown_ones_are_refused(world: ApiWorld) -> None:
-    url = "/v1/clusters/1/tenants/1" + path_of("shop", "acct")
+    url = "/v1/clusters/1/tenants/1" + rows_path("shop", "acct")
     assert "csv" in world.http.get(url, headers={"Accept": "text/csv"}).headers["content-type"]
     assert world.http.get(url, headers={"Accept": "image/png"}).status_code == 406
-    assert world.get(path_of("shop", "acct"), format="xml").json()["code"] == "TS-1001"
+    assert world.get(rows_path("shop", "acct"), format="xml").json()["code"] == "TS-1001"
 
 
 @pytest.mark.parametrize(("db", "name", "kind"), [("shop", "v_keep", "view"), ("shop_arch", "seq1", "sequence")])
 def test_a_view_and_a_sequence_have_no_rows_and_that_is_said(world: ApiWorld, db: str, name: str, kind: str) -> None:
-    for path in (path_of(db, name), path_of(db, name).replace("/rows", "/definition")):
+    for path in (rows_path(db, name), rows_path(db, name).replace("/rows", "/definition")):
         answer = world.get(path)
         problem = answer.json()
         assert (answer.status_code, problem["code"], problem["facts"]) == (400, "TS-1001", {"kind": kind})
@@ -125,20 +119,20 @@ def test_a_view_and_a_sequence_have_no_rows_and_that_is_said(world: ApiWorld, db
 
 
 def test_headers_say_what_was_read(world: ApiWorld) -> None:
-    answer = world.ok(path_of("shop", "acct"), as_of="latest")
+    answer = world.ok(rows_path("shop", "acct"), as_of="latest")
     assert answer.headers["TiStream-As-Of"] == answer.headers["TiStream-Resolved-Ts"] == str(END)
     assert int(answer.headers["TiStream-Base-Ts"]) >= world.log.start_ts
 
 
 def test_times_that_cannot_be_are_refused(world: ApiWorld) -> None:
-    path = path_of("shop", "acct")
+    path = rows_path("shop", "acct")
     early = world.get(path, as_of=world.log.start_ts - 1)
     assert (early.status_code, early.json()["facts"]["earliest_ts"]) == (410, str(world.log.start_ts))
     late = world.get(path, as_of=END + 1)
     assert (late.status_code, late.json()["code"]) == (409, "TS-1007")
     assert late.json()["facts"]["resolved_ts"] == str(END)
     assert world.get(path, as_of="yesterday").status_code == 400
-    unknown = world.get(path_of("shop", "acctt"))
+    unknown = world.get(rows_path("shop", "acctt"))
     assert (unknown.status_code, unknown.json()["facts"]["did_you_mean"][0]) == (404, "acct")
 
 
@@ -146,7 +140,7 @@ def test_a_read_waits_for_the_watermark(fresh: ApiWorld) -> None:
     fresh.log.activate().seed()
     middle = fresh.log.cuts(4)[1]
     fresh.log.flush(middle)
-    path = path_of("shop", "customers")
+    path = rows_path("shop", "customers")
     assert fresh.get(path, as_of=middle).status_code == 200
     assert fresh.get(path, as_of=middle + 1, wait=0.3).status_code == 409
 
@@ -160,13 +154,13 @@ def test_without_a_seed_old_tables_are_refused_and_new_ones_are_whole(bare: ApiW
     for table in last.tables:
         if table["kind"] != "table":
             continue
-        answer = bare.get(path_of(table["db"], table["table"]), as_of=last.ts)
+        answer = bare.get(rows_path(table["db"], table["table"]), as_of=last.ts)
         ids = history.find(table["db"], table["table"], last.ts).physical_ids
         if any(history.table_at(i, history.start_ts) is not None for i in ids):
             assert (answer.status_code, answer.json()["code"]) == (409, "TS-1011"), table["table"]
             refused += 1
         else:
-            assert answer.content == world.ok(path_of(table["db"], table["table"]), as_of=last.ts).content
+            assert answer.content == world.ok(rows_path(table["db"], table["table"]), as_of=last.ts).content
     assert 0 < refused <= len(old)
 
 
@@ -184,24 +178,24 @@ def test_a_seed_without_its_manifest_is_never_used(tmp_path: Path) -> None:
         made.log.store = Interrupted()
         with pytest.raises(InvalidInput):
             made.log.seed()
-        assert made.get(path_of("shop", "customers")).json()["code"] == "TS-1011"
+        assert made.get(rows_path("shop", "customers")).json()["code"] == "TS-1011"
         made.log.store = store
         made.log.seed()
         made.log.seed()  # again: nothing changes
-        assert len(events_of(made.ok(path_of("shop", "customers")))) > 10
+        assert len(events_of(made.ok(rows_path("shop", "customers")))) > 10
 
 
 def test_a_seed_of_one_table_serves_that_table_only(fresh: ApiWorld, world: ApiWorld) -> None:
     fresh.log.build(3)
     history = recorded_history()
     customers = history.find("shop", "customers", history.start_ts)
-    rows = pa.concat_tables(_snapshot_rows())
+    rows = pa.concat_tables(list(captured_rows(Capture(RECORDING))))
     mine = rows.filter(pc.starts_with(rows["key"], pattern=b"t" + (customers.id | 1 << 63).to_bytes(8, "big")))
     fresh.log.seed(mine, table_id=customers.id)
-    path = path_of("shop", "customers")
+    path = rows_path("shop", "customers")
     assert fresh.ok(path, as_of=END).content == world.ok(path, as_of=END).content
     others = [t.name for t in history.tables("shop", history.start_ts) if t.name != "customers"]
-    assert {fresh.get(path_of("shop", n), as_of=history.start_ts).status_code for n in others} == {409}
+    assert {fresh.get(rows_path("shop", n), as_of=history.start_ts).status_code for n in others} == {409}
 
 
 def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: ApiWorld) -> None:
@@ -213,7 +207,7 @@ def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: Api
         made.log.build(3)
         state = replayed(table.id, middle.ts)
         made.log.seed(state, ts=middle.ts, table_id=table.id)
-        path = path_of("shop", "customers")
+        path = rows_path("shop", "customers")
         early = made.get(path, as_of=middle.ts - 1)
         assert (early.status_code, early.json()["facts"]["earliest_ts"]) == (410, str(middle.ts))
         for moment in MOMENTS:
@@ -223,22 +217,43 @@ def test_a_seed_taken_later_replaces_what_is_below_it(tmp_path: Path, world: Api
                 assert answer.headers["TiStream-Base-Ts"] == str(middle.ts)
 
 
-@pytest.mark.parametrize("name", ["customers", "evolve", "p_range", "k_vuci"])
-def test_at_any_timestamp_the_versions_are_those_of_a_replay(world: ApiWorld, name: str) -> None:
-    rand, history = random.Random(name), recorded_history()
-    reader = TableSource(catalog=world.catalog, store=world.store, reader=world.services.reader)
-    seeds, compared = list_seeds(world.catalog, TENANT), 0
-    for ts in sorted(rand.randint(world.log.start_ts, END) for _ in range(8)):
-        try:
-            table = history.find("shop", name, ts)
-        except NotFound:
-            continue
-        bases = choose(history, table, ts, seeds=seeds, bases=[], log_start_ts=world.log.start_ts)
-        mine = pa.concat_tables([STATE.empty_table(), *reader.rows(TENANT, bases, ts)])
-        theirs = pa.concat_tables([replayed(i, ts) for i in sorted(table.physical_ids)])
-        assert mine.equals(theirs.select(STATE.names).cast(STATE))
-        compared += mine.num_rows
-    assert compared > 0
+@pytest.mark.parametrize(
+    ("path", "params"),
+    [
+        (rows_path("shop", "customers"), {"as_of": str(END)}),
+        ("/databases/shop/tables/customers/changes", {"snapshot": "true", "format": "ndjson"}),
+    ],
+)
+def test_memory_is_admitted_before_segments_are_fetched(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch, path: str, params: dict[str, str]
+) -> None:
+    kept, small = world.services.reader, memory.ReadMemory(2, wait_s=0.01)
+    monkeypatch.setattr(kept, "memory", small)
+    whole = world.get(path, **params).content
+    assert small.taken == 0, "a read that is alone fits, and gives all of it back"
+    with small.held(TENANT) as other:
+        other.take(1)
+        world.store.gets.clear()  # type: ignore[attr-defined]
+        refused = world.get(path, **params)
+        assert (refused.status_code, refused.json()["code"]) == (429, "TS-1118")
+        assert not world.store.gets, "nothing was fetched for it"  # type: ignore[attr-defined]
+    again = world.get(path, **params)
+    assert (again.status_code, again.content) == (200, whole)
+    assert small.taken == 0
+
+
+def test_a_read_that_is_left_early_gives_its_memory_back(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, own = world.services.reader, memory.ReadMemory(1 << 30)
+    monkeypatch.setattr(kept, "memory", own)
+    monkeypatch.setattr(read, "_HELD_BYTES", 1)
+    request = read.RowsRequest(tenant=TENANT, database="shop", table="customers", as_of=str(END), format="ndjson")
+    with own.held(TENANT) as outer:
+        outer.take(1)
+        content = read.read_rows(world.services, request).content
+        next(content)
+        assert own.taken > 1
+        del content
+        assert own.taken == 1
 
 
 def test_rows_that_are_no_changes_count_here_and_are_not_pulled(tmp_path: Path, world: ApiWorld) -> None:
@@ -247,10 +262,9 @@ def test_rows_that_are_no_changes_count_here_and_are_not_pulled(tmp_path: Path, 
     table = history.find("shop", "k_int", END)
     mine = pc.equal(rows["table_id"], table.id)
     flags = pc.if_else(mine, pa.scalar(change.FLAG_NOT_A_CHANGE, pa.uint8()), rows["flags"])
-    hidden = rows.set_column(rows.schema.get_field_index("flags"), change.COMMITTED.field("flags"), flags)
-    with api_world(tmp_path, rows=hidden) as made:
+    with api_world(tmp_path, rows=with_columns(rows, flags=flags)) as made:
         made.log.build(3).seed()
-        path = path_of("shop", "k_int")
+        path = rows_path("shop", "k_int")
         assert made.ok(path).content == world.ok(path).content
         assert [e for e in made.events("/databases/shop/tables/k_int/changes") if e["type"] != "ddl"][:-1] == []
 
@@ -261,10 +275,6 @@ def test_a_row_that_cannot_be_decoded_is_never_left_out(tmp_path: Path) -> None:
     at = [n for n, i in enumerate(rows["table_id"].to_pylist()) if i == table.id][-1]
     with api_world(tmp_path, rows=with_broken_value(rows, at)) as made:
         made.log.build(3).seed()
-        answer = made.get(path_of("shop", "k_int"))
+        answer = made.get(rows_path("shop", "k_int"))
         assert (answer.status_code, answer.json()["code"]) == (500, "TS-1021")
         assert answer.json()["facts"]["key"] == rows["key"][at].as_py().hex()
-
-
-def _snapshot_rows() -> list[pa.Table]:
-    return list(captured_rows(Capture(RECORDING)))

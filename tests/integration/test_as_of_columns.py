@@ -9,27 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from reading.asof.core import columns
+from reading.asof.core.projection import LeftOut
+from reading.asof.output import left_out_headers
 from schemas.reseeding import wanted_seeds
 from schemas.shape import shape_of
 from tests.kit import replica
 from tests.kit.api_world import ApiWorld, api_world, arrow_of, events_of
+from tests.kit.column_run import doubted
 from tests.kit.log_builder import TENANT
-from tests.kit.recording import EXPECTED, expected, recorded_history, replayed
+from tests.kit.recording import EXPECTED, expected, recorded_history, recorded_steps, replayed
 from tistream import ts as tso
 from tistream.catalog.log.seeds import list_seeds
 from tistream.cli.seed import read_decoded
-from tistream.codec.row.cast import cast
-from tistream.codec.row.layout import ColumnSpec
 
 MOMENTS = {moment.label: moment for moment in replica.moments(EXPECTED)}
 END = MOMENTS["end"]
+INT = 3  # of MySQL's types
 VIRTUAL = re.compile(r"`(\w+)` [^\n]* GENERATED ALWAYS AS \((.*)\) VIRTUAL")
 GEN, EVOLVE = "/databases/shop/tables/t_gen/rows", "/databases/shop/tables/evolve/rows"
 
@@ -66,6 +65,18 @@ def test_virtual_columns_are_left_out_and_that_is_said(world: ApiWorld) -> None:
     for table in (arrow, parquet, file):
         assert tuple(table.schema.names) == names
         assert told(table.schema.metadata[b"tistream.left_out"]) == wanted
+
+
+def test_a_header_has_as_many_columns_as_clients_take() -> None:
+    """Clients refuse a long head; what does not fit is counted."""
+    missing = [("shop.t", LeftOut(f"virtual_{n}", "json_extract(`doc`,_utf8mb4'$.a')")) for n in range(600)]
+    told = left_out_headers(missing)
+    listed = json.loads(told["TiStream-Left-Out"])
+    assert sum(map(len, told.values())) < 5000
+    assert [each["column"] for each in listed] == [column.column for _, column in missing[: len(listed)]]
+    assert len(listed) + int(told["TiStream-Left-Out-More"]) == 600
+    assert set(left_out_headers(missing[:3])) == {"TiStream-Left-Out"}
+    assert left_out_headers([]) == {}
 
 
 def test_a_table_without_virtual_columns_leaves_nothing_out(world: ApiWorld) -> None:
@@ -143,11 +154,6 @@ def test_an_unknown_column_is_answered_with_a_known_one(world: ApiWorld) -> None
 # ---- MODIFY COLUMN whose result is not known
 
 
-def doubted(source: ColumnSpec, target: ColumnSpec, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
-    found, certain = cast(source, target, values)
-    return found, np.zeros_like(certain)
-
-
 def refused(world: ApiWorld, path: str, ts: int) -> dict[str, Any]:
     answer = world.get(path, as_of=ts)
     assert (answer.status_code, answer.json()["code"]) == (409, "TS-1012"), answer.text
@@ -157,13 +163,25 @@ def refused(world: ApiWorld, path: str, ts: int) -> dict[str, Any]:
     return facts
 
 
+def public_from(table: str, column: str, tp: int) -> int:
+    """The commit_ts of the first recorded definition in which the column is public and has this type."""
+    for step in recorded_steps():
+        for info in (json.loads(d.info) for d in step.definitions if d.table_id and d.info):
+            shown = {c["name"]["O"]: c["type"]["Tp"] for c in info.get("cols") or () if c["state"] == 5}
+            if info["name"]["O"] == table and shown.get(column) == tp:
+                return step.commit_ts
+    raise AssertionError("there is no such definition")
+
+
 def test_a_refused_conversion_names_its_ddl_and_what_can_be_read(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`b` was a VARCHAR until `modify column b int`."""
+    """`b` was a VARCHAR until `modify column b int`: for reads until the first public definition with the INT."""
     ddls = [e for e in expected("ticdc-canal-json-tidb") if e["kind"] == "ddl" and e["table"] == "evolve"]
     (ddl,) = (e for e in ddls if "modify column b int" in e["job_query"])
-    before = events_of(world.ok(EVOLVE, as_of=int(ddl["commit_ts"]) - 1, columns="b"))
+    public_ts = public_from("evolve", "b", INT)
+    assert public_ts < int(ddl["commit_ts"])
+    before = events_of(world.ok(EVOLVE, as_of=public_ts - 1, columns="b"))
     assert before
     monkeypatch.setattr(columns, "cast", doubted)
     facts = refused(world, EVOLVE, int(ddl["commit_ts"]))
@@ -173,14 +191,15 @@ def test_a_refused_conversion_names_its_ddl_and_what_can_be_read(
         "table": "evolve",
         "column": "b",
         "ddl": ddl["job_query"],
-        "ddl_ts": ddl["commit_ts"],
-        "ddl_time": tso.to_text(int(ddl["commit_ts"])),
-        "readable_upto_ts": str(int(ddl["commit_ts"]) - 1),
-        "readable_upto_time": tso.to_text(int(ddl["commit_ts"]) - 1),
+        "ddl_ts": str(public_ts),
+        "ddl_time": tso.to_text(public_ts),
+        "readable_upto_ts": str(public_ts - 1),
+        "readable_upto_time": tso.to_text(public_ts - 1),
         "readable_from_ts": None,
         "readable_from_time": None,
     }
     assert events_of(world.ok(EVOLVE, as_of=facts["readable_upto_ts"], columns="b")) == before
+    refused(world, EVOLVE, public_ts)
     refused(world, EVOLVE + "?columns=b", MOMENTS["m-ddl"].ts)
     assert world.ok(EVOLVE, as_of=ddl["commit_ts"], columns="id").content, "without the column the rows are known"
 

@@ -15,9 +15,6 @@ from starlette.testclient import TestClient
 from tests.kit.auth_site import MINE, Site, is_problem
 from tistream.catalog.tenancy.keys import revoke_key
 from tistream.catalog.tenancy.logins import open_session
-from tistream.cli import assembly
-from tistream.cli.running import Parts
-from tistream.config import ServerSettings
 from tistream.errors import TiStreamError
 from tistream.http.auth import install
 from tistream.http.auth.access import check_key, needs
@@ -70,6 +67,18 @@ def test_a_login_leads_to_no_other_site(site: Site, page: str) -> None:
 def test_a_pushers_key_opens_no_console(site: Site) -> None:
     answer = site.ask("POST", "/login", data={"code": site.key(Role.PUSHER, MINE)})
     assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
+
+
+def test_wrong_logins_of_an_address_are_few(site: Site) -> None:
+    code = site.ask("POST", "/v1/console-codes", site.key(Role.VIEWER)).json()["code"]
+    statuses = [site.ask("POST", "/login", data={"code": f"tsl_wrong{n}"}).status_code for n in range(40)]
+    assert statuses[0] == 401
+    assert statuses[-1] == 429
+    refused = site.ask("POST", "/login", data={"code": code})
+    assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
+    site.clock.advance(60)
+    assert site.ask("POST", "/login", data={"code": code}).status_code == 303
+    site.http.cookies.clear()
 
 
 def test_a_browser_without_a_session_is_led_to_the_login(site: Site) -> None:
@@ -150,7 +159,7 @@ def test_another_sites_page_changes_nothing(site: Site) -> None:
         answer = site.ask("POST", "/login", headers=headers, data={"code": site.key(Role.OWNER)})
         assert is_problem(answer, 403, "TS-1081")
         assert "set-cookie" not in answer.headers
-    with TestClient(assembly._api(_open(site.parts), [])) as http:
+    with site.without_keys() as http:
         body = {"cluster_id": 8, "tenant_id": 8}
         assert http.post("/v1/tenants", json=body, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
         assert http.post("/v1/tenants", json=body, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 201
@@ -167,22 +176,12 @@ def test_a_session_ends_with_its_key(site: Site) -> None:
 
 
 def test_without_keys_nobody_is_asked(site: Site) -> None:
-    with TestClient(assembly._api(_open(site.parts), [])) as http:
+    with site.without_keys() as http:
         assert len(http.get("/v1/tenants").json()["items"]) >= 2
         assert http.get("/login", follow_redirects=False).headers["location"] == "/overview"
         assert "Sign out" not in http.get("/overview").text
         assert http.get("/v1/whoami").json()["role"] == "owner"
         assert http.post("/v1/console-codes").status_code == 400
-
-
-def _open(parts: Parts) -> Parts:
-    server = ServerSettings(auth="none")
-    return Parts(
-        settings=parts.settings.model_copy(update={"server": server}),
-        catalog=parts.catalog,
-        store=parts.store,
-        clock=parts.clock,
-    )
 
 
 def test_an_answer_without_end_ends_with_its_key(site: Site) -> None:

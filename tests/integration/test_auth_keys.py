@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.kit.auth_site import MINE, OTHER, Site, is_problem
 from tests.kit.catalog_cases import new_catalog, together
+from tests.kit.overheard import overheard
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.tenancy.changefeeds import list_changefeeds
 from tistream.catalog.tenancy.keys import get_key, list_keys, revoke_key
 from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work import stores
+from tistream.catalog.work.stores import issue_incarnation
+from tistream.cli.main import command_line
+from tistream.cli.running import first_words
 from tistream.http.auth.core.keys import parse_key
 from tistream.http.auth.core.roles import Role
 from tistream.http.auth.issue import first_owner_key, ttl_ms_of
 from tistream.ids import Tenant
-from tistream.limits import KEY_CACHE_MS
+from tistream.limits import CONSUMER_IDLE_HOURS_DEFAULT, KEY_CACHE_MS
+from tistream.objectstore.layout import SchemaSnapKey, parse, schema_snap_prefix
 
 # ---- keys
 
@@ -27,7 +41,7 @@ def test_a_key_is_made_shown_once_listed_and_revoked(site: Site) -> None:
     made = site.ask("POST", "/v1/keys", owner, json=body)
     assert made.status_code == 201
     key, key_id = made.json()["key"], made.json()["key_id"]
-    assert (made.json()["role"], made.json()["state"], made.json()["made_by"]) == ("consumer", "living", owner[4:17])
+    assert (made.json()["role"], made.json()["state"], made.json()["created_by"]) == ("consumer", "living", owner[4:17])
     assert site.get("/v1/whoami", key).json() == {
         "key_id": key_id, "name": "etl ☂", "role": "consumer", "cluster_id": 1, "tenant_id": 1, "tables": None,
         "rights": ["look", "read"],
@@ -35,10 +49,28 @@ def test_a_key_is_made_shown_once_listed_and_revoked(site: Site) -> None:
     listed = site.get("/v1/keys?cluster_id=1&tenant_id=1", owner)
     assert key_id in [row["key_id"] for row in listed.json()["items"]]
     assert key.split("_")[2] not in listed.text
-    assert get_key(site.parts.catalog, key_id).used_ms > 0
+    assert get_key(site.parts.catalog, key_id).last_used_ms > 0
     for _ in range(2):
         assert site.ask("DELETE", f"/v1/keys/{key_id}", owner).json()["state"] == "revoked"
     assert "revoked" in site.get("/v1/whoami", key).json()["detail"], "at once, in the process that revoked it"
+
+
+@pytest.mark.parametrize("asked", [{}, {"expires_in_s": 3600}, {"expires_in_s": 7200}])
+def test_no_key_outlives_the_one_that_made_it(site: Site, asked: dict[str, Any]) -> None:
+    """Not made, not rotated, and not by a successor of the maker."""
+    admin = site.key(Role.TENANT_ADMIN, MINE, ttl_ms=3_000_000)
+    ends = get_key(site.parts.catalog, parse_key(admin).key_id).expires_ms
+    body = {"name": "x", "role": "consumer", "cluster_id": 1, "tenant_id": 1, **asked}
+    children = [site.ask("POST", "/v1/keys", admin, json=body).json()["key"]]
+    own = site.ask("POST", f"/v1/keys/{parse_key(admin).key_id}:rotate", admin, json={"overlap_s": 60}).json()["key"]
+    children += [own, site.ask("POST", "/v1/keys", own, json=body).json()["key"]]
+    for child in children:
+        assert 0 < get_key(site.parts.catalog, parse_key(child).key_id).expires_ms <= ends
+    short = site.ask("POST", "/v1/keys", own, json={**body, "expires_in_s": 60}).json()["key"]
+    assert get_key(site.parts.catalog, parse_key(short).key_id).expires_ms < ends - 60_000
+    lasting = site.key(Role.TENANT_ADMIN, MINE)
+    rotated = site.ask("POST", f"/v1/keys/{parse_key(lasting).key_id}:rotate", lasting, json={"overlap_s": 60})
+    assert rotated.json()["expires_time"] is None, "a key without an end has a successor without one"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +88,40 @@ def test_a_key_is_made_shown_once_listed_and_revoked(site: Site) -> None:
 )
 def test_a_key_that_cannot_be_is_refused(site: Site, body: dict[str, Any], code: str) -> None:
     assert is_problem(site.ask("POST", "/v1/keys", site.key(Role.OWNER), json=body), 400, code)
+
+
+def test_an_operator_reads_no_schema_of_a_tenant(site: Site) -> None:
+    (info, *_) = site.parts.store.list(schema_snap_prefix(MINE))
+    key = parse(info.key)
+    assert isinstance(key, SchemaSnapKey)
+    path = f"/v1/clusters/1/tenants/1/push-schemas/{key.ts}"
+    assert is_problem(site.get(path, site.key(Role.OPERATOR)), 403, "TS-1081")
+    for role, tenant in ((Role.OWNER, None), (Role.PUSHER, MINE), (Role.TENANT_ADMIN, MINE)):
+        assert site.get(path, site.key(role, tenant)).status_code == 200
+
+
+def test_only_who_can_remove_a_consumer_lets_it_hold_the_log_for_long(site: Site) -> None:
+    reader, admin = site.key(Role.CONSUMER, MINE), site.key(Role.TENANT_ADMIN, MINE)
+    most = CONSUMER_IDLE_HOURS_DEFAULT * 3600
+    for n, (limit_s, allowed) in enumerate([(None, True), (60, True), (most, True), (0, False), (most + 1, False)]):
+        body = {"changefeed_id": f"hold{n}", "idle_limit_s": limit_s}
+        made = site.ask("POST", "/v1/clusters/1/tenants/1/changefeeds", reader, json=body)
+        assert made.status_code == 201 if allowed else is_problem(made, 403, "TS-1081")
+        assert site.ask("POST", "/v1/clusters/1/tenants/1/changefeeds", admin, json=body).status_code in (200, 201)
+
+
+def test_a_tenant_has_a_bounded_number_of_changefeeds_and_stores(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, pusher = site.key(Role.CONSUMER, MINE), site.key(Role.PUSHER, MINE)
+    monkeypatch.setattr("tistream.catalog.tenancy.changefeeds.CHANGEFEEDS_MAX", 30)
+    monkeypatch.setattr("tistream.catalog.work.stores.STORES_MAX", 30)
+    at = "/v1/clusters/1/tenants/1"
+    feeds = [site.ask("POST", f"{at}/changefeeds", reader, json={"changefeed_id": f"n{n}"}) for n in range(31)]
+    assert is_problem(feeds[-1], 409, "TS-1014")
+    assert len(list_changefeeds(site.parts.catalog, MINE)) == 30
+    assert site.ask("POST", f"{at}/changefeeds", reader, json={"changefeed_id": "n0"}).status_code == 200
+    stores = [site.ask("POST", f"{at}/stores/{1000 + n}/incarnations", pusher) for n in range(31)]
+    assert is_problem(stores[-1], 409, "TS-1014")
+    assert site.ask("POST", f"{at}/stores/1000/incarnations", pusher).status_code == stores[0].status_code < 300
 
 
 def test_a_tenant_admin_keeps_to_the_tenant(site: Site) -> None:
@@ -111,17 +177,16 @@ def test_an_expired_key_ends_in_time_whatever_is_kept(site: Site) -> None:
 def test_one_catalog_read_serves_many_requests(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     key = site.key(Role.VIEWER)
     site.get("/v1/whoami", key)
-    reads: list[str] = []
+    reads: list[tuple[Catalog, str]] = []
     from tistream.catalog.tenancy import keys
 
-    real = keys.get_key
-    monkeypatch.setattr(keys, "get_key", lambda catalog, key_id: reads.append(key_id) or real(catalog, key_id))
+    monkeypatch.setattr(keys, "get_key", overheard(keys.get_key, reads))
     for _ in range(20):
         assert site.get("/v1/whoami", key).status_code == 200
     assert reads == []
     site.clock.advance(KEY_CACHE_MS / 1000 + 0.1)
     site.get("/v1/whoami", key)
-    assert reads == [parse_key(key).key_id]
+    assert [key_id for _, key_id in reads] == [parse_key(key).key_id]
 
 
 def test_no_secret_is_in_the_catalog(site: Site) -> None:
@@ -142,6 +207,32 @@ def test_the_first_owner_is_made_by_one_of_those_who_start_together(tmp_path: Pa
     found = [key for key in together(4, lambda _: first_owner_key(catalog)) if key]
     assert [parse_key(key).key_id for key in found] == [row.key_id for row in list_keys(catalog)]
     assert first_owner_key(catalog) is None
+    catalog.close()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_start_shows_secrets_on_a_terminal_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """What a service prints elsewhere is kept in logs that more people read than may own it."""
+    catalog = new_catalog(tmp_path)
+    with ExitStack() as stack, monkeypatch.context() as patch:
+        for name, end in zip(("stdin", "stderr"), pty.openpty() if is_terminal else os.pipe(), strict=True):
+            file = stack.enter_context(open(end, "r" if name == "stdin" else "w", encoding="utf-8"))
+            patch.setattr(sys, name, file)
+        first = "\n".join(first_words(catalog, "http://127.0.0.1:1", has_console=True))
+        keys = list_keys(catalog)
+        if not keys:
+            done = CliRunner().invoke(command_line([]), ["key", "owner", "--data", str(tmp_path)])
+        second = "\n".join(first_words(catalog, "http://127.0.0.1:1", has_console=True))
+    if is_terminal:
+        assert [row.key_id for row in keys] == re.findall(r"tsk_([a-z2-7]{13})_[a-z2-7]{46}", first)
+        assert ("/login#tsl_" in first, "/login#tsl_" in second) == (True, True)
+    else:
+        assert "tistream key owner" in first
+        assert keys == []
+        assert parse_key(done.stdout.strip()).key_id == list_keys(catalog)[0].key_id, done.output
+    assert ("tsk_" in second, "key owner" in second) == (False, False)
     catalog.close()
 
 
@@ -192,17 +283,14 @@ def test_a_failed_request_is_done_anew(site: Site) -> None:
 
 
 def test_the_first_one_still_runs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    import metaserver.routes as routes
-
     inside, go_on = threading.Event(), threading.Event()
-    real = routes.issue_incarnation
 
     def slow(*args: Any) -> tuple[int, int]:
         inside.set()
         assert go_on.wait(60)
-        return real(*args)
+        return issue_incarnation(*args)
 
-    monkeypatch.setattr(routes, "issue_incarnation", slow)
+    monkeypatch.setattr(stores, "issue_incarnation", slow)
     owner, headers, answers = site.key(Role.OWNER), {"Idempotency-Key": "slow"}, []
     path = "/v1/clusters/1/tenants/1/stores/77/incarnations"
     first = threading.Thread(target=lambda: answers.append(site.ask("POST", path, owner, headers=headers)))

@@ -21,12 +21,12 @@ from starlette.testclient import TestClient
 
 from apiserver.app import create_app
 from backfill.core.plan import PlanRow
-from backfill.executors import Executor, Progress, SparkExecutor, ThreadsExecutor
 from backfill.job import Replay, ReplaySettings, Report
-from backfill.replay import PartitionResult
+from backfill.replay import Executor, PartitionResult, Progress, SparkExecutor, ThreadsExecutor
 from backfill.survey import Batch, Survey
 from metaserver.collect import Collector
-from reading.deps import Services
+from reading.served.services import Services
+from tests.kit.assignments import assign_task
 from tests.kit.backlog_world import CAPTURE, LAST, TENANT, BacklogWorld, backlog_world, truth
 from tests.kit.catalog_cases import elected
 from tests.kit.manual_clock import ManualClock
@@ -36,9 +36,10 @@ from tistream import ts as tso
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import committed, snapshots
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.handover import hand_over
-from tistream.catalog.work.tasks import assign_task, list_tasks
-from tistream.catalog.work.workers import WorkerKind, list_workers
+from tistream.catalog.work.tasks import list_tasks
+from tistream.catalog.work.workers import list_workers
 from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable, Fenced, InvalidInput, TiStreamError
 

@@ -49,9 +49,7 @@ def pushed(stop_at: int | None) -> dict[Life, list[Prepared]]:
             if p.ticks == at:
                 stop.set()
 
-        push_capture(
-            RECORDING, control, lambda _: store, progress=progress, stop=stop, clock=clock, rand=random.Random(1)
-        )
+        push_capture(RECORDING, control, lambda _: store, progress=progress, stop=stop, clock=clock)
         for (store_id, _), stream in batch_files(store).items():
             control.max_cut_ts[store_id] = max(control.max_cut_ts[store_id], stream[-1].cut_ts)
     return {life: prepare(stream) for life, stream in batch_files(store).items()}

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,11 @@ from tistream.catalog.database import engine as engines
 from tistream.catalog.database import mysql, tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import advance_durable_timestamps
+from tistream.catalog.rows.tasks import Assignment
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.leader import acquire_leadership, get_leader
 from tistream.catalog.work.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
-from tistream.catalog.work.tasks import Assignment, assign_tasks, holds_leadership, list_tasks, task_places
+from tistream.catalog.work.tasks import assign_tasks, holds_leadership, list_tasks, task_places
 from tistream.catalog.work.workers import register_worker
 from tistream.errors import CatalogUnavailable
 from tistream.ids import Tenant
@@ -322,7 +324,7 @@ def test_connections_to_a_server_that_became_read_only_are_not_used_again(server
                     register_tenant(catalog, T)
                 assert caught.value.determinate
                 proxy.lead_to(new_port)
-                done = [attempt(lambda n=n: register_tenant(catalog, Tenant(1, n))) for n in range(5)]
+                done = [attempt(partial(register_tenant, catalog, Tenant(1, n))) for n in range(5)]
                 assert done.count(False) <= 1, "the first may meet the old server once more"
                 fill_pool(catalog, 3)
                 catalog.close()

@@ -54,23 +54,19 @@ def cipher(url: str) -> str:
         catalog.close()
 
 
-def test_a_server_that_offers_tls_is_talked_to_by_it(server: MariaDBServer) -> None:
+def test_a_server_that_offers_tls_or_has_the_named_authority_is_accepted(server: MariaDBServer, folder: Path) -> None:
     assert cipher(server.url()) != ""
-
-
-def test_a_server_of_the_named_authority_is_accepted(server: MariaDBServer, folder: Path) -> None:
     assert cipher(f"{server.url()}?ssl_ca={folder / 'own.pem'}") != ""
 
 
-def test_a_server_of_another_authority_is_refused(server: MariaDBServer, folder: Path) -> None:
+@pytest.mark.parametrize(("host", "authority"), [("127.0.0.1", "other"), ("localhost", "own")])
+def test_a_server_of_another_authority_or_name_is_refused(
+    server: MariaDBServer, folder: Path, host: str, authority: str
+) -> None:
+    if authority == "other":
+        certificate(folder, authority)
     with pytest.raises(CatalogUnavailable, match="certificate verify failed"):
-        cipher(f"{server.url()}?ssl_ca={certificate(folder, 'other')}")
-
-
-def test_a_server_with_another_name_is_refused(server: MariaDBServer, folder: Path) -> None:
-    by_name = server.url().replace("127.0.0.1", "localhost")
-    with pytest.raises(CatalogUnavailable, match="certificate verify failed"):
-        cipher(f"{by_name}?ssl_ca={folder / 'own.pem'}")
+        cipher(f"{server.url().replace('127.0.0.1', host)}?ssl_ca={folder / authority}.pem")
 
 
 # ---- MySQL 8
@@ -140,5 +136,5 @@ def test_an_account_of_mysqls_default_plugin_logs_in_without_tls() -> None:
 
 def test_what_that_needs_is_installed_with_the_package() -> None:
     """The driver encrypts the password by the package `cryptography`, which its extra `rsa` brings."""
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["server"]
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["services"]
     assert any(each.startswith("pymysql[rsa]") for each in wanted)

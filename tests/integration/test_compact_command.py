@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.kit.catalog_cases import new_catalog
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.stops import list_stops
+from tistream.catalog.work.stopped_items import list_stopped_items
 from tistream.cli.main import command_line
 from tistream.errors import InvalidInput
 from tistream.objectstore.local import LocalStore
@@ -36,7 +36,7 @@ def test_a_log_is_compacted_once(words: list[str]) -> None:
 
     assert report("--lag-s=99999999")["end"] == "nothing to do", "all of it is younger"
     first = report("--lag-s=0")
-    assert (first["end"], first["tenant"], first["job"]) == ("swapped", "1/1", 1)
+    assert (first["end"], first["tenant"], first["job"]) == ("committed", "1/1", 1)
     assert int(str(first["files_after"])) < int(str(first["files_before"]))
     assert report("--lag-s=0")["end"] == "nothing to do"
 
@@ -52,10 +52,10 @@ def test_bases_are_built_once(words: list[str]) -> None:
     assert "bases" not in report("--no-bases", "--no-merge")
     first = report("--no-merge")
     assert first.keys() == {"bases"}
-    assert (first["bases"]["end"], first["bases"]["ts"]) == ("swapped", str(recording_end()))
+    assert (first["bases"]["end"], first["bases"]["ts"]) == ("committed", str(recording_end()))
     assert first["bases"]["tables"] > 10 < first["bases"]["rows"]
     again = report()
-    assert (again["end"], again["bases"]["end"]) == ("swapped", "nothing to do")
+    assert (again["end"], again["bases"]["end"]) == ("committed", "nothing to do")
 
 
 def test_a_spark_setting_is_a_pair(words: list[str]) -> None:
@@ -71,7 +71,7 @@ def test_a_skipped_item_is_a_stop(words: list[str], tmp_path: Path, role: str, o
         more = ["--engine=threads", f"--lag-s={lag_s}", "--base-tail-mb=0", "--base-tail-ratio=0", f"--no-{other}"]
         done = CliRunner().invoke(command_line(), [*words, *more])
         catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-        stops = [row.stopped for row in list_stops(catalog, TENANT)]
+        stops = [row.stopped for row in list_stopped_items(catalog, TENANT)]
         catalog.close()
         assert all(str(tmp_path / "bucket" / stopped.object) in map(str, whole) for stopped in stops)
         return done.exit_code, [(stopped.role, stopped.code, stopped.tries) for stopped in stops]

@@ -18,6 +18,7 @@ from tests.kit.log_builder import TENANT
 from tests.kit.open_folder import OpenFolder
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.compaction import pieces
+from tistream.clock import SystemClock
 from tistream.codec.table_key import table_prefix
 from tistream.model import change
 from tistream.ts import TS_MAX
@@ -33,13 +34,13 @@ def world(tmp_path: Path) -> Iterator[ApiWorld]:
 
 def compact(world: ApiWorld, plan: PlanSettings = ALL, pieces_max: int = 100_000) -> Report:
     settings = JobSettings(lag_ms=0, plan=plan, pieces_max=pieces_max)
-    return compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, world.clock)
+    return compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, SystemClock())
 
 
 def test_a_damaged_input_leaves_its_own_group_out_and_names_it(world: ApiWorld) -> None:
     world.log.build(40)
     small = PlanSettings(inputs_min=2, target_bytes=20_000)
-    groups, rows = planned(world.catalog, TENANT, JobSettings(lag_ms=0, plan=small))
+    groups, rows = planned(world.catalog, TENANT, JobSettings(lag_ms=0, plan=small), lambda: 1)
     assert len(groups) > 1
     first = groups[0].pieces[0]
     objects = world.store.objects  # type: ignore[attr-defined]
@@ -47,12 +48,12 @@ def test_a_damaged_input_leaves_its_own_group_out_and_names_it(world: ApiWorld) 
     at = rows[0].segments[0].offset + 10
     objects[first.object_key] = whole[:at] + b"\xff" * 8 + whole[at + 8 :]
     report = compact(world, small)
-    assert report.end is JobEnd.SWAPPED
+    assert report.end is JobEnd.COMMITTED
     (left_out,) = report.failed
     assert (left_out.object, left_out.code) == (first.object_key, "TS-1020")
     objects[first.object_key] = whole
     again = compact(world, small)
-    assert (again.end, again.failed) == (JobEnd.SWAPPED, ())
+    assert (again.end, again.failed) == (JobEnd.COMMITTED, ())
 
 
 def test_a_job_in_which_nothing_can_be_merged_says_so(world: ApiWorld) -> None:
@@ -77,7 +78,7 @@ def test_a_log_that_packs_well_is_cut_by_what_it_unpacks_to(world: ApiWorld) -> 
     found = pieces(world.catalog, TENANT, upto_ts=TS_MAX, limit=99)
     assert all(piece.raw_bytes > count * len(doc) > 10 * piece.stored_bytes for piece in found)
     report = compact(world, PlanSettings(inputs_min=2, raw_bytes_max=10_000_000))
-    assert (report.end, report.failed, report.files_before, report.files_after) == (JobEnd.SWAPPED, (), 16, 4)
+    assert (report.end, report.failed, report.files_before, report.files_after) == (JobEnd.COMMITTED, (), 16, 4)
     assert compact(world, PlanSettings(inputs_min=2, raw_bytes_max=10_000_000)).end is JobEnd.NOTHING_TO_DO
 
 
@@ -104,7 +105,7 @@ def test_what_lies_behind_very_many_full_pieces_is_merged(world: ApiWorld) -> No
         log.flush(lo + 9)
     plan = PlanSettings(inputs_min=3, rows_max=12)
     report = compact(world, plan, pieces_max=5)
-    assert (report.end, report.files_before, report.files_after) == (JobEnd.SWAPPED, 6, 1)
+    assert (report.end, report.files_before, report.files_after) == (JobEnd.COMMITTED, 6, 1)
     assert compact(world, plan, pieces_max=5).end is JobEnd.NOTHING_TO_DO
 
 
@@ -116,7 +117,7 @@ def test_bases_go_on_where_the_oldest_tables_tail_is_empty(world: ApiWorld) -> N
     executor = LocalExecutor(world.store).bases
     seen: list[int] = []
     for _ in range(12):
-        report = build_tenant_bases(world.catalog, world.services.registry, TENANT, executor, settings, world.clock)
+        report = build_tenant_bases(world.catalog, world.services.registry, TENANT, executor, settings, SystemClock())
         if report.end is JobEnd.NOTHING_TO_DO:
             break
         seen.append(report.ts)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from apiserver.app import create_app
-from metaserver.replications import Replications, Wanted
+from apiserver.control.replications import Replications, Wanted
 from reading.filters import part_name
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.catalog_cases import elected
@@ -19,6 +19,8 @@ from tests.kit.log_builder import TENANT
 from tests.kit.recording import EXPECTED, committed_rows
 from tests.kit.replica import moments
 from tests.kit.stream_world import served
+from tistream import ts as tso
+from tistream.admin.core.lag_sentence import LATE_S
 from tistream.catalog.database import tables
 from tistream.catalog.log.consumers import claim_partition, readers_of
 from tistream.catalog.tenancy.changefeeds import (
@@ -28,6 +30,7 @@ from tistream.catalog.tenancy.changefeeds import (
     list_changefeeds,
     switch_changefeed,
 )
+from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.lanes import (
     LaneAssignment,
     assign_lanes,
@@ -39,6 +42,8 @@ from tistream.catalog.work.lanes import (
 )
 from tistream.catalog.work.workers import register_worker
 from tistream.cli.main import command_line
+from tistream.ids import Tenant
+from tistream.outbound.policy import NO_TERMS
 
 PAGE = "/tenants/1/1/changefeeds"
 OURS = {"Sec-Fetch-Site": "same-origin"}
@@ -69,7 +74,7 @@ def test_a_consumer_is_shown_with_its_members_and_what_it_holds(world: ApiWorld)
     assert [(p["partition"], p["member"]) for p in item["partitions"]] == [(n, "loader-1") for n in range(3)]
     with world.catalog.transaction() as conn:
         conn.execute(tables.consumer_members.update().values(expires_ms=1))
-        conn.execute(tables.changefeeds.update().values(seen_ms=1))
+        conn.execute(tables.changefeeds.update().values(last_active_ms=1))
     shown = text(world, PAGE)
     assert "It holds no log: it has been idle for longer than its limit of 30 d." in shown
     assert "Not read: partitions 0, 1, 2 of 3." in shown
@@ -101,6 +106,34 @@ def test_forms_say_what_they_do_and_do_it_when_confirmed(world: ApiWorld) -> Non
     text(world, f"{PAGE}/dwh/reset", status=404)
 
 
+def test_the_overview_says_no_0_beside_what_is_late(world: ApiWorld) -> None:
+    late = sum((t["lag_s"] or 0) >= LATE_S for t in world.http.get("/v1/tenants").json()["items"])
+    assert late == 1, "its cluster is away"
+    for behind_s, slow in ((LATE_S - 1, 0), (LATE_S + 1, 1)):
+        at = world.services.served(TENANT).resolved - tso.compose(behind_s * 1000)
+        with world.catalog.transaction() as conn:
+            conn.execute(tables.changefeeds.update().values(checkpoint_ts=at))
+        problems = len(world.http.get("/overview.json").json()["problems"])
+        shown = text(world, "/overview")
+        assert f" Problems {problems + late + slow} 1 tenant late{', 1 changefeed late' * slow} " in shown
+
+
+def test_the_page_of_a_deleted_tenant_asks_nobody_to_push(world: ApiWorld) -> None:
+    register_tenant(world.catalog, Tenant(9, 9))
+    assert "tistream push" in text(world, "/tenants/9/9")
+    mine = tables.tenants.c.cluster_id == 9
+    with world.catalog.transaction() as conn:
+        conn.execute(tables.tenants.update().where(mine).values(state="DELETING"))
+    shown = text(world, "/tenants/9/9")
+    assert "This tenant is being deleted" in shown
+    assert "tistream push" not in shown
+    with world.catalog.transaction() as conn:
+        conn.execute(tables.tenants.update().where(mine).values(state="DELETED"))
+    shown = text(world, "/tenants/9/9", 410)
+    assert "Tenant 9/9 was deleted" in shown
+    assert "tistream push" not in shown
+
+
 def test_lag_names_the_consumer_that_is_late(world: ApiWorld) -> None:
     with served(create_app(world.services)) as server:
         shown = CliRunner().invoke(command_line(), ["lag", "--url", server.url]).output
@@ -115,7 +148,9 @@ def test_lag_names_the_consumer_that_is_late(world: ApiWorld) -> None:
 
 
 def control(world: ApiWorld) -> Replications:
-    return Replications(catalog=world.catalog, clock=world.services.clock, registry=world.services.registry)
+    return Replications(
+        catalog=world.catalog, clock=world.services.clock, registry=world.services.registry, outbound=NO_TERMS
+    )
 
 
 def replicated(world: ApiWorld, folder: Path) -> str:
@@ -134,7 +169,7 @@ def test_a_replication_is_shown_with_its_lanes_and_what_they_have_written(world:
     assert assign_lanes(world.catalog, wanted, leader_epoch=elected(world.catalog)) == 2
     first, second = (job.lane for job in lanes_of(world.catalog, "replicate-1", 1))
     upto = world.services.served(TENANT).resolved
-    finish_stretch(world.catalog, first, upto, rows=1234, size=5000, amended=0, letters=3)
+    finish_stretch(world.catalog, first, upto, rows=1234, size=5000, letters=3)
     refused = {"code": "TS-1101", "message": "no", "cause": "too long", "db": "shop", "table": "t<b>", "key": "7a"}
     rest, alone = second.scope.isolate(part_name("shop", "t<b>"))
     isolate(world.catalog, second, rest, alone, {**refused, "commit_ts": str(upto)})
@@ -194,11 +229,18 @@ def test_forms_of_a_replication_say_what_they_do_and_do_it_when_confirmed(world:
         ("resume", "Writing continues above", (FeedState.NORMAL, [False, False, False], 1)),
     ]
     text(world, f"{page}/rebalance", status=409)
+    shown = world.http.get(f"{page}/skip?lane=2").text
+    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="(\w+)">', shown))
+    other = {**fields, "commit_ts": str(int(fields["commit_ts"]) + 1)}
+    for form, status in (({}, 400), (other, 409)):
+        refused = world.http.post(f"{page}/skip?lane=2", headers=OURS, data=form, follow_redirects=False)
+        assert refused.status_code == status, "what is left out is what the form has shown"
     for verb, words, after in forms:
         before = state()
         assert words in text(world, f"{page}/{verb}")
         assert state() == before, "only said"
-        assert world.http.post(f"{page}/{verb}", headers=OURS, follow_redirects=False).status_code == 303
+        sent = fields if "skip" in verb else {}
+        assert world.http.post(f"{page}/{verb}", headers=OURS, data=sent, follow_redirects=False).status_code == 303
         assert state() == after
     text(world, f"{page}/retry?lane=2", status=409)
     assert "4 lanes replace 3: " in text(world, f"{page}/rebalance?lanes=4")

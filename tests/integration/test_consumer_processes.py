@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from apiserver.app import create_app
-from reading.consumer_cursor import parse_consumer_cursor
+from reading.served.consumer_cursor import parse_consumer_cursor
 from tests.kit.api_world import api_world
 from tests.kit.log_builder import TENANT
 from tests.kit.recording import committed_rows
@@ -93,8 +93,8 @@ def accepted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     heard: list[tuple[int, int, int]] = []
     real = consumers.acknowledge
 
-    def acknowledge(*given: Any, epoch: int, ts: int, amended: int) -> Any:
-        done = real(*given, epoch=epoch, ts=ts, amended=amended)
+    def acknowledge(*given: Any, epoch: int, ts: int, **position: Any) -> Any:
+        done = real(*given, epoch=epoch, ts=ts, **position)
         heard.append((done.number, epoch, ts))
         return done
 
@@ -104,7 +104,7 @@ def accepted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 def acknowledged(heard: list[tuple[int, int, int]], paths: list[Path], start_ts: int) -> list[bytes]:
     """The changes of the batches that were acknowledged; each continues where the one before in its partition ended."""
-    batches = {}
+    batches: dict[tuple[int, int, int], dict[str, Any]] = {}
     for said in (orjson.loads(line) for path in paths for line in path.read_bytes().splitlines()):
         cursor = parse_consumer_cursor(said["cursor"], TENANT, "feed")
         batches.setdefault((cursor.partition, cursor.epoch, cursor.ts), said)  # later ones are empty

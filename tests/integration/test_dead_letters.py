@@ -4,7 +4,6 @@ everything else is at the destination."""
 from __future__ import annotations
 
 import json
-import random
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -15,104 +14,36 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from destinations.letters.core.letter import Letter
+from apiserver.control.replications import Wanted
+from destinations.letters.core.letter import Letter, letter_of
 from destinations.letters.place import LetterFiles, open_letters
-from destinations.opening import open_destination
-from destinations.protocol import Allowed, Destination, DestinationRefused
-from metaserver.replications import Replications, Wanted
-from reading.deps import Services
+from destinations.protocol import Allowed, DestinationRefused
 from replicator import lane_run
-from replicator.lane_run import LaneRun
-from schemas.registry.schema_registry import SchemaRegistry
 from simulator.chaos.servers.s3server import S3Server
-from simulator.raw_workload import RawProfile, raw_cluster
-from simulator.serve.served import ServedCluster
-from tests.kit.catalog_cases import elected
 from tests.kit.dead_letters import ACCT, CANAL, broken, letters_in, messages_but, messages_in, places_of
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
+from tests.kit.lane_feed import FEED, Feed, T, raw_client, recovery
 from tests.kit.log_builder import LogBuilder
-from tests.kit.manual_clock import ManualClock
 from tests.kit.storage_sink import Killed
-from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, switch_changefeed
-from tistream.catalog.tenancy.tenants import get_tenant
-from tistream.catalog.work.lanes import LaneAssignment, LaneJob, assign_lanes, lane_places, lanes_of, list_lanes
-from tistream.catalog.work.workers import register_worker
+from tistream.catalog.work.lanes import finish_stretch, list_lanes
 from tistream.clock import SystemClock
-from tistream.ids import Tenant
-from tistream.limits import LANE_LEASE_MS
+from tistream.errors import Fenced
 from tistream.objectstore.memory import MemoryStore
+from tistream.outbound.policy import OPERATED
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.raw_messages import RawSpace
-from tistream.tikv.pd import PdClient
-from tistream.tikv.raw_client import RawClient
-
-T = Tenant(1, 1)
-FEED = "dr"
-
-
-class Feed:
-    """A changefeed with one lane over a log, and its workers, one after the other."""
-
-    def __init__(self, catalog: Catalog, log: LogBuilder, wanted: Wanted) -> None:
-        self.catalog, self.clock = catalog, ManualClock(tso.physical_ms(tso.compose(SystemClock().unix_ms())))
-        self.services = Services.create(catalog, log.store, self.clock)
-        control = Replications(catalog=catalog, clock=self.clock, registry=SchemaRegistry(catalog, log.store))
-        assert control.create(T, FEED, None, wanted, lanes=1, actor="")[0]
-        for name in ("a", "b"):
-            register_worker(catalog, name, "replicate", "")
-
-    def run(self, worker: str, number: int = 0) -> LaneRun:
-        """The lane is this worker's, and the one before can no longer write."""
-        given = [
-            LaneAssignment(place.lane_id, worker, place.epoch, place.tenant) for place in lane_places(self.catalog)
-        ]
-        assign_lanes(self.catalog, given, leader_epoch=elected(self.catalog))
-        job = next(job for job in lanes_of(self.catalog, worker, 1) if job.lane.number == number)
-        made = LaneRun(self.services, self.clock, job, self._open, random.Random(1))
-        now_s = self.clock.monotonic()
-        assert made.seen(job, now_s, now_s)
-        self.clock.advance(LANE_LEASE_MS / 1000)
-        assert made.seen(job, self.clock.monotonic(), self.clock.monotonic())
-        return made
-
-    def write(self, run: LaneRun, turns: int = 60) -> None:
-        """As far as the log is there."""
-        with closing(run):
-            for _ in range(turns):
-                if run.core.checkpoint_ts >= self.services.served(T).resolved:
-                    break
-                run.core.confirmed(self.clock.monotonic())
-                self.clock.advance(run.turn(lambda: self.services.served(T)))
-
-    @property
-    def lane(self) -> Any:
-        (lane,) = list_lanes(self.catalog, T, FEED)
-        return lane
-
-    @property
-    def dead_letters(self) -> int:
-        return get_changefeed(self.catalog, T, FEED).dead_letters
-
-    @property
-    def is_done(self) -> bool:
-        return bool(get_changefeed(self.catalog, T, FEED).checkpoint_ts == self.services.served(T).resolved)
-
-    def _open(self, job: LaneJob) -> Destination:
-        row = get_tenant(self.catalog, T)
-        return open_destination(job.sink_uri, row, T, FEED, job.lane.number, job.lanes, self.clock)
 
 
 @contextmanager
 def killed_before_the_checkpoint(dead: Path) -> Iterator[None]:
     """The worker dies when it wants to move the checkpoint over the first letters."""
-    finish = lane_run.finish_stretch
 
     def killed(*args: Any, **named: Any) -> int:
         if letters_in(dead):
             raise Killed
-        return finish(*args, **named)
+        return finish_stretch(*args, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lane_run, "finish_stretch", killed)
@@ -158,10 +89,7 @@ def not_kept(self: LetterFiles, letters: Sequence[Letter], allowed: Allowed) -> 
 
 def by_the_lane(share: Any, row: pa.Table, history: Any, cause: DestinationRefused) -> Letter:
     """A name that differs between two tries."""
-    return Letter(name=f"1-1/dr/{time.monotonic_ns()}.json", data=lane_letter(share, row, history, cause).data)
-
-
-lane_letter = lane_run.letter_of
+    return Letter(name=f"1-1/dr/{time.monotonic_ns()}.json", data=letter_of(share, row, history, cause).data)
 
 
 @pytest.mark.parametrize(
@@ -196,14 +124,6 @@ def test_nothing_is_passed_while_the_place_cannot_be_written(catalog: Catalog, t
     assert messages_in(lake) == messages_but(bad)
 
 
-@contextmanager
-def recovery() -> Iterator[ServedCluster]:
-    """A cluster whose stores have no expiry."""
-    model = raw_cluster(RawProfile(keyspaces=(1,)), floor_ts=tso.compose(SystemClock().unix_ms()), regions=2)
-    with ServedCluster(model, api=Api.V1, plain_boundaries=True, steps_per_s=0, seed=9) as served:
-        yield served
-
-
 def test_entries_that_a_cluster_cannot_take_are_in_a_bucket(catalog: Catalog, server: S3Server) -> None:
     """Its stores have no expiry, and keys have a size. Earlier versions of the keys that it can take are there, and so
     are later ones."""
@@ -221,15 +141,14 @@ def test_entries_that_a_cluster_cannot_take_are_in_a_bucket(catalog: Catalog, se
         feed = Feed(catalog, log, Wanted(sink_uri=f"tikv://{served.pd_address}?backoff-base=10ms", dead_letter=uri))
         feed.write(feed.run("a"))
         assert (feed.is_done, feed.dead_letters, feed.lane.error) == (True, 4, None)
-        pd = PdClient([served.pd_address], clock=SystemClock())
-        with closing(pd), closing(RawClient(pd, RawSpace(Api.V1), clock=SystemClock())) as client:
+        with raw_client(served, RawSpace(Api.V1)) as client:
             assert [client.get(key) for key in (b"a", b"b", b"c", b"z")] == [b"1", b"old", None, b"6"]
             log.rows = entry_rows([*entries, Entry(8, b"b", b"7")])
             log.flush(8)
             feed.write(feed.run("b"))
             assert client.get(b"b") == b"7"
     assert feed.is_done
-    with closing(open_letters(uri, SystemClock())) as place:
+    with closing(open_letters(uri, SystemClock(), OPERATED)) as place:
         found = place._run(everything(place))
     assert {(letter["commit_ts"], letter["change"]["key"], letter["change"]["value"]) for letter in found} == {
         (str(ts), b64encode(key).decode(), b64encode(value).decode())
@@ -250,18 +169,17 @@ def test_without_a_place_the_change_stops_alone_until_there_is_one(catalog: Cata
     rows, bad = broken()
     log = LogBuilder(catalog, MemoryStore(), rows=rows).build(3)
     feed = Feed(catalog, log, Wanted(sink_uri=f"file://{tmp_path}/lake?{CANAL}", filters=ACCT))
-    with pytest.raises(lane_run.Fenced, match="divided"):
+    with pytest.raises(Fenced, match="divided"):
         feed.write(feed.run("a"))
     stopped = list_lanes(catalog, T, FEED)[1]
     assert stopped.error is not None
     assert (stopped.is_stopped, stopped.error["commit_ts"]) == (True, str(min(ts for _, ts in bad)))
 
     switch_changefeed(catalog, T, FEED, FeedState.STOPPED)
-    control = Replications(catalog=catalog, clock=feed.clock, registry=SchemaRegistry(catalog, log.store))
     dead = f"file://{tmp_path}/dead"
     wanted = Wanted(sink_uri=f"file://{tmp_path}/lake?{CANAL}", filters=ACCT, dead_letter=dead)
-    control.update(T, FEED, wanted, actor="")
-    control.resume(T, FEED, None, actor="")
+    feed.control.update(T, FEED, wanted, actor="")
+    feed.control.resume(T, FEED, None, actor="")
     for number in (0, 1):
         feed.write(feed.run("b", number))
     assert (feed.is_done, feed.dead_letters) == (True, len(bad))

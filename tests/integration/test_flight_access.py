@@ -16,15 +16,18 @@ import structlog
 from dispatcher import flight_server, port_access, task_owners
 from dispatcher.flight_server import FlightDispatcher
 from dispatcher.tail import TailTiming
+from dispatcher.task_owners import TaskOwners
 from dispatcher.worker import DispatcherWorker
 from simulator.dst.mutants import reworded
+from tests.kit.assignments import assign_store
+from tests.kit.awaited import Awaited, next_seqs, subscribed
 from tests.kit.batch_files import batch_bytes
 from tests.kit.catalog_cases import begin, elected, new_catalog
 from tests.kit.certificates import certificate
 from tests.kit.feed_port import catalog_feed, flight_dispatcher, make_token, owned, request_of
 from tests.kit.waiting import eventually
-from tistream.catalog.work.service_tokens import accepted_tokens, rotate_service_token
-from tistream.catalog.work.stores import assign_store, issue_incarnation
+from tistream.catalog.work.service_tokens import ServiceToken, accepted_tokens, rotate_service_token
+from tistream.catalog.work.stores import issue_incarnation
 from tistream.clock import SystemClock
 from tistream.errors import ConfigError, FeedUnavailable, Fenced, ServiceRefused, TiStreamError
 from tistream.feed.flight import FlightFeed, locate_by_catalog
@@ -96,7 +99,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made.close()
 
 
-def error_of(stream: FeedStream) -> TiStreamError | None:
+def error_of(stream: Awaited[FeedStream]) -> TiStreamError | None:
     """What a subscription answers before its first batch; None when it is served."""
     try:
         for _ in range(600):
@@ -107,20 +110,6 @@ def error_of(stream: FeedStream) -> TiStreamError | None:
     finally:
         stream.close()
     raise AssertionError("neither rows nor an error")
-
-
-def take(stream: FeedStream, count: int) -> list[int]:
-    """The seqs of the next batches; the stream reconnects by itself."""
-    found: list[int] = []
-    deadline = time.monotonic() + 60
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"not in time: {found}"
-        try:
-            batch = stream.next(0.2)
-        except (FeedUnavailable, ServiceRefused):
-            continue
-        found += [batch.seq] if batch is not None else []
-    return found
 
 
 def refused(reason: str) -> float:
@@ -177,8 +166,8 @@ def served_to_others(world: World) -> list[str]:
         "all keys": (replace(theirs, range=KeyRange()), FeedUnavailable),
     }
     feed = world.feed()
-    found = [name for name, (asked, error) in wrong.items() if not isinstance(error_of(feed.subscribe(asked)), error)]
-    assert error_of(feed.subscribe(theirs)) is None
+    found = [name for name, (asked, error) in wrong.items() if not isinstance(error_of(subscribed(feed, asked)), error)]
+    assert error_of(subscribed(feed, theirs)) is None
     return found
 
 
@@ -199,10 +188,21 @@ def test_rows_of_a_task_go_to_its_present_owner_alone(world: World) -> None:
     assert refused("not_owner") - before >= 7
 
 
+def test_a_tenant_admitted_while_the_dispatcher_looks_around_is_not_forgotten(world: World) -> None:
+    owners, request = TaskOwners(world.catalog), world.request()
+    for _ in range(2):  # the first time it is new, then it is known
+        owners.admit(request)
+        owners.refresh(())  # listed before the subscription was there
+        owners.check(request)
+    owners.refresh(())
+    with pytest.raises(Fenced):
+        owners.check(request)
+
+
 def test_the_open_stream_of_a_replaced_owner_ends_in_time(world: World) -> None:
     world.put()
-    stream = world.feed().subscribe(world.request())
-    assert take(stream, 1) == [1]
+    stream = subscribed(world.feed(), world.request())
+    assert next_seqs(stream, 1) == [1]
     owned(world.catalog, 1, world.epoch, "s2")
     error = None
     for _ in range(round(BOUND_S / 0.1)):  # turns instead of seconds: a busy machine makes them longer
@@ -213,15 +213,15 @@ def test_the_open_stream_of_a_replaced_owner_ends_in_time(world: World) -> None:
             break
     assert isinstance(error, Fenced)
     world.put()
-    assert take(world.feed().subscribe(world.request()), 2) == [1, 2]
+    assert next_seqs(subscribed(world.feed(), world.request()), 2) == [1, 2]
 
 
 def test_a_rotation_cuts_no_stream_and_an_outdated_one_continues_where_it_was(world: World) -> None:
-    stream = world.feed().subscribe(world.request())
+    stream = subscribed(world.feed(), world.request())
     opened: list[object] = []
     for _ in range(6):
         world.put()
-        assert take(stream, 1) == [world.count]
+        assert next_seqs(stream, 1) == [world.count]
         (exchange,) = world.dispatcher._server._exchanges
         opened.append(exchange)
         world.rotate()
@@ -229,15 +229,15 @@ def test_a_rotation_cuts_no_stream_and_an_outdated_one_continues_where_it_was(wo
     assert opened[0] is opened[1], "a token that was replaced once is still accepted"
     assert len({id(exchange) for exchange in opened}) in (3, 4), "an exchange ends at the second rotation"
     world.put()
-    assert take(stream, 1) == [7]
+    assert next_seqs(stream, 1) == [7]
 
 
 def test_wrong_tokens_make_the_dispatcher_read_the_catalog_at_a_bounded_rate() -> None:
     reads: list[int] = []
 
-    def read() -> tuple[port_access.ServiceToken, ...]:
+    def read() -> tuple[ServiceToken, ...]:
         reads.append(1)
-        return (port_access.ServiceToken(number=1, secret="a" * 64),)
+        return (ServiceToken(number=1, secret="a" * 64),)
 
     tokens = port_access.AcceptedTokens(read, SystemClock())
     assert [tokens.number("b" * 64) for _ in range(1000)] == [None] * 1000
@@ -269,7 +269,7 @@ def secured(tmp_path: Path, authority: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_both_sides_check_the_certificate_of_the_other(secured: World, authority: Path, tmp_path: Path) -> None:
     assert secured.dispatcher.address.startswith("grpc+tls://")
     good = files(authority, "sorter", of="DNS:sorter")
-    assert error_of(secured.feed(tls=good).subscribe(secured.request())) is None
+    assert error_of(subscribed(secured.feed(tls=good), secured.request())) is None
     elsewhere = certificate(tmp_path, "elsewhere", of="DNS:sorter")
     wrong = {
         "no certificate": None,
@@ -278,16 +278,16 @@ def test_both_sides_check_the_certificate_of_the_other(secured: World, authority
         "the dispatcher is of another authority": replace(good, ca=elsewhere),
     }
     for name, tls in wrong.items():
-        error = error_of(secured.feed(tls=tls).subscribe(secured.request()))
+        error = error_of(subscribed(secured.feed(tls=tls), secured.request()))
         assert isinstance(error, FeedUnavailable), name
     pusher = files(authority, "pusher", of="DNS:pusher")
-    assert isinstance(error_of(secured.feed(tls=pusher).subscribe(secured.request())), ServiceRefused)
-    assert isinstance(error_of(secured.feed(lambda: "x", good).subscribe(secured.request())), ServiceRefused)
+    assert isinstance(error_of(subscribed(secured.feed(tls=pusher), secured.request())), ServiceRefused)
+    assert isinstance(error_of(subscribed(secured.feed(lambda: "x", good), secured.request())), ServiceRefused)
 
 
 def test_a_service_with_certificates_sends_its_token_to_no_port_without(world: World, authority: Path) -> None:
     world.put()
-    error = error_of(world.feed(tls=files(authority, "sorter", of="DNS:sorter")).subscribe(world.request()))
+    error = error_of(subscribed(world.feed(tls=files(authority, "sorter", of="DNS:sorter")), world.request()))
     assert isinstance(error, FeedUnavailable)
     assert "the dispatcher has not" in error.message
 
@@ -296,14 +296,14 @@ def test_renewed_files_are_used_and_a_wrong_one_is_shown_and_not_used(
     secured: World, authority: Path, tmp_path: Path
 ) -> None:
     good = files(authority, "sorter", of="DNS:sorter")
-    stream = secured.feed(tls=good).subscribe(secured.request())
-    assert take(stream, 1) == [1]
+    stream = subscribed(secured.feed(tls=good), secured.request())
+    assert next_seqs(stream, 1) == [1]
     address, own = secured.dispatcher.address, authority.parent / "dispatcher.pem"
     kept = own.read_bytes()
     own.write_text("no certificate")
     eventually(lambda: [p.code for p in secured.dispatcher.problems()] == [ConfigError.code])
     secured.put()
-    assert take(stream, 1) == [2]
+    assert next_seqs(stream, 1) == [2]
     own.write_bytes(kept)
     eventually(lambda: secured.dispatcher.problems() == [])
     second = certificate(tmp_path, "second")  # another authority signs from now on, for both sides
@@ -314,10 +314,10 @@ def test_renewed_files_are_used_and_a_wrong_one_is_shown_and_not_used(
     shutil.copy(second, authority)
     for _ in range(3):
         secured.put()
-        assert take(stream, 1) == [secured.count]
+        assert next_seqs(stream, 1) == [secured.count]
         time.sleep(0.3)
     assert secured.dispatcher.address == address
-    assert take(secured.feed(tls=good).subscribe(secured.request()), 5) == [1, 2, 3, 4, 5]
+    assert next_seqs(subscribed(secured.feed(tls=good), secured.request()), 5) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
 from dispatcher.exchange import Source
 from dispatcher.flight_server import FlightFeedServer
+from tests.kit.awaited import Awaited
 from tests.kit.batch_files import subscriptions_of
-from tests.kit.feed_port import bare_feed, bare_server
+from tests.kit.feed_port import TOKEN, bare_feed, bare_server
+from tests.kit.manual_clock import ManualClock
 from tests.kit.waiting import WAIT_S, eventually
 from tistream.clock import SystemClock
-from tistream.errors import CorruptObject, FeedGap, FeedUnavailable, TiStreamError
-from tistream.feed.flight import FlightStream
+from tistream.errors import CatalogUnavailable, CorruptObject, FeedGap, FeedUnavailable, TiStreamError
+from tistream.feed.exchange import Exchange
+from tistream.feed.flight import FORGET_S, FlightFeed, FlightStream, locate_by_catalog
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position, Tenant
 from tistream.keyrange import KeyRange
@@ -100,7 +105,7 @@ class World:
         self.servers: list[FlightFeedServer] = []
         self.address: str | None = None
         self.feed = bare_feed(lambda tenant, store: self.address)
-        self.streams: list[FlightStream] = []
+        self.streams: list[Awaited[FlightStream]] = []
 
     def serve(self, script: Source | None) -> FlightFeedServer:
         server = bare_server()
@@ -109,7 +114,7 @@ class World:
         self.address = f"grpc://127.0.0.1:{server.port}"
         return server
 
-    def subscribe(self, positions: dict[int, Position] | None = None) -> FlightStream:
+    def subscribe(self, positions: dict[int, Position] | None = None) -> Awaited[FlightStream]:
         request = FeedRequest(
             tenant=T,
             store_id=7,
@@ -119,7 +124,7 @@ class World:
             range=KeyRange(b"\x00a", b"\xff"),
             positions=positions or {},
         )
-        stream = self.feed.subscribe(request)
+        stream = Awaited(partial(self.feed.open, request), CLOCK)
         self.streams.append(stream)
         return stream
 
@@ -196,7 +201,7 @@ def test_trouble_raises_until_it_is_over_and_not_longer(world: World) -> None:
     assert same(stream.next(60), batch(1))
 
 
-def _quiet(stream: FlightStream) -> bool:
+def _quiet(stream: Awaited[FlightStream]) -> bool:
     try:
         return stream.next(0.1) is None
     except FeedGap:
@@ -261,7 +266,7 @@ def test_a_dispatcher_that_is_killed_is_replaced_without_a_gap_or_a_repeat(world
     assert second.requests[0].positions == {1: Position(seq=1)}
 
 
-def _patient(stream: FlightStream) -> FeedBatch | None:
+def _patient(stream: Awaited[FlightStream]) -> FeedBatch | None:
     for _ in range(100):
         try:
             return stream.next(0.1)
@@ -282,7 +287,7 @@ def test_nobody_there_is_told_at_once_and_overcome_without_a_batch(world: World)
     eventually(lambda: _is_calm(stream))
 
 
-def _is_calm(stream: FlightStream) -> bool:
+def _is_calm(stream: Awaited[FlightStream]) -> bool:
     try:
         return stream.next(0.1) is None
     except FeedUnavailable:
@@ -326,3 +331,91 @@ def test_a_repeat_or_a_gap_from_the_server_is_refused(world: World) -> None:
     assert stream.next(60) is not None
     with pytest.raises(TiStreamError, match="skipped or repeated a batch"):
         stream.next(60)
+
+
+def test_dispatchers_that_are_replaced_are_forgotten_and_those_of_now_are_not(world: World) -> None:
+    """Each new one has an address of its own."""
+    world.serve(Script())
+    assert world.address is not None
+    clock = ManualClock(0)
+    feed = FlightFeed(lambda *_: None, lambda: TOKEN.secret, clock)
+    lasting = feed._exchange(world.address)
+    for port in range(1, 9):
+        gone = feed._exchange(f"grpc://127.0.0.1:{port}")
+        eventually(partial(_has_ended, gone))
+        clock.advance(FORGET_S)
+    assert len(feed._peers) == 2, "the one that is there, and the last one"
+    assert feed._exchange(world.address) is lasting
+    feed.close()
+
+
+def _has_ended(exchange: Exchange) -> bool:
+    return exchange.ended is not None
+
+
+def none_yet(found: FeedBatch | NoBatch) -> NoBatch:
+    assert not isinstance(found, FeedBatch)
+    return found
+
+
+def test_a_look_never_waits_for_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locating the dispatcher hangs, and then it fails; neither holds up a look, nor the end."""
+    monkeypatch.setattr("tistream.feed.flight.SLOW_S", 0.05)
+    answered, woken = threading.Event(), threading.Event()
+
+    def locate(tenant: Tenant, store_id: int) -> str | None:
+        assert answered.wait(WAIT_S)
+        raise CatalogUnavailable("timeout")
+
+    feed = FlightFeed(locate, lambda: "token")
+    request = FeedRequest(
+        tenant=Tenant(1, 1), store_id=7, task_id=1, epoch=1, worker_id="s1", range=KeyRange(b"a", b"z")
+    )
+    stream = feed.open(request, woken)
+    looks = []
+    for _ in range(3):
+        began = time.monotonic()
+        looks.append(none_yet(stream.look()))
+        assert time.monotonic() - began < 1.0
+        time.sleep(0.06)
+    assert looks[0][0] is None
+    assert "takes long" in str(looks[-1][0]), "it is shown meanwhile"
+    answered.set()
+    assert woken.wait(WAIT_S)
+    error, again_at = none_yet(stream.look())
+    assert isinstance(error, CatalogUnavailable)
+    assert again_at > time.monotonic() - 1
+    answered.clear()
+    stream.look()
+    feed.close()
+    stream.close()
+    answered.set()
+
+
+def test_a_closed_feed_connects_no_more(world: World) -> None:
+    """Its streams may be looked at once more by a worker that stops at the same time."""
+    world.serve(Script(batch(1)))
+    stream = world.subscribe()
+    assert stream.next(WAIT_S) is not None
+    world.feed.close()
+    connectors = [thread for thread in threading.enumerate() if thread.name == "feed connect"]
+    for thread in connectors:
+        thread.join(WAIT_S)
+    attempt = world.feed.begin(stream.stream._request, threading.Event())
+    assert attempt.outcome is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "feed connect"]
+
+
+def test_a_failed_look_at_the_catalog_counts_for_all_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
+    def away(*_: object) -> list[object]:
+        reads.append(1)
+        raise CatalogUnavailable("timeout")
+
+    monkeypatch.setattr("tistream.feed.flight.list_workers", away)
+    locate = locate_by_catalog(None)  # type: ignore[arg-type]
+    for store_id in range(5):
+        with pytest.raises(CatalogUnavailable):
+            locate(Tenant(1, 1), store_id)
+    assert len(reads) == 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from schemas.history import History
-from schemas.pushed import history_of, is_small, saved
+from schemas.registry.pushed import history_of, is_small, saved
 from tests.kit.hostile_bytes import ATTACKS, real_schema
 from tistream.errors import CorruptObject
 from tistream.limits import SCHEMA_WORKER_BYTES_MAX

@@ -358,6 +358,10 @@ def test_a_lag_is_shown_without_what_other_tables_do(site: Site) -> None:
     key = site.key(Role.CONSUMER, MINE, tables=("shop.*",))
     assert site.get(f"{BASE}/lag", key).json()["state"] == "ACTIVE"
     assert is_problem_of(site.get(f"{BASE}/lag?why=true", key), 403)
+    feed = {"changefeed_id": "of-others", "filters": {"tables": "shop_arch.*"}}
+    assert site.ask("POST", f"{BASE}/changefeeds", site.key(Role.OWNER), json=feed).status_code in (200, 201)
+    assert "of-others" in site.get(f"{BASE}/lag", site.key(Role.CONSUMER, MINE)).text
+    assert "of-others" not in site.get(f"{BASE}/lag", key).text
     assert {"tasks", "stores"} & set(site.get(BASE, key).json()) == set()
     assert {"tasks", "stores"} < set(site.get(BASE, site.key(Role.CONSUMER, MINE)).json())
 

@@ -17,15 +17,15 @@ from apiserver.app import create_app
 from compactor.base_job import BaseReport, BaseSettings, build_tenant_bases
 from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, compact_tenant
-from compactor.job_run import JobRun
 from compactor.local import LocalExecutor
 from compactor.maintenance import Maintenance as Doing
+from compactor.worker import JobRun
 from metaserver.collect import Collector
 from metaserver.core.maintenance import MaintenanceRules
 from metaserver.maintenance import Maintenance
 from metaserver.retention import Retention
-from reading.deps import Services
-from reading.reader import LogReader
+from reading.log.reader import LogReader
+from reading.served.services import Services
 from schemas.bases import of_range
 from schemas.registry.log_start import LogStarts
 from schemas.registry.schema_registry import SchemaRegistry
@@ -36,13 +36,15 @@ from tests.kit.log_builder import TENANT, LogBuilder
 from tests.kit.open_folder import OpenFolder
 from tistream import ts as tso
 from tistream.catalog.database import tables
-from tistream.catalog.log.bases import BaseRow, base_segments_of, list_bases, retire_bases
+from tistream.catalog.log.bases import base_segments_of, list_bases, retire_bases
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.retention import database_time_ms, raise_floor
 from tistream.catalog.log.safe_points import remove_safe_point, set_safe_point
-from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
+from tistream.catalog.rows.bases import BaseRow
+from tistream.catalog.rows.jobs import JobExecutor, JobKind, JobState
+from tistream.catalog.rows.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
-from tistream.catalog.work.job_rows import JobExecutor, JobKind, JobState, get_job
+from tistream.catalog.work.job_rows import get_job
 from tistream.catalog.work.jobs import lease
 from tistream.catalog.work.tasks import served_watermark
 from tistream.clock import SystemClock
@@ -113,7 +115,7 @@ class World:
         if isinstance(base.source, BaseRow):
             for segment in base_segments_of(self.catalog, base.source) or ():
                 found += rows_of(base_rows(self.store, segment, base.ts, KEY_VERSION))
-        for part in self.reader.versions(TENANT, after=base.ts, upto=upto, table_ids=[0], amended=0):
+        for part in self.reader.versions(TENANT, after=base.ts, upto=upto, table_ids=[0]):
             found += rows_of(part)
         return found
 
@@ -149,10 +151,10 @@ def test_the_floor_follows_the_bases_of_the_keys(world: World) -> None:
     assert world.floor() == 0, "there is no base"
     (hold,) = world.starts.shown(TENANT)["holds"]
     assert (hold["kind"], hold["holding"], hold["ts"]) == ("keys", True, "0")
-    assert world.maintain() == [(JobKind.RETIRE_SEEDS, "swapped")]
+    assert world.maintain() == [(JobKind.RETIRE_SEEDS, "committed")]
     assert world.maintain() == [], "it is not due again"
     world.flush(20)
-    assert world.maintain() == [(JobKind.BASES, "swapped")]
+    assert world.maintain() == [(JobKind.BASES, "committed")]
     files = {key for key in world.store.objects if key.startswith("committed/")}
     world.flush(0.01)
     assert world.floor() == world.at(40), "the newest base that is 24 hours old, RawKV's retention"
@@ -185,7 +187,7 @@ def test_a_merge_collects_obsolete_versions_below_the_floor(world: World) -> Non
     before = world.logged()
     settings = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
     report = compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, CLOCK)
-    assert (report.end, report.failed) == (JobEnd.SWAPPED, ())
+    assert (report.end, report.failed) == (JobEnd.COMMITTED, ())
     assert report.collected > KEYS
     left = world.logged()
     assert len(left) == len(before) - report.collected

@@ -18,7 +18,7 @@ from tests.kit.auth_site import fill
 from tests.kit.catalog_cases import elected
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tistream import ts as tso
-from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
+from tistream.catalog.rows.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.cli import assembly

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -62,9 +61,9 @@ def hostile(monkeypatch: pytest.MonkeyPatch, stop: threading.Event) -> Iterator[
             yield reader, answers
 
 
-def a_reader(served: ServedCluster, stop: threading.Event, patience_s: float = 20.0) -> Iterator[KvReader]:
+def a_reader(served: ServedCluster, stop: threading.Event, patience_s: float = 20.0) -> Generator[KvReader]:
     pd = PdClient([served.pd_address])
-    reader = KvReader(pd, clock=SystemClock(), stop=stop, patience_s=patience_s, rand=random.Random(1))
+    reader = KvReader(pd, clock=SystemClock(), stop=stop, patience_s=patience_s)
     yield reader
     reader.close()
     pd.close()

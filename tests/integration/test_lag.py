@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -13,20 +14,27 @@ from typer.testing import CliRunner
 
 from apiserver.app import create_app
 from tests.kit.api_world import BASE, ApiWorld, api_world
+from tests.kit.assignments import assign_store, assign_task
 from tests.kit.batch_files import batch_bytes
 from tests.kit.catalog_cases import elected
 from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.overheard import overheard
 from tests.kit.request_tally import RequestTally
 from tistream import ts as tso
 from tistream.catalog.log.retention import database_time_ms
-from tistream.catalog.tenancy.tenants import TenantState, change_state
-from tistream.catalog.work.reports import StuckReport, TaskReport, WorkerReport
-from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
+from tistream.catalog.rows.reports import StuckReport, TaskReport, WorkerReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.tenancy.tenants import change_state, register_tenant
+from tistream.catalog.work.deletion import delete_tenant
+from tistream.catalog.work.stores import issue_incarnation, note_cut_ts
 from tistream.catalog.work.stream_ends import end_stream
-from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks, stop_task
+from tistream.catalog.work.tasks import list_tasks, stop_task
 from tistream.catalog.work.workers import heartbeat, register_worker, retire_worker
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
+from tistream.client import Client
+from tistream.ids import Tenant
 from tistream.model.task_state import TaskState
 from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.metered import MeteredStore
@@ -61,8 +69,8 @@ def push(world: ApiWorld, store_id: int, seq: int, cut_ts: int) -> BatchKey:
     return key
 
 
-def stages(found: dict[str, object]) -> dict[str, int]:
-    return {"+".join(stage["stages"]): round(1000 * stage["duration_s"]) for stage in found["stages"]}  # type: ignore[index, attr-defined]
+def stages(found: dict[str, Any]) -> dict[str, int]:
+    return {"+".join(stage["stages"]): round(1000 * stage["duration_s"]) for stage in found["stages"]}
 
 
 def tasks_of(world: ApiWorld) -> list[TaskRow]:
@@ -269,6 +277,27 @@ def test_commands_say_that_a_recording_has_ended(world: ApiWorld) -> None:
         server.stop()
     assert said["lag"].stdout == f"tenant 1/1: ended, complete up to {facts['resolved_time']}\n"
     assert "ended" in said["tenant list"].stdout
+
+
+def test_a_tenant_that_is_deleted_does_not_end_the_command_and_all_are_asked_at_once(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (2, 3):
+        register_tenant(world.catalog, Tenant(1, number))
+    assert delete_tenant(world.catalog, Tenant(1, 2), seen=TenantState.AWAITING_SNAPSHOT)
+    asked: list[tuple[Client, str]] = []
+    monkeypatch.setattr(Client, "get", overheard(Client.get, asked))
+    server = HttpServer(create_app(world.services), "127.0.0.1", 0)
+    server.start()
+    try:
+        said = CliRunner().invoke(command_line(), ["lag", "--url", server.url])
+    finally:
+        server.stop()
+    lines = said.stdout.splitlines()
+    assert said.exit_code == 0, said.output
+    assert lines[0].startswith("tenant 1/1: 1.0 s behind")
+    assert lines[1:] == ["tenant 1/2: it is being deleted", "tenant 1/3: AWAITING_SNAPSHOT, nothing is served yet"]
+    assert [path for _, path in asked] == ["/v1/tenants"]
 
 
 def test_the_command_draws_it(world: ApiWorld) -> None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import io
-import random
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +14,16 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from pusher.core.cdcpb import read_change_data
 from pusher.core.source import Resolved, Rows
 from pusher.logbackup.core.entries import read_versions, unpack
 from pusher.logbackup.core.metadata import META_PREFIX, read_metadata
 from pusher.logbackup.source import LogBackupSource
 from simulator.chaos.servers.s3server import CREDENTIALS, s3_server
-from tests.kit.log_backup_files import LogBackupFiles
+from tests.kit.change_data import read_change_data
 from tests.kit.manual_clock import ManualClock
 from tests.kit.real_tikv import Story, Version, lines
 from tistream.codec.table_key import RecordKey, parse_key
-from tistream.errors import CorruptObject, ObjectNotFound
+from tistream.errors import ObjectNotFound
 from tistream.model.change import FLAG_NOT_A_CHANGE, FLAG_OLD_VALUE_UNKNOWN
 from tistream.objectstore.factory import open_store
 from tistream.objectstore.memory import MemoryStore
@@ -136,71 +134,6 @@ def test_rows_hidden_by_the_feed_are_no_changes(
                 ingested.add((row["key"], row["commit_ts"]))
     assert len(ingested) == INGESTED_ENTRIES
     assert not ingested & (whole.changes.keys() | whole.hidden.keys())
-
-
-def test_the_stuck_checkpoint_is_named_with_the_stores_that_went_on(objects: dict[str, bytes]) -> None:
-    store = directory(objects)
-    log = LogBackupFiles(store)
-    for name in ("1", "2", "5", "central_global"):
-        log.checkpoint(START_TS, name)
-    source = LogBackupSource(store, ManualClock())
-    read = Read().run(source)
-    assert (read.changes, read.hidden, read.resolved) == ({}, {}, START_TS)
-    assert "v1/global_checkpoint/1.ts holds the log at 470614360925667329, since 2026-11-21T08:55:" in source.problem
-    for store_id in (1, 2, 5):
-        assert f"store {store_id}: " in source.problem
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_late_files_in_any_order_with_copies_give_the_same(seed: int, objects: dict[str, bytes], whole: Read) -> None:
-    """The checkpoint follows what is there; readers die and go on at their frontier."""
-    rand = random.Random(seed)
-    metas = {k: d for k, d in objects.items() if k.startswith(META_PREFIX)}
-    slices = {k: [s for s in read_metadata(k, d).slices if not s.deletes] for k, d in metas.items()}
-    store = directory({k: d for k, d in objects.items() if k not in metas and "global_checkpoint" not in k})
-    log, clock, read = LogBackupFiles(store), ManualClock(), Read(resolved=START_TS)
-    source, frontier = LogBackupSource(store, clock, piece_bytes=1 << 19), START_TS
-    waiting = sorted(metas)
-    checkpoint = START_TS
-    while waiting:
-        key = waiting.pop(rand.randrange(min(len(waiting), 6)))
-        store.put(key, metas[key])
-        if rand.random() < 0.1:  # the same flush under another name
-            flush_ts, rest = key.removeprefix(META_PREFIX)[:16], key.removeprefix(META_PREFIX)[16:]
-            store.put(f"{META_PREFIX}{int(flush_ts, 16) + 1:016X}{rest}", metas[key])
-        lowest = min((s.min_ts - 1 for k in waiting for s in slices[k]), default=CHECKPOINT)
-        checkpoint = max(checkpoint, min(lowest, CHECKPOINT))
-        log.checkpoint(checkpoint)
-        read.run(source, frontier, polls=rand.randint(1, 5))
-        if rand.random() < 0.2:
-            frontier = rand.randint(frontier, read.resolved)
-            source = LogBackupSource(store, clock, piece_bytes=1 << 19)
-    clock.advance(60)
-    read.run(LogBackupSource(store, clock), frontier)
-    assert read.resolved == CHECKPOINT
-    assert read.changes == whole.changes
-    assert read.hidden == whole.hidden
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_damage_is_named_and_nothing_behind_it_is_promised(seed: int, objects: dict[str, bytes]) -> None:
-    rand = random.Random(seed)
-    victim = rand.choice(sorted(k for k in objects if k.endswith(".log")))
-    data = bytearray(objects[victim])
-    damages = {
-        "flipped": lambda: data.__setitem__(rand.randrange(len(data) // 2), rand.randrange(256)),
-        "cut": lambda: data.__delitem__(slice(len(data) - 9, None)),
-    }
-    name = ("flipped", "cut")[seed % 2]
-    damages[name]()
-    if bytes(data) == objects[victim]:
-        data[0] ^= 0xFF
-    store = directory({**objects, victim: bytes(data)})
-    read = Read()
-    with pytest.raises(CorruptObject) as e:
-        read.run(LogBackupSource(store, ManualClock(), patience_s=0))
-    assert victim in str(e.value)
-    assert read.resolved == 0
 
 
 def test_a_bucket_reads_like_a_folder(objects: dict[str, bytes], whole: Read, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,8 @@ from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, Report, compact_tenant, planned
 from compactor.local import LocalExecutor
 from reading.asof import source
-from reading.reader import LogReader
-from reading.scope import Scope
+from reading.log.reader import LogReader
+from reading.rows.scope import Scope
 from simulator.capture import Capture, captured_rows
 from simulator.dst.mutants import replaced, reworded
 from tests.kit import log_harm, replica
@@ -37,11 +37,14 @@ from tests.kit.open_folder import OpenFolder
 from tests.kit.recording import EXPECTED, RECORDING, committed_rows
 from tistream.catalog.database import tables
 from tistream.catalog.log.bases import list_bases
+from tistream.catalog.log.exclusions import excluded
+from tistream.clock import SystemClock
 from tistream.codec import segment_file
 from tistream.codec.newest import STATE
 from tistream.errors import CorruptObject, ObjectNotFound
 from tistream.ids import Tenant
 from tistream.log.committed_log import SegmentSource
+from tistream.log.table_rows import base_rows
 from tistream.model import change
 
 END = recording_end()
@@ -95,9 +98,9 @@ def build_log(world: ApiWorld, log: LogBuilder, seed: pa.Table | None) -> None:
     cuts = [ts for ts in log.cuts(40) if ts < MIDDLE]
     for ts in [*cuts, MIDDLE]:
         log.flush(ts)
-    assert merge(world, log.tenant, MERGED).end is JobEnd.SWAPPED
+    assert merge(world, log.tenant, MERGED).end is JobEnd.COMMITTED
     report = build(world, log.tenant, BASES)
-    assert (report.end, report.ts) == (JobEnd.SWAPPED, MIDDLE)
+    assert (report.end, report.ts) == (JobEnd.COMMITTED, MIDDLE)
     for ts in [*(ts for ts in log.cuts(40) if ts > MIDDLE), END]:
         log.flush(ts)
 
@@ -160,13 +163,13 @@ def objects_of(world: ApiWorld) -> log_harm.Objects:
 
 def merge(world: ApiWorld, tenant: Tenant = TENANT, plan: PlanSettings = AGAIN) -> Report:
     settings = JobSettings(lag_ms=0, plan=plan)
-    return compact_tenant(world.catalog, tenant, LocalExecutor(world.store), settings, world.clock)
+    return compact_tenant(world.catalog, tenant, LocalExecutor(world.store), settings, SystemClock())
 
 
 def build(world: ApiWorld, tenant: Tenant = TENANT, plan: BasePlanSettings = ONE_GROUP) -> BaseReport:
     settings = BaseSettings(lag_ms=0, window_ms=EVER_MS, plan=plan)
     registry, executor = world.services.registry, LocalExecutor(world.store).bases
-    return build_tenant_bases(world.catalog, registry, tenant, executor, settings, world.clock)
+    return build_tenant_bases(world.catalog, registry, tenant, executor, settings, SystemClock())
 
 
 def found_by(site: Site, kind: str, harm: str) -> list[str]:
@@ -225,7 +228,7 @@ def test_the_problem_of_a_harmed_object_names_it(site: Site) -> None:
 @pytest.mark.parametrize("kind", ["committed", "compacted"])
 def test_a_group_with_a_harmed_object_is_not_compacted(site: Site, tmp_path: Path, kind: str, harm: str) -> None:
     with copy_of(site, tmp_path) as world:
-        groups, rows = planned(world.catalog, TENANT, JobSettings(lag_ms=0, plan=AGAIN))
+        groups, rows = planned(world.catalog, TENANT, JobSettings(lag_ms=0, plan=AGAIN), lambda: 1)
         merged = [s for row in rows for s in row.segments if s.object_key.startswith(f"{kind}/")]
         places = {(s.object_key, s.offset) for s in merged}
         part = max((p for p in site.parts if (p.object_key, p.offset) in places), key=lambda p: len(p.tables))
@@ -240,11 +243,12 @@ def test_a_group_with_a_harmed_object_is_not_compacted(site: Site, tmp_path: Pat
         assert 0 < len(whole) < len(groups)
         with log_harm.harmed(objects_of(world), part.object_key, bad):
             report, other = merge(world), merge(world, OTHER)
-        assert (report.end, other.end, other.failed) == (JobEnd.SWAPPED, JobEnd.SWAPPED, ())
+        assert (report.end, other.end, other.failed) == (JobEnd.COMMITTED, JobEnd.COMMITTED, ())
         assert (report.files_after, len(report.failed)) == (len(whole), len(groups) - len(whole))
         assert {each.object for each in report.failed} == {part.object_key}
         again = merge(world)
-        assert (again.end, again.failed, again.files_after) == (JobEnd.SWAPPED, (), len(report.failed))
+        assert (again.end, again.failed) == (JobEnd.COMMITTED, ()), "what lies beside it"
+        assert excluded(world.catalog, TENANT) == {part.object_key}, "for a day"
         assert log_harm.changed(world.services, site.near(part)) == []
 
 
@@ -266,14 +270,14 @@ def test_a_table_with_a_harmed_object_gets_no_base(site: Site, tmp_path: Path, k
                 conn.execute(tables.bases.delete())
         with log_harm.harmed(objects_of(world), part.object_key, bad):
             report, other = build(world), build(world, OTHER)
-        assert (report.end, other.end, other.failed) == (JobEnd.SWAPPED, JobEnd.SWAPPED, ())
+        assert (report.end, other.end, other.failed) == (JobEnd.COMMITTED, JobEnd.COMMITTED, ())
         assert {each.object for each in report.failed} == {part.object_key}
         left_out = {each.table_id for each in report.failed}
         built = {base.table_id for base in list_bases(world.catalog, TENANT) if base.ts == report.ts}
         assert report.tables == len(built) > 0
         assert built.isdisjoint(left_out | needy)
         again = build(world)
-        assert (again.end, again.failed, again.tables) == (JobEnd.SWAPPED, (), len(left_out))
+        assert (again.end, again.failed, again.tables) == (JobEnd.COMMITTED, (), len(left_out))
         assert log_harm.changed(world.services, site.near(part)) == []
 
 
@@ -295,12 +299,12 @@ MUTANTS: dict[str, tuple[str, str, Callable[[], AbstractContextManager[None]]]] 
     "a reader of the log ignores the checksum": (
         "committed",
         QUIET,
-        lambda: reworded(segment_file, "_decode_batch", ("found != crc", "False")),
+        lambda: reworded(segment_file, "_decode_batch", ("actual != crc", "False")),
     ),
     "a reader of a base ignores the checksum": (
         "bases",
         QUIET,
-        lambda: reworded(segment_file, "_decode_batch", ("found != crc", "False")),
+        lambda: reworded(segment_file, "_decode_batch", ("actual != crc", "False")),
     ),
     "a reader of the log skips what is missing": (
         "committed",
@@ -315,12 +319,12 @@ MUTANTS: dict[str, tuple[str, str, Callable[[], AbstractContextManager[None]]]] 
     "a reader of a table skips what is missing of its base": (
         "seeds",
         "missing",
-        lambda: replaced(source, "base_rows", skipped(source.base_rows, NO_ROW, ObjectNotFound)),
+        lambda: replaced(source, "base_rows", skipped(base_rows, NO_ROW, ObjectNotFound)),
     ),
     "an error does not say which object": (
         "committed",
         "missing",
-        lambda: reworded(LogReader, "_check_replaced", ("**error.facts", "segment=0")),
+        lambda: reworded(LogReader, "_next_try", ("error.message, **error.facts", "error.message, segment=0")),
     ),
     "a reader of a table fetches everything that its neighbours have": (
         "compacted",

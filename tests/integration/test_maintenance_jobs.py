@@ -8,35 +8,26 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
 
 from compactor.core.base_plan import BasePlanSettings
 from compactor.core.plan import PlanSettings
-from compactor.job_run import JobDone, JobRun, Progress
 from compactor.local import LocalExecutor
 from compactor.maintenance import Maintenance, Plans
-from compactor.worker import MaintenanceWorker
+from compactor.worker import JobDone, JobRun, MaintenanceWorker, Progress
 from tests.kit.api_world import ApiWorld, api_world
-from tests.kit.catalog_cases import elected
+from tests.kit.catalog_cases import elected, shift
 from tests.kit.log_builder import TENANT
 from tests.kit.open_folder import OpenFolder
 from tests.kit.waiting import WAIT_S, eventually
 from tistream.catalog.database import tables
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.compaction import pieces
-from tistream.catalog.work.job_rows import (
-    JobExecutor,
-    JobKind,
-    JobLimits,
-    JobRow,
-    JobState,
-    NewJob,
-    get_job,
-    list_jobs,
-)
+from tistream.catalog.rows.jobs import JobExecutor, JobKind, JobLimits, JobRow, JobState, NewJob
+from tistream.catalog.rows.workers import WorkerKind, WorkerState
+from tistream.catalog.work.job_rows import get_job, list_jobs
 from tistream.catalog.work.jobs import cancel_job, enqueue, lease
-from tistream.catalog.work.stops import list_stops
-from tistream.catalog.work.workers import WorkerKind, WorkerState, list_workers
+from tistream.catalog.work.stopped_items import list_stopped_items
+from tistream.catalog.work.workers import list_workers
 from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable, StoreUnavailable
 from tistream.limits import JOB_LEASE_MS
@@ -71,11 +62,8 @@ def taken(world: ApiWorld, holder: str = "e1/1 0") -> JobRow:
 
 
 def expire(world: ApiWorld, job: JobRow) -> None:
-    with world.catalog.transaction() as conn:
-        of = tables.jobs.c
-        conn.execute(
-            update(tables.jobs).where(of.job_id == job.job_id).values(renewed_ms=of.renewed_ms - JOB_LEASE_MS - 1000)
-        )
+    of = tables.jobs.c
+    shift(world.catalog, of.renewed_ms, -JOB_LEASE_MS - 1000, of.job_id == job.job_id)
 
 
 def count(world: ApiWorld) -> int:
@@ -101,11 +89,11 @@ def test_a_worker_does_the_jobs_of_the_catalog_and_says_what_it_saved(world: Api
         me = next(w for w in list_workers(world.catalog) if w.worker_id == "e1")
         assert (me.kind, me.state, worker.problems()) == (WorkerKind.MAINTAIN, WorkerState.UP, [])
     done = get_job(world.catalog, merge)
-    assert (done.outcome, done.tries, done.holder, done.code) == ("swapped", 1, done.holder, "")
+    assert (done.outcome, done.tries, done.holder, done.code) == ("committed", 1, done.holder, "")
     assert done.counts.objects_before - done.counts.objects_after == before - count(world) > 10
     assert done.counts.bytes_read > 0 < done.counts.requests_saved
     assert done.parts_done == done.parts_total
-    assert get_job(world.catalog, bases).outcome == "swapped"
+    assert get_job(world.catalog, bases).outcome == "committed"
     assert list_bases(world.catalog, TENANT)
     assert next(w for w in list_workers(world.catalog) if w.worker_id == "e1").state == WorkerState.GONE
     again = order(world)
@@ -222,7 +210,7 @@ def test_a_job_of_which_all_is_damaged_fails_and_names_the_object(world: ApiWorl
     row = get_job(world.catalog, job_id)
     assert (row.state, row.code, row.tries) == (JobState.FAILED, "TS-1031", 1)
     assert "committed/" in row.error
-    assert [s.stopped.role for s in list_stops(world.catalog, TENANT)] == ["compaction"]
+    assert [s.stopped.role for s in list_stopped_items(world.catalog, TENANT)] == ["compaction"]
 
 
 def test_an_end_is_recorded_when_the_catalog_answers_again(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from compactor.core.plan import PlanSettings
-from compactor.job_run import JobRun
 from compactor.local import LocalExecutor
 from compactor.maintenance import Maintenance as Doing
 from compactor.maintenance import Plans
+from compactor.worker import JobRun
 from metaserver.core.maintenance import MaintenanceRules
 from metaserver.maintenance import Maintenance
 from metaserver.retention import Retention
@@ -21,16 +21,20 @@ from tests.kit.catalog_cases import elected
 from tests.kit.log_builder import TENANT
 from tests.kit.open_folder import OpenFolder
 from tistream import ts as tso
+from tistream.catalog.database import tables
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.compaction import pieces
 from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.rows.jobs import JobCounts, JobExecutor, JobKind, JobRow, JobState, NewJob
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.tenancy.tenants import get_tenant, register_tenant, set_retention
-from tistream.catalog.work.job_rows import JobExecutor, JobKind, JobRow, JobState, get_job, list_jobs, open_jobs
-from tistream.catalog.work.jobs import cancel_job, lease, retry_job
-from tistream.catalog.work.stops import list_stops
+from tistream.catalog.work.job_rows import get_job, list_jobs, open_jobs
+from tistream.catalog.work.jobs import cancel_job, enqueue, finish, lease, retry_job
+from tistream.catalog.work.stopped_items import list_stopped_items
 from tistream.catalog.work.stores import issue_incarnation
-from tistream.catalog.work.workers import WorkerKind, register_worker
+from tistream.catalog.work.workers import register_worker
 from tistream.clock import SystemClock
+from tistream.errors import Fenced
 from tistream.ids import Tenant
 from tistream.objectstore.layout import BatchKey
 
@@ -76,7 +80,7 @@ def test_small_files_are_merged_once_and_then_left_alone(world: ApiWorld) -> Non
     assert 20 < job.estimated_objects < before
     assert step(world) == [], "it is open"
     done = work(world)
-    assert (done.state, done.outcome) == (JobState.DONE, "swapped")
+    assert (done.state, done.outcome) == (JobState.DONE, "committed")
     assert done.counts.objects_before > 20 > done.counts.objects_after
     assert step(world) == [], "what is left is not worth a job"
 
@@ -102,12 +106,40 @@ def test_retention_advances_by_itself_and_retires_the_seed(world: ApiWorld) -> N
     (job,) = step(world, replace(RULES, merge_pieces_min=999))
     assert (job.kind, job.limits.due_ms) == (JobKind.RETIRE_SEEDS, 1500)
     assert "needs the log of the last" in job.reason
-    assert work(world).outcome == "swapped"
+    assert work(world).outcome == "committed"
     assert list_bases(world.catalog, TENANT)
     set_retention(world.catalog, TENANT, 1)
     kept.step()
     assert get_tenant(world.catalog, TENANT).earliest_ts > held_at
     assert list_seeds(world.catalog, TENANT) == []
+
+
+def test_jobs_that_wait_for_a_spark_that_left_are_withdrawn_and_stop_nothing(world: ApiWorld) -> None:
+    """Eight queued or dead jobs for Spark are as many as may be open."""
+    world.log.build(60)
+    epoch = elected(world.catalog)
+    others = [Tenant(1, n) for n in range(10, 18)]
+    for tenant in others:
+        register_tenant(world.catalog, tenant)
+    new = [NewJob(tenant=t, kind=JobKind.BASES, executor=JobExecutor.SPARK, estimated_bytes=4 << 30) for t in others]
+    waiting = enqueue(world.catalog, new, leader_epoch=epoch)
+    dead = lease(world.catalog, "spark-1", list(JobExecutor))
+    assert dead is not None
+    assert dead.job_id == waiting[0]
+    assert step(world, replace(RULES, jobs_max=1)) == [], "its lease is alive, and it is the one that may be open"
+    _aged(world, 3_600_000)
+    (job,) = step(world)
+    assert (job.tenant, job.kind) == (TENANT, JobKind.MERGE)
+    assert {get_job(world.catalog, n).state for n in waiting} == {JobState.CANCELLED}
+    with pytest.raises(Fenced):
+        finish(world.catalog, dead, JobCounts())
+
+
+def _aged(world: ApiWorld, ms: int) -> None:
+    """As if all jobs had been recorded and renewed so much earlier."""
+    names = ("created_ms", "due_ms", "renewed_ms")
+    with world.catalog.transaction() as conn:
+        conn.execute(tables.jobs.update().values({name: tables.jobs.c[name] - ms for name in names}))
 
 
 def test_only_the_elected_leader_records_jobs(world: ApiWorld) -> None:
@@ -131,7 +163,7 @@ def test_a_tenant_that_cannot_be_counted_delays_no_other(world: ApiWorld) -> Non
 
     made._needs.of = of  # type: ignore[assignment,method-assign]
     assert made.step(elected(world.catalog)) == []
-    (stop,) = list_stops(world.catalog, TENANT)
+    (stop,) = list_stopped_items(world.catalog, TENANT)
     assert (stop.stopped.role, stop.stopped.tenant) == ("maintenance", TENANT)
     assert len(made.problems()) == 1
 

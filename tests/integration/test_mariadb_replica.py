@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from sqlalchemy import make_url
 from simulator.chaos.servers.mariadb import mariadb
 from tests.kit import replica
 from tests.kit.log_builder import recording_end
-from tests.kit.recording import EXPECTED
+from tests.kit.recording import EXPECTED, RECORDING, committed_rows, recorded_history
 from tests.kit.replica import open_server, selected
 from tests.kit.served_log import ServedLog, served_log
 
@@ -49,11 +51,11 @@ class Consumer:
         self.kill()
         self._sql.close()
 
-    def finish(self) -> None:
+    def finish(self, status: int = 0) -> None:
         """Run to what is served now."""
         self.start("--once")
         assert self._process is not None
-        assert self._process.wait(PATIENCE_S) == 0, self.output()
+        assert self._process.wait(PATIENCE_S) == status, self.output()
 
     def state(self) -> tuple[int, int]:
         """(tables that are being made, how often a cursor was saved)."""
@@ -76,7 +78,11 @@ class Consumer:
             time.sleep(0.005)
 
     def output(self) -> str:
-        return self._log.read_text("utf-8")[-4000:]
+        return self.said()[-4000:]
+
+    def said(self) -> str:
+        """Everything, of all processes."""
+        return self._log.read_text("utf-8")
 
     def _number(self, words: str) -> int:
         try:
@@ -166,6 +172,121 @@ def test_what_somebody_else_made_stays(server: str, served: ServedLog, tmp_path:
         cursor.execute("SELECT * FROM shop.acct")
         assert cursor.fetchall() == (("7",),)
     assert tables_of(server) == {("shop", "acct")}
+
+
+def test_a_table_that_is_refused_is_left_out_until_it_fits_and_the_rest_continues(server: str, tmp_path: Path) -> None:
+    """shop.customers is wider than a row of MariaDB may be, until a DDL gives it the definition of the recording."""
+    with served_log(tmp_path) as served:
+        served.log.schema = with_wide_customers(served.log.schema)
+        served.log.activate().seed()
+        begins, widest = served.log.start_ts, first_ddl_of("customers") - 1
+        consumer = Consumer(server, served.url, tmp_path)
+        try:
+            served.log.flush(begins + 1)
+            consumer.finish(status=1)
+            assert "shop.customers: left out, MariaDB refuses it: (1118, " in consumer.said()
+            assert ("shop", "customers") not in tables_of(server)
+            served.log.flush(widest)
+            consumer.finish(status=1)
+            count = changes_of(118, begins + 1, widest)
+            assert count > 0
+            assert f"shop.customers is left out, with {count} later changes: (1118, " in consumer.said()
+            served.log.flush(recording_end())
+            consumer.finish()
+        finally:
+            consumer.close()
+        last = replica.moments(EXPECTED)[-1]
+        tables = [t for t in last.tables if t["kind"] == "table"]
+        for table in tables:
+            replica.same_rows(last, table, rows_of(server, table))
+        assert tables_of(server) == {(t["db"], t["table"]) for t in tables}
+
+
+def test_rows_that_are_refused_leave_out_their_table_and_the_rest_of_their_page_is_there(
+    server: str, served: ServedLog, tmp_path: Path
+) -> None:
+    """A check of the replica's owner, which no row of shop.acct passes any more."""
+    cuts = served.log.cuts(6)
+    served.log.flush(cuts[3])
+    consumer = Consumer(server, served.url, tmp_path)
+    try:
+        consumer.finish()
+        with open_server(server) as sql, sql.cursor() as cursor:
+            cursor.execute("SET check_constraint_checks = 0")
+            cursor.execute("ALTER TABLE shop.acct ADD CONSTRAINT c CHECK (ver < 0)")
+        served.log.flush(recording_end())
+        consumer.finish(status=1)
+        assert "shop.acct: left out, MariaDB refuses it: (4025, " in consumer.said()
+        assert ("shop", "acct") not in tables_of(server)
+        last = replica.moments(EXPECTED)[-1]
+        for table in last.tables:
+            if table["kind"] == "table" and table["table"] != "acct":
+                replica.same_rows(last, table, rows_of(server, table))
+        consumer.finish()  # it is tried again, and made without the check
+        (acct,) = [t for t in last.tables if t["table"] == "acct"]
+        replica.same_rows(last, acct, rows_of(server, acct))
+    finally:
+        consumer.close()
+
+
+def test_what_tidb_alone_has_is_told_for_each_table(server: str, served: ServedLog, tmp_path: Path) -> None:
+    consumer = Consumer(server, served.url, tmp_path)
+    try:
+        served.log.flush(served.log.start_ts + 1)
+        consumer.finish()
+        served.log.flush(recording_end())
+        consumer.finish()
+    finally:
+        consumer.close()
+    said = set(consumer.said().splitlines())
+    assert said >= {
+        "shop.k_arand: AUTO_RANDOM(5): left out",
+        "shop.k_shard: SHARD_ROW_ID_BITS = 4: left out",
+        "shop.k_shard: PRE_SPLIT_REGIONS = 2: left out",
+        "shop.autoinc: AUTO_ID_CACHE = 30: left out",
+        "shop.ttl_t: TTL = `at` + INTERVAL 1 YEAR: left out",
+        "shop.k_rowid: primary key NONCLUSTERED: clustered",
+    }
+
+
+@pytest.mark.parametrize(
+    ("statement", "notes"),
+    [
+        (
+            "CREATE TABLE t (id BIGINT AUTO_RANDOM(5, 54)) AUTO_RANDOM_BASE=7",
+            ["AUTO_RANDOM(5, 54)", "AUTO_RANDOM_BASE=7"],
+        ),
+        ("CREATE TABLE t (id BIGINT AUTO_RANDOM PRIMARY KEY, ttl INT)", ["AUTO_RANDOM"]),
+        ("ALTER TABLE t PLACEMENT POLICY=`p 1`", ["PLACEMENT POLICY=`p 1`"]),
+        ("ALTER TABLE t placement policy p1", ["placement policy p1"]),
+        ("CREATE TABLE t (a INT COMMENT 'it''s AUTO_RANDOM \\' TTL') COMMENT \"AUTO_ID_CACHE 1\"", []),
+        ("ALTER TABLE t /*T![ttl] REMOVE TTL */", []),
+    ],
+)
+def test_words_of_a_statement_are_told_and_texts_in_it_are_not(statement: str, notes: list[str]) -> None:
+    example = runpy.run_path(str(EXAMPLE))
+    assert example["TIDB_ONLY"].findall(example["STRINGS"].sub("''", statement)) == notes
+
+
+def with_wide_customers(schema: bytes) -> bytes:
+    """The recording's snapshot with a column of 16,383 characters, which TiDB takes."""
+    snapshot = json.loads(schema)
+    (info,) = [each["info"] for each in snapshot["tables"] if each["info"]["id"] == 118]
+    (column,) = [column for column in info["cols"] if column["name"]["O"] == "name"]
+    column["type"]["Flen"] = 16_383
+    return json.dumps(snapshot).encode()
+
+
+def first_ddl_of(table: str) -> int:
+    history, begins = recorded_history(), json.loads((RECORDING / "schema_snapshot.json").read_bytes())["ts"]
+    events = history.events(int(begins), history.resolved_ts)
+    return min(event.commit_ts for event in events if (event.db, event.table) == ("shop", table))
+
+
+def changes_of(table_id: int, above: int, upto: int) -> int:
+    rows = committed_rows()
+    ts = rows["commit_ts"].to_numpy()
+    return int(((rows["table_id"].to_numpy() == table_id) & (ts > above) & (ts <= upto)).sum())
 
 
 def rows_of(server: str, table: dict[str, Any]) -> list[dict[str, Any]]:

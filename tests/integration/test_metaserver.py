@@ -13,17 +13,20 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from metaserver.loop import MetaWorker
+from tests.kit.catalog_cases import shift
 from tests.kit.control_app import control_app
 from tests.kit.manual_clock import ManualClock
 from tests.kit.open_folder import OpenFolder
 from tistream import ts as tso
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.events import list_events
 from tistream.catalog.log.retention import database_time_ms
-from tistream.catalog.tenancy.tenants import TaskKind, TenantState, get_tenant, register_tenant
+from tistream.catalog.rows.reports import TaskReport, WorkerReport
+from tistream.catalog.rows.tenants import TaskKind, TenantState
+from tistream.catalog.tenancy.tenants import get_tenant, register_tenant
 from tistream.catalog.work.handover import take_tasks
 from tistream.catalog.work.leader import get_leader
-from tistream.catalog.work.reports import TaskReport, WorkerReport
 from tistream.catalog.work.stores import issue_incarnation, list_stores, note_cut_ts
 from tistream.catalog.work.stream_ends import stream_end
 from tistream.catalog.work.tasks import get_task, list_tasks, stop_task
@@ -49,12 +52,6 @@ def snapshot() -> dict[str, Any]:
 
 def pack(snapshot: dict[str, Any]) -> bytes:
     return zstandard.compress(orjson.dumps(snapshot))
-
-
-def age(catalog: Catalog, table: Any, ms: int) -> None:
-    """Make all heartbeats of a table older."""
-    with catalog.transaction() as conn:
-        conn.execute(update(table).values(heartbeat_ms=table.c.heartbeat_ms - ms))
 
 
 class Clocked(MetaWorker):
@@ -166,7 +163,7 @@ def test_only_the_owner_acts_and_a_silent_one_is_replaced(catalog: Catalog, snap
     assert list_stores(catalog, T)[0].dispatcher is None
     first.assign()
     assert list_stores(catalog, T)[0].dispatcher == "d1"
-    age(catalog, tables.leader, LEADER_LEASE_MS + 1000)
+    shift(catalog, tables.leader.c.heartbeat_ms, -LEADER_LEASE_MS - 1000)
     second.assign()
     assert second.leader_epoch == 2
     first.assign()
@@ -182,8 +179,8 @@ def test_an_owner_that_lost_its_place_mid_round_assigns_nothing(catalog: Catalog
     first.assign()
     register_worker(catalog, "d1", "dispatcher", "")
     issue_incarnation(catalog, T, 7)
-    age(catalog, tables.leader, LEADER_LEASE_MS + 1000)
-    first._elect = second._elect  # type: ignore[method-assign] - it pauses after renewing, and goes on now
+    shift(catalog, tables.leader.c.heartbeat_ms, -LEADER_LEASE_MS - 1000)
+    first._elect = second._elect  # type: ignore[method-assign]  # it pauses after renewing, and goes on now
     first.assign()
     assert (first.leader_epoch, second.leader_epoch) == (1, 2)
     assert (list_stores(catalog, T)[0].dispatcher, list_stores(catalog, T)[0].dispatcher_epoch) == (None, 0)
@@ -213,14 +210,16 @@ def test_tasks_are_spread_and_taken_over_from_the_dead(catalog: Catalog, active:
         was, epoch = before[task.task_id]
         assert task.owner == "s2"
         assert task.epoch == epoch + (was == "s1")
+    silent = [event.subject for event in list_events(catalog, limit=9, kind="worker.silent")]
+    assert silent == ["s1"], "a process that is killed tells nothing itself"
 
 
 def test_a_catalog_outage_takes_nothing_from_live_workers(catalog: Catalog, active: Clocked) -> None:
     lives = {name: register_worker(catalog, name, "sorter", "") for name in ("s1", "s2", "s3")}
     active.assign()
     before = list_tasks(catalog, T)
-    age(catalog, tables.workers, 300_000)
-    age(catalog, tables.leader, 300_000)
+    shift(catalog, tables.workers.c.heartbeat_ms, -300_000)
+    shift(catalog, tables.leader.c.heartbeat_ms, -300_000)
     active.rounds(300.0, look=False)
     active.rounds(5.0)  # nobody has beaten again
     assert list_tasks(catalog, T) == before
@@ -255,7 +254,7 @@ def test_of_two_hot_tasks_of_one_worker_one_moves(catalog: Catalog, active: Cloc
 
 def test_an_owner_that_has_just_begun_gives_nothing_to_who_is_long_dead(catalog: Catalog, active: Clocked) -> None:
     register_worker(catalog, "s1", "sorter", "")
-    age(catalog, tables.workers, 3_600_000)
+    shift(catalog, tables.workers.c.heartbeat_ms, -3_600_000)
     lives = {"s2": register_worker(catalog, "s2", "sorter", "")}
     active.rounds(7.0, lives)
     assert {task.owner for task in list_tasks(catalog, T)} == {"s2"}

@@ -10,16 +10,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 from typer.testing import CliRunner, Result
 
 from tests.kit.log_builder import TENANT
 from tests.kit.operated import HOSTILE, Operated, operated
+from tistream import __version__
 from tistream.catalog.database import tables
-from tistream.catalog.tenancy.tenants import TenantState, get_tenant, look_up_tenant, register_tenant
-from tistream.catalog.work.stops import Scope, Stopped, clear_stop, get_stop, list_stops, record_stop
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.rows.workers import WorkerState
+from tistream.catalog.tenancy.tenants import get_tenant, look_up_tenant, register_tenant
+from tistream.catalog.work.stopped_items import (
+    Scope,
+    StoppedItem,
+    clear_stopped_item,
+    get_stopped_item,
+    list_stopped_items,
+    record_stopped_item,
+)
 from tistream.catalog.work.tasks import get_task
-from tistream.catalog.work.workers import WorkerState, get_worker
+from tistream.catalog.work.workers import get_worker
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
 from tistream.errors import InvalidInput, NotFound, StateForbids, TiStreamError
@@ -196,9 +206,11 @@ def test_status_in_its_forms(site: tuple[Operated, str]) -> None:
     assert "ACTIVE" in run(site, "status", "--no-color")
     found = data(site, "status")
     assert found["health"]["status"] == "ok"
+    assert found["releases"] == {__version__: 7}, "the one that is silent does not count"
+    assert f"7 of release {__version__}" in run(site, "status", "--no-color")
     lines = [json.loads(line) for line in run(site, "status", "--format", "ndjson").splitlines()]
     assert [(job["job_id"], job["kind"]) for job in found["offers"]] == [("5", "replay")]
-    assert lines[0] == {"health": found["health"], "stops": found["stops"], "offers": found["offers"]}
+    assert lines[0] == {name: value for name, value in found.items() if name != "tenants"}
     assert "offered replay of a backlog of tenant 2/8: 1 h 6 min behind" in run(site, "status", "--no-color")
     assert len(lines) == 5
 
@@ -224,24 +236,24 @@ def test_settings_and_their_sources(
 
 
 def test_what_has_stopped_is_listed_shown_in_status_and_resumed(site: tuple[Operated, str]) -> None:
-    told = Stopped(
+    told = StoppedItem(
         role="audit", item=str(TENANT), scope=Scope.TENANT, tenant=TENANT, code="TS-1020", message="damaged",
         object="committed/x", tries=2,
     )  # fmt: skip
-    record_stop(site[0].world.catalog, told)
-    (row,) = list_stops(site[0].world.catalog)
+    record_stopped_item(site[0].world.catalog, told)
+    (row,) = list_stopped_items(site[0].world.catalog)
     listed = run(site, "stops", "list").splitlines()
     assert f"tenant {TENANT}" in listed[1]
     assert "TS-1020 damaged" in listed[1]
     assert "committed/x" in listed[1]
     status = run(site, "status")
-    assert f"stopped audit of tenant {TENANT}: damaged (tistream stops resume {row.stop_id})" in status
-    assert [s["stop_id"] for s in data(site, "status")["stops"]][:1] == [str(row.stop_id)]
-    assert "would happen: audit tries" in run(site, "stops", "resume", str(row.stop_id), "--dry-run")
-    assert "audit tries" in run(site, "stops", "resume", str(row.stop_id))
-    assert get_stop(site[0].world.catalog, row.stop_id).resumed
-    assert clear_stop(site[0].world.catalog, "audit", str(TENANT))
-    assert isinstance(refused(site, "stops", "resume", str(row.stop_id)), NotFound)
+    assert f"stopped audit of tenant {TENANT}: damaged (tistream stops resume {row.item_id})" in status
+    assert [s["stop_id"] for s in data(site, "status")["stops"]][:1] == [str(row.item_id)]
+    assert "would happen: audit tries" in run(site, "stops", "resume", str(row.item_id), "--dry-run")
+    assert "audit tries" in run(site, "stops", "resume", str(row.item_id))
+    assert get_stopped_item(site[0].world.catalog, row.item_id).resumed
+    assert clear_stopped_item(site[0].world.catalog, "audit", str(TENANT))
+    assert isinstance(refused(site, "stops", "resume", str(row.item_id)), NotFound)
 
 
 def test_jobs_are_listed_shown_and_run(site: tuple[Operated, str]) -> None:

@@ -17,9 +17,11 @@ from apiserver.console.strips import CELLS_MAX, lag_class, lag_strip, owner_colo
 from tests.kit.api_world import ApiWorld
 from tests.kit.log_builder import TENANT
 from tests.kit.operated import HOSTILE, STOPPED, Operated, operated
-from tistream.catalog.tenancy.tenants import TenantState, get_tenant, look_up_tenant
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.rows.workers import WorkerKind, WorkerState
+from tistream.catalog.tenancy.tenants import get_tenant, look_up_tenant
 from tistream.catalog.work.tasks import get_task, list_tasks
-from tistream.catalog.work.workers import WorkerState, get_worker
+from tistream.catalog.work.workers import get_worker, register_worker
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
@@ -28,6 +30,9 @@ OURS = {"Sec-Fetch-Site": "same-origin"}
 def site(tmp_path: Path) -> Iterator[Operated]:
     with operated(tmp_path) as made:
         yield made
+
+
+HTMX: dict[str, Any] = {"HX-Request": "true"}  #: as htmx asks for a part of a page
 
 
 def page(site: Operated, path: str, status: int = 200, **headers: str) -> str:
@@ -42,6 +47,16 @@ def twin(site: Operated, path: str, **params: Any) -> Any:
     answer = site.http.get(f"{path}.json", params=params)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def test_workers_of_every_kind_are_shown_under_a_title(site: Operated) -> None:
+    kinds = [kind for kind in WorkerKind if kind is not WorkerKind.OTHER]
+    for kind in kinds:
+        register_worker(site.world.catalog, f"one-{kind}", kind, "")
+    html = page(site, "/workers")
+    assert [kind for kind in kinds if f"one-{kind}" not in html] == []
+    assert {group["kind"] for group in twin(site, "/workers")["groups"]} == set(kinds)
+    assert "<h2></h2>" not in html
 
 
 def test_pages_show_what_the_api_answers(site: Operated) -> None:
@@ -103,7 +118,7 @@ def test_many_ranges_share_cells() -> None:
     assert all(a["x"] + a["width"] <= b["x"] + 0.2 for a, b in pairwise(cells))
     gap, stands = {"cause": "watermark_gap"}, {"cause": "standing"}
     assert [c["colour"] for c in lag_strip(many[:3], {1: [stands], 2: [stands, gap]})] == ["late0", "late3", "gap"]
-    assert [lag_class(s) for s in (4.999, 5, 30, 300)] == ["late0", "late1", "late2", "late3"]
+    assert [lag_class(s) for s in (9.999, 10, 30, 300)] == ["late0", "late1", "late2", "late3"]
     assert owner_strip([], {}) == []
 
 
@@ -194,7 +209,7 @@ def test_an_old_browser_says_where_a_form_comes_from(site: Operated) -> None:
 def test_parts_are_asked_for_with_the_address_of_the_page(site: Operated) -> None:
     html = site.http.get("/tasks?tenant=1/1&stopped=false").text
     assert 'data-live="/tasks?tenant=1/1&amp;stopped=false"' in html
-    part = page(site, "/tasks?tenant=1/1", **{"HX-Request": "true"})
+    part = page(site, "/tasks?tenant=1/1", **HTMX)
     assert part.startswith("Tasks 6")
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from reading.excluded_rows import excluded_rows
+from reading.rows.excluded_rows import excluded_rows
 from schemas.ids import IdStatus
 from tests.kit.api_world import ApiWorld, api_world, events_of
 from tests.kit.partition_consumer import DATABASE, Consumer, PartitionRecording, recorded

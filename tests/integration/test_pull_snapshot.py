@@ -22,18 +22,21 @@ import pytest
 from rich.cells import cell_len
 
 from apiserver.app import create_app
-from reading import pull as pulling
-from reading import snapshot
-from reading.deps import Services
-from reading.position import Place, read_place
-from reading.pull import PullRequest, pull
-from reading.scope import Scope
+from reading.pages import pull as pulling
+from reading.pages import snapshot
+from reading.pages.pull import pull
+from reading.pages.request import PullRequest
+from reading.rows.scope import Scope
+from reading.served.position import Place, read_place
+from reading.served.services import Services
 from simulator.dst.mutants import reworded
 from tests.kit.api_world import BASE, ApiWorld, api_world, arrow_of, events_of, next_cursor
 from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.statements import StatementLog
 from tests.kit.stream_world import served
 from tests.kit.terminal import on_terminal
 from tistream.client import ChangeOptions, connect, connect_async
+from tistream.errors import SnapshotLost
 
 END = recording_end()
 ONE = 200_000
@@ -128,22 +131,16 @@ def _exists(world: World, scope: Scope, ts: int) -> bool:
 
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "the changes start before the snapshot": lambda: reworded(
-        pulling, "_snapshot", ("encode_cursor(request.scope, place.ts,", "encode_cursor(request.scope, place.ts - 1,")
-    ),
     "the changes start where the watermark is at the end": lambda: reworded(
         pulling,
         "_snapshot",
-        ("encode_cursor(request.scope, place.ts,", "encode_cursor(request.scope, served.resolved,"),
+        ("encode_cursor(request.scope, place.ts)", "encode_cursor(request.scope, served.resolved)"),
     ),
     "a page forgets the timestamp of its cursor": lambda: reworded(
         pulling, "snapshot_page", ("ts = place.ts", "ts = services.served(scope.tenant).resolved")
     ),
     "a page begins its table again": lambda: reworded(
         pulling, "snapshot_page", ("after = place.key if", 'after = b"" if')
-    ),
-    "the last row of a page comes again": lambda: reworded(
-        snapshot, "_head", ('"key"][count - 1]', '"key"][max(0, count - 2)]')
     ),
 }
 
@@ -213,10 +210,21 @@ def test_what_a_snapshot_refuses(world: World, moments: list[int]) -> None:
     assert world.get("/databases/shop/changes", cursor=inside).json()["code"] == "TS-1003"
 
 
+def test_the_first_page_asks_the_catalog_for_all_tables_at_once(world: World) -> None:
+    history = world.services.registry.history(TENANT)
+    tables = sum(len(history.tables(db.name, END)) for db in history.databases(END))
+    log = StatementLog(world.catalog)
+    with log:
+        answer = world.get("/changes", snapshot="true", limit=1)
+    assert answer.status_code == 200, answer.text
+    asked = sum(map(len, log.transactions))
+    assert asked < tables, f"{asked} statements for {tables} tables"
+
+
 def test_a_snapshot_that_outlives_the_log_must_start_again(world: World) -> None:
     served = world.services.served(TENANT)
-    place = Place(ts=served.row.earliest_ts - 1, seen=0, table_id=1, key=b"")
-    with pytest.raises(snapshot.SnapshotLost) as lost:
+    place = Place(ts=served.row.earliest_ts - 1, table_id=1, key=b"")
+    with pytest.raises(SnapshotLost) as lost:
         snapshot.check_place(served, place)
     assert lost.value.code == "TS-1022"
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from metaserver import push_access
-from metaserver.push_access import CredentialIssuer
-from metaserver.push_policy import PushTerms, session_policy
-from metaserver.push_routes import drop_probes
+from apiserver.control import push_access
+from apiserver.control.push import drop_probes
+from apiserver.control.push_access import CredentialIssuer
+from apiserver.control.push_policy import PushTerms, session_policy
 from simulator.chaos.servers.s3server import REGION, S3Server
 from tests.kit.control_app import control_app
 from tests.kit.s3_doubles import BUCKET, FOLDER, ROOT, GuardedS3, careless_s3, guarded_s3
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.rows.tenants import NewTask, TaskKind, TenantState
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work.deletion import delete_tenant
 from tistream.cli.main import command_line
@@ -156,14 +157,12 @@ def test_a_store_that_ignores_create_if_absent(server: GuardedS3, catalog: Catal
 
 
 def activate(catalog: Catalog) -> None:
-    tenants.activate_tenant(catalog, T, 5, [tenants.NewTask(kind=tenants.TaskKind.DATA, range=KeyRange(b"t", b"u"))])
+    tenants.activate_tenant(catalog, T, 5, [NewTask(kind=TaskKind.DATA, range=KeyRange(b"t", b"u"))])
 
 
 def pause(catalog: Catalog) -> None:
     activate(catalog)
-    tenants.change_state(
-        catalog, T, seen=tenants.TenantState.ACTIVE, to=tenants.TenantState.PAUSED, reason="", actor="ann"
-    )
+    tenants.change_state(catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="", actor="ann")
 
 
 @pytest.mark.parametrize(("prepare", "verdict"), [(activate, "ok"), (pause, "warn")])
@@ -193,7 +192,7 @@ def test_nobody_answers_and_a_tenant_that_is_nobodys(catalog: Catalog) -> None:
         assert list(found) == ["control plane"]
         assert "is not registered" in found["control plane"]["words"]
         activate(catalog)
-        delete_tenant(catalog, T, seen=tenants.TenantState.ACTIVE)
+        delete_tenant(catalog, T, seen=TenantState.ACTIVE)
         status, found = look(url)
     assert (status, found[list(found)[-1]]["verdict"]) == (1, "fail")
 
@@ -227,3 +226,19 @@ def test_forgotten_probes_go_with_the_next_check() -> None:
     assert {info.key for info in store.list("")} == {*kept, str(ProbeKey(tenant=T, name="a"))}
     drop_probes(store, T, "c", now_ms + 3_700_000)
     assert {info.key for info in store.list("")} == set(kept)
+
+
+def test_the_folder_of_a_spill(catalog: Catalog, tmp_path: Path) -> None:
+    """One that can be used, one that is no folder, one on a disk that is too small; nothing stays behind."""
+    no_folder, new = tmp_path / "file", tmp_path / "new" / "spill"
+    no_folder.write_bytes(b"")
+    store = open_store((tmp_path / "bucket").as_uri())
+    with control_plane(catalog, (tmp_path / "bucket").as_uri(), store) as url:
+        checks = [look(url, "--spill", str(new))[1]["spill"]]
+        checks += [look(url, "--spill", str(no_folder))[1]["spill"]]
+        checks += [look(url, "--spill", str(tmp_path), "--spill-mib", str(1 << 30))[1]["spill"]]
+    assert [check["verdict"] for check in checks] == ["ok", "fail", "warn"]
+    assert str(no_folder) in checks[1]["words"]
+    assert "--spill-mib" in checks[2]["words"]
+    assert not new.exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("check-")]

@@ -18,9 +18,9 @@ import pytest
 import zstandard
 from starlette.testclient import TestClient
 
-from metaserver import push_access
-from metaserver.push_access import CredentialIssuer
-from metaserver.push_policy import PushTerms, session_policy
+from apiserver.control import push_access
+from apiserver.control.push_access import CredentialIssuer
+from apiserver.control.push_policy import PushTerms, session_policy
 from pusher.control import HttpControl, PushCredentials
 from pusher.tenant_store import TenantStore
 from simulator.chaos.servers.s3server import REGION
@@ -200,15 +200,15 @@ class Counted:
     """A control plane whose credentials the test may spoil."""
 
     def __init__(self, control: HttpControl, given: PushCredentials | None = None) -> None:
-        self._control, self._given, self.asked, self.spoil = control, given, 0, lambda found: found
+        self._control, self._given, self.asked = control, given, 0
+        self.spoil: Callable[[PushCredentials], PushCredentials] = lambda found: found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._control, name)
 
     def push_credentials(self) -> PushCredentials:
         self.asked += 1
-        found: PushCredentials = self.spoil(self._given or self._control.push_credentials())
-        return found
+        return self.spoil(self._given or self._control.push_credentials())
 
 
 def test_a_lost_reply_is_settled_by_the_control_plane(server: GuardedS3, control: HttpControl) -> None:
@@ -235,7 +235,7 @@ def test_the_schema_of_a_tenant_is_read_through_the_control_plane(server: Guarde
 
 def test_wrong_credentials_are_reported_and_replaced(server: GuardedS3, control: HttpControl) -> None:
     clock, counted = ManualClock(), Counted(control)
-    store = TenantStore(server.url, counted, clock)  # type: ignore[arg-type]
+    store = TenantStore(server.url, counted, clock)
 
     def put(n: int) -> None:
         store.put(f"{buffer_prefix(T)}store-4/000001/file-{n:012d}.seg", b"x")
@@ -268,7 +268,7 @@ def test_expired_credentials_name_tenant_and_folder(server: GuardedS3, control: 
     )
     given = PushCredentials(session=found, valid_s=900, kms_key_arn="")
     counted, n = Counted(control, given), iter(range(1, 10_000))
-    store = TenantStore(server.url, counted)  # type: ignore[arg-type]
+    store = TenantStore(server.url, counted)
     deadline = time.monotonic() + 60
 
     def put_until_it_fails() -> None:

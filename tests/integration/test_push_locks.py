@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import orjson
 import pytest
 
 from pusher.schema_push import empty_snapshot
 from pusher.tikv.checks import check_cluster
+from pusher.tikv.core.effects import HeldBack
+from pusher.tikv.locks import LockResolver
 from simulator.core.mvcc import Lock, Version
-from simulator.serve.content import cluster_of
+from simulator.profiles import STEADY
+from simulator.serve.content import cluster_of, workload_cluster
+from simulator.serve.core.kv import AsyncLock
 from simulator.serve.served import ServedCluster
+from simulator.workload import Workload
+from sorter.core.reporting import Reporter
+from sorter.core.task_core import TaskCore
+from sorter.core.traffic import Traffic
 from tests.kit import upstream_answers as grpc_faults
-from tests.kit.push_bench import PushBench
+from tests.kit.core_run import Trouble, prepare, run_tasks
+from tests.kit.oracle import batch_files
+from tests.kit.push_bench import KEYS, TENANT, PushBench
+from tests.kit.stalled_task import task_of, worker
 from tests.kit.upstream_answers import HastyClock, Upstream
 from tistream import ts
+from tistream.admin.core.lag_sentence import Late, lag_sentence
+from tistream.admin.core.watermark_gaps import Known, WatermarkGap, watermark_gaps_of
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.clock import SystemClock
 from tistream.codec.protobuf import message, octets
 from tistream.codec.table_key import record_key
 from tistream.diagnostics.findings import Verdict
+from tistream.keyrange import KeyRange
 from tistream.model.change import Op
 from tistream.tikv.core.ranges import whole_cluster
 from tistream.tikv.pd import PdClient
@@ -28,6 +48,19 @@ S = ts.compose(int(time.time() * 1000) - 60_000)
 START = S + (1000 << 18)  #: 59 s ago
 PRIMARY, SECONDARY, OTHER = (record_key(100, n) for n in (1, 500, 900))
 COMMIT = START + 9
+CALM = Trouble(lag=0, again=0, snapshot=0, restart=0, unknown=0)
+
+
+@dataclass
+class _Task:
+    """A task as a sorter has it."""
+
+    row: TaskRow
+    traffic: Traffic
+    core: TaskCore
+
+    def held_bytes(self) -> int:
+        return 0
 
 
 @pytest.fixture
@@ -65,34 +98,44 @@ def is_complete(bench: PushBench) -> None:
 
 
 def served_rows(bench: PushBench) -> dict[bytes, tuple[int, bytes | None]]:
-    found = {key: (at, change.value) for oracle in bench.oracles for (key, at), change in oracle.served.items()}
+    found = {key: (at, change.value) for (key, at), change in bench.changes.items()}
     assert bench.error is None
     return found
 
 
-def test_a_transaction_whose_client_is_gone_is_rolled_back(bench: PushBench) -> None:
-    lock(bench, PRIMARY, SECONDARY)
+ALL = (PRIMARY, SECONDARY, OTHER)
+BOTH = dict.fromkeys((PRIMARY, SECONDARY), (COMMIT, b"new"))
+
+
+@pytest.mark.parametrize(
+    ("prewritten", "primary_commits", "rows"),
+    [((PRIMARY, SECONDARY), False, {}), ((PRIMARY, SECONDARY), True, BOTH), ((SECONDARY,), False, {})],
+    ids=["rolled back", "committed like its primary", "without a primary"],
+)
+def test_a_transaction_whose_client_is_gone_ends_as_its_primary_lock_says(
+    bench: PushBench, prewritten: Sequence[bytes], primary_commits: bool, rows: dict[bytes, tuple[int, bytes]]
+) -> None:
+    lock(bench, *prewritten)
+    if primary_commits:
+        with bench.served.changing() as cluster:
+            cluster.commit(PRIMARY, start_ts=START, commit_ts=COMMIT)
     bench.start()
     is_complete(bench)
-    assert served_rows(bench) == {}
-    with bench.served.changing() as cluster:
-        assert [cluster.versions(key)[0].value for key in (PRIMARY, SECONDARY)] == [b"old", b"old"]
+    assert served_rows(bench) == rows
 
 
-def test_a_secondary_of_a_committed_transaction_is_committed_with_it(bench: PushBench) -> None:
-    lock(bench, PRIMARY, SECONDARY)
-    with bench.served.changing() as cluster:
-        cluster.commit(PRIMARY, start_ts=START, commit_ts=COMMIT)
+@pytest.mark.parametrize("missing", [None, *ALL])
+def test_an_async_commit_is_committed_if_all_of_its_locks_are_there(bench: PushBench, missing: bytes | None) -> None:
+    """At the largest min_commit_ts of them; else its client cannot write the missing one any more."""
+    lock(bench, *(key for key in ALL if key != missing))
+    with bench.served.changing():
+        for n, key in enumerate(ALL):
+            others = (SECONDARY, OTHER) if key == PRIMARY else ()
+            bench.served.reads.asynchronous[key, START] = AsyncLock(min_commit_ts=COMMIT + n, secondaries=others)
     bench.start()
     is_complete(bench)
-    assert served_rows(bench) == {PRIMARY: (COMMIT, b"new"), SECONDARY: (COMMIT, b"new")}
-
-
-def test_a_secondary_whose_primary_was_never_written_is_rolled_back(bench: PushBench) -> None:
-    lock(bench, SECONDARY)
-    bench.start()
-    is_complete(bench)
-    assert served_rows(bench) == {}
+    assert served_rows(bench) == (dict.fromkeys(ALL, (COMMIT + 2, b"new")) if missing is None else {})
+    assert missing is None or (missing, START) in bench.served.reads.refused
 
 
 def test_a_transaction_that_lives_is_named_and_left_alone(bench: PushBench) -> None:
@@ -115,15 +158,66 @@ def test_a_transaction_that_lives_is_named_and_left_alone(bench: PushBench) -> N
     assert served_rows(bench) == {PRIMARY: (COMMIT, b"new"), SECONDARY: (COMMIT, b"new")}
 
 
-def test_a_transaction_that_commits_asynchronously_is_named_and_left_alone(bench: PushBench) -> None:
-    """It may be committed though no lock says so: all of them together decide."""
-    lock(bench, PRIMARY, SECONDARY)
-    bench.served.reads.asynchronous.add(START)
-    bench.start()
-    bench.until(lambda: sum("async commit" in p for p in bench.seen.problems) == 2)
+def gaps(bench: PushBench, ranges: Sequence[KeyRange]) -> list[WatermarkGap]:
+    """What is known of tasks over these ranges when their watermarks have stalled for 40 s, from what was pushed."""
+    files = [file for found in batch_files(bench.store).values() for file in found]
+    runs = run_tasks(prepare(files), dict(enumerate(ranges)), S, random.Random(1), CALM)
+    tasks = [
+        _Task(replace(task_of(TENANT), task_id=n, range=run.range), Traffic(n), run.core) for n, run in runs.items()
+    ]
+    report = Reporter().look(tasks, dict.fromkeys(runs, 40.0), [], 0.0)
+    known = Known(
+        workers={"s1": worker("s1", WorkerKind.SORTER), "d1": worker("d1", WorkerKind.DISPATCHER)},
+        tasks={task.task_id: replace(task, epoch=3) for task in report.tasks},
+        stores={},
+        dispatchers={(TENANT, n): "d1" for n in (1, 2, 3)},
+        unix_ms=int(time.time() * 1000),
+    )
+    return [gap for task in tasks for gap in watermark_gaps_of(task.row, known, lambda _: None)]
+
+
+def test_the_sentence_of_the_lag_names_the_transaction(bench: PushBench) -> None:
+    """A store announces one resolved ts for a group of its regions: those without a lock stand where it began too."""
+    lock(bench, OTHER)
     with bench.served.changing() as cluster:
-        assert cluster.lock(PRIMARY)
-        assert cluster.lock(SECONDARY)
+        for region in list(cluster.regions()):
+            cluster.move_leader(region.region_id, 1)
+    bench.start(resolve_locks=False)
+    bench.until(lambda: bench.oracles[1].watermark == START and bool(bench.seen.problems))
+    found = gaps(bench, [KeyRange(KEYS[1].start, OTHER), KeyRange(OTHER, KEYS[1].end)])
+    assert {gap.region_id for gap in found if not gap.start_ts}, "regions stand too, of a task without a lock as well"
+    assert {gap.task.task_id for gap in found if gap.task and not gap.start_ts} == {0, 1}
+    for listed in (found, found[::-1]):
+        said = lag_sentence(Late(tenant=TENANT, state="ACTIVE", lag_s=59.0, since="then", gaps=listed))
+        assert f"waits for transaction {START}, which began " in said
+        assert f"(key {OTHER.hex()})" in said
+        assert "region" not in said
+
+
+def test_a_large_transaction_is_resolved_by_one_check_and_named_meanwhile(
+    bench: PushBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left more locks than a scan returns."""
+    monkeypatch.setattr("pusher.tikv.locks.LOCKS_MAX", 3)
+    named, resolved = list[str](), list[int]()
+    settle, check = LockResolver._settle, LockResolver.check
+
+    def settling(resolver: LockResolver, *args: Any) -> str:
+        named.extend(resolver.problems)
+        return settle(resolver, *args)
+
+    def checking(resolver: LockResolver, parts: Sequence[HeldBack]) -> None:
+        check(resolver, parts)
+        resolved.append(resolver.resolved)
+
+    monkeypatch.setattr(LockResolver, "_settle", settling)
+    monkeypatch.setattr(LockResolver, "check", checking)
+    lock(bench, *(record_key(100, n) for n in range(501, 541)))
+    bench.start()
+    is_complete(bench)
+    assert set(resolved) <= {0, 40}
+    assert len(named) > 10
+    assert all(f"transaction {START}" in text and text.endswith("it is being resolved") for text in named)
 
 
 FAULTS = [
@@ -203,3 +297,23 @@ def test_doctor_counts_unchecked_regions(bench: PushBench, monkeypatch: pytest.M
     assert (locks.facts["regions"], locks.facts["regions_left_out"]) == (looked, every - looked)
     assert f"in {looked} of {every} regions" in locks.words
     assert ("time limit" in locks.words) == (looked < every)
+
+
+def test_a_slow_workload_renews_its_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `sim --serve-tikv --rate 3` a transaction outlives the TTL of a lock that is not renewed."""
+    monkeypatch.setattr("pusher.tikv_push._LOCK_CHECK_S", 0.1)
+    cluster = workload_cluster(STEADY, floor_ts=S, regions=3)
+    workload = Workload(1, cluster, STEADY, whole_meta=True)
+    with ServedCluster(cluster, stores=STEADY.stores, workload=workload, resolved_s=0.1) as served:
+        with served.changing():
+            while len(locks := cluster.locks(KeyRange(), 1 << 62)) < 3:
+                workload.step()
+            held = {lock.start_ts for _, lock in locks}
+            workload.advance_to(ts.compose(int(time.time() * 1000) + 60_000))
+        bench = PushBench(served, S, schema_snapshot=orjson.dumps({**workload.schema_snapshot(), "ts": str(S)}))
+        bench.start()
+        bench.until(lambda: any(f"transaction {start}" in p for p in bench.seen.problems for start in held))
+        time.sleep(0.3)
+        served.settle()
+        is_complete(bench)
+        bench.stop()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from metaserver import bounded, push_routes, seed_routes
-from metaserver.push_access import CredentialIssuer, Issued
-from metaserver.push_policy import PushTerms
+from apiserver.control import push, seeds
+from apiserver.control.push_access import CredentialIssuer, Issued
+from apiserver.control.push_policy import PushTerms
 from pusher.control import ControlUnavailable, HttpControl
 from pusher.tenant_store import TenantStore, opening
 from tests.kit.catalog_cases import new_catalog
@@ -21,15 +21,17 @@ from tests.kit.control_app import control_app
 from tistream import ts as tso
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.seeds import list_seeds
+from tistream.catalog.rows.tenants import NewTask, TaskKind, TenantState
 from tistream.catalog.tenancy import tenants
 from tistream.catalog.work.deletion import delete_tenant
-from tistream.catalog.work.stops import Scope, Stopped, record_stop
+from tistream.catalog.work.stopped_items import Scope, StoppedItem, record_stopped_item
 from tistream.cli import assembly
 from tistream.codec.seed_file import manifest_key
 from tistream.config import ObjectStoreSettings, PushSettings, Settings
 from tistream.errors import ConfigError, InvalidInput
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.objectstore import bounded
 from tistream.objectstore.layout import SchemaSnapKey, buffer_prefix, committed_prefix, seeds_prefix
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import Admit
@@ -90,13 +92,11 @@ def test_without_a_role_there_are_none_and_a_tenant_that_goes_gets_none(world: W
         refused = http.post(f"{BASE}/push-credentials")
         assert (refused.status_code, refused.json()["code"]) == (409, "TS-1014")
         assert "push.role_arn" in refused.json()["hint"]
-    tenants.activate_tenant(world.catalog, T, 5, [tenants.NewTask(kind=tenants.TaskKind.DATA, range=KeyRange())])
+    tenants.activate_tenant(world.catalog, T, 5, [NewTask(kind=TaskKind.DATA, range=KeyRange())])
     with world.http(Issuer(TERMS, duration_s=900)) as http:
-        assert tenants.change_state(
-            world.catalog, T, seen=tenants.TenantState.ACTIVE, to=tenants.TenantState.PAUSED, reason=""
-        )
+        assert tenants.change_state(world.catalog, T, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="")
         assert http.post(f"{BASE}/push-credentials").status_code == 201
-        assert delete_tenant(world.catalog, T, seen=tenants.TenantState.PAUSED)
+        assert delete_tenant(world.catalog, T, seen=TenantState.PAUSED)
         gone = http.post(f"{BASE}/push-credentials")
         assert (gone.status_code, gone.json()["code"]) == (410, "TS-1016")
 
@@ -170,8 +170,8 @@ def test_what_the_settings_say_is_what_issues() -> None:
 
 
 def test_what_a_pusher_put_is_read_within_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_routes, "SNAPSHOT_BYTES_MAX", 10)
-    monkeypatch.setattr(seed_routes, "MANIFEST_BYTES_MAX", 10)
+    monkeypatch.setattr(push, "SNAPSHOT_BYTES_MAX", 10)
+    monkeypatch.setattr(seeds, "MANIFEST_BYTES_MAX", 10)
     monkeypatch.setattr(bounded, "_PART_BYTES", 4)
     key, data = str(SchemaSnapKey(tenant=T, ts=7)), b"eleven byte"
     world.store.put(key, data)
@@ -211,12 +211,12 @@ def test_a_pusher_is_told_that_its_snapshot_was_refused_and_with_which_the_tenan
     http = world.http()
     assert not http.get(f"{BASE}/push").json()["snapshot_refused"]
     key = SchemaSnapKey(tenant=T, ts=7)
-    told = Stopped(
+    told = StoppedItem(
         role="activation", item=str(T), scope=Scope.TENANT, tenant=T, code="TS-1020", message="?", object=str(key),
         tries=1,
     )  # fmt: skip
-    record_stop(world.catalog, told)
+    record_stopped_item(world.catalog, told)
     assert http.get(f"{BASE}/push").json()["snapshot_refused"]
-    assert tenants.activate_tenant(world.catalog, T, 9, [tenants.NewTask(kind=tenants.TaskKind.DATA, range=KeyRange())])
+    assert tenants.activate_tenant(world.catalog, T, 9, [NewTask(kind=TaskKind.DATA, range=KeyRange())])
     found = http.get(f"{BASE}/push").json()
     assert (found["snapshot_refused"], found["start_ts"]) == (False, "9")

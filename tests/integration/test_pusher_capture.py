@@ -67,7 +67,6 @@ class Bench:
             progress=progress,
             stop=stop,
             clock=self.clock,
-            rand=random.Random(1),
         )
 
     def on_progress(self, p: PushProgress) -> None:
@@ -167,7 +166,8 @@ class FollowedBench(Bench):
 
     def __init__(self) -> None:
         super().__init__()
-        self.follower, self.fed = WatermarkOracle(S), defaultdict(int)
+        self.follower = WatermarkOracle(S)
+        self.fed: dict[tuple[int, int], int] = defaultdict(int)
         self.rand = random.Random(4)
         self.resubscribed = 0
         self.decoded: dict[str, BatchFile] = {}

@@ -1,66 +1,22 @@
-"""The HTTP end of the control plane against a real server that can be killed and started again on its port."""
+"""The HTTP end of the control plane: its requests, and which answers are final."""
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import orjson
 import pytest
 
 from pusher.control import ControlUnavailable, HttpControl, IncarnationGrant, PushBundle, retrying
 from pusher.frontier import FrontierEntry
+from tests.kit.control_http import ControlHttp, HttpFault, hang_up, page
+from tests.kit.memory_control import MemoryControl
 from tistream.clock import SystemClock
 from tistream.errors import Fenced, InvalidInput, NotAllowed, NotFound, TenantDeleted, TiStreamError, Unauthenticated
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-
-ROOT = "/v1/clusters/4/tenants/9"
-
-
-class Server:
-    """Answers by a table (method, path) -> (status, body); remembers the requests."""
-
-    def __init__(self) -> None:
-        self.answers: dict[tuple[str, str], tuple[int, object]] = {}
-        self.requests: list[tuple[str, str, str]] = []
-        self.port = 0
-        self._server: ThreadingHTTPServer | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                outer.requests.append((self.command, self.path, self.headers.get("Authorization", "")))
-                status, body = outer.answers.get((self.command, self.path), (404, {"detail": "no such path"}))
-                data = body if isinstance(body, bytes) else orjson.dumps(body)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = answer
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def kill(self) -> None:
-        if self._server:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-
+from tistream.objectstore.memory import MemoryStore
 
 BUNDLE = {
     "object_store": "file:///b",
@@ -82,42 +38,34 @@ READ = PushBundle(
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    made.start()
-    yield made
-    made.kill()
+def http() -> Iterator[ControlHttp]:
+    with ControlHttp(MemoryControl(Tenant(4, 9)), MemoryStore()) as made:
+        yield made
 
 
 @pytest.fixture
-def control(server: Server) -> Iterator[HttpControl]:
-    made = HttpControl(server.url + "/", Tenant(4, 9), token="secret")
+def control(http: ControlHttp) -> Iterator[HttpControl]:
+    made = HttpControl(http.url + "/", Tenant(4, 9), token="secret")
     yield made
     made.close()
 
 
-def test_the_five_requests(server: Server, control: HttpControl) -> None:
-    server.answers = {
-        ("POST", f"{ROOT}/stores/5/incarnations"): (200, {"incarnation": 3, "max_cut_ts": str((1 << 60) + 1)}),
-        ("GET", f"{ROOT}/stores/5/incarnations"): (200, {"incarnation": 4}),
-        ("POST", f"{ROOT}/stores/5/incarnations/3:end"): (200, {}),
-        ("GET", f"{ROOT}/frontier"): (
-            200,
-            [{"start_key": "", "end_key": "74", "durable_ts": str((1 << 60) + 3), "resubscribe_id": 2}],
-        ),
-        ("GET", f"{ROOT}/push"): (200, BUNDLE),
-    }
-    assert control.issue_incarnation(5) == IncarnationGrant(incarnation=3, max_cut_ts=(1 << 60) + 1)
-    assert control.newest_incarnation(5) == 4
-    control.end_stream(5, 3, (1 << 60) + 5)
-    assert control.frontier() == [FrontierEntry(range=KeyRange(b"", b"t"), durable_ts=(1 << 60) + 3, resubscribe_id=2)]
+def answered(status: int, body: object) -> HttpFault:
+    return page(status, body if isinstance(body, bytes) else orjson.dumps(body))
+
+
+def test_the_requests_of_a_pusher(http: ControlHttp, control: HttpControl) -> None:
+    http.control.max_cut_ts[5] = (1 << 60) + 1
+    assert control.issue_incarnation(5) == IncarnationGrant(incarnation=1, max_cut_ts=(1 << 60) + 1)
+    assert control.newest_incarnation(5) == 1
+    control.end_stream(5, 1, (1 << 60) + 5)
+    assert http.control.ends == {5: (1 << 60) + 5}
+    assert control.frontier() == [], "while the tenant awaits its snapshot"
+    http.control.entries = [FrontierEntry(range=KeyRange(b"", b"t"), durable_ts=(1 << 60) + 3, resubscribe_id=2)]
+    assert control.frontier() == http.control.entries
+    http.faults["push"] = answered(200, BUNDLE)
     assert control.push_bundle() == READ
-    assert {r[2] for r in server.requests} == {"Bearer secret"}
-
-
-def test_no_frontier_while_the_tenant_awaits_its_snapshot(server: Server, control: HttpControl) -> None:
-    server.answers["GET", f"{ROOT}/frontier"] = (200, [])
-    assert control.frontier() == []
+    assert http.keys == {"Bearer secret"}
 
 
 @pytest.mark.parametrize(
@@ -143,9 +91,9 @@ def test_no_frontier_while_the_tenant_awaits_its_snapshot(server: Server, contro
     ],
 )
 def test_only_a_known_code_is_final(
-    server: Server, control: HttpControl, status: int, code: str, kind: type[TiStreamError]
+    http: ControlHttp, control: HttpControl, status: int, code: str, kind: type[TiStreamError]
 ) -> None:
-    server.answers["GET", f"{ROOT}/push"] = (status, {"detail": "it is Tuesday", "hint": "Wait.", "code": code})
+    http.faults["push"] = answered(status, {"detail": "it is Tuesday", "hint": "Wait.", "code": code})
     with pytest.raises(TiStreamError) as caught:
         control.push_bundle()
     assert type(caught.value) is kind
@@ -156,58 +104,50 @@ def test_only_a_known_code_is_final(
     "body",
     [b"<html>", b"[]", b'{"object_store": "x"}', b"null", b"", b'{"object_store": "", "state": "ACTIVE"}', b"\xff"],
 )
-def test_an_answer_that_makes_no_sense_is_asked_for_again(server: Server, control: HttpControl, body: bytes) -> None:
-    server.answers["GET", f"{ROOT}/push"] = (200, body)
+def test_an_answer_that_makes_no_sense_is_asked_for_again(http: ControlHttp, control: HttpControl, body: bytes) -> None:
+    http.faults["push"] = answered(200, body)
     with pytest.raises(ControlUnavailable, match="invalid answer"):
         control.push_bundle()
 
 
 @pytest.mark.parametrize("number", [-1, "-2", str(1 << 63), 1.5, True, None, "x", [], {}])
-def test_a_frontier_with_invalid_numbers_is_refused(server: Server, control: HttpControl, number: object) -> None:
+def test_a_frontier_with_invalid_numbers_is_refused(http: ControlHttp, control: HttpControl, number: object) -> None:
     for field in ("durable_ts", "resubscribe_id"):
         entry = {"start_key": "", "end_key": "", "durable_ts": "7", "resubscribe_id": 0} | {field: number}
-        server.answers["GET", f"{ROOT}/frontier"] = (200, [entry])
+        http.faults["frontier"] = answered(200, [entry])
         with pytest.raises(ControlUnavailable, match="invalid answer"):
             control.frontier()
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b""])
-def test_an_error_without_a_problem_document_has_its_kind(server: Server, control: HttpControl, body: bytes) -> None:
-    server.answers["GET", f"{ROOT}/push"] = (503, body)
+def test_an_error_without_a_problem_document_has_its_kind(http: ControlHttp, control: HttpControl, body: bytes) -> None:
+    http.faults["push"] = answered(503, body)
     with pytest.raises(ControlUnavailable, match="503"):
         control.push_bundle()
 
 
-def test_retries_outlive_a_killed_service(server: Server, control: HttpControl) -> None:
-    path = ("GET", f"{ROOT}/push")
-    server.answers[path] = (200, BUNDLE)
-    control.push_bundle()
-    server.kill()
+def test_retries_outlive_an_outage(http: ControlHttp, control: HttpControl) -> None:
+    http.faults["push"] = hang_up()
     failures: list[TiStreamError] = []
 
     def notice(error: TiStreamError) -> None:
         failures.append(error)
         if len(failures) == 3:
-            server.start()
+            http.faults["push"] = answered(200, BUNDLE)
 
-    found = retrying(
-        control.push_bundle, stop=threading.Event(), clock=SystemClock(), rand=random.Random(1), notice=notice
-    )
-    assert found == READ
+    assert retrying(control.push_bundle, stop=threading.Event(), clock=SystemClock(), notice=notice) == READ
     assert {type(f) for f in failures} == {ControlUnavailable}
 
 
-def test_retrying_ends_when_told_to_stop(server: Server, control: HttpControl) -> None:
-    server.kill()
+def test_retrying_ends_when_told_to_stop() -> None:
     stop = threading.Event()
-    found = retrying(
-        control.push_bundle, stop=stop, clock=SystemClock(), rand=random.Random(1), notice=lambda _: stop.set()
-    )
-    assert found is None
+    unreachable = HttpControl("http://127.0.0.1:1", Tenant(4, 9), token="secret")
+    assert retrying(unreachable.push_bundle, stop=stop, clock=SystemClock(), notice=lambda _: stop.set()) is None
+    unreachable.close()
 
 
-def test_retrying_does_not_repeat_what_is_wrong(server: Server, control: HttpControl) -> None:
-    server.answers["GET", f"{ROOT}/push"] = (401, {"detail": "who are you", "code": "TS-1080"})
+def test_retrying_does_not_repeat_what_is_wrong(http: ControlHttp, control: HttpControl) -> None:
+    http.faults["push"] = answered(401, {"detail": "who are you", "code": "TS-1080"})
     with pytest.raises(InvalidInput):
-        retrying(control.push_bundle, stop=threading.Event(), clock=SystemClock(), rand=random.Random(1))
-    assert len(server.requests) == 1
+        retrying(control.push_bundle, stop=threading.Event(), clock=SystemClock())
+    assert http.hits["push"] == 1

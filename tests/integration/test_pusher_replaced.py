@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +49,6 @@ class World:
             frontier=FrontierReader(self.control, self.clock),
             store=self.bucket,
             clock=self.clock,
-            rand=random.Random(1),
         )
         worker.start(threading.Event())
         self.pushers.append((worker, source))

@@ -43,9 +43,7 @@ class Bench:
         self.stop = threading.Event()
 
     def push(self, directory: Path = QUIET) -> PushResult:
-        return push_replay(
-            directory, self.control, lambda _: self.store, progress=self.progress, stop=self.stop, rand=random.Random(1)
-        )
+        return push_replay(directory, self.control, lambda _: self.store, progress=self.progress, stop=self.stop)
 
     def progress(self, p: PushProgress) -> None:
         self.seen.append(p)

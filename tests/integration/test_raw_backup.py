@@ -21,6 +21,7 @@ from backup.restore import Restore, Restored, restore
 from simulator.raw_workload import RawProfile, RawRow, RawWorkload, raw_cluster
 from simulator.serve.faults import STORM
 from simulator.serve.served import ServedCluster
+from tests.kit.lane_feed import raw_client, scanned
 from tests.kit.waiting import eventually
 from tistream import ts as tso
 from tistream.clock import SystemClock
@@ -84,16 +85,9 @@ def cluster(api: Api) -> Iterator[ServedCluster]:
         yield served
 
 
-@contextmanager
-def client_of(served: ServedCluster, space: RawSpace) -> Iterator[RawClient]:
-    with closing(PdClient([served.pd_address])) as pd, closing(RawClient(pd, space, clock=CLOCK)) as client:
-        yield client
-
-
 def same_entries(client: RawClient, wanted: Pairs) -> None:
     """The entries are there, each with its expiry within a second, and others only if they expire."""
-    pages = list(client.scan())
-    there = {k: v for page in pages for k, v in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)}
+    there = scanned(client)
     assert {key: there.get(key) for key in wanted} == {key: value for key, (value, _) in wanted.items()}
     assert len(wanted) > 10
     for key, (_, expire_ts) in wanted.items():
@@ -111,6 +105,15 @@ def fill(client: RawClient, *, expiring: bool) -> Pairs:
     expires = np.array([expire_ts for _, expire_ts in pairs.values()], np.uint64)
     client.batch_put(pa.array([*pairs]), pa.array([value for value, _ in pairs.values()]), expires)
     return pairs
+
+
+@contextmanager
+def backed_up(folder: Path) -> Iterator[tuple[Pairs, Manifest]]:
+    """The entries of keyspace 9 of a cluster, and a backup of them."""
+    with cluster(Api.V2) as served:
+        with raw_client(served, RawSpace(Api.V2, 9)) as client:
+            wrote = fill(client, expiring=True)
+        yield wrote, back_up(served, folder, ClusterBackup(keyspace="9", safe_interval_s=0))[0]
 
 
 def alive(versions: list[RawRow], now_s: float) -> tuple[bytes, int] | None:
@@ -154,7 +157,7 @@ def test_each_key_is_no_older_than_backup_ts_and_a_quiet_cluster_is_backed_up_as
         restored = put_back(other, tmp_path / "quiet", Restore(keyspace="9"))
         assert restored.equal
         assert restored.written + restored.expired == len(found)
-        with client_of(other, RawSpace(Api.V2, 9)) as client:
+        with raw_client(other, RawSpace(Api.V2, 9)) as client:
             now_s = CLOCK.unix_ms() / 1000
             same_entries(client, {key: (v, ends) for key, (v, ends) in found.items() if not 0 < ends <= now_s + 3})
 
@@ -186,7 +189,7 @@ def test_a_served_watermark_is_the_backup_ts_and_nothing_is_held_afterwards(tmp_
 @pytest.mark.parametrize("api", [Api.V1, Api.V1TTL])
 def test_a_cluster_of_api_v1_becomes_one_of_v2(api: Api, tmp_path: Path) -> None:
     with cluster(api) as served, cluster(Api.V2) as other:
-        with client_of(served, RawSpace(api)) as client:
+        with raw_client(served, RawSpace(api)) as client:
             wrote = fill(client, expiring=api is Api.V1TTL)
         _, found = back_up(served, tmp_path / "v1", ClusterBackup())
         manifest, converted = back_up(served, tmp_path / "v2", ClusterBackup(api=Api.V2))
@@ -201,38 +204,29 @@ def test_a_cluster_of_api_v1_becomes_one_of_v2(api: Api, tmp_path: Path) -> None
             put_back(other, tmp_path / "v1", Restore())
         restored = put_back(other, tmp_path / "v2", Restore())
         assert (restored.equal, restored.keyspace_id, restored.written) == (True, 0, 80)
-        with client_of(other, RawSpace(Api.V2, 0)) as client:
+        with raw_client(other, RawSpace(Api.V2, 0)) as client:
             same_entries(client, wrote)
         assert all(not served.is_away(store) for store in served.store_ids)
 
 
 def test_an_interrupted_restore_continues_and_what_differs_afterwards_is_named(tmp_path: Path) -> None:
-    with cluster(Api.V2) as served, cluster(Api.V2) as other:
-        with client_of(served, RawSpace(Api.V2, 9)) as client:
-            wrote = fill(client, expiring=True)
-        manifest, _ = back_up(served, tmp_path / "data", ClusterBackup(keyspace="9", safe_interval_s=0))
+    with backed_up(tmp_path / "data") as (wrote, manifest), cluster(Api.V2) as other:
         assert len(manifest.files) > 3
         with pytest.raises(StoreUnavailable, match="stopped"):
             put_back(other, tmp_path / "data", Restore(), threading.Event())
         restored = put_back(other, tmp_path / "data", Restore())
         assert (restored.files_before, restored.equal) == (2, True)
         assert 0 < restored.written < len(wrote)
-        with client_of(other, RawSpace(Api.V2, 9)) as client:
+        with raw_client(other, RawSpace(Api.V2, 9)) as client:
             same_entries(client, wrote)
-            client.batch_delete(pa.array([b"k00000041"]))
-            client.batch_put(pa.array([b"k00000042"]), pa.array([b"other"]))
-            client.batch_put(pa.array([b"k00000043x"]), pa.array([b"extra"]))
-            client.batch_put(pa.array([b"k00000048"]), pa.array([b"v48"]))  # its expiry is lost
-        again = put_back(other, tmp_path / "data", Restore())
-        assert (again.files_before, again.written, again.equal) == (len(manifest.files), 0, False)
-        assert again.comparison is not None
-        assert [(each.key, each.fault) for each in again.comparison.differences] == [
-            (b"k00000041", Fault.MISSING),
-            (b"k00000042", Fault.CHANGED),
-            (b"k00000043x", Fault.EXTRA),
-        ]
-        assert again.wrong_expiries[-1:] == [b"k00000048"]
-        with client_of(other, RawSpace(Api.V2, 0)) as client:
+        with pytest.raises(InvalidInput, match="has keys in the range"):  # that one is finished
+            put_back(other, tmp_path / "data", Restore())
+        with raw_client(other, RawSpace(Api.V2, 9)) as client:
+            client.batch_delete(pa.array([*wrote]))
+        assert put_back(other, tmp_path / "data", Restore()).written == len(wrote)
+        with raw_client(other, RawSpace(Api.V2, 9)) as client:
+            same_entries(client, wrote)
+        with raw_client(other, RawSpace(Api.V2, 0)) as client:
             client.batch_put(pa.array([b"k"]), pa.array([b"not ours"]))
         with pytest.raises(InvalidInput, match="has keys in the range"):
             put_back(other, tmp_path / "data", Restore(keyspace="0"))
@@ -240,11 +234,57 @@ def test_an_interrupted_restore_continues_and_what_differs_afterwards_is_named(t
         assert (merged.equal, merged.existing) == (True, 1)
 
 
+def test_what_the_application_writes_during_a_restore_is_kept_and_named(tmp_path: Path) -> None:
+    with backed_up(tmp_path / "data") as (wrote, manifest), cluster(Api.V2) as other:
+        with pytest.raises(StoreUnavailable, match="stopped"):
+            put_back(other, tmp_path / "data", Restore(), threading.Event())
+        first, last = manifest.files[0], manifest.files[-1]
+        ours = {first.start_key: wrote[first.start_key][0], first.end_key: b"other", last.start_key: b"of today"}
+        with raw_client(other, RawSpace(Api.V2, 9)) as client:
+            client.batch_delete(pa.array([b"k00000001"]))
+            client.batch_put(pa.array([*ours, b"k00000079x"]), pa.array([*ours.values(), b"extra"]))
+        done = put_back(other, tmp_path / "data", Restore())
+        assert (done.files_before, done.kept, done.equal) == (2, 1, False)
+        assert done.comparison is not None
+        assert [(each.key, each.fault) for each in done.comparison.differences] == [
+            (b"k00000001", Fault.MISSING),
+            (first.end_key, Fault.CHANGED),
+            (last.start_key, Fault.CHANGED),
+            (b"k00000079x", Fault.EXTRA),
+        ]
+        assert first.start_key in done.wrong_expiries  # the application put the same value without one
+        with raw_client(other, RawSpace(Api.V2, 9)) as client:
+            assert client.get(last.start_key) == b"of today"
+
+
+def test_a_value_and_an_expiry_of_a_backup_are_of_the_same_moment(tmp_path: Path) -> None:
+    """The application replaces each entry once, before or after its expiry is asked for."""
+    with cluster(Api.V1TTL) as served, raw_client(served, RawSpace(Api.V1TTL)) as client:
+        wrote = fill(client, expiring=True)
+        replaced = set[bytes]()
+        real = RawClient.get_ttl
+
+        def meanwhile(self: RawClient, key: bytes) -> int | None:
+            answer = real(self, key)
+            if key not in replaced:
+                replaced.add(key)
+                value, ends = wrote[key]
+                ends = 0 if ends else int(CLOCK.unix_ms() / 1000) + 5000
+                wrote[key] = (value + b", later", ends)
+                client.batch_put(pa.array([key]), pa.array([wrote[key][0]]), np.array([ends], np.uint64))
+                return real(self, key) if key[-1] % 2 else answer
+            return answer
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RawClient, "get_ttl", meanwhile)
+            _, found = back_up(served, tmp_path / "v1", ClusterBackup())
+        assert len(replaced) == len(wrote)
+        assert {key: value for key, (value, _) in found.items()} == {key: value for key, (value, _) in wrote.items()}
+        assert all(abs(found[key][1] - ends) <= 2 for key, (_, ends) in wrote.items())
+
+
 def test_nothing_is_restored_of_a_damaged_backup(tmp_path: Path) -> None:
-    with cluster(Api.V2) as served, cluster(Api.V2) as other:
-        with client_of(served, RawSpace(Api.V2, 9)) as client:
-            fill(client, expiring=False)
-        manifest, _ = back_up(served, tmp_path / "data", ClusterBackup(keyspace="9", safe_interval_s=0))
+    with backed_up(tmp_path / "data") as (_, manifest), cluster(Api.V2) as other:
         path = tmp_path / "data" / manifest.files[-1].name
         path.chmod(0o600)
         data = bytearray(path.read_bytes())
@@ -253,5 +293,5 @@ def test_nothing_is_restored_of_a_damaged_backup(tmp_path: Path) -> None:
         with pytest.raises(CorruptObject) as e:
             put_back(other, tmp_path / "data", Restore())
         assert e.value.facts["object"] == manifest.files[-1].name
-        with client_of(other, RawSpace(Api.V2, 9)) as client:
-            assert list(client.scan()) == []
+        with raw_client(other, RawSpace(Api.V2, 9)) as client:
+            assert scanned(client) == {}

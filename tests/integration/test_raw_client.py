@@ -29,11 +29,12 @@ from tistream.keyrange import KeyRange
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.raw_messages import RawRefused, RawSpace
 from tistream.tikv.pd import PdClient
-from tistream.tikv.raw_client import OutOfTime, Pace, RawClient, learn_api
+from tistream.tikv.raw_client import RawClient, WriteLimits, learn_api
+from tistream.tikv.region_leaders import OutOfTime
 
 KEYSPACE, OTHERS = 2, 1
 PREFIX = keyspace_prefix(KeyMode.RAW, KEYSPACE)
-SWIFT = Pace(backoff_base_s=0.01, backoff_max_s=0.2, batch_keys=40)
+SWIFT = WriteLimits(backoff_base_s=0.01, backoff_max_s=0.2, batch_keys=40)
 
 
 @contextmanager
@@ -58,9 +59,9 @@ def a_cluster(
 
 
 @contextmanager
-def a_client(served: ServedCluster, api: Api = Api.V2, pace: Pace = SWIFT) -> Iterator[RawClient]:
+def a_client(served: ServedCluster, api: Api = Api.V2, limits: WriteLimits = SWIFT) -> Iterator[RawClient]:
     with closing(PdClient([served.pd_address], patience_s=3.0)) as pd:
-        client = RawClient(pd, RawSpace(api, KEYSPACE), clock=SystemClock(), pace=pace, rand=random.Random(1))
+        client = RawClient(pd, RawSpace(api, KEYSPACE), clock=SystemClock(), limits=limits)
         with closing(client):
             yield client
 
@@ -83,7 +84,7 @@ def test_writers_in_a_storm() -> None:
     wanted: dict[bytes, bytes | None] = {}
     seen: dict[bytes, list[int]] = {}
     lock = threading.Lock()
-    with a_cluster(faults=STORM, storm=True) as served, a_client(served, pace=replace(SWIFT, write_s=2.0)) as client:
+    with a_cluster(faults=STORM, storm=True) as served, a_client(served, limits=replace(SWIFT, write_s=2.0)) as client:
 
         def note(write: Applied) -> None:
             seen.setdefault(write.key, []).append(-1 if write.value is None else int(write.value.split(b"-")[1]))
@@ -148,8 +149,8 @@ def test_all_entries_that_are_refused_are_named_and_the_others_are_written(concu
     good = [b"a%02d" % n for n in range(40)] + [b"p%02d" % n for n in range(40)]
     keys = sorted([*good, *bad, b"n"])
     values = [bytes(ENTRY_BYTES_MAX) if key == b"n" else b"v" for key in keys]
-    pace = replace(SWIFT, concurrency=concurrency, batch_keys=30)
-    with a_cluster() as served, a_client(served, pace=pace) as client:
+    limits = replace(SWIFT, concurrency=concurrency, batch_keys=30)
+    with a_cluster() as served, a_client(served, limits=limits) as client:
         with pytest.raises(RawRefused) as refused:
             client.batch_put(column(keys), column(values))
         assert [key for key, _ in refused.value.refused] == sorted([*bad, b"n"])
@@ -199,7 +200,7 @@ def test_no_request_outlives_the_time_it_has() -> None:
 def test_a_write_without_an_answer_does_not_overtake_the_next(ends: str) -> None:
     """The store has the request and applies it after its connection is cut; however the call ends, not after it."""
     applied, late = list[bytes | None](), 0
-    pace = replace(SWIFT, write_s=1.0, patience_s=0.0 if ends == "out of patience" else 20.0)
+    limits = replace(SWIFT, write_s=1.0, patience_s=0.0 if ends == "out of patience" else 20.0)
 
     def first(client: RawClient, key: list[bytes]) -> None:
         until = time.monotonic() + (0.8 if ends == "out of time" else 60)
@@ -209,7 +210,7 @@ def test_a_write_without_an_answer_does_not_overtake_the_next(ends: str) -> None
         else:
             client.batch_delete(column(key), allowed=allowed)
 
-    with a_cluster() as served, a_client(served, pace=pace) as client, ThreadPoolExecutor(1) as threads:
+    with a_cluster() as served, a_client(served, limits=limits) as client, ThreadPoolExecutor(1) as threads:
         for key in [b"a"], [b"z"]:
             client.batch_put(column(key), column([b"before"]))
             applied.clear()
@@ -228,11 +229,11 @@ def test_a_write_without_an_answer_does_not_overtake_the_next(ends: str) -> None
 
 def test_the_client_gives_up_without_stores() -> None:
     """Only the first write is waited for: after it each store is asked with a read first."""
-    clock, pace = ManualClock(), Pace(backoff_max_s=0.5)
+    clock, limits = ManualClock(), WriteLimits(backoff_max_s=0.5)
     with (
         a_cluster() as served,
         closing(PdClient([served.pd_address])) as pd,
-        closing(RawClient(pd, RawSpace(Api.V2, KEYSPACE), clock=clock, pace=pace)) as client,
+        closing(RawClient(pd, RawSpace(Api.V2, KEYSPACE), clock=clock, limits=limits)) as client,
     ):
         client.batch_put(column([b"k"]), column([b"v"]))
         with served.changing():
@@ -240,4 +241,4 @@ def test_the_client_gives_up_without_stores() -> None:
                 served.raw_kv.died(store_id)
         with pytest.raises(StoreUnavailable, match="does not serve RawKV"):
             client.batch_put(column([b"k"]), column([b"v"]))
-    assert [round(seconds, 3) for seconds in clock.waited_s if seconds > pace.backoff_max_s] == [pace.write_s]
+    assert [round(seconds, 3) for seconds in clock.waited_s if seconds > limits.backoff_max_s] == [limits.write_s]

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from pusher.flush_schedule import FlushSchedule
 from pusher.tikv.core.requests import KvApi
-from pusher.tikv.source import TikvSource
+from pusher.tikv.source import SourceOptions, TikvSource
 from simulator.dst.raw_reading import RAW_KEYS
 from simulator.raw_workload import RawProfile, RawWorkload, raw_cluster
 from simulator.serve.faults import STORM
@@ -56,12 +57,12 @@ def test_every_write_is_there_or_in_a_marked_interval() -> None:
             sources = [
                 TikvSource(
                     store_id,
+                    SourceOptions(kv_api=KvApi.RAW),
                     pd=pd,
                     region_cache=regions,
                     wanted=[RAW_KEYS],
                     clock=clock,
-                    kv_api=KvApi.RAW,
-                    flush_interval_s=0.1,
+                    schedule=FlushSchedule(clock, flush_s=0.1),
                 )
                 for store_id in served.store_ids
             ]

@@ -95,7 +95,7 @@ def written_by(task: TaskRun) -> dict[Version, tuple[int, int, bytes | None, byt
     columns = [rows[name].to_pylist() for name in names]
     out = {(key, commit_ts): tuple(rest) for key, commit_ts, *rest in zip(*columns, strict=True)}
     assert len(out) == rows.num_rows, "a row was written twice"
-    return out  # type: ignore[return-value]
+    return out
 
 
 def told(story: Story, task: TaskRun) -> dict[Version, tuple[int, int, bytes | None, bytes | None]]:
@@ -189,7 +189,7 @@ MUTANTS: list[tuple[object, str, list[tuple[str, str]]]] = [
         PrewriteBuffer,
         "_drop_dead",
         [
-            ("not may_reach(run, run.least_cut(), watermarks) or not run.live", "not run.live"),
+            ("run.live and may_reach(run, run.least_cut(), watermarks)", "run.live"),
             (
                 "_past_cut(run, watermarks)",
                 'reached(run, Thresholds(run.ts("start_ts"), 0), watermarks, strictly=True)',

@@ -3,6 +3,7 @@ clients hold stays valid."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from apiserver.openapi.breaking import broken
 from simulator.chaos.servers.mariadb import mariadb, new_database
 from tests.kit.recording import EXPECTED
-from tests.kit.release import CHANGES, FOLDER, Service, kept_catalog, read, restore, service
+from tests.kit.release import CHANGES, FOLDER, Service, digests, kept_catalog, read, recorded, restore, service
 from tests.kit.replica import moments, same_rows
 from tests.kit.ticdc import compare_canal
 from tistream.catalog.database.engine import Catalog
@@ -94,6 +95,26 @@ def test_its_clients_find_what_they_ask_for(version: str, tmp_path: Path) -> Non
     with service(f"sqlite:///{tmp_path}/catalog.db", tmp_path / "bucket") as made:
         now = made.http.app.openapi()  # type: ignore[attr-defined]
     assert broken(read(version, "openapi.json.zst"), now) == []
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_its_files_are_as_they_were_released(version: str) -> None:
+    assert digests(FOLDER / version) == recorded(FOLDER / version), "a release's files never change"
+
+
+def test_a_changed_a_missing_and_an_added_file_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "held.json").write_text("{}", "ascii")
+    (tmp_path / "SHA256SUMS").write_text(f"{digests(tmp_path)['held.json']}  held.json\n", "ascii")
+    assert digests(tmp_path) == recorded(tmp_path)
+    done = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, "the usual tool reads it"
+    (tmp_path / "more.json").touch()
+    assert digests(tmp_path) != recorded(tmp_path)
+    (tmp_path / "more.json").unlink()
+    (tmp_path / "held.json").write_text("{ }", "ascii")
+    assert digests(tmp_path) != recorded(tmp_path)
+    (tmp_path / "held.json").unlink()
+    assert digests(tmp_path) != recorded(tmp_path)
 
 
 def test_there_is_one_for_each_release() -> None:

@@ -14,17 +14,19 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pusher.core.cdcpb import RegionErrorKind, read_change_data
+from pusher.core.cdcpb import RegionErrorKind
 from simulator.replay.server import ReplayCluster
+from tests.kit.change_data import read_change_data
 from tests.kit.feed_client import FeedClient
 from tests.kit.real_tikv import lines, stored_versions
-from tistream.codec.memcomparable import encode_bytes
 from tistream.codec.protobuf import BYTES, VARINT, fields, merged, message, octets, uint
 from tistream.codec.table_key import table_prefix
 from tistream.errors import InvalidInput, NotFound, TsExpired
 from tistream.keyrange import KeyRange, prefix_range
 from tistream.model.change import Op, RowKind
 from tistream.tikv.channels import open_channel
+from tistream.tikv.core import pd_messages, wire
+from tistream.tikv.core.regions import region_form
 from tistream.tikv.pd import PdClient
 
 DATA = Path(__file__).parents[1] / "data" / "real_tikv"
@@ -36,7 +38,7 @@ NEVER_SENT = 81  #: rewritten by a lossy DDL or ingested: TiKV hides them
 def followed(cluster: ReplayCluster, ranges: list[KeyRange], *, lag: float, timeout_s: float = 200) -> FeedClient:
     client = FeedClient(cluster.pd_address, ranges, cluster.start_ts, seed=3, lag=lag)
     try:
-        client.follow(lambda: cluster.played, timeout_s)
+        client.follow(lambda: cluster.played and client.received == cluster.streams.sent, timeout_s)
     finally:
         client.close()
     return client
@@ -133,7 +135,7 @@ class Raw:
 
     def __init__(self, cluster: ReplayCluster, *, features: str = "stream-multiplexing") -> None:
         self.pd = PdClient([cluster.pd_address])
-        self.region = self.pd.scan_regions(form(QUIET_TABLE.start), form(QUIET_TABLE.end), 10)[0]
+        self.region = self.pd.scan_regions(region_form(QUIET_TABLE.start), region_form(QUIET_TABLE.end), 10)[0]
         address = next(s.address for s in self.pd.stores() if s.id == self.region.leader_store_id)
         self.channel = open_channel(address, None)
         self.requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -153,7 +155,7 @@ class Raw:
     ) -> None:
         head = message(1, uint(1, cluster_id or self.pd.cluster_id) + octets(2, b"8.5.4"))
         epoch = message(3, uint(1, 5) + uint(2, version or self.region.version))
-        keys = octets(5, form(QUIET_TABLE.start)) + octets(6, form(QUIET_TABLE.end))
+        keys = octets(5, region_form(QUIET_TABLE.start)) + octets(6, region_form(QUIET_TABLE.end))
         region = uint(2, self.region.id if region_id < 1 else region_id)
         self.requests.put(head + region + epoch + keys + uint(7, request_id) + uint(11, kv_api) + tail)
 
@@ -169,10 +171,6 @@ class Raw:
         self.requests.put(None)
         self.channel.close()
         self.pd.close()
-
-
-def form(key: bytes) -> bytes:
-    return encode_bytes(key)
 
 
 REGISTER = message(9, b"")
@@ -223,18 +221,25 @@ def test_keys_that_nobody_registers_stop_the_clock_and_are_named() -> None:
         assert cluster.wait_until_played(30)  # what is not wanted needs no listener
 
 
+def barriers(cluster: ReplayCluster, pd: PdClient) -> list[str]:
+    """Who keeps history, as PD says."""
+    with open_channel(cluster.pd_address, None) as channel:
+        answer = channel.unary_unary("/pdpb.PD/GetGCState")(pd_messages.encoded(wire.GcBarrierRequest(), pd.cluster_id))
+    return [barrier.id for barrier in pd_messages.read(wire.GetGcStateResponse, answer).state.barriers]
+
+
 def test_the_history_before_the_recording_cannot_be_held() -> None:
     with ReplayCluster(QUIET) as cluster:
         pd = PdClient([cluster.pd_address])
         pd.hold_history("tistream", cluster.start_ts, 60)
-        assert [b.id for b in pd.gc_state().barriers] == ["tistream"]
+        assert barriers(cluster, pd) == ["tistream"]
         with pytest.raises(TsExpired):
             pd.hold_history("tistream", cluster.start_ts - 1, 60)
         assert pd.update_service_safe_point("old", cluster.start_ts - 1, 60) > cluster.start_ts - 1
         pd.release_history("tistream")
-        assert pd.gc_state().barriers == []
-        region = pd.get_region(form(QUIET_TABLE.start))
-        assert region == pd.scan_regions(form(QUIET_TABLE.start), b"", 1)[0]
+        assert barriers(cluster, pd) == []
+        region = pd.get_region(region_form(QUIET_TABLE.start))
+        assert region == pd.scan_regions(region_form(QUIET_TABLE.start), b"", 1)[0]
         pd.close()
 
 

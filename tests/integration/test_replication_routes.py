@@ -4,7 +4,7 @@ refused."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 from tests.kit.auth_site import MINE, Site, auth_site, is_problem
 from tistream.catalog.tenancy.changefeeds import get_changefeed
 from tistream.catalog.tenancy.tenants import get_tenant
+from tistream.catalog.work.lanes import list_lanes
 from tistream.cli.main import command_line
 from tistream.cli.server import HttpServer
+from tistream.errors import InvalidInput
 from tistream.http.auth.core.roles import Role
 
 FEEDS = "/v1/clusters/1/tenants/1/changefeeds"
@@ -71,9 +73,23 @@ def test_a_place_of_dead_letters_is_shown_without_secrets_changed_and_removed(si
     site.ask("DELETE", f"{FEEDS}/dr", owner)
 
 
+@pytest.mark.parametrize(
+    ("in_uri", "given", "count"), [("", None, 2), ("&worker-count=5", None, 5), ("&worker-count=5", 3, 3)]
+)
+def test_worker_count_of_a_destination_is_its_number_of_lanes(
+    site: Site, tmp_path: Path, in_uri: str, given: int | None, count: int
+) -> None:
+    body = feed("wide", tmp_path, lanes=given)
+    site.ask(
+        "POST", FEEDS, site.key(Role.OWNER), json={**body, "sink_uri": body["sink_uri"] + in_uri}
+    ).raise_for_status()
+    assert len(list_lanes(site.parts.catalog, MINE, "wide")) == count
+    site.ask("DELETE", f"{FEEDS}/wide", site.key(Role.OWNER)).raise_for_status()
+
+
 def test_secrets_of_the_place_are_in_no_answer(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = site.key(Role.OWNER)
-    monkeypatch.setattr("metaserver.replications.check_letters", lambda *args: None)  # no bucket answers here
+    monkeypatch.setattr("apiserver.control.replications.check_letters", lambda *args: None)  # no bucket answers here
     dead = "s3://b/p?access-key=a&secret-access-key=hidden&session-token=hidden"
     made = site.ask("POST", FEEDS, owner, json=feed("s", tmp_path, dead_letter=dead))
     answers = [made, site.get(f"{FEEDS}/s", owner), site.get(FEEDS, owner)]
@@ -87,7 +103,9 @@ def test_a_consumer_has_no_dead_letters(site: Site) -> None:
     assert is_problem(site.ask("POST", FEEDS, site.key(Role.OWNER), json=body), 400, "TS-1001")
 
 
-def test_the_command_line_names_changes_and_removes_a_place(site: Site, tmp_path: Path) -> None:
+@pytest.fixture
+def run(site: Site) -> Iterator[Callable[..., Any]]:
+    """What `tistream changefeed WORDS` prints."""
     server = HttpServer(site.app, "127.0.0.1", 0)
     server.start()
 
@@ -95,15 +113,36 @@ def test_the_command_line_names_changes_and_removes_a_place(site: Site, tmp_path
         more = ["-c", "1", "-t", "1", "--url", server.url, "--key", site.key(Role.OWNER), "--json"]
         done = CliRunner().invoke(command_line(["changefeed"]), ["changefeed", *words, *more], catch_exceptions=False)
         assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)["dead_letter"]
+        return json.loads(done.stdout)
 
-    sink, dead = f"file://{tmp_path}/lake?protocol=csv", f"file://{tmp_path}/dead"
-    assert run("create", "lake", "--sink-uri", sink, "--dead-letter", dead) == dead
-    site.ask("POST", f"{FEEDS}/lake:pause", site.key(Role.OWNER)).raise_for_status()
-    assert run("update", "lake", "--idle-hours", "2") == dead
-    assert run("update", "lake", "--dead-letter", f"{dead}2") == f"{dead}2"
-    assert run("update", "lake", "--dead-letter", "") == ""
+    yield run
     server.stop()
+
+
+def test_the_command_line_names_changes_and_removes_a_place(
+    site: Site, tmp_path: Path, run: Callable[..., Any]
+) -> None:
+    sink, dead = f"file://{tmp_path}/lake?protocol=csv", f"file://{tmp_path}/dead"
+    assert run("create", "lake", "--sink-uri", sink, "--dead-letter", dead)["dead_letter"] == dead
+    site.ask("POST", f"{FEEDS}/lake:pause", site.key(Role.OWNER)).raise_for_status()
+    assert run("update", "lake", "--idle-hours", "2")["dead_letter"] == dead
+    for place in (f"{dead}2", ""):
+        assert run("update", "lake", "--dead-letter", place)["dead_letter"] == place
+
+
+def test_a_file_with_a_destinations_options_needs_its_address(
+    site: Site, tmp_path: Path, run: Callable[..., Any]
+) -> None:
+    config = tmp_path / "changefeed.toml"
+    config.write_text("[filter]\nrules = ['shop.*']\n[sink]\ndate-separator = 'month'\n")
+    sink = f"file://{tmp_path}/monthly?protocol=csv"
+    run("create", "monthly", "--sink-uri", sink)
+    site.ask("POST", f"{FEEDS}/monthly:pause", site.key(Role.OWNER)).raise_for_status()
+    with pytest.raises(InvalidInput, match=r"date-separator of .sink. change the destination"):
+        run("update", "monthly", "--config", str(config))
+    updated = run("update", "monthly", "--config", str(config), "--sink-uri", sink)
+    assert updated["sink_uri"] == f"{sink}&date-separator=month"
+    assert updated["filters"] == {"tables": "shop.*"}
 
 
 def test_a_changefeed_is_not_resumed_below_the_log(site: Site, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from metaserver.loop import MetaWorker
 from pusher.control import HttpControl
 from pusher.frontier import FrontierReader
 from pusher.worker import PusherWorker
-from reading.reader import LogReader
+from reading.log.reader import LogReader
 from simulator.core.cluster import Cluster, Region
 from simulator.core.mvcc import Version
 from simulator.push.model_source import ModelSource
@@ -28,7 +27,7 @@ from tests.kit.waiting import WAIT_S, eventually
 from tistream import ts as tso
 from tistream.admin.core import cost
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.log.segments import SegmentRow
+from tistream.catalog.rows.segments import SegmentRow
 from tistream.catalog.work.tasks import list_tasks, served_watermark
 from tistream.cli.server import HttpServer
 from tistream.clock import SystemClock
@@ -90,7 +89,6 @@ class Counted:
                 frontier=FrontierReader(self.control, self.clock),
                 store=self.store("pusher"),
                 clock=self.clock,
-                rand=random.Random(1),
             )
             for source in self.sources
         ]

@@ -1,4 +1,5 @@
-"""Rows as of a timestamp, as CSV and LOAD DATA statement, come back from a real server as they were."""
+"""Rows as of a timestamp, as CSV and LOAD DATA statement, come back from a real server as they were; and it
+takes TiDB's definitions."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from sqlalchemy import make_url
 from reading.asof.csv import load_statement
 from reading.asof.output import writer_of
 from schemas import tidb_json
-from schemas.model import Table
+from schemas.model import Database, Table
+from schemas.show_create import Dialect, define
 from simulator.chaos.servers.mariadb import mariadb
 from tests.kit.column_run import ID
 from tests.kit.tidb_columns import TYPES, Type, column_info
@@ -91,6 +93,55 @@ def test_every_value_comes_back_from_load_data(tmp_path: Path) -> None:
             assert pa.array(got, pa.float64()).cast(pa.float32(), safe=False) == arrays[4]
         else:
             assert got == expected, name
+
+
+UTF8: dict[str, Any] = {"charset": "utf8mb4", "collate": "utf8mb4_bin"}
+EXPR = {"default_is_expr": True}
+#: (type, flags, length, default and more, what a new row has; None: there is no default)
+DEFAULTS: tuple[tuple[int, int, int, dict[str, Any], str | None], ...] = (
+    (10, 128, 10, {"default": "CURRENT_DATE"}, "2024-02-29"),
+    (10, 129, 10, {"default": "CURRENT_DATE"}, "2024-02-29"),
+    (10, 128, 10, {"default": "CURRENT_TIMESTAMP"}, "2024-02-29"),
+    (12, 128, 19, {"default": "CURRENT_TIMESTAMP"}, "2024-02-29 12:00:00"),
+    (15, 0, 9, {"default": "date_format(now(), _utf8mb4'%Y')", **EXPR}, "2024"),
+    (15, 0, 9, {"default": "replace(upper(_utf8mb4'a-b'), _utf8mb4'-', _utf8mb4'')", **EXPR}, "AB"),
+    (15, 0, 36, {"default": "left(uuid(), 0)", **EXPR}, None),
+    (15, 0, 36, {"default": "uuid_to_bin(uuid())", **EXPR}, None),
+    (245, 128, -1, {"default": "json_object()", **EXPR}, "{}"),
+    (8, 0, 20, {"default": "nextval(`d`.`s`)", **EXPR}, None),
+    (225, 0, 3, {"default": "vec_from_text(_utf8mb4'[1,2,3]')", **EXPR}, None),
+    (225, 0, 3, {}, None),
+)
+
+
+def test_a_server_takes_every_default_or_a_note_names_it() -> None:
+    columns = []
+    for n, (tp, flag, flen, more, _) in enumerate(DEFAULTS):
+        made = column_info(Type(sql="", tp=tp, flag=flag, flen=flen, decimal=-1, zero=TYPES[0].zero, defaults=(),
+                                **(UTF8 if tp == 15 else {})), 2 + n, f"c{n}", 1 + n)  # fmt: skip
+        columns.append(made | more)
+    key = {"id": 1, "idx_name": {"O": "near", "L": "near"}, "is_unique": False, "state": 5}
+    key["idx_cols"] = [{"name": {"O": f"c{len(DEFAULTS) - 1}"}, "offset": len(DEFAULTS), "length": -1}]
+    info = {"id": 1, "name": "t", "cols": [ID, *columns], "state": 5, "pk_is_handle": True, "index_info": [key]}
+    found = tidb_json.table(info | UTF8, db_id=1, db="tistream")
+    defined = define(Database(id=1, name="tistream", **UTF8), found, Dialect.MARIADB)
+    with mariadb() as url:
+        port = make_url(url).port or 0
+        with (
+            pymysql.connect(host="127.0.0.1", port=port, user="root", database="tistream", charset="utf8mb4") as conn,
+            conn.cursor() as cursor,
+        ):
+            cursor.execute("SET sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE'")
+            cursor.execute(defined.create_table)
+            cursor.execute("SET time_zone = '+00:00', timestamp = UNIX_TIMESTAMP('2024-02-29 12:00:00')")
+            names = [f"c{n}" for n, (*_, wanted) in enumerate(DEFAULTS) if wanted is not None]
+            others = [f"c{n}" for n, (*_, wanted) in enumerate(DEFAULTS) if wanted is None]
+            cursor.execute(f"INSERT INTO t (id, {', '.join(others)}) VALUES (1{', NULL' * len(others)})")
+            cursor.execute(f"SELECT {', '.join(f'CAST({name} AS CHAR)' for name in names)} FROM t")
+            assert list(cursor.fetchall()[0]) == [wanted for *_, wanted in DEFAULTS if wanted is not None]
+    for said in (*(f"column c{n}: no default, which was {more['default']}" for n, (*_, more, wanted)
+                   in enumerate(DEFAULTS) if wanted is None and more), "index near: over a vector"):  # fmt: skip
+        assert said in defined.notes
 
 
 def load(port: int, folder: Path, statements: str) -> None:

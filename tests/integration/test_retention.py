@@ -14,7 +14,7 @@ import pytest
 
 from metaserver import retention as keeping
 from metaserver.retention import Retention
-from reading.reader import LogReader
+from reading.log.reader import LogReader
 from schemas.registry import log_start
 from schemas.registry import retention as rules
 from schemas.registry.schema_registry import SchemaRegistry
@@ -41,7 +41,7 @@ from tests.kit.retention_world import (
 )
 from tistream import ts as tso
 from tistream.catalog.database import tables
-from tistream.catalog.log import committed
+from tistream.catalog.log import committed, objects
 from tistream.catalog.log import retention as floors
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.committed import find_segments
@@ -115,8 +115,8 @@ def test_below_the_floor_there_is_nothing_but_410(world: ApiWorld) -> None:
 
 def test_a_position_from_before_the_snapshot_is_refused_too(world: ApiWorld) -> None:
     """It stands at the beginning of the log, wherever that was: not at where it begins now."""
-    from reading import position
-    from reading.scope import Scope
+    from reading.rows.scope import Scope
+    from reading.served import position
 
     give_up(world, world.log.cuts(2)[0])
     assert world.get("/changes", cursor=position.encode_cursor(Scope(tenant=TENANT), 0)).status_code == 410
@@ -420,14 +420,14 @@ def ignores_reads(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(floors, "next_numbers", lambda *_: range(0, 1))
+    patch.setattr(objects, "next_numbers", lambda *_: range(0, 1))
 
 
 def looks_before_it_lists(patch: pytest.MonkeyPatch) -> None:
     def listed(self: LogReader, tenant: Any, after: int, upto: int, ids: Any, limit: int) -> Any:
-        amended = floors.check_listing(self._catalog, tenant, after, upto)
+        floors.check_listing(self._catalog, tenant, after, upto)
         asked = {"after_ts": after, "upto_ts": upto, "table_ids": ids, "limit": limit}
-        return committed.find_segments(self._catalog, tenant, **asked), amended
+        return committed.find_segments(self._catalog, tenant, **asked)
 
     patch.setattr(LogReader, "_listed", listed)
 

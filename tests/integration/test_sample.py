@@ -20,8 +20,8 @@ from simulator.sample.running import RunningSample
 from tests.kit.waiting import eventually
 from tistream.catalog.tenancy.keys import list_keys
 from tistream.cli import assembly
+from tistream.cli.run import TENANT, Sample
 from tistream.cli.running import Running
-from tistream.cli.sample import TENANT, Sample
 from tistream.client import Client
 from tistream.config import load
 from tistream.errors import InvalidInput

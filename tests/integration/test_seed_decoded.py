@@ -6,24 +6,19 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from schemas.shape import of_json, shape_of, to_json
-from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.api_world import ApiWorld, api_world, rows_path
 from tests.kit.log_builder import recording_end
 from tests.kit.recording import recorded_history, replayed
 from tistream.cli.seed import read_decoded
 from tistream.errors import InvalidInput
 
 END = recording_end()
-
-
-def path_of(db: str, table: str) -> str:
-    return f"/databases/{quote(db, safe='')}/tables/{quote(table, safe='')}/rows"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +30,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
 
 def saved(world: ApiWorld, folder: Path, db: str, table: str, form: str) -> Path:
     path = folder / f"rows.{form}"
-    path.write_bytes(world.ok(path_of(db, table), as_of=END, format=form).content)
+    path.write_bytes(world.ok(rows_path(db, table), as_of=END, format=form).content)
     return path
 
 
@@ -66,8 +61,8 @@ def test_a_snapshot_seeded_again_has_the_upstreams_keys_and_rows(world: ApiWorld
         for (db_name, table), found in zip(seeded, rows, strict=True):
             made.log.seed(found, ts=END, table_id=table.id)
             for word in ("ndjson", "parquet"):
-                mine = made.ok(path_of(db_name, table.name), as_of=END, format=word).content
-                theirs = world.ok(path_of(db_name, table.name), as_of=END, format=word).content
+                mine = made.ok(rows_path(db_name, table.name), as_of=END, format=word).content
+                theirs = world.ok(rows_path(db_name, table.name), as_of=END, format=word).content
                 if word == "ndjson" and form == "parquet":
                     continue  # zero dates are NULL in Parquet
                 assert rows_of(mine, word) == rows_of(theirs, word), table.name

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from tests.kit.certificates import certificate
+from tests.kit.certificates import certificate, listening
 from tistream.tikv.channels import Channels, Tls
 
 
@@ -25,25 +24,24 @@ def a_server(credentials: grpc.ServerCredentials | None) -> Iterator[str]:
 
     handler = grpc.method_handlers_generic_handler("a", {"Who": grpc.unary_unary_rpc_method_handler(answer)})
     server = grpc.server(ThreadPoolExecutor(4), handlers=[handler])
-    if credentials is None:
-        port = server.add_insecure_port("127.0.0.1:0")
-    else:
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
-    yield f"127.0.0.1:{port}"
+    yield listening(server, credentials)
     server.stop(None).wait()
 
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_channels_with_the_same_number_share_a_connection(secure: bool, tmp_path: Path) -> None:
-    tls = credentials = None
+    ca = credentials = None
     if secure:
         made_here = certificate(tmp_path, "server")
         text = made_here.read_bytes()
         credentials = grpc.ssl_server_credentials([(made_here.with_suffix(".key").read_bytes(), text)])
-        tls = partial(Tls, ca=text)
+        ca = text
+
+    def tls() -> Tls | None:
+        return None if ca is None else Tls(ca=ca)
+
     with a_server(credentials) as address:
-        made = [Channels(tls and tls(), number) for number in (1, 1, 2, None, None)]
+        made = [Channels(tls(), number) for number in (1, 1, 2, None, None)]
 
         def who(channels: Channels) -> bytes:
             found: bytes = channels.at(address).unary_unary("/a/Who")(b"", timeout=10)
@@ -55,7 +53,7 @@ def test_channels_with_the_same_number_share_a_connection(secure: bool, tmp_path
         made[0].close()
         assert who(made[1]) == first, "it is closed with the last of them"
         made[1].close()
-        with closing(Channels(tls and tls(), 1)) as later:
+        with closing(Channels(tls(), 1)) as later:
             assert who(later) != first
         for channels in made[2:]:
             channels.close()

@@ -18,7 +18,7 @@ from tistream.catalog.work.reshape import request_merge
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import list_tasks, retry_task
 from tistream.errors import StoreRefused
-from tistream.feed.protocol import FeedBatch, FeedRequest
+from tistream.feed.protocol import FeedBatch, FeedRequest, Wake
 from tistream.ids import Position, Tenant
 from tistream.runtime import containment
 
@@ -40,8 +40,8 @@ class FeedOfEach:
     def __init__(self) -> None:
         self.of: dict[object, MemoryFeed] = {at: MemoryFeed() for at in (1, 2, 3, TENANT, OTHER)}
 
-    def subscribe(self, request: FeedRequest) -> MemoryStream:
-        return self.of[request.task_id].subscribe(request)
+    def open(self, request: FeedRequest, wake: Wake) -> MemoryStream:
+        return self.of[request.task_id].open(request, wake)
 
     def put(self, found: FeedBatch, *to: object) -> None:
         for at in to:
@@ -49,8 +49,8 @@ class FeedOfEach:
 
 
 class FeedOfEachTenant(FeedOfEach):
-    def subscribe(self, request: FeedRequest) -> MemoryStream:
-        return self.of[request.tenant].subscribe(request)
+    def open(self, request: FeedRequest, wake: Wake) -> MemoryStream:
+        return self.of[request.tenant].open(request, wake)
 
 
 def saved(bench: Bench, seq: int) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from sorter.worker import owned
 from sorter.worker.owned import REREAD_S, Owned
+from tests.kit.assignments import assign_task
 from tests.kit.catalog_cases import START, activate, advance, elected, flush
 from tests.kit.manual_clock import ManualClock
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.work.tasks import assign_task, stop_task
+from tistream.catalog.work.tasks import stop_task
 from tistream.catalog.work.workers import register_worker
 
 
@@ -21,7 +22,8 @@ def tasks(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, 
     assert register_worker(catalog, "s", "sorter", "") == 1
     for task in found:
         assert assign_task(catalog, task, worker_id="s", seen_epoch=0, leader_epoch=elected(catalog)) == 1
-    return found
+    low, high, ddl = found
+    return low, high, ddl
 
 
 def move(catalog: Catalog, task: int, durable_ts: int, to: int) -> None:

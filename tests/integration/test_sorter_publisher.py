@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, event
 
 from sorter.core.task_core import TaskCore
 from sorter.worker.publisher import Publication, Publisher
+from tests.kit.assignments import assign_task
 from tests.kit.catalog_cases import HALVES, begin, catalog_of, elected
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import D, Mark, Row
@@ -18,7 +19,6 @@ from tests.kit.sorter_world import File, feed_batch
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import durable_timestamps, find_segments
 from tistream.catalog.log.objects import tombstone
-from tistream.catalog.work.tasks import assign_task
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.codec.table_key import record_key
 from tistream.errors import CatalogUnavailable, StoreUnavailable
@@ -118,7 +118,7 @@ class Bench:
 def statements() -> Iterator[list[str]]:
     """The SQL that is sent meanwhile; BEGIN and COMMIT stand for transactions."""
     sent: list[str] = []
-    hooks = [
+    hooks: list[tuple[str, Callable[..., None]]] = [
         ("before_cursor_execute", lambda conn, cursor, sql, *rest: sent.append(sql.split()[0])),
         ("commit", lambda conn: sent.append("COMMIT")),
     ]

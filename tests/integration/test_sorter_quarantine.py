@@ -8,20 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from backfill.job import Replay, ReplaySettings, Report
+from backfill.replay import ThreadsExecutor
 from tests.kit.sorter_bench import TENANT, Bench, change, expected
 from tests.kit.sorter_oracle import D, Mark, Row
 from tests.kit.sorter_world import File, feed_batch
 from tistream.catalog.database.events import list_events
-from tistream.catalog.log.bases import NewBase, add_bases
+from tistream.catalog.log.bases import add_bases
 from tistream.catalog.log.compaction import lowest_durable_ts
 from tistream.catalog.log.retention import check_listing, raise_floor
 from tistream.catalog.log.snapshots import positions
+from tistream.catalog.rows.bases import NewBase
 from tistream.catalog.tenancy.served import QuarantineState
-from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.catalog.work.quarantines import QuarantineRow, list_quarantines, reject_store
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation
-from tistream.catalog.work.tasks import served_edge, served_edges, served_watermark
-from tistream.errors import BeyondQuarantine, NotFound
+from tistream.catalog.work.tasks import list_tasks, served_edge, served_edges, served_watermark
+from tistream.clock import SystemClock
+from tistream.codec.batch_file import encode_batch_file
+from tistream.errors import BeyondQuarantine, NotFound, PromiseContradicted
 from tistream.ids import Position
 from tistream.objectstore.layout import BatchKey
 
@@ -40,6 +44,15 @@ def file(bench: Bench, seq: int, *rows: Row, upto: int, store: int = 1, life: in
     marks = (replace(mark, resolved_ts=upto),)
     made = File(store_id=store, incarnation=life, seq=seq, cut_ts=upto, rows=rows, marks=marks)
     bench.feed.put(feed_batch(made))
+
+
+def stored(bench: Bench, seq: int, *rows: Row, upto: int) -> None:
+    """The same as an object of store 1."""
+    marks = (replace(MARK, resolved_ts=upto),)
+    made = feed_batch(File(store_id=1, incarnation=1, seq=seq, cut_ts=upto, rows=rows, marks=marks))
+    key = BatchKey(tenant=TENANT, store_id=1, incarnation=1, seq=seq)
+    data = encode_batch_file(key, cut_ts=upto, rows=made.rows, regions=made.regions, write_id=f"w{seq}")
+    bench.store.put(str(key), data)
 
 
 def whole(key: bytes, start_ts: int, commit_ts: int, value: bytes = b"1") -> Row:
@@ -73,9 +86,7 @@ def test_the_store_is_held_its_rows_are_named_and_nothing_above_is_served(bench:
     with pytest.raises(BeyondQuarantine):
         check_listing(bench.catalog, TENANT, 10, 17)
     assert not raise_floor(bench.catalog, TENANT, seen_floor=0, to_ts=17), "retention does not pass it"
-    with bench.catalog.transaction() as conn:
-        start = max(lock_tenant(conn, TENANT))
-    assert not add_bases(bench.catalog, TENANT, [_base(20)], {}, log_start_ts=start), "and no base is built above it"
+    assert not add_bases(bench.catalog, TENANT, [_base(20)], {}), "and no base is built above it"
     file(bench, 2, *change(b"z1", 31, 32, b"2"), upto=40, store=2, mark=replace(MARK, region_id=9, version=2))
     bench.wait(lambda: bench.row(2).durable_ts == 40, "the other store is taken on")
     (worker,) = bench.workers
@@ -91,7 +102,7 @@ def _closed(bench: Bench, task: int) -> bool:
 
 
 def _base(ts: int) -> NewBase:
-    return NewBase(table_id=1, ts=ts, previous=None, rows=0, segments=())
+    return NewBase(table_id=1, ts=ts, previous=None, after_ts=ts, rows=0, segments=())
 
 
 def test_a_restart_knows_the_promise_from_the_state(bench: Bench) -> None:
@@ -124,6 +135,51 @@ def test_what_the_log_holds_with_equal_bytes_is_a_repeated_row(bench: Bench) -> 
     assert bench.served() == [expected(b"a1", 12, 14, b"1"), expected(b"z1", 12, 14, b"2")]
     file(bench, 3, whole(b"a1", 12, 14, b"other"), upto=40)
     assert quarantined(bench).good_ts == 13, "the same version with another value"
+
+
+def test_a_replay_passes_repeated_rows_as_a_sorter_does(bench: Bench) -> None:
+    """Those of the log before it, and those of the log that it writes."""
+    file(bench, 1, *change(b"a1", 12, 14, b"1"), whole(b"z1", 12, 14, b"2"), upto=20)
+    bench.wait_for_durable_ts(20)
+    taken = {1: Position(seq=1)}
+    bench.wait(lambda: all(positions(bench.catalog, task).get(1) == taken for task in (1, 2)), "state checkpoints")
+    bench.workers.pop().stop()
+    stored(bench, 2, whole(b"a2", 22, 24, b"3"), whole(b"a1", 12, 14, b"1"), *change(b"z1", 12, 14, b"2"), upto=30)
+    stored(bench, 3, whole(b"a2", 22, 24, b"3"), whole(b"a1", 12, 14, b"1"), upto=40)
+
+    def replayed() -> Report:
+        executor = ThreadsExecutor(bench.store)
+        return Replay(bench.catalog, bench.store, SystemClock(), TENANT, executor, ReplaySettings()).run()
+
+    report = replayed()
+    assert (report.files, report.rows) == (2, 1)
+    assert report.repeated >= 3
+    assert report.resolved_ts == 40
+    before = [expected(b"a1", 12, 14, b"1"), expected(b"z1", 12, 14, b"2")]
+    assert bench.served() == [*before, expected(b"a2", 22, 24, b"3")]
+    stored(bench, 4, whole(b"a1", 12, 14, b"other"), upto=50)
+    with pytest.raises(PromiseContradicted):
+        replayed()
+    assert len(bench.served()) == 3
+
+
+def test_the_gap_of_a_rejected_store_holds_what_its_task_had_written_ahead_of_others(bench: Bench) -> None:
+    """Not served yet, because another store lags, and never sent again: it will be served without the row."""
+    issue_incarnation(bench.catalog, TENANT, 2)
+    mine, others = replace(MARK, end=b"m"), replace(MARK, region_id=2, start=b"m")
+    file(bench, 1, *change(b"a1", 12, 14, b"1"), upto=20, mark=mine)
+    file(bench, 1, upto=15, store=2, mark=others)
+    bench.wait(lambda: sorted(task.durable_ts for task in list_tasks(bench.catalog, TENANT)) == [15, 20], "one lags")
+    file(bench, 2, whole(b"a2", 15, 17), upto=30, mark=mine)
+    assert quarantined(bench).good_ts == 16
+    reject_store(bench.catalog, TENANT, 1)
+    assert served_edge(bench.catalog, TENANT) == (15, None, (16, 20))
+    bench.wait(lambda: all(_closed(bench, task) for task in (1, 2)), "the old incarnation ends in both states")
+    again = replace(mine, checkpoint_ts=20, open_ts=41, ready_ts=42)
+    file(bench, 1, whole(b"a2", 15, 17), upto=50, life=2, mark=again)
+    file(bench, 2, upto=50, store=2, mark=others)
+    bench.wait_for_durable_ts(50)
+    assert bench.served() == [expected(b"a1", 12, 14, b"1")]
 
 
 def test_a_rejected_store_begins_again_and_brings_what_is_missing(bench: Bench) -> None:

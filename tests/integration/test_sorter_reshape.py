@@ -9,8 +9,9 @@ from tests.kit.sorter_bench import TENANT, Bench, change, expected
 from tests.kit.sorter_oracle import C, P, Row
 from tests.kit.waiting import WAIT_S
 from tistream.catalog.log.snapshots import positions
+from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.work.reshape import request_merge, split_task
-from tistream.catalog.work.tasks import TaskRow, list_tasks
+from tistream.catalog.work.tasks import list_tasks
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
 

@@ -16,9 +16,10 @@ from tests.kit.sorter_world import File, feed_batch
 from tests.kit.waiting import WAIT_S
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.snapshots import durable_floor, positions
-from tistream.catalog.tenancy.tenants import TenantState, change_state
-from tistream.catalog.work.reports import TaskReport
-from tistream.catalog.work.tasks import clear_task_error
+from tistream.catalog.rows.reports import TaskReport
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.tenancy.tenants import change_state
+from tistream.catalog.work.tasks import retry_task
 from tistream.catalog.work.workers import list_workers, register_worker
 from tistream.errors import StoreUnavailable
 from tistream.ids import Position
@@ -199,7 +200,7 @@ def test_a_broken_promise_stops_one_task_loudly_and_the_other_goes_on(bench: Ben
         assert fact in error
     assert bench.row(1).durable_ts == 30
     assert bench.served() == [expected(b"x", 41, 42, b"x")]
-    clear_task_error(bench.catalog, 1)  # the upstream has not changed: it stops again
+    assert retry_task(bench.catalog, 1, epoch=bench.row(1).epoch)  # the upstream has not changed: it stops again
     bench.wait(lambda: bench.row(1).error is not None, "stopped again")
 
 
@@ -303,7 +304,7 @@ def test_rows_are_fetched_again_only_when_they_would_be_written(bench: Bench, mo
     monkeypatch.setattr(bench.store, "get_range", failing)
     again = bench.worker("s2")
     bench.put(2, upto=30)
-    bench.wait(lambda: asked and again.problems(), "it is shown")
+    bench.wait(lambda: bool(asked and again.problems()), "it is shown")
     bench.put(3, upto=40)
     asked.clear()
     time.sleep(1.0)
@@ -332,11 +333,11 @@ def test_the_tasks_of_a_paused_tenant_rest_and_go_on_from_where_they_were(bench:
     assert change_state(bench.catalog, TENANT, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="asked")
     bench.wait(lambda: worker.stats() == {}, "resting")
     bench.put(2, *change(b"b", 21, 22, b"2"), *change(b"x", 21, 23, b"3"), upto=30)
-    mark = [(bench.row(t).durable_ts, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks]
+    mark = [(bench.row(t).durable_ts, bench.row(t).snapshot_no, bench.row(t).epoch) for t in bench.tasks]
     worker._flush.run_soon()
     worker._save.run_soon()
     bench.wait(lambda: not any(p.is_alive for r in worker._stopping for p in r._leaving), "readers gone")
-    assert [(bench.row(t).durable_ts, bench.row(t).snapshot_n, bench.row(t).epoch) for t in bench.tasks] == mark
+    assert [(bench.row(t).durable_ts, bench.row(t).snapshot_no, bench.row(t).epoch) for t in bench.tasks] == mark
     assert change_state(bench.catalog, TENANT, seen=TenantState.PAUSED, to=TenantState.ACTIVE, reason="")
     bench.wait_for_durable_ts(30)
     rows = (expected(b"a", 11, 12, b"1"), expected(b"b", 21, 22, b"2"), expected(b"x", 21, 23, b"3"))
@@ -364,13 +365,13 @@ def test_who_drains_goes_on_and_saves_often_until_it_has_nothing(bench: Bench) -
     worker = bench.assigned("s1", snapshot_interval_s=1000.0)
     bench.put(1, upto=20)
     bench.wait_for_durable_ts(20)
-    before = bench.row(1).snapshot_n
+    before = bench.row(1).snapshot_no
     worker.begin_drain()
     assert [w.state for w in list_workers(bench.catalog)] == ["draining"]
     assert not worker.drained()
     bench.put(2, *change(b"a", 21, 22, b"1"), upto=30)
     bench.wait_for_durable_ts(30)
-    bench.wait(lambda: bench.row(1).snapshot_n > before, "saved")
+    bench.wait(lambda: bench.row(1).snapshot_no > before, "saved")
     bench.worker("s2", snapshot_interval_s=1000.0)
     bench.assign("s2")
     assert worker.drained()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import pyarrow as pa
@@ -13,22 +15,35 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, LessThanOrEqual
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from sqlalchemy import delete
 
 from schemas.actions import Action
 from tests.kit.api_world import ApiWorld, api_world, arrow_of
+from tests.kit.large_transaction import bound, built, the_transaction
 from tests.kit.log_builder import recording_end, with_broken_value
+from tests.kit.quarantined_log import quarantine_for
 from tests.kit.recording import committed_rows, recorded_history
 from tistream import ts as tso
+from tistream.catalog.database import tables
 from tistream.client import Client
-from tistream.errors import DecodeError, InvalidInput, NotFound, TsOutOfRange
-from tistream.spark import TiStreamDataSource, access
+from tistream.errors import (
+    DecodeError,
+    InvalidInput,
+    NotConvertible,
+    NotFound,
+    StoreUnavailable,
+    TableRenamed,
+    TsExpired,
+    TsOutOfRange,
+)
+from tistream.spark import TiStreamDataSource, access, source
 
 FLUSHES = 25
 
 END = recording_end()
 ALL = ReadAllAvailable()
-ACCT = {"database": "shop", "table": "acct"}
+ACCT: dict[str, Any] = {"database": "shop", "table": "acct"}
 
 
 class Lent(httpx2.BaseTransport):
@@ -133,7 +148,8 @@ def test_a_frames_rows_are_decided_when_it_is_made(
     over(fresh)
     fresh.log.build(4, fresh.log.cuts(4)[1])
     frame = Frame(**given, typed=typed)
-    stream = Frame(**{"endTs": "latest", **given}).stream()
+    options: dict[str, Any] = {"endTs": "latest", **given}
+    stream = Frame(**options).stream()
     asked = {"start_ts": given.get("startTs", "earliest"), "end_ts": given.get("endTs", "latest")}
     held = pulled(fresh, "", format="raw-arrow", **asked)
     assert held
@@ -188,6 +204,25 @@ def test_a_stream_is_the_pull_in_bounded_batches_that_can_be_repeated(world: Api
     again = Frame(**ACCT, numPartitions=7).stream()
     assert [changes(table(again, again.partitions(*batch))) for batch in rest] == parts
     assert len(walk(frame.stream(), ALL)) == 2, "without a bound all is one batch"
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "format"),
+    [({}, "", "raw-arrow"), ({"database": "shop", "table": "k_dup"}, "/databases/shop/tables/k_dup", "arrow")],
+)
+def test_a_transaction_larger_than_a_page_is_read_whole(
+    over: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], path: str, format: str
+) -> None:
+    with built(tmp_path, the_transaction(b"x" * 20, 48)) as large:
+        over(large)
+        truth = pulled(large, path, format=format, start_ts="earliest")
+        bound(monkeypatch, commit=1000, body=600)
+        assert len(list(large.pages(path + "/changes", limit=1000, format=format, start_ts="earliest"))) > 4
+        assert changes(Frame(**given, startTs="earliest", rowsPerPage=3, partitionBytes=1).rows()) == truth
+        frame = Frame(**given, startTs="earliest", maxRowsPerTrigger=5, numPartitions=2)
+        batches = walk(frame.stream(), frame.stream().getDefaultReadLimit())
+        parts = [changes(table(frame.stream(), frame.stream().partitions(*batch))) for batch in batches]
+        assert [row for part in parts for row in part] == truth
 
 
 def test_a_query_that_began_at_latest_goes_on_from_there(over: Any, fresh: ApiWorld) -> None:
@@ -257,7 +292,7 @@ def test_a_server_that_is_behind_is_waited_for(world: ApiWorld, over: Any, tmp_p
 
 def test_a_dropped_table_ends_no_stream(world: ApiWorld, over: Any) -> None:
     over(world)
-    dropped = {"database": "temp_db", "table": "t2"}
+    dropped: dict[str, Any] = {"database": "temp_db", "table": "t2"}
     history = recorded_history()
     events = history.events(history.start_ts, END)
     before = next(e.commit_ts for e in events if e.type == Action.DROP_SCHEMA and e.db == "temp_db") - 1
@@ -279,6 +314,145 @@ def test_a_column_that_comes_ends_the_query_and_a_new_one_goes_on(world: ApiWorl
     with pytest.raises(InvalidInput, match="start the query again"):
         table(stream, stream.partitions(*batches[-1]))
     assert {f.name for f in frame.schema} < {f.name for f in Frame(database="shop", table="evolve").schema} | {"c"}
+
+
+REWRITTEN = {  # by a MODIFY COLUMN while the recording was made
+    "shop.evolve": ["a", "b", "cc", "e"], "shop.rnd_0_19": ["c8"],
+    "shop.rnd_2_20": ["x y7", "ß15"], "shop_arch.rnd_1": ["c4", "Col_7", "ß5"], "shop_arch.rnd_3": ["ß9", "c10"],
+}  # fmt: skip
+
+
+def test_older_rows_of_rewritten_columns_are_those_as_of_the_end(world: ApiWorld, over: Any) -> None:
+    """The newest change of each key has what a read AS OF gives of it, or the frame is refused. (A column that came
+    after the row is null in a frame, and has its default AS OF.)"""
+    over(world)
+    own = [StructField("_KEY", BinaryType()), StructField("_Op", StringType()), StructField("_commit_ts", LongType())]
+    own.append(StructField("_table_id", LongType()))
+    history, shown = recorded_history(), []
+    for database, table in (name.split(".") for name in REWRITTEN):
+        frame = Frame(database=database, table=table, typed=True)
+        known = {field.name: field.dataType for field in frame.schema}
+        for name in REWRITTEN[f"{database}.{table}"]:
+            asked = name.upper() if name.isascii() else name
+            frame.schema = StructType([*own, StructField(asked, known[name])])
+            try:
+                found = frame.rows().to_pylist()
+            except NotConvertible:
+                continue
+            ids = history.find(database, table, END).physical_ids
+            last = {r["_KEY"]: r for r in sorted(found, key=lambda r: r["_commit_ts"]) if r["_table_id"] in ids}
+            ours = Counter(
+                str(row[asked]) for row in last.values() if row["_Op"] != "delete" and row[asked] is not None
+            )
+            path = f"/databases/{database}/tables/{quote(table)}/rows"
+            theirs = arrow_of(world.ok(path, as_of=END, columns=f"`{name}`", format="arrow"))[name].to_pylist()
+            assert not ours - Counter(map(str, theirs)), (database, table, name)
+            shown.append(name)
+    assert len(shown) > 5, shown
+
+
+def test_a_users_schema_names_columns_that_exist(world: ApiWorld, over: Any) -> None:
+    over(world)
+    frame = Frame(**ACCT, typed=True)
+    for typo in ("idd", "_commit"):
+        frame.schema = StructType([StructField(typo, LongType())])
+        with pytest.raises(InvalidInput, match=f"no column '{typo}'"):
+            frame.reader()
+    frame.schema = StructType([StructField("ID", LongType()), StructField("_COMMIT_TS", LongType())])
+    found = frame.rows()
+    assert found.num_rows == len(pulled(world, "/databases/shop/tables/acct", format="arrow"))
+    assert found["ID"].null_count == found["_COMMIT_TS"].null_count == 0
+
+
+def test_a_renamed_table_has_the_same_rows_in_any_number_of_parts(world: ApiWorld, over: Any) -> None:
+    over(world)
+    history = recorded_history()
+    renames = [e for e in history.events(history.start_ts, END) if e.type == Action.RENAME_TABLE]
+    told = []
+    for event in renames:
+        if len(history.physical_ids(event.old_db, event.old_table, history.start_ts, END)) > 1:
+            continue  # other tables had the name, with other columns
+        old: dict[str, Any] = {"database": event.old_db, "table": event.old_table, "schemaTs": event.commit_ts - 1}
+        one, many = Frame(**old, numPartitions=1, rowsPerPage=9), Frame(**old, numPartitions=40)
+        rows = changes(one.rows())
+        assert changes(many.rows()) == rows
+        stream = one.stream()
+        begun = stream.latestOffset(stream.initialOffset(), ALL)
+        end = stream.latestOffset(begun, ALL)
+        assert changes(table(stream, stream.partitions(begun, end))) == rows
+        if event.version is not None and history.table_at(event.version.id, END) is not None:
+            told.append(event.table)
+            with pytest.raises(TableRenamed, match=event.old_table):
+                stream.latestOffset(end, ALL)
+    assert told
+
+
+def test_a_filter_hides_no_error_but_its_own(over: Any, fresh: ApiWorld) -> None:
+    over(fresh)
+    fresh.log.build(5)
+    frame = Frame(**ACCT, pushFilters=True)
+    assert frame.rows(GreaterThan(("_commit_ts",), 5)).num_rows > 0
+    with fresh.log.catalog.transaction() as connection:
+        connection.execute(delete(tables.tenants))
+    with pytest.raises(NotFound):
+        frame.rows(GreaterThan(("_commit_ts",), 5))
+
+
+@pytest.mark.parametrize("given", [{}, {"endTs": END}, {"pushFilters": True}])
+def test_a_batch_read_is_whole_or_an_error(
+    world: ApiWorld, over: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    """The server that plans is behind the one at which the frame was made, or a store is quarantined later."""
+    over(world)
+    truth = pulled(world, "/databases/shop/tables/acct", format="arrow")
+    frame = Frame(**ACCT, **given)
+    filters = [GreaterThan(("_commit_ts",), 5)] if given.get("pushFilters") else []
+    with api_world(tmp_path) as behind:
+        over(behind)
+        behind.log.build(4, truth[len(truth) // 2][0])
+        monkeypatch.setattr(source, "_BEHIND_S_MAX", 0.1)
+        with pytest.raises(StoreUnavailable, match="does not serve the end"):
+            frame.rows(*filters)
+        monkeypatch.undo()
+        over(behind)
+        threading.Timer(1, lambda: behind.log.flush(END)).start()
+        assert changes(frame.rows(*filters)) == truth
+
+
+def test_a_quarantine_between_two_actions_is_an_error(
+    over: Any, fresh: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over(fresh)
+    fresh.log.build(FLUSHES)
+    frame = Frame(**ACCT, endTs=END)
+    truth = changes(frame.rows())
+    rows = committed_rows()
+    late = rows.filter(pc.equal(rows["commit_ts"], pa.scalar(truth[len(truth) // 2][0], pa.uint64())))
+    quarantine_for(fresh.log, late)
+    monkeypatch.setattr(source, "_BEHIND_S_MAX", 0.1)
+    with pytest.raises(StoreUnavailable, match="quarantined since"):
+        frame.rows()
+
+
+@pytest.mark.parametrize("given", ["startTs", "a date", "schemaTs"])
+def test_a_stream_goes_on_when_retention_has_passed_its_start(over: Any, fresh: ApiWorld, given: str) -> None:
+    over(fresh)
+    fresh.log.build(6)
+    start = fresh.log.start_ts
+    date = tso.to_text(start + (1 << 20))
+    all_options: dict[str, dict[str, Any]] = {
+        "startTs": {"startTs": start}, "a date": {"startTs": date}, "schemaTs": {"schemaTs": start},
+    }  # fmt: skip
+    options = all_options[given]
+    checkpoint = walk(Frame(**ACCT, **options).stream(), ALL)[-1][1]
+    with fresh.log.catalog.transaction() as connection:
+        connection.execute(tables.tenants.update().values(floor_ts=start + (1 << 30)))
+    again = Frame(**ACCT, **options)
+    assert again.stream().latestOffset(checkpoint, ALL) == checkpoint
+    if given != "schemaTs":
+        for read in (again.rows, again.stream().initialOffset):
+            with pytest.raises(TsExpired, match="begins at"):
+                read()
 
 
 def test_rows_that_cannot_be_decoded_end_the_query_unless_told(over: Any, tmp_path: Path) -> None:

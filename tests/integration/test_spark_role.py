@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from apiserver.app import create_app
 from metaserver.audit import audit
 from metaserver.collect import Collector
-from reading.deps import Services
+from reading.served.services import Services
 from simulator.chaos.servers.mariadb import mariadb
 from simulator.chaos.servers.processes import TiStreamProcess
 from simulator.chaos.servers.s3server import CREDENTIALS, s3_server
@@ -30,9 +30,11 @@ from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.bases import list_bases
 from tistream.catalog.log.compaction import pieces
-from tistream.catalog.work.job_rows import JobExecutor, JobKind, JobLimits, JobState, NewJob, list_jobs
+from tistream.catalog.rows.jobs import JobExecutor, JobKind, JobLimits, JobState, NewJob
+from tistream.catalog.rows.workers import WorkerKind, WorkerState
+from tistream.catalog.work.job_rows import list_jobs
 from tistream.catalog.work.jobs import enqueue
-from tistream.catalog.work.workers import WorkerKind, WorkerState, get_worker
+from tistream.catalog.work.workers import get_worker
 from tistream.clock import SystemClock
 from tistream.ids import Tenant
 from tistream.objectstore.factory import open_store
@@ -62,6 +64,10 @@ class World:
     where: Mapping[str, str]  #: TISTREAM_* variables
     cluster: SparkCluster
     roles: list[TiStreamProcess] = field(default_factory=list)
+
+    def kill_roles(self) -> None:
+        for role in self.roles:
+            role.kill()
 
     def read(self) -> list[bytes]:
         """All changes and two tables of each tenant."""
@@ -126,7 +132,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         where = {**CREDENTIALS, "TISTREAM_CATALOG_URL": database, "TISTREAM_OBJECT_STORE_URL": s3.url("logs", "ts")}
         cluster = stack.enter_context(spark_cluster(tmp_path / "spark", workers=2, environment=CREDENTIALS))
         made = World(tmp_path, catalog, store, http, where, cluster)
-        stack.callback(lambda: [role.kill() for role in made.roles])
+        stack.callback(made.kill_roles)
         yield made
 
 
@@ -180,6 +186,7 @@ def test_whatever_is_killed_each_job_is_published_once(world: World) -> None:
         assert len({base.table_id for base in list_bases(world.catalog, tenant)}) > 10
     with world.catalog.transaction() as conn:
         conn.execute(tables.read_leases.delete())
+        conn.execute(tables.builds.delete())  # those of the killed drivers last for minutes
     Collector(world.catalog, world.store, CLOCK, grace_ms=0).step()
     for found in audit(world.catalog, world.store, CLOCK, grace_ms=0):
         assert (found.faults, found.orphans) == ([], 0)

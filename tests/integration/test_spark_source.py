@@ -52,8 +52,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLog]:
 
 
 def frame(session: SparkSession, served: ServedLog, **options: object) -> DataFrame:
-    where = {"url": served.url, "cluster": 1, "tenant": 1}
-    return session.read.format("tistream").options(**{**where, **options}).load()
+    where: dict[str, Any] = {"url": served.url, "cluster": 1, "tenant": 1}
+    return session.read.format("tistream").options(**(where | options)).load()
 
 
 def pulled(served: ServedLog, **scope: Any) -> pa.Table:

@@ -22,9 +22,9 @@ from tistream.admin.views import Sources
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log import committed
+from tistream.catalog.rows.reports import TaskReport, WorkerReport
 from tistream.catalog.work import reports
 from tistream.catalog.work import tasks as tasks_of_catalog
-from tistream.catalog.work.reports import TaskReport, WorkerReport
 from tistream.catalog.work.stores import StoreAssignment, assign_stores, issue_incarnation, store_places
 from tistream.catalog.work.tasks import list_tasks
 from tistream.catalog.work.workers import heartbeat, list_workers, register_worker

@@ -6,7 +6,6 @@ and for mutants of it, each of which breaks one rule.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from metaserver.loop import MetaWorker
 from pusher.control import HttpControl
 from pusher.frontier import FrontierReader
 from pusher.worker import PusherWorker
-from reading.reader import LogReader
+from reading.log.reader import LogReader
 from simulator.core.cluster import Cluster, Region
 from simulator.core.mvcc import Version
 from simulator.push.model_source import ModelSource
@@ -38,7 +37,8 @@ from tistream import ts as tso
 from tistream.catalog.database import tables
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.objects import live_objects
-from tistream.catalog.tenancy.tenants import TenantState, list_tenants, look_up_tenant
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.tenancy.tenants import list_tenants, look_up_tenant
 from tistream.catalog.work import deletion
 from tistream.catalog.work.stores import list_stores
 from tistream.catalog.work.tasks import list_tasks, served_watermark
@@ -99,7 +99,6 @@ class Upstream:
             frontier=FrontierReader(self.control, site.clock),
             store=site.bucket,
             clock=site.clock,
-            rand=random.Random(1),
         )
         self.pusher.start(threading.Event())
         self.pusher.step()
@@ -285,7 +284,7 @@ MUTANTS: dict[str, tuple[list[tuple[object, str, object]], Callable[[Site], None
     "the tasks of a deleted tenant stay": ([(deletion, "_end_tasks", lambda *_: 0)], a_flush_is_under_way),
     "nobody looks at a tenant that is DELETED": ([(ending, "every_tenant", list_tenants)], files_come_late),
     "no read lease holds its objects": (
-        [(deletion, "_SUPERSEDE", deletion._SUPERSEDE.values(replaced_by=0))],
+        [(deletion, "next_numbers", lambda *_: [0])],
         a_reader_was_there,
     ),
     "it is over while there are files": (

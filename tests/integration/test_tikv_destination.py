@@ -23,14 +23,17 @@ from simulator.raw_workload import RawProfile, RawWorkload, raw_cluster
 from simulator.serve.core.raw import Applied
 from simulator.serve.faults import CALM, STORM, Faults
 from simulator.serve.served import CLUSTER_ID, ServedCluster
+from tests.kit.lane_feed import scanned
+from tests.kit.made_rows import table_of
 from tests.kit.manual_clock import ManualClock
 from tistream import ts as tso
-from tistream.catalog.tenancy.kinds import Keyspace
+from tistream.catalog.rows.kinds import Keyspace
 from tistream.clock import Clock, SystemClock
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.change import COMMITTED, Op
+from tistream.outbound.policy import OPERATED
 from tistream.tikv.core import raw_messages
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.raw_client import RawClient
@@ -52,12 +55,7 @@ class FastClock(SystemClock):
 
 @contextmanager
 def a_cluster(
-    api: Api = Api.V2,
-    *,
-    faults: Faults = CALM,
-    storm: bool = False,
-    clock: Clock | None = None,
-    old_pd: bool = False,
+    api: Api = Api.V2, *, faults: Faults = CALM, storm: bool = False, clock: Clock | None = None, old_pd: bool = False
 ) -> Iterator[ServedCluster]:
     profile = RawProfile(keyspaces=(THERE,), keys=400)
     cluster = raw_cluster(profile, floor_ts=tso.compose(SystemClock().unix_ms()), regions=6)
@@ -82,25 +80,21 @@ def a_cluster(
 
 def opened(served: ServedCluster, options: str = OPTIONS, *, of: int = 1, source: Keyspace = BY_ID) -> TikvDestination:
     share = Share(tenant=Tenant(1, 1), changefeed_id="c", number=0, of=of)
-    return open_tikv(parse_sink_uri(f"tikv://{served.pd_address}?{options}"), share, source, SystemClock())
+    return open_tikv(parse_sink_uri(f"tikv://{served.pd_address}?{options}"), share, source, SystemClock(), OPERATED)
 
 
 def stretch_of(changes: Sequence[Change], after: int = 0) -> Stretch:
     rows = len(changes)
     stamps = np.arange(after + 1, after + rows + 1).astype(np.uint64)
-    table = pa.table(
-        {
-            "table_id": np.zeros(rows, np.int64),
-            "op": [Op.DELETE if value is None else Op.PUT for _, value, _ in changes],
-            "key": [b"r\0\0\7" + key for key, _, _ in changes],
-            "start_ts": stamps,
-            "commit_ts": stamps,
-            "value": [value for _, value, _ in changes],
-            "old_value": [None] * rows,
-            "expire_ts": [expire_ts for _, _, expire_ts in changes],
-            "flags": np.full(rows, 2, np.uint8),
-        },
-        schema=COMMITTED,
+    table = table_of(
+        COMMITTED,
+        op=[Op.DELETE if value is None else Op.PUT for _, value, _ in changes],
+        key=[b"r\0\0\7" + key for key, _, _ in changes],
+        start_ts=stamps,
+        commit_ts=stamps,
+        value=[value for _, value, _ in changes],
+        expire_ts=[expire_ts for _, _, expire_ts in changes],
+        flags=2,
     )
     return Stretch(after=after, upto=after + rows, rows=table)
 
@@ -109,8 +103,7 @@ def state(served: ServedCluster) -> dict[bytes, bytes]:
     """By RawScan of the keyspace there."""
     with closing(opened(served)) as destination:
         _, client = destination._connect()
-        pages = list(client.scan())
-    return {k: v for page in pages for k, v in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)}
+        return scanned(client)
 
 
 def test_lanes_in_a_storm() -> None:
@@ -192,7 +185,7 @@ def without_deletes(expires: raw_messages.Seconds, now_s: int) -> tuple[raw_mess
 @pytest.mark.parametrize(
     "mutant",
     [
-        replaced(RawClient, "_pd_time", lambda self, allowed: lambda: int(time.time())),
+        replaced(RawClient, "pd_time", lambda self, allowed: lambda: int(time.time())),
         replaced(raw_messages, "remaining", without_deletes),
     ],
     ids=["time of the host", "no time left is for ever"],
@@ -314,5 +307,8 @@ def test_an_old_pd_cannot_say_which_keyspaces_there_are() -> None:
 def test_a_cluster_that_is_away_can_be_tried_again() -> None:
     share = Share(tenant=Tenant(1, 1), changefeed_id="c", number=0, of=1)
     uri = parse_sink_uri("tikv://127.0.0.1:1")
-    with closing(open_tikv(uri, share, BY_ID, ManualClock())) as destination, pytest.raises(DestinationUnavailable):
+    with (
+        closing(open_tikv(uri, share, BY_ID, ManualClock(), OPERATED)) as destination,
+        pytest.raises(DestinationUnavailable),
+    ):
         destination.check()

@@ -8,7 +8,7 @@ clock waits a tenth as long.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 
 from pusher.control import ControlUnavailable, HttpControl
 from pusher.tenant_store import TenantStore
-from pusher.tikv.source import TikvSource
+from pusher.tikv.source import SourceOptions
 from simulator.capture import Capture
 from simulator.serve.content import recorded_cluster
 from simulator.serve.served import CLUSTER_ID, ServedCluster
@@ -121,7 +121,7 @@ FEED_FAULTS = [
             (99, "OTHER"),
         )
     ),
-    said(b"<html>502</html>", "unknown wire type"),
+    NO_MESSAGE,
     grpc_faults.silence("makes no progress"),
 ]
 STATUSES = (302, 400, 401, 403, 404, 408, 409, 410, 429, 500, 502, 503, 520, 599)
@@ -141,6 +141,7 @@ HTTP_FAULTS: list[HttpFault] = [
 ]
 HTTP_POINTS = (
     "push",
+    "begin",
     "schemas",
     "schema",
     "credentials",
@@ -177,7 +178,7 @@ class World:
             self.http.faults.pop(point, None)
             self.upstream.disarm(point)
 
-    def endure(self, faults: dict[str, list[GrpcFault]] | dict[str, list[HttpFault]]) -> None:
+    def endure(self, faults: Mapping[str, Sequence[GrpcFault | HttpFault]]) -> None:
         """Each point gives its faults one after another, each until the push has named it."""
         left: dict[str, list[GrpcFault | HttpFault]] = {point: list(given) for point, given in faults.items()}
         for point, given in left.items():
@@ -210,16 +211,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Timeouts and rhythms of a push, short."""
     for name, value in (
         ("pusher.tikv_push._PD_PATIENCE_S", 0.0),
-        ("pusher.tikv_push._HOLD_S", 1.0),
+        ("pusher.tikv_push._BARRIER_S", 1.0),
         ("pusher.tikv_push._STORES_S", 1.0),
         ("tistream.tikv.pd_channel._CALL_S", 0.2),
         ("tistream.tikv.pd_tso._ANSWER_S", 0.2),
         ("tistream.tikv.kv_scan._CALL_S", 0.2),
-        ("tistream.tikv.kv_scan._BUSY_S", 0.5),
+        ("tistream.tikv.kv_scan.BUSY_S", 0.5),
         ("pusher.tikv.core.scans.STALLED_S", 3.0),
         ("tistream.tikv.region_cache._GAP_SHOWN_S", 1.0),
         ("pusher.store_push._SHOWN_S", 1.0),
-        ("pusher.tikv_push.TikvSource", partial(TikvSource, failures_shown=2)),
+        ("pusher.tikv_push.SourceOptions", partial(SourceOptions, failures_shown=2)),
     ):
         monkeypatch.setattr(name, value, raising=False)
     region_cache = __import__("tistream.tikv.region_cache", fromlist=["RegionCache"]).RegionCache
@@ -372,4 +373,4 @@ def test_a_mutant_is_noticed(
         with living.bench.served.changing():
             living.bench.served.streams.cut_all()
     with pytest.raises((TiStreamError, AssertionError)):  # often enough for each caller of `point` to meet it
-        living.endure({point: [fault] * 10})  # type: ignore[dict-item]
+        living.endure({point: [fault] * 10})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,13 +58,18 @@ def databases(served: ServedLog) -> list[str]:
         return [found["database"] for found in client.tenant(1, 1).databases()]
 
 
+@contextmanager
+def verifying(served: ServedLog, server: str) -> Iterator[TableVerifier]:
+    at = Database(host="127.0.0.1", port=make_url(server).port or 0, snapshot=False)
+    with connect(served.url) as client, closing(TableVerifier(client.tenant(1, 1), recording_end(), at)) as verifier:
+        yield verifier
+
+
 def verify(served: ServedLog, server: str) -> dict[str, TableResult]:
-    with connect(served.url) as client:
-        tenant = client.tenant(1, 1)
-        names = [(db, t["table"]) for db in databases(served) for t in tenant.tables(db) if t["kind"] == "table"]
-        at = Database(host="127.0.0.1", port=make_url(server).port or 0, snapshot=False)
-        with closing(TableVerifier(tenant, recording_end(), at)) as verifier:
-            return {f"{db}.{table}": verifier.verify(db, table) for db, table in names}
+    with verifying(served, server) as verifier:
+        tables = ((db, t) for db in databases(served) for t in verifier.tenant.tables(db))
+        names = [(db, t["table"]) for db, t in tables if t["kind"] == "table"]
+        return {f"{db}.{table}": verifier.verify(db, table) for db, table in names}
 
 
 def test_equal_tables_are_equal_and_rows_that_differ_are_named(served: ServedLog, server: str) -> None:
@@ -80,22 +86,45 @@ def test_equal_tables_are_equal_and_rows_that_differ_are_named(served: ServedLog
         cursor.execute(f"DELETE FROM shop.acct WHERE id = {ids[4]}")
         cursor.execute("INSERT INTO shop.acct (id, owner, bal, ver) VALUES (987654, 1, 1, 1)")
         sql.commit()
-    with connect(served.url) as client:
-        at = Database(host="127.0.0.1", port=make_url(server).port or 0, snapshot=False)
-        with closing(TableVerifier(client.tenant(1, 1), recording_end(), at)) as verifier:
-            changed = verifier.verify("shop", "acct")
-            assert verifier.verify("shop", "no_such_table").problem == "the cluster has no such table"
-        assert (changed.differing, changed.log_rows, changed.database_rows) == (3, rows, rows)
-        assert changed.first is not None
-        assert changed.first.key == (str(ids[4]),)
-        assert changed.first.database is None
+    with verifying(served, server) as verifier:
+        changed = verifier.verify("shop", "acct")
+        assert verifier.verify("shop", "no_such_table").problem == "the cluster has no such table"
         with pytest.raises(InvalidInput, match="has no tidb_snapshot"):
-            TableVerifier(client.tenant(1, 1), recording_end(), replace(at, snapshot=True))
-        at_port = ("--tidb", f"127.0.0.1:{make_url(server).port}", "--no-snapshot", "--as-of", str(recording_end()))
-        command = ("verify", *at_port, "--tables", "shop.acct", "--url", served.url, "--json")
-        with TiStreamProcess(
-            *command, log=Path(served.store_url.removeprefix("file://")).parent / "verify.log"
-        ) as process:
+            replace(verifier, database=replace(verifier.database, snapshot=True))
+    assert (changed.differing, changed.log_rows, changed.database_rows) == (3, rows, rows)
+    assert changed.first is not None
+    assert (changed.first.key, changed.first.database) == ((str(ids[4]),), None)
+    at_port = ("--tidb", f"127.0.0.1:{make_url(server).port}", "--no-snapshot", "--as-of", str(recording_end()))
+    command = ("verify", *at_port, "--tables", "shop.acct", "--url", served.url, "--json")
+    with TiStreamProcess(*command, log=Path(served.store_url.removeprefix("file://")).parent / "verify.log") as process:
+        assert process.wait(60) == 1, process.output()
+        assert "shop.acct: first row that differs" in process.output()
+        assert "cluster  no such row" in process.output()
+
+
+def test_columns_and_tables_of_one_side_are_named(served: ServedLog, server: str, tmp_path: Path) -> None:
+    """A virtual column is in no row of the log, and a view has no rows."""
+    with open_server(server) as sql, sql.cursor() as cursor:
+        cursor.execute(
+            "ALTER TABLE shop.acct ADD COLUMN lost VARCHAR(20), ADD COLUMN twice BIGINT AS (ver * 2) VIRTUAL"
+        )
+        cursor.execute("CREATE TABLE shop.lost (id INT PRIMARY KEY)")
+        cursor.execute("CREATE DATABASE shop_lost")
+        cursor.execute("CREATE TABLE shop_lost.t (id INT PRIMARY KEY)")
+        cursor.execute("CREATE VIEW shop.lost_view AS SELECT 1")
+        cursor.execute("ALTER TABLE shop.acct DROP COLUMN owner")
+    at_port = ("--tidb", f"127.0.0.1:{make_url(server).port}", "--no-snapshot", "--as-of", str(recording_end()))
+
+    def found(name: str, tables: str) -> dict[str, str]:
+        command = ("verify", *at_port, "--tables", tables, "--url", served.url, "--json")
+        with TiStreamProcess(*command, log=tmp_path / name) as process:
             assert process.wait(60) == 1, process.output()
-            assert "shop.acct: first row that differs" in process.output()
-            assert "cluster  no such row" in process.output()
+            lines = process.output().splitlines()
+        return {row["table"]: row["result"] for row in json.loads("".join(x for x in lines if x[:1] in "[{]} "))}
+
+    assert found("both.log", "shop.acct,shop.lost*,shop_lost.*") == {
+        "shop.acct": "the cluster's table has no column owner, the log's table has no column lost",
+        "shop.lost": "the log has no such table",
+        "shop_lost.t": "the log has no such table",
+    }
+    assert found("one.log", "shop_lost.*") == {"shop_lost.t": "the log has no such table"}

@@ -1,8 +1,9 @@
-"""Examples of requests and answers, recorded from the service over the recording that ships with the package.
+"""One request of every operation, played to the service over the recording that ships with the package.
 
-    python -m tests.kit.api_examples      write apiserver/openapi/examples.json and requests.json
+    python -m tests.kit.api_examples      write apiserver/openapi/requests.json, and of answers in other media types
+                                          than JSON examples.json
 
-Lists are cut to their first two items and text to its first lines; nothing else is touched.
+Text is cut to its first lines; nothing else is touched. The judge holds the JSON answers against their models.
 """
 
 from __future__ import annotations
@@ -18,32 +19,33 @@ from typing import Any
 
 import httpx2
 import zstandard
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
-from apiserver.negotiate import FORMATS, JSON
-from metaserver.push_access import CredentialIssuer, Issued
-from metaserver.push_policy import PushTerms
-from metaserver.routers import control_routers
+from apiserver.control.push_access import CredentialIssuer, Issued, PushPlace
+from apiserver.control.push_policy import PushTerms
+from apiserver.negotiate import FORMATS
 from reading.kv.formats import FORMATS as ENTRY_FORMATS
-from reading.kv.rows import FORMATS as KEY_ROWS
+from reading.pages.key_rows import FORMATS as KEY_ROWS
+from tests.kit.answer_judge import judged
 from tests.kit.api_world import BASE, ApiWorld, api_world
+from tests.kit.assignments import assign_task
 from tests.kit.catalog_cases import elected
 from tests.kit.entry_log import Entry, EntryLog, entry_rows
 from tests.kit.log_builder import recording_end
 from tests.kit.stream_world import served
-from tistream.admin.views import Sources
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
-from tistream.catalog.tenancy.tenants import TaskKind, register_tenant
-from tistream.catalog.work.job_rows import JobKind, NewJob
+from tistream.catalog.rows.jobs import JobKind, NewJob
+from tistream.catalog.rows.kinds import Keyspace, TenantKind
+from tistream.catalog.rows.tenants import TaskKind
+from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.jobs import enqueue
 from tistream.catalog.work.lanes import fail_stretch, list_lanes
 from tistream.catalog.work.quarantines import record_quarantine
-from tistream.catalog.work.stops import Scope, Stopped, list_stops, record_stop
+from tistream.catalog.work.stopped_items import Scope, StoppedItem, list_stopped_items, record_stopped_item
 from tistream.catalog.work.stores import issue_incarnation
-from tistream.catalog.work.tasks import assign_task, get_task, list_tasks, stop_task
+from tistream.catalog.work.tasks import get_task, list_tasks, stop_task
 from tistream.catalog.work.workers import register_worker
 from tistream.http.auth.authenticator import Authenticator
 from tistream.http.auth.core.roles import Role
@@ -54,34 +56,35 @@ from tistream.objectstore.layout import SchemaSnapKey
 
 PLACE = Path(__file__).parents[2] / "apiserver" / "openapi" / "examples.json"
 REQUESTS = PLACE.with_name("requests.json")
-_ITEMS, _LINES = 2, 6
+_LINES = 6
 _TABLE = "/databases/shop/tables/customers"
 _SCOPES = {"tenant": "", "db": "/databases/shop", "table": _TABLE}
 
-#: operation -> (path, query) of its JSON answer
-_JSON_ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "list_tenants": ("/v1/tenants", {}),
-    "get_tenant": (BASE, {}),
-    "list_dbs": (f"{BASE}/databases", {}),
-    "list_tables": (f"{BASE}/databases/shop/tables", {}),
-    "get_definition": (f"{BASE}{_TABLE}/definition", {"dialect": "mysql"}),
-    "list_files": (f"{BASE}/files", {"format": "all"}),
-    "list_db_files": (f"{BASE}/databases/shop/files", {"format": "all"}),
-    "list_table_files": (f"{BASE}{_TABLE}/files", {"format": "all"}),
-    "get_push": (f"{BASE}/push", {}),
-    "get_frontier": (f"{BASE}/frontier", {}),
-    "get_incarnation": (f"{BASE}/stores/1/incarnations", {}),
-    "list_seeds": (f"{BASE}/seeds", {}),
-    "list_wanted_seeds": (f"{BASE}/seeds/wanted", {}),
-    "list_ddl": (f"{BASE}/ddl", {}),
-    "diff_schema": (f"{BASE}/schema-diff", {"from_ts": "earliest", "to_ts": "latest"}),
-    "get_lag": (f"{BASE}/lag", {}),
-    "livez": ("/livez", {}),
-    "readyz": ("/readyz", {}),
-    "healthz": ("/healthz", {}),
-    "version": ("/version", {}),
-    **{f"split_{n}": (f"{BASE}{p}/changes/splits", {"start_ts": "earliest", "parts": 2}) for n, p in _SCOPES.items()},
-}
+#: (path, query) of reads that need nothing before
+_READS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/tenants", {"consumers": "true"}),
+    (BASE, {}),
+    (f"{BASE}/databases", {}),
+    (f"{BASE}/databases/shop/tables", {}),
+    (f"{BASE}{_TABLE}/definition", {"dialect": "mysql"}),
+    (f"{BASE}/files", {"format": "all"}),
+    (f"{BASE}/databases/shop/files", {"format": "all"}),
+    (f"{BASE}{_TABLE}/files", {"format": "all"}),
+    (f"{BASE}/push", {}),
+    (f"{BASE}/frontier", {}),
+    (f"{BASE}/stores/1/incarnations", {}),
+    (f"{BASE}/seeds", {}),
+    (f"{BASE}/seeds/wanted", {}),
+    (f"{BASE}/ddl", {}),
+    (f"{BASE}/schema-diff", {"from_ts": "earliest", "to_ts": "latest"}),
+    (f"{BASE}/lag", {}),
+    ("/livez", {}),
+    ("/readyz", {}),
+    ("/healthz", {}),
+    ("/version", {}),
+    (f"{BASE}/lag", {"why": "true"}),
+    *((f"{BASE}{path}/changes/splits", {"start_ts": "earliest", "parts": 2}) for path in _SCOPES.values()),
+]
 
 
 class Requests:
@@ -112,31 +115,34 @@ def _pattern(path: str) -> str:
     return (".+" if path.endswith("/files/{name}") else "[^/:]+").join(re.escape(part) for part in literal)
 
 
-def record(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Operation -> media type -> example of the answer; operation -> example of the request."""
+def record(folder: Path) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Any]], set[str]]:
+    """Operation -> media type -> example of the answer, without JSON; operation -> example of the request; the
+    operations whose JSON answers were judged."""
     with api_world(folder) as world:
         world.log.build(4)
         world.log.seed()
         authenticator = Authenticator(world.catalog, world.services.clock)
-        owner = issue_key(world.catalog, name="me", role=Role.OWNER, tenant=None, made_by="").text
-        app = create_app(world.services, _control(world), authenticator=authenticator)
+        owner = issue_key(world.catalog, name="me", role=Role.OWNER, tenant=None, created_by="").text
+        app = create_app(world.services, push=PUSH_PLACE, authenticator=authenticator)
+        judge = judged(app)
         requests = Requests(app)
         world.http.event_hooks = {"response": [requests.take]}
         with TestClient(app) as http:
             http.event_hooks = {"response": [requests.take]}
             http.headers["Authorization"] = f"Bearer {owner}"
-            found = {name: {JSON: cut(_ok(http.get(p, params=q)).json())} for name, (p, q) in _JSON_ANSWERS.items()}
-            found["metrics"] = {"text/plain": _text("text/plain", http.get("/metrics").content)}
+            for path, query in _READS:
+                _ask(http, "GET", path, query)
+            found = {"metrics": {"text/plain": _text("text/plain", http.get("/metrics").content)}}
             found |= _posted(http, world)
-            found |= _steered(http, world)
+            _steered(http, world)
             found |= _kept(http, world.catalog)
             _removed(http)
-            found |= _keys(http)
+            _keys(http)
         found |= _pulled(world)
         found |= _entries(world)
         with served(create_app(world.services)) as server:
             found |= _streamed(server.url, world, requests)
-    return _plain(found), _plain(requests.kept)
+    return _plain(found), _plain(requests.kept), judge.seen | world.judge.seen
 
 
 def _plain(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -162,19 +168,7 @@ class _Issuer(CredentialIssuer):
 _TERMS = PushTerms(bucket="bucket", prefix="prefix", role_arn="arn:aws:iam::123456789012:role/tistream-pusher")
 
 
-def _control(world: ApiWorld) -> list[APIRouter]:
-    sources = Sources(catalog=world.catalog, clock=world.services.clock)
-    issuer = _Issuer(_TERMS, duration_s=3600)
-    return control_routers(
-        sources, world.store, world.services.log_starts, world.services.registry, "s3://bucket/prefix", issuer
-    )
-
-
-def cut(value: Any) -> Any:
-    """The value with short lists."""
-    if isinstance(value, list):
-        return [cut(each) for each in value[:_ITEMS]]
-    return {name: cut(each) for name, each in value.items()} if isinstance(value, dict) else value
+PUSH_PLACE = PushPlace(url="s3://bucket/prefix", issuer=_Issuer(_TERMS, duration_s=3600))
 
 
 def shape(value: Any) -> Any:
@@ -186,38 +180,37 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-def _posted(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
+def _posted(http: TestClient, world: ApiWorld) -> dict[str, dict[str, str]]:
     register_tenant(world.catalog, Tenant(1, 9), kind=TenantKind.RAW, keyspace=Keyspace(name="app"))
     task = http.get(BASE).json()["tasks"][0]["task_id"]
     seed = http.get(f"{BASE}/seeds").json()["items"][0]
-    asked = {
-        "register_tenant": ("/v1/tenants", {"cluster_id": 1, "tenant_id": 2}),
-        "begin_push": ("/v1/clusters/1/tenants/9/push:begin", {"keyspace_id": 1}),
-        "issue_incarnation": (f"{BASE}/stores/1/incarnations", None),
-        "end_stream": (f"{BASE}/stores/1/incarnations/1:end", {"end_ts": "470613540554145793"}),
-        "retry_task": (f"{BASE}/tasks/{task}:retry", None),
-        "add_seed": (f"{BASE}/seeds", {"ts": seed["ts"], "table_id": seed["table_id"]}),
-    }
-    found = {name: {JSON: _ok(http.post(path, json=body)).json()} for name, (path, body) in asked.items()}
-    return found | _of_pushers(http, world)
+    asked: list[tuple[str, Any]] = [
+        ("/v1/tenants", {"cluster_id": 1, "tenant_id": 2}),
+        ("/v1/clusters/1/tenants/9/push:begin", {"keyspace_id": 1}),
+        (f"{BASE}/stores/1/incarnations", None),
+        (f"{BASE}/stores/1/incarnations/1:end", {"end_ts": "470613540554145793"}),
+        (f"{BASE}/tasks/{task}:retry", None),
+        (f"{BASE}/seeds", {"ts": seed["ts"], "table_id": seed["table_id"]}),
+    ]
+    for path, body in asked:
+        _ask(http, "POST", path, {}, body)
+    return _of_pushers(http, world)
 
 
-def _of_pushers(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
+def _of_pushers(http: TestClient, world: ApiWorld) -> dict[str, dict[str, str]]:
     """What pushers with session credentials ask for."""
     snapshot = SchemaSnapKey(tenant=Tenant(1, 1), ts=1)
     data = zstandard.ZstdCompressor().compress(b'{"ts": "1", "schema_version": 0, "dbs": [], "tables": []}')
     world.store.put(str(snapshot), data)
     written = {"key": str(snapshot), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     packed = _ok(http.get(f"{BASE}/push-schemas/1"))
-    return {
-        "issue_push_credentials": _json(http, "POST", f"{BASE}/push-credentials", {}),
-        "compare_pushed_object": _json(http, "POST", f"{BASE}/push-objects:compare", {}, written),
-        "list_pushed_schemas": _json(http, "GET", f"{BASE}/push-schemas", {}),
-        "get_pushed_schema": {"application/zstd": _text("application/zstd", packed.content)},
-    }
+    _ask(http, "POST", f"{BASE}/push-credentials")
+    _ask(http, "POST", f"{BASE}/push-objects:compare", {}, written)
+    _ask(http, "GET", f"{BASE}/push-schemas")
+    return {"get_pushed_schema": {"application/zstd": _text("application/zstd", packed.content)}}
 
 
-def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
+def _steered(http: TestClient, world: ApiWorld) -> None:
     """What operators see and ask for, of two sorters."""
     for name in ("sorter-1", "sorter-2"):
         register_worker(world.catalog, name, "sorter", "")
@@ -227,145 +220,145 @@ def _steered(http: TestClient, world: ApiWorld) -> dict[str, dict[str, Any]]:
         assign_task(world.catalog, row.task_id, worker_id="sorter-1", seen_epoch=row.epoch, leader_epoch=epoch)
     task, other, tenant = data[0].task_id, data[1].task_id, {"cluster_id": 1, "tenant_id": 1}
     key = {"key": (data[0].range.start + b"\x01").hex(), "dry_run": "true"}
-    asked: list[tuple[str, str, str, dict[str, Any]]] = [
-        ("list_tasks", "GET", "/v1/tasks", {}),
-        ("get_task", "GET", f"/v1/tasks/{task}", {}),
-        ("list_ranges", "GET", "/v1/ranges", tenant),
-        ("get_owner", "GET", "/v1/owner", {}),
-        ("list_workers", "GET", "/v1/workers", {}),
-        ("get_worker", "GET", "/v1/workers/sorter-1", {}),
-        ("move_task", "POST", f"/v1/tasks/{task}:move", {"to": "sorter-2"}),
-        ("split_task", "POST", f"/v1/tasks/{task}:split", key),
-        ("merge_tasks", "POST", f"/v1/tasks/{task}:merge", {"with": other, "dry_run": "true"}),
-        ("drain_worker", "POST", "/v1/workers/sorter-1:drain", {}),
-        ("undrain_worker", "POST", "/v1/workers/sorter-1:undrain", {}),
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("GET", "/v1/tasks", {}),
+        ("GET", f"/v1/tasks/{task}", {}),
+        ("GET", "/v1/ranges", tenant),
+        ("GET", "/v1/owner", {}),
+        ("GET", "/v1/workers", {}),
+        ("GET", "/v1/workers/sorter-1", {}),
+        ("POST", f"/v1/tasks/{task}:move", {"to": "sorter-2"}),
+        ("POST", f"/v1/tasks/{task}:split", key),
+        ("POST", f"/v1/tasks/{task}:merge", {"with": other, "dry_run": "true"}),
+        ("POST", "/v1/workers/sorter-1:drain", {}),
+        ("POST", "/v1/workers/sorter-1:undrain", {}),
     ]
-    found = {name: _json(http, method, path, query) for name, method, path, query in asked}
+    for method, path, query in asked:
+        _ask(http, method, path, query)
     stopped = get_task(world.catalog, task)
     stop_task(world.catalog, task, epoch=stopped.epoch, error="a prewrite is missing")
-    record_stop(world.catalog, _stopped())
+    record_stopped_item(world.catalog, _stopped())
     issue_incarnation(world.catalog, Tenant(1, 1), 1)
     record_quarantine(world.catalog, Tenant(1, 1), task, stopped.epoch, _contradiction(data[0].range.start))
-    (stop,) = list_stops(world.catalog)
+    (stop,) = list_stopped_items(world.catalog)
     why = "160 files of 2 tasks, 9.0 MiB: about 150 requests fewer"
     wanted = NewJob(tenant=Tenant(1, 1), kind=JobKind.MERGE, reason=why)
     (job,) = enqueue(world.catalog, [wanted], leader_epoch=elected(world.catalog))
     asked = [
-        ("list_watermark_gaps", "GET", "/v1/gaps", tenant),
-        ("list_stops", "GET", "/v1/stops", {}),
-        ("resume_stop", "POST", f"/v1/stops/{stop.stop_id}:resume", {}),
-        ("list_jobs", "GET", "/v1/jobs", {}),
-        ("get_job", "GET", f"/v1/jobs/{job}", {}),
-        ("cancel_job", "POST", f"/v1/jobs/{job}:cancel", {}),
-        ("retry_job", "POST", f"/v1/jobs/{job}:retry", {}),
-        ("retry_stopped_task", "POST", f"/v1/tasks/{task}:retry", {}),
-        ("list_quarantines", "GET", f"{BASE}/quarantines", {}),
-        ("accept_store", "POST", f"{BASE}/stores/1:accept", {"dry_run": "true"}),
-        ("list_amendments", "GET", f"{BASE}/amendments", {}),
-        ("reject_store", "POST", f"{BASE}/stores/1:reject", {}),
-        ("list_events", "GET", "/v1/events", {}),
-        ("pause_tenant", "POST", f"{BASE}:pause", {"reason": "the cluster moves"}),
-        ("resume_tenant", "POST", f"{BASE}:resume", {}),
-        ("delete_tenant", "DELETE", BASE, {"dry_run": "true"}),
+        ("GET", "/v1/gaps", tenant),
+        ("GET", "/v1/stops", {}),
+        ("POST", f"/v1/stops/{stop.item_id}:resume", {}),
+        ("GET", "/v1/jobs", {}),
+        ("GET", f"/v1/jobs/{job}", {}),
+        ("POST", f"/v1/jobs/{job}:cancel", {}),
+        ("POST", f"/v1/jobs/{job}:retry", {}),
+        ("POST", f"/v1/tasks/{task}:retry", {}),
+        ("GET", f"{BASE}/quarantines", {}),
+        ("POST", f"{BASE}/stores/1:reject", {}),
+        ("GET", "/v1/events", {}),
+        ("POST", f"{BASE}:pause", {"reason": "the cluster moves"}),
+        ("POST", f"{BASE}:resume", {}),
+        ("DELETE", BASE, {"dry_run": "true"}),
     ]
-    return found | {name: _json(http, method, path, query) for name, method, path, query in asked}
+    for method, path, query in asked:
+        _ask(http, method, path, query)
 
 
 def _contradiction(key: bytes) -> Contradiction:
     row = ContradictingRow(key=key, start_ts=8, commit_ts=10, region_id=2, promised_ts=20)
-    return Contradiction(store_id=1, incarnation=1, seq=7, good_ts=9, rows=1, sample=[row])
+    return Contradiction(store_id=1, incarnation=1, seq=7, good_ts=9, promised_ts=20, rows=1, sample=[row])
 
 
-def _stopped() -> Stopped:
+def _stopped() -> StoppedItem:
     tenant, key = Tenant(1, 1), "schema_snap/x"
     message = f"the schema snapshot {key} is not of the agreed form"
-    return Stopped(
+    return StoppedItem(
         role="collection", item=str(tenant), scope=Scope.TENANT, tenant=tenant, code="TS-1020", message=message,
         object=key, tries=3,
     )  # fmt: skip
 
 
-def _kept(http: TestClient, catalog: Catalog) -> dict[str, dict[str, Any]]:
+def _kept(http: TestClient, catalog: Catalog) -> dict[str, dict[str, str]]:
     """How much is kept, and for whom."""
     feed = f"{BASE}/changefeeds/warehouse"
     served = http.get(BASE).json()["resolved_ts"]
-    asked: list[tuple[str, str, str, Any]] = [
-        ("change_tenant", "PATCH", BASE, {"retention_s": 259200}),
-        ("get_retention", "GET", f"{BASE}/retention", None),
-        ("set_safe_point", "PUT", f"{BASE}/safe-point/backfill", {"safe_ts": served, "ttl_s": 3600}),
-        ("get_safe_point", "GET", f"{BASE}/safe-point", None),
-        ("create_changefeed", "POST", f"{BASE}/changefeeds", {"changefeed_id": "warehouse", "start_ts": "earliest"}),
-        ("list_changefeeds", "GET", f"{BASE}/changefeeds", None),
-        ("move_checkpoint", "PATCH", feed, {"checkpoint_ts": served}),
-        ("pause_changefeed", "POST", f"{feed}:pause", None),
-        ("get_changefeed", "GET", feed, None),
+    asked: list[tuple[str, str, Any]] = [
+        ("PATCH", BASE, {"retention_s": 259200}),
+        ("GET", f"{BASE}/retention", None),
+        ("PUT", f"{BASE}/safe-point/backfill", {"safe_ts": served, "ttl_s": 3600}),
+        ("GET", f"{BASE}/safe-point", None),
+        ("POST", f"{BASE}/targets", {"target": "s3://lake/tenant-1"}),
+        ("GET", f"{BASE}/targets", None),
+        ("POST", f"{BASE}/changefeeds", {"changefeed_id": "warehouse", "start_ts": "earliest"}),
+        ("GET", f"{BASE}/changefeeds", None),
+        ("PATCH", feed, {"checkpoint_ts": served}),
+        ("POST", f"{feed}:pause", None),
+        ("GET", feed, None),
     ]
-    found = {name: _json(http, method, path, {}, body) for name, method, path, body in asked}
-    found |= _replicated(http, catalog, served)
-    _ok(http.post(f"{feed}:resume"))
-    return found | _consumed(http, feed)
+    for method, path, body in asked:
+        _ask(http, method, path, {}, body)
+    _ask(http, "DELETE", f"{BASE}/targets", {"target": "s3://lake/tenant-1"})
+    _replicated(http, catalog, served)
+    _ask(http, "POST", f"{feed}:resume")
+    return _consumed(http, feed)
 
 
-def _replicated(http: TestClient, catalog: Catalog, to_ts: str) -> dict[str, dict[str, Any]]:
+def _replicated(http: TestClient, catalog: Catalog, to_ts: str) -> None:
     """A changefeed that the service writes: changed, cut anew, and stopped by a refused change."""
-    feed, found = f"{BASE}/changefeeds/lake", dict[str, dict[str, Any]]()
+    feed = f"{BASE}/changefeeds/lake"
     with tempfile.TemporaryDirectory() as folder:
         uri = f"file://{folder}?protocol=canal-json"
-        _ok(http.post(f"{BASE}/changefeeds", json={"changefeed_id": "lake", "sink_uri": uri}))
-        found["list_changefeed_tables"] = _json(http, "GET", f"{feed}/tables", {}, None)
-        found["rebalance_changefeed"] = _json(http, "POST", f"{feed}:rebalance", {}, {"lanes": 1})
-        _ok(http.post(f"{feed}:pause"))
-        found["update_changefeed"] = _json(http, "POST", f"{feed}:update", {}, {"filters": {"tables": "shop.*"}})
-        found["resume_changefeed"] = _json(http, "POST", f"{feed}:resume", {}, {"checkpoint_ts": to_ts})
-        for name, verb in (("retry_refused_change", "retry"), ("skip_refused_change", "skip")):
+        _ask(http, "POST", f"{BASE}/changefeeds", {}, {"changefeed_id": "lake", "sink_uri": uri})
+        _ask(http, "GET", f"{feed}/tables")
+        _ask(http, "POST", f"{feed}:rebalance", {}, {"lanes": 1})
+        _ask(http, "POST", f"{feed}:pause")
+        _ask(http, "POST", f"{feed}:update", {}, {"filters": {"tables": "shop.*"}})
+        _ask(http, "POST", f"{feed}:resume", {}, {"checkpoint_ts": to_ts})
+        for verb in ("retry", "skip"):
             lane = list_lanes(catalog, Tenant(1, 1), "lake")[0]
             refused = {"code": "TS-1101", "message": "A row is refused.", "key": "74", "commit_ts": "1"}
             fail_stretch(catalog, lane, {**refused, "stopped": True})
-            found[name] = _json(http, "POST", f"{feed}:{verb}", {}, {"lane": lane.number})
+            named = {} if verb == "retry" else {"key": refused["key"], "commit_ts": refused["commit_ts"]}
+            _ask(http, "POST", f"{feed}:{verb}", {}, {"lane": lane.number, **named})
         _ok(http.delete(feed))
-        shown = json.dumps(found).replace(folder, "/var/lib/changes")
-    return dict(json.loads(shown))
 
 
-def _consumed(http: TestClient, feed: str) -> dict[str, dict[str, Any]]:
+def _consumed(http: TestClient, feed: str) -> dict[str, dict[str, str]]:
     """A member of the changefeed reads, and stops."""
-    found = {"reset_consumer": _json(http, "POST", f"{feed}:reset", {}, {"to": "earliest"})}
-    pulled = found["pull_consumer"] = {}
+    _ask(http, "POST", f"{feed}:reset", {}, {"to": "earliest"})
+    pulled: dict[str, str] = {}
     for word, media in FORMATS.items():
-        answer = _ok(http.get(f"{feed}/changes", params={"member": "loader-1", "format": word, "limit": 10}))
-        pulled[media] = cut(answer.json()) if word == "json" else _text(media, answer.content)
+        answer = _ok(http.post(f"{feed}:pull", params={"member": "loader-1", "format": word, "limit": 10}))
+        if word != "json":
+            pulled[media] = _text(media, answer.content)
     done, left = {"cursor": answer.headers["TiStream-Next-Cursor"]}, {"member": "loader-1"}
-    leaving = left | {"session": int(answer.headers["TiStream-Session"])}
-    found["acknowledge"] = _json(http, "POST", f"{feed}:acknowledge", {}, done)
-    found["leave_consumer"] = _json(http, "POST", f"{feed}:leave", {}, leaving)
-    return found
+    _ask(http, "POST", f"{feed}:acknowledge", {}, done)
+    _ask(http, "POST", f"{feed}:leave", {}, left | {"session": int(answer.headers["TiStream-Session"])})
+    return {"pull_consumer": pulled}
 
 
-def _keys(http: TestClient) -> dict[str, dict[str, Any]]:
+def _keys(http: TestClient) -> None:
     """Keys, whose secrets `record` takes out."""
-    made = _json(http, "POST", "/v1/keys", {}, {"name": "warehouse", "role": "viewer"})
-    key_id = made[JSON]["key_id"]
-    return {
-        "create_key": made,
-        "whoami": _json(http, "GET", "/v1/whoami", {}),
-        "list_keys": _json(http, "GET", "/v1/keys", {}),
-        "rotate_key": _json(http, "POST", f"/v1/keys/{key_id}:rotate", {}, {"overlap_s": 86400}),
-        "revoke_key": _json(http, "DELETE", f"/v1/keys/{key_id}", {}),
-        "create_console_code": _json(http, "POST", "/v1/console-codes", {}),
-    }
+    key_id = _ask(http, "POST", "/v1/keys", {}, {"name": "warehouse", "role": "viewer"})["key_id"]
+    _ask(http, "GET", "/v1/whoami")
+    _ask(http, "GET", "/v1/keys")
+    _ask(http, "POST", f"/v1/keys/{key_id}:rotate", {}, {"overlap_s": 86400})
+    _ask(http, "DELETE", f"/v1/keys/{key_id}")
+    _ask(http, "POST", "/v1/console-codes")
 
 
-def _json(http: TestClient, method: str, path: str, query: dict[str, Any], body: Any = None) -> dict[str, Any]:
-    return {JSON: cut(_ok(http.request(method, path, params=query, json=body)).json())}
+def _ask(http: TestClient, method: str, path: str, query: dict[str, Any] | None = None, body: Any = None) -> Any:
+    return _ok(http.request(method, path, params=query, json=body)).json()
 
 
-def _pulled(world: ApiWorld) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _pulled(world: ApiWorld) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
     for name, path in _SCOPES.items():
         pulled = found[f"pull_{name}"] = {}
         for word, media in FORMATS.items():
             answer = world.ok(f"{path}/changes", format=word, limit=10)
-            pulled[media] = cut(answer.json()) if word == "json" else _text(media, answer.content)
+            if word != "json":
+                pulled[media] = _text(media, answer.content)
     rows = found["read_rows"] = {}
     for word in ("ndjson", "csv", "arrow", "parquet", "sql"):
         answer = world.ok(f"{_TABLE}/rows", format=word)
@@ -379,7 +372,7 @@ def _pulled(world: ApiWorld) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _entries(world: ApiWorld) -> dict[str, dict[str, Any]]:
+def _entries(world: ApiWorld) -> dict[str, dict[str, str]]:
     """Keys and values of a raw tenant."""
     tenant = Tenant(1, 3)
     writes = [
@@ -389,13 +382,14 @@ def _entries(world: ApiWorld) -> dict[str, dict[str, Any]]:
     ]
     log = EntryLog(world.catalog, world.store, tenant=tenant, rows=entry_rows(writes))
     log.build(1, upto=recording_end())
-    pulled: dict[str, Any] = {}
+    pulled: dict[str, str] = {}
     for word, media in ENTRY_FORMATS.items():
         query = {"start_ts": "earliest", "format": word, "key_format": "escaped"}
         answer = _ok(world.http.get(f"/v1/clusters/1/tenants/{tenant.tenant_id}/kv/changes", params=query))
-        pulled[media] = cut(answer.json()) if word == "json" else _text(media, answer.content)
-    rows: dict[str, Any] = {}
-    versions: dict[str, Any] = {}
+        if word != "json":
+            pulled[media] = _text(media, answer.content)
+    rows: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for word, media in KEY_ROWS.items():
         asked = {"format": word, "key_format": "escaped"}
         for examples, path, query in (
@@ -405,24 +399,23 @@ def _entries(world: ApiWorld) -> dict[str, dict[str, Any]]:
             answer = _ok(world.http.get(f"/v1/clusters/1/tenants/3/kv/{path}", params=asked | query))
             examples[media] = _text(media, answer.content)
     address = f"/v1/clusters/1/tenants/{tenant.tenant_id}/kv/changes/splits"
-    parts = _ok(world.http.get(address, params={"start_ts": "earliest", "parts": 2})).json()
-    split = {"application/json": parts}
-    return {"pull_kv": pulled, "split_kv": split, "read_kv": rows, "read_kv_history": versions}
+    _ok(world.http.get(address, params={"start_ts": "earliest", "parts": 2}))
+    return {"pull_kv": pulled, "read_kv": rows, "read_kv_history": versions}
 
 
 def _head(world: ApiWorld, url: str) -> bytes:
     return bytes(_ok(world.http.get(url, headers={"Range": "bytes=0-47"})).content)
 
 
-def _streamed(url: str, world: ApiWorld, requests: Requests) -> dict[str, dict[str, Any]]:
+def _streamed(url: str, world: ApiWorld, requests: Requests) -> dict[str, dict[str, str]]:
     end = world.log.cuts(50)[0]
     addresses = {f"stream_{name}": f"{BASE}{path}/changes:stream" for name, path in _SCOPES.items()}
     addresses["stream_kv"] = "/v1/clusters/1/tenants/3/kv/changes:stream"
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, str]] = {}
     for name, address in addresses.items():
         streamed = found[name] = {}
         for word, framing in (("ndjson", "lines"), ("ndjson", "sse"), ("arrow", "lines")):
-            query = {"start_ts": "earliest", "end_ts": end, "format": word, "framing": framing}
+            query: dict[str, str | int] = {"start_ts": "earliest", "end_ts": end, "format": word, "framing": framing}
             with httpx2.stream("GET", f"{url}{address}", params=query) as answer:
                 content = answer.read()
                 requests.take(answer)
@@ -446,7 +439,7 @@ def _ok(answer: httpx2.Response) -> httpx2.Response:
 def main() -> None:
     """Write the files."""
     with tempfile.TemporaryDirectory() as folder:
-        answers, requests = record(Path(folder))
+        answers, requests, _ = record(Path(folder))
     for place, found in ((PLACE, answers), (REQUESTS, requests)):
         place.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import orjson
@@ -14,7 +15,8 @@ import pyarrow as pa
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
-from reading.deps import Services
+from reading.served.services import Services
+from tests.kit.answer_judge import AnswerJudge, judged
 from tests.kit.catalog_cases import new_catalog
 from tests.kit.log_builder import LogBuilder, recording_end
 from tests.kit.manual_clock import ManualClock
@@ -38,6 +40,7 @@ class ApiWorld:
     log: LogBuilder
     services: Services
     http: TestClient
+    judge: AnswerJudge
 
     def get(self, path: str, **params: Any) -> httpx2.Response:
         """GET below the tenant."""
@@ -45,7 +48,7 @@ class ApiWorld:
 
     def ok(self, path: str = "/changes", **params: Any) -> httpx2.Response:
         """As `get`, from the earliest position unless said otherwise; it must succeed."""
-        if path.endswith("/changes") and "cursor" not in params:
+        if path.endswith("/changes") and not {"cursor", "snapshot"} & params.keys():
             params.setdefault("start_ts", "earliest")
         answer = self.get(path, **params)
         assert answer.status_code == 200, answer.text
@@ -80,9 +83,16 @@ def api_world(
     clock = ManualClock(tso.physical_ms(recording_end()) + 1000)
     log = builder(catalog, kept, rows=committed_rows() if rows is None else rows).register()
     services = Services.create(catalog, kept, clock)
-    with TestClient(create_app(services), raise_server_exceptions=False) as http:
-        yield ApiWorld(catalog, kept, clock, log, services, http)
+    app = create_app(services)
+    judge = judged(app)
+    with TestClient(app, raise_server_exceptions=False) as http:
+        yield ApiWorld(catalog, kept, clock, log, services, http, judge)
     catalog.close()
+    judge.check()
+
+
+def rows_path(db: str, table: str) -> str:
+    return f"/databases/{quote(db, safe='')}/tables/{quote(table, safe='')}/rows"
 
 
 def events_of(answer: httpx2.Response) -> list[dict[str, Any]]:

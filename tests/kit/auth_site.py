@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
+from tests.kit.answer_judge import judged
 from tests.kit.log_builder import LogBuilder
 from tests.kit.manual_clock import ManualClock
 from tistream.catalog.tenancy.tenants import register_tenant
@@ -51,6 +52,14 @@ class Site:
     def get(self, path: str, key: str | None = None, **more: Any) -> httpx2.Response:
         return self.ask("GET", path, key, **more)
 
+    @contextmanager
+    def without_keys(self) -> Iterator[TestClient]:
+        """The same service as one that asks for no keys."""
+        server = self.parts.settings.server.model_copy(update={"auth": "none"})
+        parts = replace(self.parts, settings=self.parts.settings.model_copy(update={"server": server}))
+        with TestClient(assembly._api(parts, []), raise_server_exceptions=False) as http:
+            yield http
+
     def routes(self) -> list[tuple[str, str, APIRoute]]:
         """(method, address with parameters, route) of everything that is not open."""
         found = [r for r in every_route(self.app) if isinstance(r, APIRoute)]
@@ -73,9 +82,11 @@ def auth_site(folder: Path) -> Iterator[Site]:
     LogBuilder(parts.catalog, parts.store).register().build(2)
     register_tenant(parts.catalog, OTHER)
     app = assembly._api(parts, [])
+    judge = judged(app)
     with TestClient(app, raise_server_exceptions=False) as http:
         yield Site(parts, app, http, clock)
     parts.catalog.close()
+    judge.check()
 
 
 def fill(path: str, tenant: Tenant = MINE) -> str:

@@ -8,7 +8,6 @@ test to say.
 from __future__ import annotations
 
 import functools
-import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +35,8 @@ from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
 from tistream.catalog.log.objects import ObjectState, object_states
-from tistream.catalog.tenancy.tenants import TaskKind, register_tenant
+from tistream.catalog.rows.tenants import TaskKind
+from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.catalog.work.stores import issue_incarnation, newest_incarnation, note_cut_ts
 from tistream.catalog.work.stream_ends import end_stream
 from tistream.catalog.work.tasks import frontier, list_tasks
@@ -117,9 +117,7 @@ class BacklogWorld:
                 stop.set()
 
         control = CatalogControl(self.catalog, activation.step)
-        push_capture(
-            RECORDING, control, lambda _: self.store, progress=progress, stop=stop, clock=clock, rand=random.Random(1)
-        )
+        push_capture(RECORDING, control, lambda _: self.store, progress=progress, stop=stop, clock=clock)
         if ticks is not None:
             for (store_id, _), files in batch_files(self.store).items():
                 note_cut_ts(self.catalog, TENANT, store_id, files[-1].cut_ts)  # as a dispatcher would have

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.kit.made_rows import batch_of
 from tistream.codec.batch_file import encode_batch_file
 from tistream.keyrange import KeyRange
 from tistream.model import change
@@ -19,20 +20,9 @@ Subscription = tuple[bytes, bytes, Sequence[bytes]]
 
 def rows_of(keys: Sequence[bytes], first_ts: int = 1) -> pa.RecordBatch:
     """One prewrite per key, told apart by rising start_ts; the value repeats the key."""
-    n = len(keys)
-    columns: dict[str, list[Any]] = {
-        "kind": [change.RowKind.PREWRITE] * n,
-        "op": [change.Op.PUT] * n,
-        "key": list(keys),
-        "start_ts": list(range(first_ts, first_ts + n)),
-        "commit_ts": [0] * n,
-        "generation": [0] * n,
-        "value": [b"value of " + key for key in keys],
-        "old_value": [None] * n,
-        "expire_ts": [0] * n,
-        "flags": [0] * n,
-    }
-    return pa.RecordBatch.from_pydict(columns, schema=change.ROWS)
+    stamps, values = range(first_ts, first_ts + len(keys)), [b"value of " + key for key in keys]
+    prewrite = {"kind": change.RowKind.PREWRITE, "op": change.Op.PUT}
+    return batch_of(change.ROWS, **prewrite, key=list(keys), start_ts=stamps, value=values)
 
 
 def subscriptions_of(
@@ -42,7 +32,12 @@ def subscriptions_of(
     keys: list[bytes] = []
     regions: list[dict[str, Any]] = []
     for number, (start, end, found) in enumerate(subscriptions, 1):
-        times = {"tenure_open_ts": 10, "tenure_ready_ts": 11, "checkpoint_ts": 5, "resolved_ts": 20 + number}
+        times = {
+            "subscription_open_ts": 10,
+            "subscription_ready_ts": 11,
+            "checkpoint_ts": 5,
+            "resolved_ts": 20 + number,
+        }
         where = {"region_id": number, "version": 1, "start_key": start, "end_key": end}
         regions.append({**where, **times, "row_offset": len(keys), "row_count": len(found)})
         keys += found

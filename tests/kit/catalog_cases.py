@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Column, ColumnElement, select, update
 
 from tistream.catalog.database import tables
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import TaskAdvance, commit_flush
-from tistream.catalog.log.compaction import Output
-from tistream.catalog.log.segments import SegmentRow
 from tistream.catalog.log.snapshots import NewSnapshot, switch_snapshot
-from tistream.catalog.tenancy.tenants import NewTask, activate_tenant, register_tenant
+from tistream.catalog.rows.compaction import Output
+from tistream.catalog.rows.segments import SegmentRow
+from tistream.catalog.rows.tenants import NewTask
+from tistream.catalog.tenancy.tenants import activate_tenant, register_tenant
 from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
 from tistream.catalog.work.tasks import list_tasks
 from tistream.codec.compacted_file import Footer
@@ -159,6 +160,12 @@ def silence_leader(catalog: Catalog, age_ms: int) -> None:
     """Make the leader's last heartbeat this old."""
     with catalog.transaction() as conn:
         conn.execute(tables.leader.update().values(heartbeat_ms=now_ms() - age_ms))
+
+
+def shift(catalog: Catalog, column: Column[int], by_ms: int, *where: ColumnElement[bool]) -> None:
+    """Move a time of the catalog, in these rows or in all that have one."""
+    with catalog.transaction() as conn:
+        conn.execute(update(column.table).where(column > 0, *where).values({column: column + by_ms}))
 
 
 def advance(task_id: int, seen: int, new: int, *segments: SegmentRow, epoch: int = 0) -> TaskAdvance:

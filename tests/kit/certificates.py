@@ -1,9 +1,13 @@
-"""Throw-away certificates, made by openssl: of an authority, or signed by one."""
+"""Throw-away certificates, made by openssl: of an authority, or signed by one; and gRPC servers that use them."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+
+import grpc
+
+from tistream.tikv.channels import Tls
 
 
 def certificate(folder: Path, name: str, *, of: str = "IP:127.0.0.1", ca: Path | None = None) -> Path:
@@ -15,3 +19,19 @@ def certificate(folder: Path, name: str, *, of: str = "IP:127.0.0.1", ca: Path |
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *place, *signer]
     subprocess.run([*command, "-addext", f"subjectAltName={of}"], check=True, capture_output=True)
     return made
+
+
+def both_sides(folder: Path) -> tuple[grpc.ServerCredentials, Tls, Tls]:
+    """A server that accepts clients with its own certificate; TLS of such a client, and of one without."""
+    made = certificate(folder, "both")
+    key, text = made.with_suffix(".key").read_bytes(), made.read_bytes()
+    server = grpc.ssl_server_credentials([(key, text)], root_certificates=text, require_client_auth=True)
+    return server, Tls(ca=text, certificate=text, key=key), Tls(ca=text)
+
+
+def listening(server: grpc.Server, credentials: grpc.ServerCredentials | None = None) -> str:
+    """Start a gRPC server on a free port of loopback; its address."""
+    place = "127.0.0.1:0"
+    port = server.add_insecure_port(place) if credentials is None else server.add_secure_port(place, credentials)
+    server.start()
+    return f"127.0.0.1:{port}"

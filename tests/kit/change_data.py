@@ -1,9 +1,14 @@
-"""Writes what a TiKV store sends on its change feed, for tests: messages, rows, errors."""
+"""Writes what a TiKV store sends on its change feed, for tests: messages, rows, errors; and reads it with its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import pyarrow as pa
+
+from pusher.core.cdcpb import RegionError, ResolvedRegions, split_change_data
+from pusher.core.cdcpb_rows import read_entries
 from tistream.codec.protobuf import message, octets, uint
 from tistream.model.change import Op, RowKind
 from tistream.tikv.core.pd_messages import Region
@@ -13,7 +18,7 @@ LOCK_ONLY = b""  #: the row that a store sends for a lock without a change
 
 
 def row(
-    kind: RowKind,
+    kind: RowKind | int,
     key: bytes,
     start_ts: int,
     commit_ts: int = 0,
@@ -98,3 +103,30 @@ def unknown_error() -> bytes:
 def _region(region: Region) -> bytes:
     epoch = uint(1, region.conf_ver) + uint(2, region.version)
     return uint(1, region.id) + octets(2, region.start) + octets(3, region.end) + message(4, epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionEvent:
+    """An event of one registration, with its rows."""
+
+    region_id: int
+    request_id: int
+    rows: pa.RecordBatch | None  #: schema change.ROWS, in arrival order; None = no entries
+    initialized: bool  #: the opening scan is complete
+    error: RegionError | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeDataEvent:
+    events: tuple[RegionEvent, ...]
+    resolved: ResolvedRegions | None
+
+
+def read_change_data(data: bytes) -> ChangeDataEvent:
+    """A message as pushers read it. CorruptObject when it or its rows are damaged."""
+    events, resolved = split_change_data(data)
+    read = []
+    for event in events:
+        rows, initialized = (None, False) if event.entries is None else read_entries(event.entries)
+        read.append(RegionEvent(event.region_id, event.request_id, rows, initialized, event.error))
+    return ChangeDataEvent(tuple(read), resolved)

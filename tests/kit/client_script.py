@@ -12,7 +12,7 @@ from tistream.client.core.requests import ALIVE
 Answer: TypeAlias = httpx2.Response | Exception
 
 
-class Script(httpx2.BaseTransport, httpx2.AsyncBaseTransport):  # type: ignore[misc]
+class Script(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """Answers in order; the last one for ever."""
 
     def __init__(self, *answers: Answer) -> None:

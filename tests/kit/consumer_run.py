@@ -44,7 +44,7 @@ class ConsumerRun:
         count = self.dice.randint(1, 5)
         self.partitions = count
         self.stream = [(ts, n, table % count) for ts, n, table in self.stream]
-        fresh = [Partition(number=n, checkpoint_ts=0, amended=0, member=None, epoch=0) for n in range(count)]
+        fresh = [Partition(number=n, checkpoint_ts=0, member=None, epoch=0) for n in range(count)]
         self.group = ConsumerGroup(fresh, (), 0)
         self.now_ms = 1000
         self.lease_ends: dict[str, int] = {}
@@ -136,7 +136,7 @@ class ConsumerRun:
         held = process.partition
         if held is None:
             return
-        event = Acknowledged(partition=held.number, epoch=held.epoch, ts=process.upto, amended=0)
+        event = Acknowledged(partition=held.number, epoch=held.epoch, ts=process.upto)
         self.sent.append((event, process.hand))
         self.take(event, process.hand)
         process.partition = None

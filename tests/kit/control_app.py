@@ -5,11 +5,9 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from apiserver.app import create_app
-from metaserver.push_access import CredentialIssuer
-from metaserver.routers import control_routers
-from reading.deps import Services
-from schemas.registry.table_names import table_names
-from tistream.admin.views import Sources
+from apiserver.control.push_access import CredentialIssuer, PushPlace
+from reading.served.services import Services
+from tests.kit.answer_judge import judged
 from tistream.catalog.database.engine import Catalog
 from tistream.clock import SystemClock
 from tistream.http.auth.authenticator import Authenticator
@@ -25,9 +23,10 @@ def control_app(
     authenticator: Authenticator | None = None,
     issuer: CredentialIssuer | None = None,
 ) -> FastAPI:
-    """Pushers hear that their bucket is `store_url`; the service itself reads `store`."""
+    """Pushers hear that their bucket is `store_url`; the service itself reads `store`. Its answers are judged, see
+    `answer_judge`: `app.state.judge`."""
     store = store or MemoryStore()
     services = Services.create(catalog, store, SystemClock())
-    sources = Sources(catalog=catalog, clock=services.clock, names=table_names(services.registry))
-    routers = control_routers(sources, store, services.log_starts, services.registry, store_url, issuer)
-    return create_app(services, routers, authenticator=authenticator)
+    app = create_app(services, push=PushPlace(url=store_url, issuer=issuer), authenticator=authenticator)
+    app.state.judge = judged(app)
+    return app

@@ -4,8 +4,8 @@
         HttpControl(http.url, control.tenant, token="x")
         http.faults["frontier"] = page(404, b"default backend - 404")
 
-A fault is asked by the name of its route: push, issue, newest, frontier, has_seed, add_seed, credentials, compare,
-schemas, schema.
+A fault is asked by the name of its route: push, begin, issue, newest, frontier, has_seed, add_seed, credentials,
+compare, schemas, schema.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _ROUTES = (
     ("newest", "GET", "stores/([0-9]+)/incarnations"),
     ("frontier", "GET", "frontier"),
     ("push", "GET", "push"),
+    ("begin", "POST", "push:begin"),
     ("has_seed", "GET", "seeds"),
     ("add_seed", "POST", "seeds"),
     ("wanted_seeds", "GET", "seeds/wanted"),
@@ -87,11 +88,12 @@ class ControlHttp:
     """Use it as a context."""
 
     def __init__(self, control: MemoryControl, bucket: MemoryStore) -> None:
-        self._control, self._bucket = control, bucket
+        self.control, self._bucket = control, bucket
         self._over = threading.Event()
         self._lock = threading.Lock()
         self.faults: dict[str, HttpFault] = {}  #: by route
         self.hits: Counter[str] = Counter()
+        self.keys: set[str] = set()  #: Authorization headers of the requests
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -121,9 +123,10 @@ class ControlHttp:
         self._thread.join()
 
     def _handle(self, handler: BaseHTTPRequestHandler) -> None:
+        self.keys.add(handler.headers.get("Authorization", ""))
         size = int(handler.headers.get("Content-Length") or 0)
         body = orjson.loads(handler.rfile.read(size)) if size else {}
-        tenant = self._control.tenant
+        tenant = self.control.tenant
         root = f"/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}/"
         matches = {n: re.fullmatch(re.escape(root) + p, handler.path) for n, m, p in _ROUTES if m == handler.command}
         name, match = next(((n, found) for n, found in matches.items() if found), ("", None))
@@ -142,21 +145,25 @@ class ControlHttp:
     # -- what the service says -------------------------------------------------------------------------------------
 
     def _push(self) -> dict[str, Any]:
-        bundle = self._control.push_bundle()
+        bundle = self.control.push_bundle()
         tidb = {"kind": "tidb", "keyspace_id": None, "keyspace_name": None, "start_key": "", "end_key": ""}
         access = {"credentials": {"by": "service"}}
         return {"object_store": bundle.object_store, "state": bundle.state, **access, **tidb}
 
+    def _begin(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.control.begin(body["keyspace_id"], int(body["start_ts"]), int(body["upstream_id"]))
+        return self._push()
+
     def _issue(self, store_id: int) -> dict[str, Any]:
-        grant = self._control.issue_incarnation(store_id)
+        grant = self.control.issue_incarnation(store_id)
         return {"incarnation": grant.incarnation, "max_cut_ts": str(grant.max_cut_ts)}
 
     def _end(self, store_id: int, incarnation: int, body: dict[str, Any]) -> dict[str, Any]:
-        self._control.end_stream(store_id, incarnation, int(body["end_ts"]))
+        self.control.end_stream(store_id, incarnation, int(body["end_ts"]))
         return {"store_id": store_id, "incarnation": incarnation, "end_ts": body["end_ts"]}
 
     def _newest(self, store_id: int) -> dict[str, Any]:
-        return {"incarnation": self._control.newest_incarnation(store_id)}
+        return {"incarnation": self.control.newest_incarnation(store_id)}
 
     def _frontier(self) -> list[dict[str, Any]]:
         return [
@@ -166,14 +173,14 @@ class ControlHttp:
                 "durable_ts": str(e.durable_ts),
                 "resubscribe_id": e.resubscribe_id,
             }
-            for e in self._control.frontier()
+            for e in self.control.frontier()
         ]
 
     def _has_seed(self) -> dict[str, Any]:
-        return {"items": [{"ts": str(ts), "table_id": table_id} for ts, table_id in self._control.seeds]}
+        return {"items": [{"ts": str(ts), "table_id": table_id} for ts, table_id in self.control.seeds]}
 
     def _add_seed(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._control.add_seed(int(body["ts"]), int(body["table_id"]))
+        self.control.add_seed(int(body["ts"]), int(body["table_id"]))
         return {"ts": body["ts"], "table_id": body["table_id"], "rows": 0, "bytes": 0}
 
     def _wanted_seeds(self) -> dict[str, Any]:
@@ -186,7 +193,7 @@ class ControlHttp:
                     "ddl_ts": str(wanted.reads[0].ts - 1),
                     "reads": [{"ts": str(r.ts), "physical_ids": list(r.physical_ids)} for r in wanted.reads],
                 }
-                for wanted in self._control.wanted_seeds()
+                for wanted in self.control.wanted_seeds()
             ]
         }
 
@@ -202,11 +209,11 @@ class ControlHttp:
         return {"there": "same" if same else "other"}
 
     def _schemas(self) -> dict[str, Any]:
-        found = [(parse(info.key), info.size) for info in self._bucket.list(schema_snap_prefix(self._control.tenant))]
+        found = [(parse(info.key), info.size) for info in self._bucket.list(schema_snap_prefix(self.control.tenant))]
         return {"items": [{"ts": str(k.ts), "bytes": size} for k, size in found if isinstance(k, SchemaSnapKey)]}
 
     def _schema(self, ts: int) -> bytes:
-        return self._bucket.get(str(SchemaSnapKey(tenant=self._control.tenant, ts=ts)))
+        return self._bucket.get(str(SchemaSnapKey(tenant=self.control.tenant, ts=ts)))
 
 
 def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]) -> None:

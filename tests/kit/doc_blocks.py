@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from textwrap import dedent
 
 from tests.kit.waiting import eventually
 
 SHELL = ("sh", "bash", "console")
 NOT_RUN = "Not run by the tests: "
 IN_SPARK = "With Java 17 and Spark"
-_FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)  # a list indents its blocks
 _INFO = re.compile(r'(\w+)(?: title="([^"]*)")?')
 _COMMAND = re.compile(r"^(\$ |# )?(tistream|python|pip|make|curl|spark-submit|docker|helm|terraform) ", re.MULTILINE)
 _PATIENCE_S = 120.0
@@ -95,7 +96,7 @@ def blocks_of(page: Path) -> list[Block]:
     """All fenced blocks of a page."""
     text = page.read_text("utf-8")
     return [
-        Block(line=text.count("\n", 0, found.start()) + 1, info=found[1].strip(), text=found[2])
+        Block(line=text.count("\n", 0, found.start()) + 1, info=found[2].strip(), text=dedent(found[3]))
         for found in _FENCE.finditer(text)
     ]
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tests.kit.log_builder import LogBuilder
-from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
+from tests.kit.made_rows import table_of
+from tistream.catalog.rows.kinds import Keyspace, TenantKind
 from tistream.catalog.tenancy.tenants import register_tenant
 from tistream.model import change
 from tistream.model.change import FLAG_OLD_VALUE_UNKNOWN, FLAG_SCANNED, Op
@@ -47,15 +48,13 @@ class EntryLog(LogBuilder):
 
 def entry_rows(entries: Sequence[Entry], prefix: bytes = PREFIX) -> pa.Table:
     """The entries as rows of the log. `prefix`: mode and keyspace."""
-    columns = {
-        "table_id": [0] * len(entries),
-        "op": [Op.DELETE if e.value is None else Op.PUT for e in entries],
-        "key": [prefix + e.key for e in entries],
-        "start_ts": [e.ts if e.scanned_from_ts is None else e.scanned_from_ts for e in entries],
-        "commit_ts": [e.ts for e in entries],
-        "value": [e.value for e in entries],
-        "old_value": [None] * len(entries),
-        "expire_ts": [e.expire_ts for e in entries],
-        "flags": [FLAG_OLD_VALUE_UNKNOWN | (0 if e.scanned_from_ts is None else FLAG_SCANNED) for e in entries],
-    }
-    return pa.table(columns, schema=change.COMMITTED)
+    return table_of(
+        change.COMMITTED,
+        op=[Op.DELETE if e.value is None else Op.PUT for e in entries],
+        key=[prefix + e.key for e in entries],
+        start_ts=[e.ts if e.scanned_from_ts is None else e.scanned_from_ts for e in entries],
+        commit_ts=[e.ts for e in entries],
+        value=[e.value for e in entries],
+        expire_ts=[e.expire_ts for e in entries],
+        flags=[FLAG_OLD_VALUE_UNKNOWN | (0 if e.scanned_from_ts is None else FLAG_SCANNED) for e in entries],
+    )

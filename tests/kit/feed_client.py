@@ -22,13 +22,14 @@ from typing import Any
 import grpc
 from sortedcontainers import SortedDict
 
-from pusher.core.cdcpb import ChangeDataEvent, RegionErrorKind, RegionEvent, read_change_data
-from tistream.codec.memcomparable import decode_bytes, encode_bytes
+from pusher.core.cdcpb import RegionErrorKind
+from tests.kit.change_data import ChangeDataEvent, RegionEvent, read_change_data
 from tistream.codec.protobuf import message, octets, uint
 from tistream.keyrange import KeyRange, gaps
 from tistream.model.change import RowKind
 from tistream.tikv.channels import open_channel
 from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import plain_key, region_form
 from tistream.tikv.pd import PdClient
 
 _FEED = "/cdcpb.ChangeData/EventFeedV2"
@@ -76,6 +77,7 @@ class FeedClient:
         self.versions: dict[tuple[bytes, int], Content] = {}  #: key, commit_ts
         self.start_of: dict[tuple[bytes, int], int] = {}
         self.errors: Counter[RegionErrorKind | str] = Counter()
+        self.received = 0  #: messages of the stores
         self.fell = 0  #: resolved ts below an earlier one
         self.timestamps: list[int] = []
         self.causes: list[str] = []  #: why streams ended
@@ -91,6 +93,7 @@ class FeedClient:
                 if is_over():
                     return
                 continue
+            self.received += data is not None
             if stream is not self._requests.get(store_id):
                 continue
             if data is None:
@@ -139,8 +142,8 @@ class FeedClient:
         stores = {s.id: s.address for s in self._pd.stores()}
         self.timestamps.append(self._pd.tso())
         for gap in missing:
-            for region in self._pd.scan_regions(_form(gap.start), _form(gap.end), 1000):
-                both = KeyRange(_plain(region.start), _plain(region.end)).intersect(gap)
+            for region in self._pd.scan_regions(region_form(gap.start), region_form(gap.end), 1000):
+                both = KeyRange(plain_key(region.start), plain_key(region.end)).intersect(gap)
                 if both is not None and region.leader_store_id:
                     self._send(region, both, stores[region.leader_store_id])
 
@@ -156,7 +159,7 @@ class FeedClient:
             self._open(store_id, address)
         head = message(1, uint(1, self._pd.cluster_id) + octets(2, b"8.5.4"))
         epoch = message(3, uint(1, region.conf_ver) + uint(2, region.version))
-        keys = octets(5, _form(key_range.start)) + octets(6, _form(key_range.end))
+        keys = octets(5, region_form(key_range.start)) + octets(6, region_form(key_range.end))
         body = (
             head + uint(2, region.id) + epoch + uint(4, checkpoint_ts) + keys + uint(7, heard.request_id) + uint(8, 1)
         )
@@ -260,11 +263,3 @@ class FeedClient:
             out.append((both, heard.resolved_ts))
             out += [(rest, promised) for rest in gaps(key_range, [both])]
         self._promised = out
-
-
-def _form(key: bytes) -> bytes:
-    return encode_bytes(key) if key else b""
-
-
-def _plain(key: bytes) -> bytes:
-    return decode_bytes(key)[0] if key else b""

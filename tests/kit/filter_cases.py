@@ -14,18 +14,15 @@ from decimal import Decimal
 from random import Random
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from reading.core.changes import DELETE, INSERT, UPDATE
-from reading.decode import decode_rows
 from reading.filters import parse_filter, select_rows
-from reading.scope import Scope
+from reading.rows.decode import decode_rows
+from reading.rows.scope import Scope
 from tests.kit.column_run import ADD_COLUMN, TENANT, ColumnRun, Ddl, TableRun, Write
+from tests.kit.made_rows import without_old_values
 from tests.kit.tidb_columns import Default, Type, column_info
 from tistream.codec.row.encode import cell, pack_time
 from tistream.codec.row.layout import ColumnSpec
-from tistream.model import change
 
 Row = dict[str, Any]  #: column -> a value that Python compares as SQL should; None is NULL
 Asked = Callable[[Row], bool | None]
@@ -334,14 +331,6 @@ def _compared(op: str, left: Any, right: Any) -> bool | None:
         ">=": left >= right,
     }  # fmt: skip
     return answers[op]
-
-
-def without_old_values(rows: pa.Table) -> pa.Table:
-    """The rows as an upstream sends them that does not know old values."""
-    at = {name: change.COMMITTED.get_field_index(name) for name in ("old_value", "flags")}
-    rows = rows.set_column(at["old_value"], change.COMMITTED.field("old_value"), pa.nulls(rows.num_rows, pa.binary()))
-    flags = pa.array(np.full(rows.num_rows, change.FLAG_OLD_VALUE_UNKNOWN, np.uint8))
-    return rows.set_column(at["flags"], change.COMMITTED.field("flags"), flags)
 
 
 # ---- the reference

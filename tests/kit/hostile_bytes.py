@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 import zstandard
 
-from schemas.pushed import history_of
+from schemas.registry.pushed import history_of
 from tests.kit.recording import RECORDING
 from tistream.codec.arrow_stream import write_batch
 from tistream.codec.batch_file import decode_batch_file, decode_watermarks
@@ -26,7 +26,7 @@ from tistream.codec.seed_file import decode_seed_segment, manifest_key, read_man
 from tistream.codec.segment_file import FOOTER, MAGIC
 from tistream.ids import Tenant
 from tistream.model.change import REGIONS, ROWS
-from tistream.objectstore.layout import BatchKey, SchemaSnapKey
+from tistream.objectstore.layout import BatchKey
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TENANT = Tenant(1, 2)
@@ -76,17 +76,8 @@ def file_of(head: dict[str, Any], *segments: tuple[str, bytes, int, int]) -> byt
     at, rows = len(MAGIC), []
     for n, (kind, stored, count, raw) in enumerate(segments):
         crc = crc32c.crc32c(stored)
-        rows.append(
-            {
-                "number": n,
-                "kind": kind,
-                "rows": count,
-                "offset": at,
-                "length": len(stored),
-                "raw_length": raw,
-                "crc": crc,
-            }
-        )
+        where = {"offset": at, "length": len(stored), "raw_length": raw, "crc": crc}
+        rows.append({"number": n, "kind": kind, "rows": count, **where})
         at += len(stored)
     return closed(b"".join(stored for _, stored, _, _ in segments), footer_of(head, *rows))
 
@@ -227,7 +218,3 @@ def read(kind: str, data: bytes) -> None:
             read_manifest(str(MANIFEST_KEY), data, TENANT, 9, 0)
         case "schema":
             history_of(data)
-
-
-def schema_key(ts: int) -> str:
-    return str(SchemaSnapKey(tenant=TENANT, ts=ts))

@@ -20,20 +20,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import zstandard
 
+from apiserver.control.seeds import publish
 from metaserver.initial_ranges import lay_out
-from metaserver.seed_routes import publish
 from pusher.seed_push import push_seed
 from schemas.history import History
 from schemas.snapshot import parse_pushed
 from simulator.capture import Capture, captured_rows
+from tests.kit.made_rows import with_columns
 from tests.kit.recording import RECORDING, committed_rows, meta_rows
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.service_time import service_time
 from tistream.catalog.log.committed import TaskAdvance, commit_flush
 from tistream.catalog.log.seeds import list_seeds
-from tistream.catalog.log.segments import SegmentRow, segment_in
+from tistream.catalog.rows.segments import SegmentRow, segment_in
+from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.tenancy.tenants import activate_tenant, register_tenant
-from tistream.catalog.work.tasks import TaskRow, list_tasks
+from tistream.catalog.work.tasks import list_tasks
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import build_committed_file
 from tistream.codec.table_key import META_RANGE
@@ -181,4 +183,4 @@ def with_broken_value(rows: pa.Table, at: int) -> pa.Table:
     values = rows["value"].combine_chunks()
     broken = pa.array([b"\xee not a row"], pa.binary())
     values = pa.concat_arrays([values.slice(0, at), broken, values.slice(at + 1)])
-    return rows.set_column(rows.schema.get_field_index("value"), change.COMMITTED.field("value"), values)
+    return with_columns(rows, value=values)

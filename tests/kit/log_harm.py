@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from reading.asof.read import RowsRequest, read_rows
-from reading.deps import Services
-from reading.pull import PullRequest, pull
-from reading.reader import LogReader
-from reading.scope import Scope
+from reading.log.reader import LogReader
+from reading.pages.pull import pull
+from reading.pages.request import PullRequest
+from reading.rows.scope import Scope
+from reading.served.services import Services
 from tistream.catalog.log.committed import find_segments
 from tistream.codec.compacted_file import NO_FOOTER, Footer
 from tistream.codec.seed_file import KIND as ROWS_KIND

@@ -12,8 +12,8 @@ from math import log2
 from compactor.core.plan import PlanSettings, plan
 from metaserver.core import maintenance
 from metaserver.core.maintenance import Decision, Known, MaintenanceRules, TaskPieces, TenantNeed
-from tistream.catalog.log.compaction import Piece
-from tistream.catalog.work.job_rows import ENDED, JobCounts, JobKind, JobRow, JobState, NewJob
+from tistream.catalog.rows.compaction import Piece
+from tistream.catalog.rows.jobs import OPEN, JobCounts, JobKind, JobRow, JobState, NewJob
 from tistream.ids import Tenant
 from tistream.limits import COMPACTED_FILE_BYTES_TARGET
 
@@ -116,21 +116,21 @@ class Model:
         return found
 
     def known(self) -> Known:
-        newest = {job.key: job for job in self.jobs if job.state in ENDED}
-        opened = [job for job in self.jobs if job.state not in ENDED]
+        newest = {job.key: job for job in self.jobs if job.state not in OPEN}
+        opened = [job for job in self.jobs if job.state in OPEN]
         since = self.now_ms - self.settings.window_ms
         spent = sum(size for at, size in self.read if at > since) + sum(job.estimated_bytes for job in opened)
         return Known(now_ms=self.now_ms, open=opened, ended=list(newest.values()), spent_bytes=spent)
 
     def _schedule(self) -> None:
         decision = self.decide(self.needs(), self.known(), self.settings)
-        opened = {job.key for job in self.jobs if job.state not in ENDED}
+        opened = {job.key for job in self.jobs if job.state in OPEN}
         for new in decision.enqueue:
             assert (new.tenant, new.kind, new.scope) not in opened, "one open job for each purpose"
             self.jobs.append(job_row(len(self.jobs), new, self.now_ms))
 
     def _execute(self) -> None:
-        waiting = [n for n, job in enumerate(self.jobs) if job.state not in ENDED]
+        waiting = [n for n, job in enumerate(self.jobs) if job.state in OPEN]
         for n in waiting[: self.slots]:
             self.jobs[n] = self._merged(self.jobs[n])
 
@@ -154,7 +154,7 @@ class Model:
         self.read.append((self.now_ms, size))
         before = sum(len(group.pieces) for group in groups)
         counts = JobCounts(bytes_read=size, bytes_written=size, objects_before=before, objects_after=len(groups))
-        return replace(ended, outcome="swapped", counts=counts)
+        return replace(ended, outcome="committed", counts=counts)
 
     def worst_amplification(self) -> float:
         """The most rewrites of a byte, beyond log2(target / its first file)."""
@@ -169,5 +169,5 @@ class Model:
 
     def longest_wait_ms(self, tenant: Tenant) -> int:
         """The longest time between two ended jobs of a tenant, from the start until now."""
-        ends = [job.ended_ms for job in self.jobs if job.tenant == tenant and job.state in ENDED]
+        ends = [job.ended_ms for job in self.jobs if job.tenant == tenant and job.state not in OPEN]
         return max(after - before for before, after in pairwise([1_000_000, *ends, self.now_ms]))

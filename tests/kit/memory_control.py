@@ -26,6 +26,7 @@ class MemoryControl:
         self.away = False  #: nothing is answered while it is set
         self.fail_next = 0  #: so many requests fail
         self.requests = 0
+        self.upstream_id: int | None = None  #: of the cluster, as the pusher has said
 
     @property
     def tenant(self) -> Tenant:
@@ -51,7 +52,8 @@ class MemoryControl:
         self._request()
         return list(self.entries)
 
-    def begin(self, keyspace_id: int, start_ts: int = 0, upstream_id: int | None = None) -> PushBundle:
+    def begin(self, keyspace_id: int | None, start_ts: int = 0, upstream_id: int | None = None) -> PushBundle:
+        self.upstream_id = upstream_id
         return self.push_bundle()
 
     def push_bundle(self) -> PushBundle:

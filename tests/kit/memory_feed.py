@@ -3,12 +3,13 @@ tistream.feed.protocol."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 
 from tests.kit.routed import routed
 from tistream.errors import StoreUnavailable
-from tistream.feed.protocol import FeedBatch, FeedRequest
+from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.ids import Position
 from tistream.model.positions import position_of
 
@@ -18,49 +19,52 @@ class MemoryFeed:
 
     def __init__(self) -> None:
         self._batches: dict[int, list[FeedBatch]] = {}
-        self._new = threading.Condition()
-        self.failures_left = 0  #: so many calls of `next` fail first
+        self._lock = threading.Lock()
+        self._wakes: set[Wake] = set()
+        self.failures_left = 0  #: so many looks fail first
 
     def put(self, batch: FeedBatch) -> None:
-        with self._new:
+        with self._lock:
             self._batches.setdefault(batch.store_id, []).append(batch)
-            self._new.notify_all()
+            wakes = list(self._wakes)
+        for wake in wakes:
+            wake.set()
 
-    def subscribe(self, request: FeedRequest) -> MemoryStream:
-        return MemoryStream(self, request)
+    def open(self, request: FeedRequest, wake: Wake) -> MemoryStream:
+        with self._lock:
+            self._wakes.add(wake)
+        return MemoryStream(self, request, wake)
 
-    def take(self, store_id: int, positions: Mapping[int, Position], timeout_s: float) -> FeedBatch | None:
+    def leave(self, wake: Wake) -> None:
+        with self._lock:
+            self._wakes.discard(wake)
+
+    def first(self, store_id: int, positions: Mapping[int, Position]) -> FeedBatch | None:
         """The first batch of the store that lies behind the positions."""
-        with self._new:
+        with self._lock:
             if self.failures_left:
                 self.failures_left -= 1
                 raise StoreUnavailable("the feed fails as it was told to")
-            if (found := self._first(store_id, positions)) is None:
-                self._new.wait(timeout_s)
-                found = self._first(store_id, positions)
-            return found
-
-    def _first(self, store_id: int, positions: Mapping[int, Position]) -> FeedBatch | None:
-        for batch in self._batches.get(store_id, []):
-            at = position_of(positions, batch.incarnation)
-            if not at.closed and (batch.closes or batch.seq > at.seq):
-                return batch
+            for batch in self._batches.get(store_id, []):
+                at = position_of(positions, batch.incarnation)
+                if not at.closed and (batch.closes or batch.seq > at.seq):
+                    return batch
         return None
 
 
 class MemoryStream:
     """A subscription to a MemoryFeed."""
 
-    def __init__(self, feed: MemoryFeed, request: FeedRequest) -> None:
-        self._feed, self._request = feed, request
+    def __init__(self, feed: MemoryFeed, request: FeedRequest, wake: Wake) -> None:
+        self._feed, self._request, self._wake = feed, request, wake
         self._positions = dict(request.positions)
 
-    def next(self, timeout_s: float) -> FeedBatch | None:
-        batch = self._feed.take(self._request.store_id, self._positions, timeout_s)
+    def look(self) -> FeedBatch | NoBatch:
+        batch = self._feed.first(self._request.store_id, self._positions)
         if batch is None:
-            return None
+            return None, math.inf
         self._positions[batch.incarnation] = Position(seq=batch.seq, closed=batch.closes)
         return routed(batch, self._request.range)
 
     def close(self) -> None:
-        self._positions.clear()
+        self._feed.leave(self._wake)

@@ -16,9 +16,14 @@ class OpenFolder:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.gets: Counter[str] = Counter()  #: key -> how often it was asked for
-        self.lists = 0
+        self.listed: Counter[str] = Counter()  #: prefix -> how often it was listed
         self.away = False  #: nothing is answered while it is set
         self._lock = threading.Lock()
+
+    @property
+    def lists(self) -> int:
+        """How often anything was listed."""
+        return self.listed.total()
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         with self._lock:
@@ -44,7 +49,7 @@ class OpenFolder:
         if self.away:
             raise StoreUnavailable(prefix=prefix)
         with self._lock:
-            self.lists += 1
+            self.listed[prefix] += 1
             found = sorted(self.objects.items())
         for key, data in found:
             if key.startswith(prefix) and key > after:

@@ -20,21 +20,21 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from apiserver.app import create_app
-from metaserver.admin_routes import admin_router
-from metaserver.job_routes import job_router
-from schemas.registry.table_names import table_names
+from tests.kit.answer_judge import judged
 from tests.kit.api_world import ApiWorld, api_world
-from tests.kit.catalog_cases import elected
+from tests.kit.assignments import assign_store, assign_task
+from tests.kit.catalog_cases import elected, shift
 from tests.kit.log_builder import TENANT, LogBuilder, recording_end
-from tistream.admin.views import Sources
 from tistream.catalog.database import tables
 from tistream.catalog.database.clock_sql import now_ms
-from tistream.catalog.tenancy.tenants import TaskKind, TenantState, change_state, register_tenant
-from tistream.catalog.work.job_rows import JobCounts, JobExecutor, JobKind, NewJob
+from tistream.catalog.rows.jobs import JobCounts, JobExecutor, JobKind, NewJob
+from tistream.catalog.rows.reports import StoreReport, StuckReport, TaskReport, WorkerReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind, TenantState
+from tistream.catalog.tenancy.tenants import change_state, register_tenant
 from tistream.catalog.work.jobs import enqueue, fail, finish, lease, renew
-from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport, WorkerReport
-from tistream.catalog.work.stores import assign_store, issue_incarnation, note_cut_ts
-from tistream.catalog.work.tasks import TaskRow, assign_task, list_tasks, stop_task
+from tistream.catalog.work.stores import issue_incarnation, note_cut_ts
+from tistream.catalog.work.tasks import list_tasks, stop_task
 from tistream.catalog.work.workers import drain_worker, heartbeat, register_worker
 from tistream.errors import invariant
 from tistream.ids import Tenant
@@ -62,10 +62,8 @@ class Operated:
 
     def silence(self, worker_id: str) -> None:
         """Make the worker one that is not heard of any more."""
-        with self.world.catalog.transaction() as conn:
-            late = tables.workers.c.heartbeat_ms - LEASE_MS - SILENT_MS
-            mine = tables.workers.c.worker_id == worker_id
-            conn.execute(tables.workers.update().where(mine).values(heartbeat_ms=late))
+        of = tables.workers.c
+        shift(self.world.catalog, of.heartbeat_ms, -LEASE_MS - SILENT_MS, of.worker_id == worker_id)
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -107,8 +105,8 @@ def operated(folder: Path) -> Iterator[Operated]:
         LogBuilder(catalog, world.store, tenant=PAUSED).activate()
         change_state(catalog, PAUSED, seen=TenantState.ACTIVE, to=TenantState.PAUSED, reason="upgrade", actor="ann")
         mine = [t for t in list_tasks(catalog, TENANT) if t.kind is TaskKind.DATA]
-        sources = Sources(catalog=catalog, clock=world.clock, names=table_names(world.services.registry))
-        app = create_app(world.services, [admin_router(sources), job_router(sources)])
+        app = create_app(world.services)
+        judge = judged(app)
         with TestClient(app, raise_server_exceptions=False) as http:
             made = Operated(world, http, epoch, lives, sorted(mine, key=lambda t: t.range.start))
             _report(made)
@@ -117,6 +115,7 @@ def operated(folder: Path) -> Iterator[Operated]:
             made.silence("sorter-3")
             with made.beating():
                 yield made
+        judge.check()
 
 
 def _give(world: ApiWorld, epoch: int) -> None:
@@ -177,7 +176,7 @@ def _jobs(made: Operated) -> None:
     counts = JobCounts(
         bytes_read=61 * mib, bytes_written=44 * mib, objects_before=160, objects_after=5, requests_saved=151
     )
-    finish(catalog, done, counts, outcome="swapped")  # type: ignore[arg-type]
+    finish(catalog, done, counts, outcome="committed")  # type: ignore[arg-type]
     fail(catalog, failed, code="TS-1020", error=HOSTILE, retryable=False)  # type: ignore[arg-type]
     enqueue(catalog, [merge, held, replay], leader_epoch=made.leader_epoch)
     running = lease(catalog, "maintain-1/1 0", [JobExecutor.THREADS])

@@ -104,7 +104,7 @@ class WatermarkOracle:
                     self._row(row, region, file)
         for region in file.regions.to_pylist():
             part = KeyRange(region["start_key"], region["end_key"]).intersect(self.range)
-            if part and region["tenure_ready_ts"] and region["resolved_ts"]:
+            if part and region["subscription_ready_ts"] and region["resolved_ts"]:
                 self._waiting.append((part, region["checkpoint_ts"], region["resolved_ts"]))
         self._advance()
 
@@ -115,12 +115,17 @@ class WatermarkOracle:
         match row["kind"]:
             case RowKind.PREWRITE:
                 self._order += 1
-                subscription = (file.key.store_id, file.key.incarnation, region["tenure_open_ts"], region["region_id"])
+                subscription = (
+                    file.key.store_id,
+                    file.key.incarnation,
+                    region["subscription_open_ts"],
+                    region["region_id"],
+                )
                 found = _Prewrite(
                     Change(start_ts, row["op"], row["value"], row["old_value"]),
                     row["generation"],
                     subscription,
-                    region["tenure_ready_ts"],
+                    region["subscription_ready_ts"],
                     self._order,
                     file.cut_ts,
                 )

@@ -164,7 +164,7 @@ class ConsumedTable:
         return tuple(row[self.columns.index(name)] for name in self.key)
 
     def partition(self, text: str) -> None:
-        """Lay the rows out anew, as `partition by ...` says."""
+        """Distribute the rows as `partition by ...` says."""
         found = _BY.search(text)
         assert found, text
         self.method, self.by = found[1], found[2]

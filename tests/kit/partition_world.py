@@ -6,6 +6,7 @@ import json
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from simulator.ddl import Ddl, database
 from simulator.jobs import SchemaVersion
 from simulator.partition_jobs import Plan
 from simulator.partitions import Action, Json, physical_id, readable
-from simulator.profiles import PARTITIONS, new_cluster
+from simulator.profiles import PARTITIONS, Profile, new_cluster
 from simulator.push.model_source import ModelSource
 from simulator.workload import Workload
 from tests.kit.api_world import ApiWorld, api_world
@@ -47,6 +48,8 @@ PROFILE = replace(
         {"begin": 20, "advance": 60, "ddl": 50, "roll_back_unseen": 1, "split": 1, "merge": 1, "move_leader": 1}.items()
     ),
 )
+#: names and columns change rather than partitions
+OTHER_DDL = replace(PROFILE, partition_jobs=0.1)
 _ACTIONS_A_TICK = 40
 _STARTS_WITHIN = 0.4
 _JUMPS, _JUMP_MS_MAX = 0.1, 1500  # so that the steps of a job lie from milliseconds to many seconds apart
@@ -59,15 +62,15 @@ Rows = dict[int, str]  #: handle -> the column `note`, different in every row th
 class PartitionWorld:
     """The upstream's history and what the sorters committed of it."""
 
-    def __init__(self, seed: int, actions: int = 700) -> None:
+    def __init__(self, seed: int, actions: int = 700, profile: Profile = PROFILE) -> None:
         self.rand = random.Random(f"partitions {seed}")
-        self.cluster = new_cluster(PROFILE, floor_ts=START_TS)
-        self.workload = Workload(seed, self.cluster, PROFILE)
+        self.cluster = new_cluster(profile, floor_ts=START_TS)
+        self.workload = Workload(seed, self.cluster, profile)
         self.start_ts = START_TS
         if self.rand.random() < _STARTS_WITHIN:
             self._go_into_a_job()
         self.snapshot = json.dumps(self._snapshot()).encode()
-        pushers = [_Pusher(self.cluster, store + 1, self.start_ts) for store in range(PROFILE.stores)]
+        pushers = [_Pusher(self.cluster, store + 1, self.start_ts) for store in range(profile.stores)]
         for number in range(actions):
             self._act()
             if number % _ACTIONS_A_TICK == 0:
@@ -85,15 +88,19 @@ class PartitionWorld:
         self.workload.step()
 
     def _go_into_a_job(self) -> None:
-        """The tenant's log begins while a job stands between two of its steps, or has copied some of the rows."""
+        """The tenant's log begins while a job is between two of its steps, or has copied some of the rows."""
         after, copied = self.rand.randint(20, 120), self.rand.random() < 0.5
-        while after > 0 or self.versions[-1].job is None or self.versions[-1].last or copied:
+        while after > 0 or not self._is_between_steps() or copied:
             before = self.workload.counts["rows copied"]
             self._act()
             after -= 1
             copied &= after > 0 or self.workload.counts["rows copied"] == before
         self.start_ts = self.workload.tick()
         self.cluster.tick(self.start_ts)
+
+    def _is_between_steps(self) -> bool:
+        newest = self.versions[-1]
+        return newest.job is not None and newest.job.plan is not None and not newest.last
 
     def _snapshot(self) -> Json:
         """The schema that the tenant pushes."""
@@ -139,15 +146,20 @@ class PartitionWorld:
         """Those that readers see, oldest first."""
         return self.workload.schema_versions
 
-    def tables_at(self, ts: int) -> dict[Name, Rows]:
-        """What SELECT shows of every table, as of `ts`."""
-        version = self.workload.version_at(ts)
+    def tables_at(self, ts: int, *, told: bool = False) -> dict[Name, Rows]:
+        """What SELECT shows of every table, as of `ts`. `told`: under the names that the events up to there leave."""
+        version = self._told_at(ts) if told else self.workload.version_at(ts)
         return {
             version.name_of(entry): {
                 handle: note for physical_id in readable(entry[1]) for handle, note in self._rows_of(physical_id, ts)
             }
             for entry in version.tables.values()
         }
+
+    def _told_at(self, ts: int) -> SchemaVersion:
+        """The newest version whose event lies at or before `ts`: that of a job without steps comes when it is done."""
+        told = (v for v in reversed(self.versions) if v.last or v.job is None or v.job.plan is not None)
+        return next(version for version in told if version.commit_ts <= ts)
 
     def _rows_of(self, physical_id: int, ts: int) -> Iterator[tuple[int, str]]:
         for key, value in self.cluster.snapshot(record_range(physical_id), ts):
@@ -167,9 +179,11 @@ class PartitionWorld:
         return self.versions[first - 1]
 
     def switch_of(self, job: Ddl) -> SchemaVersion:
-        """The version from which readers see what the job did: the first that reads other physical ids, or the last."""
+        """The version at which the event of the job comes: its first step that reads other ids, or its last."""
         before = self.version_before(job)
         mine = [version for version in self.versions if version.job is job]
+        if job.plan is None:
+            return mine[-1]
         return next((version for version in mine if version.readable != before.readable), mine[-1])
 
     def jobs_to_come(self) -> list[Ddl]:
@@ -177,9 +191,9 @@ class PartitionWorld:
         done = [version.job for version in self.versions if version.last and version.job is not None]
         return [job for job in done if self.switch_of(job).commit_ts > self.start_ts]
 
-    def check(self, ts: int, found: Mapping[Name, Rows], *, whole: bool = False) -> None:
+    def check(self, ts: int, found: Mapping[Name, Rows], *, whole: bool = False, told: bool = False) -> None:
         """AssertionError unless these are tables as of `ts`, or all of them."""
-        shown = {name: rows for name, rows in self.tables_at(ts).items() if whole or name in found}
+        shown = {name: rows for name, rows in self.tables_at(ts, told=told).items() if whole or name in found}
         if found == shown:
             return
         said = [f"as of {ts} (log from {self.start_ts}):"]
@@ -204,14 +218,19 @@ class PartitionWorld:
         return "\n".join(said)
 
     def tables_of(self, job: Ddl, ts: int) -> list[Name]:
-        """The names as of `ts` of the tables whose rows a job with steps may change."""
-        assert job.plan is not None
-        before = self.version_before(job)
-        ids = {*readable(job.plan.table[1]), *(job.plan.exchanged or ())}
-        of_job = {i for i, (_, info) in before.tables.items() if ids & set(readable(info))}
+        """The names as of `ts` of the tables that a job may change."""
+        of_job = {*job.tables, job.body["table_id"]}
+        if job.plan is not None:
+            ids = {*readable(job.plan.table[1]), *(job.plan.exchanged or ())}
+            of_job = {i for i, (_, info) in self.version_before(job).tables.items() if ids & set(readable(info))}
+            of_job |= {after for after, old in job.plan.renumbered.items() if old in of_job}
         version = self.workload.version_at(ts)
-        of_job |= {after for after, old in job.plan.renumbered.items() if old in of_job}
         return [version.name_of(entry) for i, entry in version.tables.items() if i in of_job]
+
+    def columns_at(self, ts: int, *, told: bool = False) -> dict[Name, list[str]]:
+        """The columns of every table as of `ts`. `told`: as in `tables_at`."""
+        version = self._told_at(ts) if told else self.workload.version_at(ts)
+        return {version.name_of(entry): [c["name"]["O"] for c in entry[1]["cols"]] for entry in version.tables.values()}
 
     @cached_property
     def moments(self) -> list[int]:
@@ -221,10 +240,15 @@ class PartitionWorld:
 
     # -- the service -----------------------------------------------------------------------------------------------
 
-    def serve(self, folder: Path, *, seeded: bool = True) -> Any:
-        """A context with an API server (`ApiWorld`) whose log has a seed of what was there before, or none, and nothing
-        else yet."""
-        return _Served(self, folder, seeded)
+    @contextmanager
+    def serve(self, folder: Path, *, seeded: bool = True) -> Iterator[ApiWorld]:
+        """An API server whose log has a seed of what was there before, or none, and nothing else yet."""
+        with api_world(folder, rows=self.rows) as api:
+            api.log.meta, api.log.schema = self.meta, self.snapshot
+            api.log.activate()
+            if seeded:
+                api.log.seed(self.seed_rows())
+            yield api
 
     def seed_rows(self) -> pa.Table:
         """The rows at the start, schema SEED, of the ids that a seed's scan reads."""
@@ -234,25 +258,6 @@ class PartitionWorld:
                 version = [v for v in self.cluster.versions(key) if v.commit_ts <= self.start_ts][-1]
                 found.append({"key": key, "start_ts": version.start_ts, "commit_ts": version.commit_ts, "value": value})
         return pa.Table.from_pylist(found, SEED)
-
-
-class _Served:
-    """See `PartitionWorld.serve`."""
-
-    def __init__(self, world: PartitionWorld, folder: Path, seeded: bool) -> None:
-        self._world, self._seeded = world, seeded
-        self._open = api_world(folder, rows=world.rows)
-
-    def __enter__(self) -> ApiWorld:
-        api = self._open.__enter__()
-        api.log.meta, api.log.schema = self._world.meta, self._world.snapshot
-        api.log.activate()
-        if self._seeded:
-            api.log.seed(self._world.seed_rows())
-        return api
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
 
 
 class _Pusher:

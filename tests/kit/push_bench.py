@@ -8,7 +8,6 @@ for bench in a_bench(at):
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from simulator.serve.faults import CALM, Faults
 from simulator.serve.served import ServedCluster
 from simulator.workload import Workload
 from tests.kit.memory_control import MemoryControl
-from tests.kit.oracle import WatermarkOracle, batch_files
+from tests.kit.oracle import Change, WatermarkOracle, batch_files
 from tistream.clock import Clock
 from tistream.codec.batch_file import BatchFile
 from tistream.errors import TiStreamError
@@ -55,7 +54,9 @@ class PushBench:
         self.clock: Clock | None = None
         self.oracles = [WatermarkOracle(at, part) for part in KEYS]
         self.decoded: dict[str, BatchFile] = {}
-        self.taken: dict[tuple[int, int], int] = {}
+        self.taken: dict[tuple[int, int], int] = {}  #: files of each (store, incarnation)
+        self.asked: list[set[tuple[bytes, int]]] = [set() for _ in KEYS]  # commits that stayed undecided, by range
+        self.resubscribe_ids = [0 for _ in KEYS]  #: raised for new subscriptions, once for each such commit
         self.seen = TikvPushProgress(phase="")
         self.problems: set[str] = set()
         self.judging = True
@@ -78,7 +79,6 @@ class PushBench:
                 progress=self.heard,
                 stop=self.stop_event,
                 clock=self.clock,
-                rand=random.Random(1),
             )
         except TiStreamError as e:
             self.error = e
@@ -99,8 +99,13 @@ class PushBench:
             self.publish()
 
     def publish(self) -> None:
+        for at, (oracle, asked) in enumerate(zip(self.oracles, self.asked, strict=True)):
+            if oracle.undecided - asked:
+                asked |= oracle.undecided
+                self.resubscribe_ids[at] += 1
         self.control.entries = [
-            FrontierEntry(range=o.range, durable_ts=o.durable_ts, resubscribe_id=0) for o in self.oracles
+            FrontierEntry(range=o.range, durable_ts=o.durable_ts, resubscribe_id=resubscribe_id)
+            for o, resubscribe_id in zip(self.oracles, self.resubscribe_ids, strict=True)
         ]
 
     def judge(self) -> None:
@@ -114,6 +119,11 @@ class PushBench:
     @property
     def watermark(self) -> int:
         return min(oracle.watermark or 0 for oracle in self.oracles)
+
+    @property
+    def changes(self) -> dict[tuple[bytes, int], Change]:
+        """(key, commit_ts) -> change, of what is complete."""
+        return {place: change for oracle in self.oracles for place, change in oracle.served.items()}
 
     def until(self, done: Callable[[], bool]) -> None:
         """Wait, as a service does, until it is so."""
@@ -159,15 +169,17 @@ def a_bench(at: int, faults: Faults = CALM, interceptors: Sequence[grpc.ServerIn
         made.stop()
 
 
-def complete(bench: PushBench) -> None:
-    """Nothing more happens; what was committed is complete, once and as it was."""
+def truth(workload: Workload) -> dict[tuple[bytes, int], Change]:
+    """(key, commit_ts) -> change, of what was committed."""
+    return {(r.key, r.commit_ts): Change(r.start_ts, int(r.op), r.value, r.old_value) for r in workload.committed}
+
+
+def complete(bench: PushBench, least: int = 50) -> int:
+    """Nothing more happens; what was committed, at `least` so much, is complete, once and as it was. Up to when."""
     workload = bench.served.workload
     assert workload is not None
-    bench.until(lambda: len(workload.committed) > 50)
+    bench.until(lambda: len(workload.committed) > least)
     end_ts = bench.served.settle()
     bench.until(lambda: bench.watermark >= end_ts)
-    found = {place: change for oracle in bench.oracles for place, change in oracle.served.items()}
-    truth = {(row.key, row.commit_ts): row for row in workload.committed if any(row.key in part for part in KEYS)}
-    assert found.keys() == truth.keys()
-    for place, change in found.items():
-        assert (change.start_ts, change.value) == (truth[place].start_ts, truth[place].value)
+    assert bench.changes == truth(workload)
+    return end_ts

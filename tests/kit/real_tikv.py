@@ -23,16 +23,17 @@ import zstandard
 
 from pusher.core import source
 from pusher.core.batcher import Batcher
-from pusher.core.cdcpb import RegionErrorKind, RegionEvent, read_change_data
+from pusher.core.cdcpb import RegionErrorKind
+from tests.kit.change_data import RegionEvent, read_change_data
 from tistream import ts
 from tistream.codec.batch_file import BatchFile, decode_batch_file, encode_batch_file
-from tistream.codec.memcomparable import decode_bytes
 from tistream.codec.protobuf import parse
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.model.change import Op, RowKind
 from tistream.objectstore.layout import BatchKey
 from tistream.tikv.core import wire
+from tistream.tikv.core.regions import plain_key
 
 Version = tuple[bytes, int]  #: key, commit_ts
 _TENANT = Tenant(1, 1)
@@ -140,7 +141,7 @@ class StreamPlayer:
                 subscription=self._opened,
                 region_id=place[3],
                 version=asked.region_epoch.version,
-                range=KeyRange(_plain(asked.start_key), _plain(asked.end_key)),
+                range=KeyRange(plain_key(asked.start_key), plain_key(asked.end_key)),
                 checkpoint_ts=checkpoint_ts,
                 open_ts=self._now_ts,
             ),
@@ -239,7 +240,3 @@ def deletes_of_nothing(stored: Mapping[Version, Write]) -> set[Version]:
 def _tso(response: bytes) -> int:
     stamp = parse(wire.TsoResponse, response).timestamp
     return ts.compose(stamp.physical, stamp.logical)
-
-
-def _plain(key: bytes) -> bytes:
-    return decode_bytes(key)[0] if key else b""

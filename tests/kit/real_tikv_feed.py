@@ -2,8 +2,8 @@
 
 The recorder's registrations are made the core's: where the recorder sent one, the core is told that the store leads
 the region, and given the recorded checkpoint_ts; where it deregistered, the core is asked to resubscribe. The core
-chooses its own request ids, so messages are rewritten to those, by a protobuf writer of this module. A second
-registration that the recorder sent on purpose is left out, with the error that answers it: the core never does that.
+chooses its own request ids, so messages are rewritten to those. A second registration that the recorder sent on purpose
+is left out, with the error that answers it: the core never does that.
 
 Beside it stands what the messages say of each registration without any core: `Told`.
 """
@@ -18,17 +18,18 @@ from typing import Any
 import pyarrow as pa
 
 from pusher.core import source
-from pusher.core.cdcpb import RegionErrorKind, read_change_data
+from pusher.core.cdcpb import RegionErrorKind
 from pusher.tikv.core.feed import StoreFeed
 from pusher.tikv.core.requests import Register
+from tests.kit.change_data import read_change_data
 from tests.kit.real_tikv import lines
 from tistream import ts
-from tistream.codec.memcomparable import decode_bytes, encode_uvarint
-from tistream.codec.protobuf import BYTES, REPEATED, VARINT, fields, parse
+from tistream.codec.protobuf import parse
 from tistream.keyrange import KeyRange
 from tistream.model.change import ROWS
 from tistream.tikv.core import wire
 from tistream.tikv.core.pd_messages import Region
+from tistream.tikv.core.regions import plain_key
 
 _AT_ONCE = 1e6  # seconds: pauses are over
 _MINUTE_TS = ts.compose(60_000)
@@ -79,7 +80,7 @@ class FeedPlayer:
         self._now = line["t_ms"] / 1000
         match line["dir"]:
             case "note" if line.get("note") == "subscribe":
-                span = KeyRange(_plain(bytes.fromhex(line["start"])), _plain(bytes.fromhex(line["end"])))
+                span = KeyRange(plain_key(bytes.fromhex(line["start"])), plain_key(bytes.fromhex(line["end"])))
                 self._spans[line["request_id"]] = span
             case "send":
                 self._sent(line["store"], line["stream"], bytes.fromhex(line["msg_hex"]))
@@ -115,7 +116,7 @@ class FeedPlayer:
         if place in self._living:
             return
         epoch, start, end = asked.region_epoch, asked.start_key, asked.end_key
-        whole = KeyRange(_plain(start), _plain(end))
+        whole = KeyRange(plain_key(start), plain_key(end))
         told = Told(region_id=region, version=epoch.version, range=whole, checkpoint_ts=asked.checkpoint_ts)
         self._living[place] = self._told[place] = told
         self.wire.append(told)
@@ -205,36 +206,20 @@ class FeedPlayer:
 
     def _rewritten(self, store: int, stream: int, message: bytes) -> Iterator[tuple[int, bytes]]:
         """The message's parts, each for one feed, with the cores' request ids."""
-        for number, body in fields(message, {1: BYTES, 2: BYTES}):
-            if number == 1:
-                said = dict(fields(body, {1: VARINT, 3: BYTES, 5: BYTES, 7: VARINT}))
-                mine = self._mine.get((store, stream, said.get(7, 0), said.get(1, 0)))
-                if mine is None or 4 in dict(fields(said.get(5, b""), {4: BYTES})):
-                    continue
-                parts = [(1, said[1]), *((n, said[n]) for n in (3, 5) if n in said), (7, mine)]
-                yield said[7], _message([(1, _message(parts))])
-                continue
-            regions = [value for n, value in fields(body, {1: REPEATED}) if isinstance(value, int)]
-            said = dict(fields(body, {2: VARINT, 3: VARINT}))
-            pairs = [(self._mine.get((store, stream, said[3], region)), region) for region in regions]
-            for mine in {m for m, _ in pairs if m is not None}:
-                parts = [*((1, region) for m, region in pairs if m == mine), (2, said[2]), (3, mine)]
-                yield said[3], _message([(2, _message(parts))])
-
-
-def _message(parts: list[tuple[int, int | bytes]]) -> bytes:
-    out = bytearray()
-    for number, value in parts:
-        if isinstance(value, int):
-            out += encode_uvarint(number << 3) + encode_uvarint(value)
-        else:
-            out += encode_uvarint(number << 3 | 2) + encode_uvarint(len(value)) + value
-    return bytes(out)
+        said = parse(wire.ChangeDataEvent, message)
+        for event in said.events:
+            request = event.request_id
+            mine = self._mine.get((store, stream, request, event.region_id))
+            if mine is not None and event.error.WhichOneof("kind") != "duplicate_request":
+                event.request_id = mine
+                yield request, wire.ChangeDataEvent(events=[event]).SerializeToString()
+        of = said.resolved_ts
+        pairs = [(self._mine.get((store, stream, of.request_id, region)), region) for region in of.regions]
+        for mine in {m for m, _ in pairs if m is not None}:
+            regions = [region for m, region in pairs if m == mine]
+            part = wire.ResolvedRegions(regions=regions, ts=of.ts, request_id=mine)
+            yield of.request_id, wire.ChangeDataEvent(resolved_ts=part).SerializeToString()
 
 
 def _no_rows() -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=ROWS)
-
-
-def _plain(key: bytes) -> bytes:
-    return decode_bytes(key)[0] if key else b""

@@ -1,11 +1,13 @@
 """What a release leaves behind, kept for the tests of later versions: a catalog, a bucket, and what clients hold.
 
-    python -m tests.kit.release 0.1.0      write tests/releases/0.1.0 with the code of this tree; once, at the release
+`python tools/release.py` writes tests/releases/VERSION with the code of this tree; once, at the release.
 
     catalog.json.zst   revision; columns and rows of every table
     bucket.tar.zst     the objects: schema snapshot, seed, committed files, compacted files, bases
     held.json          what clients hold: an API key, a cursor and how many messages it has passed, a consumer
     openapi.json.zst   the description of the API
+    *.whl              the distributions, which an upgrade is tested from
+    SHA256SUMS         of these files, as sha256sum writes and checks them
 
 The log is that of the recording, so what must come out is what TiDB and TiCDC gave. A release's files never change.
 """
@@ -15,11 +17,12 @@ from __future__ import annotations
 import base64
 import io
 import json
-import sys
+import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -43,6 +46,7 @@ from tistream.config import CatalogSettings, ObjectStoreSettings, ServerSettings
 from tistream.http.auth.core.roles import Role
 from tistream.http.auth.issue import issue_key
 
+SUMS = "SHA256SUMS"
 FOLDER = Path(__file__).parents[1] / "releases"
 CHANGES = "/v1/clusters/1/tenants/1/changes"
 MESSAGES = {"format": "canal-json", "enable-tidb-extension": "true"}
@@ -79,7 +83,7 @@ def service(catalog_url: str, bucket: Path) -> Iterator[Service]:
         parts.catalog.close()
 
 
-def make(version: str) -> None:
+def make(version: str, wheels: Iterable[Path]) -> None:
     """Write the release's folder."""
     out = FOLDER / version
     out.mkdir(parents=True)
@@ -99,6 +103,21 @@ def make(version: str) -> None:
         (out / "bucket.tar.zst").write_bytes(zstandard.compress(packed.getvalue(), 19))
     (out / "held.json").write_text(json.dumps(held, indent=1) + "\n", "utf-8")
     _write(out / "openapi.json.zst", description)
+    for wheel in wheels:
+        shutil.copy(wheel, out)
+    (out / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests(out).items()), "ascii")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Each file of a release's folder and its SHA-256, without the list of them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    return {path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def recorded(folder: Path) -> dict[str, str]:
+    """As `digests`, by SHA256SUMS."""
+    lines = (folder / SUMS).read_text("ascii").splitlines()
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def _fill(parts: Parts) -> None:
@@ -112,7 +131,9 @@ def _fill(parts: Parts) -> None:
     settings = BaseSettings(lag_ms=0, window_ms=_EVER_MS, plan=plan)
     based = build_tenant_bases(parts.catalog, registry, TENANT, executor.bases, settings, parts.clock)
     merge = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
-    assert (based.end, compact_tenant(parts.catalog, TENANT, executor, merge, parts.clock).end) == (JobEnd.SWAPPED,) * 2
+    assert (based.end, compact_tenant(parts.catalog, TENANT, executor, merge, parts.clock).end) == (
+        JobEnd.COMMITTED,
+    ) * 2
     log.flush(last)
     log.flush(recording_end())
 
@@ -163,7 +184,7 @@ def restore(version: str, catalog_url: str, bucket: Path) -> None:
     catalog.close()
     packed = zstandard.decompress((FOLDER / version / "bucket.tar.zst").read_bytes())
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        tar.extractall(bucket, filter="data")
+        unpack_archive(tar, bucket)
 
 
 def read(version: str, name: str) -> dict[str, Any]:
@@ -184,5 +205,9 @@ def _from_json(value: Any) -> Any:
     return base64.b64decode(value["base64"]) if isinstance(value, dict) else value
 
 
-if __name__ == "__main__":
-    make(sys.argv[1])
+def unpack_archive(archive: tarfile.TarFile, folder: Path) -> None:
+    """All of it into the folder. Python before 3.11.4, which Debian 12 has, knows no filters."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+    else:
+        archive.extractall(folder)

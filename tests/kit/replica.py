@@ -27,7 +27,7 @@ def read_lines(path: Path) -> Iterator[Row]:
     """The JSON objects of an NDJSON file, plain or .zst."""
     with path.open("rb") as raw:
         stream = zstandard.ZstdDecompressor().stream_reader(raw) if path.suffix == ".zst" else raw
-        for line in io.TextIOWrapper(stream, "utf-8", newline="\n"):  # type: ignore[type-var]
+        for line in io.TextIOWrapper(stream, "utf-8", newline="\n"):
             yield json.loads(line)
 
 

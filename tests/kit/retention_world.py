@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +21,10 @@ from compactor.job import JobSettings, compact_tenant
 from compactor.local import LocalExecutor
 from metaserver.collect import Collector
 from metaserver.retention import Retention
-from reading.reader import LogReader
+from reading.log.reader import LogReader
 from schemas.registry.log_start import LogStarts
 from tests.kit import replica
-from tests.kit.api_world import ApiWorld, api_world
+from tests.kit.api_world import ApiWorld, api_world, rows_path
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.open_folder import OpenFolder
 from tests.kit.recording import EXPECTED, changed_rows
@@ -33,6 +32,7 @@ from tistream import ts as tso
 from tistream.catalog.database import tables
 from tistream.catalog.log.retention import raise_floor, retire_below_floor
 from tistream.catalog.tenancy.tenants import get_tenant, set_retention
+from tistream.clock import SystemClock
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, record_range
 from tistream.keyrange import KeyRange
 from tistream.model import change
@@ -120,12 +120,12 @@ def build(world: ApiWorld) -> None:
     plan = BasePlanSettings(tail_ratio=1e9, tail_bytes_min=1 << 40)
     settings = BaseSettings(lag_ms=LAG_MS, window_ms=EVER_MS, due_ms=1, plan=plan)
     executor = LocalExecutor(world.store).bases
-    build_tenant_bases(world.catalog, world.services.registry, TENANT, executor, settings, world.clock)
+    build_tenant_bases(world.catalog, world.services.registry, TENANT, executor, settings, SystemClock())
 
 
 def compact(world: ApiWorld) -> None:
     settings = JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2))
-    compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, world.clock)
+    compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), settings, SystemClock())
 
 
 def collect(world: ApiWorld) -> int:
@@ -133,7 +133,7 @@ def collect(world: ApiWorld) -> int:
 
 
 def path_of(table: dict[str, Any]) -> str:
-    return f"/databases/{quote(table['db'], safe='')}/tables/{quote(table['table'], safe='')}/rows"
+    return rows_path(table["db"], table["table"])
 
 
 def end_leases(world: ApiWorld) -> None:

@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
-from itertools import pairwise
+from itertools import pairwise, product
+from types import MappingProxyType
 from typing import Any
 
 from tistream.codec.row.encode import EXACT, INTEGER_TYPES, STRING_TYPES, TIME_TYPES, pack_time
@@ -58,7 +61,7 @@ def decode_row(layout: RowLayout, key: bytes, value: bytes | None) -> list[Any]:
     if layout.int_handle is not None:
         covered.add(layout.int_handle)
     if sums and covered <= specs.keys():
-        need(column_sum(layout.columns, held) in sums, "column checksum")
+        need(_fits(layout.columns, held, sums), "column checksum")
     return row
 
 
@@ -96,14 +99,30 @@ def _read_v2(row: bytes, key: bytes) -> tuple[dict[int, bytes | None], set[int]]
     return found, set()
 
 
-def column_sum(columns: Iterable[ColumnSpec], cells: Mapping[int, bytes | None]) -> int:
-    """The checksum of version 0 over cells in the form of v2 rows, NULL and missing ones left out."""
+def column_sum(
+    columns: Iterable[ColumnSpec], cells: Mapping[int, bytes | None], minutes: Mapping[int, int] = MappingProxyType({})
+) -> int:
+    """The checksum of version 0 over cells in the form of v2 rows, NULL and missing ones left out. `minutes` from UTC
+    are those in which TIMESTAMPs were shown, by column id."""
     known = {column.id: column for column in columns}
-    pieces = [_summed(known[id_], raw) for id_, raw in sorted(cells.items()) if raw is not None]
+    pieces = [_summed(known[id_], raw, minutes.get(id_, 0)) for id_, raw in sorted(cells.items()) if raw is not None]
     return zlib.crc32(b"".join(pieces))
 
 
-def _summed(column: ColumnSpec, raw: bytes) -> bytes:
+def _fits(columns: Iterable[ColumnSpec], cells: Mapping[int, bytes | None], sums: set[int]) -> bool:
+    """In UTC, or at another offset with or without summer time."""
+    if column_sum(columns, cells) in sums:
+        return True
+    zoned = sorted(column.id for column in columns if column.tp == 7 and cells.get(column.id) is not None)
+    for base in range(-14 * 60, 14 * 60 + 1, 15) if zoned else ():
+        for others in product((0, -60, 60), repeat=len(zoned) - 1):
+            minutes = dict(zip(zoned, (base, *(base + each for each in others)), strict=True))
+            if column_sum(columns, cells, minutes) in sums:
+                return True
+    return False
+
+
+def _summed(column: ColumnSpec, raw: bytes, minutes: int) -> bytes:
     tp = column.tp
     if tp in STRING_TYPES:
         return struct.pack("<I", len(raw)) + raw
@@ -114,6 +133,10 @@ def _summed(column: ColumnSpec, raw: bytes) -> bytes:
         return struct.pack("<d", value if math.isfinite(value) else 0.0)
     if tp == 11 or tp in TIME_TYPES or tp in (245, 246):
         shown = value if tp == 245 else _decimal_text(column, value) if tp == 246 else _clock_text(column, value)
+        if minutes:
+            with contextlib.suppress(ValueError, OverflowError):  # zero and impossible dates stay
+                moved = datetime.fromisoformat(shown[:19]) + timedelta(minutes=minutes)
+                shown = moved.isoformat(sep=" ") + shown[19:]
         return struct.pack("<I", len(shown.encode())) + shown.encode()
     return struct.pack("<Q", value % 2**64)
 
@@ -318,7 +341,12 @@ def read_cell(column: ColumnSpec, raw: bytes | None) -> Any:
     signed = tp == 11 or (tp in INTEGER_TYPES and not column.unsigned)
     value = int.from_bytes(raw, "little", signed=signed)
     need(_in_range(column, value), "range")
-    return value
+    if tp == 10:
+        return value >> 41 << 41
+    digits = max(column.decimal, 0)
+    if tp == 11:
+        return int(math.copysign(abs(value) // 10 ** (9 - digits) * 10 ** (9 - digits), value))
+    return value - value % 2**24 % 10 ** (6 - digits) if tp in TIME_TYPES else value
 
 
 def _in_range(column: ColumnSpec, value: int) -> bool:

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from sqlalchemy import Connection
 
 from sorter.worker.spill import Spill
 from sorter.worker.worker import SorterWorker
+from tests.kit.assignments import assign_task
 from tests.kit.catalog_cases import HALVES, begin, catalog_of, elected
 from tests.kit.memory_feed import MemoryFeed
 from tests.kit.sorter_oracle import C, Mark, P, Row, Served
@@ -19,8 +21,9 @@ from tests.kit.sorter_world import File, feed_batch, served
 from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
+from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.work.stores import issue_incarnation
-from tistream.catalog.work.tasks import TaskRow, assign_task, get_task
+from tistream.catalog.work.tasks import get_task
 from tistream.clock import SystemClock
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.errors import CatalogUnavailable
@@ -114,12 +117,15 @@ class Bench:
     def wait_for_durable_ts(self, upto: int) -> None:
         self.wait(lambda: all(self.row(t).durable_ts >= upto for t in self.tasks), f"durable watermark {upto}")
 
-    def served(self) -> list[Served]:
-        out = []
-        for s in find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000):
+    def segments(self) -> Iterator[pa.Table]:
+        """What was written, in the order of writing."""
+        found = find_segments(self.catalog, TENANT, after_ts=0, upto_ts=1 << 62, limit=1000)
+        for s in sorted(found, key=lambda s: (s.object_key, s.number)):
             data = self.store.get_range(s.object_key, s.offset, s.length)
-            out += served(decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows))
-        return sorted(out)
+            yield decode_committed_segment(s.object_key, s.number, data, crc=s.crc, rows=s.rows)
+
+    def served(self) -> list[Served]:
+        return sorted(row for table in self.segments() for row in served(table))
 
     def stop(self) -> None:
         """End all workers in good order."""

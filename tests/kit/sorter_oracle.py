@@ -9,7 +9,7 @@ disagree it asks the same questions as the product, in its own words.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 PUT, DELETE = 1, 2
@@ -156,6 +156,14 @@ class OracleSorter:
 
     def w_of(self, key: bytes) -> int:
         return self.w[bisect_right(self.bounds, key) - 1]
+
+    def slices(self) -> Iterator[tuple[bytes, int, bool]]:
+        """(start, W, whether covered) of each part of the range where these are the same."""
+        before = None
+        for start, w, covered in zip(self.bounds, self.w, self.covered, strict=True):
+            if (w, covered) != before:
+                yield start, w, covered
+            before = w, covered
 
     def _contradicts(self, r: Row, promised: int) -> bool:
         """Whether the row is an outcome that its subscription may not send any more, and no repeated one."""

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sorter.core.prewrite_buffer import Undecided
 from sorter.core.task_core import CoreSnapshot, NeedResubscribe, TaskCore
 from sorter.state.saving import Save
 from sorter.state.snapshot import objects_named_by, read_state_file
-from sorter.worker.stored_core import load
+from sorter.worker.stored_core import loaded
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import PUT, OracleSorter, P, Row
 from tests.kit.sorter_states import Bucket, SnapshotFiles
@@ -262,8 +263,7 @@ class SorterRun:
 
     def _saved(self, task: int, core: TaskCore) -> CoreSnapshot:
         """The core's state as it is read back. What it refers to counts as the task's until the next snapshot."""
-        save = Save(core.snapshot(), self._next_key, "w")
-        load(save.needs, self.bucket.read)
+        save = loaded(partial(Save, core.snapshot(), self._next_key, "w"), self.bucket.read)
         self.bucket.objects |= dict(save.objects())
         key = str(save.key)
         named = objects_named_by(key, self.bucket.objects[key])

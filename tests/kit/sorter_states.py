@@ -1,28 +1,25 @@
 """States of sorter cores as plain tables, and snapshots in a bucket that forgets what no snapshot refers to.
 
-`tables_of` and `state_from` stand between the product's runs and the plain frames of the reference. `SnapshotFiles` is
-what the runner, the catalog and the collector are together to one task: it saves a core's state as objects, and deletes
-at once every object that no task refers to any more, so that one which is let go too early is missed.
+`SnapshotFiles` is what the runner, the catalog and the collector are together to one task: it saves a core's state as
+objects, and deletes at once every object that no task refers to any more, so that one which is let go too early is
+missed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 
-import polars as pl
 import pyarrow as pa
 
-from sorter.core.acceptance import Accepted
-from sorter.core.conflicts import COMMITS, OPEN, READY, VERSION, frame_of_all, run_of, run_sized
-from sorter.core.sort_buffer import SortBuffer
+from sorter.core.conflicts import COMMITS, OPEN, READY, VERSION, frame_of_all
 from sorter.core.task_core import CoreSnapshot, Effect, TaskCore
 from sorter.rows.batch_rows import to_arrow
-from sorter.rows.run import Run
-from sorter.rows.saved import RunState, SavedRun, states_of
+from sorter.rows.run import Run, require
+from sorter.rows.saved import RunState, SavedRun
 from sorter.state.saving import Save
 from sorter.state.snapshot import objects_named_by, read_state_file
-from sorter.worker.stored_core import Read, StoredCore, load
+from sorter.worker.stored_core import Read, StoredCore, loaded
 from tistream.errors import ObjectNotFound, invariant
 from tistream.feed.protocol import FeedBatch
 from tistream.ids import Tenant
@@ -40,16 +37,14 @@ def unread(_key: str, _offset: int, _length: int) -> bytes:
 class LoadingCore(StoredCore):
     """As the runner uses a core: what a file makes due is decided in slices, after its rows are loaded."""
 
-    def handle(
-        self, batch: FeedBatch, logged: pa.Table | None = None, accepted: Accepted | None = None
-    ) -> list[Effect]:
-        effects = super().handle(batch, logged, accepted)
-        while self.needs():
+    def handle(self, batch: FeedBatch, logged: pa.Table | None = None) -> list[Effect]:
+        effects = super().handle(batch, logged)
+        while self.settling and any(run.missing() for run in self._runs()):
             effects += self.settle()
         return effects
 
     def check(self) -> None:
-        load(lambda: [need for run in self._runs() for need in run.missing()], self._read)
+        loaded(partial(require, self._runs()), self._read)
         super().check()
 
 
@@ -62,43 +57,21 @@ def tables_of(state: CoreSnapshot, read: Read = unread) -> dict[str, pa.Table]:
 
 def table_of(states: tuple[RunState, ...], kind: str, read: Read = unread) -> pa.Table:
     """The living rows of runs of one kind."""
-    frame = frame_of_all([loaded(state, read) for state in states], SCHEMAS[kind])
+    frame = frame_of_all([whole_run(state, read) for state in states], SCHEMAS[kind])
     return to_arrow(frame.sort(_ORDER[kind]), SCHEMAS[kind])
 
 
-def loaded(state: RunState, read: Read) -> Run:
+def whole_run(state: RunState, read: Read) -> Run:
     """A run with all of its rows."""
     run = state.run
     if not run.missing():
         return state.revive()
     assert isinstance(run, SavedRun)
     again = SavedRun(run.group, state.alive, run._late_ready)
-    load(again.missing, read)
+    loaded(partial(require, [again]), read)
     if state.origins is not None:
         again.origins = state.origins
     return again
-
-
-def whole(state: CoreSnapshot, read: Read) -> CoreSnapshot:
-    """The same state with all of its rows in memory."""
-    open_, commits, ready = (
-        states_of(loaded(s, read) for s in states) for states in (state.open, state.commits, state.ready)
-    )
-    return replace(state, open=open_, commits=commits, ready=ready)
-
-
-def runs_from(frame: pl.DataFrame, kind: str) -> tuple[RunState, ...]:
-    """Runs with these rows."""
-    if kind == "ready":
-        buffer = SortBuffer()
-        buffer.add(frame)
-        return states_of(buffer.runs)
-    return states_of(run_of(part, SCHEMAS[kind]) for part in run_sized(frame))
-
-
-def frame_from(runs: list[Run], kind: str) -> pl.DataFrame:
-    """The living rows of runs, as a frame."""
-    return frame_of_all(runs, SCHEMAS[kind])
 
 
 class Bucket:
@@ -136,8 +109,7 @@ class SnapshotFiles:
     def save(self, core: TaskCore, *, lands: bool = True) -> Mapping[str, int]:
         """Save the core's state; the new objects and their sizes. Unless it lands, nobody switches to it."""
         self.saves += 1
-        save = Save(core.snapshot(), self._next_key, f"w{self._n}")
-        load(save.needs, self.bucket.read)
+        save = loaded(partial(Save, core.snapshot(), self._next_key, f"w{self._n}"), self.bucket.read)
         for key, data in save.objects():
             invariant(key not in self.bucket.objects, "a key is used twice", key=key)
             self.bucket.objects[key] = data

@@ -15,7 +15,7 @@ from tests.kit.spark_session import SPARK_OPTIONS
 def main(url: str, checkpoint: str, out: str, database: str, table: str, rows: str) -> None:
     """Run the query from its checkpoint to the served watermark."""
     session = new_session("local[2]", {**SPARK_OPTIONS, "spark.local.dir": str(Path(checkpoint).parent / "spark")})
-    options = {"url": url, "cluster": 1, "tenant": 1, "database": database, "table": table}
+    options: dict[str, str | int] = {"url": url, "cluster": 1, "tenant": 1, "database": database, "table": table}
     frame = session.readStream.format("tistream").options(**options, maxRowsPerTrigger=rows).load()
     writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
     writer.trigger(availableNow=True).start(out).awaitTermination()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.reports import StuckReport
-from tistream.catalog.work.tasks import TaskRow
-from tistream.catalog.work.workers import WorkerKind, WorkerRow, WorkerState
+from dataclasses import replace
+from typing import Any
+
+from tistream.catalog.rows.reports import StuckReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind
+from tistream.catalog.rows.workers import WorkerKind, WorkerRow, WorkerState
 from tistream.codec.table_key import table_prefix
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
+from tistream.release import THIS_RELEASE
 
 ORDERS = KeyRange(table_prefix(100), table_prefix(101))
 STUCK = StuckReport(
@@ -16,16 +20,23 @@ STUCK = StuckReport(
 )
 
 
-def task_of(tenant: Tenant) -> TaskRow:
-    """Task 7 of the tenant, owned by the sorter s1."""
-    return TaskRow(
+def task_of(tenant: Tenant, **more: Any) -> TaskRow:
+    """Task 7 of the tenant, owned by the sorter s1, with `more` instead."""
+    row = TaskRow(
         task_id=7, tenant=tenant, kind=TaskKind.DATA, range=ORDERS, start_ts=1, durable_ts=5, epoch=3, owner="s1",
-        snapshot_key=None, snapshot_n=0, resubscribe_id=0, error=None,
+        snapshot_key=None, snapshot_no=0, resubscribe_id=0, error=None,
     )  # fmt: skip
+    return replace(row, **more)
 
 
 def worker(name: str, kind: WorkerKind, age_ms: int = 0) -> WorkerRow:
     """A worker whose last heartbeat is `age_ms` old."""
     return WorkerRow(
-        worker_id=name, kind=kind, address="", incarnation=1, state=WorkerState.UP, heartbeat_age_ms=age_ms
+        worker_id=name,
+        kind=kind,
+        address="",
+        release=THIS_RELEASE,
+        incarnation=1,
+        state=WorkerState.UP,
+        heartbeat_age_ms=age_ms,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +15,18 @@ import pyarrow as pa
 from destinations.protocol import Share, Stretch
 from destinations.storage.destination import StorageDestination
 from destinations.storage.files import Files
-from destinations.storage.settings import StorageSettings
+from destinations.storage.settings import StorageSettings, read_settings
+from destinations.uri import parse_sink_uri
 from schemas.history import History
 from tistream.ids import Tenant
 
+CANAL = "protocol=canal-json&enable-tidb-extension=true"
 SHARE = Share(tenant=Tenant(1, 1), changefeed_id="feed", number=0, of=1)
+
+
+def settings_of(options: str, place: str = "file:///unused", **changed: Any) -> StorageSettings:
+    """The settings of a sink URI with these options, some of them changed."""
+    return replace(read_settings(parse_sink_uri(f"{place}?{options}")), **changed)
 
 
 class Killed(BaseException):
@@ -38,6 +46,12 @@ class MemoryFiles:
             raise Killed
         self.puts += 1
         self.objects[key] = bytes(data)
+
+    async def create(self, key: str, data: bytes | memoryview) -> bool:
+        if key in self.objects:
+            return False
+        await self.put(key, data)
+        return True
 
     async def get(self, key: str) -> bytes | None:
         return self.objects.get(key)
@@ -63,6 +77,12 @@ class CutOff:
             raise Killed
         self._left -= 1
         await self._files.put(key, data)
+
+    async def create(self, key: str, data: bytes | memoryview) -> bool:
+        if self._left <= 0:
+            raise Killed
+        self._left -= 1
+        return await self._files.create(key, data)
 
 
 def stretches(history: History, rows: pa.Table, bounds: Sequence[int]) -> Iterator[Stretch]:

@@ -16,7 +16,7 @@ from apiserver.app import create_app
 from apiserver.stream.followers import Followers, FollowLimits
 from tests.kit.api_world import BASE, ApiWorld, api_world
 from tests.kit.waiting import WAIT_S
-from tistream.cli.server import HttpServer
+from tistream.cli.server import ConnectionLimits, HttpServer
 
 
 @dataclass
@@ -56,7 +56,8 @@ def stream_world(folder: Path, follow: FollowLimits | None = None) -> Iterator[S
 @contextmanager
 def served(app: FastAPI) -> Iterator[HttpServer]:
     """The application on a free port."""
-    server = HttpServer(app, "127.0.0.1", 0, app.state.followers.close)
+    limits = ConnectionLimits(slow_s=app.state.followers.limits.slow_consumer_s)
+    server = HttpServer(app, "127.0.0.1", 0, app.state.followers.close, limits)
     server.start()
     try:
         yield server

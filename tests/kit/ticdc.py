@@ -16,10 +16,14 @@ from tistream import ts as tso
 _EARLY = re.compile(r"altertable.*?((truncate|drop|reorganize|coalesce|add)partition|partitionby|removepartitioning)")
 
 
+#: the parameters of a pull whose messages are TiCDC's
+CANAL: dict[str, Any] = {"enable-tidb-extension": "true"}
+
+
 def compare_canal(expected: Path, lines: Iterable[bytes]) -> int:
     """Every message of TiCDC exactly once, nothing else, in commit order, none at or below an announced watermark.
 
-    A DDL of partitions stands earlier than TiCDC says: its `finishedTs` is what TiCDC has as its commit_ts.
+    A DDL of partitions comes earlier than TiCDC says: its `finishedTs` is what TiCDC has as its commit_ts.
     `lines` are pulled with enable-tidb-extension. Returns the number of messages; AssertionError at the first fault.
     """
     want: Counter[str] = Counter()

@@ -24,7 +24,7 @@ _DAY_NS = 86_400 * 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Default:
-    """What stands behind DEFAULT, and what follows from it."""
+    """The value of a DEFAULT, and what follows from it."""
 
     text: str  #: as TiDB keeps it
     value: Any  #: of a row that lacks the column, in storage form

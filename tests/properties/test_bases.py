@@ -7,27 +7,27 @@ start and one that comes later.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from compactor import base_task
-from compactor.base_task import build_bases
+from compactor import task
+from compactor.core import base_plan
 from compactor.core.base_plan import BasePlanRow, BasePlanSettings, BaseTable, outlived, plan_bases
+from compactor.task import build_bases
 from schemas import bases as schemas_bases
 from schemas.bases import Base, choose, is_overtaken
 from simulator.dst.mutants import replaced, reworded
 from tests.kit.log_builder import TENANT
+from tests.kit.made_rows import table_of
 from tests.kit.open_folder import OpenFolder
-from tests.kit.table_history import one_table
+from tests.kit.schema_models import one_table
 from tistream import ts as tso
-from tistream.catalog.log.bases import BaseRow
-from tistream.catalog.log.seeds import SeedRow
-from tistream.catalog.log.segments import SegmentRow, segment_in
+from tistream.catalog.rows.bases import BaseRow
+from tistream.catalog.rows.seeds import SeedRow
+from tistream.catalog.rows.segments import SegmentRow, segment_in
 from tistream.codec.committed_file import build_committed_file
 from tistream.codec.newest import STATE
 from tistream.codec.seed_file import SEED, SeedBuilder
@@ -78,11 +78,10 @@ class World:
 
     def _write(self, rows: list[tuple[int, bytes, int, bytes | None]]) -> None:
         self.files += 1
-        columns: dict[str, Any] = {name: [0] * len(rows) for name in COMMITTED.names}
-        columns |= {"table_id": [r[0] for r in rows], "key": [r[1] for r in rows], "value": [r[3] for r in rows]}
-        columns |= {"commit_ts": [r[2] for r in rows], "start_ts": [r[2] - 1 for r in rows]}
-        columns |= {"op": [int(Op.DELETE if r[3] is None else Op.PUT) for r in rows], "old_value": [None] * len(rows)}
-        table = pa.table(columns, schema=COMMITTED)
+        tables, keys, stamps, values = (list(column) for column in zip(*rows, strict=True))
+        ops = [Op.DELETE if value is None else Op.PUT for value in values]
+        stamped = {"commit_ts": stamps, "start_ts": [ts - 1 for ts in stamps]}
+        table = table_of(COMMITTED, table_id=tables, op=ops, key=keys, value=values, **stamped)
         cut = self.rand.choice([0, len(rows) // 2])
         key = CommittedKey(tenant=TENANT, sorter="s", incarnation=1, seq=self.files)
         parts = [(n, part) for n, part in enumerate((table.slice(0, cut), table.slice(cut))) if part.num_rows]
@@ -214,61 +213,47 @@ def test_histories_have_bases_on_bases() -> None:
     assert sum(len({base.ts for base in world.bases}) > 1 for world in worlds) > SEEDS // 3
 
 
-def cut_too_early() -> AbstractContextManager[None]:
-    return reworded(base_task, "_since", ("commit_ts <= np.uint64(row.ts)", "commit_ts < np.uint64(row.ts)"))
+#: name -> the module of a function, its name, and (text as it is, text instead)
+MUTANTS: dict[str, tuple[Any, str, *tuple[tuple[str, str], ...]]] = {
+    "a base is cut too early": (
+        task,
+        "_since",
+        ("commit_ts <= np.uint64(row.ts)", "commit_ts < np.uint64(row.ts)"),
+    ),
+    "a base begins too late": (task, "_since", ("commit_ts > after[at]", "commit_ts > after[at] + np.uint64(1)")),
+    "deletes are forgotten": (
+        task,
+        "_since",
+        ("if kept.any():", "kept &= table['value'].is_valid().to_numpy()\n        if kept.any():"),
+    ),
+    "a group reads the segments of its last table only": (
+        base_plan,
+        "_grouped",
+        ("held | tail if members else tail", "tail"),
+        ("> group_bytes", "> 1 << 40"),
+    ),
+    "a base above the read is chosen": (schemas_bases, "_newest", ("base.ts <= as_of and", "base.ts <= as_of + 2 and")),
+    "a base counts although a newer seed lies below it": (
+        schemas_bases,
+        "_newest",
+        ("base.seed_ts >= seed.ts", "base.ts >= seed.ts"),
+    ),
+}
 
 
-def begun_too_late() -> AbstractContextManager[None]:
-    return reworded(base_task, "_since", ("commit_ts > after[at]", "commit_ts > after[at] + np.uint64(1)"))
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_noticed(name: str) -> None:
+    with reworded(*MUTANTS[name]):
+        assert any(played(seed).wrong() for seed in range(SEEDS))
 
 
-def deletes_forgotten() -> AbstractContextManager[None]:
-    return reworded(
-        base_task, "_since", ("if kept.any():", "kept &= table['value'].is_valid().to_numpy()\n        if kept.any():")
-    )
+def test_a_base_above_the_watermark_is_noticed() -> None:
+    """Its timestamp promises what has not been read."""
 
-
-def one_tail_for_all() -> AbstractContextManager[None]:
-    """A group reads the segments of its last table only."""
-    from compactor.core import base_plan
-
-    return reworded(base_plan, "_grouped", ("held | tail if members else tail", "tail"), ("> group_bytes", "> 1 << 40"))
-
-
-def newest_above() -> AbstractContextManager[None]:
-    return reworded(schemas_bases, "_newest", ("base.ts <= as_of and", "base.ts <= as_of + 2 and"))
-
-
-def seed_forgotten() -> AbstractContextManager[None]:
-    """A base counts although a newer seed lies below it."""
-    return reworded(schemas_bases, "_newest", ("base.seed_ts >= seed.ts", "base.ts >= seed.ts"))
-
-
-@contextmanager
-def above_the_watermark() -> Iterator[None]:
-    """A base is taken above what is there: its timestamp promises what has not been read."""
-    with replaced(tso, "earlier", lambda ts, ms: ts + 4):
-        yield
-
-
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        cut_too_early,
-        begun_too_late,
-        deletes_forgotten,
-        one_tail_for_all,
-        newest_above,
-        seed_forgotten,
-        above_the_watermark,
-    ],
-)
-def test_mutants_are_noticed(mutant: Callable[[], AbstractContextManager[None]], tmp_path: Path) -> None:
     def is_noticed(seed: int) -> bool:
         world = played(seed)
-        if mutant is above_the_watermark:
-            world.flush()
+        world.flush()
         return world.wrong() != ""
 
-    with mutant():
+    with replaced(tso, "earlier", lambda ts, ms: ts + 4):
         assert any(is_noticed(seed) for seed in range(SEEDS))

@@ -9,7 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from pusher.core.cdcpb import ChangeDataEvent, RegionError, RegionErrorKind, read_change_data
+from pusher.core.cdcpb import RegionError, RegionErrorKind
+from tests.kit.change_data import ChangeDataEvent, read_change_data
 from tistream.errors import CorruptObject
 from tistream.model.change import Op, RowKind
 

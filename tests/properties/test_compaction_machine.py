@@ -11,6 +11,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sqlalchemy import event
 
-from tests.kit.catalog_cases import START, T, activate, advance, flush, segment
+from tests.kit.catalog_cases import START, T, activate, advance, flush, segment, shift
 from tistream.catalog.database import tables
-from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.engine import Catalog, GuardFailed
 from tistream.catalog.log import compaction, objects
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.log.compaction import Output, Piece, pieces, swap
+from tistream.catalog.log.compaction import commit_compaction, pieces
 from tistream.catalog.log.objects import superseded_objects, tombstone
 from tistream.catalog.log.read_leases import drop_lease, open_lease, renew_lease
+from tistream.catalog.rows.compaction import Output, Piece
 from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import Fenced
@@ -116,8 +118,8 @@ class CompactionMachine(RuleBasedStateMachine):
             self.jobs.append(job)
 
     @rule(data=st.data(), again=st.booleans())
-    def swap(self, data: st.DataObject, again: bool) -> None:
-        """A job's driver swaps, perhaps once more when it believes that it has not."""
+    def commit(self, data: st.DataObject, again: bool) -> None:
+        """A job's driver commits, perhaps once more when it believes that it has not."""
         if not self.jobs:
             return
         job = data.draw(st.sampled_from(self.jobs))
@@ -127,7 +129,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     def swap_job(self, job: Job) -> None:
         try:
-            swap(self.catalog, T, job.inputs, [output(job)])
+            commit_compaction(self.catalog, T, job.inputs, [output(job)])
         except Fenced:
             assert tombstone(self.catalog, T, job.key) or job.key in self.live()
 
@@ -160,8 +162,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([TTL_MS // 3, 2 * TTL_MS]))
     def let_pass(self, ms: int) -> None:
-        with self.catalog.transaction() as conn:
-            conn.execute(tables.read_leases.update().values(expires_ms=tables.read_leases.c.expires_ms - ms))
+        shift(self.catalog, tables.read_leases.c.expires_ms, -ms)
         for reader in self.readers:
             reader.left_ms -= ms
 
@@ -226,9 +227,9 @@ def machine() -> Iterator[CompactionMachine]:
 def test_the_machine_notices_a_swap_of_gone_inputs(machine: CompactionMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     remove = compaction._remove
 
-    def removed(conn: Any, piece: Piece) -> int:
-        remove(conn, piece)
-        return piece.segments
+    def removed(conn: Any, task_id: int, wanted: dict[str, int]) -> None:
+        with suppress(GuardFailed):
+            remove(conn, task_id, wanted)
 
     monkeypatch.setattr(compaction, "_all_live", lambda conn, keys: True)
     monkeypatch.setattr(compaction, "_remove", removed)

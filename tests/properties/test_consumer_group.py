@@ -24,7 +24,7 @@ from tistream.errors import Fenced, NotFound, StateForbids
 from tistream.limits import CONSUMER_MEMBERS_MAX
 
 SEEDS = 60
-OF_PAGES = "acknowledged-beyond-page"  # see tests/unit/reading/test_member_page.py
+OF_PAGES = "acknowledged-beyond-page"  # see tests/unit/reading/test_position.py
 
 
 def run_all(make: Callable[[int], ConsumerRun]) -> list[ConsumerRun]:
@@ -59,7 +59,7 @@ def test_a_holder_that_starts_at_what_was_delivered_is_noticed() -> None:
 
 
 def group_of(partitions: int) -> ConsumerGroup:
-    fresh = [Partition(number=n, checkpoint_ts=0, amended=0, member=None, epoch=0) for n in range(partitions)]
+    fresh = [Partition(number=n, checkpoint_ts=0, member=None, epoch=0) for n in range(partitions)]
     return ConsumerGroup(fresh, (), 0)
 
 
@@ -112,17 +112,17 @@ def test_a_reset_moves_back_and_fences_what_is_at_hand() -> None:
     group = group_of(1)
     pulled(group, "a")
     (held,) = group.held_by("a")
-    group.handle(Acknowledged(partition=0, epoch=held.epoch, ts=50, amended=1))
-    group.handle(Reset(ts=20, amended=2))
-    assert (group.checkpoint_ts, group.partitions[0].amended, group.members) == (20, 2, {})
+    group.handle(Acknowledged(partition=0, epoch=held.epoch, ts=50))
+    group.handle(Reset(ts=20))
+    assert (group.checkpoint_ts, group.members) == (20, {})
     with pytest.raises(Fenced):
-        group.handle(Acknowledged(partition=0, epoch=held.epoch, ts=60, amended=1))
+        group.handle(Acknowledged(partition=0, epoch=held.epoch, ts=60))
 
 
 def test_an_unknown_partition_and_one_member_too_many_are_refused() -> None:
     group = group_of(1)
     with pytest.raises(NotFound):
-        group.handle(Acknowledged(partition=1, epoch=0, ts=1, amended=0))
+        group.handle(Acknowledged(partition=1, epoch=0, ts=1))
     for n in range(CONSUMER_MEMBERS_MAX):
         pulled(group, f"m{n}")
     with pytest.raises(StateForbids):

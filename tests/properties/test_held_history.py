@@ -1,7 +1,8 @@
 """No opening scan is called ready whose history was collected, whatever machine, PD and frontier do meanwhile.
 
-The model: PD with its own clock, holds that end after their time to live, and garbage collection that stops at them; a
-machine whose monotonic clock stands still while it is suspended; the real Hold, HeldFrontier and feed of one store.
+The model: PD with its own clock, barriers that end after their time to live, and garbage collection that stops at
+them; a machine whose monotonic clock stands still while it is suspended; the real GcBarrier, HeldFrontier and feed of
+one store.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 from pusher.core.source import SubscriptionClosed, SubscriptionOpened, SubscriptionReady
 from pusher.frontier import FrontierEntry, checkpoint_for
 from pusher.tikv.core.requests import Register
-from pusher.tikv.history import HeldFrontier, Hold
+from pusher.tikv.history import GcBarrier, HeldFrontier
 from tests.kit import change_data as wire
 from tests.kit.manual_clock import ManualClock
 from tests.kit.store_feed import Rig, region
@@ -68,8 +69,8 @@ class World:
         self.rand = random.Random(seed)
         self.pd, self.clock = Pd(), ManualClock()
         self.control = Control(ts.compose(self.pd.ms - 2000))
-        self.hold = Hold(self.pd, "me", clock=self.clock, cap_s=24 * HOUR_S)
-        self.frontier = HeldFrontier(self.control, self.clock, self.hold)
+        self.barrier = GcBarrier(self.pd, "me", clock=self.clock, cap_s=24 * HOUR_S)
+        self.frontier = HeldFrontier(self.control, self.clock, self.barrier)
         self.rig = Rig()
         self.rig.checkpoints = lambda part: checkpoint_for(self.frontier.read(), part)
         self.regions = [region(7, b"t", b"t5"), region(8, b"t5", b"u")]
@@ -96,7 +97,7 @@ class World:
     def renew(self) -> None:
         """As whoever owns the push does, every few seconds of its own clock."""
         with suppress(TsExpired):
-            self.hold.renew(min([self.control.durable_ts, *self.opening().values()]))
+            self.barrier.renew(min([self.control.durable_ts, *self.opening().values()]))
 
     def catch_up(self) -> None:
         behind_s = self.rand.choice([1, 300, 20 * HOUR_S])
@@ -123,10 +124,10 @@ class World:
     def look(self) -> None:
         """A tick, and what the pusher does behind it."""
         self.rig.ts = self.pd.tso()
-        self.rig.feed.tick(self.rig.ts, self.rig.now, self.hold.covers)
+        self.rig.feed.tick(self.rig.ts, self.rig.now, self.barrier.covers)
         self.take()
         opening = self.opening()
-        if opening and not self.hold.covers(min(opening.values())):
+        if opening and not self.barrier.covers(min(opening.values())):
             self.rig.feed.resubscribe(list(opening), self.rig.now)
             self.take()
 

@@ -22,9 +22,9 @@ from schemas.history import History
 from schemas.saved import FORMAT, change_json, dumps, frame, open_object, unframe
 from schemas.snapshot import parse_pushed
 from tests.kit.recording import RECORDING
-from tistream.catalog.database.tables import INT_MAX
 from tistream.errors import CorruptObject
 from tistream.ids import Tenant
+from tistream.limits import INT_MAX
 from tistream.objectstore.layout import SchemaSnapKey
 
 Path = tuple[str | int, ...]

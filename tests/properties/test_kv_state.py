@@ -7,6 +7,7 @@ key's state at t is determined if no version that may be missing could change it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from reading.kv.core.gaps import known_moments
 from reading.kv.core.state import RangeState
+from tests.kit.made_rows import log_row, log_table
 from tistream.model import change
 
 SECOND = 1000 << 18
@@ -43,21 +45,14 @@ class Key:
         newest = max((ts for ts in self.log if ts <= t), default=0)
         return not any(newest < ts <= t and self.may_be_missing(ts) for ts in moments(self.unit))
 
-    def rows(self) -> list[dict[str, object]]:
-        return [
-            {
-                "table_id": 0,
-                "op": change.Op.DELETE if value is None else change.Op.PUT,
-                "key": self.name,
-                "start_ts": self.scans.get(ts, ts),
-                "commit_ts": ts,
-                "value": value,
-                "old_value": None,
-                "expire_ts": expire_ts,
-                "flags": change.FLAG_OLD_VALUE_UNKNOWN | change.FLAG_SCANNED * (ts in self.scans),
-            }
-            for ts, (value, expire_ts) in self.log.items()
-        ]
+    def rows(self) -> list[dict[str, Any]]:
+        found = []
+        for ts, (value, expire_ts) in self.log.items():
+            flags = change.FLAG_OLD_VALUE_UNKNOWN | change.FLAG_SCANNED * (ts in self.scans)
+            op = change.Op.DELETE if value is None else change.Op.PUT
+            times = {"start_ts": self.scans.get(ts, ts), "expire_ts": expire_ts}
+            found.append(log_row(0, ts, self.name, op=op, value=value, flags=flags, **times))
+        return found
 
 
 def moments(unit: int) -> list[int]:
@@ -70,8 +65,9 @@ def shown_at(versions: dict[int, tuple[bytes | None, int]], t: int) -> tuple[byt
     if newest is None:
         return None
     value, expire_ts = versions[newest]
-    gone = value is None or (expire_ts != 0 and expire_ts * SECOND <= t // SECOND * SECOND)
-    return None if gone else (value, newest, expire_ts)
+    if value is None or (expire_ts != 0 and expire_ts * SECOND <= t // SECOND * SECOND):
+        return None
+    return value, newest, expire_ts
 
 
 @st.composite
@@ -94,12 +90,12 @@ def keys(draw: st.DrawFn) -> list[Key]:
 
 
 def table_of(made: list[Key]) -> pa.Table:
-    return pa.Table.from_pylist([row for key in made for row in key.rows()], schema=change.COMMITTED)
+    return log_table(*(row for key in made for row in key.rows()))
 
 
-def state_of(rows: pa.Table, t: int, order: list[int], limit: int) -> tuple[list[dict[str, object]], list[bytes]]:
+def state_of(rows: pa.Table, t: int, order: list[int], limit: int) -> tuple[list[dict[str, Any]], list[bytes]]:
     """(all entries page by page, unknown keys), the rows added in this order in parts of three."""
-    found: list[dict[str, object]] = []
+    found: list[dict[str, Any]] = []
     unknown: list[bytes] | None = None
     after = b""
     while True:
@@ -161,22 +157,15 @@ def test_the_nearest_known_moments_hold_for_all_keys(made: list[Key], data: st.D
     assert found.after == min((ts for ts in known if ts > t), default=None)
 
 
-def state(*rows: dict[str, object], t: int) -> tuple[list[dict[str, object]], list[bytes]]:
-    table = pa.Table.from_pylist(
-        [
-            {"table_id": 0, "op": change.Op.PUT, "key": b"k", "start_ts": row["commit_ts"], "old_value": None}
-            | {"expire_ts": 0, "flags": change.FLAG_OLD_VALUE_UNKNOWN}
-            | row
-            for row in rows
-        ],
-        schema=change.COMMITTED,
-    )
+def state(*rows: dict[str, Any], t: int) -> tuple[list[dict[str, object]], list[bytes]]:
+    plain = {"flags": change.FLAG_OLD_VALUE_UNKNOWN}
+    table = log_table(*(log_row(0, **{"start_ts": row["commit_ts"], **plain, **row}) for row in rows))
     return state_of(table, t, list(range(table.num_rows)), 10)
 
 
 def test_a_flagged_row_further_up_leaves_a_key_unknown() -> None:
     """The row between came late from a store: those before it were below the watermark, and dropped."""
-    rows = (
+    rows: tuple[dict[str, Any], ...] = (
         {"commit_ts": 10, "value": b"old"},
         {"commit_ts": 50, "value": b"live"},
         {"commit_ts": 80, "value": b"new", "start_ts": 10, "flags": change.FLAG_SCANNED},

@@ -20,10 +20,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sqlalchemy import event
 
+from tests.kit.assignments import assign_task
 from tests.kit.catalog_cases import activate
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
-from tistream.catalog.work.tasks import assign_task, get_task, list_tasks
+from tistream.catalog.work.tasks import get_task, list_tasks
 from tistream.catalog.work.workers import register_worker
 from tistream.errors import Fenced
 from tistream.limits import HEARTBEAT_MS, LEADER_LEASE_MS
@@ -85,6 +86,7 @@ class OwnerMachine(RuleBasedStateMachine):
             assert got is None
             return
         self.model.update(leader=me, epoch=self.model["epoch"] + 1, heartbeat_ms=self.now_ms)
+        assert got is not None
         assert got == self.model["epoch"]
         assert got not in self.ruled, "an epoch was given twice"
         self.ruled.add(got)

@@ -1,4 +1,4 @@
-"""Whatever partitions a TiDB changes while its sessions write: what is served is what TiDB's readers see.
+"""Whatever tables and partitions a TiDB changes while its sessions write: what is served is what TiDB's readers see.
 
 The upstream is the model of `simulator` with DDL that walks through TiDB's schema states, the service is the
 real one, from batch files to the API's answers (`tests.kit.partition_world`).
@@ -10,7 +10,7 @@ import functools
 import random
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,25 @@ import orjson
 import pytest
 
 from pusher import seed_scan
-from reading.excluded_rows import excluded_rows
-from schemas import partitions, switch, tidb_json
-from schemas.history import History
+from reading.rows.excluded_rows import excluded_rows
+from reading.served import position
+from schemas import merge, partitions, switch, tidb_json
 from schemas.ids import IdStatus
+from schemas.view import View
 from simulator.ddl import Ddl
 from simulator.dst.mutants import reworded
 from tests.kit.api_world import ONE_PAGE, ApiWorld, events_of, next_cursor
-from tests.kit.partition_world import TENANT, Name, PartitionWorld, Replica, Rows
+from tests.kit.partition_world import OTHER_DDL, TENANT, Name, PartitionWorld, Replica, Rows
 from tests.kit.recording import changes_of
 from tistream.errors import SeedNeeded, TiStreamError
 
-SEEDS = range(4)
+OTHER = 1001  # names and columns change rather than partitions
+SEEDS = (*range(4), OTHER)
 
 
 @functools.cache
 def world_of(seed: int) -> PartitionWorld:
-    return PartitionWorld(seed)
+    return PartitionWorld(seed, 400, OTHER_DDL) if seed == OTHER else PartitionWorld(seed)
 
 
 class Served:
@@ -60,9 +62,18 @@ class Served:
         """Everything, by another reader."""
         return [event for event in self.api.events(**params) if event["type"] != "resolved"]
 
-    def rows_of(self, name: Name, moment: int) -> Rows:
+    def columns_at(self, moment: int, **params: Any) -> dict[Name, list[str]]:
+        """Of every table, as of a timestamp."""
+        databases = self.api.ok("/databases", start_ts=moment, **params).json()["items"]
+        return {
+            (db["database"], table["table"]): [column["name"] for column in table["columns"]]
+            for db in databases
+            for table in self.api.ok(f"/databases/{db['database']}/tables", start_ts=moment, **params).json()["items"]
+        }
+
+    def rows_of(self, name: Name, moment: int, **params: Any) -> Rows:
         """Of a table, as of a timestamp."""
-        answer = self.api.ok(f"/databases/{name[0]}/tables/{name[1]}/rows", as_of=moment, format="ndjson")
+        answer = self.api.ok(f"/databases/{name[0]}/tables/{name[1]}/rows", as_of=moment, format="ndjson", **params)
         rows = [orjson.loads(line)["columns"] for line in answer.content.splitlines()]
         found = {int(row["id"]): str(row["note"]) for row in rows}
         assert len(found) == len(rows), f"{name} as of {moment} has rows twice"
@@ -77,10 +88,10 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def around_versions(world: PartitionWorld) -> Iterator[tuple[int, Ddl]]:
-    """The moments next to each schema version of a job that changes physical ids, and the job."""
+    """The moments next to each schema version, and its job."""
     moments = world.moments
     for version in world.versions:
-        if version.job is not None and version.job.plan is not None and version.commit_ts > world.start_ts + 1:
+        if version.job is not None and version.commit_ts > world.start_ts + 1:
             at = bisect_left(moments, version.commit_ts)
             for moment in {version.commit_ts - 1, version.commit_ts, *moments[at + 1 : at + 2]}:
                 yield moment, version.job
@@ -93,7 +104,7 @@ def check_replay(served: Served) -> None:
     for moment in world.moments:
         while events and int(events[0]["commit_ts"]) <= moment:
             replica.apply(events.popleft())
-        world.check(moment, replica.rows, whole=True)
+        world.check(moment, replica.rows, whole=True, told=True)
     assert not events
 
 
@@ -101,9 +112,30 @@ def check_reads(served: Served) -> None:
     """Reads as of the moments around schema versions show what TiDB shows."""
     world = served.world
     for moment, job in around_versions(world):
+        if job.plan is None:
+            assert served.columns_at(moment) == world.columns_at(moment), world.story(moment)
         world.check(moment, {name: served.rows_of(name, moment) for name in world.tables_of(job, moment)})
     for moment in random.Random(world.end_ts).sample(world.moments, 3):
         world.check(moment, {name: served.rows_of(name, moment) for name in world.tables_at(moment)}, whole=True)
+
+
+def early_versions(world: PartitionWorld) -> list[int]:
+    """The moments of schema versions whose event comes later: that of a RENAME, and of what hides what it drops."""
+    return [
+        v.commit_ts
+        for v in world.versions
+        if v.job is not None and v.job.plan is None and not v.last and v.commit_ts > world.start_ts
+    ]
+
+
+def check_continued(served: Served, moments: list[int]) -> None:
+    """What changes continue from has the names and columns with which they begin."""
+    world = served.world
+    for moment in moments:
+        assert served.columns_at(moment, continued=True) == world.columns_at(moment, told=True)
+        names = list(world.tables_at(moment, told=True))
+        found = {name: served.rows_of(name, moment, continued=True) for name in names}
+        world.check(moment, found, whole=True, told=True)
 
 
 def check_delivered(served: Served) -> None:
@@ -127,20 +159,31 @@ def check_left_out(served: Served) -> None:
     assert served.api.services.problems() == []
 
 
-def test_changes_replayed_with_their_ddl_are_the_tables_at_every_moment(served: Served) -> None:
-    check_replay(served)
+CHECKS = (check_delivered, check_left_out, check_replay, check_reads)
 
 
-def test_reads_as_of_moments_around_schema_versions_are_what_tidb_shows(served: Served) -> None:
-    check_reads(served)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_what_is_served_is_what_tidb_shows(served: Served, check: Callable[[Served], None]) -> None:
+    check(served)
 
 
-def test_each_change_that_tidb_shows_is_delivered_once_and_no_other(served: Served) -> None:
-    check_delivered(served)
+def test_rows_that_changes_continue_from_are_those_of_the_events_up_to_there(served: Served) -> None:
+    moments = early_versions(served.world)
+    assert moments or served.world is not world_of(OTHER)
+    check_continued(served, moments)
 
 
-def test_each_row_that_is_not_delivered_is_counted(served: Served) -> None:
-    check_left_out(served)
+def test_a_snapshot_and_its_changes_have_names_that_fit(served: Served) -> None:
+    world = served.world
+    moment = [world.start_ts + 1, *early_versions(world)][-1]
+    events = served.pulled(snapshot=True, as_of=moment)
+    count = sum(map(len, world.tables_at(moment, told=True).values()))
+    rows: dict[Name, Rows] = {name: {} for name in world.tables_at(moment, told=True)}
+    for event in events[:count]:
+        assert event["type"] == "insert"
+        rows[event["database"], event["table"]][int(event["columns"]["id"])] = event["columns"]["note"]
+    world.check(moment, rows, whole=True, told=True)
+    assert events[count:] == [event for event in served.followed if int(event["commit_ts"]) > moment]
 
 
 def test_a_later_reader_gets_what_was_served_while_the_log_grew(served: Served) -> None:
@@ -164,15 +207,13 @@ def test_a_log_without_a_seed_shows_all_rows_of_a_table_or_asks_for_its_seed(see
 
 
 def is_noticed(seed: int, folder: Path) -> bool:
-    """Whether the checks fail for this history, or the service refuses to go on."""
+    """Whether the checks fail for this history, or the service refuses to continue."""
     try:
         folder.mkdir()
         with world_of(seed).serve(folder) as api:
             served = Served(world_of(seed), api)
-            check_delivered(served)
-            check_left_out(served)
-            check_replay(served)
-            check_reads(served)
+            for check in CHECKS:
+                check(served)
     except (AssertionError, TiStreamError):
         return True
     return False
@@ -191,8 +232,10 @@ def is_noticed(seed: int, folder: Path) -> bool:
         ),
         (1, (partitions,), "_of_running_ddl", '"adding_definitions", ', ""),
         (1, (switch,), "switching_job", "job.state in _IDLE", "job"),
-        (1, (History,), "_take", "self._timelines.set(ts, old, None)", "pass"),
-        (1, (History,), "_take", "self._timelines.set(ts, table, table)", "self._timelines.set(ts - 1, table, table)"),
+        (1, (View,), "take", "self.timelines.set(ts, old, None)", "pass"),
+        (1, (View,), "take", "self.timelines.set(ts, table, table)", "self.timelines.set(ts - 1, table, table)"),
+        (OTHER, (merge,), "ahead", "blocks=True", "blocks=False"),
+        (OTHER, (position.Served,), "schema_as_of", "self.known_history.public()", "self.known_history"),
         (3, (seed_scan,), "seeded_ids", "if table_id in schema.tables", "if False"),
     ],
     ids=[
@@ -202,6 +245,8 @@ def is_noticed(seed: int, folder: Path) -> bool:
         "a DDL takes effect when it is done",
         "a table keeps the ids that it gave up",
         "a DDL takes effect a timestamp too early",
+        "what a DDL hides is read until it is done",
+        "a read as of a timestamp has the names of events",
         "a seed lacks the rows that were copied before it",
     ],
 )

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from pusher.core.cdcpb import RegionErrorKind, read_change_data
+from pusher.core.cdcpb import RegionErrorKind
 from simulator.loopback.core.feed_wire import KV_API_RAW, KV_API_TIDB, Request
 from simulator.raw_workload import RawProfile, RawRow, RawWorkload, raw_cluster
 from simulator.serve.faults import CALM, STORM, Faults
 from simulator.serve.feed import ServedFeed
+from tests.kit.change_data import read_change_data
 from tistream import ts as tso
 from tistream.codec.raw.keys import KeyMode, keyspace_range
 from tistream.keyrange import KeyRange

@@ -163,7 +163,7 @@ def _merge(self: RawWrites, source_id: int, target_id: int) -> object:
 
 _true_merge = RawWrites.merge
 
-MUTANTS = {
+MUTANTS: dict[str, tuple[str, object, str, Callable[..., object]]] = {
     "the cache is kept when a leader moves": ("cache", TsoCache, "led_elsewhere", lambda self, ts: None),
     "the clock is not advanced when a leader moves": ("hlc", Hlc, "led_elsewhere", lambda self, ts: None),
     "Region-Max-TS is not copied on split": ("hlc", RawWrites, "split", _split),

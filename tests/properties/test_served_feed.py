@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pusher.core.cdcpb import RegionErrorKind, RegionEvent, read_change_data
+from pusher.core.cdcpb import RegionErrorKind
 from simulator.loopback.core.feed_wire import Request
 from simulator.profiles import DEFAULT, PIPELINED, TINY, TOPOLOGY_STORM
 from simulator.serve.content import workload_cluster
 from simulator.serve.faults import CALM, STORM, Faults
 from simulator.serve.feed import ServedFeed
 from simulator.workload import Workload
+from tests.kit.change_data import RegionEvent, read_change_data
 from tistream.keyrange import KeyRange
 from tistream.model.change import RowKind
 

@@ -17,12 +17,13 @@ import orjson
 import pytest
 
 from metaserver.initial_ranges import lay_out
-from reading import pull as pulling
-from reading import snapshot
-from reading.deps import Services
 from reading.filters import parse_filter
-from reading.pull import PullRequest, pull
-from reading.scope import Scope
+from reading.pages import pull as pulling
+from reading.pages import snapshot
+from reading.pages.pull import pull
+from reading.pages.request import PullRequest
+from reading.rows.scope import Scope
+from reading.served.services import Services
 from schemas.history import History
 from schemas.snapshot import SchemaSnapshot
 from simulator.dst.mutants import reworded
@@ -194,7 +195,7 @@ def events_of(content: bytes) -> list[Event]:
 def check(world: World) -> None:
     rows, changes = world.delivered()
     wanted = world.state(world.as_of) if "insert" in world.case.ops else {}
-    got = {(row["table"], row["key"]): row["columns"] for row in rows}
+    got: State = {(row["table"], row["key"]): row["columns"] for row in rows}
     assert got == wanted, world.case.given
     assert len(got) == len(rows), "each row once"
     assert {(row["type"], row["commit_ts"]) for row in rows} <= {("insert", str(world.as_of))}
@@ -221,7 +222,7 @@ MUTANTS: dict[str, tuple[Sequence[str], Mutant]] = {
     "rows that do not pass are delivered": (
         ["where"],
         lambda: reworded(
-            snapshot, "_selected", ("passing_rows(filter, found.table, batch)", "np.ones(len(batch), bool)")
+            snapshot, "_selected", ("passing_rows(filter, state.table, batch)", "np.ones(len(batch), bool)")
         ),
     ),
     "columns that are only asked are delivered": (
@@ -243,7 +244,7 @@ MUTANTS: dict[str, tuple[Sequence[str], Mutant]] = {
         lambda: reworded(
             pulling,
             "_snapshot",
-            ("request.scope, place.ts,", "request.scope, place.ts - 1,"),
+            ("request.scope, place.ts)", "request.scope, place.ts - 1)"),
         ),
     ),
 }

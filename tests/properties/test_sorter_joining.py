@@ -57,7 +57,7 @@ def test_the_histories_have_what_they_are_about() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("found[at] = group, alive | run.alive", "found[at] = group, run.alive"),
+        ("groups[at] = group, alive | run.alive", "groups[at] = group, run.alive"),
         ("getattr(state, kind))", "getattr(state, kind) if kind != 'open')"),
         ("max(state.next_row_no for state in states)", "0"),
         ("[state.waiting for state in states]", "[state.waiting.slice(0, 0) for state in states]"),

@@ -18,8 +18,6 @@ from sorter.core.prewrite_buffer import PrewriteBuffer
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.batch_rows import Arrivals
-from sorter.rows.run import Run
-from sorter.rows.saved import NO_LATE_READY, RunState
 from tests.kit.sorter_states import table_of
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
@@ -36,12 +34,8 @@ def end_of(piece: int) -> bytes:
 
 def regions_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     """Watermark rows, with what they leave out."""
-    rest = {"version": 1, "tenure_open_ts": 1, "tenure_ready_ts": 2, "row_offset": 0, "row_count": 0}
+    rest = {"version": 1, "subscription_open_ts": 1, "subscription_ready_ts": 2, "row_offset": 0, "row_count": 0}
     return pa.RecordBatch.from_pylist([rest | row for row in rows], schema=REGIONS)
-
-
-def _revived(states: tuple[RunState, ...]) -> list[Run]:
-    return [state.revive() for state in states]
 
 
 class WatermarkMachine(RuleBasedStateMachine):
@@ -69,7 +63,7 @@ class WatermarkMachine(RuleBasedStateMachine):
                 "end_key": end_of(hi),
                 "checkpoint_ts": checkpoint,
                 "resolved_ts": checkpoint + gain,
-                "tenure_ready_ts": 2 if ready else 0,
+                "subscription_ready_ts": 2 if ready else 0,
             }
             for i, ((lo, hi), checkpoint, gain, ready) in enumerate(rows)
         ]
@@ -258,8 +252,10 @@ class PrewriteMachine(RuleBasedStateMachine):
         self.buffer, self.ready = PrewriteBuffer(), SortBuffer()
         self.map = RangeWatermarkMap(KeyRange(), START_TS)
         self.map.restore(*slices)
-        self.buffer.restore(_revived(open_), _revived(commits), NO_LATE_READY, KeyRange(), self.durable_ts)
-        self.ready.restore(_revived(rows), KeyRange(), self.durable_ts)
+        for runs, states in ((self.buffer.open, open_), (self.buffer.commits, commits), (self.ready.runs, rows)):
+            runs.runs = [state.revive() for state in states]
+        self.buffer.restrict(KeyRange(), self.durable_ts)
+        self.ready.restrict(KeyRange(), self.durable_ts)
 
     def teardown(self) -> None:
         """In the end nothing that was decided is left."""

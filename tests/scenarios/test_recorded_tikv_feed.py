@@ -76,7 +76,9 @@ def test_behind_initialized_every_commit_has_its_prewrite(played: FeedPlayer) ->
 
 def test_a_pusher_can_write_it(played: FeedPlayer) -> None:
     for events in played.events.values():
-        batcher, ready, closed = Batcher(), set(), set()
+        batcher = Batcher()
+        ready: set[int] = set()
+        closed: set[int] = set()
         files = 0
         for event in events:
             files += len(batcher.handle(event))

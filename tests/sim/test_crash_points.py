@@ -50,8 +50,8 @@ def test_the_scenarios_have_all_kinds_of_boundaries(calm: Outcome) -> None:
             assert first(outcome, f"PUT {folder}")
         for folder in ("data_change_buffer/", "snapshots/"):
             assert first(outcome, f"DELETE {folder}")
-        saved = "objects positions snapshot_objects tasks"
-        for rows in ("objects segments tasks", saved, "incarnations stores", "incarnations"):
+        saved = "objects snapshot_objects snapshot_positions tasks"
+        for rows in ("objects segments tasks", saved, "store_incarnations stores", "store_incarnations"):
             assert first(outcome, f"COMMIT {rows}")
         assert {b.process[:4] for b in outcome.boundaries} == {"meta", "disp", "sort", "push"}
         assert [b.number for b in outcome.boundaries] == list(range(1, len(outcome.boundaries) + 1))

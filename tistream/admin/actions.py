@@ -13,23 +13,18 @@ from tistream.admin.core.formatting import key_text, range_label
 from tistream.admin.core.watermark_gaps import Known
 from tistream.admin.views import Sources, known_now
 from tistream.catalog.log.objects import ObjectState, stored_bytes
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind, TenantState
+from tistream.catalog.rows.workers import WorkerKind, WorkerRow, WorkerState
 from tistream.catalog.tenancy.changefeeds import list_changefeeds
-from tistream.catalog.tenancy.tenants import GIVEN_UP, TaskKind, TenantState, change_state, get_tenant, look_up_tenant
+from tistream.catalog.tenancy.tenants import GIVEN_UP, change_state, get_tenant, look_up_tenant
 from tistream.catalog.work import listing
 from tistream.catalog.work.deletion import delete_tenant
 from tistream.catalog.work.lanes import lane_places
 from tistream.catalog.work.move import move_task
 from tistream.catalog.work.reshape import request_merge, split_task
-from tistream.catalog.work.tasks import TaskRow, get_task, retry_task
-from tistream.catalog.work.workers import (
-    WorkerKind,
-    WorkerRow,
-    WorkerState,
-    drain_worker,
-    get_worker,
-    list_workers,
-    undrain_worker,
-)
+from tistream.catalog.work.tasks import get_task, retry_task
+from tistream.catalog.work.workers import drain_worker, get_worker, list_workers, undrain_worker
 from tistream.errors import ChangedMeanwhile, InvalidInput, StateForbids
 from tistream.ids import Tenant
 

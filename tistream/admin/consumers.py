@@ -32,6 +32,8 @@ from tistream.catalog.work.tasks import served_watermark
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
 
+_AT_REST = (FeedState.STOPPED, FeedState.FINISHED)
+
 
 def consumers_of(catalog: Catalog, tenant: Tenant) -> list[dict[str, Any]]:
     """The consumers of a tenant, by id."""
@@ -52,17 +54,17 @@ def consumers_of(catalog: Catalog, tenant: Tenant) -> list[dict[str, Any]]:
 
 def one_consumer(catalog: Catalog, row: ChangefeedRow) -> dict[str, Any]:
     """A consumer that was read."""
-    found = readers_of(catalog, row.tenant, row.changefeed_id)
+    readers = readers_of(catalog, row.tenant, row.changefeed_id)
     lanes = list_lanes(catalog, row.tenant, row.changefeed_id) if row.is_replication else ()
     served, end_ts = served_watermark(catalog, row.tenant), stream_end(catalog, row.tenant)
-    return consumer_fact(row, found.get(row.changefeed_id, Readers()), served, end_ts, lanes)
+    return consumer_fact(row, readers.get(row.changefeed_id, Readers()), served, end_ts, lanes)
 
 
 def consumer_fact(
     row: ChangefeedRow, readers: Readers, served: int, end_ts: int | None, lanes: Sequence[LaneRow]
 ) -> dict[str, Any]:
     """A consumer for people and programs."""
-    now_ms = row.seen_ms + row.idle_ms
+    now_ms = row.last_active_ms + row.idle_ms
     return {
         "changefeed_id": row.changefeed_id,
         **replication_facts(row, lanes, served, end_ts),
@@ -73,7 +75,7 @@ def consumer_fact(
         "target_ts": str(row.target_ts),
         "filters": json.loads(row.filters),
         "created_time": tso.to_text(tso.compose(row.created_ms)),
-        "seen_time": tso.to_text(tso.compose(row.seen_ms)),
+        "seen_time": tso.to_text(tso.compose(row.last_active_ms)),
         "lag_s": _lag_s(served, row.checkpoint_ts) if row.state is not FeedState.FINISHED else 0,
         "idle_s": row.idle_ms / 1000,
         "idle_limit_s": row.idle_limit_ms / 1000,
@@ -147,3 +149,16 @@ def _live(sources: Sources, tenant: Tenant, name: str) -> ChangefeedRow:
 def _lag_s(served: int, checkpoint_ts: int) -> float:
     begun = checkpoint_ts > 0  # else it begins where the log will, and there is nothing to measure from
     return max(0, tso.physical_ms(served) - tso.physical_ms(checkpoint_ts)) / 1000 if begun else 0.0
+
+
+def live_consumers(catalog: Catalog, tenant: Tenant) -> list[dict[str, Any]]:
+    """How far the changefeeds are behind that are neither paused nor finished; the furthest comes first."""
+    live = [feed for feed in consumers_of(catalog, tenant) if feed["state"] not in _AT_REST]
+    return [
+        {
+            **{name: feed[name] for name in ("changefeed_id", "state", "lag_s", "checkpoint_time", "idle_s")},
+            "destination": feed["sink_uri"].partition("?")[0],
+            "members": sum(left > 0 for left in feed["leases_s"].values()),
+        }
+        for feed in sorted(live, key=lambda feed: -feed["lag_s"])
+    ]

@@ -9,7 +9,8 @@ from typing import Any
 from tistream import ts as tso
 from tistream.admin import actions
 from tistream.admin.views import Sources, ids_of, number_of_cursor
-from tistream.catalog.work.job_rows import JobKind, JobRow, JobState, get_job, job_figures, list_jobs
+from tistream.catalog.rows.jobs import JobKind, JobRow, JobState
+from tistream.catalog.work.job_rows import get_job, job_figures, list_jobs
 from tistream.catalog.work.jobs import cancel_job, retry_job
 from tistream.ids import Tenant
 
@@ -32,8 +33,8 @@ def jobs_page(
 ) -> dict[str, Any]:
     """Jobs, newest first."""
     below = None if cursor is None else number_of_cursor(cursor)
-    found = list_jobs(sources.catalog, limit=limit + 1, below=below, tenant=tenant, states=states, kind=kind)
-    items, more = found[:limit], len(found) > limit
+    jobs = list_jobs(sources.catalog, limit=limit + 1, below=below, tenant=tenant, states=states, kind=kind)
+    items, more = jobs[:limit], len(jobs) > limit
     return {"items": [job_fact(row) for row in items], "next_cursor": str(items[-1].job_id) if more else None}
 
 
@@ -44,12 +45,12 @@ def job(sources: Sources, job_id: int) -> dict[str, Any]:
 
 def figures(sources: Sources) -> dict[str, Any]:
     """Counts of all jobs."""
-    found = job_figures(sources.catalog)
+    counted = job_figures(sources.catalog)
     return {
-        "by_state": {state: found.by_state.get(state, 0) for state in JobState},
-        "oldest_queued_ms": found.oldest_queued_ms,
-        "bytes_read": found.bytes_read,
-        "requests_saved": found.requests_saved,
+        "by_state": {state: counted.by_state.get(state, 0) for state in JobState},
+        "oldest_queued_ms": counted.oldest_queued_ms,
+        "bytes_read": counted.bytes_read,
+        "requests_saved": counted.requests_saved,
     }
 
 

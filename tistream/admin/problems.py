@@ -14,7 +14,7 @@ from tistream.catalog.work.leader import leader_report
 from tistream.catalog.work.workers import list_workers
 from tistream.clock import Clock
 from tistream.errors import TiStreamError
-from tistream.runtime.service import Problem
+from tistream.model.problem import Problem
 
 KEPT_S = 2.0  #: the reports are read again after this: pages and probes ask often, and reports are long
 

@@ -12,7 +12,7 @@ from tistream.admin import actions
 from tistream.admin.views import Sources
 from tistream.catalog.tenancy.changefeeds import FeedState, get_changefeed, remove_changefeed, switch_changefeed
 from tistream.catalog.work.replications import decide_refusal, resume_replication
-from tistream.errors import StateForbids
+from tistream.errors import InvalidInput, StateForbids
 from tistream.ids import Tenant
 
 
@@ -58,11 +58,25 @@ def retry(sources: Sources, tenant: Tenant, name: str, number: int, *, dry_run: 
     return actions.outcome("retry", f"lane {number} of changefeed {name}", dry_run, words)
 
 
-def skip(sources: Sources, tenant: Tenant, name: str, number: int, *, dry_run: bool, actor: str) -> dict[str, Any]:
-    """Leave the refused change of a lane out."""
-    error = decide_refusal(sources.catalog, tenant, name, number, leave_out=True, dry_run=dry_run)
+def skip(
+    sources: Sources,
+    tenant: Tenant,
+    name: str,
+    number: int,
+    *,
+    change: tuple[str, int] | None,
+    dry_run: bool,
+    actor: str,
+) -> dict[str, Any]:
+    """Leave the refused change of a lane out. `change`: the one that a dry run has shown, under `fields`; another one
+    may stop the lane meanwhile."""
+    if change is None and not dry_run:
+        raise InvalidInput("Name the change to leave out: its key and its commit_ts.")
+    error = decide_refusal(sources.catalog, tenant, name, number, leave_out=True, dry_run=dry_run, change=change)
     words = f"The change at {_change(error)} is never written. The destination differs from the source there until the "
-    return actions.outcome("skip", f"lane {number} of changefeed {name}", dry_run, words + "row changes again.")
+    words += "row changes again."
+    fields = {"key": error["key"], "commit_ts": error["commit_ts"]}
+    return actions.outcome("skip", f"lane {number} of changefeed {name}", dry_run, words, fields=fields)
 
 
 def _change(error: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ def replication_facts(
     row: ChangefeedRow, lanes: Sequence[LaneRow], served_ts: int, end_ts: int | None
 ) -> dict[str, Any]:
     """The members of a changefeed that only a replication has. `end_ts`: of the tenant's stream; None = it has none."""
-    now_ms = row.seen_ms + row.idle_ms
+    now_ms = row.last_active_ms + row.idle_ms
     first = next((lane.error for lane in lanes if lane.error is not None), None)
     retries = row.state is FeedState.NORMAL and first is not None
     return {
@@ -25,7 +25,7 @@ def replication_facts(
         "rpo": _rpo(row, lanes, served_ts, tso.lag_ms(served_ts, now_ms, end_ts))
         if row.is_replication and row.state is FeedState.NORMAL
         else None,
-        "catching_up": any(lane.checkpoint_ts < lane.redo_ts for lane in lanes),
+        "catching_up": any(lane.checkpoint_ts < lane.catch_up_ts for lane in lanes),
         "lanes": lane_facts(lanes),
         "error": row.error or (first if retries else None),
     }
@@ -57,9 +57,9 @@ def lane_facts(lanes: Sequence[LaneRow]) -> list[dict[str, Any]]:
             "epoch": lane.epoch,
             "checkpoint_ts": str(lane.checkpoint_ts),
             "attempted_ts": str(lane.attempted_ts),
-            "catching_up": lane.checkpoint_ts < lane.redo_ts,
-            "waits_s": lane.free_in_ms / 1000,
-            "unmoved_s": lane.moved_age_ms / 1000,
+            "catching_up": lane.checkpoint_ts < lane.catch_up_ts,
+            "waits_s": lane.writable_in_ms / 1000,
+            "unmoved_s": lane.unmoved_ms / 1000,
             "rows": lane.rows_done,
             "bytes": lane.bytes_done,
             "tries": lane.tries,

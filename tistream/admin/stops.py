@@ -11,9 +11,15 @@ from typing import Any
 from tistream import ts as tso
 from tistream.admin import actions
 from tistream.admin.views import Sources, ids_of
+from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.work import listing
-from tistream.catalog.work.stops import Scope, StopRow, get_stop, list_stops, resume_stop
-from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.work.stopped_items import (
+    Scope,
+    StoppedItemRow,
+    get_stopped_item,
+    list_stopped_items,
+    resume_stopped_item,
+)
 from tistream.errors import CursorInvalid, InvalidInput, NotFound
 from tistream.ids import Tenant
 
@@ -31,12 +37,12 @@ def stops_page(
         raise CursorInvalid("This is not a cursor of this list.", cursor=str(cursor)[:40]) from e
     items: list[dict[str, Any]] = []
     if not is_task:
-        items += [_stop_fact(row) for row in list_stops(sources.catalog, tenant, after=after, limit=limit + 1)]
+        items += [_stop_fact(row) for row in list_stopped_items(sources.catalog, tenant, after=after, limit=limit + 1)]
         after = 0
     if len(items) <= limit:
         left = limit + 1 - len(items)
-        found = listing.page_tasks(sources.catalog, limit=left, after_id=after, tenant=tenant, stopped=True)
-        items += [_task_fact(row) for row in found]
+        rows = listing.page_tasks(sources.catalog, limit=left, after_id=after, tenant=tenant, stopped=True)
+        items += [_task_fact(row) for row in rows]
     return {"items": items[:limit], "next_cursor": items[limit - 1]["stop_id"] if len(items) > limit else None}
 
 
@@ -45,10 +51,10 @@ def resume(sources: Sources, stop_id: str, *, dry_run: bool, actor: str) -> dict
     is_task, number = _parsed(stop_id)
     if is_task:
         return actions.retry(sources, number, dry_run=dry_run, actor=actor)
-    row = get_stop(sources.catalog, number)
+    row = get_stopped_item(sources.catalog, number)
     stopped = row.stopped
     words = f"{stopped.role} tries {stopped.scope} {stopped.item} now. It had stopped: {stopped.message}"
-    if not dry_run and not resume_stop(sources.catalog, number, actor=actor):
+    if not dry_run and not resume_stopped_item(sources.catalog, number, actor=actor):
         raise NotFound(f"Stop {number} does not exist any more: the item works again.", stop_id=number)
     return actions.outcome("resume", f"{stopped.role} {stopped.item}", dry_run, words)
 
@@ -64,7 +70,7 @@ def problems_of(sources: Sources, tenant: Tenant | None, limit: int) -> list[dic
             "contained": True,
             "facts": {"object": row.stopped.object} if row.stopped.object else {},
         }
-        for row in list_stops(sources.catalog, tenant, limit=limit)
+        for row in list_stopped_items(sources.catalog, tenant, limit=limit)
     ]
 
 
@@ -75,11 +81,11 @@ def _parsed(text: str) -> tuple[bool, int]:
     return number != text, int(number)
 
 
-def _stop_fact(row: StopRow) -> dict[str, Any]:
+def _stop_fact(row: StoppedItemRow) -> dict[str, Any]:
     stopped = row.stopped
     return {
         **ids_of(stopped.tenant),
-        "stop_id": str(row.stop_id),
+        "stop_id": str(row.item_id),
         "scope": stopped.scope,
         "role": stopped.role,
         "item": stopped.item,

@@ -16,14 +16,17 @@ from tistream.admin.core.formatting import NameOf, key_text, range_label
 from tistream.admin.core.watermark_gaps import Known, WatermarkGap, awaiting, paused, watermark_gaps_of
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventRow, list_events
-from tistream.catalog.tenancy.tenants import TenantState, get_tenant, list_tenants
+from tistream.catalog.rows.reports import StoreReport, TaskReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.rows.workers import WorkerKind, WorkerRow
+from tistream.catalog.tenancy.tenants import get_tenant, list_tenants
 from tistream.catalog.work import listing
 from tistream.catalog.work.leader import get_leader
-from tistream.catalog.work.reports import StoreReport, TaskReport
 from tistream.catalog.work.stores import list_stores
 from tistream.catalog.work.stream_ends import ends_of
-from tistream.catalog.work.tasks import TaskRow, get_task
-from tistream.catalog.work.workers import WorkerKind, WorkerRow, get_worker, list_workers
+from tistream.catalog.work.tasks import get_task
+from tistream.catalog.work.workers import get_worker, list_workers
 from tistream.clock import Clock
 from tistream.errors import CursorInvalid, TiStreamError
 from tistream.ids import Tenant
@@ -63,10 +66,10 @@ def tasks_page(
     stopped: bool = False,
 ) -> dict[str, Any]:
     """Tasks by id."""
-    found = listing.page_tasks(
+    rows = listing.page_tasks(
         sources.catalog, limit=limit + 1, after_id=number_of_cursor(cursor), tenant=tenant, owner=owner, stopped=stopped
     )
-    items, more = found[:limit], len(found) > limit
+    items, more = rows[:limit], len(rows) > limit
     return {"items": _task_facts(sources, items), "next_cursor": str(items[-1].task_id) if more else None}
 
 
@@ -82,8 +85,8 @@ def task(sources: Sources, task_id: int) -> dict[str, Any]:
 def ranges_page(sources: Sources, tenant: Tenant, *, limit: int, cursor: str | None = None) -> dict[str, Any]:
     """The key space of a tenant in order, with owners and progress."""
     get_tenant(sources.catalog, tenant)
-    found = listing.page_ranges(sources.catalog, tenant, limit=limit + 1, after=_place(cursor))
-    items, more = found[:limit], len(found) > limit
+    rows = listing.page_ranges(sources.catalog, tenant, limit=limit + 1, after=_place(cursor))
+    items, more = rows[:limit], len(rows) > limit
     last = f"{items[-1].range.start.hex()}.{items[-1].task_id}" if more else None
     return {"items": _task_facts(sources, items), "next_cursor": last}
 
@@ -110,17 +113,18 @@ def owner(sources: Sources) -> dict[str, Any]:
     """The leading meta server."""
     row = get_leader(sources.catalog)
     if row is None:
-        return {"owner": None, "epoch": 0, "heartbeat_age_s": None, "alive": False}
+        return {"owner": None, "release": None, "epoch": 0, "heartbeat_age_s": None, "alive": False}
     alive = row.heartbeat_age_ms <= LEADER_LEASE_MS
     age_s = row.heartbeat_age_ms / 1000
-    return {"owner": row.name, "epoch": row.epoch, "heartbeat_age_s": age_s, "alive": alive}
+    told = {"owner": row.name, "release": str(row.release), "epoch": row.epoch}
+    return {**told, "heartbeat_age_s": age_s, "alive": alive}
 
 
 def watermark_gaps(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:
     """What is stalled, each in one sentence; at most WATERMARK_GAPS_MAX (`truncated`: there are more)."""
-    found = list_gaps(sources, tenant)
-    items = [watermark_gap_fact(sources, gap, name_of) for gap, name_of in found[:WATERMARK_GAPS_MAX]]
-    return {"items": items, "truncated": len(found) > WATERMARK_GAPS_MAX}
+    gaps = list_gaps(sources, tenant)
+    items = [watermark_gap_fact(sources, gap, name_of) for gap, name_of in gaps[:WATERMARK_GAPS_MAX]]
+    return {"items": items, "truncated": len(gaps) > WATERMARK_GAPS_MAX}
 
 
 def list_gaps(sources: Sources, tenant: Tenant | None = None) -> list[tuple[WatermarkGap, NameOf]]:
@@ -128,14 +132,14 @@ def list_gaps(sources: Sources, tenant: Tenant | None = None) -> list[tuple[Wate
     rows = list_tenants(sources.catalog) if tenant is None else [get_tenant(sources.catalog, tenant)]
     unnamed: NameOf = lambda _: None  # noqa: E731
     waiting = [r for r in rows if r.state is TenantState.AWAITING_SNAPSHOT]
-    found = [(awaiting(r.tenant, r.keyspace.name if r.kind.is_keyspace else None), unnamed) for r in waiting]
-    found += [(paused(r.tenant, r.reason), unnamed) for r in rows if r.state is TenantState.PAUSED]
+    gaps = [(awaiting(r.tenant, r.keyspace.name if r.kind.is_keyspace else None), unnamed) for r in waiting]
+    gaps += [(paused(r.tenant, r.reason), unnamed) for r in rows if r.state is TenantState.PAUSED]
     known = known_now(sources, tenant)
     names: dict[Tenant, NameOf] = {}
     for row in _suspects(sources.catalog, known, tenant):
         name_of = names.setdefault(row.tenant, sources.names_of(row.tenant))
-        found += [(gap, name_of) for gap in watermark_gaps_of(row, known, name_of)]
-    return found
+        gaps += [(gap, name_of) for gap in watermark_gaps_of(row, known, name_of)]
+    return gaps
 
 
 def events_page(
@@ -151,10 +155,10 @@ def events_page(
     """Events, the newest first and on to older ones by `cursor`; with `after` (an event's id) newer ones, in order."""
     above = None if after is None else number_of_cursor(after)
     below = None if cursor is None else number_of_cursor(cursor)
-    found = list_events(
+    events = list_events(
         sources.catalog, limit=limit + 1, below=below, above=above, kind=kind, tenant=tenant, subject=subject
     )
-    items, more = found[:limit], len(found) > limit
+    items, more = events[:limit], len(events) > limit
     follow = max([event.event_id for event in items], default=above or 0)
     return {
         "items": [event_fact(event) for event in items],
@@ -232,25 +236,25 @@ def _suspects(catalog: Catalog, known: Known, tenant: Tenant | None) -> list[Tas
     """The tasks that may be stalled, by id: not all 100,000 are examined."""
     limit = WATERMARK_GAPS_MAX + 1
     idle = listing.idle_tasks(catalog, limit=limit, tenant=tenant, resting=_RESTING)
-    found = {row.task_id: row for row in idle}
+    idle_by_id = {row.task_id: row for row in idle}
     owners = listing.tasks_per_owner(catalog)
     for name in owners:
-        if len(found) < limit and not Known.is_alive(known.workers.get(name)):
+        if len(idle_by_id) < limit and not Known.is_alive(known.workers.get(name)):
             rows = listing.page_tasks(catalog, limit=limit, tenant=tenant, owner=name)
-            found.update({row.task_id: row for row in rows})
+            idle_by_id.update({row.task_id: row for row in rows})
     reported = [t.task_id for t in known.tasks.values() if t.stuck or t.standing_s]
     rows = listing.tasks_by_id(catalog, reported[: 4 * limit])
-    found.update({row.task_id: row for row in rows if tenant is None or row.tenant == tenant})
-    return [found[task_id] for task_id in sorted(found)]
+    idle_by_id.update({row.task_id: row for row in rows if tenant is None or row.tenant == tenant})
+    return [idle_by_id[task_id] for task_id in sorted(idle_by_id)]
 
 
 def _newest(reports: Iterable[TaskReport]) -> dict[int, TaskReport]:
     """By task, of the newest epoch: the former owner of a moved task still reports it."""
-    found: dict[int, TaskReport] = {}
+    newest: dict[int, TaskReport] = {}
     for report in reports:
-        if report.task_id not in found or found[report.task_id].epoch < report.epoch:
-            found[report.task_id] = report
-    return found
+        if report.task_id not in newest or newest[report.task_id].epoch < report.epoch:
+            newest[report.task_id] = report
+    return newest
 
 
 def _task_facts(sources: Sources, rows: list[TaskRow]) -> list[dict[str, Any]]:
@@ -277,7 +281,7 @@ def _task_fact(sources: Sources, row: TaskRow, name_of: NameOf, known: Known) ->
         "durable_ts": str(row.durable_ts),
         "durable_time": tso.to_text(row.durable_ts),
         "lag_s": _lag(sources, row.durable_ts, known.ends.get(row.tenant)),
-        **_attributes(row, "epoch", "owner", "resubscribe_id", "snapshot_n", "error"),
+        **_attributes(row, "epoch", "owner", "resubscribe_id", "snapshot_no", "error"),
         "load": _load(report) if report is not None and report.epoch == row.epoch else None,
     }
 
@@ -305,6 +309,7 @@ def _worker_fact(row: WorkerRow, tasks: int, stores: int) -> dict[str, Any]:
     alive = Known.is_alive(row)
     return {
         **_attributes(row, "worker_id", "kind", "address"),
+        "release": str(row.release),
         "state": row.state if alive or row.state == "gone" else "silent",
         "alive": alive,
         "incarnation": row.incarnation,
@@ -331,11 +336,13 @@ def _lag(sources: Sources, ts: int | None, end_ts: int | None) -> float | None:
 def _event_text(event: EventRow) -> str:
     """An event as a sentence."""
     detail, what = event.detail, event.kind.split(".")[0]
+    if what == "changefeed":
+        return _changefeed_text(event)
     subject = event.subject if what == "owner" else f"{what} {event.subject}"
     match event.kind:
         case "owner.elected":
             return f"{subject} became the leader, epoch {detail.get('epoch')}"
-        case "task.assigned" | "task.moved" | "store.assigned":
+        case "task.assigned" | "task.moved" | "store.assigned" | "lane.assigned":
             verb = "moved" if event.kind == "task.moved" else "assigned"
             was = f" from {detail['was']}" if detail.get("was") else ""
             epoch = f", epoch {detail['epoch']}" if detail.get("epoch") else ""
@@ -350,12 +357,6 @@ def _event_text(event: EventRow) -> str:
             )
         case "store.rejected":
             return f"{subject} was rejected: {detail.get('rows')} rows are not taken, and the log is served on"
-        case "store.accepted":
-            return f"{subject} was accepted: {detail.get('rows')} rows above {detail.get('good_ts')} are merged"
-        case "store.amended":
-            return f"{subject}: {detail.get('rows')} accepted rows are in the log, and it is served on"
-        case "store.not_accepted":
-            return f"{subject} stays quarantined: {detail.get('error')}"
         case "task.stopped":
             return f"{subject} stopped: {detail.get('error')}"
         case "task.split":
@@ -368,6 +369,10 @@ def _event_text(event: EventRow) -> str:
             return f"{subject} is retried"
         case "worker.registered":
             return f"{detail.get('kind', 'worker')} {event.subject} registered, incarnation {detail.get('incarnation')}"
+        case "worker.silent":
+            return f"{subject}, incarnation {detail.get('incarnation')}, sends no heartbeats any more"
+        case "tenant.allowed" | "tenant.disallowed":
+            return f"{subject}: the target {detail.get('target')} is {event.kind.split('.')[1]}"
         case "tenant.deleting":
             reason = f": {detail['reason']}" if detail.get("reason") else ""
             return f"{subject} is being deleted, with {detail.get('tasks')} tasks{reason}"
@@ -385,8 +390,32 @@ def _event_text(event: EventRow) -> str:
             return f"{event.subject} works again"
         case "tenant.activated":
             return f"{subject} activated with {detail.get('tasks')} tasks"
+        case "feature.on":
+            return f"{subject} is switched on, and releases before {detail.get('since')} run no longer"
     reason = f": {detail['reason']}" if detail.get("reason") else ""
     return f"{subject} {event.kind.split('.')[-1]}{reason}"
+
+
+def _changefeed_text(event: EventRow) -> str:
+    """An event of a changefeed as a sentence."""
+    detail, subject = event.detail, f"changefeed {event.subject}"
+    match event.kind:
+        case "changefeed.created":
+            return f"{subject} was created and writes what is above {detail.get('start_ts')}"
+        case "changefeed.changed":
+            moved = f", and continues above {detail['to_ts']}" if detail.get("to_ts") else ""
+            return f"{subject} is {detail['to']} again{moved}" if detail.get("to") else f"{subject} has other settings"
+        case "changefeed.rebalanced":
+            return f"{subject} was cut anew: {detail.get('lanes')} lanes instead of {detail.get('was')}"
+        case "changefeed.stopped":
+            change = f"{detail.get('item') or detail.get('key')}, at {detail.get('commit_ts')}"
+            return f"{subject} does not write on at {change}: {detail.get('message')}"
+        case "changefeed.failed":
+            return f"{subject} failed: {detail.get('message')}"
+        case "changefeed.repeats":
+            between = f"above {detail.get('repeats_above')} up to {detail.get('repeats_upto')}"
+            return f"{subject}, lane {detail.get('lane')}, may write changes {between} a second time"
+    return f"{subject} {event.kind.split('.')[-1]}"
 
 
 def number_of_cursor(cursor: str | None) -> int:

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from tistream import config
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.gauges import CatalogGauges
-from tistream.cli import allocator, warm
-from tistream.cli.executors import maintenance_rules, spark_worker, threads_worker
-from tistream.cli.no_pandas import keep_pandas_out
-from tistream.cli.replicating import replication_worker
+from tistream.cli.executors import maintenance_rules, outbound_terms, replication_worker, spark_worker, threads_worker
+from tistream.cli.presence import Presence, present_command
+from tistream.cli.process_memory import keep_freed_memory, keep_pandas_out
 from tistream.cli.running import Parts, Running
-from tistream.cli.startup import answers
+from tistream.cli.startup import answers, process_name
 from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.errors import ConfigError
-from tistream.http.readiness import Probes, lease_age, lease_holds, none_stopped, store_answers
+from tistream.http.readiness import Probes, catalog_answers, lease_age, lease_holds, none_stopped, store_answers
 from tistream.objectstore.metered import open_metered
 from tistream.runtime.metrics import Collect
 from tistream.runtime.service import Service, ServiceGroup
@@ -33,9 +33,9 @@ from tistream.runtime.service import Service, ServiceGroup
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from apiserver.control.push_access import CredentialIssuer
     from dispatcher.worker import DispatcherWorker
     from metaserver.loop import MetaWorker
-    from metaserver.push_access import CredentialIssuer
     from sorter.worker.worker import SorterWorker
     from tistream.feed.hints import Look, Notifications
     from tistream.feed.protocol import Feed
@@ -76,10 +76,11 @@ def open_parts(settings: Settings) -> Parts:
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Parts]:
-    """`open_parts` for a job: the catalog is closed at the end."""
+    """`open_parts` for a command, which is in the list of workers while it runs. The catalog is closed at the end."""
     parts = open_parts(settings)
     try:
-        yield parts
+        with present_command(parts.catalog, parts.clock):
+            yield parts
     finally:
         parts.catalog.close()
 
@@ -95,10 +96,10 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
         "catalog": settings.catalog.model_copy(update={"url": settings.catalog.url or f"sqlite:///{root}/catalog.db"}),
         "object_store": config.ObjectStoreSettings(url=settings.object_store.url or f"file://{root}/bucket"),
     }
-    allocator.keep_freed_memory()
+    keep_freed_memory()
     keep_pandas_out()
     if warm_up:
-        warm.start()
+        _warm_up()
     parts = open_parts(settings.model_copy(update=where))
     follow = _dispatcher(parts, "dispatcher-1")
     sorters = [_sorter(parts, name, follow) for name in ("sorter-1", "sorter-2")]
@@ -116,11 +117,12 @@ def embedded(settings: Settings, data: Path, *, warm_up: bool = True) -> Running
 
 def meta(parts: Parts, name: str) -> Running:
     """A meta server. It answers no API: the API servers share its routes."""
+    present = Presence(parts.catalog, parts.clock, name, WorkerKind.META)
     worker = _meta(parts, name)
     readers = _queue_readers(parts, name, _notifications(parts))
-    group = ServiceGroup(name, [worker, *readers], parts.clock)
+    group = ServiceGroup(name, [present, worker, *readers], parts.clock)
     probes = _probes(parts, group, worker.lease_age_s, CatalogGauges(parts.catalog, parts.clock))
-    return Running(parts, [worker, *readers], probes=probes)
+    return Running(parts, group.members, probes=probes)
 
 
 def dispatcher(parts: Parts, name: str) -> Running:
@@ -150,7 +152,7 @@ def sorter(parts: Parts, name: str) -> Running:
     from tistream.feed.flight import FlightFeed, locate_by_catalog, token_of_catalog
     from tistream.feed.tls import TlsFiles
 
-    allocator.keep_freed_memory()
+    keep_freed_memory()
     tls = TlsFiles.of(parts.settings.feed)
     if tls is not None:
         tls.read()  # a wrong file ends the process at its start
@@ -162,22 +164,30 @@ def sorter(parts: Parts, name: str) -> Running:
     return Running(parts, [worker], closing=feed.close, probes=probes, drains=worker, drain_timeout_s=timeout_s)
 
 
+def _warm_up() -> None:
+    """Compile in a thread what readers need."""
+    from tistream.cli import warm
+
+    warm.start()
+
+
 def api_server(parts: Parts) -> Running:
     """An API server: every route, and the console."""
-    warm.start()
-    return Running(parts, [], _api(parts, [], notifications=_notifications(parts)), has_console=True)
+    _warm_up()
+    present = Presence(parts.catalog, parts.clock, process_name("api"), WorkerKind.API)
+    return Running(parts, [present], _api(parts, [], notifications=_notifications(parts)), has_console=True)
 
 
 def maintain(parts: Parts, name: str, slots: int) -> Running:
     """An executor of maintenance jobs, with threads."""
-    allocator.keep_freed_memory()
+    keep_freed_memory()
     worker = threads_worker(parts, name, slots=slots)
     return Running(parts, [worker], probes=_probes(parts, worker, worker.lease_age_s))
 
 
 def replicate(parts: Parts, name: str) -> Running:
     """A worker that writes changefeeds to their destinations."""
-    allocator.keep_freed_memory()
+    keep_freed_memory()
     worker, timeout_s = replication_worker(parts, name), parts.settings.replication.drain_timeout_s
     probes = _probes(parts, worker, worker.lease_age_s)
     return Running(parts, [worker], probes=probes, drains=worker, drain_timeout_s=timeout_s)
@@ -199,7 +209,7 @@ def _probes(parts: Parts, worker: Service, age_s: Callable[[], float | None], me
     """Probes of a worker without an HTTP port."""
     return Probes(
         checks={
-            "catalog": parts.catalog.ping,
+            "catalog": catalog_answers(parts.catalog, parts.clock),
             "object store": store_answers(parts.store),
             "lease": lease_holds(age_s),
             "services": none_stopped(worker.problems),
@@ -227,11 +237,10 @@ def _api(
 ) -> FastAPI:
     """The application of an API server: every route of TiStream on one port. `services` run in the same process."""
     from apiserver.app import create_app
-    from metaserver.routers import control_routers
-    from reading.deps import Services
-    from schemas.registry.table_names import table_names
+    from apiserver.control.push_access import PushPlace
+    from reading.log.memory import ReadMemory
+    from reading.served.services import Services
     from tistream.admin.problems import ReportedProblems
-    from tistream.admin.views import Sources
 
     def problems() -> list[dict[str, object]]:
         return [p.shown() for service in services for p in service.problems()]
@@ -248,16 +257,16 @@ def _api(
         skew_max_ms=parts.settings.catalog.clock_skew_max_ms,
         reports=lambda: [report for sorter in sorters for report in sorter.reports],
         explain=lambda task_id: [str(s) for sorter in sorters for s in sorter.explain(task_id)],
+        outbound=outbound_terms(parts.settings),
+        read_memory=ReadMemory(parts.settings.server.read_memory_mib << 20),
     )
-    sources = Sources(catalog=parts.catalog, clock=parts.clock, names=table_names(wired.registry))
-    url, issuer = parts.settings.object_store.url, push_issuer(parts.settings)
-    skew_max_ms = parts.settings.catalog.clock_skew_max_ms
-    control = control_routers(sources, parts.store, wired.log_starts, wired.registry, url, issuer, skew_max_ms)
+    push = PushPlace(url=parts.settings.object_store.url, issuer=push_issuer(parts.settings))
+    webhooks = []
     if notifications is not None and parts.settings.notifications.webhook_token:
         from apiserver.routes import notifications as webhook
 
-        control = [*control, webhook.router(notifications, parts.settings.notifications.webhook_token)]
-    return create_app(wired, control, authenticator=_authenticator(parts), **_bounds(parts.settings.server))
+        webhooks.append(webhook.router(notifications, parts.settings.notifications.webhook_token))
+    return create_app(wired, webhooks, push=push, authenticator=_authenticator(parts), **_bounds(parts.settings.server))
 
 
 def _notifications(parts: Parts, look: Look | None = None) -> Notifications | None:
@@ -326,8 +335,8 @@ def _authenticator(parts: Parts) -> Authenticator | None:
 
 def push_issuer(settings: Settings) -> CredentialIssuer | None:
     """The issuer of pushers' credentials for the bucket; None: pushers use their own."""
-    from metaserver.push_access import CredentialIssuer
-    from metaserver.push_policy import PushTerms
+    from apiserver.control.push_access import CredentialIssuer
+    from apiserver.control.push_policy import PushTerms
     from tistream.objectstore.factory import s3_place
 
     place, push = s3_place(settings.object_store.url), settings.push

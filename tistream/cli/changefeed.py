@@ -7,17 +7,30 @@ TiKV-CDC's names where they mean the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tistream.admin.core.units import seconds_text
-from tistream.cli.filter_options import Changed, Columns, FilterFile, Ops, Tables, Where, filters_of
-from tistream.cli.key_options import EndKey, KeyPattern, Prefix, StartKey, ValuePattern
-from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
-from tistream.cli.output import Column, NoColor, Output, OutputOption, show_facts, show_rows
-from tistream.cli.service import connect, tenant_path
+from tistream.cli.filter_options import (
+    EndKey,
+    FilterFile,
+    FilterOptions,
+    KeyPattern,
+    Prefix,
+    StartKey,
+    ValuePattern,
+    filters_of,
+    parse_changefeed,
+    read_key_filter,
+    read_toml,
+    with_options,
+)
+from tistream.cli.options import DEFAULT_URL, Url
+from tistream.cli.output import Column
+from tistream.cli.service import ServiceOptions, TableOptions, TenantOptions, connect
 from tistream.errors import InvalidInput
 
 commands = typer.Typer(help="Register consumers, and write changes to destinations.", no_args_is_help=True)
@@ -37,7 +50,7 @@ DeadLetter = Annotated[
     ),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="A TiCDC or TiKV-CDC changefeed's TOML: its [filter] section.")
+    Path | None, typer.Option("--config", help="A TiCDC or TiKV-CDC changefeed's TOML: its 'filter' section.")
 ]
 FormatOfKeys = Annotated[
     str | None,
@@ -57,50 +70,72 @@ StartTs = Annotated[str, typer.Option(help="A TSO, earliest or latest (also 0)."
 TargetTs = Annotated[int, typer.Option(min=0, help="Finish here; 0 = never.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedOptions(TenantOptions):
+    """A changefeed of a tenant, named once."""
+
+    changefeed_id: OptionalId = None
+    named: NamedId = None
+
+    @property
+    def name(self) -> str:
+        if (self.changefeed_id is None) == (self.named is None):
+            raise InvalidInput("Name the changefeed once: as ID or with --changefeed-id.", option="changefeed-id")
+        return self.changefeed_id or self.named or ""
+
+    def feed(self) -> str:
+        """The path of the changefeed."""
+        return self.path("changefeeds", self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryOptions:
+    """The entries of a keyspace that are wanted."""
+
+    start_key: StartKey = None
+    end_key: EndKey = None
+    key_prefix: Prefix = None
+    key_format: FormatOfKeys = None
+    key_pattern: KeyPattern = None
+    value_pattern: ValuePattern = None
+
+    def keys(self, config: Path | None) -> dict[str, str]:
+        """The wanted entries; keys are escaped unless a format is named. The [filter] section of a TiKV-CDC
+        changefeed wins."""
+        given = {name: text for name, text in asdict(self).items() if text is not None}
+        in_file = {} if config is None else read_key_filter(config)
+        return ({"key_format": "escaped", **given} if given else {}) | in_file
+
+
 @commands.command()
 def create(
-    cluster: Cluster,
-    tenant: Tenant,
-    changefeed_id: OptionalId = None,
-    named: NamedId = None,
+    *,
+    of: FeedOptions,
     sink_uri: SinkUri = None,
     dead_letter: DeadLetter = None,
     start_ts: StartTs = "latest",
     target_ts: TargetTs = 0,
     config: ConfigFile = None,
-    tables: Tables = None,
-    columns: Columns = None,
-    ops: Ops = None,
-    where: Where = None,
-    changed: Changed = None,
+    filters: FilterOptions,
     filter_file: FilterFile = None,
-    start_key: StartKey = None,
-    end_key: EndKey = None,
-    key_prefix: Prefix = None,
-    key_format: FormatOfKeys = None,
-    key_pattern: KeyPattern = None,
-    value_pattern: ValuePattern = None,
+    entries: EntryOptions,
     lanes: Lanes = None,
     partitions: Annotated[int, typer.Option(min=1, help="How many members can share a consumer.")] = 1,
     idle_hours: IdleHours = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
+    to: ServiceOptions,
 ) -> None:
     """Write changes to a destination (--sink-uri), or register a consumer.
 
     The log above its checkpoint is kept until it is removed, finished, or idle for too long."""
-    keys = _keys(start_key, end_key, key_prefix, key_format, key_pattern, value_pattern)
-    keys |= _keys_in(config)
-    filters = filters_of(
-        {}, None if keys else (filter_file or config), tables=tables, columns=columns, ops=ops, where=where,
-        changed=changed,
-    )  # fmt: skip
+    keys = entries.keys(config)
+    pulls = sink_uri is None
+    if not pulls and not keys:
+        sink_uri = _with_sink(sink_uri, filter_file or config)
     body = {
-        "changefeed_id": _name(changefeed_id, named),
+        "changefeed_id": of.name,
         "start_ts": "latest" if start_ts == "0" else start_ts,
         "target_ts": str(target_ts),
-        "filters": filters,
+        "filters": filters_of({}, None if keys else (filter_file or config), filters, pulls=pulls),
         "partitions": partitions,
         **({} if idle_hours is None else {"idle_limit_s": idle_hours * 3600}),
         **({} if sink_uri is None else {"sink_uri": sink_uri}),
@@ -108,25 +143,18 @@ def create(
         **({"keys": keys} if keys else {}),
         **({} if lanes is None else {"lanes": lanes}),
     }
-    made = _send(url, "POST", tenant_path(cluster, tenant, "changefeeds"), body)
+    made = _send(to, "POST", of.path("changefeeds"), body)
     for note in made.get("notes", ()):
         typer.echo(note, err=True)
-    show_facts(made, output)
+    to.show(made)
 
 
 @commands.command("list")
-def list_all(
-    cluster: Cluster,
-    tenant: Tenant,
-    url: Url = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
-    no_color: NoColor = False,
-) -> None:
+def list_all(of: TenantOptions, to: TableOptions) -> None:
     """List the changefeeds of a tenant with state, checkpoint, lag, and who works for them."""
     columns: list[Column] = [
         ("changefeed", lambda row: row["changefeed_id"]),
-        ("state", lambda row: row["state"]),
-        ("checkpoint_ts", lambda row: row["checkpoint_ts"]),
+        *("state", "checkpoint_ts"),
         ("checkpoint", lambda row: row["checkpoint_time"] or "-"),
         ("lag", lambda row: seconds_text(row["lag_s"])),
         ("idle", lambda row: seconds_text(row["idle_s"]) + ("" if row["holds_log"] else ", holds no log")),
@@ -134,253 +162,173 @@ def list_all(
         ("workers", lambda row: ", ".join(_workers(row)) or "-"),
         ("parts", lambda row: str(len(row["partitions"]) or len(row["lanes"]))),
     ]
-    found = _send(url, "GET", tenant_path(cluster, tenant, "changefeeds"))
-    show_rows(found, output, columns, no_color=no_color, empty="no changefeed")
+    to.show_rows(_send(to, "GET", of.path("changefeeds")), columns, empty="no changefeed")
 
 
 @commands.command()
-def query(
-    cluster: Cluster,
-    tenant: Tenant,
-    changefeed_id: OptionalId = None,
-    named: NamedId = None,
-    url: Url = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
-) -> None:
+def query(of: FeedOptions, to: ServiceOptions) -> None:
     """Show one changefeed."""
-    path = tenant_path(cluster, tenant, "changefeeds", _name(changefeed_id, named))
-    show_facts(_send(url, "GET", path), output)
+    to.show(_send(to, "GET", of.feed()))
 
 
 @commands.command()
-def tables(
-    cluster: Cluster,
-    tenant: Tenant,
-    changefeed_id: OptionalId = None,
-    named: NamedId = None,
-    url: Url = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
-    no_color: NoColor = False,
-) -> None:
+def tables(of: FeedOptions, to: TableOptions) -> None:
     """List the tables that a changefeed writes, each with its lane."""
     columns: list[Column] = [
         ("table", lambda row: f"{row['database']}.{row['table']}"),
         ("lane", lambda row: str(row["lane"])),
-        ("checkpoint_ts", lambda row: row["checkpoint_ts"]),
+        "checkpoint_ts",
         ("key", lambda row: "yes" if row["has_key"] else "no: at least once"),
         ("state", lambda row: "stopped" if row["stopped"] else "error" if row["error"] else "ok"),
         ("error", lambda row: (row["error"] or {}).get("message", "")),
     ]
-    path = tenant_path(cluster, tenant, "changefeeds", _name(changefeed_id, named)) + "/tables"
-    show_rows(_send(url, "GET", path), output, columns, no_color=no_color, empty="no table")
+    to.show_rows(_send(to, "GET", f"{of.feed()}/tables"), columns, empty="no table")
 
 
 @commands.command()
 def update(
-    cluster: Cluster,
-    tenant: Tenant,
-    changefeed_id: OptionalId = None,
-    named: NamedId = None,
+    *,
+    of: FeedOptions,
     sink_uri: SinkUri = None,
     dead_letter: DeadLetter = None,
     target_ts: Annotated[int | None, typer.Option(min=0, help="Finish here; 0 = never.")] = None,
     config: ConfigFile = None,
-    tables: Tables = None,
-    columns: Columns = None,
-    ops: Ops = None,
-    where: Where = None,
-    changed: Changed = None,
-    key_format: FormatOfKeys = None,
-    start_key: StartKey = None,
-    end_key: EndKey = None,
-    key_prefix: Prefix = None,
-    key_pattern: KeyPattern = None,
-    value_pattern: ValuePattern = None,
+    filters: FilterOptions,
+    entries: EntryOptions,
     idle_hours: IdleHours = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
+    to: ServiceOptions,
 ) -> None:
     """Change the settings of a paused changefeed with a destination; those that are not given stay.
 
     An empty --dead-letter removes the place."""
-    keys = _keys(start_key, end_key, key_prefix, key_format, key_pattern, value_pattern) | _keys_in(config)
-    filters = filters_of(
-        {}, None if keys else config, tables=tables, columns=columns, ops=ops, where=where, changed=changed
-    )
+    keys = entries.keys(config)
+    if not keys:
+        sink_uri = _with_sink(sink_uri, config)
     given: dict[str, Any] = {
         "sink_uri": sink_uri,
         "dead_letter": dead_letter,
         "target_ts": None if target_ts is None else str(target_ts),
-        "filters": filters or None,
+        "filters": filters_of({}, None if keys else config, filters, pulls=False) or None,
         "keys": keys or None,
         "idle_limit_s": None if idle_hours is None else idle_hours * 3600,
     }
     body = {name: value for name, value in given.items() if value is not None}
-    path = tenant_path(cluster, tenant, "changefeeds", _name(changefeed_id, named))
-    show_facts(_send(url, "POST", f"{path}:update", body), output)
+    to.show(_send(to, "POST", f"{of.feed()}:update", body))
 
 
 @commands.command()
 def checkpoint(
     changefeed_id: Id,
     ts: Annotated[int, typer.Argument(min=0, help="The consumer has everything at or below this TSO.")],
-    cluster: Cluster,
-    tenant: Tenant,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
+    of: TenantOptions,
+    to: ServiceOptions,
 ) -> None:
     """Move a consumer's checkpoint forward."""
-    path = tenant_path(cluster, tenant, "changefeeds", changefeed_id)
-    show_facts(_send(url, "PATCH", path, {"checkpoint_ts": str(ts)}), output)
+    to.show(_send(to, "PATCH", of.path("changefeeds", changefeed_id), {"checkpoint_ts": str(ts)}))
 
 
 @commands.command()
 def reset(
     changefeed_id: Id,
     to: Annotated[str, typer.Option(help="A TSO, an RFC 3339 time, earliest or latest.")],
-    cluster: Cluster,
-    tenant: Tenant,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
+    of: TenantOptions,
+    service: ServiceOptions,
 ) -> None:
     """Move a consumer to another timestamp, also further back."""
-    path = tenant_path(cluster, tenant, "changefeeds", changefeed_id)
-    show_facts(_send(url, "POST", f"{path}:reset", {"to": to}), output)
+    service.show(_send(service, "POST", f"{of.path('changefeeds', changefeed_id)}:reset", {"to": to}))
 
 
 @commands.command()
-def pause(
-    cluster: Cluster,
-    tenant: Tenant,
-    changefeed_id: OptionalId = None,
-    named: NamedId = None,
-    url: Url = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
-) -> None:
+def pause(of: FeedOptions, to: ServiceOptions) -> None:
     """Pause a changefeed: nothing is read or written, and its log is still kept."""
-    show_facts(_act(url, cluster, tenant, _name(changefeed_id, named), "pause"), output)
+    to.show(_send(to, "POST", f"{of.feed()}:pause"))
 
 
 @commands.command()
 def resume(
-    cluster: Cluster,
-    tenant: Tenant,
-    changefeed_id: OptionalId = None,
-    named: NamedId = None,
+    of: FeedOptions,
+    to: ServiceOptions,
     overwrite_checkpoint_ts: Annotated[
         int | None, typer.Option(min=0, help="With a destination: continue above this TSO, also further back.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
 ) -> None:
     """Resume a paused or failed changefeed, and try refused changes again."""
     body = {} if overwrite_checkpoint_ts is None else {"checkpoint_ts": str(overwrite_checkpoint_ts)}
-    show_facts(_act(url, cluster, tenant, _name(changefeed_id, named), "resume", body), output)
+    to.show(_send(to, "POST", f"{of.feed()}:resume", body))
 
 
 @commands.command()
 def rebalance(
-    cluster: Cluster,
-    tenant: Tenant,
-    changefeed_id: OptionalId = None,
-    named: NamedId = None,
+    of: FeedOptions,
+    to: ServiceOptions,
     lanes: Annotated[int | None, typer.Option(min=1, help="Parts; as many as now unless given.")] = None,
-    url: Url = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
 ) -> None:
-    """Cut a changefeed anew, by the regions of its destination as they are now."""
+    """Cut a changefeed again, by the regions of its destination as they are now."""
     body = {} if lanes is None else {"lanes": lanes}
-    show_facts(_act(url, cluster, tenant, _name(changefeed_id, named), "rebalance", body), output)
+    to.show(_send(to, "POST", f"{of.feed()}:rebalance", body))
 
 
 @commands.command()
-def retry(
-    changefeed_id: Id, lane: Lane, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+def retry(changefeed_id: Id, lane: Lane, of: TenantOptions, to: ServiceOptions) -> None:
     """Try the change that its destination refused again."""
-    show_facts(_act(url, cluster, tenant, changefeed_id, "retry", {"lane": lane}), output)
+    to.show(_send(to, "POST", f"{of.path('changefeeds', changefeed_id)}:retry", {"lane": lane}))
 
 
 @commands.command()
 def skip(
-    changefeed_id: Id, lane: Lane, cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+    changefeed_id: Id,
+    lane: Lane,
+    commit_ts: Annotated[int, typer.Option(min=1, help="Of the change to leave out, as the lane's error has it.")],
+    of: TenantOptions,
+    to: ServiceOptions,
+) -> None:
     """Leave out the change that its destination refused."""
-    show_facts(_act(url, cluster, tenant, changefeed_id, "skip", {"lane": lane}), output)
+    path = of.path("changefeeds", changefeed_id)
+    error = next((each["error"] or {} for each in _send(to, "GET", path)["lanes"] if each["lane"] == lane), {})
+    if error.get("commit_ts") != str(commit_ts) or "key" not in error:
+        raise typer.BadParameter(f"Lane {lane} does not wait for a decision about a change of {commit_ts}.")
+    body = {"lane": lane, "key": error["key"], "commit_ts": str(commit_ts)}
+    to.show(_send(to, "POST", f"{path}:skip", body))
 
 
 @commands.command()
-def verify(
-    cluster: Cluster,
-    tenant: Tenant,
-    changefeed_id: OptionalId = None,
-    named: NamedId = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Compare a keyspace with the TiKV cluster that it is written to, without stopping the changefeed.
+def verify(of: FeedOptions, to: ServiceOptions) -> None:
+    """Compare the log with the destination, without stopping the changefeed.
 
-    This process scans the cluster. Exit status 1: a key differs."""
-    from tistream.cli import replica
+    This process scans the TiKV cluster, or reads the files: they have each change, in order, and twice only where an
+    event names it. Exit status 1: a key differs; a change is lost, out of order or twice."""
+    from tistream.cli.changefeed_verify import verify_cluster, verify_files
 
-    if not replica.verify(url, cluster, tenant, _name(changefeed_id, named), output):
+    sink_uri = _send(to, "GET", of.feed())["sink_uri"]
+    if not sink_uri:
+        raise InvalidInput(f"Changefeed {of.name} has no destination: members read it.", option="changefeed-id")
+    compare = verify_cluster if sink_uri.startswith("tikv:") else verify_files
+    if not compare(of, to):
         raise typer.Exit(1)
 
 
 @commands.command()
-def remove(
-    cluster: Cluster,
-    tenant: Tenant,
-    changefeed_id: OptionalId = None,
-    named: NamedId = None,
-    url: Url = DEFAULT_URL,
-) -> None:
+def remove(of: FeedOptions, url: Url = DEFAULT_URL) -> None:
     """Remove a changefeed; the log is no longer kept for it."""
-    name = _name(changefeed_id, named)
-    _send(url, "DELETE", tenant_path(cluster, tenant, "changefeeds", name))
-    typer.echo(f"Changefeed {name} is removed. What it has written stays.", err=True)
+    with connect(url) as client:
+        client.get(of.feed())  # a name that is not there is an error
+        client.send("DELETE", of.feed())
+    typer.echo(f"Changefeed {of.name} is removed. What it has written stays.", err=True)
 
 
-def _name(argument: str | None, option: str | None) -> str:
-    if (argument is None) == (option is None):
-        raise InvalidInput("Name the changefeed once: as ID or with --changefeed-id.", option="changefeed-id")
-    return argument or option or ""
-
-
-def _keys(
-    start: str | None, end: str | None, prefix: str | None, form: str | None, pattern: str | None, value: str | None
-) -> dict[str, str]:
-    """The entries of a keyspace; keys are escaped unless a format is named."""
-    given = {
-        "start_key": start, "end_key": end, "key_prefix": prefix, "key_pattern": pattern, "value_pattern": value,
-    }  # fmt: skip
-    found = {name: text for name, text in given.items() if text is not None}
-    if form is not None or found:
-        found["key_format"] = form or "escaped"
-    return found
-
-
-def _keys_in(config: Path | None) -> dict[str, str]:
-    """The entries that the [filter] section of a TiKV-CDC changefeed means."""
-    from tistream.cli.filter_options import read_key_filter
-
-    return {} if config is None else read_key_filter(config)
+def _with_sink(uri: str | None, config: Path | None) -> str | None:
+    """The URI with what the file's [sink] says. InvalidInput when there are such options, and no URI to take them."""
+    options = {} if config is None else parse_changefeed(config, read_toml(config)).sink
+    if uri is None and options:
+        names = ", ".join(sorted(options))
+        raise InvalidInput(f"{config}: {names} of [sink] change the destination: give its --sink-uri too.")
+    return uri if uri is None else with_options(uri, options)
 
 
 def _workers(row: Mapping[str, Any]) -> Sequence[str]:
     return row["members"] or sorted({lane["worker"] for lane in row["lanes"] if lane["worker"]})
 
 
-def _act(url: str, cluster: int, tenant: int, name: str, what: str, body: dict[str, Any] | None = None) -> Any:
-    return _send(url, "POST", f"{tenant_path(cluster, tenant, 'changefeeds', name)}:{what}", body or None)
-
-
-def _send(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    with connect(url) as client:
-        return client.send(method, path, body)
+def _send(to: ServiceOptions, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    with connect(to.url) as client:
+        return client.send(method, path, body or None)

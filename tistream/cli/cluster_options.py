@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,8 +41,7 @@ Seed = Annotated[
     ),
 ]
 HistoryCap = Annotated[
-    float,
-    typer.Option("--history-cap", help="Of a cluster: longest delay of its garbage collection, in hours."),
+    float, typer.Option("--history-cap", help="Of a cluster: longest delay of its garbage collection, in hours.")
 ]
 Scans = Annotated[int, typer.Option("--scans", min=1, help="Of a cluster: opening scans of one store at once.")]
 ScanRate = Annotated[
@@ -53,8 +53,7 @@ ScanRate = Annotated[
     ),
 ]
 Spill = Annotated[
-    Path | None,
-    typer.Option("--spill", help="Of a cluster: a folder for waiting files that exceed 256 MB of memory."),
+    Path | None, typer.Option("--spill", help="Of a cluster: a folder for waiting files that exceed 256 MB of memory.")
 ]
 SpillMib = Annotated[int, typer.Option("--spill-mib", min=1, help="Of a cluster: at most so much per store.")]
 Keyspace = Annotated[str | None, typer.Option("--keyspace", help="A keyspace of the cluster: its name, or id.")]
@@ -80,24 +79,32 @@ ResolveLocks = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    """The files of the cluster's certificates."""
+
+    ca_path: CaPath = None
+    cert_path: CertPath = None
+    key_path: KeyPath = None
+
+    def tls(self) -> Tls | None:
+        """TLS with these files, reloaded when they change; None = no TLS. InvalidInput when one is missing or cannot be
+        read."""
+        from tistream.tikv.channels import TlsFiles
+
+        if (self.cert_path is None) != (self.key_path is None):
+            raise InvalidInput("--cert-path and --key-path belong together")
+        if self.ca_path is None and self.cert_path is None:
+            return None
+        try:
+            return TlsFiles(ca=self.ca_path, certificate=self.cert_path, key=self.key_path)
+        except OSError as e:
+            raise InvalidInput(f"a certificate cannot be read: {e}") from e
+
+
 def endpoints(pd: str) -> list[str]:
     """The addresses. InvalidInput when there is none."""
-    found = [part.strip() for part in pd.split(",") if part.strip()]
-    if not found:
+    addresses = [part.strip() for part in pd.split(",") if part.strip()]
+    if not addresses:
         raise InvalidInput("--pd: give host:port of at least one PD server")
-    return found
-
-
-def tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
-    """TLS with these files, reloaded when they change; None = no TLS. InvalidInput when one is missing or cannot be
-    read."""
-    from tistream.tikv.channels import TlsFiles
-
-    if (cert is None) != (key is None):
-        raise InvalidInput("--cert-path and --key-path belong together")
-    if ca is None and cert is None:
-        return None
-    try:
-        return TlsFiles(ca=ca, certificate=cert, key=key)
-    except OSError as e:
-        raise InvalidInput(f"a certificate cannot be read: {e}") from e
+    return addresses

@@ -68,9 +68,8 @@ def _decoders() -> None:
 
 def feed_of_a_store() -> None:
     """What a pusher does with the change feed of a TiKV store; recordings take another way."""
-    from pusher.core.cdcpb import read_change_data
+    from pusher.core.cdcpb_rows import read_entries
     from simulator.core.mvcc import RowColumns, Version
-    from simulator.loopback.core.feed_wire import entries_event, resolved_message
     from simulator.serve.core.rows import encode_rows
     from tistream.keyrange import KeyRange
     from tistream.model.change import Op
@@ -78,7 +77,7 @@ def feed_of_a_store() -> None:
     rows = RowColumns()
     rows.add_committed(b"t", Version(1, 2, Op.PUT, b"new", b"old"))
     entries = b"".join(encode_rows(rows, KeyRange(), filter_loop=False))
-    read_change_data(entries_event(1, 1, entries) + resolved_message(1, [1], 2))
+    read_entries(entries)
 
 
 def writes_to_a_store() -> None:

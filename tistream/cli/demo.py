@@ -15,7 +15,7 @@ from tistream.cli.options import Port
 from tistream.cli.run import on_signals, settings_in
 
 if TYPE_CHECKING:
-    from tistream.catalog.work.tasks import TaskRow
+    from tistream.catalog.rows.tasks import TaskRow
     from tistream.cli.running import Running
     from tistream.runtime.service import Service
 
@@ -40,13 +40,13 @@ def demo(
     of order. The last act compacts the log, on Spark where Java and PySpark are installed or can be (as root, or with
     sudo), else in threads, and reads it again. A summary ends it. Exit status 1 when something is wrong, or when no
     change was read."""
-    from rich.console import Console
-
     from simulator import demo as demonstration
     from tistream.cli import assembly, push
+    from tistream.cli.printable_console import PrintableConsole
 
     pace = push.parse_speed(speed)
-    time = _Time(seconds)
+    ended = threading.Event()
+    on_signals(ended.set)
 
     def start(folder: Path) -> _Demonstrated:
         running = assembly.embedded(settings_in(folder, port or 0), folder)
@@ -63,31 +63,16 @@ def demo(
         kill_after_s = kill_after
     with_spark = engine is Engine.SPARK
     seen = demonstration.run(
-        start, feed, time=time, out=Console(), kill_after_s=kill_after_s, with_spark=with_spark, stay=stay
+        start,
+        feed,
+        time=demonstration.Time(ended, seconds),
+        out=PrintableConsole(),
+        kill_after_s=kill_after_s,
+        with_spark=with_spark,
+        stay=stay,
     )
     if not seen.held or (seconds is not None and not seen.kinds):
         raise typer.Exit(1)
-
-
-class _Time:
-    """Until Ctrl-C, SIGTERM or the end of `seconds`."""
-
-    def __init__(self, seconds: float | None) -> None:
-        from tistream.clock import SystemClock
-
-        self._clock, self.limit_s = SystemClock(), seconds
-        self._began_s = self._clock.monotonic()
-        self._ended = threading.Event()
-        on_signals(self._ended.set)
-
-    def is_over(self, pause_s: float) -> bool:
-        return self._ended.wait(pause_s) or (self.limit_s is not None and self.seconds() > self.limit_s)
-
-    def is_stopped(self) -> bool:
-        return self._ended.is_set()
-
-    def seconds(self) -> float:
-        return self._clock.monotonic() - self._began_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import sys
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tistream.cli import cluster_options as of_cluster
-from tistream.cli.options import DEFAULT_URL, Bucket, Catalog, Config, Key, Url
-from tistream.cli.output import NoColor, Output, OutputOption, show_data, show_rows
+from tistream.cli.options import DeploymentOptions
+from tistream.cli.output import Column, Output, show_data, show_rows
+from tistream.cli.service import TableOptions
 from tistream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,20 +32,13 @@ if TYPE_CHECKING:
 
 def doctor(
     context: typer.Context,
+    where: DeploymentOptions,
+    tls: of_cluster.TlsOptions,
+    to: TableOptions,
     pd: Annotated[
         str | None, typer.Option("--pd", help="Check a cluster: addresses of its PD servers, host:port[,host:port].")
     ] = None,
-    catalog: Catalog = None,
-    object_store: Bucket = None,
-    config: Config = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     keyspace: of_cluster.Keyspace = None,
-    ca_path: of_cluster.CaPath = None,
-    cert_path: of_cluster.CertPath = None,
-    key_path: of_cluster.KeyPath = None,
-    output: OutputOption = Output.TABLE,
-    no_color: NoColor = False,
 ) -> None:
     """Check a TiDB cluster, a catalog and bucket, or a running service.
 
@@ -53,24 +48,22 @@ def doctor(
 
     Nothing is written to a cluster, a catalog or a service. Small objects are put into the bucket below doctor/ and
     removed. The exit status is 1 when a check fails."""
-    from tistream.cli.run import settings_of
     from tistream.client.checks import check_service
     from tistream.clock import SystemClock
     from tistream.runtime.credentials import key_for
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     subjects = []
     if pd is not None:
-        found += check_cluster(of_cluster.endpoints(pd), of_cluster.tls(ca_path, cert_path, key_path), keyspace)
+        findings += check_cluster(of_cluster.endpoints(pd), tls.tls(), keyspace)
         subjects.append(f"the cluster of {pd}")
-    if catalog is not None or object_store is not None or config is not None:
-        settings = settings_of(config, catalog=catalog, object_store=object_store, more={"log.level": "error"})
-        found += check_deployment(settings, SystemClock())
+    if where != DeploymentOptions():
+        findings += check_deployment(where.settings({"log.level": "error"}), SystemClock())
         subjects.append("the deployment's catalog and bucket")
     if not subjects or _is_named(context):
-        found += check_service(url, key_for(url), SystemClock())
-        subjects.append(f"the service at {url}")
-    show_findings(" and ".join(subjects), found, output, no_color)
+        findings += check_service(to.url, key_for(to.url), SystemClock())
+        subjects.append(f"the service at {to.url}")
+    show_findings(" and ".join(subjects), findings, to.output, to.no_color)
 
 
 def _is_named(context: typer.Context) -> bool:
@@ -81,14 +74,22 @@ def _is_named(context: typer.Context) -> bool:
 
 def show_findings(title: str, findings: Sequence[Finding], output: Output, no_color: bool = False) -> None:
     """Print the findings. Ends the command with status 1 when a check failed."""
-    from tistream.diagnostics.rendering import COLUMNS, as_data, failed
+    from rich.text import Text
 
-    data = as_data(findings)
+    from tistream.diagnostics.findings import Verdict
+
+    colours = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+    columns: list[Column] = [
+        ("check", lambda f: f["name"]),
+        ("", lambda f: Text(f["verdict"], style=colours[f["verdict"]])),
+        ("what was found", lambda f: f["words"]),
+    ]
+    data = [asdict(finding) for finding in findings]
     if output in (Output.TABLE, Output.NDJSON):
-        show_rows(data, output, COLUMNS, no_color=no_color, title=title)
+        show_rows(data, output, columns, no_color=no_color, title=title)
     else:
         show_data({"checks": data}, output)
-    if names := failed(findings):
+    if names := [each.name for each in findings if each.verdict is Verdict.FAIL]:
         print(f"failed: {', '.join(names)}", file=sys.stderr)
         raise typer.Exit(1)
 
@@ -136,14 +137,14 @@ def check_deployment(settings: Settings, clock: Clock) -> list[Finding]:
             valid_s=issuer.duration_s,
         )
 
-    found = Checklist()
+    checklist = Checklist()
     if catalog:
-        found.findings += check_catalog(catalog, clock)
-    if bucket and found.check("object store", reachable):
-        found.findings += check_store(open_store(bucket), clock, uuid.uuid4().hex[:16])
+        checklist.findings += check_catalog(catalog, clock)
+    if bucket and checklist.check("object store", reachable):
+        checklist.findings += check_store(open_store(bucket), clock, uuid.uuid4().hex[:16])
     if settings.push.role_arn:
-        found.check("push credentials", push_credentials)
-    return found.findings
+        checklist.check("push credentials", push_credentials)
+    return checklist.findings
 
 
 def check_push(
@@ -155,30 +156,34 @@ def check_push(
     pd: list[str] | None,
     tls: Tls | None,
     keyspace: str | None,
+    spill: tuple[Path, int] | None = None,
 ) -> list[Finding]:
-    """Check what a push with these options needs: the service, the bucket, and the source if one is given."""
+    """Check what a push with these options needs: the service, the bucket, the source if one is given, and the spill:
+    its folder, and the bytes that a store may have there."""
     from pusher import checks
     from pusher.control import HttpControl
     from pusher.tenant_store import opening
     from tistream.diagnostics.findings import Checklist
 
-    found, control = Checklist(), HttpControl(url, tenant)
+    checklist, control = Checklist(), HttpControl(url, tenant)
     try:
-        found.findings += checks.check_push(control, opening(control), uuid.uuid4().hex[:16])
+        checklist.findings += checks.check_push(control, opening(control), uuid.uuid4().hex[:16])
     finally:
         control.close()
-    _check_recordings(found, capture, replay)
+    _check_recordings(checklist, capture, replay)
     if log_backup is not None:
-        found.check("log backup", lambda: checks.check_log_backup(log_backup))
+        checklist.check("log backup", lambda: checks.check_log_backup(log_backup))
+    if spill is not None:
+        checklist.check("spill", lambda: checks.check_spill(*spill))
     if pd is not None:
-        found.findings += check_cluster(pd, tls, keyspace)
-    return found.findings
+        checklist.findings += check_cluster(pd, tls, keyspace)
+    return checklist.findings
 
 
-def _check_recordings(found: Checklist, capture: Path | None, replay: Path | None) -> None:
+def _check_recordings(checklist: Checklist, capture: Path | None, replay: Path | None) -> None:
     from simulator.checks import check_capture, check_recording
 
     if capture is not None:
-        found.check("recording", lambda: check_capture(capture))
+        checklist.check("recording", lambda: check_capture(capture))
     if replay is not None:
-        found.check("recording", lambda: check_recording(replay))
+        checklist.check("recording", lambda: check_recording(replay))

@@ -1,7 +1,7 @@
-"""Builds what decides about maintenance jobs and what does them, from settings: for `tistream up`, `maintain`, `spark`.
+"""Builds what decides about maintenance jobs, what does them, and what writes changefeeds, from settings.
 
 Which process does a job: threads of `tistream up` when that is the whole service; `tistream maintain` where the roles
-are processes of their own; `tistream spark` also takes what is too large for threads. A meta server does none: it must
+are separate processes; `tistream spark` also takes what is too large for threads. A meta server does none: it must
 answer a takeover at any time, and is one process for all tenants.
 """
 
@@ -10,17 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tistream.errors import ConfigError, InvalidInput
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from backfill.executors import Executor as ReplayExecutor
-    from compactor.job_run import Progress, Work
+    from backfill.replay import Executor as ReplayExecutor
     from compactor.maintenance import Executors, Plans
     from compactor.session import SessionWatch
-    from compactor.worker import MaintenanceWorker
+    from compactor.worker import MaintenanceWorker, Progress, Work
+    from destinations.protocol import DeadLetters, Destination
     from metaserver.core.maintenance import MaintenanceRules
+    from replicator.worker import ReplicationWorker
+    from tistream.catalog.work.lanes import LaneJob
     from tistream.cli.running import Parts
+    from tistream.clock import Clock
     from tistream.config import Settings
+    from tistream.outbound.policy import Policy, Terms
 
 _MIB = 1 << 20
 _REPLAY_THREADS = 2
@@ -55,9 +61,9 @@ def job_work(
     parts: Parts, executors: Callable[[Progress], Executors], replays: ReplayExecutor, width: int, plans: Plans
 ) -> Work:
     """Does jobs of every kind. `width`: key ranges of a replay in parallel."""
-    from backfill.job_work import ReplayWork
+    from backfill.job import ReplayWork
     from compactor.maintenance import Maintenance
-    from tistream.catalog.work.job_rows import JobKind
+    from tistream.catalog.rows.jobs import JobKind
 
     compaction = Maintenance(parts.catalog, parts.store, parts.clock, executors, plans)
     replay = ReplayWork(parts.catalog, parts.store, parts.clock, replays, width)
@@ -65,26 +71,28 @@ def job_work(
 
 
 def threads_worker(parts: Parts, name: str, *, slots: int, nice: int = 0) -> MaintenanceWorker:
-    """An executor with threads: a job at a time in each slot, in files that it can hold beside a service."""
-    from backfill.executors import ThreadsExecutor
+    """An executor with threads: a job at a time in each slot, in files that fit into memory with a service."""
+    from backfill.replay import ThreadsExecutor
     from compactor.local import LocalExecutor
     from compactor.maintenance import SMALL_PLANS
     from compactor.worker import ALL_KINDS, MaintenanceWorker
 
-    local = LocalExecutor(parts.store, threads=1, nice=nice)
+    def local(progress: Progress) -> LocalExecutor:
+        return LocalExecutor(parts.store, threads=1, nice=nice, progress=progress, clock=parts.clock)
+
     replays = ThreadsExecutor(parts.store, threads=_REPLAY_THREADS)
-    work = job_work(parts, lambda progress: local, replays, _REPLAY_THREADS, SMALL_PLANS)
+    work = job_work(parts, local, replays, _REPLAY_THREADS, SMALL_PLANS)
     return MaintenanceWorker(parts.catalog, parts.clock, name, work, kinds=ALL_KINDS, slots=slots)
 
 
 def spark_worker(parts: Parts, name: str, session: SparkSession, watch: SessionWatch) -> MaintenanceWorker:
     """An executor with a Spark session: it also takes what is too large for threads."""
-    from backfill.executors import SparkExecutor as ReplayOnSpark
+    from backfill.replay import SparkExecutor as ReplayOnSpark
     from compactor.maintenance import Plans
     from compactor.spark import SparkExecutor
     from compactor.worker import ALL_KINDS, MaintenanceWorker
-    from tistream.catalog.work.job_rows import JobExecutor
-    from tistream.catalog.work.workers import WorkerKind
+    from tistream.catalog.rows.jobs import JobExecutor
+    from tistream.catalog.rows.workers import WorkerKind
 
     settings, store_url = parts.settings.spark, parts.settings.object_store.url
     replays, width = ReplayOnSpark(session, store_url, parts.clock), session.sparkContext.defaultParallelism
@@ -102,3 +110,46 @@ def spark_worker(parts: Parts, name: str, session: SparkSession, watch: SessionW
         slots=settings.jobs,
         stop_s=settings.stop_timeout_s,
     )
+
+
+def replication_worker(parts: Parts, name: str) -> ReplicationWorker:
+    """A worker under this name."""
+    from destinations.letters.place import open_letters
+    from destinations.opening import open_destination, operated_of
+    from reading.log.memory import ReadMemory
+    from reading.served.services import Services
+    from replicator.worker import ReplicationWorker
+    from tistream.catalog.tenancy.targets import policy_of
+    from tistream.catalog.tenancy.tenants import get_tenant
+
+    terms = outbound_terms(parts.settings)
+
+    def allowed(job: LaneJob, option: str) -> Policy:
+        is_operated = option in operated_of(job.options)
+        return policy_of(parts.catalog, terms, job.lane.tenant, is_operated=is_operated)
+
+    def opened(job: LaneJob) -> Destination:
+        lane = job.lane
+        row = get_tenant(parts.catalog, lane.tenant)
+        policy = allowed(job, "sink-uri")
+        where = lane.tenant, lane.changefeed_id, lane.number, job.lanes
+        return open_destination(job.sink_uri, row, *where, parts.clock, policy, job.options)
+
+    def letters(job: LaneJob, uri: str, clock: Clock) -> DeadLetters:
+        return open_letters(uri, clock, allowed(job, "dead-letter"))
+
+    memory = ReadMemory(parts.settings.replication.memory_mib << 20, in_turn=True)
+    services = Services.create(parts.catalog, parts.store, parts.clock, read_memory=memory)
+    slots = max(1, parts.settings.replication.threads)
+    return ReplicationWorker(services, name, opened, letters, slots=slots)
+
+
+def outbound_terms(settings: Settings) -> Terms:
+    """What the deployment allows for all tenants, and what is its own. ConfigError for a setting that is wrong."""
+    from tistream.outbound.policy import Terms
+
+    outbound, where = settings.outbound, (settings.object_store.url, settings.catalog.url)
+    try:
+        return Terms.of(outbound.allow, outbound.networks, store_url=where[0], catalog_url=where[1])
+    except InvalidInput as error:
+        raise ConfigError(f"Setting 'outbound': {error.message}") from error

@@ -1,15 +1,18 @@
-"""`tistream inspect file`: shows the contents of a segment file, without a service."""
+"""`tistream inspect file` and `tistream audit`: what is in a file of a bucket, and what differs from its catalog."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from operator import itemgetter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import typer
 
+from tistream.admin.core.units import bytes_text
+from tistream.cli.options import DeploymentOptions
 from tistream.cli.output import Column, Output, OutputOption, console, show_data, show_facts, show_rows
 from tistream.errors import CorruptObject, InvalidInput, NotFound, ObjectNotFound
 
@@ -43,13 +46,15 @@ def inspect_file(
         if not bad and s.rows and rows
     }
     if output is Output.TABLE:
+        from rich.markup import escape
+
         out = console()
-        out.print(f"[bold]{path}[/]  {len(data):,} bytes, {len(file.segments)} segments")
+        out.print(f"[bold]{escape(path)}[/]  {len(data):,} bytes, {len(file.segments)} segments")
         show_facts(file.head, output)
         _show_segments(file, bad)
         for number, some in first.items():
             out.print(f"[bold]segment {number}[/], first {len(some)} rows")
-            show_rows(some, output, [(name, itemgetter(name)) for name in some[0]])
+            show_rows(some, output, list(some[0]))
     else:
         segments = [_segment_fact(s, bad.get(s.number), first.get(s.number, [])) for s in file.segments]
         show_data({"object": path, "bytes": len(data), "head": file.head, "segments": segments}, output)
@@ -71,10 +76,7 @@ def _show_segments(file: SegmentFile, bad: Mapping[int, str]) -> None:
         ("bytes", lambda s: f"{s.length:,}"),
         ("commit ts", lambda s: f"{tso.to_text(s.lo_ts)} .. {tso.to_text(s.hi_ts)}" if s.hi_ts else "-"),
         ("key range", lambda s: f"{s.start_key.hex()[:20]} .. {s.end_key.hex()[:20]}" if s.end_key else "-"),
-        (
-            "crc32c",
-            lambda s: Text(bad[s.number], "red") if s.number in bad else Text(f"{s.crc:08x} ok", "green"),
-        ),
+        ("crc32c", lambda s: Text(bad[s.number], "red") if s.number in bad else Text(f"{s.crc:08x} ok", "green")),
     ]
     show_rows(list(file.segments), Output.TABLE, columns)
 
@@ -130,3 +132,38 @@ def split_url(url: str) -> tuple[str, str]:
     if not name or (parts.scheme == "s3" and not parts.netloc):
         raise InvalidInput(f"{url} names no object.")
     return urlunsplit(parts._replace(path=folder)), unquote(name)
+
+
+def audit(
+    where: DeploymentOptions,
+    grace_s: Annotated[int, typer.Option(min=0, help="Younger objects without a row are no orphans.")] = 3600,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Compare the objects in the bucket with those that the catalog names.
+
+    Objects that are missing or have another size are faults: exit status 1. How many have no row is only counted: the
+    collector removes those. The command reads only, and may run beside the service."""
+    from metaserver.audit import audit as run
+    from tistream.cli.assembly import opened
+
+    audits = []
+    with opened(where.settings()) as parts:
+        for result in run(parts.catalog, parts.store, parts.clock, grace_ms=grace_s * 1000):
+            wrong = [{"object": f.object_key, "bytes": f.bytes, "found_bytes": f.found_bytes} for f in result.faults]
+            audits.append({**asdict(result), "tenant": str(result.tenant), "faults": wrong})
+    columns: list[Column] = [
+        *("tenant", "objects"),
+        ("size", lambda a: bytes_text(a["bytes"])),
+        "orphans",
+        ("of orphans", lambda a: bytes_text(a["orphan_bytes"])),
+        ("faults", lambda a: len(a["faults"])),
+    ]
+    show_rows(audits, output, columns, empty="no tenant is registered")
+    faults = [fault for each in audits for fault in each["faults"]]
+    if output is Output.TABLE:
+        for fault in faults:
+            found_size = "is missing" if fault["found_bytes"] is None else f"has {fault['found_bytes']} bytes"
+            print(f"{fault['object']}: {found_size}, not {fault['bytes']}")
+    if faults:
+        print(f"tistream: {len(faults)} objects differ from the catalog", file=sys.stderr)
+        raise typer.Exit(1)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tistream.cli.options import Bucket, Catalog, Cluster, Config, Tenant
+from tistream.cli.options import DeploymentOptions, Master, SparkConf, spark_settings
 from tistream.cli.output import Output, OutputOption, show_facts
-from tistream.errors import InvalidInput
+from tistream.cli.service import TenantOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
-    from backfill.executors import Executor
+    from backfill.replay import Executor
     from compactor.base_job import BaseReport
     from compactor.job import Report
     from compactor.local import LocalExecutor
@@ -37,21 +37,29 @@ class Engine(StrEnum):
 
 
 EngineOption = Annotated[Engine, typer.Option("--engine", help="spark, or threads of this process.")]
-Master = Annotated[str | None, typer.Option("--master", help="Spark master; without it that of spark-submit.")]
-SparkConf = Annotated[
-    list[str] | None, typer.Option("--spark-conf", help="A Spark setting, NAME=VALUE; may be repeated.")
-]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What runs the job."""
+
+    engine: EngineOption = Engine.SPARK
+    master: Master = None
+    spark_conf: SparkConf = None
+
+    def session(self, stack: ExitStack) -> SparkSession:
+        """A Spark session, which ends with the stack."""
+        from compactor.session import new_session
+
+        session = new_session(self.master, spark_settings(self.spark_conf or []))
+        stack.callback(session.stop)
+        return session
 
 
 def compact(
-    cluster: Cluster,
-    tenant: Tenant,
-    catalog: Catalog = None,
-    bucket: Bucket = None,
-    config: Config = None,
-    engine: EngineOption = Engine.SPARK,
-    master: Master = None,
-    spark_conf: SparkConf = None,
+    of: TenantOptions,
+    where: DeploymentOptions,
+    on: EngineOptions,
     lag_s: Annotated[float, typer.Option(min=0, help="Leave out what is younger, in seconds of the log.")] = 60.0,
     budget_mb: Annotated[int, typer.Option(min=1, help="MiB of input that one job takes at most.")] = 8192,
     target_mb: Annotated[int, typer.Option(min=1, help="MiB of input that become one file.")] = 16,
@@ -59,8 +67,7 @@ def compact(
     merge: Annotated[bool, typer.Option(help="Merge files.")] = True,
     bases: Annotated[bool, typer.Option(help="Build bases of tables, for reads as of a timestamp.")] = True,
     base_tail_ratio: Annotated[
-        float,
-        typer.Option(min=0, help="Build a base when the log since the last one is this many times its size ..."),
+        float, typer.Option(min=0, help="Build a base when the log since the last one is this many times its size ...")
     ] = 1.0,
     base_tail_mb: Annotated[int, typer.Option(min=0, help="... and at least this many MiB.")] = 4,
     base_window_h: Annotated[
@@ -77,26 +84,28 @@ def compact(
     from compactor.core.plan import PlanSettings
     from compactor.job import JobSettings
     from compactor.maintenance import build_bases_of, merge_tenant
+    from tistream.catalog.log.exclusions import forget_exclusions
     from tistream.catalog.tenancy.tenants import get_tenant, kept_s
     from tistream.ids import Tenant as TenantId
 
-    who, lag_ms, done = TenantId(cluster, tenant), int(lag_s * 1000), dict[str, Any]()
+    who, lag_ms, done = TenantId(of.cluster, of.tenant), int(lag_s * 1000), dict[str, Any]()
     plan = PlanSettings(target_bytes=target_mb * _MIB, inputs_min=inputs_min, budget_bytes=budget_mb * _MIB)
     base_plan = BasePlanSettings(
         tail_ratio=base_tail_ratio, tail_bytes_min=base_tail_mb * _MIB, budget_bytes=budget_mb * _MIB
     )
     with ExitStack() as stack:
-        parts, progress = _begin(stack, "compaction", catalog, bucket, config)
+        parts, progress = _begin(stack, "compaction", where)
         kept_ms = kept_s(get_tenant(parts.catalog, who), parts.settings.meta.retention_hours) * 1000
         window_ms = max(int(base_window_h * 3_600_000), kept_ms)
-        wanted = BaseSettings(lag_ms=lag_ms, window_ms=window_ms, due_ms=kept_ms // 2, plan=base_plan)
-        executor = _compactor(parts, engine, master, pairs(spark_conf or []), stack, progress)
+        base_settings = BaseSettings(lag_ms=lag_ms, window_ms=window_ms, due_ms=kept_ms // 2, plan=base_plan)
+        executor = _compactor(parts, on, stack, progress)
         if merge:
             settings = JobSettings(lag_ms=lag_ms, plan=plan)
+            forget_exclusions(parts.catalog, who)  # an operator may have restored what was left out
             report = merge_tenant(parts.catalog, who, executor, settings, parts.clock, progress)
             done = {**_shown(report), "tenant": str(who)}
         if bases:
-            built = build_bases_of(parts.catalog, parts.store, who, executor, wanted, parts.clock, progress)
+            built = build_bases_of(parts.catalog, parts.store, who, executor, base_settings, parts.clock, progress)
             done["bases"] = {**_shown(built), "ts": str(built.ts)}
     show_facts(done, output)
     if done.get("failed") or done.get("bases", {}).get("failed"):
@@ -104,15 +113,10 @@ def compact(
 
 
 def replay(
-    cluster: Cluster,
-    tenant: Tenant,
-    catalog: Catalog = None,
-    bucket: Bucket = None,
-    config: Config = None,
+    of: TenantOptions,
+    where: DeploymentOptions,
+    on: EngineOptions,
     until: Annotated[str | None, typer.Option(help="Hand over at this timestamp at the latest.")] = None,
-    engine: EngineOption = Engine.SPARK,
-    master: Master = None,
-    spark_conf: SparkConf = None,
     parts: Annotated[int, typer.Option(min=0, help="Key ranges in parallel; 0: Spark's cores, or 2 threads.")] = 0,
     leg_mb: Annotated[int, typer.Option(min=1, help="MiB of batch files that are handed over together.")] = 1024,
     memory_mb: Annotated[int, typer.Option(min=0, help="MiB of rows of one part; 0: a share of the machine's.")] = 0,
@@ -125,80 +129,51 @@ def replay(
 
     at = None if until is None else moment(until)
     with ExitStack() as stack:
-        opened, progress = _begin(stack, "replay", catalog, bucket, config)
-        executor, width = _replayer(opened, engine, master, pairs(spark_conf or []), parts, stack)
-        wanted = ReplaySettings(
+        opened, progress = _begin(stack, "replay", where)
+        executor, width = _replayer(opened, on, parts, stack)
+        settings = ReplaySettings(
             until=at,
             partitions=width,
             batch_bytes=leg_mb * _MIB,
             memory_bytes=memory_mb * _MIB,
             skew_max_ms=opened.settings.catalog.clock_skew_max_ms,
         )
-        run = Replay(opened.catalog, opened.store, opened.clock, TenantId(cluster, tenant), executor, wanted)
+        run = Replay(opened.catalog, opened.store, opened.clock, TenantId(of.cluster, of.tenant), executor, settings)
         report = run.run(progress)
     show_facts({**asdict(report), "tenant": str(report.tenant)}, output)
 
 
-def _begin(
-    stack: ExitStack, title: str, catalog: str | None, bucket: str | None, config: Any
-) -> tuple[Parts, Callable[..., None]]:
+def _begin(stack: ExitStack, title: str, where: DeploymentOptions) -> tuple[Parts, Callable[..., None]]:
     """Catalog and bucket, and what shows progress."""
     from tistream.cli.assembly import opened
     from tistream.cli.progress import Progress
-    from tistream.cli.run import settings_of
 
-    parts = stack.enter_context(opened(settings_of(config, catalog=catalog, object_store=bucket)))
+    parts = stack.enter_context(opened(where.settings()))
     return parts, stack.enter_context(Progress(title, sys.stderr)).update
 
 
-def _session(master: str | None, conf: dict[str, str], stack: ExitStack) -> SparkSession:
-    from compactor.session import new_session
-
-    session = new_session(master, conf)
-    stack.callback(session.stop)
-    return session
-
-
 def _compactor(
-    parts: Parts,
-    engine: Engine,
-    master: str | None,
-    conf: dict[str, str],
-    stack: ExitStack,
-    progress: Callable[[int, int], None],
+    parts: Parts, on: EngineOptions, stack: ExitStack, progress: Callable[[int, int], None]
 ) -> LocalExecutor | SparkExecutor:
-    if engine is Engine.THREADS:
+    if on.engine is Engine.THREADS:
         from compactor.local import LocalExecutor
 
         return LocalExecutor(parts.store)
     from compactor.spark import SparkExecutor
 
-    session = _session(master, conf, stack)
+    session = on.session(stack)
     return SparkExecutor(session, parts.settings.object_store.url, parts.clock, progress)
 
 
-def _replayer(
-    opened: Parts, engine: Engine, master: str | None, conf: dict[str, str], parts: int, stack: ExitStack
-) -> tuple[Executor, int]:
+def _replayer(opened: Parts, on: EngineOptions, parts: int, stack: ExitStack) -> tuple[Executor, int]:
     """What runs the key ranges, and how many in parallel."""
-    from backfill.executors import SparkExecutor, ThreadsExecutor
+    from backfill.replay import SparkExecutor, ThreadsExecutor
 
-    if engine is Engine.THREADS:
+    if on.engine is Engine.THREADS:
         return ThreadsExecutor(opened.store, threads=parts or 2), parts or 2
-    session = _session(master, conf, stack)
+    session = on.session(stack)
     executor = SparkExecutor(session, opened.settings.object_store.url, opened.clock)
     return executor, parts or session.sparkContext.defaultParallelism
-
-
-def pairs(given: list[str]) -> dict[str, str]:
-    """Spark settings. InvalidInput for one without a name or a value."""
-    out: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise InvalidInput(f"'{text}' is not a Spark setting: write NAME=VALUE.")
-        out[name] = value
-    return out
 
 
 def _shown(report: BaseReport | Report) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Ctrl-C before the work was done (services and `pull --follow` end by Ctrl-C with
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -19,9 +20,43 @@ import typer
 from typer.core import TyperGroup
 
 from tistream import __version__
-from tistream.cli.hints import hint_of
-from tistream.cli.shared_options import share_in, with_shared_options
-from tistream.errors import ErrorKind, TiStreamError
+from tistream.cli.service import share_in, with_shared_options
+from tistream.cli.terminal import clean_lines, guard
+from tistream.errors import ErrorKind, NotFound, TiStreamError
+
+#: code -> the hint in the words of the command line, where those of the API speak of parameters and headers
+HINTS = {
+    "TS-1003": "Give --cursor as a pull printed it, for the same tables, or start again with --since.",
+    "TS-1004": "Give a moment up to now, or --since latest; --follow waits for changes.",
+    "TS-1005": "--since earliest starts at the beginning of the log; earlier rows must come from a dump of the source.",
+    "TS-1007": "Retry when the watermark has passed it, give --timeout SECONDS, or read --as-of latest.",
+    "TS-1009": "Pull the table by its new name, with --since at the timestamp of the rename.",
+    "TS-1012": (
+        "Read --as-of readable_upto_ts or earlier, --as-of readable_from_ts or later if it is given, or without the"
+        " column (--columns). Or add a seed of the table, taken after the column change, with tistream seed."
+    ),
+    "TS-1014": "Check the current state: tistream workers list and tistream tasks list.",
+    "TS-1015": "Look at it again, and repeat the command.",
+    "TS-1022": "Start again with --snapshot and without --cursor, and replace what the first snapshot delivered.",
+    "TS-1080": "Pass --key or set TISTREAM_KEY; tistream login keeps a key for an address.",
+    "TS-1081": "Use a key of a role with this permission: tistream key create. tistream key list shows their roles.",
+    "TS-1082": "Repeat the command.",
+    "TS-1090": "Wait a little, and ask for less at once.",
+}
+
+
+_PATTERN = "A name is exact here. A pattern is an option: tistream pull --tables 'DATABASE.*'."
+_NOT_FOUND = "tistream tenant list shows the tenants, and tistream schema show -c C -t T the tables of one."
+
+
+def hint_of(error: TiStreamError) -> str:
+    """The hint for who typed a command; empty without one."""
+    if isinstance(error, NotFound) and {"*", "?"} & {*str(error.facts.get("database")), *str(error.facts.get("table"))}:
+        return _PATTERN
+    if isinstance(error, NotFound) and error.hint.startswith("GET /"):
+        return _NOT_FOUND
+    return HINTS.get(error.code, error.hint)
+
 
 # The groups of `tistream --help`, and the commands of each with what defines it: MODULE:NAME, a function or a group of
 # commands. A module is imported when its command is asked for, which halves the time that a command needs to start.
@@ -30,7 +65,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "up": "run:up",
         "demo": "demo:demo",
         "compile": "compiling:compile_all",
-        "login": "login:login",
+        "login": "key:login",
         "doctor": "doctor:doctor",
         "status": "status:status",
     },
@@ -44,27 +79,22 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "raw": "raw:commands",
         "verify": "verify:verify",
     },
-    "Tenants, keys and stores": {"tenant": "tenant:commands", "key": "key:commands", "store": "store:commands"},
+    "Tenants, keys and stores": {"tenant": "tenant:commands", "key": "key:commands", "store": "operate:stores"},
     "Operate": {
-        "lag": "lag:lag",
-        "explain": "explain:commands",
+        "lag": "status:lag",
+        "explain": "status:explain",
         "gaps": "operate:watermark_gaps",
         "stops": "operate:stops",
         "events": "operate:events",
         "workers": "operate:workers",
         "tasks": "operate:tasks",
-        "jobs": "job:commands",
+        "jobs": "operate:jobs",
         "compact": "jobs:compact",
         "replay": "jobs:replay",
         "cost": "cost:cost",
         "config": "settings:commands",
     },
-    "Look inside": {
-        "audit": "audit:audit",
-        "inspect": "files:commands",
-        "tso": "time:show",
-        "api": "operate:api",
-    },
+    "Look inside": {"audit": "files:audit", "inspect": "files:commands", "tso": "time:show", "api": "operate:api"},
     "Services": {
         "serve": "run:serve",
         "meta": "run:meta",
@@ -74,7 +104,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "replicate": "run:replicate",
         "spark": "run:spark",
     },
-    "Development": {"sim": "sim:sim", "chaos": "chaos:chaos"},
+    "Development": {"sim": "sim:sim", "chaos": "sim:chaos"},
 }
 COMMANDS: Mapping[str, str] = {name: target for panel in PANELS.values() for name, target in panel.items()}
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
@@ -137,25 +167,35 @@ def about(
 _LARGE_FRAMES = (["sort"], ["maintain"])  #: roles that use all processors for a frame
 
 
+_REPOSITORY_ONLY = ("simulator.chaos", "simulator.dst")  #: infra/server leaves them out
+
+
 def main() -> None:
     """Entry point of the console script."""
     # Before Polars is loaded. Most frames are small, and each part of a service has a thread. On busy processors the
     # threads of Polars, which look for more work after each frame, take as long again as all the rest.
     if sys.argv[1:2] not in _LARGE_FRAMES:
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names may have characters that the terminal's encoding has not
+            stream.reconfigure(errors="backslashreplace")
+    guard()
     try:
         command_line(sys.argv[1:])()
     except TiStreamError as e:
-        print(f"tistream: {e} [{e.code}]", file=sys.stderr)
+        print(clean_lines(f"tistream: {e} [{e.code}]"), file=sys.stderr)
         if hint := hint_of(e):
-            print(f"  {hint}", file=sys.stderr)
+            print(clean_lines(f"  {hint}"), file=sys.stderr)
         sys.exit(EXIT[e.kind])
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except Exception as e:  # noqa: BLE001 - a defect: the trace belongs into its report
+        if isinstance(e, ModuleNotFoundError) and e.name in _REPOSITORY_ONLY:
+            print("tistream: this command tests TiStream itself: it is part of the repository only.", file=sys.stderr)
+            sys.exit(EXIT[ErrorKind.INVALID])
         if package := _not_installed(e):
             print(f"tistream: this command needs the package {package}, which is not installed.", file=sys.stderr)
-            print(f"  pip install 'tistream[{_EXTRAS.get(package, 'server')}]'", file=sys.stderr)
+            print(f"  It comes with the extra '{_EXTRAS.get(package, 'server')}' of tistream.", file=sys.stderr)
             sys.exit(EXIT[ErrorKind.INVALID])
         traceback.print_exc()
         sys.exit(EXIT[ErrorKind.INTERNAL])

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tistream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tistream.cli.running import Parts
+    from tistream.config import Settings
 
 
 def _last_url(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
@@ -47,5 +54,52 @@ MetricsPort = Annotated[
     ),
 ]
 MetricsHost = Annotated[str, typer.Option("--metrics-host", help="Address that --metrics-port listens on.")]
+Master = Annotated[str | None, typer.Option("--master", help="Spark master; without it that of spark-submit.")]
+SparkConf = Annotated[
+    list[str] | None, typer.Option("--spark-conf", help="A Spark setting, NAME=VALUE; may be repeated.")
+]
 
 DEFAULT_URL = "http://127.0.0.1:8711"
+
+
+def spark_settings(given: list[str]) -> dict[str, str]:
+    """Spark settings. InvalidInput for one without a name or a value."""
+    out: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidInput(f"'{text}' is not a Spark setting: write NAME=VALUE.")
+        out[name] = value
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentOptions:
+    """Where catalog and bucket of a deployment are."""
+
+    catalog: Catalog = None
+    object_store: Bucket = None
+    config: Config = None
+
+    def settings(self, more: dict[str, object] | None = None) -> Settings:
+        """Settings from file, environment and flags; the log is configured by them. `more`: other settings."""
+        from tistream.cli import assembly
+        from tistream.cli.log import configure
+
+        flags = {"catalog.url": self.catalog, "object_store.url": self.object_store, **(more or {})}
+        settings = assembly.load_settings(self.config, flags)
+        configure(settings.log)
+        return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOptions(DeploymentOptions):
+    """The same of a process of the deployment."""
+
+    metrics_port: MetricsPort = None
+
+    def open(self, more: dict[str, object] | None = None) -> Parts:
+        """Open catalog and bucket."""
+        from tistream.cli import assembly
+
+        return assembly.open_parts(self.settings({"metrics.port": self.metrics_port, **(more or {})}))

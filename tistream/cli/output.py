@@ -10,15 +10,19 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tistream.cli.terminal import clean, clean_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-Column = tuple[str, Callable[[Any], object]]  #: heading, and its value in a row
+Column = str | tuple[str, Callable[[Any], object]]  #: heading, and its value in a row, or its name there
 _WIDE = 1_000  #: columns of a table that is not on a terminal: nothing is cut
+_NAME_WIDTH = 20  #: columns that a narrow terminal leaves to the first one
 
 
 class Output(StrEnum):
@@ -36,24 +40,39 @@ NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; also when
 
 def console(no_color: bool = False) -> Console:
     """Where tables and sentences go."""
-    from rich.console import Console
+    from tistream.cli.printable_console import PrintableConsole
 
     width = None if sys.stdout.isatty() else _WIDE
-    return Console(no_color=no_color or None, width=width, highlight=False)
+    return PrintableConsole(file=sys.stdout, no_color=no_color or None, width=width, highlight=False)
 
 
 def show_data(value: Any, output: Output = Output.JSON) -> None:
     """Print one document, or a line for each item of a list."""
     match output:
         case Output.YAML:
-            import yaml  # type: ignore[import-untyped]
-
-            print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+            print(_yaml(value), end="")
         case Output.NDJSON:
             for item in items_of(value):
                 print(json.dumps(item), flush=True)
         case _:
             print(json.dumps(value, indent=2), flush=True)
+
+
+def _yaml(value: Any) -> str:
+    """YAML with other alphabets as they are, and characters that steer a terminal as escapes."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: Dumper, text: str) -> Any:
+        text = str(text)  # of an enumeration
+        quotes = '"' if clean_lines(text) != text else None  # only between these are there escapes
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=quotes)
+
+    Dumper.add_multi_representer(str, text)
+    Dumper.add_representer(str, text)
+    return clean_lines(str(yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True)))
 
 
 def items_of(value: Any) -> Iterable[Any]:
@@ -81,16 +100,20 @@ def show_rows(
     if not rows and empty:
         console(no_color).print(empty, style="dim")
         return
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=Text(clean(title)) if title else None, title_justify="left", box=None, pad_edge=False)
     table.header_style = "bold"
-    for heading, _ in columns:
-        table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
+    cells_of = [(each, itemgetter(each)) if isinstance(each, str) else each for each in columns]
+    for heading, _ in cells_of:
+        table.add_column(Text(clean(heading)), overflow="fold", justify="right" if heading in numbers else "left")
     for row in rows:
-        cells = [get(row) for _, get in columns]
-        table.add_row(*(cell if isinstance(cell, Text) else Text(_text(cell)) for cell in cells))
+        cells = [get(row) for _, get in cells_of]
+        table.add_row(*(cell if isinstance(cell, Text) else Text(clean(_text(cell))) for cell in cells))
+    names = table.columns[0]  # they are copied: a narrow terminal folds the other columns first
+    names.min_width = min(_NAME_WIDTH, max((cell_len(str(name)) for name in names.cells), default=0))
     console(no_color).print(table)
 
 
@@ -107,7 +130,7 @@ _NESTED = object()
 
 
 def _flat(fact: Any) -> Any:
-    """A fact as one text; _NESTED for what needs a table of its own."""
+    """A fact as one text; _NESTED for what needs its own table."""
     parts = fact.values() if isinstance(fact, dict) else fact if isinstance(fact, list) else ()
     if any(isinstance(part, dict | list) for part in parts):
         return _NESTED

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from typing import Self, TextIO
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+
+from tistream.cli.printable_console import PrintableConsole
+from tistream.cli.terminal import clean, guard
 
 _LINE_EVERY_S = 10.0
 
@@ -26,14 +28,15 @@ class Progress:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=Console(file=out),
+                TextColumn("{task.fields[note]}", markup=False),
+                console=PrintableConsole(file=out),
             )
             self._task = self._bar.add_task(title, total=None, note="")
 
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
+            guard()  # while it runs, what is printed goes to rich, which takes colours from any text
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -46,4 +49,4 @@ class Progress:
             self._bar.update(self._task, completed=done, total=total, note=note)
         elif (now := time.monotonic()) - self._last_line >= _LINE_EVERY_S:
             self._last_line = now
-            print(f"{self._title}: {done}/{total} {note}".rstrip(), file=self._out, flush=True)
+            print(f"{self._title}: {done}/{total} {clean(note)}".rstrip(), file=self._out, flush=True)

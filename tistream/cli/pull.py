@@ -1,36 +1,34 @@
-"""`tistream pull`: writes changes to standard output."""
+"""`tistream pull`: writes changes to standard output.
+
+Ctrl-C while a page is being written takes effect after the page, so the command that resumes neither repeats nor skips
+a row. A second Ctrl-C takes effect at once. A batch of a registered consumer is acknowledged after its rows have been
+written and flushed. A member that is killed in between leaves its rows to the next one, which writes them again.
+"""
 
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Self, TextIO
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
-from tistream.cli.consumer_pull import Lease, Member, Name, write_batches
-from tistream.cli.filter_options import Changed, Columns, FilterFile, Ops, Tables, Where, filters_of
-from tistream.cli.following import StatusLine, Whole
-from tistream.cli.key_options import (
-    EndKey,
-    FormatOfKeys,
-    KeyPattern,
-    Keys,
-    Prefix,
-    StartKey,
-    ValuePattern,
-    key_options,
-)
-from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
+from tistream.cli.filter_options import FilterFile, FilterOptions, KeyFilterOptions, chosen_keys, filters_of
+from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
+from tistream.cli.pages_out import drop_output, output_of
+from tistream.cli.terminal import clean, unguarded
 from tistream.errors import InvalidInput
 from tistream.limits import CONSUMER_LEASE_S_DEFAULT
 
 if TYPE_CHECKING:
-    from tistream.client import Changes, Client
+    from tistream.client import Changes, Client, Consumer
 
 DEFAULT_FORMAT = "ndjson"
 _RULES = frozenset({"tables", "columns", "ops", "changed"})  # filters that may be repeated in a URL's query
@@ -58,9 +56,9 @@ AsOf = Annotated[str | None, typer.Option(help="Of --snapshot: TSO or time; the 
 
 
 def pull(
+    *,
     what: Annotated[str, typer.Argument(help="'database', 'database.table', '*', or a whole .../changes URL.")] = "*",
     url: Url = DEFAULT_URL,
-    key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     since: Since = None,
@@ -71,19 +69,9 @@ def pull(
     follow: Follow = False,
     format: FormatName = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-O", help="NAME=VALUE of the format.")] = None,
-    tables: Tables = None,
-    columns: Columns = None,
-    ops: Ops = None,
-    where: Where = None,
-    changed: Changed = None,
+    filters: FilterOptions,
     filter_file: FilterFile = None,
-    keys: Keys = False,
-    start_key: StartKey = None,
-    end_key: EndKey = None,
-    prefix: Prefix = None,
-    key_format: FormatOfKeys = None,
-    key_pattern: KeyPattern = None,
-    value_pattern: ValuePattern = None,
+    of_keys: KeyFilterOptions,
     consumer: Name = None,
     member: Member = "default",
     lease: Lease = CONSUMER_LEASE_S_DEFAULT,
@@ -101,62 +89,60 @@ def pull(
         database, table = parse_names(what)
     for name in ("start_ts", "start-ts"):
         since = since or query.pop(name, None)
-    asked = _Asked(
+    request = PullRequest(
         url=url, cluster=cluster, tenant=tenant, database=database, table=table, since=since,
         snapshot=snapshot or query.get("snapshot") == "true", as_of=as_of or query.get("as_of"),
         format=format or query.get("format"),
         until=until or query.get("end_ts"),
         limit=_limit(query.get("limit")),
         options={k: v for k, v in query.items() if k not in _OWN_WORDS} | dict(_option(text) for text in option or ()),
-        filters=filters_of(
-            query, filter_file, tables=tables, columns=columns, ops=ops, where=where, changed=changed
-        ),
+        filters=filters_of(query, filter_file, filters),
     )  # fmt: skip
-    chosen = key_options(
-        keys=keys or is_kv(what), address=is_kv(what),
-        others={"database": database, "filters": asked.filters, "snapshot": asked.snapshot, "consumer": consumer},
-        start_key=start_key, end_key=end_key, prefix=prefix, key_format=key_format, key_pattern=key_pattern,
-        value_pattern=value_pattern,
-    )  # fmt: skip
+    others = {"database": database, "filters": request.filters, "snapshot": request.snapshot, "consumer": consumer}
+    chosen = chosen_keys(of_keys, others=others, keys=is_kv(what), address=is_kv(what))
     if chosen is not None:
-        asked = replace(asked, kv=True, options=asked.options | chosen)
+        request = replace(request, kv=True, options=request.options | chosen)
     at = cursor or query.get("cursor")
     if consumer is None:
-        _write(asked, at, follow=follow)
+        _write(request, at, follow=follow)
     else:
-        _write_consumer(asked, at, consumer, member, lease, follow=follow)
+        _write_consumer(request, at, consumer, member, lease, follow=follow)
 
 
-def _write_consumer(asked: _Asked, at: str | None, name: str, member: str, lease_s: float, *, follow: bool) -> None:
+def _write_consumer(
+    request: PullRequest, at: str | None, name: str, member: str, lease_s: float, *, follow: bool
+) -> None:
     """Write what a registered consumer reads. It has its position and its filters."""
     from tistream.client import connect
 
-    if at or asked.since or asked.until or asked.database or asked.filters:
+    if at or request.since or request.until or request.database or request.filters:
         raise InvalidInput("A consumer has its own scope, position and filters: leave them out with --consumer.")
-    with connect(asked.url, sleep=_patience(asked.url)) as client:
-        consumer = client.tenant(asked.cluster, asked.tenant).consumer(
+    with connect(request.url, sleep=_patience(request.url)) as client:
+        consumer = client.tenant(request.cluster, request.tenant).consumer(
             name,
             member=member,
             lease_s=lease_s,
-            format=asked.format or DEFAULT_FORMAT,
-            limit=asked.limit,
-            options=asked.options,
+            format=request.format or DEFAULT_FORMAT,
+            limit=request.limit,
+            options=request.options,
         )
-        write_batches(consumer, asked.format, follow=follow)
+        write_batches(consumer, request.format, follow=follow)
 
 
-def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
+def _write(request: PullRequest, at: str | None, *, follow: bool) -> None:
     """Write the pages from `at` on."""
     from tistream.cli.pages_out import drop_output, output_of
     from tistream.client import connect
 
     status = StatusLine(sys.stderr if follow and sys.stderr.isatty() else None)
-    out = output_of(asked.format, sys.stdout.buffer, follow=follow)
-    with connect(asked.url, sleep=_patience(asked.url)) as client, Whole() as whole:
+    out = output_of(request.format, sys.stdout.buffer, follow=follow)
+    with connect(request.url, sleep=_patience(request.url)) as client, DeferInterrupt() as deferred:
         try:
             try:
-                for page in asked.changes(client, at, follow=follow).pages(asked.format or DEFAULT_FORMAT, asked.sent):
-                    with whole:
+                for page in request.changes(client, at, follow=follow).pages(
+                    request.format or DEFAULT_FORMAT, request.sent
+                ):
+                    with deferred:
                         status.clear()
                         rows = out.write(page)
                         at = page.next_cursor
@@ -167,7 +153,7 @@ def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
             except KeyboardInterrupt:
                 status.clear()
                 out.close()
-                print(f"\nresume with: {asked.resume(at or '', follow=follow)}", file=sys.stderr)
+                print(f"\nresume with: {request.resume(at or '', follow=follow)}", file=sys.stderr)
                 if not follow:
                     raise
         except BrokenPipeError:
@@ -175,7 +161,7 @@ def _write(asked: _Asked, at: str | None, *, follow: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class PullRequest:
     """The pull that flags and URL describe."""
 
     url: str
@@ -258,10 +244,10 @@ def _option(text: str) -> tuple[str, str]:
 
 def parse_query(text: str) -> dict[str, str]:
     """The query of a .../changes URL; of a repeated name the last value, of rules all."""
-    found: dict[str, str] = {}
+    query: dict[str, str] = {}
     for name, value in parse_qsl(urlsplit(text).query, keep_blank_values=True):
-        found[name] = f"{found[name]},{value}" if name in _RULES and name in found else value
-    return found
+        query[name] = f"{query[name]},{value}" if name in _RULES and name in query else value
+    return query
 
 
 def _limit(text: str | None) -> int | None:
@@ -284,3 +270,107 @@ def _patience(url: str) -> Callable[[float], None]:
         time.sleep(seconds)
 
     return sleep
+
+
+Name = Annotated[str | None, typer.Option(help="Read as a registered consumer: the service keeps the position.")]
+Member = Annotated[str, typer.Option(help="With --consumer: name of this process among its members.")]
+Lease = Annotated[
+    float, typer.Option(min=1, help="With --consumer: seconds without a pull after which other members take over.")
+]
+
+
+def write_batches(consumer: Consumer, format: str | None, *, follow: bool) -> None:
+    """Write the batches of a consumer, and acknowledge each."""
+    out = output_of(format, sys.stdout.buffer, follow=True)  # written at once: it is acknowledged
+    try:
+        with DeferInterrupt() as deferred:
+            try:
+                for batch in consumer.batches(follow=follow, acknowledge=False):
+                    with deferred:
+                        out.write(batch.page)
+                        consumer.acknowledge(batch)
+            except KeyboardInterrupt:
+                if not follow:
+                    raise
+            finally:
+                consumer.leave()
+        out.close()
+    except BrokenPipeError:
+        drop_output()
+
+
+_EACH_S = 0.2
+_OVER_S = 5.0  # rows per second are averaged over about so long
+_CLEAR = "\r\x1b[K"
+
+
+class StatusLine:
+    """Rows, rows per second, lag and cursor, below the rows. `out` None: shows nothing."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = None if out is None else unguarded(out)
+        self._rows = 0
+        self._rate = 0.0
+        self._shown_at = self._at = time.monotonic()
+        self._is_shown = False
+
+    def show(self, rows: int, resolved_ts: int, cursor: str) -> None:
+        """Count rows and show, a few times a second at most."""
+        if self._out is None:
+            return
+        from tistream import ts as tso
+        from tistream.clock import SystemClock
+
+        now = time.monotonic()
+        weight = min(1.0, (now - self._at) / _OVER_S)
+        self._rate += weight * (rows / max(now - self._at, 1e-3) - self._rate)
+        self._rows, self._at = self._rows + rows, now
+        if self._is_shown and now - self._shown_at < _EACH_S:
+            return
+        lag_s = max(0, SystemClock().unix_ms() - tso.physical_ms(resolved_ts)) / 1000 if resolved_ts else 0.0
+        text = f"{self._rows:,} lines · {self._rate:,.0f}/s · {lag_s:,.1f} s behind · {clean(cursor)}"
+        self._out.write(f"{_CLEAR}{text[: _width() - 1]}")
+        self._out.flush()
+        self._shown_at, self._is_shown = now, True
+
+    def clear(self) -> None:
+        """Remove the line before rows are written."""
+        if self._out is not None and self._is_shown:
+            self._out.write(_CLEAR)
+            self._out.flush()
+            self._is_shown = False
+
+
+class DeferInterrupt:
+    """Blocks that Ctrl-C does not interrupt: `with DeferInterrupt() as deferred: ... with deferred: write(page)`."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._asked = False
+        self._before: signal.Handlers | object = None
+
+    def __enter__(self) -> Self:
+        if self._depth == 0 and threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._interrupted)
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._before is not None:
+            signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+        if self._depth == 1 and self._asked and kind is None:
+            raise KeyboardInterrupt
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._depth < 2 or self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+
+def _width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns

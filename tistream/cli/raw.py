@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tistream.cli.cluster_options import CaPath, CertPath, KeyPath, Keyspace, Pd, endpoints
-from tistream.cli.cluster_options import tls as tls_of
-from tistream.cli.key_options import FormatOfKeys
-from tistream.cli.options import DEFAULT_URL, Key, OneCluster, OneTenant, Url
+from tistream.cli.cluster_options import Keyspace, Pd, TlsOptions, endpoints
+from tistream.cli.filter_options import FormatOfKeys
+from tistream.cli.options import OneCluster, OneTenant
 from tistream.cli.output import Output, OutputOption, show_facts
+from tistream.cli.service import ServiceOptions
 from tistream.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ Checksum = Annotated[
 
 @commands.command()
 def backup(
+    *,
     storage: Storage,
     pd: Pd = None,
     keyspace: Keyspace = None,
@@ -67,34 +68,30 @@ def backup(
     ] = False,
     cluster: OneCluster = None,
     tenant: OneTenant = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    ca_path: CaPath = None,
-    cert_path: CertPath = None,
-    key_path: KeyPath = None,
-    output: OutputOption = Output.TABLE,
+    tls: TlsOptions,
+    to: ServiceOptions,
 ) -> None:
     """Back up the keys of a cluster, or of a tenant as of a timestamp.
 
     With --cluster and --tenant, the tenant that captures the keyspace, backup-ts is its watermark; a changefeed that
     starts there continues without a gap. With --from-log the cluster is not touched."""
-    wanted = _range(start, end, key_format or "escaped")
+    keys = _range(start, end, key_format or "escaped")
     with _store(storage) as store, _progress("backed up", "parts") as progress:
         if from_log:
             if pd or keyspace or dst_api_version:
                 raise InvalidInput("A backup from the log has no --pd, --keyspace and --dst-api-version.")
             manifest = _from_log(
-                store, wanted, _tenant_of(cluster, tenant), url, as_of, ratelimit, progress, allow_state=allow_state
+                store, keys, _tenant_of(cluster, tenant), to.url, as_of, ratelimit, progress, allow_state=allow_state
             )
         else:
             manifest = _from_cluster(
-                store, wanted, pd, tls_of(ca_path, cert_path, key_path), progress, keyspace=keyspace,
+                store, keys, pd, tls.tls(), progress, keyspace=keyspace,
                 api=dst_api_version, bytes_s=_bytes_s(ratelimit), threads=concurrency, safe_interval_s=safe_interval,
-                captured=None if cluster is None else _tenant_of(cluster, tenant), url=url,
+                captured=None if cluster is None else _tenant_of(cluster, tenant), url=to.url,
             )  # fmt: skip
         if checksum:
             _check(store, manifest, concurrency)
-    show_facts(_facts(manifest), output)
+    to.show(_facts(manifest))
     _say_next(manifest)
 
 
@@ -111,6 +108,7 @@ def check(storage: Storage, concurrency: Threads = 4, output: OutputOption = Out
 
 @commands.command()
 def restore(
+    *,
     storage: Storage,
     pd: Pd = None,
     keyspace: Keyspace = None,
@@ -123,11 +121,9 @@ def restore(
         bool, typer.Option("--allow-existing", help="The destination may have keys in the range; they stay.")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Write all files, also those that an earlier restore has written.")
+        bool, typer.Option("--again", help="Begin a new restore, also where one was interrupted.")
     ] = False,
-    ca_path: CaPath = None,
-    cert_path: CertPath = None,
-    key_path: KeyPath = None,
+    secured: TlsOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Restore a backup into a keyspace, or into a cluster of API V1.
@@ -139,16 +135,16 @@ def restore(
     from backup.restore import Restore
     from backup.restore import restore as run
     from tistream.clock import SystemClock
-    from tistream.tikv.raw_client import Pace
+    from tistream.tikv.raw_client import WriteLimits
 
-    pace = Pace(
+    limits = WriteLimits(
         concurrency=concurrency, batch_keys=batch_keys, batch_bytes=int(batch_mib * (1 << 20)),
         rate_bytes_s=int(ratelimit * (1 << 20)), patience_s=600, write_s=20,
     )  # fmt: skip
-    wanted = Restore(keyspace=keyspace, pace=pace, checksum=checksum, allow_existing=allow_existing, again=again)
-    tls = tls_of(ca_path, cert_path, key_path)
+    options = Restore(keyspace=keyspace, limits=limits, checksum=checksum, allow_existing=allow_existing, again=again)
+    tls = secured.tls()
     with _store(storage) as store, _pd(pd, tls) as client, _progress("restored", "files") as progress:
-        done = run(client, store, wanted, clock=SystemClock(), stop=threading.Event(), tls=tls, progress=progress)
+        done = run(client, store, options, clock=SystemClock(), stop=threading.Event(), tls=tls, progress=progress)
     show_facts(_restored_facts(done), output)
     if not done.equal:
         _show_differences(done)
@@ -160,7 +156,7 @@ def restore(
 
 
 def _from_cluster(
-    store: ObjectStore, wanted: KeyRange, pd: str | None, tls: Any, progress: Progress, *, captured: tuple[int, int] |
+    store: ObjectStore, keys: KeyRange, pd: str | None, tls: Any, progress: Progress, *, captured: tuple[int, int] |
     None, url: str, api: str | None, **given: Any,
 ) -> Manifest:  # fmt: skip
     import threading
@@ -170,16 +166,16 @@ def _from_cluster(
     from backup.core.manifest import api_named
     from tistream.clock import SystemClock
 
-    watermark = None if captured is None else partial(_watermark, url, captured, wanted)
-    asked = ClusterBackup(range=wanted, api=None if api is None else api_named(api), watermark=watermark, **given)
+    watermark = None if captured is None else partial(_watermark, url, captured, keys)
+    settings = ClusterBackup(range=keys, api=None if api is None else api_named(api), watermark=watermark, **given)
     with _pd(pd, tls) as client:
         stop = threading.Event()
-        return back_up_cluster(client, store, asked, clock=SystemClock(), stop=stop, tls=tls, progress=progress)
+        return back_up_cluster(client, store, settings, clock=SystemClock(), stop=stop, tls=tls, progress=progress)
 
 
 def _from_log(
     store: ObjectStore,
-    wanted: KeyRange,
+    keys: KeyRange,
     tenant: tuple[int, int],
     url: str,
     as_of: str,
@@ -191,24 +187,25 @@ def _from_log(
     import threading
 
     from backup.from_log import back_up_log
-    from backup.pace import Pace
     from tistream.cli.service import connect
     from tistream.clock import SystemClock
+    from tistream.runtime.rate_limiter import RateLimiter
 
     stop = threading.Event()
     with connect(url) as client:
         return back_up_log(
-            client, client.tenant(*tenant), store, wanted, as_of,
-            allow_state=allow_state, pace=Pace(_bytes_s(ratelimit), SystemClock(), stop), stop=stop, progress=progress,
+            client, client.tenant(*tenant), store, keys, as_of,
+            allow_state=allow_state, rate=RateLimiter(_bytes_s(ratelimit), SystemClock(), stop), stop=stop,
+            progress=progress,
         )  # fmt: skip
 
 
-def _watermark(url: str, tenant: tuple[int, int], wanted: KeyRange, keyspace_id: int) -> int:
+def _watermark(url: str, tenant: tuple[int, int], keys: KeyRange, keyspace_id: int) -> int:
     from backup.from_log import watermark_of
     from tistream.cli.service import connect
 
     with connect(url) as client:
-        return watermark_of(client, client.tenant(*tenant), keyspace_id, wanted)
+        return watermark_of(client, client.tenant(*tenant), keyspace_id, keys)
 
 
 def _check(store: ObjectStore, manifest: Manifest, threads: int) -> None:
@@ -296,6 +293,7 @@ def _restored_facts(done: Restored) -> dict[str, Any]:
         "written_pairs": done.written,
         "expired_pairs": done.expired,
         "files_restored_before": done.files_before,
+        "kept_keys": done.kept,
         "compared": done.comparison is not None,
         "equal": done.equal if done.comparison is not None else None,
         "other_keys": done.existing,
@@ -303,8 +301,10 @@ def _restored_facts(done: Restored) -> dict[str, Any]:
 
 
 def _show_differences(done: Restored) -> None:
-    comparison = done.comparison
-    assert comparison is not None
+    if done.kept:
+        print(f"{done.kept} keys have another value, written since the restore began: they are kept", file=sys.stderr)
+    if (comparison := done.comparison) is None:
+        return
     counts = ", ".join(f"{count} {fault}" for fault, count in comparison.faults.items() if count)
     print(f"the keys read back differ: {counts or 'expiries'}", file=sys.stderr)
     for each in comparison.differences:

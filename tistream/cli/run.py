@@ -1,4 +1,7 @@
-"""`tistream up` and the single services: long-running commands that end by Ctrl-C or SIGTERM."""
+"""`tistream up` and the single services: long-running commands that end by Ctrl-C or SIGTERM.
+
+With `tistream up --sample` a shop keeps writing, as a tenant of the service in this process.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,32 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tistream.cli.jobs import Master, SparkConf, pairs
-from tistream.cli.options import Bucket, Catalog, Config, Host, MetricsPort, Port
+from tistream.cli.options import (
+    DEFAULT_URL,
+    DeploymentOptions,
+    Host,
+    Master,
+    Port,
+    ProcessOptions,
+    SparkConf,
+    spark_settings,
+)
+from tistream.cli.startup import process_name
 from tistream.errors import ConfigError
+from tistream.ids import Tenant
 
 if TYPE_CHECKING:
+    from simulator.sample.running import RunningSample
     from tistream.cli.running import Running
-    from tistream.cli.sample import Sample
     from tistream.config import Settings
+    from tistream.model.problem import Problem
 
 _POLL_S = 1.0
 # Spark's own page shows plans to everyone who reaches its port; tenants' jobs share the cores.
@@ -33,21 +48,29 @@ Auth = Annotated[str | None, typer.Option("--auth", help="none (loopback only), 
 Name = Annotated[str | None, typer.Option("--name", help="Name of this worker; unique among all workers.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Where a process answers HTTP, and whom."""
+
+    port: Port = None
+    host: Host = None
+    auth: Auth = None
+
+    def flags(self) -> dict[str, object]:
+        """The settings that these options name."""
+        return {f"server.{name}": value for name, value in asdict(self).items()}
+
+
 def up(
     data: Annotated[Path, typer.Option("--data", "-d", help="Folder for catalog and bucket; created when missing.")],
+    where: DeploymentOptions,
+    listening: ServerOptions,
     sample: Annotated[bool, typer.Option("--sample", help="A sample shop keeps writing, as tenant 1/1.")] = False,
-    port: Port = None,
-    host: Host = None,
-    auth: Auth = None,
-    catalog: Catalog = None,
-    object_store: Bucket = None,
-    config: Config = None,
 ) -> None:
     """Run the whole service in one process, kept in a folder; it resumes where it stopped."""
     from tistream.cli import assembly
-    from tistream.cli.sample import Sample
 
-    settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store)
+    settings = where.settings(listening.flags())
     with claimed(data):
         _run(assembly.embedded(settings, data), Sample(data) if sample else None)
 
@@ -73,151 +96,83 @@ def claimed(data: Path) -> Iterator[None]:
         yield
 
 
-def meta(
-    name: Name = None,
-    catalog: Catalog = None,
-    object_store: Bucket = None,
-    metrics_port: MetricsPort = None,
-    config: Config = None,
-) -> None:
+def meta(where: ProcessOptions, name: Name = None) -> None:
     """Run a meta server: activation, assignment, collection and retention.
 
     It answers no API: `tistream serve` does."""
     from tistream.cli import assembly
 
-    settings = settings_of(config, catalog=catalog, object_store=object_store, more={"metrics.port": metrics_port})
-    _run(assembly.meta(assembly.open_parts(settings), name or _default_name("meta")))
+    _run(assembly.meta(where.open(), name or process_name("meta")))
 
 
-def dispatch(
-    name: Name = None,
-    catalog: Catalog = None,
-    object_store: Bucket = None,
-    port: Port = None,
-    metrics_port: MetricsPort = None,
-    config: Config = None,
-) -> None:
+def dispatch(where: ProcessOptions, name: Name = None, port: Port = None) -> None:
     """Run a dispatcher, which reads batch files and serves them to sorters on --port."""
     from tistream.cli import assembly
 
-    ports: dict[str, object] = {"dispatcher.port": port, "metrics.port": metrics_port}
-    settings = settings_of(config, catalog=catalog, object_store=object_store, more=ports)
-    _run(assembly.dispatcher(assembly.open_parts(settings), name or _default_name("dispatcher")))
+    _run(assembly.dispatcher(where.open({"dispatcher.port": port}), name or process_name("dispatcher")))
 
 
-def sort(
-    name: Name = None,
-    catalog: Catalog = None,
-    object_store: Bucket = None,
-    metrics_port: MetricsPort = None,
-    config: Config = None,
-) -> None:
+def sort(where: ProcessOptions, name: Name = None) -> None:
     """Run a sorter, which orders the changes of its tasks and commits them to the log."""
     from tistream.cli import assembly
 
-    settings = settings_of(config, catalog=catalog, object_store=object_store, more={"metrics.port": metrics_port})
-    _run(assembly.sorter(assembly.open_parts(settings), name or _default_name("sorter")))
+    _run(assembly.sorter(where.open(), name or process_name("sorter")))
 
 
 def maintain(
+    where: ProcessOptions,
     name: Name = None,
     slots: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Jobs at once.")] = 2,
-    catalog: Catalog = None,
-    object_store: Bucket = None,
-    metrics_port: MetricsPort = None,
-    config: Config = None,
 ) -> None:
     """Run maintenance jobs in threads: the merges, bases and replays that the meta server records."""
     from tistream.cli import assembly
 
-    settings = settings_of(config, catalog=catalog, object_store=object_store, more={"metrics.port": metrics_port})
-    _run(assembly.maintain(assembly.open_parts(settings), name or _default_name("maintain"), slots))
+    _run(assembly.maintain(where.open(), name or process_name("maintain"), slots))
 
 
 def replicate(
+    where: ProcessOptions,
     name: Name = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Lanes at once (replication.threads).")] = None,
-    catalog: Catalog = None,
-    object_store: Bucket = None,
-    metrics_port: MetricsPort = None,
-    config: Config = None,
 ) -> None:
     """Write changefeeds to their destinations: other TiKV clusters, object storage."""
     from tistream.cli import assembly
 
-    more: dict[str, object] = {"replication.threads": threads, "metrics.port": metrics_port}
-    settings = settings_of(config, catalog=catalog, object_store=object_store, more=more)
-    _run(assembly.replicate(assembly.open_parts(settings), name or _default_name("replicate")))
+    _run(assembly.replicate(where.open({"replication.threads": threads}), name or process_name("replicate")))
 
 
-def serve(
-    port: Port = None,
-    host: Host = None,
-    auth: Auth = None,
-    catalog: Catalog = None,
-    object_store: Bucket = None,
-    metrics_port: MetricsPort = None,
-    config: Config = None,
-) -> None:
+def serve(where: ProcessOptions, listening: ServerOptions) -> None:
     """Run an API server: every route, and the console."""
     from tistream.cli import assembly
 
-    more: dict[str, object] = {"metrics.port": metrics_port}
-    settings = settings_of(config, host, port, auth, catalog=catalog, object_store=object_store, more=more)
-    _run(assembly.api_server(assembly.open_parts(settings)))
+    _run(assembly.api_server(where.open(listening.flags())))
 
 
 def spark(
+    where: ProcessOptions,
     name: Name = None,
     master: Master = None,
     jobs: Annotated[int | None, typer.Option("--jobs", help="Jobs at once (setting spark.jobs).")] = None,
     spark_conf: SparkConf = None,
-    catalog: Catalog = None,
-    object_store: Bucket = None,
-    metrics_port: MetricsPort = None,
-    config: Config = None,
 ) -> None:
     """Run maintenance jobs on Spark, several at once in one session. Needs Java 17."""
     from tistream.cli import assembly
 
-    more: dict[str, object] = {"spark.master": master, "spark.jobs": jobs, "metrics.port": metrics_port}
-    settings = settings_of(config, catalog=catalog, object_store=object_store, more=more)
-    conf = {**_SPARK_CONF, **pairs(settings.spark.conf.splitlines()), **pairs(spark_conf or [])}
+    parts = where.open({"spark.master": master, "spark.jobs": jobs})
+    settings = parts.settings
+    conf = {**_SPARK_CONF, **spark_settings(settings.spark.conf.splitlines()), **spark_settings(spark_conf or [])}
     if settings.spark.scratch_folder:
         conf["spark.local.dir"] = settings.spark.scratch_folder
-    _run(assembly.spark(assembly.open_parts(settings), name or _default_name("spark"), conf))
-
-
-def settings_of(
-    path: Path | None,
-    host: str | None = None,
-    port: int | None = None,
-    auth: str | None = None,
-    *,
-    catalog: str | None,
-    object_store: str | None,
-    more: dict[str, object] | None = None,
-) -> Settings:
-    """Settings from file, environment and these flags; the log is configured by them. `more`: other settings."""
-    from tistream.cli import assembly
-    from tistream.cli.log import configure
-
-    flags = {"server.host": host, "server.port": port, "server.auth": auth}
-    settings = assembly.load_settings(
-        path, {**flags, "catalog.url": catalog, "object_store.url": object_store, **(more or {})}
-    )
-    configure(settings.log)
-    return settings
+    _run(assembly.spark(parts, name or process_name("spark"), conf))
 
 
 def settings_in(folder: Path, port: int) -> Settings:
     """Settings of a whole service that keeps everything in `folder`, whatever the environment names. It schedules no
     maintenance: the demo compacts as its last act."""
     root = folder.resolve()
-    urls = {"catalog": f"sqlite:///{root}/catalog.db", "object_store": f"file://{root}/bucket"}
-    return settings_of(
-        None, "127.0.0.1", port, "none", **urls, more={"log.level": "error", "maintenance.enabled": False}
-    )
+    where = DeploymentOptions(catalog=f"sqlite:///{root}/catalog.db", object_store=f"file://{root}/bucket")
+    server = ServerOptions(host="127.0.0.1", port=port, auth="none").flags()
+    return where.settings({**server, "log.level": "error", "maintenance.enabled": False})
 
 
 def _run(running: Running, sample: Sample | None = None) -> None:
@@ -293,7 +248,69 @@ def on_signals(stop: Callable[[], None], *later: Callable[[], None]) -> None:
         signal.signal(number, handle)
 
 
-def _default_name(kind: str) -> str:
-    import socket
+TENANT = Tenant(1, 1)
 
-    return f"{kind}-{socket.gethostname()}-{os.getpid()}"
+
+class Sample:
+    """Registers the tenant, and pushes once started."""
+
+    def __init__(self, data: Path) -> None:
+        from simulator.sample import kept
+
+        self._path = data / kept.NAME
+        self._greeted = False
+        self.running: RunningSample | None = None
+
+    def start(self, running: Running) -> None:
+        """Begin to push to the service, or continue. StateForbids when the tenant was deleted."""
+        from simulator.sample.running import RunningSample
+        from tistream.catalog.tenancy.tenants import register_tenant
+
+        register_tenant(running.parts.catalog, TENANT)
+        key = self._key(running) if running.parts.settings.server.auth == "keys" else ""
+        self.running = RunningSample(running.url, TENANT, self._path, key)
+
+    def greet(self, url: str) -> None:
+        """Say what to type next, once it shows rows."""
+        if self._greeted or self.running is None or not self.running.push.readable.is_set():
+            return
+        self._greeted = True
+        print(self._words(url), file=sys.stderr, flush=True)
+
+    def _words(self, url: str) -> str:
+        at = "" if url == DEFAULT_URL else f" --url {url}"
+        return "\n".join(
+            (
+                f"  sample     a shop writes to tenant {TENANT}. In another terminal:",
+                f"               tistream pull shop.orders --follow{at}",
+                f"               tistream snapshot shop.customers --as-of latest{at}",
+                f"             and on the console: {url}/",
+            )
+        )
+
+    def stopped(self) -> Problem | None:
+        """What ended it early, if anything."""
+        from tistream.model.problem import Problem
+
+        error = None if self.running is None else self.running.error
+        return None if error is None else Problem.of("the sample", error, fatal=True)
+
+    def stop(self) -> None:
+        if self.running is not None:
+            self.running.stop()
+
+    def _key(self, running: Running) -> str:
+        """The key that was kept, if it still counts, else a new one."""
+        from simulator.sample import kept
+        from tistream.catalog.tenancy.keys import list_keys
+        from tistream.http.auth.core.keys import parse_key
+        from tistream.http.auth.core.roles import Role
+        from tistream.http.auth.issue import issue_key
+
+        state = kept.read(self._path)
+        if state is not None and state.key:
+            key_id = parse_key(state.key).key_id
+            if any(row.key_id == key_id and row.state == "living" for row in list_keys(running.parts.catalog, TENANT)):
+                return state.key
+        name = f"pushers of {TENANT}"
+        return issue_key(running.parts.catalog, name=name, role=Role.PUSHER, tenant=TENANT).text

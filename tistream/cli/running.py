@@ -1,25 +1,32 @@
-"""What runs in a process: its services in order, their HTTP server and probes, from the start to the end."""
+"""What runs in a process: its services in order, their HTTP server and probes, from the start to the end.
+
+A service that requires keys says at its start: on a terminal the first owner's key, once per catalog, and a link that
+opens the console; elsewhere, where they would stay in a log, the command that creates one.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from tistream import __version__
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.work.drain import Drainable, drain
-from tistream.cli.first_key import first_words
 from tistream.clock import SystemClock
 from tistream.config import Settings
 from tistream.http.readiness import Probes
+from tistream.model.problem import Problem
 from tistream.objectstore.protocol import ObjectStore
-from tistream.runtime.service import Problem, Service, ServiceGroup
+from tistream.runtime.service import Service, ServiceGroup
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from tistream.catalog.database.engine import Catalog
     from tistream.cli.server import HttpServer
 
 
@@ -55,7 +62,7 @@ class Running:
         self._drains, self._drain_timeout_s = drains, drain_timeout_s
         self._closing = closing
         self.services = ServiceGroup("services", services, parts.clock)
-        server, beside = parts.settings.server, parts.settings.metrics
+        server, metrics = parts.settings.server, parts.settings.metrics
         followers = getattr(app.state, "followers", None) if app is not None else None
         closing = followers.close if followers is not None else lambda: None
         self.http = None
@@ -63,10 +70,10 @@ class Running:
             self.http = _served(app, parts, server.host, server.port, closing)
         self.probes = None
         probes = probes or (app.state.probes if app is not None else None)
-        if probes is not None and beside.port >= 0:
+        if probes is not None and metrics.port >= 0:
             from tistream.http.probes import probe_app
 
-            self.probes = _served(probe_app(probes), parts, beside.host, beside.port)
+            self.probes = _served(probe_app(probes), parts, metrics.host, metrics.port)
 
     def start(self) -> None:
         """Start everything; returns when the port answers."""
@@ -84,7 +91,7 @@ class Running:
         """The message at the start."""
         where = f" at {self.http.url}" if self.http is not None else ""
         where += f" with probes at {self.probes.url}" if self.probes is not None else ""
-        names = ", ".join(member.name for member in self.services.members) or "API server"
+        names = ", ".join(member.name for member in self.services.members)
         said = [f"TiStream {__version__}{where} ({names}). Ctrl-C stops it."]
         if self.http is not None and self.parts.settings.server.auth == "keys":
             said += first_words(self.parts.catalog, self.http.url, has_console=self._has_console)
@@ -111,8 +118,47 @@ class Running:
 
 def _served(app: FastAPI, parts: Parts, host: str, port: int, closing: Callable[[], None] = lambda: None) -> HttpServer:
     """The application with an id for each request, at a port. Imported here: a process without one needs neither."""
-    from tistream.cli.server import HttpServer
+    from tistream.cli.server import ConnectionLimits, HttpServer
     from tistream.http.access_log import RequestLog
 
     app.add_middleware(RequestLog, access_log=parts.settings.log.access)
-    return HttpServer(app, host, port, closing)
+    server = parts.settings.server
+    limits = ConnectionLimits(slow_s=server.slow_consumer_s, address_max=server.address_connections_max)
+    return HttpServer(app, host, port, closing, limits)
+
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def first_words(catalog: Catalog, url: str, *, has_console: bool) -> list[str]:
+    """Lines below the greeting. A secret is for a terminal only: what a service prints elsewhere is kept in logs."""
+    from tistream.catalog.tenancy.keys import list_keys
+    from tistream.http.auth.core.keys import parse_key
+    from tistream.http.auth.core.roles import Role
+    from tistream.http.auth.issue import first_owner_key, login_code
+
+    lines: list[str] = []
+    if _has_terminal():
+        key = first_owner_key(catalog)
+        if key is not None:
+            lines += [
+                f"  owner key  {key}",
+                "             shown this once and kept nowhere: `tistream login` remembers it for you",
+            ]
+        owners = [row.key_id for row in list_keys(catalog) if row.role == Role.OWNER and row.state == "living"]
+        who = parse_key(key).key_id if key is not None else next(iter(owners), None)
+        if has_console and who is not None:
+            lines.append(f"  console    {url}/login#{login_code(catalog, who)}")
+            lines.append("             signs you in once, within ten minutes; later: tistream login --console")
+    elif not any(row.role == Role.OWNER for row in list_keys(catalog)):
+        lines.append(
+            "  owner key  none yet: `tistream key owner`, with the settings or the --data of this process, creates it"
+        )
+    if (urlsplit(url).hostname or "") not in _LOOPBACK:
+        lines.append("  note       keys travel as plain text here: put a proxy with TLS in front")
+    return lines
+
+
+def _has_terminal() -> bool:
+    """Whether the process was started by hand. A container in the background has no input."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import quote
 
 import typer
 
-from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
+from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
 from tistream.cli.pull import parse_names
 from tistream.errors import InvalidInput
 
@@ -28,7 +27,6 @@ def seed(
     file: Annotated[Path, typer.Option(help="Parquet or NDJSON.", exists=True)],
     ts: Annotated[int, typer.Option(help="The TSO of the rows.", min=1)],
     url: Url = DEFAULT_URL,
-    key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
 ) -> None:
@@ -46,12 +44,13 @@ def seed(
     from tistream.cli.progress import Progress
     from tistream.client import connect
     from tistream.ids import Tenant as TenantId
+    from tistream.ids import name_in_path
 
     database, table = parse_names(what)
     if database is None or table is None:
         raise InvalidInput(f"'{what}' names no table: write database.table.")
     with connect(url) as client:
-        tables = f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{quote(database, safe='')}/tables"
+        tables = f"/v1/clusters/{cluster}/tenants/{tenant}/databases/{name_in_path(database)}/tables"
         table_id, physical_ids = _ids(client.get(tables, start_ts=str(ts)), table, ts)
         made = client.tenant(cluster, tenant).table(what).definition(as_of=ts)
     rows = read_rows(file, ts) if is_raw(file) else read_decoded(file, ts, of_json(made["shape"]))
@@ -95,8 +94,8 @@ def read_decoded(path: Path, ts: int, shape: Shape) -> pa.Table:
 
     if path.suffix == ".parquet":
         try:
-            found = pq.read_table(path)
-            columns = {name: _plain(found[name]).to_pylist() for name in found.column_names}
+            rows = pq.read_table(path)
+            columns = {name: _plain(rows[name]).to_pylist() for name in rows.column_names}
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
             raise InvalidInput(f"{path} cannot be read: {e}", file=str(path)) from e
         return encoded(shape, columns, ts, file=str(path), in_text=False)
@@ -137,13 +136,13 @@ def read_rows(path: Path, ts: int) -> pa.Table:
 
     in_parquet = path.suffix == ".parquet"
     try:
-        found = pl.read_parquet(path) if in_parquet else pl.read_ndjson(path, infer_schema_length=None)
+        frame = pl.read_parquet(path) if in_parquet else pl.read_ndjson(path, infer_schema_length=None)
         named = [pl.col(n) if in_parquet else pl.col(n).str.decode("hex") for n in ("key", "value")]
         times = [
-            (pl.col(n) if n in found.columns else pl.lit(ts)).cast(pl.UInt64).alias(n)
+            (pl.col(n) if n in frame.columns else pl.lit(ts)).cast(pl.UInt64).alias(n)
             for n in ("start_ts", "commit_ts")
         ]
-        rows = found.select(named[0], *times, named[1]).to_arrow().cast(SEED)
+        rows = frame.select(named[0], *times, named[1]).to_arrow().cast(SEED)
     except (pl.exceptions.PolarsError, pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as e:
         raise InvalidInput(f"{path} does not hold columns key and value: {e}", file=str(path)) from e
     rows = rows.filter(pa.array(is_record(rows["key"])))
@@ -169,15 +168,14 @@ def _ids(listed: dict[str, object], table: str, ts: int) -> tuple[int, set[int]]
     """(id, physical ids) of the table at `ts`."""
     if int(str(listed["at_ts"])) != ts:
         raise InvalidInput(
-            f"The service has not reached {ts} yet: its watermark is {listed['at_ts']}.",
-            resolved_ts=listed["at_ts"],
+            f"The service has not reached {ts} yet: its watermark is {listed['at_ts']}.", resolved_ts=listed["at_ts"]
         )
     items = listed["items"]
     assert isinstance(items, list)
-    found = next((item for item in items if item["table"].lower() == table.lower()), None)
-    if found is None or found["kind"] != "table":
+    table_ids = next((item for item in items if item["table"].lower() == table.lower()), None)
+    if table_ids is None or table_ids["kind"] != "table":
         raise InvalidInput(f"There was no table {table} at {ts}.", ts=ts)
-    return found["table_id"], set(found["partition_ids"] or [found["table_id"]])
+    return table_ids["table_id"], set(table_ids["partition_ids"] or [table_ids["table_id"]])
 
 
 def _pieces(rows: pa.Table, progress: Progress) -> Iterator[pa.Table]:

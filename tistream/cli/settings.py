@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
@@ -36,13 +35,12 @@ def explain(
 
     rows = _rows(config)
     if setting is not None:
-        found = [row for row in rows if row["setting"] == setting or row["setting"].startswith(f"{setting}.")]
-        if not found:
+        matching = [row for row in rows if row["setting"] == setting or row["setting"].startswith(f"{setting}.")]
+        if not matching:
             raise NotFound(f"There is no setting '{setting}'.{suggest(setting)}")
-        rows = found
+        rows = matching
     names = ("setting", "value", "source", "variable", "meaning")
-    columns = [(name, itemgetter(name)) for name in names]
-    show_rows({"items": rows}, output, columns, no_color=no_color)
+    show_rows({"items": rows}, output, names, no_color=no_color)
 
 
 def _rows(path: Any) -> list[dict[str, Any]]:

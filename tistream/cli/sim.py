@@ -1,8 +1,16 @@
-"""`tistream sim`: runs the whole service on simulated time with faults, and checks its promises."""
+"""`tistream sim`: runs the whole service on simulated time with faults, and checks its promises.
+
+--crash-points    kills at every PUT, DELETE and COMMIT of a scenario
+--serve-tikv      instead serves a modelled cluster with a workload as PD and TiKV, on the loopback interface
+
+`tistream chaos`: runs a whole deployment on this machine under random faults; nothing may be lost.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,15 +21,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tistream.cli.sim_serve import serve_tikv as serve
+from tistream.cli.run import on_signals
 
 if TYPE_CHECKING:
+    from simulator.dst.crash_points import Failure, Plan
     from simulator.dst.results import Results
     from simulator.dst.run import Outcome
 
 _MUTANT_SEEDS = 2000
 _STORY_LINES = 60
 _WHY_CHARS = 120  # of a violation, in the line of its seed
+_CRASH_STORY_LINES = 40
+_FAILURES_SHOWN = 10
+_PROGRESS_EVERY = 20
+_STORM_RESOLVED_S = 0.5
 _AHEAD = 16  # queued seeds per process, so that a long one does not block the others
 
 
@@ -75,7 +88,7 @@ def sim(
 ) -> None:
     """Run the whole service on simulated time with faults, and check its promises."""
     if serve_tikv:
-        serve(seed=seed or 0, stores=stores, regions=regions, rate=rate, storm=storm)
+        serve_cluster(seed=seed or 0, stores=stores, regions=regions, rate=rate, storm=storm)
         return
     from simulator.dst.all_mutants import MUTANTS
     from simulator.dst.crash_points import SCENARIOS
@@ -88,8 +101,6 @@ def sim(
         if given is not None and given not in known_names:
             raise typer.BadParameter(f"there is no '{given}'; known are {', '.join(sorted(known_names))}")
     if crash_points or crash_point is not None:
-        from tistream.cli.sim_crash import plan_of, play_all, play_one
-
         plan = plan_of(profile, seed, mutant, pairs=pairs, every=every)
         held = play_all(plan, processes) if crash_point is None else play_one(plan, crash_point, whole=story)
         raise typer.Exit(0 if held else 1)
@@ -227,7 +238,7 @@ def _run(job: _Job) -> Outcome:
 
 
 def _failed(results: Results, seeds: range) -> int:
-    return sum(found["seed"] in seeds for line in results.lines for found in line.violations)
+    return sum(violation["seed"] in seeds for line in results.lines for violation in line.violations)
 
 
 def _again(job: _Job, outcome: Outcome) -> str:
@@ -248,3 +259,123 @@ def _keep(path: Path, job: _Job, outcome: Outcome) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(f"{' '.join(parts)}  # {' '.join(why.split())[:_WHY_CHARS]}\n")
+
+
+def plan_of(profile: str | None, seed: int | None, mutant: str | None, *, pairs: bool, every: int) -> Plan:
+    """The plan that the options describe."""
+    from simulator.dst.crash_points import PAIRS, Plan
+
+    plan = replace(PAIRS if pairs else Plan(), every=every, mutant=mutant)
+    plan = plan if profile is None else replace(plan, scenario=profile)
+    return plan if seed is None else replace(plan, seed=seed)
+
+
+def play_all(plan: Plan, jobs: int) -> bool:
+    """Enumerate; with a mutant only up to the first violation. Whether nothing failed."""
+    from simulator.dst.crash_points import Tally, enumerate_points
+
+    tally, shown = Tally(), 0
+    for at, tally in enumerate(enumerate_points(plan, jobs=jobs, stop_at_first=plan.mutant is not None)):
+        for failure in tally.failures[shown:_FAILURES_SHOWN]:
+            _report(plan, failure, whole=False)
+        shown = len(tally.failures)
+        if at % _PROGRESS_EVERY == 0:
+            print(f"{tally.runs} runs, {shown} violations", file=sys.stderr, flush=True)
+    print(f"{plan.scenario}, seed {plan.seed}: {tally}")
+    return not tally.failures
+
+
+def play_one(plan: Plan, text: str, *, whole: bool) -> bool:
+    """Play the run with these points. Whether it held."""
+    from simulator.dst.boundaries import parse_points
+    from simulator.dst.crash_points import Failure, play
+
+    points = parse_points(text)
+    played = Failure(points=points, outcome=play(plan, points))
+    if played.violations:
+        _report(plan, played, whole=whole)
+        return False
+    if whole:
+        print("\n".join(played.outcome.story))
+    print(f"{plan.scenario}, seed {plan.seed}, {text}: held, trace {played.outcome.trace_hash}")
+    return True
+
+
+def _report(plan: Plan, failure: Failure, *, whole: bool) -> None:
+    """Print a failure, and the command that repeats it."""
+    text = ",".join(str(point) for point in failure.points)
+    print("\n".join(failure.outcome.story if whole else failure.outcome.story[-_CRASH_STORY_LINES:]))
+    for violation in failure.violations:
+        print(f"{plan.scenario}, seed {plan.seed}, {text or 'no crash'}: {violation}")
+    parts = [f"tistream sim --profile {plan.scenario} --seed {plan.seed}"]
+    parts += [f"--mutant {plan.mutant}"] if plan.mutant else []
+    parts += [f"--crash-point {text}" if text else "--crash-points"]
+    print(f"repeat: {' '.join(parts)}", flush=True)
+
+
+def serve_cluster(*, seed: int, stores: int, regions: int, rate: float, storm: bool) -> None:
+    """Serve until Ctrl-C. PD's address goes to standard output."""
+    from simulator.profiles import SLOW_STORM, STEADY
+    from simulator.serve.content import workload_cluster
+    from simulator.serve.faults import CALM, STORM
+    from simulator.serve.served import ServedCluster
+    from simulator.workload import Workload
+    from tistream import ts
+    from tistream.cli.run import wait_for_signal
+    from tistream.clock import SystemClock
+
+    clock = SystemClock()
+    profile = replace(SLOW_STORM if storm else STEADY, stores=stores)
+    cluster = workload_cluster(profile, floor_ts=ts.compose(clock.unix_ms()), regions=regions)
+    workload = Workload(seed, cluster, profile, whole_meta=True)
+    with ServedCluster(
+        cluster,
+        stores=stores,
+        workload=workload,
+        steps_per_s=rate,
+        resolved_s=_STORM_RESOLVED_S if storm else 1.0,
+        faults=STORM if storm else CALM,
+        seed=seed,
+    ) as served:
+        print(served.pd_address, flush=True)
+        print(
+            f"PD at {served.pd_address}, {stores} stores, {len(cluster.regions())} regions, seed {seed}; "
+            f"history begins at {cluster.floor_ts}; Ctrl-C ends it",
+            file=sys.stderr,
+            flush=True,
+        )
+        wait_for_signal(served.check)
+        print(f"{len(workload.committed)} changes committed; {dict(served.feed.counts)}", file=sys.stderr, flush=True)
+
+
+def chaos(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long faults are injected.")] = 3.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the faults and of the upstream; random by default.")] = None,
+    pause: Annotated[float, typer.Option(min=0.5, help="Seconds between two events, about.")] = 5.0,
+    sorters: Annotated[int, typer.Option(min=1, help="How many of them.")] = 2,
+    dispatchers: Annotated[int, typer.Option(min=1, help="How many of them.")] = 2,
+    rate: Annotated[float, typer.Option(help="Steps of the modelled workload per second.")] = 200.0,
+) -> None:
+    """Run a deployment under random faults, while readers follow its log.
+
+    It runs on a MariaDB and an S3 server, fed by a modelled cluster; its processes are killed, paused, cut off and
+    restarted. Needs Debian's mariadb-server-core, mariadb-client-core and libfaketime, and the extra testing.
+
+    The report goes to standard output as JSON. Exit status 0: no promise was violated."""
+    import secrets
+
+    from simulator.chaos.rig import Size
+    from simulator.chaos.run import run
+
+    stop = threading.Event()
+    on_signals(stop.set)
+    chosen = secrets.randbelow(1 << 31) if seed is None else seed
+    size = Size(sorters=sorters, dispatchers=dispatchers, steps_per_s=rate)
+    report = run(minutes * 60, chosen, size, _say, every_s=pause, stop=stop)
+    print(json.dumps(report.shown(), indent=2))
+    if not report.held:
+        raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 import typer
 
-from tistream.cli.filter_options import Where
-from tistream.cli.key_options import EndKey, FormatOfKeys, Keys, Prefix, StartKey, key_options
-from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
+from tistream.cli.filter_options import KeyOptions, Where, chosen_keys
+from tistream.cli.options import DEFAULT_URL, Cluster, Tenant, Url
 from tistream.cli.pages_out import drop_output
 from tistream.cli.pull import parse_names
 from tistream.errors import InvalidInput
@@ -35,23 +34,19 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait until the watermar
 
 
 def snapshot(
+    *,
     what: Annotated[str | None, typer.Argument(help="'database.table'; nothing with --keys.")] = None,
     as_of: AsOf = "latest",
     format: Annotated[str, typer.Option(help="ndjson, csv, parquet, arrow, sql; of keys ndjson, arrow.")] = "ndjson",
     columns: Annotated[str | None, typer.Option(help="Names separated by commas instead of all columns.")] = None,
     where: Where = None,
-    keys: Keys = False,
-    start_key: StartKey = None,
-    end_key: EndKey = None,
-    prefix: Prefix = None,
-    key_format: FormatOfKeys = None,
+    of_keys: KeyOptions,
     history: Annotated[str | None, typer.Option(help="All versions of this key up to --as-of instead.")] = None,
     allow_state: Annotated[
         bool, typer.Option("--allow-state", help="Show the newest known versions where the log may lack some.")
     ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
     url: Url = DEFAULT_URL,
-    key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
     timeout: Timeout = 0,
@@ -59,15 +54,13 @@ def snapshot(
     """Read a table, or the keys of a raw or txn tenant, as of a timestamp, from the log alone."""
     from tistream.client import connect
 
-    asked = key_options(
-        keys=keys or allow_state, address=False, others={"table": what, "columns": columns, "where": where},
-        start_key=start_key, end_key=end_key, prefix=prefix, key_format=key_format, history=history,
-    )  # fmt: skip
-    _check_format(format, SNAPSHOT_FORMATS if asked is None else KEY_FORMATS)
+    others = {"table": what, "columns": columns, "where": where}
+    chosen = chosen_keys(of_keys, others=others, keys=allow_state, history=history)
+    _check_format(format, SNAPSHOT_FORMATS if chosen is None else KEY_FORMATS)
     with connect(url) as client:
         source = client.tenant(cluster, tenant)
-        if asked is not None:
-            rows = _entries(source, asked, as_of, format, allow_state=allow_state, wait_s=timeout)
+        if chosen is not None:
+            rows = _entries(source, chosen, as_of, format, allow_state=allow_state, wait_s=timeout)
         elif what is None:
             raise InvalidInput("Say what to read: 'database.table', or --keys.")
         else:
@@ -85,15 +78,15 @@ def snapshot(
 
 
 def _entries(
-    source: Source, asked: Mapping[str, str], as_of: str, format: str, *, allow_state: bool, wait_s: float
+    source: Source, chosen: Mapping[str, str], as_of: str, format: str, *, allow_state: bool, wait_s: float
 ) -> Iterator[bytes]:
     """Keys and values in pieces."""
     from tistream.codec.key_format import KeyFormat, parse
 
-    _check_format(asked["key_format"], [*KeyFormat])
-    form = KeyFormat(asked["key_format"])
+    _check_format(chosen["key_format"], [*KeyFormat])
+    form = KeyFormat(chosen["key_format"])
     start, end, prefix, key = (
-        parse(asked[name], form, parameter=name) if name in asked else None
+        parse(chosen[name], form, parameter=name) if name in chosen else None
         for name in ("start_key", "end_key", "prefix", "history")
     )
     keys = source.keys(start=start, end=end, prefix=prefix)
@@ -119,7 +112,6 @@ def restore(
     format: Annotated[str, typer.Option(help="Of the rows: sql (INSERT statements) or csv.")] = "sql",
     dialect: Annotated[str, typer.Option(help="The server to load into: mysql, mariadb or tidb.")] = "mysql",
     url: Url = DEFAULT_URL,
-    key: Key = None,
     cluster: Cluster = 1,
     tenant: Tenant = 1,
 ) -> None:

@@ -1,7 +1,10 @@
-"""Checks at the start: the catalog and the bucket answer within seconds, or the command ends and names the setting."""
+"""The start of a process: its name, and that the catalog and the bucket answer within seconds, or the command ends and
+names the setting."""
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable
 
@@ -33,3 +36,8 @@ def answers(check: Callable[[], None], what: str, setting: str) -> None:
     cause = outcome[0] if outcome else f"no answer within {ANSWER_S:g} s"
     if cause is not None:
         raise ConfigError(clean_text(f"{what} cannot be used: {cause}. Check {setting}."))
+
+
+def process_name(kind: str) -> str:
+    """A name for this process, which no other one has."""
+    return f"{kind}-{socket.gethostname()}-{os.getpid()}"

@@ -1,9 +1,11 @@
-"""`tistream tenant register|list|show|pause|resume|delete|retention|rotate-key`."""
+"""`tistream tenant register|list|show|pause|resume|delete|retention|allow|disallow|targets|rotate-key`."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,16 +14,22 @@ import typer
 from tistream.admin.core.units import kind_words, lag_text
 from tistream.admin.onboarding import checklist
 from tistream.cli.cluster_options import Keyspace
-from tistream.cli.key import show_new
-from tistream.cli.key_options import EndKey, FormatOfKeys, StartKey
-from tistream.cli.options import DEFAULT_URL, Cluster, Key, Tenant, Url
-from tistream.cli.output import Column, NoColor, Output, OutputOption, show_data, show_facts, show_rows
-from tistream.cli.service import DryRun, act, connect, given, show_outcome, tenant_path
+from tistream.cli.filter_options import EndKey, FormatOfKeys, StartKey
+from tistream.cli.key import OverlapHours, show_new
+from tistream.cli.options import DEFAULT_URL, Url
+from tistream.cli.output import Column, Output, OutputOption, show_data, show_facts, show_rows
+from tistream.cli.service import (
+    ActionOptions,
+    ServiceOptions,
+    TableOptions,
+    TenantOptions,
+    connect,
+    given,
+    show_outcome,
+)
 from tistream.errors import ErrorKind, InvalidInput, NotFound, TiStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tistream.client import Client
 
 commands = typer.Typer(help="Register, look at, pause, resume and delete tenants.", no_args_is_help=True)
@@ -49,8 +57,7 @@ class NotActive(TiStreamError):
 
 @commands.command()
 def register(
-    cluster: Cluster,
-    tenant: Tenant,
+    of: TenantOptions,
     kind: Annotated[
         Kind, typer.Option(help="The kind of its keys: tables of TiDB, or a keyspace of RawKV or TxnKV.")
     ] = Kind.TIDB,
@@ -61,7 +68,6 @@ def register(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the tenant is active; show each step.")] = False,
     timeout: Annotated[float, typer.Option(help="With --wait: give up after this many seconds.", min=0)] = 3600,
     url: Url = DEFAULT_URL,
-    key: Key = None,
     output: OutputOption = Output.JSON,
 ) -> None:
     """Register a tenant.
@@ -73,7 +79,7 @@ def register(
     where keys are required, a key for them: once.
     """
     with connect(url) as client:
-        made = client.tenant(cluster, tenant).register(
+        made = client.tenant(of.cluster, of.tenant).register(
             kind=kind,
             keyspace=keyspace,
             start_key=_key("--start-key", start_key, key_format),
@@ -85,122 +91,90 @@ def register(
         if check := made["push"].get("check"):  # a service of an earlier version names none
             print(f"to check where the pushers run whether pushing would work: {check}", file=sys.stderr)
         if wait:
-            _wait(client, cluster, tenant, time.monotonic() + timeout, made["push"])
+            _wait(client, of, time.monotonic() + timeout, made["push"])
 
 
 @commands.command("list")
-def list_all(
-    url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.TABLE, no_color: NoColor = False
-) -> None:
+def list_all(to: TableOptions) -> None:
     """List tenants with state and lag."""
-    with connect(url) as client:
-        found = client.get("/v1/tenants")
-    columns = [
+    with connect(to.url) as client:
+        answer = client.get("/v1/tenants")
+    columns: list[Column] = [
         ("tenant", lambda t: f"{t['cluster_id']}/{t['tenant_id']}"),
         ("kind", kind_words),
-        ("state", lambda t: t["state"]),
+        "state",
         ("lag", lag_text),
         ("resolved", lambda t: t["resolved_time"]),
-        ("resolved_ts", lambda t: t["resolved_ts"]),
+        "resolved_ts",
     ]
-    show_rows(found, output, columns, no_color=no_color, empty="no tenant is registered: tistream tenant register")
+    to.show_rows(answer, columns, empty="no tenant is registered: tistream tenant register")
 
 
 @commands.command()
-def show(
-    cluster: Cluster, tenant: Tenant, url: Url = DEFAULT_URL, key: Key = None, output: OutputOption = Output.JSON
-) -> None:
+def show(of: TenantOptions, url: Url = DEFAULT_URL, output: OutputOption = Output.JSON) -> None:
     """Show one tenant with its tasks and stores."""
-    with connect(url) as client:
-        show_data(_known(client, lambda: client.get(tenant_path(cluster, tenant))), output)
+    with connect(url) as client, _hint(client):
+        show_data(client.get(of.path()), output)
 
 
 @commands.command()
-def pause(
-    cluster: Cluster,
-    tenant: Tenant,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+def pause(of: TenantOptions, to: ActionOptions, reason: Reason = "") -> None:
     """Pause a tenant: its log stays readable, its watermark stops, its pushers' files wait."""
-    with connect(url, retry_s=0) as client:
-        path = f"{tenant_path(cluster, tenant)}:pause"
-        _known(client, lambda: act(client, path, dry_run, output, reason=reason))
+    with connect(to.url, retry_s=0) as client, _hint(client):
+        to.act(f"{of.path()}:pause", reason=reason)
 
 
 @commands.command()
-def resume(
-    cluster: Cluster,
-    tenant: Tenant,
-    dry_run: DryRun = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+def resume(of: TenantOptions, to: ActionOptions) -> None:
     """Resume a paused tenant where it was."""
-    with connect(url, retry_s=0) as client:
-        _known(client, lambda: act(client, f"{tenant_path(cluster, tenant)}:resume", dry_run, output))
+    with connect(to.url, retry_s=0) as client, _hint(client):
+        to.act(f"{of.path()}:resume")
 
 
 @commands.command()
 def delete(
-    cluster: Cluster,
-    tenant: Tenant,
+    of: TenantOptions,
+    to: ActionOptions,
     reason: Reason = "",
-    dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
 ) -> None:
-    """Delete a tenant for good, with its log.
+    """Delete a tenant with its log.
 
     Its pushers are refused, and its id is not used again. The command first says what will be removed, and
     asks for the tenant's name as CLUSTER/TENANT."""
     from urllib.parse import urlencode
 
-    with connect(url, retry_s=0) as client:
-
-        def ask(**asked: str) -> Any:
-            query = f"?{urlencode(asked)}" if asked else ""
-            return _known(client, lambda: client.send("DELETE", tenant_path(cluster, tenant) + query))
-
-        found = ask(dry_run="true")
-        if not dry_run:
+    with connect(to.url, retry_s=0) as client, _hint(client):
+        answer = client.send("DELETE", f"{of.path()}?dry_run=true")
+        if not to.dry_run:
             if not yes:
-                print(found["words"], file=sys.stderr)
-                typed = typer.prompt(f"Type {cluster}/{tenant} to delete it", err=True)
-                if typed.strip() != f"{cluster}/{tenant}":
-                    raise InvalidInput(f"'{typed}' is not {cluster}/{tenant}: nothing was deleted.")
-            found = ask(**given(reason=reason))
-    show_outcome(found, output)
+                print(answer["words"], file=sys.stderr)
+                typed = typer.prompt(f"Type {of} to delete it", err=True)
+                if typed.strip() != f"{of}":
+                    raise InvalidInput(f"'{typed}' is not {of}: nothing was deleted.")
+            answer = client.send("DELETE", f"{of.path()}?{urlencode(given(reason=reason))}".rstrip("?"))
+    show_outcome(answer, to.output)
 
 
 @commands.command()
 def retention(
-    cluster: Cluster,
-    tenant: Tenant,
+    of: TenantOptions,
+    to: ServiceOptions,
     hours: Annotated[float | None, typer.Argument(help="Hours of the log that are kept; 0 = all of it.")] = None,
     default: Annotated[bool, typer.Option("--default", help="Return to the service's default.")] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
 ) -> None:
     """Show or change how much of a tenant's log is kept.
 
     Without HOURS and --default: the policy, where the log begins, and what holds it."""
-    with connect(url) as client:
+    with connect(to.url) as client:
         if default or hours is not None:
             body = {"retention_s": None if default or hours is None else hours * 3600}
-            client.send("PATCH", tenant_path(cluster, tenant), body)
-        found = client.get(tenant_path(cluster, tenant, "retention"))
-    if output is not Output.TABLE:
-        show_data(found, output)
+            client.send("PATCH", of.path(), body)
+        answer = client.get(of.path("retention"))
+    if not to.is_table:
+        show_data(answer, to.output)
         return
-    print(_retention_line(found))
+    print(_retention_line(answer))
     columns: list[Column] = [
         ("holds the log", lambda hold: "yes" if hold["holding"] else "not yet"),
         ("what", lambda hold: hold["by"]),
@@ -208,67 +182,98 @@ def retention(
         ("since", lambda hold: hold["since_time"]),
         ("released by", lambda hold: hold["release"]),
     ]
-    show_rows(found["holds"], output, columns, empty="nothing holds it")
-    if found["holds_total"] > len(found["holds"]):
-        print(f"and {found['holds_total'] - len(found['holds']):,} more, above these")
+    show_rows(answer["holds"], to.output, columns, empty="nothing holds it")
+    if answer["holds_total"] > len(answer["holds"]):
+        print(f"and {answer['holds_total'] - len(answer['holds']):,} more, above these")
 
 
-def _retention_line(found: dict[str, Any]) -> str:
+def _retention_line(answer: dict[str, Any]) -> str:
     """Policy and start in a sentence."""
-    hours = found["policy_s"] / 3600
+    hours = answer["policy_s"] / 3600
     kept = f"{hours:g} hour{'' if hours == 1 else 's'}" if hours else "all"
-    begins = f"It begins at {found['earliest_time']}" if found["earliest_time"] else "None of it is deleted"
-    wanted = f", by the policy at {found['policy_time']}" if found["policy_time"] else ""
+    begins = f"It begins at {answer['earliest_time']}" if answer["earliest_time"] else "None of it is deleted"
+    wanted = f", by the policy at {answer['policy_time']}" if answer["policy_time"] else ""
     return f"The tenant keeps {kept} of its log. {begins}{wanted}."
 
 
+_Target = Annotated[
+    str, typer.Argument(help="s3://BUCKET/PREFIX, https://HOST/BUCKET, tikv://HOST:PORT or file:///FOLDER.")
+]
+
+
+@commands.command()
+def allow(of: TenantOptions, target: _Target, to: ServiceOptions) -> None:
+    """Add a target to which a tenant's administrators may let the service write."""
+    _show_targets(to, "POST", of.path("targets"), {"target": target})
+
+
+@commands.command()
+def disallow(of: TenantOptions, target: _Target, to: ServiceOptions) -> None:
+    """Remove a target to which a tenant's administrators may let the service write.
+
+    Changefeeds that write there stop when their destination is next opened: pause and resume them."""
+    from urllib.parse import urlencode
+
+    _show_targets(to, "DELETE", f"{of.path('targets')}?{urlencode({'target': target})}")
+
+
+@commands.command()
+def targets(of: TenantOptions, to: ServiceOptions) -> None:
+    """List the targets that are allowed for a tenant."""
+    _show_targets(to, "GET", of.path("targets"))
+
+
+def _show_targets(to: ServiceOptions, method: str, path: str, body: dict[str, str] | None = None) -> None:
+    """Send a request, and print the targets that its answer names."""
+    with connect(to.url) as client:
+        answer = client.send(method, path, body)
+    rows = [{"target": target, "of": "tenant"} for target in answer["targets"]]
+    rows += [{"target": target, "of": "deployment"} for target in answer["of_deployment"]]
+    columns: list[Column] = [("target", lambda row: row["target"]), ("allowed for", lambda row: row["of"])]
+    show_rows(rows, to.output, columns, empty="no target") if to.is_table else show_data(answer, to.output)
+
+
 @commands.command("rotate-key")
-def rotate_key(
-    cluster: Cluster,
-    tenant: Tenant,
-    overlap_hours: Annotated[float, typer.Option(help="The old key stays valid for so long.", min=0)] = 24,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+def rotate_key(of: TenantOptions, to: ServiceOptions, overlap_hours: OverlapHours = 24) -> None:
     """Create the next key of a tenant's pushers, or their first.
 
     It is printed once, alone on standard output."""
-    with connect(url) as client:
-        rows = client.get("/v1/keys", cluster_id=str(cluster), tenant_id=str(tenant))["items"]
+    with connect(to.url) as client:
+        rows = client.get("/v1/keys", cluster_id=str(of.cluster), tenant_id=str(of.tenant))["items"]
         valid = [r for r in rows if r["role"] == "pusher" and r["state"] == "living" and r["replaced_by"] is None]
         if valid:
             made = client.post(f"/v1/keys/{valid[-1]['key_id']}:rotate", {"overlap_s": overlap_hours * 3600})
         else:
-            client.get(tenant_path(cluster, tenant))
-            new = {"name": f"pushers of {cluster}/{tenant}", "role": "pusher"}
-            made = client.post("/v1/keys", {**new, "cluster_id": cluster, "tenant_id": tenant})
+            client.get(of.path())
+            new = {"name": f"pushers of {of}", "role": "pusher"}
+            made = client.post("/v1/keys", {**new, "cluster_id": of.cluster, "tenant_id": of.tenant})
     old = f"; {valid[-1]['key_id']} stays valid for {overlap_hours:g} hours" if valid else ""
-    show_new(made, output, old)
+    show_new(made, to.output, old)
 
 
-def _wait(client: Client, cluster: int, tenant: int, deadline: float, push: dict[str, Any]) -> None:
+def _wait(client: Client, of: TenantOptions, deadline: float, push: dict[str, Any]) -> None:
     """Show each step when it is done, until the tenant is active."""
     done: set[str] = set()
     valid_s = _prove_credentials(client, push, deadline)
     while True:
-        found = client.get(tenant_path(cluster, tenant))
-        steps = checklist(found, has_key=bool(push.get("key")), valid_s=valid_s)
+        answer = client.get(of.path())
+        steps = checklist(answer, has_key=bool(push.get("key")), valid_s=valid_s)
         for step, is_done, details in steps:
             if is_done and step not in done:
                 done.add(step)
                 print(f"  ✓ {step}{details}", file=sys.stderr, flush=True)
-        if found["state"] == "ACTIVE":
+        if answer["state"] == "ACTIVE":
             return
-        if found["state"] != "AWAITING_SNAPSHOT":
-            raise NotFound(f"tenant {cluster}/{tenant} is {found['state']} now", state=found["state"])
+        if answer["state"] != "AWAITING_SNAPSHOT":
+            raise NotFound(f"tenant {of} is {answer['state']} now", state=answer["state"])
         waits = next(step for step, is_done, _ in steps if not is_done)
         if "waits" not in done:
             done.add("waits")
             print(f"  … {waits}: start the pushers, for example", file=sys.stderr)
-            print(f"      tistream push --pd HOST:2379 -c {cluster} -t {tenant} --url {client.url}", file=sys.stderr)
+            where = f"-c {of.cluster} -t {of.tenant} --url {client.url}"
+            print(f"      tistream push --pd HOST:2379 {where}", file=sys.stderr)
         if time.monotonic() > deadline:
-            raise NotActive(f"tenant {cluster}/{tenant} still waits: {waits}")
+            raise NotActive(f"tenant {of} still waits: {waits}")
         time.sleep(_POLL_S)
 
 
@@ -302,10 +307,11 @@ def _key(option: str, text: str | None, key_format: str | None) -> bytes:
     return parse(text or "", KeyFormat(form), parameter=option)
 
 
-def _known(client: Client, request: Callable[[], Any]) -> Any:
-    """What the request about a tenant returns; when there is no such tenant, the hint lists those that exist."""
+@contextmanager
+def _hint(client: Client) -> Iterator[None]:
+    """When there is no such tenant, the hint lists those that exist."""
     try:
-        return request()
+        yield
     except NotFound as error:
         names = [f"{t['cluster_id']}/{t['tenant_id']}" for t in client.get("/v1/tenants")["items"]]
         more = f", ... ({len(names)} in all)" if len(names) > 5 else ""

@@ -1,9 +1,12 @@
-"""Compiles the row decoders and text writers before the first reader needs them, in a thread beside the service.
+"""Compiles the row decoders and text writers before the first reader needs them, in a thread of the service.
 
 The kernels are machine code made by numba, cached on disk. Without a cache (an installation without `tistream compile`)
 compiling all of them takes many seconds, for which the first reader would wait. So a row of every column type is
 decoded and written as text once, cheapest and most common types first; a reader that needs a kernel meanwhile waits for
 that kernel only. With a cache this takes a fraction of a second. Nothing depends on it.
+
+Importing this module imports all that the thread needs: two threads that import one package wait for each other's
+modules, and Python lets one of them fail.
 """
 
 from __future__ import annotations
@@ -11,7 +14,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import pyarrow as pa
 import structlog
+
+from reading.core.split import order_messages
+from reading.formats import create_format, parse_options
+from reading.pages import body
+from reading.rows.decode import decode_rows
+from reading.rows.scope import Scope
+from schemas.history import History
+from schemas.model import Column, Database, Table
+from schemas.snapshot import SchemaSnapshot
+from tistream.codec import key_scan  # noqa: F401 - of `table_ids`, which imports it when it is called
+from tistream.codec.memcomparable import encode_int
+from tistream.ids import Tenant
+from tistream.model import change
 
 log = structlog.get_logger(__name__)
 
@@ -60,20 +77,6 @@ def everything() -> None:
 
 def warm(columns: Sequence[tuple[int, int, int, int, str]]) -> None:
     """Decode and write rows of a table with these columns, and discard the text."""
-    import pyarrow as pa
-
-    from reading import body
-    from reading.core.split import order_messages
-    from reading.decode import decode_rows
-    from reading.formats import create_format, parse_options
-    from reading.scope import Scope
-    from schemas.history import History
-    from schemas.model import Column, Database, Table
-    from schemas.snapshot import SchemaSnapshot
-    from tistream.codec.memcomparable import encode_int
-    from tistream.ids import Tenant
-    from tistream.model import change
-
     made = [
         Column(
             id=n, name=f"c{n}", offset=n - 1, tp=tp, flag=flag | (_PRIMARY if n == 1 else 0), flen=flen,

@@ -8,9 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tistream.client.api import Client, connect
+from tistream.client.consumers import Consumer
 from tistream.client.core.membership import Batch
 from tistream.client.core.requests import ChangeOptions, Page, TenantState
 from tistream.client.cursors import CursorStore, FileCursorStore, SqlCursorStore
+from tistream.client.entries import Entries
+from tistream.client.results import Changes, KeyChanges, Rows, TableChanges
 from tistream.client.tenant import Keys, Scope, Table, Tenant
 
 if TYPE_CHECKING:
@@ -18,10 +21,7 @@ if TYPE_CHECKING:
     from tistream.client.aio.consumers import AsyncConsumer
     from tistream.client.aio.entries import AsyncEntries
     from tistream.client.aio.tenant import AsyncKeys, AsyncScope, AsyncTable, AsyncTenant
-    from tistream.client.consumers import Consumer
-    from tistream.client.entries import Entries
     from tistream.client.frames import ArrowPage, Progress
-    from tistream.client.results import Changes, KeyChanges, Rows, TableChanges
 
 __all__ = [
     "ArrowPage",
@@ -63,13 +63,7 @@ _LATER = {
     "AsyncScope": "aio.tenant",
     "AsyncTable": "aio.tenant",
     "AsyncTenant": "aio.tenant",
-    "Changes": "results",
-    "Consumer": "consumers",
-    "Entries": "entries",
-    "KeyChanges": "results",
     "Progress": "frames",
-    "Rows": "results",
-    "TableChanges": "results",
     "connect_async": "aio.api",
 }
 

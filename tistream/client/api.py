@@ -25,19 +25,21 @@ from tistream.client.core.requests import (
     Target,
     TenantState,
     error_of,
-    shown_url,
     tenant_of,
     unreachable,
 )
 from tistream.client.first_answer import FirstAnswer
+from tistream.client.shared import ClientBase
 from tistream.client.tenant import Tenant
 from tistream.runtime.credentials import key_for
 
 DEFAULT_URL = "http://127.0.0.1:8711"
 
 
-class Client:
+class Client(ClientBase):
     """A connection to one TiStream service. Safe to use from several threads."""
+
+    _http: httpx2.Client
 
     def __init__(
         self,
@@ -51,15 +53,10 @@ class Client:
     ) -> None:
         """`key`: the API key, if required; `retry_s` bounds retries, and `first_answer_s` the wait for a service that
         never answered; `transport` replaces the network."""
-        self.url = url.rstrip("/")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.Client(timeout=TIMEOUT_S, transport=transport, headers=headers)
+        super().__init__(url, httpx2.Client, key, transport)
         self._retry_s = retry_s
         self._sleep = sleep
         self._first = FirstAnswer(self.url, self._http, min(retry_s, first_answer_s), first_answer_s, sleep)
-
-    def __repr__(self) -> str:
-        return f"Client({shown_url(self.url)!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -108,33 +105,18 @@ class Client:
         timeout_s: float = TIMEOUT_S,
     ) -> httpx2.Response:
         """The whole answer, after retries. `timeout_s`: longest silence."""
-        asked = self._request(method, path, params, body, headers, timeout_s)
-        return self._answer(asked, stream=False)
+        request = self._request(method, path, params=params, body=body, headers=headers, timeout_s=timeout_s)
+        return self._answer(request, stream=False)
 
     @contextmanager
     def streaming(self, path: str, params: Mapping[str, str], *, silence_s: float) -> Iterator[httpx2.Response]:
         """The answer of a GET, after retries, with a body that is yet to be read."""
-        asked = self._request("GET", path, params, None, None, silence_s)
-        answer = self._answer(asked, stream=True)
+        request = self._request("GET", path, params=params, timeout_s=silence_s)
+        answer = self._answer(request, stream=True)
         try:
             yield answer
         finally:
             answer.close()
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
-        headers: Mapping[str, str] | None,
-        timeout_s: float,
-    ) -> httpx2.Request:
-        sent = None if body is None else dict(body)
-        timeout = httpx2.Timeout(TIMEOUT_S, read=timeout_s)
-        return self._http.build_request(
-            method, self.url + path, params=params, json=sent, headers=headers, timeout=timeout
-        )
 
     def _answer(self, request: httpx2.Request, *, stream: bool) -> httpx2.Response:
         self._first.wait()

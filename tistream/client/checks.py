@@ -21,11 +21,13 @@ from tistream.admin.core.capacity import check_capacity, check_jobs
 from tistream.admin.core.units import seconds_text
 from tistream.client.core.requests import error_of, unreachable
 from tistream.clock import Clock
-from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
+from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, least_offset_ms, ok, warn
 from tistream.errors import NotAllowed, TiStreamError
+from tistream.runtime.proxies import reach
 
 _TIMEOUT_S = 20.0
-_RESOLUTION_MS = 1_000  # of a Date header
+# A Date header has whole seconds, and servers renew it about once a second, later when they are busy.
+_STALE_MS = 2_500
 _NEEDED = ("dispatcher", "sorter")  # worker kinds without which no change is sorted
 _STOPPED = "stopped"
 _JOBS_MAX = 1000  # looked at
@@ -35,20 +37,20 @@ _LAG_WARN_S = 30  # as the alert TiStreamLagHigh
 def check_service(url: str, key: str | None, clock: Clock) -> list[Finding]:
     """All checks; they end early when the service does not answer or does not know the key."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with httpx2.Client(base_url=url.rstrip("/"), timeout=_TIMEOUT_S, headers=headers) as http:
-        service, found = _Service(url, http, clock), Checklist()
-        if not found.check("service", service.version):
-            return found.findings
-        found.check("service clock", service.clock)
-        service.readiness(found)
-        if not found.check("key", service.key):
-            return found.findings
-        found.check("problems", partial(service.asked, "/healthz", check_problems))
-        found.check("owner", partial(service.asked, "/v1/owner", check_owner))
-        found.check("workers", partial(service.asked, "/v1/workers", check_workers))
-        service.capacity(found)
-        service.tenants(found)
-        return found.findings
+    with httpx2.Client(base_url=url.rstrip("/"), timeout=_TIMEOUT_S, headers=headers, **reach(url)) as http:
+        service, checklist = _Service(url, http, clock), Checklist()
+        if not checklist.check("service", service.version):
+            return checklist.findings
+        checklist.check("service clock", service.clock)
+        service.readiness(checklist)
+        if not checklist.check("key", service.key):
+            return checklist.findings
+        checklist.check("problems", partial(service.asked, "/healthz", check_problems))
+        checklist.check("owner", partial(service.asked, "/v1/owner", check_owner))
+        checklist.check("workers", partial(service.asked, "/v1/workers", check_workers))
+        service.capacity(checklist)
+        service.tenants(checklist)
+        return checklist.findings
 
 
 class _Service:
@@ -60,11 +62,11 @@ class _Service:
 
     def version(self) -> Finding:
         before = self._clock.unix_ms()
-        answer, found = self._get("/version")
+        answer, body = self._get("/version")
         self._offset_ms = offset_of(answer.headers, before, self._clock.unix_ms())
-        facts = {"url": self._url, "version": str(found["version"]), "ours": __version__}
-        words = f"{self._url} runs TiStream {found['version']}"
-        if found["version"] != __version__:
+        facts = {"url": self._url, "version": str(body["version"]), "ours": __version__}
+        words = f"{self._url} runs TiStream {body['version']}"
+        if body["version"] != __version__:
             return warn(f"{words}, and this command is {__version__}", **facts)
         return ok(words, **facts)
 
@@ -73,14 +75,14 @@ class _Service:
             return warn("its answers carry no time")
         return clock_skew("the service's", self._offset_ms)
 
-    def readiness(self, found: Checklist) -> None:
+    def readiness(self, checklist: Checklist) -> None:
         """One finding for each part that the service depends on."""
         try:
             _, ready = self._get("/readyz", 503)
         except TiStreamError as e:
-            found.check("ready", partial(fail, str(e), code=e.code))
+            checklist.check("ready", partial(fail, str(e), code=e.code))
             return
-        check_parts(found, ready["checks"])
+        check_parts(checklist, ready["checks"])
 
     def key(self) -> Finding:
         return check_key(self._get("/v1/whoami")[1])
@@ -92,7 +94,7 @@ class _Service:
         except TiStreamError as e:
             return _unanswered(e)
 
-    def capacity(self, found: Checklist) -> None:
+    def capacity(self, checklist: Checklist) -> None:
         """One finding for each role, and one for maintenance jobs. None without permission to list workers, which is
         a finding already."""
         try:
@@ -101,27 +103,27 @@ class _Service:
             queued = self._get(f"/v1/jobs?state=queued&limit={_JOBS_MAX}")[1]["items"]
         except TiStreamError as e:
             if not isinstance(e, NotAllowed):
-                found.check("capacity", partial(_unanswered, e))
+                checklist.check("capacity", partial(_unanswered, e))
             return
         for name, finding in check_capacity(workers, sum(tenant["state"] == "ACTIVE" for tenant in tenants)):
-            found.check(name, partial(_itself, finding))
-        found.check("maintenance jobs", partial(check_jobs, queued, workers))
+            checklist.check(name, partial(_itself, finding))
+        checklist.check("maintenance jobs", partial(check_jobs, queued, workers))
 
-    def tenants(self, found: Checklist) -> None:
+    def tenants(self, checklist: Checklist) -> None:
         """One finding for each tenant that the key may see."""
         try:
-            known = self._get("/v1/tenants")[1]["items"]
+            listed = self._get("/v1/tenants")[1]["items"]
         except TiStreamError as e:
-            found.check("tenants", partial(_unanswered, e))
+            checklist.check("tenants", partial(_unanswered, e))
             return
-        if not known:
-            found.check("tenants", partial(warn, "no tenant is registered: tistream tenant register"))
+        if not listed:
+            checklist.check("tenants", partial(warn, "no tenant is registered: tistream tenant register"))
             return
         try:
-            check_tenants(found, known, self._get("/v1/gaps")[1]["items"])
+            check_tenants(checklist, listed, self._get("/v1/gaps")[1]["items"])
         except TiStreamError as e:
-            check_tenants(found, known, [])
-            found.check("watermark_gaps", partial(_unanswered, e))
+            check_tenants(checklist, listed, [])
+            checklist.check("watermark_gaps", partial(_unanswered, e))
 
     def _get(self, path: str, *accepted: int) -> tuple[httpx2.Response, Any]:
         """The response and its JSON; error statuses raise unless they are in `accepted`."""
@@ -155,13 +157,13 @@ def offset_of(headers: Mapping[str, str], before_ms: int, after_ms: int) -> int 
         date_ms = int(parsedate_to_datetime(headers["date"]).timestamp() * 1000)
     except (KeyError, ValueError):
         return None
-    return min(0, date_ms + _RESOLUTION_MS - before_ms) or max(0, date_ms - after_ms)
+    return least_offset_ms(date_ms, date_ms + _STALE_MS, before_ms, after_ms)
 
 
-def check_parts(found: Checklist, checks: Mapping[str, str]) -> None:
+def check_parts(checklist: Checklist, checks: Mapping[str, str]) -> None:
     """Judge the checks of /readyz."""
     for name, state in checks.items():
-        found.check(f"part: {name}", partial(ok if state == "ok" else fail, state))
+        checklist.check(f"part: {name}", partial(ok if state == "ok" else fail, state))
 
 
 def check_key(who: Mapping[str, Any]) -> Finding:
@@ -176,29 +178,29 @@ def check_key(who: Mapping[str, Any]) -> Finding:
     return ok(words, **facts)
 
 
-def check_problems(found: Mapping[str, Any]) -> Finding:
+def check_problems(health: Mapping[str, Any]) -> Finding:
     """Judge /healthz."""
-    problems = found["problems"]
+    problems = health["problems"]
     if not problems:
         return ok("no part of the service reports one")
     words = "; ".join(f"{p['source']}: {p['message']} [{p['code']}]" for p in problems)
     return (fail if any(p.get("fatal") for p in problems) else warn)(words, problems=problems)
 
 
-def check_owner(found: Mapping[str, Any]) -> Finding:
+def check_owner(leader: Mapping[str, Any]) -> Finding:
     """Judge /v1/owner: the leading meta server."""
-    if not found["owner"]:
+    if not leader["owner"]:
         return fail("no meta server was ever elected: start one")
-    age_s = found["heartbeat_age_s"] or 0
-    facts = {"owner": found["owner"], "epoch": found["epoch"], "heartbeat_age_s": age_s}
-    if not found["alive"]:
-        return fail(f"{found['owner']} was the last one, last seen {age_s:,.0f} s ago: start a meta server", **facts)
-    return ok(f"{found['owner']}, epoch {found['epoch']}", **facts)
+    age_s = leader["heartbeat_age_s"] or 0
+    facts = {"owner": leader["owner"], "epoch": leader["epoch"], "heartbeat_age_s": age_s}
+    if not leader["alive"]:
+        return fail(f"{leader['owner']} was the last one, last seen {age_s:,.0f} s ago: start a meta server", **facts)
+    return ok(f"{leader['owner']}, epoch {leader['epoch']}", **facts)
 
 
-def check_workers(found: Mapping[str, Any]) -> Finding:
+def check_workers(listed: Mapping[str, Any]) -> Finding:
     """Judge /v1/workers."""
-    items = [worker for worker in found["items"] if worker["state"] != "gone"]
+    items = [worker for worker in listed["items"] if worker["state"] != "gone"]
     alive = Counter(worker["kind"] for worker in items if worker["alive"])
     silent = [worker["worker_id"] for worker in items if not worker["alive"]]
     facts = {"alive": dict(alive), "silent": silent}
@@ -210,12 +212,12 @@ def check_workers(found: Mapping[str, Any]) -> Finding:
     return ok(f"up: {up}", **facts)
 
 
-def check_tenants(found: Checklist, tenants: list[Mapping[str, Any]], gaps: list[Mapping[str, Any]]) -> None:
+def check_tenants(checklist: Checklist, tenants: list[Mapping[str, Any]], gaps: list[Mapping[str, Any]]) -> None:
     """Judge /v1/tenants and /v1/gaps: one finding for each tenant."""
     for tenant in tenants:
         ids = (tenant["cluster_id"], tenant["tenant_id"])
-        mine = [gap for gap in gaps if (gap["cluster_id"], gap["tenant_id"]) == ids]
-        found.check(f"tenant {ids[0]}/{ids[1]}", partial(_tenant, tenant, mine))
+        of_tenant = [gap for gap in gaps if (gap["cluster_id"], gap["tenant_id"]) == ids]
+        checklist.check(f"tenant {ids[0]}/{ids[1]}", partial(_tenant, tenant, of_tenant))
 
 
 def _tenant(tenant: Mapping[str, Any], gaps: list[Mapping[str, Any]]) -> Finding:

@@ -13,30 +13,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tistream.client.core.membership import Batch, Membership, Reading, has_finished
+from tistream.client.core.membership import Batch, Reading, has_finished
 from tistream.client.core.requests import TIMEOUT_S, WAIT_S
+from tistream.client.shared import ConsumerBase
 from tistream.errors import StateForbids
 
 if TYPE_CHECKING:
     from tistream.client.api import Client
 
 
-class Consumer:
+class Consumer(ConsumerBase):
     """One member of a registered consumer. For one thread."""
 
-    def __init__(self, client: Client, membership: Membership) -> None:
-        self._client, self._membership = client, membership
-
-    def __repr__(self) -> str:
-        return f"Consumer({self._membership.name!r}, member={self._membership.member!r})"
+    _client: Client
 
     def pull(self, *, wait_s: float = 0) -> Batch | None:
         """The next changes; the same ones again unless they were acknowledged. None while other members hold all
         partitions. `wait_s`: seconds to wait while there is nothing."""
-        mine = self._membership
-        path, params = f"{mine.path}/changes", mine.params(wait_s)
-        answer = self._client.request("GET", path, params=params, timeout_s=wait_s + TIMEOUT_S)
-        return mine.took(answer.content, answer.headers)
+        member = self._membership
+        path, params = f"{member.path}:pull", member.params(wait_s)
+        answer = self._client.request("POST", path, params=params, timeout_s=wait_s + TIMEOUT_S)
+        return member.took(answer.content, answer.headers)
 
     def acknowledge(self, batch: Batch) -> None:
         """The batch is done. Safe to repeat; Fenced after a hand-over: it comes again elsewhere."""

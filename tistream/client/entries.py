@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from tistream.client.core.keys import IN_BYTES, EntryQuery, entry_of
-from tistream.client.core.requests import TIMEOUT_S, Target
+from tistream.client.core.keys import IN_BYTES, entry_of
+from tistream.client.core.requests import TIMEOUT_S
 from tistream.client.results import Frames
+from tistream.client.shared import EntriesBase
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,15 +19,11 @@ if TYPE_CHECKING:
     from tistream.client.api import Client
 
 
-class Entries(Frames):
+class Entries(EntriesBase, Frames):
     """Entries of a raw or txn tenant. A loop over them gives dicts as docs/asof.md has them, `key` and `value` as
     bytes."""
 
-    def __init__(self, client: Client, target: Target, query: EntryQuery) -> None:
-        self._client, self._target, self._query = client, target, query
-
-    def __repr__(self) -> str:
-        return f"Entries({self._query.what} of {str(self._target)!r})"
+    _client: Client
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for page in self.pieces(options=IN_BYTES):

@@ -7,6 +7,7 @@ rows. The packages of frames are imported when one is asked for.
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,8 @@ def to_pandas(table: pa.Table) -> pd.DataFrame:
 
 def to_polars(table: pa.Table) -> pl.DataFrame:
     """The rows as a polars frame."""
-    return needs("polars").from_arrow(narrow(table))
+    frame: pl.DataFrame = needs("polars").from_arrow(narrow(table))
+    return frame
 
 
 def to_duckdb(table: pa.Table, connection: duckdb.DuckDBPyConnection | None) -> duckdb.DuckDBPyRelation:
@@ -152,6 +154,13 @@ def _bare(field: pa.Field) -> pa.Field:
     return field.remove_metadata()
 
 
+def plain_decimals(values: pa.Array) -> pa.Array:
+    """Decimals as text without exponents, as TiDB shows them: Arrow's cast turns a zero into 0E-30."""
+    texts = values.cast(pa.string()).dictionary_encode()
+    words = [text if "E" not in text else f"{decimal.Decimal(text):f}" for text in texts.dictionary.to_pylist()]
+    return pa.array(words, pa.string()).take(texts.indices)
+
+
 def narrow(table: pa.Table) -> pa.Table:
     """With decimals of more than 38 digits as text: few tools read them."""
     return _as(table, pa.schema([field.with_type(_narrow(field.type)) for field in table.schema]))
@@ -167,8 +176,8 @@ def _union(a: Any, b: Any) -> Any:
     """The fields of two schemas or structs by name, each with the wider type."""
     fields = {field.name: field for field in a}
     for field in b:
-        known = fields.get(field.name)
-        fields[field.name] = field if known is None else field.with_type(_wider(known, field))
+        other = fields.get(field.name)
+        fields[field.name] = field if other is None else field.with_type(_wider(other, field))
     made = [_kept_metadata(field.with_nullable(True)) for field in fields.values()]
     return pa.schema(made) if isinstance(a, pa.Schema) else pa.struct(made)
 
@@ -178,8 +187,8 @@ def _kept_metadata(field: pa.Field) -> pa.Field:
     return field.remove_metadata() if own is None else field.with_metadata({OWN_COLUMN: own})
 
 
-def _wider(known: pa.Field, field: pa.Field) -> pa.DataType:
-    a, b = known.type, field.type
+def _wider(other: pa.Field, field: pa.Field) -> pa.DataType:
+    a, b = other.type, field.type
     if pa.types.is_struct(a) and pa.types.is_struct(b):
         return _union(a, b)
     if a == b:
@@ -224,6 +233,8 @@ def _cast(values: Any, type_: pa.DataType) -> Any:
             for field in type_
         ]  # fmt: skip
         return pa.StructArray.from_arrays(parts, fields=list(type_), mask=values.is_null())
+    if pa.types.is_string(type_) and pa.types.is_decimal(values.type):
+        return plain_decimals(values)
     if pa.types.is_string(type_) and pa.types.is_list(values.type):
         import pyarrow.compute as pc
 

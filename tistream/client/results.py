@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import orjson
 
-from tistream.client.core.keys import IN_BYTES, KeyFilter, entry_of
-from tistream.client.core.requests import (
-    TIMEOUT_S,
-    ChangeOptions,
-    Moment,
-    Page,
-    Target,
-    check_arguments,
-    page_of,
-    rows_params,
-    truncated,
-)
+from tistream.client.core.keys import IN_BYTES, entry_of
+from tistream.client.core.requests import TIMEOUT_S, Page, page_of, truncated
 from tistream.client.core.streams import SILENCE_S, StreamReader
 from tistream.client.core.walk import Walk
-from tistream.client.cursors import CursorStore
+from tistream.client.shared import ChangesBase, RowsBase
 
 if TYPE_CHECKING:
     import duckdb
@@ -31,21 +22,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tistream.client.api import Client
-    from tistream.client.frames import ArrowPage, Progress
+    from tistream.client.frames import ArrowPage
 
 
-class Changes:
+class Changes(ChangesBase):
     """Changes of a scope in commit order. A loop over them gives dicts, as docs/formats/messages.md has them."""
 
-    def __init__(
-        self, client: Client, target: Target, asked: ChangeOptions, *, store: CursorStore | None, follow: bool
-    ) -> None:
-        check_arguments(asked)
-        self._client, self._target, self._asked, self._store = client, target, asked, store
-        self._follows = follow
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._target)!r})"
+    _client: Client
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for page in self.pages():
@@ -55,21 +38,13 @@ class Changes:
     def pages(self, format: str = "ndjson", options: Mapping[str, str] | None = None) -> Iterator[Page]:
         """Page by page in one of the formats, with the format's options. Following a line format uses a stream, with a
         page each second at least; `resolved_ts` is then the watermark of the stream."""
-        asked, store = self._asked.copy(), self._store
-        if store is not None and (saved := store.load()) is not None:
-            asked["cursor"] = saved
-        walk = Walk(self._target, asked, format=format, options=options, follow=self._follows)
+        store = self._store
+        walk = self._walk(None if store is None else store.load(), format, options)
         while not walk.done:
-            for page in self._stream(walk) if walk.streams else [self._page(walk)]:
+            for page in self._stream(walk) if walk.streams else [read_page(self._client, walk)]:
                 yield page
                 if store is not None:
                     store.save(page.next_cursor)
-
-    def _page(self, walk: Walk) -> Page:
-        answer = self._client.request("GET", walk.path, params=walk.params(), timeout_s=walk.wait_s + TIMEOUT_S)
-        page = page_of(answer.content, answer.headers)
-        walk.took(page)
-        return page
 
     def _stream(self, walk: Walk) -> Iterator[Page]:
         """The pages of a stream, over as many connections as needed."""
@@ -77,10 +52,11 @@ class Changes:
         while not walk.done:
             with self._client.streaming(f"{walk.path}:stream", reader.params(), silence_s=SILENCE_S) as answer:
                 reader.opened(answer.headers)
-                for piece in _until_it_breaks(answer):
-                    yield from reader.take(piece)
-                    if walk.done:
-                        return
+                with suppress(httpx2.TransportError):
+                    for piece in answer.iter_bytes():
+                        yield from reader.take(piece)
+                        if walk.done:
+                            return
 
 
 class Frames:
@@ -119,19 +95,6 @@ class TableChanges(Changes, Frames):
     text if they have none in common; columns that a page lacks are null in its rows.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        target: Target,
-        asked: ChangeOptions,
-        *,
-        store: CursorStore | None,
-        follow: bool,
-        progress: Callable[[Progress], None] | None,
-    ) -> None:
-        super().__init__(client, target, asked, store=store, follow=follow)
-        self._progress = progress
-
     def batches(self) -> Iterator[ArrowPage]:
         """Page by page, as Arrow tables with their cursors."""
         from tistream.client.frames import Counted
@@ -152,47 +115,15 @@ class KeyChanges(TableChanges):
     """Writes of keys in the order of their timestamps, also as Arrow. A loop over them gives dicts as
     docs/formats/messages.md has them, `key` and `value` as bytes."""
 
-    def __init__(
-        self,
-        client: Client,
-        target: Target,
-        keys: KeyFilter,
-        asked: ChangeOptions,
-        *,
-        store: CursorStore | None,
-        follow: bool,
-        progress: Callable[[Progress], None] | None,
-    ) -> None:
-        super().__init__(client, target, asked, store=store, follow=follow, progress=progress)
-        self._keys = keys
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for page in self.pages(options=IN_BYTES):
             yield from map(entry_of, page.changes())
 
-    def pages(self, format: str = "ndjson", options: Mapping[str, str] | None = None) -> Iterator[Page]:
-        """As of every scope. `options`: `key_format` of text is hex, base64, utf8 or escaped."""
-        return super().pages(format, self._keys.params(options))
 
-
-class Rows(Frames):
+class Rows(RowsBase, Frames):
     """The rows of a table as of a moment. A loop over them gives dicts: column to value as in ndjson."""
 
-    def __init__(
-        self,
-        client: Client,
-        target: Target,
-        *,
-        as_of: Moment,
-        columns: str | None,
-        where: str | None,
-        wait_s: float,
-    ) -> None:
-        self._client, self._target, self._wait_s = client, target, wait_s
-        self._params = rows_params(as_of, columns, where, wait_s)
-
-    def __repr__(self) -> str:
-        return f"Rows({str(self._target)!r} as of {self._params['as_of']})"
+    _client: Client
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         rest = b""
@@ -218,8 +149,9 @@ class Rows(Frames):
         return frames.read(b"".join(self.pieces("arrow")))
 
 
-def _until_it_breaks(answer: httpx2.Response) -> Iterator[bytes]:
-    try:
-        yield from answer.iter_bytes()
-    except httpx2.TransportError:
-        return
+def read_page(client: Client, walk: Walk) -> Page:
+    """The next page of a pull."""
+    answer = client.request("GET", walk.path, params=walk.params(), timeout_s=walk.wait_s + TIMEOUT_S)
+    page = page_of(answer.content, answer.headers)
+    walk.took(page)
+    return page

@@ -90,5 +90,5 @@ def _comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
 def _last_of_each(events: pa.Table, key: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     columns = [_comparable(events[name]) for name in key]
     numbered = pa.table([*columns, pa.array(np.arange(events.num_rows))], names=[*key, "_at"])
-    found = numbered.group_by(list(key), use_threads=False).aggregate([("_at", "max")])["_at_max"].to_numpy()
-    return np.asarray(found, np.int64)
+    last = numbered.group_by(list(key), use_threads=False).aggregate([("_at", "max")])["_at_max"].to_numpy()
+    return np.asarray(last, np.int64)

@@ -108,10 +108,10 @@ def _checked_schema(data: bytes) -> pa.Schema:
     """The schema in a message. ValueError unless its columns are few and plain."""
     message, header = _message(data, 0, _SCHEMA, "schema")
     fields = _field(data, header, _FIELDS)
-    at, found = _vector(data, fields) if fields else (0, 0)
-    if found > _COLUMNS_MAX:
-        raise ValueError(f"unexpected columns: {found} of them")
-    for n in range(found):
+    at, count = _vector(data, fields) if fields else (0, 0)
+    if count > _COLUMNS_MAX:
+        raise ValueError(f"unexpected columns: {count} of them")
+    for n in range(count):
         _check_field(data, _target(data, at + 4 * n), n)
     texts = _field(data, header, _SCHEMA_TEXTS)
     if texts and _vector(data, texts)[1] > 1:
@@ -126,7 +126,7 @@ _schema = lru_cache(maxsize=64)(_checked_schema)
 
 
 def _check_field(data: bytes, field: int, n: int) -> None:
-    """ValueError unless a column is of a plain type, without texts of its own."""
+    """ValueError unless a column is of a plain type, without texts."""
     vtable = field - _I32.unpack_from(data, field)[0]
     if vtable < 0:
         raise ValueError("an offset lies before the message")
@@ -193,9 +193,9 @@ def _check_nulls(batch: pa.RecordBatch) -> None:
             raise ValueError(f"column {field.name} has nulls")
 
 
-def _difference(found: pa.Schema, expected: pa.Schema) -> str:
-    for i in range(max(len(found), len(expected))):
-        a = str(found.field(i)) if i < len(found) else "nothing"
+def _difference(actual: pa.Schema, expected: pa.Schema) -> str:
+    for i in range(max(len(actual), len(expected))):
+        a = str(actual.field(i)) if i < len(actual) else "nothing"
         b = str(expected.field(i)) if i < len(expected) else "nothing"
         if a != b:
             return f"column {i} is {a}, not {b}"

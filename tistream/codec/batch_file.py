@@ -9,9 +9,9 @@ Relations, checked by writer and reader:
 - the head's identity is the object key: a file under another key is refused;
 - the slices of the regions tile the rows exactly: each row belongs to exactly one subscription;
 - every `kind` and `op` is known; `commit_ts` is 0 for prewrites and rollbacks and only for them;
-- a region's range is not empty; `tenure_ready_ts` is 0 or not below `tenure_open_ts`;
+- a region's range is not empty; `subscription_ready_ts` is 0 or not below `subscription_open_ts`;
 - timestamps are below 2**63. `cut_ts` was fetched after everything else in the file, so no row has a larger start_ts or
-  commit_ts, and no region a larger resolved_ts or tenure_ready_ts;
+  commit_ts, and no region a larger resolved_ts or subscription_ready_ts;
 - a COMMIT comes after its `start_ts`. A COMMITTED row may have equal ones: imports write rows like that;
 - a RAW row has an operation and one timestamp, or FLAG_SCANNED and a `start_ts` at or below it; its key begins with the
   mode and a keyspace and lies in the range of its subscription;
@@ -52,7 +52,7 @@ from tistream.objectstore.layout import BatchKey
 from tistream.objectstore.protocol import Admit
 from tistream.ts import TSO_END
 
-_REGION_TIMESTAMPS = ("tenure_open_ts", "tenure_ready_ts", "checkpoint_ts", "resolved_ts")
+_REGION_TIMESTAMPS = ("subscription_open_ts", "subscription_ready_ts", "checkpoint_ts", "resolved_ts")
 
 ROWS_SEGMENT = 0
 REGIONS_SEGMENT = 1
@@ -150,9 +150,9 @@ def _checked_head(key: BatchKey, file: SegmentFile) -> tuple[int, str]:
     name = str(key)
     footer = {"object": name, "segment": FOOTER_PART, "offset": file.footer_at}
     for fact, expected in _identity(key).items():
-        found = file.head.get(fact)
-        if type(found) is not type(expected) or found != expected:
-            raise CorruptObject("the file belongs under another key", **footer, field=fact, found=found)
+        value = file.head.get(fact)
+        if type(value) is not type(expected) or value != expected:
+            raise CorruptObject("the file belongs under another key", **footer, field=fact, found=value)
     cut_ts, write_id = file.head.get("cut_ts"), file.head.get("write_id")
     if type(cut_ts) is not int or not 0 <= cut_ts < TSO_END or not isinstance(write_id, str):
         raise CorruptObject("the head lacks cut_ts or write_id, or cut_ts is no TSO", **footer, head=file.head)
@@ -193,7 +193,7 @@ def _identity(key: BatchKey) -> dict[str, object]:
 
 def _latest_ts(cut_ts: int, regions: pa.RecordBatch) -> int:
     """Every other timestamp is at or below `cut_ts`."""
-    columns = ("tenure_open_ts", "checkpoint_ts")
+    columns = ("subscription_open_ts", "checkpoint_ts")
     return max(cut_ts, *(int(_numbers(regions, name).max(initial=0)) for name in columns))
 
 
@@ -249,16 +249,16 @@ def _place_fault(rows: pa.RecordBatch, regions: pa.RecordBatch) -> str:
     count = _numbers(regions, "row_count")
     for at in np.flatnonzero(count):
         first = int(regions.column("row_offset")[at].as_py())
-        found = pc.min_max(keys.slice(first, int(count[at]))).as_py()
+        bounds = pc.min_max(keys.slice(first, int(count[at]))).as_py()
         start, end = (regions.column(name)[at].as_py() for name in ("start_key", "end_key"))
-        if found["min"] < start or (end and found["max"] >= end):
+        if bounds["min"] < start or (end and bounds["max"] >= end):
             return f"region row {at} has rows with keys outside of its range"
     return ""
 
 
 def _regions_fault(regions: pa.RecordBatch, rows: int, cut_ts: int) -> str:
     """The first relation that the regions of a file with `rows` rows break, as text; empty when none."""
-    open_ts, ready_ts = _numbers(regions, "tenure_open_ts"), _numbers(regions, "tenure_ready_ts")
+    open_ts, ready_ts = _numbers(regions, "subscription_open_ts"), _numbers(regions, "subscription_ready_ts")
     if (bad := (ready_ts > 0) & (ready_ts < open_ts)).any():
         return f"region row {_first(bad)} was ready before it was opened"
     end = regions.column("end_key")
@@ -267,7 +267,7 @@ def _regions_fault(regions: pa.RecordBatch, rows: int, cut_ts: int) -> str:
         return "a region row has an empty key range"
     if fault := _timestamp_fault(regions, "region row", _REGION_TIMESTAMPS):
         return fault
-    if fault := _cut_short_fault(regions, "region row", ("tenure_ready_ts", "resolved_ts"), cut_ts):
+    if fault := _cut_short_fault(regions, "region row", ("subscription_ready_ts", "resolved_ts"), cut_ts):
         return fault
     return _tiling_fault(_numbers(regions, "row_offset"), _numbers(regions, "row_count"), rows)
 

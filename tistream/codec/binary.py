@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tistream.model.arrays import U8, Mask
+
 Bounds = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
 
 
-def flat(array: pa.BinaryArray) -> tuple[Bounds, Bytes]:
+def flat(array: pa.BinaryArray) -> tuple[Bounds, U8]:
     """(bounds, data) of an array or a slice of one; `data` is a view."""
     _, offsets, data = array.buffers()
     if not len(array) or data is None:
@@ -26,7 +26,7 @@ def flat(array: pa.BinaryArray) -> tuple[Bounds, Bytes]:
     return bounds - bounds[0], np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
 
 
-def array_of(bounds: Bounds, data: Bytes) -> pa.BinaryArray:
+def array_of(bounds: Bounds, data: U8) -> pa.BinaryArray:
     """The opposite of `flat`. OverflowError when the bytes of all rows are 2 GiB or more."""
     if bounds[-1] > np.iinfo(np.int32).max:
         raise OverflowError(f"{bounds[-1]:,} bytes are too many for one array")
@@ -34,7 +34,7 @@ def array_of(bounds: Bounds, data: Bytes) -> pa.BinaryArray:
     return pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, buffers)
 
 
-def kept(bounds: Bounds, data: Bytes, keep: Mask) -> pa.BinaryArray:
+def kept(bounds: Bounds, data: U8, keep: Mask) -> pa.BinaryArray:
     """The rows without the bytes that the mask (one per byte) leaves out."""
     left = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))
     return array_of(left[bounds], data[keep])

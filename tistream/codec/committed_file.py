@@ -3,7 +3,7 @@
     head        cluster, tenant, sorter, incarnation, seq (as in the object key), write_id
     committed   schema change.COMMITTED; per task and piece, first the large tables, then the small ones together
 
-A table with more than `SEGMENT_OWN_BYTES_MIN` gets segments of its own, so a reader of it fetches nothing else; they
+A table with more than `SEGMENT_OWN_BYTES_MIN` gets its own segments, so a reader of it fetches nothing else; they
 end at `SEGMENT_BYTES_TARGET`. All smaller ones share segments, which end between two tables, at
 `SEGMENT_SHARED_BYTES_TARGET`: one table of a thousand is read with one range GET and little else.
 
@@ -90,7 +90,8 @@ class CommittedFileWriter:
             fault = order_fault(pa.concat_batches([self._last[task_id], batch.slice(0, 1)])) and "between two pieces"
         if fault:
             raise InvalidInput(f"the rows of a flush are not in order: {fault}", **facts)
-        self.segments.setdefault(task_id, []).extend(_add(self._writer, task_id, part) for part in _parts(batch))
+        added = (self._writer.add(KIND, part, task_id=task_id, **bounds_of(part)) for part in _parts(batch))
+        self.segments.setdefault(task_id, []).extend(added)
         if batch.num_rows:
             self._last[task_id] = pa.concat_batches([batch.slice(batch.num_rows - 1)])
         self.raw_bytes += batch.nbytes
@@ -127,20 +128,12 @@ def order_fault(batch: pa.RecordBatch) -> str:
     return f"row {int(falls.argmax()) + 1}" if falls.any() else ""
 
 
-def _add(writer: SegmentFileWriter, task_id: int, part: pa.RecordBatch) -> SegmentInfo:
-    tables, commit_ts = part.column("table_id"), part.column("commit_ts").to_numpy()
-    keys = pc.min_max(part.column("key")).as_py()
-    return writer.add(
-        KIND,
-        part,
-        task_id=task_id,
-        table_lo=tables[0].as_py(),
-        table_hi=tables[-1].as_py(),
-        start_key=keys["min"],
-        end_key=keys["max"],
-        lo_ts=int(commit_ts.min()),
-        hi_ts=int(commit_ts.max()),
-    )
+def bounds_of(part: pa.RecordBatch) -> dict[str, Any]:
+    """The tables, keys and timestamps between which a segment's rows lie, as in SegmentInfo."""
+    tables = part.column("table_id")
+    keys, ts = (pc.min_max(part.column(name)).as_py() for name in ("key", "commit_ts"))
+    places = {"start_key": keys["min"], "end_key": keys["max"], "lo_ts": ts["min"], "hi_ts": ts["max"]}
+    return {"table_lo": tables[0].as_py(), "table_hi": tables[-1].as_py(), **places}
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
-"""The compacted file: a stretch of one task's committed log as Parquet, rows in (table_id, commit_ts, start_ts, key)
+"""The compacted file: a part of one task's committed log as Parquet, rows in (table_id, commit_ts, start_ts, key)
 order, zstd, row groups aligned to tables.
 
-- A table with more than `SEGMENT_OWN_BYTES_MIN` has row groups of its own, cut at `COMPACTED_GROUP_BYTES_TARGET`; the
+- A table with more than `SEGMENT_OWN_BYTES_MIN` has its own row groups, cut at `COMPACTED_GROUP_BYTES_TARGET`; the
   neighbouring smaller ones share row groups, which end between two tables at `SEGMENT_SHARED_BYTES_TARGET`. A row group
   is one segment of the catalog: chosen there by table and commit_ts, fetched with one range GET, checked by its crc32c.
 - The Parquet footer is fetched once per object; the catalog says where it lies and its crc32c.
@@ -21,11 +21,10 @@ from dataclasses import dataclass
 import crc32c
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tistream.codec.arrow_stream import single_batch
-from tistream.codec.committed_file import cut, order_fault, raw_bytes_before
+from tistream.codec.committed_file import bounds_of, cut, order_fault, raw_bytes_before
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.limits import (
@@ -98,9 +97,9 @@ def build_compacted_file(rows: pa.Table, *, task_id: int = 0) -> CompactedFile:
 def read_footer(name: str, data: bytes | memoryview, footer: Footer) -> pq.FileMetaData:
     """The footer from its bytes. CorruptObject when they do not match the catalog."""
     where = {"object": name, "segment": "footer", "offset": footer.offset}
-    found = crc32c.crc32c(data)
-    if found != footer.crc:
-        raise CorruptObject("the checksum of the footer is wrong", **where, expected=footer.crc, found=found)
+    actual = crc32c.crc32c(data)
+    if actual != footer.crc:
+        raise CorruptObject("the checksum of the footer is wrong", **where, expected=footer.crc, found=actual)
     try:
         metadata = pq.read_metadata(pa.BufferReader(pa.py_buffer(data)))
     except (pa.ArrowException, OSError) as e:
@@ -115,9 +114,9 @@ def decode_row_group(
 ) -> pa.Table:
     """The rows of one row group from its bytes, as one chunk. CorruptObject when damaged."""
     where = {"object": name, "segment": number, "offset": offset}
-    found = crc32c.crc32c(data)
-    if found != crc:
-        raise CorruptObject("the checksum of a segment is wrong", **where, expected=crc, found=found)
+    actual = crc32c.crc32c(data)
+    if actual != crc:
+        raise CorruptObject("the checksum of a segment is wrong", **where, expected=crc, found=actual)
     if number >= metadata.num_row_groups:
         raise CorruptObject("the file has no such row group", **where, found=metadata.num_row_groups)
     group = metadata.row_group(number)
@@ -162,20 +161,12 @@ def _described(data: pa.Buffer, parts: list[pa.RecordBatch], task_id: int) -> Co
         columns = [group.column(i) for i in range(group.num_columns)]
         length = sum(c.total_compressed_size for c in columns)
         stored = data.slice(at, length)
-        tables, ts = part.column("table_id"), part.column("commit_ts")
-        keys = pc.min_max(part.column("key")).as_py()
-        times = pc.min_max(ts).as_py()
         groups.append(
             SegmentInfo(
                 number=number,
                 kind=KIND,
                 task_id=task_id,
-                table_lo=tables[0].as_py(),
-                table_hi=tables[-1].as_py(),
-                start_key=keys["min"],
-                end_key=keys["max"],
-                lo_ts=times["min"],
-                hi_ts=times["max"],
+                **bounds_of(part),
                 rows=part.num_rows,
                 offset=at,
                 length=length,
@@ -215,6 +206,6 @@ class _Window(io.RawIOBase):
         begin = self._at - self._offset
         if begin < 0:
             raise OSError(f"byte {self._at} lies before the row group")
-        found = bytes(self._data[begin:] if size < 0 else self._data[begin : begin + size])
-        self._at += len(found)
-        return found
+        content = bytes(self._data[begin:] if size < 0 else self._data[begin : begin + size])
+        self._at += len(content)
+        return content

@@ -26,9 +26,9 @@ def kernel(function: F) -> F:
 
 def view(buffer: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
     """A read-only view of a buffer. (Writable arrays would compile every kernel a second time.)"""
-    found = np.frombuffer(b"" if buffer is None else buffer, dtype)
-    found.flags.writeable = False
-    return found
+    array = np.frombuffer(b"" if buffer is None else buffer, dtype)
+    array.flags.writeable = False
+    return array
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -12,22 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from tistream.codec.binary import Bounds, Bytes, flat
+from tistream.codec.binary import Bounds, flat
 from tistream.codec.compiled import kernel
+from tistream.model.arrays import U8, U64
 
-U64 = npt.NDArray[np.uint64]
 _ONE = np.uint64(1)
 
 
 def _table(polynomial: int) -> U64:
     """Of a reflected CRC, whose bits are reversed."""
-    found = np.arange(256, dtype=np.uint64)
+    table = np.arange(256, dtype=np.uint64)
     for _ in range(8):
-        found = np.where(found & _ONE, (found >> _ONE) ^ np.uint64(polynomial), found >> _ONE)
-    return found
+        table = np.where(table & _ONE, (table >> _ONE) ^ np.uint64(polynomial), table >> _ONE)
+    return table
 
 
 _CRC64 = _table(0xC96C5795D7870F42), np.uint64((1 << 64) - 1)
@@ -72,14 +71,14 @@ def checksum_of(keys: pa.BinaryArray, values: pa.BinaryArray) -> Checksum:
     return Checksum(int(np.bitwise_xor.reduce(crc64s(keys, values), initial=np.uint64(0))), len(keys), sizes)
 
 
-def _readonly(data: Bytes) -> Bytes:
-    found = data.view()
-    found.flags.writeable = False  # writeable arrays would compile the kernel a second time
-    return found
+def _readonly(data: U8) -> U8:
+    view = data.view()
+    view.flags.writeable = False  # writeable arrays would compile the kernel a second time
+    return view
 
 
 @kernel
-def _crcs(key_bounds: Bounds, keys: Bytes, bounds: Bounds, data: Bytes, table: U64, ones: np.uint64, out: U64) -> None:
+def _crcs(key_bounds: Bounds, keys: U8, bounds: Bounds, data: U8, table: U64, ones: np.uint64, out: U64) -> None:
     for row in range(len(out)):
         crc = ones
         for at in range(key_bounds[row], key_bounds[row + 1]):

@@ -1,6 +1,6 @@
 """Keeps compiled kernels on disk, named by what they were compiled from.
 
-numba's own cache lies beside the source file and knows that file alone: every checkout compiles again, and code inlined
+numba's own cache is next to the source file and knows that file alone: every checkout compiles again, and code inlined
 from another module is not renewed when that module changes. Here a kernel's folder is named by a hash of its module, of
 our modules that it imports, and of the versions of Python, numba and numpy; its file by the argument types and the
 processor. All checkouts and environments of a user share one cache, a changed source is compiled again, and processes
@@ -120,14 +120,14 @@ class _Files:
 @cache
 def fingerprint(module: str) -> str:
     """Hash of all that the machine code of this module's kernels is made from, 32 hex digits."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     todo = [module]
     while todo:
         name = todo.pop()
-        if name not in found and name.split(".")[0] in OURS:
-            found[name], imported = _source(name)
+        if name not in sources and name.split(".")[0] in OURS:
+            sources[name], imported = _source(name)
             todo += imported
-    whole = [_VERSIONS, *(f"{name}\0{source}" for name, source in sorted(found.items()))]
+    whole = [_VERSIONS, *(f"{name}\0{source}" for name, source in sorted(sources.items()))]
     return hashlib.sha256("\0".join(whole).encode()).hexdigest()[:32]
 
 

@@ -65,16 +65,16 @@ def parse(text: str, form: KeyFormat, *, parameter: str) -> bytes:
 
 
 def _unescaped(text: str, parameter: str) -> bytes:
-    found, at = [], 0
+    pieces, at = [], 0
     for match in _ESCAPE.finditer(text):
         short, by_hex, octal, other = match.groups()
         if other is not None:
             cause = f"\\{other} at character {match.start()} is no escape: a backslash is written \\\\"
             raise _wrong(text, KeyFormat.ESCAPED, parameter, cause)
-        found.append(text[at : match.start()].encode("utf-8", "surrogatepass"))
-        found.append(_BYTES[short] if short else bytes([int(by_hex, 16) if by_hex else int(octal, 8)]))
+        pieces.append(text[at : match.start()].encode("utf-8", "surrogatepass"))
+        pieces.append(_BYTES[short] if short else bytes([int(by_hex, 16) if by_hex else int(octal, 8)]))
         at = match.end()
-    return b"".join([*found, text[at:].encode("utf-8", "surrogatepass")])
+    return b"".join([*pieces, text[at:].encode("utf-8", "surrogatepass")])
 
 
 def _wrong(text: str, form: KeyFormat, parameter: str, cause: str) -> InvalidInput:

@@ -55,10 +55,6 @@ def decode_int(data: bytes, at: int = 0) -> tuple[int, int]:
     return value - SIGN, end
 
 
-def encode_uint(value: int) -> bytes:
-    return value.to_bytes(8, "big")
-
-
 def decode_uint(data: bytes, at: int = 0) -> tuple[int, int]:
     body = data[at : at + 8]
     if len(body) < 8:

@@ -194,8 +194,8 @@ def build_manifest(
             "file_bytes": {str(n): size for n, size, _ in files},
         }
     )
-    found = [_segment(n, info) for n, _, infos in files for info in infos]
-    columns = [pa.array([getattr(s, f.name) for s in found], f.type) for f in _MANIFEST]
+    segments = [_segment(n, info) for n, _, infos in files for info in infos]
+    columns = [pa.array([getattr(s, f.name) for s in segments], f.type) for f in _MANIFEST]
     writer.add(MANIFEST_KIND, pa.Table.from_arrays(columns, schema=_MANIFEST))
     return writer.finish()
 
@@ -226,10 +226,10 @@ def read_manifest(name: str, data: bytes, tenant: Tenant, ts: int, table_id: int
 
 
 def _count(value: str | int) -> int:
-    found = int(value)
-    if not 0 <= found < 1 << 63:
-        raise ValueError(f"{found} is no count")
-    return found
+    number = int(value)
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"{number} is no count")
+    return number
 
 
 def decode_seed_segment(

@@ -201,10 +201,10 @@ class SegmentFile:
         at = size - len(view)
         if size > bounds.file_bytes:
             raise CorruptObject("the file is too large", **_where(name, FRAME_PART, 0), file_bytes=size)
-        found = _footer(name, view, at, bounds.footer_bytes)
-        if found is None:
+        described = _footer(name, view, at, bounds.footer_bytes)
+        if described is None:
             return None
-        footer_at, footer = found
+        footer_at, footer = described
         try:
             table = read_batch(footer, FOOTER)
             if table.num_rows > bounds.segments:
@@ -293,9 +293,9 @@ def _decode_batch(
     raw_bytes_max: int = SEGMENT_BYTES_MAX,
 ) -> pa.RecordBatch:
     where = _where(name, number, offset)
-    found = crc32c.crc32c(data)
-    if found != crc:
-        raise CorruptObject("the checksum of a segment is wrong", **where, expected=crc, found=found)
+    actual = crc32c.crc32c(data)
+    if actual != crc:
+        raise CorruptObject("the checksum of a segment is wrong", **where, expected=crc, found=actual)
     try:
         batch = read_batch(_unpack(data, raw_length, raw_bytes_max), schema)
     except (ValueError, zstandard.ZstdError) as e:

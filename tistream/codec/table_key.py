@@ -4,7 +4,7 @@
     index    't' + int(table id) + "_i" + int(index id) + datums
     meta     'm' + ...                                where DDL history lives
 
-Table ids here are physical (a partition's own id) and positive; 0 stands for "no table". Records of a table fill
+Table ids here are physical (a partition's own id) and positive; 0 means "no table". Records of a table fill
 `[t{id}_r, t{id}_s)`, everything of it `[t{id}, t{id+1})`. Keys are plain user keys, without MVCC timestamp and without
 the memcomparable form that region boundaries have.
 

@@ -1,1 +1,1 @@
-"""Diagnostics: the result model, the runner and the rendering of `tistream doctor` and `tistream push --check`."""
+"""Diagnostics: the result model and the runner of `tistream doctor` and `tistream push --check`."""

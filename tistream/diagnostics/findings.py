@@ -63,11 +63,20 @@ class Checklist:
     def check(self, name: str, run: Callable[[], Finding]) -> bool:
         """Run one check; False when it failed."""
         try:
-            found = run()
+            result = run()
         except TiStreamError as e:
-            found = fail(f"{e}; {e.hint}" if e.hint else str(e), code=e.code)
-        self.findings.append(replace(found, name=name))
-        return found.verdict is not Verdict.FAIL
+            result = fail(f"{e}; {e.hint}" if e.hint else str(e), code=e.code)
+        self.findings.append(replace(result, name=name))
+        return result.verdict is not Verdict.FAIL
+
+
+def least_offset_ms(earliest_ms: int, latest_ms: int, before_ms: int, after_ms: int) -> int:
+    """The smallest offset that explains a time read from another clock: how many milliseconds it is ahead of this
+    machine's (negative: behind), and 0 where nothing proves a difference. A check on one machine therefore says 0.
+
+    `earliest_ms`, `latest_ms`: the other clock showed a time between these, as far as its resolution tells.
+    `before_ms`, `after_ms`: this machine's time before the question and after the answer."""
+    return min(0, latest_ms - before_ms) or max(0, earliest_ms - after_ms)
 
 
 def clock_skew(whose: str, offset_ms: int, **facts: object) -> Finding:

@@ -4,11 +4,15 @@ All subscriptions of a process to one dispatcher share one exchange (`tistream.f
 `tistream.feed.wire`). Errors that a subscriber may wait out (FeedGap, CorruptObject, an unavailable store) arrive typed
 at their subscription, which stays open. When the dispatcher no longer serves the store, or the exchange breaks, the
 subscription looks up the owner and resubscribes there, at the position of the last batch it handed out.
+
+Connecting reads the catalog, which may take long or hang, so a thread of the feed does it: the one that looks at all
+subscriptions never waits for it.
 """
 
 from __future__ import annotations
 
 import copy
+import queue
 import random
 import threading
 from collections.abc import Callable
@@ -17,44 +21,55 @@ from dataclasses import dataclass, field, replace
 import pyarrow.flight as fl
 
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.catalog.work.service_tokens import accepted_tokens
 from tistream.catalog.work.stores import store_places
-from tistream.catalog.work.workers import WorkerKind, list_workers
+from tistream.catalog.work.workers import list_workers
 from tistream.clock import Clock, SystemClock
 from tistream.errors import FeedUnavailable, InvalidInput, TiStreamError, invariant
 from tistream.feed.exchange import Arrived, Exchange, Mailbox
 from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
 from tistream.feed.tls import Tls, TlsFiles, connect
-from tistream.feed.wire import of_flight
+from tistream.feed.wire import SILENT_S, of_flight
 from tistream.ids import Position, Tenant
 from tistream.model.positions import position_of, without_ended
 from tistream.runtime.service import Backoff
 
-WAIT_S = 10.0  # between checks that the dispatcher is not silent
 PLACES_S = 0.5
 CLOSE_S = 5.0  # for all exchanges together
+FORGET_S = 600.0  # a dispatcher that has been away for so long
+SLOW_S = 2.0  # an attempt to connect that takes longer is shown
 
 Locate = Callable[[Tenant, int], str | None]
 Bearer = Callable[[], str]  #: the service token to present
+Dial = Callable[[str, TlsFiles | None], tuple[fl.FlightClient, Tls | None]]
 
 
 def locate_by_catalog(catalog: Catalog, clock: Clock | None = None) -> Locate:
     """Looks up the address of a store's dispatcher in the catalog; None when there is none.
 
-    Reads are cached for PLACES_S, because thousands of subscriptions may look at once when a dispatcher is gone.
+    Reads are cached for PLACES_S, failed ones too, because thousands of subscriptions may look at once when a
+    dispatcher is gone.
     """
     time, lock = clock or SystemClock(), threading.Lock()
     places: dict[tuple[Tenant, int], str | None] = {}
     addresses: dict[str, str] = {}
     read_at = float("-inf")
+    failed: TiStreamError | None = None
 
     def locate(tenant: Tenant, store_id: int) -> str | None:
-        nonlocal places, addresses, read_at
+        nonlocal places, addresses, read_at, failed
         with lock:
             if time.monotonic() - read_at > PLACES_S:
-                addresses = {w.worker_id: w.address for w in list_workers(catalog, WorkerKind.DISPATCHER)}
-                places = {(row.tenant, row.store_id): row.dispatcher for row in store_places(catalog)}
+                failed = None
+                try:
+                    addresses = {w.worker_id: w.address for w in list_workers(catalog, WorkerKind.DISPATCHER)}
+                    places = {(row.tenant, row.store_id): row.dispatcher for row in store_places(catalog)}
+                except TiStreamError as e:
+                    failed = e
                 read_at = time.monotonic()
+            if failed is not None:
+                raise copy.copy(failed)
             return addresses.get(places.get((tenant, store_id)) or "") or None
 
     return locate
@@ -79,33 +94,78 @@ class _Peer:
     exchange: Exchange | None = None
     retry_at: float = 0.0  #: no new exchange before, after one that received nothing
     error: str = ""  #: why the last one ended
+    used_at: float = 0.0  #: when a subscription was opened last
     pauses: Backoff = field(default_factory=lambda: Backoff(first_s=0.05, max_s=1.0, rand=random.Random()))
+
+
+class Attempt:
+    """One attempt to subscribe, made by another thread than the one that waits for its outcome."""
+
+    def __init__(self, request: FeedRequest, wake: Wake, began_at: float) -> None:
+        self.request, self.wake, self.began_at = request, wake, began_at
+        self._lock = threading.Lock()
+        self._dropped = False
+        self.outcome: Mailbox | Exception | None = None  #: None while it is under way
+
+    def run(self, subscribe: Callable[[FeedRequest, Wake], Mailbox]) -> None:
+        """Make it, and wake its stream."""
+        try:
+            outcome: Mailbox | Exception = subscribe(self.request, self.wake)
+        except Exception as e:  # noqa: BLE001 - raised where the outcome is taken
+            outcome = e
+        with self._lock:
+            self.outcome = outcome
+            dropped = self._dropped
+        if dropped:
+            _leave(outcome)
+        self.wake.set()
+
+    def drop(self) -> None:
+        """The outcome is not wanted any more."""
+        with self._lock:
+            self._dropped, outcome = True, self.outcome
+        _leave(outcome)
+
+
+def _leave(outcome: Mailbox | Exception | None) -> None:
+    if outcome is not None and not isinstance(outcome, Exception):
+        outcome.close()
 
 
 class FlightFeed:
     """A Feed whose dispatchers are reached over Flight. Thread-safe; streams are not."""
 
     def __init__(
-        self, locate: Locate, bearer: Bearer, clock: Clock | None = None, *, tls: TlsFiles | None = None
+        self,
+        locate: Locate,
+        bearer: Bearer,
+        clock: Clock | None = None,
+        *,
+        tls: TlsFiles | None = None,
+        dial: Dial = connect,
     ) -> None:
         """`locate` returns the address (`grpc://host:port`, with TLS `grpc+tls://host:port`) of a store's dispatcher,
-        or None."""
-        self._locate, self._bearer, self._clock, self._tls = locate, bearer, clock or SystemClock(), tls
+        or None. `dial` makes a client of it."""
+        self._locate, self._bearer, self._clock = locate, bearer, clock or SystemClock()
+        self._tls, self._dial = tls, dial
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
+        self._attempts: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+        self._connector: threading.Thread | None = None
+        self._closed = False
 
-    def subscribe(self, request: FeedRequest) -> FlightStream:
-        """A stream that connects when first read, and reconnects when necessary."""
-        return FlightStream(self, request, self._clock)
-
-    def watch(self, request: FeedRequest, wake: Wake) -> FlightStream:
-        """The same for callers of `look`, woken by `wake`."""
-        return FlightStream(self, request, self._clock, wake)
+    def open(self, request: FeedRequest, wake: Wake) -> FlightStream:
+        """A stream that connects when it is first looked at, and reconnects when necessary. Does not wait."""
+        return FlightStream(self, request, wake, self._clock)
 
     def close(self) -> None:
         """Close the connections, and wait for those that can be reached."""
         with self._lock:
+            self._closed = True
             peers, self._peers = list(self._peers.values()), {}
+            connector, self._connector = self._connector, None
+        if connector is not None:
+            self._attempts.put(None)  # it may hang in the catalog: it is not waited for
         exchanges = [peer.exchange for peer in peers if peer.exchange is not None]
         for exchange in exchanges:
             exchange.fail(EOFError("the feed was closed"))
@@ -115,8 +175,23 @@ class FlightFeed:
         for peer in peers:
             peer.client.close()
 
-    def open(self, request: FeedRequest, arrived: Wake) -> Mailbox:
-        """A subscription at the store's current owner. FeedUnavailable when there is none, or it cannot be reached."""
+    def begin(self, request: FeedRequest, wake: Wake) -> Attempt:
+        """Subscribe in the feed's own thread. Nothing comes of it when the feed was closed."""
+        attempt = Attempt(request, wake, self._clock.monotonic())
+        with self._lock:
+            if self._connector is None and not self._closed:
+                self._connector = threading.Thread(target=self._connect, name="feed connect", daemon=True)
+                self._connector.start()
+        self._attempts.put(attempt)
+        return attempt
+
+    def _connect(self) -> None:
+        while (attempt := self._attempts.get()) is not None:
+            attempt.run(self.subscribe)
+
+    def subscribe(self, request: FeedRequest, arrived: Wake) -> Mailbox:
+        """A subscription at the store's current owner; waits for the catalog. FeedUnavailable when there is none, or it
+        cannot be reached."""
         address = self._locate(request.tenant, request.store_id)
         if address is None:
             raise FeedUnavailable(store=request.store_id, tenant=str(request.tenant))
@@ -128,11 +203,15 @@ class FlightFeed:
 
     def _exchange(self, address: str) -> Exchange:
         """The exchange with this dispatcher, a new one if needed. ConnectionError while it is too early for one."""
+        now, unused = self._clock.monotonic(), list[_Peer]()
         with self._lock:
+            if self._closed:
+                raise ConnectionError("the feed was closed")
             peer = self._peers.get(address)
             if peer is None:
-                peer = self._peers[address] = _Peer(*connect(address, self._tls))
-            now, last = self._clock.monotonic(), peer.exchange
+                unused = self._forget(now)
+                peer = self._peers[address] = _Peer(*self._dial(address, self._tls))
+            last, peer.used_at = peer.exchange, now
             if last is not None and last.ended is None:
                 return last
             if last is not None:
@@ -143,40 +222,40 @@ class FlightFeed:
                     peer.retry_at = now + peer.pauses.next_s()
             if now < peer.retry_at:
                 raise ConnectionError(peer.error)
+        for other in unused:
+            other.client.close()
+        token = self._bearer()  # may wait for the catalog, and `close` must not
+        with self._lock:
+            if self._peers.get(address) is not peer:
+                raise ConnectionError("the feed was closed")
             if self._tls is not None and self._tls.read() != peer.tls:  # renewed
                 peer.client.close()
-                peer.client, peer.tls = connect(address, self._tls)
-            peer.exchange = Exchange(peer.client, f"feed {address}", self._bearer(), self._clock)
+                peer.client, peer.tls = self._dial(address, self._tls)
+            if peer.exchange is None:
+                peer.exchange = Exchange(peer.client, f"feed {address}", token, self._clock)
             return peer.exchange
+
+    def _forget(self, now: float) -> list[_Peer]:
+        """Take out the peers that have been away for long: a dispatcher that is replaced gets another address."""
+        away = [
+            address
+            for address, peer in self._peers.items()
+            if (peer.exchange is None or peer.exchange.ended is not None) and now - peer.used_at >= FORGET_S
+        ]
+        return [self._peers.pop(address) for address in away]
 
 
 class FlightStream:
-    """A FeedStream that survives reconnects. `look` never waits, `next` does."""
+    """A FeedStream that survives reconnects."""
 
-    def __init__(self, feed: FlightFeed, request: FeedRequest, clock: Clock, wake: Wake | None = None) -> None:
-        self._feed, self._request, self._clock = feed, request, clock
+    def __init__(self, feed: FlightFeed, request: FeedRequest, wake: Wake, clock: Clock) -> None:
+        self._feed, self._request, self._wake, self._clock = feed, request, wake, clock
         self._positions = dict(request.positions)
         self._mailbox: Mailbox | None = None
-        self._arrived = threading.Event()
-        self._wake = wake or self._arrived
+        self._attempt: Attempt | None = None
         self._backoff = Backoff(first_s=0.05, max_s=2.0, rand=random.Random())
         self._connect_at = 0.0
         self._error: TiStreamError | None = None  # the current error
-
-    def next(self, timeout_s: float) -> FeedBatch | None:
-        deadline = self._clock.monotonic() + timeout_s
-        while True:
-            self._arrived.clear()
-            known, found = str(self._error), self.look()
-            if isinstance(found, FeedBatch):
-                return found
-            error, until = found
-            now = self._clock.monotonic()
-            if error is not None and (str(error) != known or now >= deadline):
-                raise copy.copy(error)
-            if now >= deadline:
-                return None
-            self._clock.wait(self._arrived, min(max(min(until, deadline) - now, 0.001), WAIT_S))
 
     def look(self) -> FeedBatch | NoBatch:
         """The next batch if it is here, else what is in the way and when to look again."""
@@ -190,25 +269,25 @@ class FlightStream:
                 continue
             now = self._clock.monotonic()
             if self._mailbox is not None:
-                return self._error, now + WAIT_S
+                return self._error, now + SILENT_S
+            if self._attempt is not None:
+                if self._error is None and now - self._attempt.began_at >= SLOW_S:
+                    self._error = _unavailable(self._request, TimeoutError("looking up the dispatcher takes long"))
+                return self._error, now + SLOW_S
             if now < self._connect_at:
                 return self._error, self._connect_at
 
     def close(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.drop()
         self._disconnect()
 
     def _step(self) -> Arrived | None:
         """A batch, an error (also of connecting), FINE, or None."""
-        if self._mailbox is None:
-            now = self._clock.monotonic()
-            if now < self._connect_at:
-                return None
-            try:
-                self._mailbox = self._connect()
-            except TiStreamError as e:
-                self._connect_at = now + self._backoff.next_s()
-                return e
-        mailbox = self._mailbox
+        mailbox = self._mailbox or self._connected()
+        if mailbox is None or isinstance(mailbox, TiStreamError):
+            return mailbox
         ended = mailbox.ended  # read before `take`: items may arrive just before the end
         item = mailbox.take()
         if item is None and ended is not None:
@@ -231,8 +310,25 @@ class FlightStream:
         self._positions = without_ended({**self._positions, batch.incarnation: at})
         return batch
 
-    def _connect(self) -> Mailbox:
-        return self._feed.open(replace(self._request, positions=dict(self._positions)), self._wake)
+    def _connected(self) -> Mailbox | TiStreamError | None:
+        """The outcome of the attempt to connect; None while it is under way, or too early for one."""
+        attempt = self._attempt
+        if attempt is None:
+            if self._clock.monotonic() >= self._connect_at:
+                request = replace(self._request, positions=dict(self._positions))
+                self._attempt = self._feed.begin(request, self._wake)
+            return None
+        outcome = attempt.outcome
+        if outcome is None:
+            return None
+        self._attempt = None
+        if not isinstance(outcome, Exception):
+            self._mailbox = outcome
+            return outcome
+        self._connect_at = self._clock.monotonic() + self._backoff.next_s()
+        if not isinstance(outcome, TiStreamError):
+            raise outcome
+        return outcome
 
     def _lost(self, mailbox: Mailbox, cause: Exception) -> TiStreamError | None:
         """The subscription is gone. One that had worked is renewed silently; else return the error."""

@@ -46,17 +46,17 @@ class Notifications:
     def read(self, body: bytes) -> Written:
         """What a message names. InvalidInput when it is none of an S3 server."""
         try:
-            found = read_events(body, self._bucket, self._prefix)
+            events = read_events(body, self._bucket, self._prefix)
         except InvalidInput:
             _INVALID.inc()
             raise
-        _IGNORED.inc(found.ignored)
-        return found
+        _IGNORED.inc(events.ignored)
+        return events
 
-    def pass_on(self, found: Sequence[Written]) -> None:
+    def pass_on(self, written: Sequence[Written]) -> None:
         """Make the processes look. An error is counted only."""
-        files = [key for each in found for key in each.files]
-        tenants = sorted({tenant for each in found for tenant in each.schemas})
+        files = [key for each in written for key in each.files]
+        tenants = sorted({tenant for each in written for tenant in each.schemas})
         self._attempt(len(files), lambda: self._look(files))
         self._attempt(len(tenants), lambda: [note_schema_snapshot(self._catalog, tenant) for tenant in tenants])
 

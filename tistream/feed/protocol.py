@@ -11,7 +11,8 @@ Relations:
 - `rows` are clustered as in the file and `regions.row_offset/row_count` count in *this* batch's rows;
 - a region that straddles the range keeps its own start and end key in `regions`; rows outside the range are cut.
 
-There are two implementations: a dispatcher's worker is itself a Feed for sorters in its own process, and
+A subscription is looked at, never waited for: one thread of a sorter serves thousands of them, and looks again when it
+is woken. There are two implementations: a dispatcher's worker is itself a Feed for sorters in its own process, and
 `tistream.feed.flight` reaches other dispatchers over Arrow Flight.
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -60,18 +61,6 @@ class FeedBatch:
         return int(self.rows.nbytes + self.regions.nbytes)
 
 
-class FeedStream(Protocol):
-    """An open subscription. Used from one thread."""
-
-    def next(self, timeout_s: float) -> FeedBatch | None:
-        """The next batch, or None after `timeout_s`. FeedGap, CorruptObject, StoreUnavailable and FeedUnavailable leave
-        the stream usable: the next call retries at the same position. While the error lasts, calls raise (when their
-        time is up) instead of returning None."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Wake(Protocol):
     """An Event, or something like it. `set` is called from any thread and returns quickly."""
 
@@ -81,28 +70,19 @@ class Wake(Protocol):
 NoBatch = tuple[TiStreamError | None, float]  #: the current error; when to look again, monotonic seconds
 
 
-class Watched(Protocol):
-    """An open subscription that is polled instead of waited for. Used from one thread at a time."""
+class FeedStream(Protocol):
+    """An open subscription. Used from one thread at a time."""
 
     def look(self) -> FeedBatch | NoBatch:
-        """The next batch if available, else the current error and when to look again, unless woken earlier. An
-        exception ends the subscription."""
+        """The next batch if available, else the current error and when to look again, unless woken earlier. Never
+        waits. An error never moves the position; an exception ends the subscription."""
         ...
 
     def close(self) -> None: ...
 
 
 class Feed(Protocol):
-    def subscribe(self, request: FeedRequest) -> FeedStream:
-        """Open a stream. FeedUnavailable when it is already known that the store is not served here, Fenced when the
-        task has another owner or epoch."""
-        ...
-
-
-@runtime_checkable
-class WatchedFeed(Protocol):
-    """A Feed for thousands of subscriptions: one thread polls all of them."""
-
-    def watch(self, request: FeedRequest, wake: Wake) -> Watched:
-        """Open a subscription; `wake` is set whenever another look may find more. Errors as of `subscribe`."""
+    def open(self, request: FeedRequest, wake: Wake) -> FeedStream:
+        """Open a subscription; `wake` is set whenever another look may find more. FeedUnavailable when it is already
+        known that the store is not served here, Fenced when the task has another owner or epoch."""
         ...

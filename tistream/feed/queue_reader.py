@@ -14,8 +14,9 @@ import structlog
 from tistream.clock import Clock
 from tistream.errors import InvalidInput, NotificationsUnavailable
 from tistream.feed.hints import Notifications
+from tistream.model.problem import Problem
 from tistream.objectstore.notifications import Written
-from tistream.runtime.service import Problem, Repeating
+from tistream.runtime.service import Repeating
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +72,7 @@ class QueueReader:
             messages = answer.get("Messages", [])
             if not messages:
                 return
-            self._notifications.pass_on([found for m in messages if (found := self._read(m["Body"])) is not None])
+            self._notifications.pass_on([written for m in messages if (written := self._read(m["Body"])) is not None])
             entries = [{"Id": str(n), "ReceiptHandle": m["ReceiptHandle"]} for n, m in enumerate(messages)]
             self._sqs.delete_message_batch(QueueUrl=self._queue_url, Entries=entries)
         except (BotoCoreError, ClientError) as e:

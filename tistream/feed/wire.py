@@ -215,10 +215,10 @@ def error_text(error: TiStreamError) -> dict[str, object]:
 
 def decode_error(message: Mapping[str, Any]) -> TiStreamError:
     """The reverse of `error_text`; an unknown class becomes a TiStreamError."""
-    found = getattr(errors, message["class"], None)
-    if not (isinstance(found, type) and issubclass(found, TiStreamError)):
-        found = TiStreamError
-    make: Callable[..., TiStreamError] = found
+    kind = getattr(errors, message["class"], None)
+    if not (isinstance(kind, type) and issubclass(kind, TiStreamError)):
+        kind = TiStreamError
+    make: Callable[..., TiStreamError] = kind
     error = make(str(message["message"]), **{str(name): str(value) for name, value in message["facts"].items()})
     error.kind, error.code = ErrorKind(message["kind"]), str(message["code"])
     return error

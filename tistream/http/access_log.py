@@ -79,5 +79,5 @@ def _request_id(scope: _Message) -> bytes:
 
 
 def _tenant(path: str) -> dict[str, str]:
-    found = _TENANT.match(path)
-    return {"tenant": f"{found[1]}/{found[2]}"} if found else {}
+    match = _TENANT.match(path)
+    return {"tenant": f"{match[1]}/{match[2]}"} if match else {}

@@ -38,12 +38,12 @@ def type_of(error: type[TiStreamError]) -> str:
 
 def known_errors() -> dict[str, type[TiStreamError]]:
     """Code -> class, of every error of this process, by code."""
-    found, todo = {TiStreamError}, [TiStreamError]
+    errors, todo = {TiStreamError}, [TiStreamError]
     while todo:
         new = todo.pop().__subclasses__()
-        found.update(new)
+        errors.update(new)
         todo += new
-    return {error.code: error for error in sorted(found, key=lambda e: e.code)}
+    return {error.code: error for error in sorted(errors, key=lambda e: e.code)}
 
 
 def router() -> APIRouter:

@@ -1,7 +1,8 @@
 """Errors over HTTP: RFC 9457 `application/problem+json`, the same from every server.
 
 One table maps the kind of an error to a status. 64-bit numbers are text, because JSON readers round them; bytes are
-hexadecimal. Other exceptions become a 500 without details; the log has them.
+hexadecimal; long texts are cut, because they may repeat what was sent. Other exceptions become a 500 without details;
+the log has them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from starlette.exceptions import HTTPException
 from tistream import errors
 from tistream.errors import ErrorKind, TiStreamError
 from tistream.http import error_reference
+from tistream.limits import PROBLEM_FACT_CHARS_MAX, PROBLEM_TEXT_CHARS_MAX
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +62,6 @@ _BY_CLASS: Mapping[type[TiStreamError], int] = {
     errors.TooLarge: 413,
     errors.StateForbids: 409,
     errors.BeyondQuarantine: 409,
-    errors.LogAmended: 409,
     errors.ChangedMeanwhile: 412,
 }
 
@@ -79,7 +80,7 @@ def problem_body(error: TiStreamError) -> dict[str, object]:
         "type": error_reference.type_of(type(error)),
         "title": error_reference.first_line(type(error)),
         "status": status_of(error),
-        "detail": error.message,
+        "detail": _cut(error.message, PROBLEM_TEXT_CHARS_MAX),
         "code": error.code,
         "hint": error.hint or (_NOT_FOUND_HINT if isinstance(error, errors.NotFound) else ""),
         "facts": {name: _plain(value) for name, value in error.facts.items()},
@@ -118,12 +119,12 @@ def install(app: FastAPI, *, where: str = "") -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        asked = f"{request.method} {request.url.path}"
+        request_line = f"{request.method} {request.url.path}"
         if error.status_code == 404:
-            missing = errors.NotFound(f"{asked} not found.")
+            missing = errors.NotFound(f"{request_line} not found.")
             missing.hint = where
             return problem_response(missing)
-        return problem_response(errors.InvalidInput(f"{asked}: {error.detail}."), error.status_code)
+        return problem_response(errors.InvalidInput(f"{request_line}: {error.detail}."), error.status_code)
 
     async def unknown(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, exc_info=error)
@@ -141,4 +142,8 @@ def _plain(value: object) -> object:
         return value
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return value.hex() if isinstance(value, bytes) else str(value)
+    return _cut(value.hex() if isinstance(value, bytes) else str(value), PROBLEM_FACT_CHARS_MAX)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

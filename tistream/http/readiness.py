@@ -5,15 +5,23 @@ Apart from them, because a process without an HTTP port needs no HTTP framework.
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.write_check import check_writes
+from tistream.clock import Clock
 from tistream.errors import ObjectNotFound, StoreUnavailable
 from tistream.limits import LEASE_MS
+from tistream.model.problem import Problem
 from tistream.objectstore.protocol import ObjectStore
 from tistream.runtime import metrics
 from tistream.runtime.metrics import Collect
-from tistream.runtime.service import Problem
+
+WRITE_CHECK_S = 10.0
+REFUSED_S = 30.0  #: for so long a write that was refused for lack of space counts
 
 Check = Callable[[], None]  #: returns, or raises with the reason
 
@@ -26,6 +34,28 @@ class Probes:
     problems: Callable[[], Sequence[Mapping[str, object]]] = list  #: as `Problem.shown` gives them
     reported: Callable[[], Sequence[Mapping[str, object]]] = list  #: of other processes, which count their own
     collect: Sequence[Collect] = ()
+
+
+def catalog_answers(catalog: Catalog, clock: Clock) -> Check:
+    """One small read; at most every WRITE_CHECK_S, and until one succeeds, a write: a full or read-only catalog answers
+    every read. Where each table has a file of its own, what is free in one file takes this write on a full disk too: so
+    a write of this process that was refused for lack of space counts for REFUSED_S."""
+    due, lock = clock.monotonic(), threading.Lock()
+    refusals, refused_until = catalog.full.times, -math.inf
+
+    def check() -> None:
+        nonlocal due, refusals, refused_until
+        catalog.ping()
+        with lock:
+            if catalog.full.times != refusals:
+                refusals, refused_until = catalog.full.times, clock.monotonic() + REFUSED_S
+            if clock.monotonic() < refused_until:
+                raise StoreUnavailable(f"a write was refused: {catalog.full.cause}")
+            if clock.monotonic() >= due:
+                check_writes(catalog)
+                due = clock.monotonic() + WRITE_CHECK_S
+
+    return check
 
 
 def store_answers(store: ObjectStore) -> Check:

@@ -6,7 +6,6 @@ asked. The dependency is added to a whole application and applies to the routes 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from typing import get_args
 from urllib.parse import parse_qsl
@@ -25,7 +24,7 @@ async def refuse_unknown(request: Request) -> None:
     route = request.scope["route"]
     if not isinstance(route, APIRoute) or not route.include_in_schema:
         return
-    parameters, hidden = _parameters(route)
+    parameters, hidden = query_parameters(route)
     _check("parameter", request.query_params, parameters, hidden)
     if request.method in ("GET", "HEAD"):
         return
@@ -36,8 +35,8 @@ async def refuse_unknown(request: Request) -> None:
     if not members and _is_bare_form(request, body):
         return
     try:
-        sent = json.loads(body)
-    except ValueError:
+        sent = await request.json()  # once: a route that takes a body has had it parsed
+    except (ValueError, RecursionError):
         sent = None  # the route says so when it takes a body
     if not members and sent != {}:
         raise InvalidInput(f"{request.method} {request.url.path} takes no body.")
@@ -59,11 +58,11 @@ def _check(kind: str, given: Collection[str], known: Collection[str], hidden: Co
             raise InvalidInput(f"There is no {kind} {name[:80]!r}{near}", name=name[:80])
 
 
-def _parameters(route: APIRoute) -> tuple[frozenset[str], frozenset[str]]:
+def query_parameters(route: APIRoute) -> tuple[frozenset[str], frozenset[str]]:
     """The query parameters of a route: those in its description, and others that it takes."""
-    found = [field for each in _all(route.dependant) for field in each.query_params]
-    shown = {field.alias for field in found if getattr(field.field_info, "include_in_schema", True)}
-    return frozenset(shown), frozenset(field.alias for field in found) - shown
+    fields = [field for each in _all(route.dependant) for field in each.query_params]
+    shown = {field.alias for field in fields if getattr(field.field_info, "include_in_schema", True)}
+    return frozenset(shown), frozenset(field.alias for field in fields) - shown
 
 
 def _members(route: APIRoute) -> frozenset[str]:

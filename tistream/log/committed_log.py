@@ -15,7 +15,7 @@ from collections import OrderedDict
 import pyarrow as pa
 from pyarrow.parquet import FileMetaData
 
-from tistream.catalog.log.segments import SegmentFormat, SegmentRow
+from tistream.catalog.rows.segments import SegmentFormat, SegmentRow
 from tistream.codec.committed_file import decode_committed_segment
 from tistream.codec.compacted_file import decode_row_group, read_footer
 from tistream.errors import CorruptObject, ObjectNotFound

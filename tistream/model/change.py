@@ -44,6 +44,7 @@ class Op(IntEnum):
 OWN_COLUMN = b"tistream.own"  #: the name of a column that TiStream adds, unless the table has one of that name
 COLUMN_ID = b"tistream.column_id"  #: TiDB's id of the table's column
 TABLE_IDS = b"tistream.table_ids"  #: of the schema: the table ids for which these column ids hold, joined by commas
+NEWER = b"tistream.newer"  #: of the schema, with `schema_ts`: columns that rows above it have beside them, a JSON list
 
 FLAG_NOT_A_CHANGE = 1  #: kept for reads AS OF a timestamp only, never delivered as a change
 FLAG_OLD_VALUE_UNKNOWN = 2  #: the upstream does not send old values: `old_value` is null and means nothing
@@ -75,8 +76,8 @@ REGIONS = _schema(
     ("version", pa.uint64(), False),
     ("start_key", pa.binary(), False),
     ("end_key", pa.binary(), False),  # empty = plus infinity
-    ("tenure_open_ts", pa.uint64(), False),  # TSO taken before registering
-    ("tenure_ready_ts", pa.uint64(), False),  # TSO taken after INITIALIZED; 0 until then: the row advances no watermark
+    ("subscription_open_ts", pa.uint64(), False),  # TSO taken before registering
+    ("subscription_ready_ts", pa.uint64(), False),  # TSO after INITIALIZED; 0 until then: the row advances no watermark
     ("checkpoint_ts", pa.uint64(), False),  # fixed for the subscription
     ("resolved_ts", pa.uint64(), False),  # the largest sent in this subscription; 0 = none yet
     ("row_offset", pa.uint64(), False),  # of the subscription's rows in the rows segment (or in the feed batch)

@@ -36,6 +36,7 @@ class Contradiction:
     incarnation: int
     seq: int
     good_ts: int  #: below the first of the rows
+    promised_ts: int  #: the highest promise that one of them contradicts
     rows: int
     sample: Sequence[ContradictingRow]  #: those with the lowest commit_ts
 

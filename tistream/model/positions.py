@@ -32,9 +32,9 @@ _ENDED = Position(seq=0, closed=True)
 
 def position_of(lives: Lives, incarnation: int) -> Position:
     """The position in this incarnation; closed below the lowest entry."""
-    found = lives.get(incarnation)
-    if found is not None:
-        return found
+    live = lives.get(incarnation)
+    if live is not None:
+        return live
     return _ENDED if lives and incarnation < min(lives) else _BEGINNING
 
 

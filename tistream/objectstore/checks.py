@@ -12,7 +12,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from tistream.clock import Clock
-from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
+from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, least_offset_ms, ok, warn
 from tistream.errors import ObjectConflict, ObjectNotFound, TiStreamError
 from tistream.objectstore.layout import examined_prefix
 from tistream.objectstore.protocol import ObjectStore
@@ -24,18 +24,18 @@ _RESOLUTION_MS = 1_000  # of the times that a store keeps
 
 def check_store(store: ObjectStore, clock: Clock, name: str) -> list[Finding]:
     """All checks of a store that can be reached. `name`: a fresh name of lower-case letters and digits."""
-    checks, found = _Store(store, clock, examined_prefix(name)), Checklist()
+    checks, checklist = _Store(store, clock, examined_prefix(name)), Checklist()
     try:
-        if found.check("put", checks.put):
-            found.check("create if absent", checks.create_if_absent)
-            found.check("one winner", checks.one_winner)
-            found.check("read after write", checks.read)
-            found.check("range", checks.range)
-            found.check("list", checks.list)
-            found.check("store clock", checks.clock)
+        if checklist.check("put", checks.put):
+            checklist.check("create if absent", checks.create_if_absent)
+            checklist.check("one winner", checks.one_winner)
+            checklist.check("read after write", checks.read)
+            checklist.check("range", checks.range)
+            checklist.check("list", checks.list)
+            checklist.check("store clock", checks.clock)
     finally:
-        found.check("delete", checks.delete)
-    return found.findings
+        checklist.check("delete", checks.delete)
+    return checklist.findings
 
 
 class _Store:
@@ -95,9 +95,7 @@ class _Store:
         modified = next((info.modified_ms for info in self._store.list(self._folder) if info.key == self._read), None)
         if modified is None:
             return warn("unknown: what was just put is not listed")
-        first, last = self._put_between
-        offset_ms = min(0, modified + _RESOLUTION_MS - first) or max(0, modified - last)
-        return clock_skew("the store's", offset_ms)
+        return clock_skew("the store's", least_offset_ms(modified, modified + _RESOLUTION_MS, *self._put_between))
 
     def delete(self) -> Finding:
         keys = (self._one, self._raced, self._read)

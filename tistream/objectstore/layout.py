@@ -23,12 +23,14 @@ from dataclasses import dataclass
 
 from tistream.ids import Tenant
 
+REPLAY_N_MIN = 1 << 48  #: the numbers of a replay's snapshot objects begin here, far above those of a sorter
 _ID_MAX = (1 << 63) - 1
 _TENANT = r"cluster-(?P<c>\d+)/tenant-(?P<t>\d+)"
 _SCHEMA_SNAP = re.compile(rf"data_change_buffer/{_TENANT}/schema_snap/(?P<ts>\d{{20}})\.json\.zst")
 _BATCH = re.compile(rf"data_change_buffer/{_TENANT}/store-(?P<s>\d+)/(?P<i>\d{{6,}})/file-(?P<n>\d{{12,}})\.seg")
 _COMMITTED = re.compile(rf"committed/{_TENANT}/(?P<w>[A-Za-z0-9_.-]+)-(?P<i>\d{{6,}})/(?P<n>\d{{12,}})\.seg")
 _SNAPSHOT = re.compile(rf"snapshots/{_TENANT}/task-(?P<k>\d+)/(?P<e>\d{{6,}})-(?P<n>\d{{12,}})\.seg")
+_REPLAY = re.compile(r"replay-(?P<k>\d+)-(?P<e>\d+)-.*")
 _SCHEMAS = re.compile(rf"schemas/{_TENANT}/(?P<ts>\d{{20}})\.json\.zst")
 _SEED = re.compile(rf"seeds/{_TENANT}/(?P<ts>\d{{20}})/(?P<n>\d{{6,}})\.seg")
 _COMPACTED = re.compile(
@@ -232,10 +234,29 @@ AnyKey = (
 )
 
 
+def build_of(key: CompactedKey | BaseKey) -> int | None:
+    """The number of the build that wrote the file (`tistream.catalog.log.builds`); None when its name has none."""
+    number, dash, _ = key.job.partition("-")
+    return int(number) if dash and number.isdecimal() else None
+
+
+def replay_writer(task_id: int, epoch: int, attempt: str) -> str:
+    """The name of a replay in the keys of committed files: it holds the task under this epoch."""
+    return f"replay-{task_id}-{epoch}-{attempt}"
+
+
+def replayed_under(key: CommittedKey | SnapshotKey) -> tuple[int, int] | None:
+    """(task, epoch) of an object that a replay wrote; None of another one."""
+    if isinstance(key, SnapshotKey):
+        return (key.task_id, key.epoch) if key.n >= REPLAY_N_MIN else None
+    match = _REPLAY.fullmatch(key.sorter)
+    return None if match is None else (int(match["k"]), int(match["e"]))
+
+
 def parse(key: str) -> AnyKey | None:
     """The key's parts, or None for a key that is not ours. `str(parse(key)) == key` for every key that parses."""
-    found = _parse(key)
-    return found if found is not None and str(found) == key else None
+    parsed = _parse(key)
+    return parsed if parsed is not None and str(parsed) == key else None
 
 
 def _parse(key: str) -> AnyKey | None:

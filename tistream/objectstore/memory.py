@@ -45,12 +45,12 @@ class MemoryStore:
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with self._lock:
-            found = [
+            infos = [
                 ObjectInfo(key=key, size=len(data), modified_ms=modified_ms)
                 for key, (data, modified_ms) in self._objects.items()
                 if key.startswith(prefix) and key > after
             ]
-        yield from sorted(found, key=lambda info: info.key)
+        yield from sorted(infos, key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
         check_key(key)
@@ -59,7 +59,7 @@ class MemoryStore:
 
     def _object(self, key: str) -> bytes:
         with self._lock:
-            found = self._objects.get(key)
-        if found is None:
+            stored = self._objects.get(key)
+        if stored is None:
             raise ObjectNotFound(key=key)
-        return found[0]
+        return stored[0]

@@ -32,7 +32,6 @@ KINDS = {
     "bases": "base",
 }
 OTHER = "other"
-OPERATIONS = ("put", "get", "get_range", "size", "list", "delete")
 
 
 class Meter(Protocol):
@@ -55,13 +54,13 @@ class ProcessMeter:
 
 def requests_so_far() -> dict[str, float]:
     """Operation -> requests of this process, with any outcome."""
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for family in metrics.STORE_REQUESTS.collect():
         for sample in family.samples:
             if sample.name.endswith("_total"):
                 operation = sample.labels["operation"]
-                found[operation] = found.get(operation, 0.0) + sample.value
-    return found
+                counts[operation] = counts.get(operation, 0.0) + sample.value
+    return counts
 
 
 class MeteredStore:
@@ -94,11 +93,11 @@ class MeteredStore:
             return self._inner.size(key)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        found = self._inner.list(prefix, after)
+        listed = self._inner.list(prefix, after)
         while True:
             page: list[ObjectInfo] = []
             with self._noted("list", prefix):
-                for info in found:
+                for info in listed:
                     page.append(info)
                     if len(page) == LIST_PAGE:
                         break

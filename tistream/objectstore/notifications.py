@@ -69,10 +69,10 @@ def _records(body: bytes) -> Iterator[Any]:
 def _named(record: Any, bucket: str, prefix: str) -> BatchKey | SchemaSnapKey | None:
     """The file of ours that an event names, if any."""
     try:
-        event, found = record["eventName"], record["s3"]
-        if not event.startswith(_CREATED) or found["bucket"]["name"] != bucket:
+        event, entity = record["eventName"], record["s3"]
+        if not event.startswith(_CREATED) or entity["bucket"]["name"] != bucket:
             return None
-        path = unquote_plus(found["object"]["key"])
+        path = unquote_plus(entity["object"]["key"])
     except (KeyError, TypeError, AttributeError):
         return None
     folder = f"{prefix}/" if prefix else ""

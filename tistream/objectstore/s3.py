@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.exceptions import (
@@ -37,7 +37,10 @@ from tistream.objectstore.keys import admit_size, check_key, check_prefix, check
 from tistream.objectstore.protocol import Admit, ObjectInfo
 from tistream.objectstore.session import WriteSession
 
-_RETRY = {
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
+_RETRY: RetryConfig = {
     "max_retries": 4,
     "retry_timeout": timedelta(seconds=30),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=5), "base": 2},
@@ -115,9 +118,9 @@ class S3Store:
     def get(self, key: str, admit: Admit | None = None) -> bytes:
         check_key(key)
         try:
-            found = obstore.get(self._bucket, key)
-            admit_size(key, found.meta["size"], admit)
-            return bytes(found.bytes())
+            answer = obstore.get(self._bucket, key)
+            admit_size(key, answer.meta["size"], admit)
+            return bytes(answer.bytes())
         except (BaseError, OSError) as e:
             raise map_error(e, key) from e
 
@@ -179,11 +182,11 @@ class S3Store:
 
 def _asked(session: WriteSession) -> dict[str, Any]:
     """The session's credentials for obstore, marked as expired so that it asks each time."""
-    found = session.credentials()
+    credentials = session.credentials()
     return {
-        "access_key_id": found.access_key_id,
-        "secret_access_key": found.secret_access_key,
-        "token": found.session_token,
+        "access_key_id": credentials.access_key_id,
+        "secret_access_key": credentials.secret_access_key,
+        "token": credentials.session_token,
         "expires_at": _LONG_AGO,
     }
 

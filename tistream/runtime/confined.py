@@ -1,6 +1,6 @@
 """Runs a function on foreign bytes in a process of its own, with bounds for memory and time.
 
-    answer = confined("schemas.pushed:saved", data, memory_bytes=1 << 30, seconds=300)
+    answer = confined("schemas.registry.pushed:saved", data, memory_bytes=1 << 30, seconds=300)
 
 For bytes whose cost is not known before they are parsed. Whatever they do there (take all memory, overflow the stack,
 never end) is one CorruptObject here. The function takes bytes and returns bytes; the process begins with nothing but

@@ -13,7 +13,7 @@ decides:
 MemoryError, RecursionError and the panics of libraries in Rust are errors like others (`stops_item`).
 
 A waiting item delays no other. Its problem is shown until a step succeeds or the item is forgotten.
-`tistream.catalog.work.stops` records stopped items in the catalog: a restarted process shows them at once (`remember`)
+`tistream.catalog.work.stopped_items` records them in the catalog: a restarted process shows them at once (`remember`)
 and retries them after the first pause.
 """
 
@@ -28,7 +28,8 @@ import structlog
 
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, Fenced, TiStreamError
-from tistream.runtime.service import Backoff, Problem, stops_item
+from tistream.model.problem import Problem
+from tistream.runtime.service import Backoff, stops_item
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.2, 5.0
 STOPPED_FIRST_S, STOPPED_MAX_S = 30.0, 600.0
@@ -47,7 +48,7 @@ class _Failure:
 
 
 class Containment(Generic[Item]):
-    """The failures of many items. `run` is for one thread; `problems`, `stopped` and `resume` for any."""
+    """The failures of many items. `run` is for one thread of each item; everything else for any."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class Containment(Generic[Item]):
 
     def keep_only(self, items: Collection[Item]) -> None:
         """Forget every item that is not among these."""
-        for item in [item for item in self._failures if item not in items]:
+        for item in [item for item in list(self._failures) if item not in items]:
             self.forget(item)
 
     def forget_all(self) -> None:

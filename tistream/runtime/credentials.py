@@ -34,26 +34,26 @@ def key_for(url: str) -> str | None:
 
 def last_url() -> str | None:
     """The address of the last login, or None."""
-    found = _read()["url"]
-    return str(found) if found else None
+    url = _read()["url"]
+    return str(url) if url else None
 
 
 def keep(url: str, key: str) -> Path:
     """Store the key for this address and make the address the default; the path of the file."""
-    found = _read()
-    found["url"], found["keys"] = _same(url), {**found["keys"], _same(url): key}
-    return _write(found)
+    content = _read()
+    content["url"], content["keys"] = _same(url), {**content["keys"], _same(url): key}
+    return _write(content)
 
 
 def forget(url: str) -> bool:
     """Delete the key of this address. False when none is stored."""
-    found = _read()
-    if _same(url) not in found["keys"]:
+    content = _read()
+    if _same(url) not in content["keys"]:
         return False
-    del found["keys"][_same(url)]
-    if found["url"] == _same(url):
-        found["url"] = ""
-    _write(found)
+    del content["keys"][_same(url)]
+    if content["url"] == _same(url):
+        content["url"] = ""
+    _write(content)
     return True
 
 
@@ -75,14 +75,14 @@ def _read() -> dict[str, Any]:
         with path.open("rb") as opened:
             if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077:
                 raise ConfigError(f"{path} contains API keys and is readable by others: chmod 600 {path}")
-            found = json.load(opened)
+            content = json.load(opened)
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # missing, or another user's
         return {"url": "", "keys": {}}
     except (OSError, ValueError) as e:
         raise ConfigError(f"{path} cannot be read: {e}") from e
-    if not isinstance(found, dict) or not isinstance(found.get("keys"), dict):
+    if not isinstance(content, dict) or not isinstance(content.get("keys"), dict):
         raise ConfigError(f"{path} is not a credentials file of tistream login: delete it and log in again.")
-    return {"url": str(found.get("url") or ""), "keys": found["keys"]}
+    return {"url": str(content.get("url") or ""), "keys": content["keys"]}
 
 
 def _write(content: dict[str, Any]) -> Path:

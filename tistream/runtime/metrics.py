@@ -36,16 +36,7 @@ REPLICATIONS_SHOWN_MAX = 100
 TABLES_SHOWN_MAX = 100
 CATALOG_LOOK_S = 5.0
 
-STAGES = (
-    "upstream_flush",
-    "fetch",
-    "match",
-    "watermark_gap_wait",
-    "flush",
-    "serve",
-)  #: from a commit to a reader
 LAG_PARTS = ("resolved_ts", "queue", "destination")  #: of the age of a changefeed's checkpoint
-SERVICES = ("pusher", "dispatcher", "sorter", "api", "replicator")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -163,6 +154,13 @@ AWAITED_FILES = _counter(
 )
 
 HTTP_REQUESTS = _counter("tistream_http_requests_total", "Answered HTTP requests", "method", "status")
+CONNECTIONS_DROPPED = _counter(
+    "tistream_http_connections_dropped_total",
+    "HTTP connections that the server ended: no HTTP (invalid), a head, body or trailer without end (too_long), a "
+    "request that did not come in time (too_slow), an answer that was not read (not_read), too many of one address "
+    "(too_many)",
+    "reason",
+)
 
 
 def _collected(*families: tuple[str, str, tuple[str, ...]]) -> dict[str, Described]:
@@ -243,8 +241,8 @@ COLLECTED = _collected(
 
 def collected(name: str) -> GaugeMetricFamily:
     """An empty family of COLLECTED, for a collector to fill."""
-    found = COLLECTED[name]
-    return GaugeMetricFamily(name, found.words, labels=found.labels or None)
+    collector = COLLECTED[name]
+    return GaugeMetricFamily(name, collector.words, labels=collector.labels or None)
 
 
 def single(name: str, value: float) -> GaugeMetricFamily:

@@ -18,53 +18,16 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
 
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, TiStreamError
+from tistream.model.problem import Problem
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A present error that an operator should see."""
-
-    source: str  #: the reporting part, for example "dispatcher-1/refresh"
-    code: str
-    message: str
-    facts: Mapping[str, object] = field(default_factory=dict)
-    fatal: bool = False  #: the part has stopped; unless `contained`, it does not retry
-    contained: bool = False  #: one of many items has stopped; the process and other items continue
-
-    @classmethod
-    def of(cls, source: str, error: BaseException, *, fatal: bool = False, contained: bool = False) -> Problem:
-        """Convert an error."""
-        code, message, facts = TiStreamError.code, f"{type(error).__name__}: {error}", dict[str, object]()
-        if isinstance(error, TiStreamError):
-            code, message, facts = error.code, error.message, dict(error.facts)
-        return cls(source=source, code=code, message=message, facts=facts, fatal=fatal, contained=contained)
-
-    @property
-    def ends_process(self) -> bool:
-        """Whether the process must be restarted."""
-        return self.fatal and not self.contained
-
-    def shown(self) -> dict[str, object]:
-        """As a JSON object for display."""
-        facts = {k: v.hex() if isinstance(v, bytes) else str(v) for k, v in self.facts.items()}
-        return {
-            "source": self.source,
-            "code": self.code,
-            "message": self.message,
-            "fatal": self.fatal,
-            "contained": self.contained,
-            "facts": facts,
-        }
 
 
 def stops_item(error: BaseException) -> bool:
@@ -194,7 +157,9 @@ class Repeating:
         problem = Problem.of(self.name, error, fatal=fatal, contained=fatal and self._lasting)
         if problem == self._problem:
             return
-        if problem.ends_process:
+        if fatal and isinstance(error, TiStreamError) and error.kind is ErrorKind.FENCED:  # no defect: without a trace
+            log.error("service fenced", service=self.name, error=str(error))
+        elif problem.ends_process:
             log.error("service stopped by an error", service=self.name, exc_info=error)
         elif fatal:
             log.error("service step failed by a defect, retrying", service=self.name, exc_info=error)

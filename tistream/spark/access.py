@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,33 +17,53 @@ from tistream.client.core.requests import TIMEOUT_S, given, page_of
 from tistream.spark.core.options import Keys, ReadOptions, Scope
 
 if TYPE_CHECKING:
-    from reading.deps import Services
     from reading.kv.selection import Selection
-    from reading.pull import PullAnswer
-    from reading.scope import Scope as PullScope
+    from reading.pages.request import PullAnswer
+    from reading.rows.scope import Scope as PullScope
+    from reading.served.services import Services
     from tistream.client.core.requests import Page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageForm:
+    """Which columns the pages of decoded rows have."""
+
+    schema_ts: str | None = None  #: those of this timestamp
+    names: tuple[str, ...] | None = None  #: of these only these and those of the key; None: all
+
+    @property
+    def columns(self) -> str | None:
+        """The rules of a pull."""
+        quoted = (f"`{name.replace('`', '``')}`" for name in self.names or ())
+        return None if self.names is None else ",".join(quoted)
+
+
+WHOLE = PageForm()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What is read, from `start_ts` or `cursor`."""
+
+    scope: Scope
+    end_ts: str | int | None
+    start_ts: str | None = None
+    cursor: str | None = None
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The query of the API."""
+        return given({"start_ts": self.start_ts, "cursor": self.cursor, "end_ts": self.end_ts})
 
 
 class ChangeLog(Protocol):
     """The log of one tenant."""
 
-    def pull(
-        self, scope: Scope, *, end_ts: str | int, limit: int, start_ts: str | None = None, cursor: str | None = None
-    ) -> Page | PullAnswer:
-        """A page from `start_ts` or `cursor`. The content is an Arrow stream."""
+    def pull(self, span: Span, limit: int, form: PageForm = WHOLE) -> Page | PullAnswer:
+        """A page. The content is an Arrow stream. `form`: of decoded rows."""
         ...
 
-    def splits(
-        self,
-        scope: Scope,
-        *,
-        end_ts: str | int | None,
-        start_ts: str | int | None = None,
-        cursor: str | None = None,
-        rows: int | None = None,
-        parts: int = 1,
-        part_bytes: int = 1,
-    ) -> dict[str, Any]:
+    def splits(self, span: Span, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
         """A plan, see `splits` of the client."""
         ...
 
@@ -66,25 +86,16 @@ class _OverHttp:
     def __init__(self, client: Client, options: ReadOptions) -> None:
         self._tenant, self._format = client.tenant(options.cluster, options.tenant), _format(options)
 
-    def pull(
-        self, scope: Scope, *, end_ts: str | int, limit: int, start_ts: str | None = None, cursor: str | None = None
-    ) -> Page:
-        read = self._tenant.within(scope.database, scope.table)
-        return read.page(format=self._format, start=start_ts, cursor=cursor, end=end_ts, limit=limit)
+    def pull(self, span: Span, limit: int, form: PageForm = WHOLE) -> Page:
+        return self._tenant.within(span.scope.database, span.scope.table).page(
+            format=self._format, start=span.start_ts, cursor=span.cursor, end=span.end_ts, limit=limit,
+            schema_ts=form.schema_ts, columns=form.columns,
+        )  # fmt: skip
 
-    def splits(
-        self,
-        scope: Scope,
-        *,
-        end_ts: str | int | None,
-        start_ts: str | int | None = None,
-        cursor: str | None = None,
-        rows: int | None = None,
-        parts: int = 1,
-        part_bytes: int = 1,
-    ) -> dict[str, Any]:
-        read = self._tenant.within(scope.database, scope.table)
-        return read.splits(start=start_ts, end=end_ts, cursor=cursor, rows=rows, parts=parts, part_bytes=part_bytes)
+    def splits(self, span: Span, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
+        return self._tenant.within(span.scope.database, span.scope.table).splits(
+            start=span.start_ts, end=span.end_ts, cursor=span.cursor, rows=rows, parts=parts, part_bytes=part_bytes
+        )
 
 
 class _KeysOverHttp:
@@ -93,42 +104,30 @@ class _KeysOverHttp:
     def __init__(self, client: Client, options: ReadOptions, keys: Keys) -> None:
         self._client = client
         self._path = f"/v1/clusters/{options.cluster}/tenants/{options.tenant}/kv/changes"
-        self._asked = given(asdict(keys)) | {"format": _format(options)}
+        self._params = given(asdict(keys)) | {"format": _format(options)}
 
-    def pull(
-        self, scope: Scope, *, end_ts: str | int, limit: int, start_ts: str | None = None, cursor: str | None = None
-    ) -> Page:
-        where = given({"start_ts": start_ts, "cursor": cursor, "end_ts": end_ts, "limit": limit})
-        answer = self._client.request("GET", self._path, params={**self._asked, **where}, timeout_s=TIMEOUT_S)
+    def pull(self, span: Span, limit: int, form: PageForm = WHOLE) -> Page:
+        params = {**self._params, **span.params, "limit": str(limit)}
+        answer = self._client.request("GET", self._path, params=params, timeout_s=TIMEOUT_S)
         return page_of(answer.content, answer.headers)
 
-    def splits(
-        self,
-        scope: Scope,
-        *,
-        end_ts: str | int | None,
-        start_ts: str | int | None = None,
-        cursor: str | None = None,
-        rows: int | None = None,
-        parts: int = 1,
-        part_bytes: int = 1,
-    ) -> dict[str, Any]:
-        where = given({"start_ts": start_ts, "cursor": cursor, "end_ts": end_ts, "rows": rows})
-        found: dict[str, Any] = self._client.get(
-            f"{self._path}/splits", **where, parts=str(parts), part_bytes=str(part_bytes)
-        )
-        return found
+    def splits(self, span: Span, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
+        params = span.params | given({"rows": rows, "parts": parts, "part_bytes": part_bytes})
+        plan: dict[str, Any] = self._client.get(f"{self._path}/splits", **params)
+        return plan
 
 
 @cache
 def _services(catalog: str, store: str) -> Services:
     """One for each Python process: it keeps connections, the schema history and recent segments."""
-    from reading.deps import Services
+    from reading.served.services import Services
     from tistream.catalog.database.engine import Catalog
     from tistream.clock import SystemClock
     from tistream.objectstore.factory import open_store
 
-    return Services.create(Catalog(catalog), open_store(store), SystemClock())
+    opened = Catalog(catalog)
+    opened.refuse_older()
+    return Services.create(opened, open_store(store), SystemClock())
 
 
 class _Direct:
@@ -138,34 +137,25 @@ class _Direct:
         self._options = options
         self._services = _services(options.catalog, options.object_store)
 
-    def pull(
-        self, scope: Scope, *, end_ts: str | int, limit: int, start_ts: str | None = None, cursor: str | None = None
-    ) -> PullAnswer:
-        from reading.pull import PullRequest, pull
+    def pull(self, span: Span, limit: int, form: PageForm = WHOLE) -> PullAnswer:
+        from reading.filters import parse_filter
+        from reading.pages.pull import pull
+        from reading.pages.request import PullRequest
 
         request = PullRequest(
-            scope=self._scope(scope), format=_format(self._options), options={}, start_ts=start_ts, cursor=cursor,
-            end_ts=str(end_ts), limit=limit, keys=self._selection(),
+            scope=self._scope(span.scope), format=_format(self._options), options={}, start_ts=span.start_ts,
+            cursor=span.cursor, end_ts=str(span.end_ts), limit=limit, keys=self._selection(), schema_ts=form.schema_ts,
+            filter=parse_filter({} if form.columns is None else {"columns": form.columns}),
         )  # fmt: skip
         return pull(self._services, request)
 
-    def splits(
-        self,
-        scope: Scope,
-        *,
-        end_ts: str | int | None,
-        start_ts: str | int | None = None,
-        cursor: str | None = None,
-        rows: int | None = None,
-        parts: int = 1,
-        part_bytes: int = 1,
-    ) -> dict[str, Any]:
-        from reading.splits import SplitRequest, plan, shown
+    def splits(self, span: Span, *, rows: int | None = None, parts: int = 1, part_bytes: int = 1) -> dict[str, Any]:
+        from reading.pages.splits import SplitRequest, plan, shown
 
         request = SplitRequest(
-            scope=self._scope(scope), start_ts=None if start_ts is None else str(start_ts),
-            end_ts=None if end_ts is None else str(end_ts), cursor=cursor, rows=rows, parts=parts,
-            part_bytes=part_bytes, keys=self._options.keys is not None,
+            scope=self._scope(span.scope), start_ts=span.start_ts, cursor=span.cursor,
+            end_ts=None if span.end_ts is None else str(span.end_ts), rows=rows, parts=parts, part_bytes=part_bytes,
+            keys=self._options.keys is not None,
         )  # fmt: skip
         return shown(plan(self._services, request))
 
@@ -180,7 +170,7 @@ class _Direct:
         return parse_selection(form, start_key=keys.start_key, end_key=keys.end_key, prefix=keys.prefix)
 
     def _scope(self, scope: Scope) -> PullScope:
-        from reading.scope import Scope as PullScope
+        from reading.rows.scope import Scope as PullScope
         from tistream.ids import Tenant
 
         tenant = Tenant(self._options.cluster, self._options.tenant)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -31,12 +31,24 @@ from pyspark.sql.types import StructType
 
 from tistream import ts as tso
 from tistream.clock import Clock, SystemClock
-from tistream.errors import DecodeError, NotFound, StoreUnavailable, TsOutOfRange
+from tistream.errors import (
+    DecodeError,
+    InvalidInput,
+    NotConvertible,
+    NotFound,
+    StoreUnavailable,
+    TsExpired,
+    TsOutOfRange,
+)
 from tistream.limits import SPLITS_MAX
-from tistream.spark.access import ChangeLog, open_log
-from tistream.spark.columns import Conform, like, own_name, spark_schema
+from tistream.spark.access import WHOLE, ChangeLog, PageForm, Span, open_log
+from tistream.spark.columns import BEGIN_AGAIN, Conform, like, names_of, own_name, spark_schema
 from tistream.spark.core.filters import Narrowed, narrow
 from tistream.spark.core.options import ReadOptions, Scope, parse_options
+
+if TYPE_CHECKING:
+    from reading.pages.request import PullAnswer
+    from tistream.client.core.requests import Page
 
 _TENANT = Scope()
 _POLL_S = 0.2
@@ -46,7 +58,7 @@ _IDLE_MS = 60_000  # while what is read is idle, its offset advances this often
 Offset = dict[str, Any]
 
 
-class ChangePartition(InputPartition):  # type: ignore[misc]
+class ChangePartition(InputPartition):
     """Changes in (cursor, end_ts] of a scope."""
 
     def __init__(self, scope: Scope, cursor: str, end_ts: int) -> None:
@@ -60,10 +72,11 @@ class _Query:
 
     options: ReadOptions
     schema: StructType
-    schema_ts: int | None
+    schema_ts: str | None  #: None: the user gave the schema
+    form: PageForm = WHOLE
 
 
-class TiStreamDataSource(DataSource):  # type: ignore[misc]
+class TiStreamDataSource(DataSource):
     """The source `tistream`; every session knows it by `pyspark_tistream`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -71,13 +84,11 @@ class TiStreamDataSource(DataSource):  # type: ignore[misc]
         every action, and a stream for an end with every trigger."""
         of = parse_options(options)
         with open_log(of) as log:
-            at = log.splits(_TENANT, start_ts=of.start_ts, end_ts=of.start_ts)
-            self._served_ts = int(at["resolved_ts"])
+            start_ts, self._served_ts = _begin(log, of.start_ts)
             end_ts = None if of.end_ts is None else _moment(log, of.end_ts)
-            schema_ts = _moment(log, of.schema_ts or of.end_ts or "latest")
-        self._options = replace(of, start_ts=at["start_ts"], end_ts=end_ts)
-        self._looked_up_ts = min(int(schema_ts), self._served_ts) if schema_ts.isdecimal() else self._served_ts
-        self._schema_ts: int | None = None  # the schema is of this timestamp; None: the user gave it
+            self._looked_up_ts = self._schema_moment(log, of)
+        self._options = replace(of, start_ts=start_ts, end_ts=end_ts)
+        self._schema_ts: str | None = None  # the schema is of this timestamp; None: the user gave it
 
     @classmethod
     def name(cls) -> str:
@@ -104,26 +115,57 @@ class TiStreamDataSource(DataSource):  # type: ignore[misc]
         return _StreamReader(self._query(self._options, schema))
 
     def _query(self, options: ReadOptions, schema: StructType) -> _Query:
-        if options.decodes and self._schema_ts is None:
-            schema = like(schema, self._columns())
-        return _Query(options=options, schema=schema, schema_ts=self._schema_ts)
+        if self._schema_ts is not None:
+            form = PageForm(schema_ts=self._schema_ts)
+            return _Query(options=options, schema=schema, schema_ts=self._schema_ts, form=form)
+        schema = like(schema, self._columns())
+        if not options.decodes:
+            return _Query(options=options, schema=schema, schema_ts=None)
+        form = PageForm(schema_ts=self._looked_up_ts, names=tuple(names_of(schema)) or None)
+        return _Query(options=options, schema=schema, schema_ts=None, form=form)
 
     def _columns(self) -> pa.Schema:
-        ts = str(self._looked_up_ts)
-        with open_log(self._options) as log:
-            page = log.pull(self._options.scope, start_ts=ts, end_ts=ts, limit=1)
+        of = self._options
+        form = PageForm(schema_ts=self._looked_up_ts) if of.decodes else WHOLE
+        with open_log(of) as log:
+            page = log.pull(Span(of.scope, "earliest", "earliest"), 1, form)
         return pa.ipc.open_stream(page.content).schema
+
+    def _schema_moment(self, log: ChangeLog, of: ReadOptions) -> str:
+        """The timestamp of the columns, at most what is served. One below what is kept stays as it was given: the
+        schema may be known there."""
+        ts_text = of.schema_ts or of.end_ts or "latest"
+        try:
+            ts = _moment(log, ts_text)
+        except TsExpired:
+            return ts_text
+        return str(min(int(ts), self._served_ts) if ts.isdecimal() else self._served_ts)
+
+
+def _position(log: ChangeLog, scope: Scope, ts: str) -> dict[str, Any]:
+    """An empty plan at a timestamp: its cursor, and what is served."""
+    return log.splits(Span(scope, ts, ts))
+
+
+def _begin(log: ChangeLog, start_ts: str) -> tuple[str, int]:
+    """(`startTs` as a number, what is served). One below what is kept stays as it was given: a stream that continues
+    from its checkpoint does not need it, and a reader that begins there is refused."""
+    try:
+        at = _position(log, _TENANT, start_ts)
+    except TsExpired:
+        return start_ts, int(_position(log, _TENANT, "latest")["resolved_ts"])
+    return str(at["start_ts"]), int(at["resolved_ts"])
 
 
 def _moment(log: ChangeLog, ts: str) -> str:
     """A timestamp, a date, a span or `latest` as a number. A date in the future stays a date."""
     try:
-        return str(log.splits(_TENANT, start_ts=ts, end_ts=ts)["start_ts"])
+        return str(_position(log, _TENANT, ts)["start_ts"])
     except TsOutOfRange:
         return ts
 
 
-class _Reader(DataSourceReader):  # type: ignore[misc]
+class _Reader(DataSourceReader):
     """A batch read."""
 
     def __init__(self, query: _Query) -> None:
@@ -139,7 +181,9 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
             except NotFound:
                 if self._narrowed == Narrowed():
                     raise
-                return []  # a filter names what does not exist, or did not at that time
+                # the filter's own fault: it names what does not exist, or did not at that time
+                log.splits(Span(of.scope, of.end_ts, of.start_ts))
+                return []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""
@@ -147,21 +191,20 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
             yield from _read(self._query, partition)
 
     def _planned(self, log: ChangeLog) -> list[InputPartition]:
-        of, found, scope = self._query.options, self._narrowed, self._query.options.scope
-        if found.database is not None and of.database is None:
-            scope = Scope(database=found.database, table=found.table)
-        elif found.table is not None and of.table is None and of.database is not None:
-            scope = Scope(database=of.database, table=found.table)
-        start, end = of.start_ts, of.end_ts or "latest"
-        if found.after is not None or found.upto is not None:
-            begins = int(log.splits(self._query.options.scope, start_ts=start, end_ts=start)["start_ts"])
-            ends = int(log.splits(self._query.options.scope, start_ts=end, end_ts=end)["start_ts"])
-            after = begins if found.after is None else max(begins, found.after)
-            upto = ends if found.upto is None else min(ends, found.upto)
+        of, narrowed, scope = self._query.options, self._narrowed, self._query.options.scope
+        if narrowed.database is not None and of.database is None:
+            scope = Scope(database=narrowed.database, table=narrowed.table)
+        elif narrowed.table is not None and of.table is None and of.database is not None:
+            scope = Scope(database=of.database, table=narrowed.table)
+        start, end = of.start_ts, str(of.end_ts)
+        if narrowed.after is not None or narrowed.upto is not None:
+            begins = int(_position(log, of.scope, start)["start_ts"])
+            after = begins if narrowed.after is None else max(begins, narrowed.after)
+            upto = int(end) if narrowed.upto is None else min(int(end), narrowed.upto)
             if upto <= after:
                 return []
             start, end = str(after), str(upto)
-        return _parts(log, self._query, scope, start_ts=start, end_ts=end)
+        return _parts(log, self._query, Span(scope, end, start))
 
 
 class _FilteredReader(_Reader):
@@ -176,7 +219,7 @@ class _FilteredReader(_Reader):
         return left
 
 
-class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming query, in one Python process beside the driver; `read` runs on executors."""
 
     def __init__(self, query: _Query, clock: Clock | None = None) -> None:
@@ -187,9 +230,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     def initialOffset(self) -> Offset:
         """The position of `startTs` now."""
-        start = self._query.options.start_ts
-        with open_log(self._query.options) as log:
-            at = log.splits(self._query.options.scope, start_ts=start, end_ts=start)
+        of = self._query.options
+        with open_log(of) as log:
+            at = _position(log, of.scope, of.start_ts)
         return {"begins": True, "commit_ts": at["start_ts"], "cursor": at["cursor"]}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -207,20 +250,20 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
                 self._clock.wait(threading.Event(), left)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         with open_log(self._query.options) as log:
-            found = log.splits(self._query.options.scope, cursor=start["cursor"], end_ts=self._target, rows=rows)
-        end = int(found["end_ts"])
+            plan = log.splits(Span(self._query.options.scope, self._target, cursor=start["cursor"]), rows=rows)
+        end = int(plan["end_ts"])
         idle_ms = tso.physical_ms(end) - tso.physical_ms(int(start["commit_ts"]))
-        if end <= int(start["commit_ts"]) or (found["rows"] == 0 and not found["has_more"] and idle_ms < _IDLE_MS):
+        if end <= int(start["commit_ts"]) or (plan["rows"] == 0 and not plan["has_more"] and idle_ms < _IDLE_MS):
             self._found_nothing = self._clock.monotonic()
             return start
         self._found_nothing = None
-        return _offset(found["end_ts"], found["next_cursor"])
+        return _offset(plan["end_ts"], plan["next_cursor"])
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End the query at what is served now."""
         end = self._query.options.end_ts or "latest"
         with open_log(self._query.options) as log:
-            now = int(log.splits(_TENANT, start_ts="latest", end_ts="latest")["resolved_ts"])
+            now = int(_position(log, _TENANT, "latest")["resolved_ts"])
         self._target = str(min(int(end), now) if end.isdecimal() else now)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -228,8 +271,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         if int(start["commit_ts"]) >= int(end["commit_ts"]):
             return []
         with open_log(self._query.options) as log:
-            scope = self._query.options.scope
-            return _parts(log, self._query, scope, cursor=start["cursor"], end_ts=end["commit_ts"], waits=True)
+            span = Span(self._query.options.scope, end["commit_ts"], cursor=start["cursor"])
+            return _parts(log, self._query, span)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""
@@ -244,31 +287,22 @@ def _offset(commit_ts: str, cursor: str) -> Offset:
     return {"commit_ts": commit_ts, "cursor": cursor}
 
 
-def _parts(
-    log: ChangeLog,
-    query: _Query,
-    scope: Scope,
-    *,
-    end_ts: str,
-    start_ts: str | None = None,
-    cursor: str | None = None,
-    waits: bool = False,
-) -> list[InputPartition]:
-    """The parts up to `end_ts`, or up to what is served. With `waits` another server has served the end already: what
-    this server does not have yet is one more part, whose reader waits for it."""
+def _parts(log: ChangeLog, query: _Query, span: Span) -> list[InputPartition]:
+    """The parts up to the end, which was served when it was chosen. What this server does not serve now is one more
+    part, whose reader waits for it: another server was ahead, or a store of the tenant was quarantined since."""
     of = query.options
     parts = SPLITS_MAX if of.partitions is None else of.partitions
     part_bytes = of.partition_bytes if of.partitions is None else 1
-    found: list[InputPartition] = []
+    partitions: list[InputPartition] = []
     while True:
-        plan = log.splits(scope, start_ts=start_ts, cursor=cursor, end_ts=end_ts, parts=parts, part_bytes=part_bytes)
-        found += [ChangePartition(scope, part["cursor"], int(part["end_ts"])) for part in plan["parts"]]
-        start_ts, cursor = None, plan["next_cursor"]
+        plan = log.splits(span, parts=parts, part_bytes=part_bytes)
+        partitions += [ChangePartition(span.scope, part["cursor"], int(part["end_ts"])) for part in plan["parts"]]
+        span = replace(span, start_ts=None, cursor=plan["next_cursor"])
         if not plan["has_more"]:
             break
-    if waits and int(plan["end_ts"]) < int(end_ts):
-        found.append(ChangePartition(scope, plan["next_cursor"], int(end_ts)))
-    return found
+    if int(plan["end_ts"]) < int(str(span.end_ts)):
+        partitions.append(ChangePartition(span.scope, plan["next_cursor"], int(str(span.end_ts))))
+    return partitions
 
 
 def _read(query: _Query, part: ChangePartition) -> Iterator[pa.RecordBatch]:
@@ -279,26 +313,40 @@ def _read(query: _Query, part: ChangePartition) -> Iterator[pa.RecordBatch]:
     deadline = clock.monotonic() + _BEHIND_S_MAX
     with open_log(query.options) as log:
         while True:
-            limit = query.options.rows_per_page
-            page = log.pull(part.scope, cursor=cursor, end_ts=part.end_ts, limit=limit)
-            rows = pa.ipc.open_stream(page.content).read_all()
-            if page.quarantined and not query.options.skips_undecodable:
-                quarantined = (rows.schema.metadata or {}).get(b"quarantined", b"[]").decode()
-                raise DecodeError(
-                    f"{page.quarantined} rows cannot be decoded; the option onUndecodable=skip leaves them out: "
-                    f"{quarantined[:500]}"
-                )
-            yield from conform.batches(rows)
-            cursor = page.next_cursor
-            if page.has_more:
-                deadline = clock.monotonic() + _BEHIND_S_MAX
-                continue
-            if page.resolved_ts >= part.end_ts:
-                return
+            page = _pulled(log, query, part, cursor)
+            if page is not None:
+                rows = pa.ipc.open_stream(page.content).read_all()
+                if page.quarantined and not query.options.skips_undecodable:
+                    quarantined = (rows.schema.metadata or {}).get(b"quarantined", b"[]").decode()
+                    raise DecodeError(
+                        f"{page.quarantined} rows cannot be decoded; the option onUndecodable=skip leaves them out: "
+                        f"{quarantined[:500]}"
+                    )
+                yield from conform.batches(rows)
+                cursor = page.next_cursor
+                if page.has_more:
+                    deadline = clock.monotonic() + _BEHIND_S_MAX
+                    continue
+                if page.resolved_ts >= part.end_ts:
+                    return
             if clock.monotonic() > deadline:
                 raise StoreUnavailable(
-                    "The server is far behind the one that planned this read.",
-                    resolved_ts=str(page.resolved_ts),
+                    "The server does not serve the end of this read: it is far behind the one that chose it, or a "
+                    "store of the tenant has been quarantined since.",
+                    resolved_ts=None if page is None else str(page.resolved_ts),
                     end_ts=str(part.end_ts),
                 )
             clock.wait(threading.Event(), _POLL_S)
+
+
+def _pulled(log: ChangeLog, query: _Query, part: ChangePartition, cursor: str) -> Page | PullAnswer | None:
+    """The next page; None from a server that does not know the schema of the query yet. InvalidInput for a column that
+    was changed since the query began."""
+    try:
+        return log.pull(Span(part.scope, part.end_ts, cursor=cursor), query.options.rows_per_page, query.form)
+    except TsOutOfRange:
+        return None
+    except NotConvertible as e:
+        if "schema_ts" not in e.facts:
+            raise
+        raise InvalidInput(f"{e.message} {BEGIN_AGAIN}", **e.facts) from e

@@ -5,6 +5,7 @@
     Channels(tls).at("10.0.0.1:20160")         one channel per address
     Channels(tls, connection=2)                the channels of all with this number in the process, if their texts are
                                                the same; each is closed with its last user
+    Channels(tls, names=CheckedNames(...))     connected only to addresses that a policy allows
 
 Certificates are renewed by rewriting the files, every few months or hours. An open connection keeps its certificates;
 new ones to the same address, also reconnections, use the current files. While files are unreadable, or a key was
@@ -14,12 +15,15 @@ written before its certificate, the last consistent ones stay in use.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import structlog
+
+from tistream.outbound.checked_names import CheckedNames
 
 log = structlog.get_logger(__name__)
 
@@ -86,13 +90,19 @@ def open_channel(address: str, tls: Tls | None) -> grpc.Channel:
     return _open(address, None if tls is None else tls.current())
 
 
-def _open(address: str, pem: Pem | None) -> grpc.Channel:
+def _open(address: str, pem: Pem | None, at: Sequence[str] = ()) -> grpc.Channel:
+    """`at`: the addresses of the server's name, if they were checked; the name is not resolved again."""
+    options: tuple[tuple[str, Any], ...] = _OPTIONS
+    if at:
+        host = address.rpartition(":")[0].strip("[]")
+        options = (*_OPTIONS, ("grpc.default_authority", address), ("grpc.ssl_target_name_override", host))
+        address = ("ipv6:" if at[0].startswith("[") else "ipv4:") + ",".join(at)
     if pem is None:
-        return grpc.insecure_channel(address, _OPTIONS)
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate), _OPTIONS)
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate), options)
 
 
-_Place = tuple[str, Pem | None, Hashable]  # address, texts, whose
+_Place = tuple[str, Pem | None, tuple[str, ...], Hashable]  # address, texts, checked addresses, whose
 
 
 class _Open:
@@ -105,7 +115,7 @@ class _Open:
     def take(self, place: _Place) -> grpc.Channel:
         with self._lock:
             known = self._users.get(place)
-            channel, users = (_open(*place[:2]), 0) if known is None else known
+            channel, users = (_open(*place[:3]), 0) if known is None else known
             self._users[place] = channel, users + 1
             return channel
 
@@ -124,14 +134,17 @@ _OPEN = _Open()
 class Channels:
     """Channels by address. Thread-safe; `close` it. Without the number of a `connection` they are its own."""
 
-    def __init__(self, tls: Tls | None, connection: int | None = None) -> None:
+    def __init__(self, tls: Tls | None, connection: int | None = None, names: CheckedNames | None = None) -> None:
         self._tls, self._whose = tls, object() if connection is None else connection
+        self._names = names
         self._lock = threading.Lock()
         self._taken: dict[str, tuple[grpc.Channel, _Place]] = {}
         self._old: list[_Place] = []  # replaced; calls on them may be in progress
 
     def at(self, address: str) -> grpc.Channel:
-        place = address, None if self._tls is None else self._tls.current(), self._whose
+        """TargetRefused and StoreUnavailable: see `CheckedNames`. It may wait for DNS."""
+        checked = () if self._names is None else self._names.at(address)
+        place = address, None if self._tls is None else self._tls.current(), checked, self._whose
         with self._lock:
             known = self._taken.get(address)
             if known is not None and known[1] == place:
@@ -139,10 +152,19 @@ class Channels:
             channel = _OPEN.take(place)
             self._taken[address] = channel, place
             if known is not None:
-                self._old.append(known[1])
-                if len(self._old) > len(self._taken):
-                    _OPEN.give_back(self._old.pop(0))
+                self._replace(known[1])
             return channel
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Give those of other addresses back."""
+        with self._lock:
+            for address in self._taken.keys() - set(addresses):
+                self._replace(self._taken.pop(address)[1])
+
+    def _replace(self, place: _Place) -> None:
+        self._old.append(place)
+        while len(self._old) > len(self._taken):
+            _OPEN.give_back(self._old.pop(0))
 
     def close(self) -> None:
         with self._lock:

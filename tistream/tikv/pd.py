@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from tistream.clock import Clock, SystemClock
 from tistream.errors import CorruptObject, InvalidInput, NotFound, TsExpired
+from tistream.outbound.checked_names import CheckedNames
 from tistream.tikv.channels import Tls
 from tistream.tikv.core import pd_messages as m
 from tistream.tikv.core import wire
@@ -49,8 +52,9 @@ class PdClient:
         patience_s: float = 15.0,
         rand: random.Random | None = None,
         connection: int | None = None,
+        names: CheckedNames | None = None,
     ) -> None:
-        """`connection`: see `Channels`."""
+        """`connection`, `names`: see `Channels`."""
         self._channel = PdChannel(
             endpoints,
             clock=clock or SystemClock(),
@@ -58,6 +62,7 @@ class PdClient:
             patience_s=patience_s,
             rand=rand,
             connection=connection,
+            names=names,
         )
         self._tso = TsoClient(self._channel)
         self._unknown: set[str] = set()  # methods that the server does not have
@@ -84,7 +89,7 @@ class PdClient:
     def get_region(self, key: bytes) -> Region | None:
         """The region of a key in region form; None when PD knows none."""
         outer = self._keys.outer_boundary(key, is_end=False)
-        region = self._call("GetRegion", lambda c: m.get_region(c, outer), m.read_region)
+        region = self._call("GetRegion", wire.GetRegionRequest(region_key=outer), m.read_region)
         return None if region is None else self._keys.inner_region(region)
 
     def scan_regions(self, start: bytes, end: bytes, limit: int) -> list[Region]:
@@ -92,33 +97,34 @@ class PdClient:
         if limit <= 0:
             raise InvalidInput("the limit must be positive", limit=limit)
         start, end = self._keys.outer_boundary(start, is_end=False), self._keys.outer_boundary(end, is_end=True)
-        found = [self._keys.inner_region(region) for region in self._scan(start, end, limit)]
-        return [region for region in found if region is not None]
+        regions = [self._keys.inner_region(region) for region in self._scan(start, end, limit)]
+        return [region for region in regions if region is not None]
 
     def _scan(self, start: bytes, end: bytes, limit: int) -> list[Region]:
-        answer = self._if_known("BatchScanRegions", lambda c: m.batch_scan_regions(c, start, end, limit))
+        ranges = [wire.KeyRange(start_key=start, end_key=end)]
+        request = wire.BatchScanRegionsRequest(ranges=ranges, limit=limit, contain_all_key_range=True)
+        answer = self._if_known("BatchScanRegions", request)
         if answer is not None:
             try:
                 return self._read(m.read_batch_regions, answer)
             except PdRefused as e:  # there is a gap: ScanRegions accepts that
                 if e.facts.get("type") != HeaderError.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE:
                     raise
-        return self._call("ScanRegions", lambda c: m.scan_regions(c, start, end, limit), m.read_scanned_regions)
+        older = wire.ScanRegionsRequest(start_key=start, limit=limit, end_key=end)
+        return self._call("ScanRegions", older, m.read_scanned_regions)
 
     def stores(self) -> list[Store]:
         """All stores except tombstones."""
-        return self._call("GetAllStores", m.get_all_stores, m.read_stores)
+        return self._call("GetAllStores", wire.GetAllStoresRequest(exclude_tombstone_stores=True), m.read_stores)
 
     def store_stats(self, store_id: int) -> StoreStats:
-        return self._call("GetStore", lambda c: m.get_store(c, store_id), m.read_store_stats)
+        return self._call("GetStore", wire.GetStoreRequest(store_id=store_id), m.read_store_stats)
 
     def keyspace(self, name: str) -> wire.Keyspace:
         """The keyspace of this name. NotFound when there is none."""
-        method = _KEYSPACE + "LoadKeyspace"
+        request, read = wire.LoadKeyspaceRequest(name=name), partial(m.read, wire.LoadKeyspaceResponse)
         try:
-            return self._read(m.read_keyspace, self._channel.call(method, lambda c: m.load_keyspace(c, name)))
-        except grpc.RpcError as e:
-            raise _unknown_method(method) from e
+            return self._call("LoadKeyspace", request, read, service=_KEYSPACE).keyspace
         except PdRefused as e:
             if e.facts.get("type") != HeaderError.ENTRY_NOT_FOUND:
                 raise
@@ -126,22 +132,26 @@ class PdClient:
 
     def keyspace_of_id(self, keyspace_id: int) -> wire.Keyspace | None:
         """The keyspace with this id. NotFound when there is none; None when the server is too old to say."""
-        answer = self._if_known("GetAllKeyspaces", lambda c: m.keyspace_from(c, keyspace_id), service=_KEYSPACE)
+        first = wire.GetAllKeyspacesRequest(start_id=keyspace_id, limit=1)  # with this id or a larger one
+        answer = self._if_known("GetAllKeyspaces", first, service=_KEYSPACE)
         if answer is None:
             return None
-        for found in self._read(m.read_keyspaces, answer):
-            if found.id == keyspace_id:
-                return found
+        for keyspace in self._read(partial(m.read, wire.GetAllKeyspacesResponse), answer).keyspaces:
+            if keyspace.id == keyspace_id:
+                return keyspace
         raise NotFound("the keyspace does not exist", id=keyspace_id)
 
     def enter_keyspace(self, name: str) -> KeyspaceKeys:
-        """Use the keys of this keyspace from now on. NotFound when it does not exist, InvalidInput when it is not
-        enabled."""
-        found = self.keyspace(name)
-        if found.state:
-            raise InvalidInput("the keyspace is not enabled", keyspace=name, id=found.id, state=found.state)
-        self._keys = KeyspaceKeys(found.id)
+        """Use the keys of this keyspace from now on. Errors as `enabled_keyspace`."""
+        self._keys = KeyspaceKeys(self.enabled_keyspace(name))
         return self._keys
+
+    def enabled_keyspace(self, name: str) -> int:
+        """The id of a keyspace. NotFound when it does not exist, InvalidInput when it is not enabled."""
+        keyspace = self.keyspace(name)
+        if keyspace.state:
+            raise InvalidInput("the keyspace is not enabled", keyspace=name, id=keyspace.id, state=keyspace.state)
+        return int(keyspace.id)
 
     # -- history ---------------------------------------------------------------------------------------------------
 
@@ -150,7 +160,7 @@ class PdClient:
         if ttl_s <= 0:
             raise InvalidInput("the time to live must be positive", ttl_s=ttl_s)
         try:
-            answer = self._if_known("SetGCBarrier", lambda c: m.gc_request(c, self._keys.id, name, ts, ttl_s))
+            answer = self._if_known("SetGCBarrier", self._barrier(name, ts, ttl_s))
             if answer is not None:
                 self._read(m.read_barrier, answer)
                 return
@@ -164,7 +174,7 @@ class PdClient:
 
     def release_history(self, name: str) -> None:
         """Release a barrier; it need not exist."""
-        answer = self._if_known("DeleteGCBarrier", lambda c: m.gc_request(c, self._keys.id, name))
+        answer = self._if_known("DeleteGCBarrier", self._barrier(name))
         if answer is not None:
             self._read(m.read_barrier, answer)
         else:
@@ -173,22 +183,16 @@ class PdClient:
     def update_service_safe_point(self, name: str, ts: int, ttl_s: int) -> int:
         """Set the older form of a barrier; a ttl of 0 or less removes it. Returns the smallest timestamp that PD keeps:
         above `ts` means that nothing is held."""
-        return self._call(
-            "UpdateServiceGCSafePoint",
-            lambda c: m.update_service_safe_point(c, name, ttl_s, ts),
-            m.read_service_safe_point,
-        )
-
-    def gc_state(self) -> wire.GcState:
-        """The state of garbage collection. PdRefused by older servers."""
-        return self._call("GetGCState", lambda c: m.gc_request(c, self._keys.id), m.read_gc_state)
+        request = wire.UpdateServiceGcSafePointRequest(service_id=name.encode(), ttl=ttl_s, safe_point=ts)
+        read = partial(m.read, wire.UpdateServiceGcSafePointResponse)
+        return self._call("UpdateServiceGCSafePoint", request, read).min_safe_point
 
     def gc_safe_point(self) -> int:
         """History at or below it may be collected; 0 = GC has never run."""
-        answer = self._if_known("GetGCState", lambda c: m.gc_request(c, None))
+        answer = self._if_known("GetGCState", wire.GcBarrierRequest())
         if answer is not None:
-            return self._read(m.read_gc_state, answer).txn_safe_point
-        return self._call("GetGCSafePoint", m.header, m.read_safe_point)
+            return self._read(partial(m.read, wire.GetGcStateResponse), answer).state.txn_safe_point
+        return self._call("GetGCSafePoint", wire.Request(), partial(m.read, wire.GetGcSafePointResponse)).safe_point
 
     def close(self) -> None:
         self._tso.close()
@@ -196,22 +200,27 @@ class PdClient:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _call(self, method: str, request: Callable[[int], bytes], read: Callable[[bytes], T]) -> T:
-        """Call a method that every server has."""
+    def _barrier(self, name: str, ts: int = 0, ttl_s: int = 0) -> wire.GcBarrierRequest:
+        scope = None if self._keys.id is None else wire.KeyspaceScope(keyspace_id=self._keys.id)
+        return wire.GcBarrierRequest(keyspace_scope=scope, barrier_id=name, barrier_ts=ts, ttl_seconds=ttl_s)
+
+    def _call(self, method: str, request: Message, read: Callable[[bytes], T], *, service: str = _PD) -> T:
+        """Call a method that every server has. UNIMPLEMENTED, the only gRPC error that PdChannel passes on, is
+        transient: a server that is being replaced, or a proxy, may answer so."""
         try:
-            answer = self._channel.call(_PD + method, request)
+            answer = self._channel.call(service + method, partial(m.encoded, request))
         except grpc.RpcError as e:
-            raise _unknown_method(method) from e
+            raise PdRefused("PD does not have the method", method=method) from e
         return self._read(read, answer)
 
     def _read(self, read: Callable[[bytes], T], answer: bytes) -> T:
         """Parse an answer. After an error or an invalid answer the leader is looked up again."""
         try:
-            found = read(answer)
+            body = read(answer)
             named = m.check_header(answer)
             if named != self._channel.cluster_id:  # an empty answer would read as "none" or "done"
                 raise CorruptObject("an answer of PD has no cluster id, or another one", cluster_id=named)
-            return found
+            return body
         except PdRefused:
             self._channel.forget_leader()
             raise
@@ -219,18 +228,12 @@ class PdClient:
             self._channel.forget_leader()
             raise PdRefused("PD sent an invalid answer", cause=str(e)) from e
 
-    def _if_known(self, method: str, request: Callable[[int], bytes], *, service: str = _PD) -> bytes | None:
+    def _if_known(self, method: str, request: Message, *, service: str = _PD) -> bytes | None:
         """The answer; None when the server lacks the method and needs an older form."""
         if method in self._unknown:
             return None
         try:
-            return self._channel.call(service + method, request)
+            return self._channel.call(service + method, partial(m.encoded, request))
         except grpc.RpcError:
             self._unknown.add(method)
             return None
-
-
-def _unknown_method(method: str) -> PdRefused:
-    """For UNIMPLEMENTED, the only gRPC error that PdChannel passes on. Transient: a server that is being replaced, or a
-    proxy, may answer so."""
-    return PdRefused("PD does not have the method", method=method)

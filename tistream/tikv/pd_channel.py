@@ -10,7 +10,8 @@
 - the cluster id comes from the first answer and never changes. An endpoint of another cluster is skipped; if no other
   one answers, that is a configuration error.
 
-Errors: StoreUnavailable when no PD answered within `patience_s`; InvalidInput for another cluster.
+Errors: StoreUnavailable when no PD answered within `patience_s`; InvalidInput for another cluster; TargetRefused when a
+policy refuses all members that it knows, or the leader.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import structlog
 
 from tistream.clock import Clock
 from tistream.errors import CorruptObject, InvalidInput, StoreUnavailable
+from tistream.outbound.checked_names import CheckedNames
+from tistream.outbound.rules import TargetRefused
 from tistream.runtime.service import Backoff
 from tistream.tikv.channels import Channels, Tls
 from tistream.tikv.core.pd_messages import PdRefused, read_members
@@ -53,17 +56,19 @@ class PdChannel:
         patience_s: float = 15.0,
         rand: random.Random | None = None,
         connection: int | None = None,
+        names: CheckedNames | None = None,
     ) -> None:
-        """`connection`: see `Channels`."""
+        """`connection`, `names`: see `Channels`."""
         if not endpoints:
             raise InvalidInput("no PD endpoint was given")
         self._endpoints = [address_of(e) for e in endpoints]
         self._clock, self._patience_s, self._rand = clock, patience_s, rand or random.Random()
         self._lock = threading.Lock()
-        self._channels = Channels(tls, connection)
+        self._channels = Channels(tls, connection, names)
         self._leader = ""
         self._cluster_id = 0
         self._closed = threading.Event()
+        self._names = names
 
     @property
     def cluster_id(self) -> int:
@@ -122,11 +127,18 @@ class PdChannel:
             endpoints = list(self._endpoints)
         fault = "no endpoint knows a leader"
         foreign: InvalidInput | None = None
+        refused: TargetRefused | None = None
         ours = False  # a server of this cluster has answered
         for endpoint in endpoints:
             try:
                 answer = self._channel(endpoint).unary_unary("/pdpb.PD/GetMembers")(b"", timeout=_CALL_S)
                 members = read_members(answer)
+            except TargetRefused as e:
+                refused = e
+                continue
+            except StoreUnavailable as e:
+                fault = str(e)
+                continue
             except grpc.RpcError as e:
                 fault = f"{e.code().name}: {e.details() or ''}"
                 continue
@@ -147,6 +159,8 @@ class PdChannel:
                     return self._leader
         if foreign is not None and not ours:
             raise foreign
+        if refused is not None:
+            raise refused
         raise PdRefused(fault)
 
     def _learn(self, cluster_id: int, endpoint: str) -> None:
@@ -168,6 +182,8 @@ class PdChannel:
                 self._leader = ""
 
     def _channel(self, address: str) -> grpc.Channel:
+        if self._names is not None:
+            self._names.at(address)  # it may wait for DNS: not under the lock
         with self._lock:
             if self._closed.is_set():
                 raise StoreUnavailable("the PD client was closed")

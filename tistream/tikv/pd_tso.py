@@ -19,7 +19,8 @@ from collections.abc import Iterator
 import grpc
 
 from tistream.errors import CorruptObject, StoreUnavailable
-from tistream.tikv.core.pd_messages import read_tso, tso_request
+from tistream.tikv.core import wire
+from tistream.tikv.core.pd_messages import encoded, read_tso
 from tistream.tikv.pd_channel import PdChannel
 
 _METHOD = "/pdpb.PD/Tso"
@@ -43,7 +44,8 @@ class _Stream:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[bytes | grpc.RpcError | None] = queue.SimpleQueue()
         self._call = channel.stream_stream(_METHOD)(iter(self._requests.get, None))
-        threading.Thread(target=self._read, args=(self._call,), name="pd-tso", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self._call,), name="pd-tso", daemon=True)
+        self._reader.start()
 
     def ask(self, request: bytes) -> bytes:
         """The answer, or grpc.RpcError."""
@@ -59,6 +61,8 @@ class _Stream:
     def close(self) -> None:
         self._requests.put(None)
         self._call.cancel()
+        # Inside the library when the interpreter ends, it would abort a process that has done its work.
+        self._reader.join(_ANSWER_S)
 
     def _read(self, call: Iterator[bytes]) -> None:
         try:
@@ -126,7 +130,7 @@ class TsoClient:
                 raise StoreUnavailable("the PD client was closed")
             stream = self._stream = self._stream or _Stream(channel)
         try:
-            last = read_tso(stream.ask(tso_request(self._channel.cluster_id, count)), count)
+            last = read_tso(stream.ask(encoded(wire.TsoRequest(count=count), self._channel.cluster_id)), count)
             if last - count < self.newest:
                 raise CorruptObject("PD returned timestamps that it had returned before", last=last, newest=self.newest)
             self.newest = last

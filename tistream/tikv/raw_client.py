@@ -25,12 +25,12 @@ Errors: OutOfTime; RawRefused; StoreUnavailable when out of patience.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 import grpc
@@ -39,9 +39,10 @@ import pyarrow as pa
 
 from tistream import ts
 from tistream.clock import Clock
-from tistream.errors import CorruptObject, ErrorKind, InvalidInput, StoreUnavailable, TiStreamError
+from tistream.errors import CorruptObject, InvalidInput, TiStreamError
 from tistream.keyrange import KeyRange, end_before
-from tistream.runtime.service import Backoff
+from tistream.outbound.checked_names import CheckedNames
+from tistream.runtime.rate_limiter import RateLimiter
 from tistream.tikv.channels import Channels, Tls
 from tistream.tikv.core import raw_messages as m
 from tistream.tikv.core import wire
@@ -50,33 +51,16 @@ from tistream.tikv.core.kv_messages import read_fault
 from tistream.tikv.core.raw_messages import Columns, RawRefused, RawSpace, Seconds
 from tistream.tikv.core.region_map import Known, RegionMap
 from tistream.tikv.pd import PdClient
+from tistream.tikv.region_leaders import BUSY_S, Allowed, OutOfTime, Retries, Stores, TryLater, forever
 
-Allowed = Callable[[], float]
-"""Seconds in which a request may still be in progress; at or below 0 none may be sent."""
 A = TypeVar("A")
 T = TypeVar("T")
 
 _CALL_S = 20.0
 _BEGIN = 0.8  #: of the time of a request, by which a store must have begun with it
 _WRITES = frozenset({"RawBatchPut", "RawBatchDelete"})
-_BUSY_S = 2.0
-_AT_ONCE_MAX = 3  #: in a row
 _REGIONS_PAGE = 128
 _REFUSED_MAX = 1000  #: entries, after which the rest of a write is not tried
-
-
-class OutOfTime(StoreUnavailable):
-    """The time in which a request may be sent is over."""
-
-    code = "TS-1103"
-
-
-class _Later(Exception):
-    """The region cannot be asked now; retry."""
-
-    def __init__(self, why: str, *, at_once: bool = False, at_least_s: float = 0.0) -> None:
-        self.at_once, self.at_least_s = at_once, at_least_s
-        super().__init__(why)
 
 
 class _TooLarge(Exception):
@@ -84,8 +68,8 @@ class _TooLarge(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How much is sent at once, and how soon again."""
+class WriteLimits:
+    """Of the requests: how much at once, how soon again, for how long."""
 
     concurrency: int = 4  #: requests in progress
     batch_keys: int = 1024
@@ -114,11 +98,6 @@ class RawChecksum:
     size: int = 0
 
 
-def forever() -> float:
-    """No limit in time."""
-    return float("inf")
-
-
 class RawClient:
     """One cluster's RawKV in a space of keys. Thread-safe; `close` it."""
 
@@ -129,23 +108,30 @@ class RawClient:
         *,
         clock: Clock,
         tls: Tls | None = None,
-        pace: Pace | None = None,
-        rand: random.Random | None = None,
+        limits: WriteLimits | None = None,
         notice: Callable[[str], object] = lambda _: None,
         connection: int | None = None,
+        names: CheckedNames | None = None,
     ) -> None:
-        """`notice` gets the reason of each retry. `connection`: see `Channels`."""
+        """`notice` gets the reason of each retry. `connection`, `names`: see `Channels`."""
         self.space = space
-        self._pd, self._clock, self._rand, self._notice = pd, clock, rand or random.Random(), notice
-        self._pace = pace or Pace()
-        self._channels = Channels(tls, connection)
+        self._pd, self._clock = pd, clock
+        self._limits = limits = limits or WriteLimits()
+        self._retries = Retries(
+            error="a cluster does not serve RawKV",
+            clock=clock,
+            first_s=limits.backoff_base_s,
+            max_s=limits.backoff_max_s,
+            patience_s=limits.patience_s,
+            notice=notice,
+        )
+        self._channels = Channels(tls, connection, names)
         self._lock = threading.Lock()
         self._known = RegionMap(space.range_of)
-        self._addresses: dict[int, str] = {}
+        self._stores = Stores(pd, self._channels)
         self._heard: set[int] = set()  # stores that have answered the last request
-        self._free_at = clock.monotonic()  # when the rate limit lets the next request pass
         self._never = threading.Event()
-        self.problem = ""  #: reason of the latest retry
+        self._rate = RateLimiter(limits.rate_bytes_s or inf, clock, self._never)
 
     def close(self) -> None:
         self._channels.close()
@@ -174,14 +160,14 @@ class RawClient:
     def _write(self, columns: Columns, expires: Seconds | None, allowed: Allowed) -> None:
         if not columns.is_rising:
             raise InvalidInput("the keys of a write must rise")
-        write = _Write(columns, expires, None if expires is None else self._pd_time(allowed), allowed)
+        write = _Write(columns, expires, None if expires is None else self.pd_time(allowed), allowed)
         parts = self._parts(write)
-        if self._pace.concurrency == 1 or len(parts) == 1:
+        if self._limits.concurrency == 1 or len(parts) == 1:
             for start, end in parts:
                 self._send(write, start, end)
         else:
             # of this write: a client that waits has no threads, and a process may have very many of them
-            with ThreadPoolExecutor(min(self._pace.concurrency, len(parts)), thread_name_prefix="raw-kv") as threads:
+            with ThreadPoolExecutor(min(self._limits.concurrency, len(parts)), thread_name_prefix="raw-kv") as threads:
                 calls = [threads.submit(self._send, write, start, end) for start, end in parts]
             errors = [error for call in calls if (error := call.exception()) is not None]
             if errors and not write.refused:  # all calls have ended
@@ -192,9 +178,9 @@ class RawClient:
             refusal.refused = sorted(write.refused)
             raise refusal
 
-    def _pd_time(self, allowed: Allowed) -> Callable[[], int]:
+    def pd_time(self, allowed: Allowed = forever) -> Callable[[], int]:
         """The PD's time in Unix seconds, from one of its timestamps and the monotonic clock."""
-        at_ms = ts.physical_ms(self._retry(self._pd.tso, allowed))
+        at_ms = ts.physical_ms(self._retries.run(self._pd.tso, allowed))
         began = self._clock.monotonic()
         return lambda: int(at_ms + (self._clock.monotonic() - began) * 1000) // 1000
 
@@ -205,9 +191,9 @@ class RawClient:
         while at < rows:
             try:
                 end = self._end_in(write, self._region_at(self._key(write, at)).range, at, rows)
-            except (_Later, TiStreamError):  # each part looks for itself
+            except (TryLater, TiStreamError):  # each part looks for itself
                 end = rows
-            parts += m.cut(bounds, at, end, self._pace.batch_keys, self._pace.batch_bytes)
+            parts += m.cut(bounds, at, end, self._limits.batch_keys, self._limits.batch_bytes)
             at = end
         return parts
 
@@ -218,7 +204,7 @@ class RawClient:
             while start < end and not write.failed.is_set():
                 try:
                     some = partial(self._send_some, write, start, min(start + most, end))
-                    start = self._retry(some, write.allowed)
+                    start = self._retries.run(some, write.allowed)
                 except (_TooLarge, RawRefused) as e:
                     if isinstance(e, RawRefused) and not e.is_of_entry:
                         raise
@@ -246,7 +232,7 @@ class RawClient:
         if known.region.leader_store_id not in self._heard:
             body = wire.RawKeyRequest(key=self._key(write, start)).SerializeToString()
             self._ask(known, "RawGet", body, wire.RawGetResponse, write.allowed)
-        self._limit_rate(int(columns.bounds[end] - columns.bounds[start]), write.allowed)
+        self._rate.take(int(columns.bounds[end] - columns.bounds[start]), write.allowed())
         if len(gone):
             body = m.delete_body(self.space, columns, gone)
             self._ask(known, "RawBatchDelete", body, wire.RawWriteResponse, write.allowed)
@@ -269,35 +255,25 @@ class RawClient:
                 high = middle
         return low if part.end else end
 
-    def _limit_rate(self, size: int, allowed: Allowed) -> None:
-        if not self._pace.rate_bytes_s:
-            return
-        with self._lock:
-            due = max(self._free_at, self._clock.monotonic())
-            self._free_at = due + size / self._pace.rate_bytes_s
-        pause_s = min(due - self._clock.monotonic(), allowed())
-        if pause_s > 0:
-            self._clock.wait(self._never, pause_s)
-
     # -- reads -----------------------------------------------------------------------------------------------------
 
     def get(self, key: bytes, *, allowed: Allowed = forever) -> bytes | None:
         """The value; None when there is none."""
-        found = self._ask_for("RawGet", key, wire.RawGetResponse, allowed)
-        return None if found.not_found else found.value
+        body = self._ask_for("RawGet", key, wire.RawGetResponse, allowed)
+        return None if body.not_found else body.value
 
     def get_ttl(self, key: bytes, *, allowed: Allowed = forever) -> int | None:
         """Seconds that an entry has left, 0 = it never expires; None when there is none. InvalidInput where the space
         has no expiry: the question would end the store's process."""
         if not self.space.has_expiry:
             raise InvalidInput("the cluster's stores have no expiry (API V1 without TTL)")
-        found = self._ask_for("RawGetKeyTTL", key, wire.RawGetKeyTtlResponse, allowed)
-        return None if found.not_found else found.ttl
+        body = self._ask_for("RawGetKeyTTL", key, wire.RawGetKeyTtlResponse, allowed)
+        return None if body.not_found else body.ttl
 
     def _ask_for(self, name: str, key: bytes, kind: type[A], allowed: Allowed) -> A:
         outer = self.space.prefix + key
         body = wire.RawKeyRequest(key=outer).SerializeToString()
-        return self._retry(lambda: self._ask(self._region_at(outer), name, body, kind, allowed), allowed)
+        return self._retries.run(lambda: self._ask(self._region_at(outer), name, body, kind, allowed), allowed)
 
     def scan(
         self, part: KeyRange | None = None, *, page_keys: int = 1024, allowed: Allowed = forever
@@ -305,7 +281,7 @@ class RawClient:
         """The pairs of a range in pages, region by region; each key is read once."""
         rest: KeyRange | None = self.space.outer_range(part or KeyRange())
         while rest is not None:
-            page, rest = self._retry(partial(self._scan, rest, min(page_keys, m.SCAN_MAX), allowed), allowed)
+            page, rest = self._retries.run(partial(self._scan, rest, min(page_keys, m.SCAN_MAX), allowed), allowed)
             if len(page.keys):
                 yield page
 
@@ -329,9 +305,9 @@ class RawClient:
         total = RawChecksum()
         rest: KeyRange | None = self.space.outer_range(part or KeyRange())
         while rest is not None:
-            found, rest = self._retry(partial(self._checksum, rest, allowed), allowed)
+            sums, rest = self._retries.run(partial(self._checksum, rest, allowed), allowed)
             total = RawChecksum(
-                total.crc64 ^ found.checksum, total.pairs + found.total_kvs, total.size + found.total_bytes
+                total.crc64 ^ sums.checksum, total.pairs + sums.total_kvs, total.size + sums.total_bytes
             )
         return total
 
@@ -341,23 +317,25 @@ class RawClient:
         assert part is not None
         ranges = [wire.KeyRange(start_key=part.start, end_key=part.end)]
         body = wire.RawChecksumRequest(ranges=ranges).SerializeToString()
-        found = self._ask(known, "RawChecksum", body, wire.RawChecksumResponse, allowed)
+        answer = self._ask(known, "RawChecksum", body, wire.RawChecksumResponse, allowed)
         done = not part.end or part.end == rest.end
-        return found, None if done else KeyRange(part.end, rest.end)
+        return answer, None if done else KeyRange(part.end, rest.end)
 
     def regions(self, part: KeyRange | None = None) -> list[KeyRange]:
         """The ranges of the regions of a range, in key order, as PD lists them now; there may be gaps."""
         outer = self.space.outer_range(part or KeyRange())
         at, end = outer.start, self.space.boundary(outer.end) if outer.end else b""
-        found: list[KeyRange] = []
+        key_ranges: list[KeyRange] = []
         while True:
-            page = self._retry(partial(self._pd.scan_regions, self.space.boundary(at), end, _REGIONS_PAGE), forever)
+            page = self._retries.run(
+                partial(self._pd.scan_regions, self.space.boundary(at), end, _REGIONS_PAGE), forever
+            )
             ranges = [r for region in page if (r := self.space.range_of(region)) is not None]
-            found += ranges
+            key_ranges += ranges
             if not ranges or not ranges[-1].end or ranges[-1].end <= at or not end_before(ranges[-1].end, outer.end):
                 break
             at = ranges[-1].end
-        return [inner for r in found if (inner := self.space.inner_range(r)) is not None]
+        return [inner for r in key_ranges if (inner := self.space.inner_range(r)) is not None]
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -372,10 +350,10 @@ class RawClient:
         read: Callable[[bytes], T | wire.RegionError],
         allowed: Allowed,
     ) -> T:
-        """Ask the region's leader. _Later when it does not serve."""
+        """Ask the region's leader. TryLater when it does not serve."""
         region, is_write = known.region, name in _WRITES
-        channel = self._channel(region.leader_store_id)
-        seconds = min(allowed(), self._pace.write_s if is_write else _CALL_S)
+        channel = self._stores.channel(region.leader_store_id)
+        seconds = min(allowed(), self._limits.write_s if is_write else _CALL_S)
         if seconds <= 0:
             raise OutOfTime
         until = self._clock.monotonic() + seconds
@@ -388,17 +366,17 @@ class RawClient:
         except grpc.RpcError as e:
             with self._lock:
                 self._known.drop(region)
-                self._addresses.pop(region.leader_store_id, None)
+                self._stores.forget(region.leader_store_id)
                 self._heard.discard(region.leader_store_id)
             if is_write:  # the store may still have it
                 self._clock.wait(self._never, max(until - self._clock.monotonic(), 0.0))
-            raise _Later(f"{place}: {e.code().name} {e.details()}") from e
+            raise TryLater(f"{place}: {e.code().name} {e.details()}") from e
         except CorruptObject as e:
-            raise _Later(f"{place}: {e}") from e
+            raise TryLater(f"{place}: {e}") from e
         except RawRefused as e:
             if e.is_final:
                 raise
-            raise _Later(f"{place}: {e}") from e
+            raise TryLater(f"{place}: {e}") from e
         if isinstance(answer, wire.RegionError):
             self._learn(known, place, answer)
         return answer  # type: ignore[return-value]
@@ -411,61 +389,26 @@ class RawClient:
         with self._lock:
             at_once = self._known.learn(known.region, error)
             if fault.kind.name == "STORE_NOT_MATCH":
-                self._addresses.pop(known.region.leader_store_id, None)
-        busy_s = fault.backoff_ms / 1000 or _BUSY_S if fault.kind.name == "SERVER_IS_BUSY" else 0.0
-        raise _Later(f"{place}: {fault.kind.name} {fault.message}".rstrip(), at_once=at_once, at_least_s=busy_s)
-
-    def _retry(self, attempt: Callable[[], T], allowed: Allowed) -> T:
-        """Until it succeeds, with growing pauses."""
-        pace = self._pace
-        backoff = Backoff(first_s=pace.backoff_base_s, max_s=pace.backoff_max_s, rand=self._rand)
-        until, at_once = self._clock.monotonic() + pace.patience_s, 0
-        while True:
-            if allowed() <= 0:
-                raise OutOfTime
-            at_least_s, again = 0.0, False
-            try:
-                return attempt()
-            except _Later as e:
-                self.problem, at_least_s, again = str(e), e.at_least_s, e.at_once
-            except OutOfTime:
-                raise
-            except TiStreamError as e:
-                if e.kind is not ErrorKind.RETRY:
-                    raise
-                self.problem = str(e)
-            self._notice(self.problem)
-            if self._clock.monotonic() >= until:
-                raise StoreUnavailable("a cluster does not serve RawKV", cause=self.problem)
-            at_once = at_once + 1 if again else 0
-            if not 0 < at_once <= _AT_ONCE_MAX:
-                self._clock.wait(self._never, min(max(backoff.next_s(), at_least_s), max(allowed(), 0.0)))
+                self._stores.forget(known.region.leader_store_id)
+        busy_s = fault.backoff_ms / 1000 or BUSY_S if fault.kind.name == "SERVER_IS_BUSY" else 0.0
+        raise TryLater(f"{place}: {fault.kind.name} {fault.message}".rstrip(), at_once=at_once, at_least_s=busy_s)
 
     def _region_at(self, key: bytes) -> Known:
         """The region of a key on the wire."""
         with self._lock:
-            if (found := self._known.find(key)) is not None:
-                return found
+            if (known := self._known.find(key)) is not None:
+                return known
         listed = self._pd.scan_regions(self.space.boundary(key), b"", _REGIONS_PAGE)
         with self._lock:
             self._known.add(listed)
-            if (found := self._known.find(key)) is not None:
-                return found
+            if (known := self._known.find(key)) is not None:
+                return known
         region = self._pd.get_region(self.space.boundary(key))
         with self._lock:
             self._known.add([] if region is None else [region])
-            if (found := self._known.find(key)) is not None:
-                return found
-        raise _Later(f"PD knows no region with a leader for the key {key.hex()}")
-
-    def _channel(self, store_id: int) -> grpc.Channel:
-        address = self._addresses.get(store_id)
-        if address is None:
-            address = next((store.address for store in self._pd.stores() if store.id == store_id), None)
-            if address is None:
-                raise _Later(f"PD knows no store {store_id}")
-            self._addresses[store_id] = address
-        return self._channels.at(address)
+            if (known := self._known.find(key)) is not None:
+                return known
+        raise TryLater(f"PD knows no region with a leader for the key {key.hex()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,15 +424,22 @@ class _Write:
     refused: list[tuple[bytes, str]] = field(default_factory=list)
 
 
-def learn_api(pd: PdClient, *, clock: Clock, tls: Tls | None = None, pace: Pace | None = None) -> Api:
+def learn_api(
+    pd: PdClient,
+    *,
+    clock: Clock,
+    tls: Tls | None = None,
+    limits: WriteLimits | None = None,
+    names: CheckedNames | None = None,
+) -> Api:
     """The API version of the cluster's stores: they name it when they refuse a request of another one."""
-    client = RawClient(pd, RawSpace(Api.V2), clock=clock, tls=tls, pace=pace)
+    client = RawClient(pd, RawSpace(Api.V2), clock=clock, tls=tls, limits=limits, names=names)
     try:
         client.get(b"")
         return Api.V2
     except RawRefused as e:
-        if (found := server_version(e.message)) is None:
+        if (api := server_version(e.message)) is None:
             raise
-        return found
+        return api
     finally:
         client.close()

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from tistream.clock import Clock
 from tistream.errors import ErrorKind, StoreUnavailable, TiStreamError
 from tistream.keyrange import KeyRange
-from tistream.runtime.service import Problem, Repeating
+from tistream.model.problem import Problem
+from tistream.runtime.service import Repeating
 from tistream.tikv.core.pd_messages import Region
 from tistream.tikv.core.regions import Pd, first_gap, plain_range, regions_of
 
@@ -112,7 +113,7 @@ class RegionCache:
         if refresh:
             requested = [*self._wanted, *(a for a in requested if a not in self._wanted)]
         failed: TiStreamError | None = None
-        found, last = 0, None
+        count, last = 0, None
         for part in requested:
             regions: list[Region] | None = None
             try:
@@ -121,12 +122,12 @@ class RegionCache:
             except TiStreamError as e:
                 failed = e
             if regions:
-                found += len(regions) - (regions[0] is last)
+                count += len(regions) - (regions[0] is last)
                 last = regions[-1]
             self._note_gap(part, regions)
             self._notify(part, regions)
         if refresh:
-            self._refresh_at = now + max(self._refresh_s, found / REGIONS_A_SECOND)
+            self._refresh_at = now + max(self._refresh_s, count / REGIONS_A_SECOND)
         if failed is not None:
             raise failed
 

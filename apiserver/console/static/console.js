@@ -46,9 +46,9 @@ function colour(name) {
   const probe = document.createElement("span");
   probe.style.color = `var(${name})`;
   document.body.append(probe);
-  const found = getComputedStyle(probe).color;
+  const color = getComputedStyle(probe).color;
   probe.remove();
-  return found;
+  return color;
 }
 
 /** A row of parts, each [tag, text]. Text is never read as markup. */
@@ -102,10 +102,10 @@ class LagChart extends HTMLElement {
     this.describe();
   }
   describe() {
-    const known = this.#lags.filter((lag) => lag !== null);
+    const lags = this.#lags.filter((lag) => lag !== null);
     const now = this.#lags.at(-1);
-    this.caption.textContent = known.length && now !== null
-      ? `${seconds(now)} now, at most ${seconds(Math.max(...known))} since this page was opened.`
+    this.caption.textContent = lags.length && now !== null
+      ? `${seconds(now)} now, at most ${seconds(Math.max(...lags))} since this page was opened.`
       : "No watermark yet.";
     this.canvas.setAttribute("aria-label", `Watermark lag over time: ${this.caption.textContent}`);
   }
@@ -211,14 +211,14 @@ class Copy extends HTMLElement {
 }
 customElements.define("ts-copy", Copy);
 
-/** Describe the focused cell of a key-space strip below it. */
-for (const event of ["focusin", "mouseover"]) {
-  document.addEventListener(event, ({ target }) => {
-    const cell = target.closest?.(".strip a");
-    const words = cell?.closest("section").querySelector(".strip-words");
-    if (words) words.textContent = cell.getAttribute("aria-label");
-  });
+/** Describe a cell of a key-space strip below it. */
+function describe(cell) {
+  const words = cell?.closest("section").querySelector(".strip-words");
+  if (words) words.textContent = cell.getAttribute("aria-label");
 }
+for (const event of ["focusin", "mouseover"]) document.addEventListener(event, ({ target }) => describe(target.closest?.(".strip a")));
+// A swapped part has the hint again.
+document.addEventListener("htmx:after:swap", () => describe(document.querySelector(".strip a:focus") ?? document.querySelector(".strip a:hover")));
 
 /** A range input over timestamps. Choosing one submits its form. */
 class Steps extends HTMLElement {

@@ -6,7 +6,7 @@ const ID_MAX = (1n << 63n) - 1n;
 const onceKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /** The value at a path such as push.key. */
-const valueAt = (values, path) => path.split(".").reduce((found, name) => found?.[name], values);
+const valueAt = (values, path) => path.split(".").reduce((value, name) => value?.[name], values);
 
 const quoted = (text) => /^[\w.:/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
@@ -44,13 +44,13 @@ class Ask extends HTMLElement {
     let first = null;
     for (const field of this.form.querySelectorAll("[name]")) {
       const text = field.value.trim();
-      const found = field.required && !text ? { wrong: "Required." } : KINDS[field.dataset.kind ?? "text"](field.name, text);
+      const parsed = field.required && !text ? { wrong: "Required." } : KINDS[field.dataset.kind ?? "text"](field.name, text);
       const words = document.getElementById(`${field.id}-wrong`);
-      if (words) { words.textContent = found.wrong ?? ""; words.hidden = !found.wrong; }
-      field.setAttribute("aria-invalid", Boolean(found.wrong));
-      if (found.wrong) first ??= field;
-      if (found.member) members.push(found.member);
-      asked[field.name] = field.dataset.kind === "id" && !found.wrong ? String(BigInt(text)) : text;
+      if (words) { words.textContent = parsed.wrong ?? ""; words.hidden = !parsed.wrong; }
+      field.setAttribute("aria-invalid", Boolean(parsed.wrong));
+      if (parsed.wrong) first ??= field;
+      if (parsed.member) members.push(parsed.member);
+      asked[field.name] = field.dataset.kind === "id" && !parsed.wrong ? String(BigInt(text)) : text;
     }
     this.wrong();
     if (first) { first.focus(); return; }

@@ -30,10 +30,10 @@ export function attachTail(element) {
 /** Open another stream if the parts of the page have changed. */
 export function reconnect() {
   const rows = tail?.query() ?? null;
-  const wanted = document.hidden ? "" : JSON.stringify([addresses(), rows !== null]);
-  if (wanted === subject) return;
+  const next = document.hidden ? "" : JSON.stringify([addresses(), rows !== null]);
+  if (next === subject) return;
   close();
-  subject = wanted;
+  subject = next;
   if (!document.hidden && (addresses().length || rows !== null)) open();
 }
 
@@ -46,12 +46,12 @@ function close() {
 }
 
 function open() {
-  const mine = ++generation, query = new URLSearchParams(addresses().map((address) => ["part", address]));
+  const own = ++generation, query = new URLSearchParams(addresses().map((address) => ["part", address]));
   for (const [name, value] of Object.entries(tail?.query() ?? {})) query.set(name, value);
   source = new EventSource(`/live?${query}`);
   receivedAt = Date.now();
   const on = (name, does) => source.addEventListener(name, (event) => {
-    if (mine !== generation) return;
+    if (own !== generation) return;
     receivedAt = Date.now();
     if (name !== "end") [isUp, failures] = [true, 0];
     does(JSON.parse(event.data));
@@ -63,7 +63,7 @@ function open() {
   on("begin", () => {});
   on("beat", () => {});
   on("end", ({ reason }) => { if (reason === "signed-out") signIn(); else recover(); });
-  source.onerror = () => { if (mine === generation) recover(); };
+  source.onerror = () => { if (own === generation) recover(); };
 }
 
 /** After a dropped stream: show it, fetch for a while after repeated failures, then open another stream. */
@@ -71,7 +71,7 @@ async function recover() {
   const kept = subject;
   close();
   subject = kept; // so that reconnect() opens none meanwhile
-  const mine = generation, is = () => mine === generation;
+  const own = generation, is = () => own === generation;
   failures += 1;
   away.hidden = false;
   let answered = null;

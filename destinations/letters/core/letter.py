@@ -18,12 +18,12 @@ import orjson
 import pyarrow as pa
 
 from destinations.protocol import DestinationRefused, Share
-from reading.decode import decode_rows
 from reading.formats import FormatOptions
 from reading.formats.lines import Block, write
 from reading.formats.ndjson import Ndjson
 from reading.kv.formats import EntryNdjson
-from reading.scope import Scope
+from reading.rows.decode import decode_rows
+from reading.rows.scope import Scope
 from schemas.history import History
 from tistream import ts as tso
 from tistream.codec.key_format import KeyFormat

@@ -11,6 +11,7 @@ from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from destinations.protocol import DestinationRefused, together
@@ -52,6 +53,15 @@ class TextFiles:
         view = data.data
         return [(n, view[int(offsets[a]) : int(offsets[a + n])]) for a, n in zip(ends, counts, strict=False)]
 
+    def holds(self, whole: bytes, part: bytes | memoryview) -> bool:
+        """Whether a file has all lines of another one, one after the other."""
+        wanted, at = bytes(part), 0
+        while (at := whole.find(wanted, at)) >= 0:
+            if not at or whole.endswith(self.end, 0, at):
+                return True
+            at += 1
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class ParquetFiles:
@@ -70,6 +80,18 @@ class ParquetFiles:
             starts = [0, *accumulate(counts)]
             return [(n, _parquet(table.slice(a, n))) for a, n in zip(starts, counts, strict=False)]
         return self._halved(table)
+
+    def holds(self, whole: bytes, part: bytes | memoryview) -> bool:
+        """Whether a file has all rows of another one, one after the other."""
+        try:
+            table, wanted = pq.read_table(pa.BufferReader(whole)), pq.read_table(pa.BufferReader(pa.py_buffer(part)))
+        except pa.ArrowInvalid:  # of another protocol
+            return False
+        if table.schema != wanted.schema or not wanted.num_rows:
+            return False
+        ts = table.column_names[1]  # the timestamps, in commit order
+        first = pc.index(table[ts], wanted[ts][0]).as_py()
+        return bool(first >= 0 and table.slice(first, wanted.num_rows).equals(wanted))
 
     def _halved(self, table: pa.Table) -> list[File]:
         data = _parquet(table)
@@ -112,16 +134,16 @@ def _refused_of(render: Render, changes: TableChanges, error: TiStreamError) -> 
     if len(changes) == 1:
         return [refused(table.db, table.name, changes.key[0].as_py(), int(changes.commit_ts[0]), str(error))]
     middle = len(changes) // 2
-    found = list[DestinationRefused]()
+    refusals = list[DestinationRefused]()
     for half in (np.arange(middle), np.arange(middle, len(changes))):
         some = pick(changes, half)
         try:
             render(some, ())
         except TiStreamError as cause:
-            found += _refused_of(render, some, cause)
-    if not found:
+            refusals += _refused_of(render, some, cause)
+    if not refusals:
         raise error
-    return found
+    return refusals
 
 
 def _fitting(counts: Sequence[int], rows: int) -> Sequence[int]:

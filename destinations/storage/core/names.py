@@ -6,7 +6,7 @@
     {schema}/meta/schema_{table version}_{hash}.json                       a DDL of the database
     metadata                                                               the checkpoint
 
-Names of databases and tables stand as they are, except for characters that would leave the folder: slashes,
+Names of databases and tables are unchanged, except for characters that would leave the folder: slashes,
 backslashes, `%`, control characters and a leading dot are written as `%` and two digits. So is the first letter of a
 database `metadata`, because a folder cannot have the name of a file.
 """
@@ -57,11 +57,11 @@ def index_file(folder: str) -> str:
 
 def spilled_record(changefeed: str, lane: int, upto: int, digest: str) -> str:
     """A plan's record that is too long for the catalog."""
-    return f"{spilled_folder(changefeed, lane)}/{upto:020d}-{digest}"
+    return f"{spilled_folder(changefeed)}/{lane}/{upto:020d}-{digest}"
 
 
-def spilled_folder(changefeed: str, lane: int) -> str:
-    return f".tistream/{_escaped(changefeed)}/{lane}"
+def spilled_folder(changefeed: str) -> str:
+    return f".tistream/{_escaped(changefeed)}"
 
 
 def spilled_upto(key: str) -> int:
@@ -71,8 +71,8 @@ def spilled_upto(key: str) -> int:
 
 def number_of(name: str) -> int:
     """The number of a data file; 0 for another name."""
-    found = _DATA.fullmatch(name)
-    return int(found[1]) if found else 0
+    match = _DATA.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 def listed_after(folder: str, newest: str) -> str:
@@ -82,8 +82,8 @@ def listed_after(folder: str, newest: str) -> str:
 
 def schema_of(name: str) -> tuple[int, int] | None:
     """(table version, hash) of a schema file; None for another name."""
-    found = _SCHEMA.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _SCHEMA.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def dates(commit_ts: npt.NDArray[np.uint64], separator: str) -> npt.NDArray[np.datetime64] | None:
@@ -104,4 +104,4 @@ def _table_folder(schema: str, table: str) -> str:
 
 
 def _escaped(name: str) -> str:
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", name)

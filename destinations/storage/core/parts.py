@@ -1,12 +1,20 @@
-"""The changes of a stretch by the folder that they belong to, each in commit order."""
+"""The changes of a stretch by the folder that they belong to, each in commit order.
+
+What a later try of a stretch must know is how folders were chosen, and what became of each part. A part has the name
+that it had in the earlier try, and the digest of its files. A later try writes them again under their numbers if it
+makes the same bytes of the same part. If it does not, because filters, options or this program have changed in between,
+the part gets new numbers: no file ever has other bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from destinations.storage.core.names import dates
 from reading.core.changes import TableChanges
@@ -44,8 +52,8 @@ class Part:
 
 def parts_of(history: History, changes: Sequence[TableChanges], layout: Layout) -> list[Part]:
     """All changes, in an order that depends on nothing but them."""
-    found = [part for each in changes if len(each) for part in _parts_of_table(history, each, layout)]
-    return sorted(found, key=lambda part: (part.table.id, part.first_ts, part.partition, part.date))
+    parts = [part for each in changes if len(each) for part in _parts_of_table(history, each, layout)]
+    return sorted(parts, key=lambda part: (part.table.id, part.first_ts, part.partition, part.date))
 
 
 def _parts_of_table(history: History, changes: TableChanges, layout: Layout) -> Iterator[Part]:
@@ -80,3 +88,59 @@ def cut(offsets: npt.NDArray[np.uint64], limit: int) -> list[int]:
         counts.append(max(1, end - first))
         first += counts[-1]
     return counts
+
+
+_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the changes of a part go."""
+
+    part: str  #: see `name_of`
+    version: int  #: of the table, in the folder's name
+    numbers: tuple[int, ...] = ()  #: of its files
+    counts: tuple[int, ...] = ()  #: changes in each file
+    digest: str = ""  #: of the bytes of its files, see `digest_of`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The places of the parts of a stretch, in their order."""
+
+    layout: Layout
+    places: Sequence[Place]
+
+    def text(self) -> str:
+        layout = [self.layout.date_separator, self.layout.partitions]
+        places = [[p.part, p.version, p.digest, p.numbers, p.counts] for p in self.places]
+        return orjson.dumps({"layout": layout, "places": places}).decode()
+
+
+def parsed(text: str | bytes) -> Record:
+    """The record that this is the text of."""
+    values = orjson.loads(text)
+    separator, partitions = values["layout"]
+    places = [
+        Place(part=part, version=version, digest=digest, numbers=tuple(numbers), counts=tuple(counts))
+        for part, version, digest, numbers, counts in values["places"]
+    ]
+    return Record(layout=Layout(date_separator=separator, partitions=partitions), places=places)
+
+
+def name_of(part: Part) -> str:
+    """Of all parts of a stretch, only this one has it."""
+    return _hashed([f"{part.table.id} {part.first_ts} {part.partition} {part.date}".encode()])
+
+
+def digest_of(folder: str, files: Iterable[bytes | memoryview]) -> str:
+    """Equal for the same files in the same folder of a destination."""
+    return _hashed([folder.encode(), *files])
+
+
+def _hashed(parts: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.blake2b(digest_size=_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()

@@ -74,14 +74,14 @@ def of_table(table: Table, version: int, query: str = "", type_: int = 0) -> Sch
 def of_events(events: Sequence[DdlEvent]) -> list[SchemaFile]:
     """The files of DDL. One RENAME of several tables may give a table several names on the way: its file has all their
     statements."""
-    found: dict[str, SchemaFile] = {}
+    files: dict[str, SchemaFile] = {}
     for event in events:
         for file in _of_event(event):
-            earlier = found.get(file.key)
+            earlier = files.get(file.key)
             if earlier is not None and earlier.query:
                 file = replace(file, query=f"{earlier.query.rstrip(';')}; {file.query}")
-            found[file.key] = file
-    return list(found.values())
+            files[file.key] = file
+    return list(files.values())
 
 
 def _of_event(event: DdlEvent) -> list[SchemaFile]:
@@ -89,10 +89,10 @@ def _of_event(event: DdlEvent) -> list[SchemaFile]:
     type_, query, ts = single_action(event.type), event.statement, event.commit_ts
     if event.version is None or not event.table:
         return [SchemaFile(db=event.db, table=event.table, described=None, version=ts, query=query, type=type_)]
-    found = [of_table(event.version, ts, query, type_)]
+    schema_files = [of_table(event.version, ts, query, type_)]
     if event.type == Action.EXCHANGE_PARTITION and event.exchanged is not None:
-        found.append(of_table(event.exchanged, ts))
-    return found
+        schema_files.append(of_table(event.exchanged, ts))
+    return schema_files
 
 
 def columns_of(table: Table) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ def column_of(column: Column) -> dict[str, Any]:
     tp = column.tp
     length = column.flen if column.flen != UNSPECIFIED else _DEFAULT_LENGTH.get(tp, UNSPECIFIED)
     fraction = str(column.decimal) if column.decimal not in (0, UNSPECIFIED) else ""
-    found: dict[str, Any] = {
+    described: dict[str, Any] = {
         "ColumnName": column.name,
         "ColumnType": type_name(column).upper() + " UNSIGNED" * column.unsigned,
         "ColumnDefault": column.default
@@ -140,10 +140,10 @@ def column_of(column: Column) -> dict[str, Any]:
         "ColumnElems": list(column.elems) if tp in (_ENUM, _SET) else [],
     }
     if tp in _TIMES or tp in _FLOATS:
-        found["ColumnScale"] = fraction
+        described["ColumnScale"] = fraction
     elif tp == _DECIMAL:
-        found["ColumnScale"] = str(max(column.decimal, 0))
-    default = found.pop("ColumnDefault")
-    kept = {name: value for name, value in found.items() if value not in ("", [])}
-    head = {name: found[name] for name in ("ColumnName", "ColumnType")}
+        described["ColumnScale"] = str(max(column.decimal, 0))
+    default = described.pop("ColumnDefault")
+    kept = {name: value for name, value in described.items() if value not in ("", [])}
+    head = {name: described[name] for name in ("ColumnName", "ColumnType")}
     return {**head, **({} if default is None else {"ColumnDefault": default}), **kept}

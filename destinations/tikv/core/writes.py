@@ -7,21 +7,36 @@ Older versions of a key within the stretch are left out: the destination stamps 
 timestamps, and a key that is in one request only cannot overtake itself.
 
 Pure, and without an object per row.
+
+`cut_ranges` cuts a range of keys into parts, at boundaries of the destination's regions: one part for each lane.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tistream.codec.binary import Mask
 from tistream.codec.raw.keys import user_keys
+from tistream.keyrange import KeyRange, end_before
+from tistream.model.arrays import Mask
 from tistream.model.change import Op
 from tistream.tikv.core.raw_messages import Seconds, remaining
+
+
+def cut_ranges(boundaries: Iterable[bytes], wanted: KeyRange, parts: int) -> list[KeyRange]:
+    """`wanted` as up to `parts` consecutive ranges with about as many regions each; fewer where regions are fewer.
+    `boundaries`: first keys of regions, in any order."""
+    inside = sorted({key for key in boundaries if key > wanted.start and end_before(key, wanted.end)})
+    regions = len(inside) + 1
+    parts = max(min(parts, regions), 1)
+    at = [wanted.start, *(inside[i * regions // parts - 1] for i in range(1, parts)), wanted.end]
+    return [KeyRange(start, end) for start, end in pairwise(at)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import zstandard
 
@@ -30,6 +29,7 @@ from pusher.core.cdcpb_rows import gathered, wire_uvarint
 from pusher.logbackup.core.metadata import Compression, LogSlice
 from tistream.codec.compiled import kernel
 from tistream.errors import CorruptObject
+from tistream.model.arrays import I32, I64, U8, U64
 from tistream.model.change import Op
 
 #: versions of a slice of the write column family: puts and deletes, in the slice's order
@@ -55,11 +55,6 @@ _SHORT, _SOURCE, _OVERLAPPED, _FENCE, _LAST = 118, 83, 82, 70, 108  # v S R F l
 _KEY, _KEY_SIZE, _VALUE, _VALUE_SIZE = range(4)
 #: rows of `numbers`
 _TYPE, _START_TS, _TXN_SOURCE, _HAS_SHORT = range(4)
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-I32 = npt.NDArray[np.int32]
-Octets = npt.NDArray[np.uint8]
 
 
 def unpack(piece: LogSlice, stored: bytes | memoryview) -> bytes:
@@ -110,7 +105,7 @@ def read_values(piece: LogSlice, entries: bytes) -> pa.RecordBatch:
     return pa.record_batch([keys, pa.array(ts), values], schema=VALUES)
 
 
-def _entries(piece: LogSlice, entries: bytes) -> tuple[Octets, I64, pa.BinaryArray, U64]:
+def _entries(piece: LogSlice, entries: bytes) -> tuple[U8, I64, pa.BinaryArray, U64]:
     """The bytes, the offsets of keys and values, the user keys and their timestamps."""
     data = np.frombuffer(entries, np.uint8)
     places = np.zeros((4, piece.entries), np.int64)
@@ -139,7 +134,7 @@ def _damage(piece: LogSlice, offset: int, cause: str) -> CorruptObject:
 
 
 @kernel
-def _u32(data: Octets, at: int) -> int:
+def _u32(data: U8, at: int) -> int:
     """Little endian; -1 when it is cut off."""
     if at + 4 > len(data):
         return -1
@@ -150,7 +145,7 @@ def _u32(data: Octets, at: int) -> int:
 
 
 @kernel
-def _scan(data: Octets, places: I64) -> int:
+def _scan(data: U8, places: I64) -> int:
     """Fill the offset of each key and value. -1, or the offset of the fault: the entries must fill the data exactly."""
     at = 0
     for i in range(places.shape[1]):
@@ -164,7 +159,7 @@ def _scan(data: Octets, places: I64) -> int:
 
 
 @kernel
-def _keys(data: Octets, places: I64, offsets: I32, out: Octets, ts: U64) -> int:
+def _keys(data: U8, places: I64, offsets: I32, out: U8, ts: U64) -> int:
     """Decode user keys and timestamps. -1, or the index of a damaged entry."""
     end = 0
     for i in range(len(ts)):
@@ -193,7 +188,7 @@ def _keys(data: Octets, places: I64, offsets: I32, out: Octets, ts: U64) -> int:
 
 
 @kernel
-def _records(data: Octets, places: I64, numbers: U64, short: I64) -> int:
+def _records(data: U8, places: I64, numbers: U64, short: I64) -> int:
     """Parse the write records. -1, or the index of a damaged entry."""
     for i in range(places.shape[1]):
         at, end = places[_VALUE, i], places[_VALUE, i] + places[_VALUE_SIZE, i]

@@ -31,12 +31,12 @@ def distinct(versions: list[pa.RecordBatch]) -> pa.Table:
     """Each version once (schema VERSIONS), in file order, without ingested index entries. CorruptObject when copies
     differ."""
     table = pa.Table.from_batches(versions, schema=VERSIONS)
-    found = _frame(table).unique(maintain_order=True)
-    copies = found.filter(found.select(_VERSION).is_duplicated())
+    rows = _frame(table).unique(maintain_order=True)
+    copies = rows.filter(rows.select(_VERSION).is_duplicated())
     if len(copies):
         key, commit_ts = copies.select(_VERSION).row(0)
         raise CorruptObject("two records of one version differ in the log backup", key=key, commit_ts=commit_ts)
-    table = found.to_arrow().cast(VERSIONS).combine_chunks()
+    table = rows.to_arrow().cast(VERSIONS).combine_chunks()
     hidden = table["txn_source"].to_numpy() & np.uint64(_HIDDEN_SOURCES) != 0
     return table.filter(pa.array(~hidden | is_record(table["key"]))) if hidden.any() else table
 
@@ -47,8 +47,8 @@ def wanting(versions: pa.Table) -> pa.Table:
 
 
 def matching(values: pa.RecordBatch, wanted: pa.Table) -> pa.Table:
-    found = _frame(pa.Table.from_batches([values])).join(_frame(wanted), on=_WRITE, how="semi")
-    return found.to_arrow().cast(VALUES)
+    rows = _frame(pa.Table.from_batches([values])).join(_frame(wanted), on=_WRITE, how="semi")
+    return rows.to_arrow().cast(VALUES)
 
 
 def missing(wanted: pa.Table, values: pa.Table) -> pa.Table:

@@ -88,8 +88,8 @@ class Flush:
 def parse_name(key: str) -> MetaName:
     """Parse the key of a metadata file. Never fails: an unknown form has flush_ts 0."""
     name = key.removeprefix(META_PREFIX)
-    found = _TAGGED.fullmatch(name) or _FOUR.fullmatch(name)
-    return MetaName(key=key, flush_ts=int(found[1], 16)) if found else MetaName(key=key)
+    match = _TAGGED.fullmatch(name) or _FOUR.fullmatch(name)
+    return MetaName(key=key, flush_ts=int(match[1], 16)) if match else MetaName(key=key)
 
 
 def read_metadata(key: str, data: bytes) -> Flush:
@@ -118,7 +118,7 @@ def _slice(key: str, group: wire.DataFileGroup, info: wire.DataFileInfo) -> LogS
     if info.file_encryption_info.encryption_method > _PLAIN:
         raise InvalidInput("an encrypted log backup is not supported", object=key, path=path)
     compression = info.compression_type
-    found = LogSlice(
+    log_slice = LogSlice(
         object=path,
         offset=info.range_offset,
         stored_bytes=info.range_length,
@@ -135,14 +135,14 @@ def _slice(key: str, group: wire.DataFileGroup, info: wire.DataFileInfo) -> LogS
     )
     faults = {
         "an unsupported compression": compression not in (Compression.PLAIN, Compression.ZSTD),
-        "an unknown column family": found.cf not in (WRITE_CF, DEFAULT_CF),
-        "no checksum": len(found.sha256) != _SHA256_BYTES,
-        "an impossible length": not 0 < found.entry_bytes <= ENTRY_BYTES_MAX or found.stored_bytes <= 0,
-        "a range outside its object": found.offset + found.stored_bytes > group.length,
-        "decreasing timestamps": not 0 < found.min_ts <= found.max_ts,
-        "an impossible number of entries": not 0 < found.entries <= found.entry_bytes // 8,
-        "two lengths though it is not compressed": found.compression == Compression.PLAIN
-        and found.stored_bytes != found.entry_bytes,
+        "an unknown column family": log_slice.cf not in (WRITE_CF, DEFAULT_CF),
+        "no checksum": len(log_slice.sha256) != _SHA256_BYTES,
+        "an impossible length": not 0 < log_slice.entry_bytes <= ENTRY_BYTES_MAX or log_slice.stored_bytes <= 0,
+        "a range outside its object": log_slice.offset + log_slice.stored_bytes > group.length,
+        "decreasing timestamps": not 0 < log_slice.min_ts <= log_slice.max_ts,
+        "an impossible number of entries": not 0 < log_slice.entries <= log_slice.entry_bytes // 8,
+        "two lengths though it is not compressed": log_slice.compression == Compression.PLAIN
+        and log_slice.stored_bytes != log_slice.entry_bytes,
     }
     for cause, bad in faults.items():
         if bad:
@@ -150,10 +150,10 @@ def _slice(key: str, group: wire.DataFileGroup, info: wire.DataFileInfo) -> LogS
                 f"a metadata file of the log backup describes a slice with {cause}",
                 object=key,
                 path=path,
-                offset=found.offset,
+                offset=log_slice.offset,
                 cause=cause,
             )
-    return found
+    return log_slice
 
 
 def _text(key: str, value: bytes) -> str:

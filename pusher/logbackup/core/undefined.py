@@ -30,9 +30,9 @@ class UndefinedTables:
 
     def see(self, rows: pa.RecordBatch) -> None:
         """Take change rows, those of the meta range first."""
-        for found in read_meta(pa.Table.from_batches([rows]), 0, TS_MAX):
-            if isinstance(found, Definition) and found.table_id and found.info is not None:
-                self._define(orjson.loads(found.info))
+        for definition in read_meta(pa.Table.from_batches([rows]), 0, TS_MAX):
+            if isinstance(definition, Definition) and definition.table_id and definition.info is not None:
+                self._define(orjson.loads(definition.info))
         keys = rows["key"]
         ids = np.unique(table_ids(keys)[is_record(keys)])
         self._seen.update(ids[ids < SYSTEM_IDS_FROM].tolist())

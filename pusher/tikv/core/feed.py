@@ -1,6 +1,6 @@
 """Follows the regions that one TiKV store leads: registrations, retries, and the events for the pusher. Pure.
 
-    region lists, messages and end of the stream, TSOs, the time   ->   requests to send, source events
+    region lists, messages and end of the stream, TSOs, the time (s, never less)   ->   requests to send, source events
 
 One registration of one piece (a region's part of one wanted range) is one subscription. Rules:
 
@@ -13,16 +13,13 @@ One registration of one piece (a region's part of one wanted range) is one subsc
   closed and reopened. Later rows are joined per subscription and decoded with the tick, or when there are many;
 - SubscriptionReady, Resolved and SubscriptionClosed come with a tick only, in this order, after all rows: ready_ts and
   cut_ts are then the TSO of the tick, and a resolved ts above it is damage;
-- a subscription that the pusher reopens never becomes ready, even if its opening scan is complete: the scan may have
-  been incomplete. The same holds if its history was not protected up to the TSO of the tick;
-- damage ends the stream with all its subscriptions and drops resolved ts that were not reported: rows below may be
-  lost;
+- a subscription that the pusher reopens never becomes ready, even if its opening scan is complete, nor does one whose
+  history was not protected up to the TSO of the tick: the scan may have been incomplete;
+- damage ends the stream with all its subscriptions and drops resolved ts that were not reported: rows may be lost;
 - after an overflow fewer opening scans run at once (see `scans`). A scan without progress is restarted;
 - a silent stream is dead, unless PD is away: then stores have no timestamps to send (`reset_timeouts`);
 - after a failure PD is asked for the piece's range again, after a pause. An EPOCH_NOT_MATCH that names regions counts
   as an answer of PD.
-
-No threads, sockets or clocks. `now` is in seconds and never decreases.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ from pusher.core.source import (
 from pusher.tikv.core.effects import AskRegions, CloseStream, Effect, HeldBack, Moved, OpenStream
 from pusher.tikv.core.marks import ResolvedMarks
 from pusher.tikv.core.opening import OpeningPrewrites
-from pusher.tikv.core.pauses import Pauses
+from pusher.tikv.core.pauses import Damages, Pauses
 from pusher.tikv.core.pieces import Phase, Piece, Pieces
 from pusher.tikv.core.region_errors import STALE_S, is_unclear, moved, named, pause_s, refusal
 from pusher.tikv.core.requests import Deregister, Register
@@ -96,7 +93,7 @@ class StoreFeed:
         self._scans, self._unread_bytes_max = OpeningScans(scans_max, scan_bytes_s), unread_bytes_max
         self._pieces = Pieces(wanted)
         self._registrations: dict[_Pair, Piece] = {}
-        self._used_ids: dict[int, set[int]] = {}  # region -> request ids that must not be used
+        self._used_ids: set[_Pair] = set()  # that must not be used
         self._closing: list[Piece] = []  # ended, SubscriptionClosed not yet emitted
         self._scanned: dict[int, Piece] = {}  # by subscription: INITIALIZED since the last tick
         self._unread: dict[int, Piece] = {}  # by subscription: pieces with encoded rows
@@ -109,14 +106,13 @@ class StoreFeed:
         self._queried: set[KeyRange] = set()
         self._pauses = Pauses(first_s=0.1, max_s=pause_max_s, lived_s=_LIVED_S)
         self._stream_pauses = Pauses(first_s=0.5, max_s=10.0, lived_s=_LIVED_S)
-        self._streaming = False
-        self._stream_retry_at = 0.0
-        self._stream_opened_at = 0.0
-        self._last_message_at = 0.0
-        self._dropped = False
+        self._streaming = self._dropped = False
+        self._stream_retry_at = self._damaged_until = 0.0
+        self._stream_opened_at = self._last_message_at = 0.0
         self._events: list[SourceEvent] = []
         self._effects: list[Effect] = []
         self._damage: TiStreamError | None = None
+        self.damages = Damages(store_id)
         self.rows_bytes = 0  #: encoded bytes of received rows
         self.fatal: TiStreamError | None = None  #: why this store cannot be followed at all
 
@@ -172,9 +168,8 @@ class StoreFeed:
         if overflow:
             self._scans.overflowed()
         self._streaming = False
-        self._stream_retry_at = self._stream_pauses.failed(
-            self.store_id, reason, now, lived_s=now - self._stream_opened_at
-        )
+        retry_at = self._stream_pauses.failed(self.store_id, reason, now, lived_s=now - self._stream_opened_at)
+        self._stream_retry_at = max(retry_at, self._damaged_until)
         for piece in list(self._registrations.values()):
             self._end(piece)
             self._query_later(piece.range, self._stream_retry_at)
@@ -195,6 +190,8 @@ class StoreFeed:
             self._events.append(SubscriptionReady(subscription=piece.subscription, ready_ts=ts))
             if piece.phase is Phase.SCANNED:
                 piece.phase = Phase.READY
+        if self._scanned and not len(self._scans) and not self._has_waiting():
+            self.damages.passed()
         self._scanned.clear()
         subscriptions, resolved_ts = self._marks.take()
         if len(subscriptions):
@@ -300,7 +297,7 @@ class StoreFeed:
 
     def failing(self, failures_min: int, now: float) -> dict[int, tuple[int, str]]:
         """Regions with at least this many failures in a row and no success since: (failures, last reason)."""
-        failing = self._pauses.failing(failures_min)
+        failing = self._pauses.failing(1)
         if not failing:
             return {}
         here = {piece.region_id: piece for piece in self._pieces if piece.region_id in failing}
@@ -313,7 +310,7 @@ class StoreFeed:
             if resolved:
                 del failing[region_id]
                 self._pauses.worked(region_id)
-        return failing
+        return {region_id: failure for region_id, failure in failing.items() if failure[0] >= failures_min}
 
     def held_back(self, limit_ts: int) -> list[HeldBack]:
         """Registered pieces whose resolved ts is below `limit_ts`."""
@@ -328,8 +325,6 @@ class StoreFeed:
         """Regions whose opening scan makes no progress: seconds since the last message."""
         return self._scans.stalled(now)
 
-    # -- inside ----------------------------------------------------------------------------------------------------
-
     def _has_waiting(self) -> bool:
         """Whether a piece waits; if so, the queue starts with one."""
         while self._waiting and self._waiting[0][2].phase is not Phase.WAITING:
@@ -340,9 +335,8 @@ class StoreFeed:
         if not self._streaming:
             self._streaming, self._stream_opened_at = True, now
             self._effects.append(OpenStream())
-        taken = self._used_ids.setdefault(piece.region_id, set())
-        piece.request_id = next(i for i in count(1) if i not in taken)
-        taken.add(piece.request_id)
+        piece.request_id = next(i for i in count(1) if (i, piece.region_id) not in self._used_ids)
+        self._used_ids.add((piece.request_id, piece.region_id))
         self._pieces.registered(piece)
         piece.subscription, piece.checkpoint_ts, piece.opened_at = next(self._subscriptions), checkpoint_ts, now
         self._scans.started(piece, now)
@@ -436,7 +430,7 @@ class StoreFeed:
         if is_unclear(error):
             self._effects.append(Deregister(request_id=piece.request_id, region_id=piece.region_id))
         else:
-            self._used_ids[piece.region_id].discard(piece.request_id)
+            self._used_ids.discard((piece.request_id, piece.region_id))
         self._end(piece)
         at_least_s = pause_s(error)
         if (elsewhere := moved(error, self.store_id, piece)) is not None:
@@ -481,6 +475,7 @@ class StoreFeed:
         self._damage = self._damage or CorruptObject(f"the change feed is damaged: {error.message}", **facts)
         if self._streaming:
             self._effects.append(CloseStream())
+            self._damaged_until = self.damages.found(str(self._damage), now)
             self.stream_lost("damaged", now)
 
     def _requeue(self, piece: Piece, due: float) -> None:

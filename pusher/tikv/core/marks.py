@@ -16,10 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
+from tistream.model.arrays import I64, U64
 
 
 class ResolvedMarks:

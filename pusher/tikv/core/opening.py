@@ -20,9 +20,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tistream.model.arrays import U64
 from tistream.model.change import Op, RowKind
-
-U64 = npt.NDArray[np.uint64]
 
 
 class OpeningPrewrites:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 _SPREAD = 0x9E3779B97F4A7C15  # odd, without a pattern: neighbouring ids get distant shares
 _WORD = (1 << 64) - 1
+_DAMAGE_MAX_S = 300.0
+_SOUND_S = 3600.0  # without damage, after which the next one is a first one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,3 +53,23 @@ class Pauses:
     def failing(self, failures_min: int) -> dict[int, tuple[int, str]]:
         """Ids with at least this many failures in a row: (failures, last reason)."""
         return {n: (t.failures, t.reason) for n, t in self._troubles.items() if t.failures >= failures_min}
+
+
+class Damages:
+    """Damage of a store's stream, such as a row that only a newer TiKV sends. Each new stream begins with opening scans
+    of all regions and comes to the same bytes, however long it has lived: the pauses grow, and the cause is shown until
+    a stream has passed its opening scans."""
+
+    def __init__(self, store_id: int) -> None:
+        self._store_id, self._at = store_id, float("-inf")
+        self._pauses = Pauses(first_s=0.5, max_s=_DAMAGE_MAX_S, lived_s=_SOUND_S)
+        self.shown = ""  #: what the last stream ended with
+
+    def found(self, text: str, now: float) -> float:
+        """Note damage; returns when a new stream may begin."""
+        lived_s, self._at, self.shown = now - self._at, now, text
+        return self._pauses.failed(self._store_id, text, now, lived_s=lived_s)
+
+    def passed(self) -> None:
+        """A stream has passed its opening scans."""
+        self.shown = ""

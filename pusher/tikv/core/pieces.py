@@ -91,13 +91,13 @@ class Pieces:
     def parts(self, region_range: KeyRange) -> list[KeyRange]:
         """The wanted parts of a range."""
         at = max(0, bisect_right(self._starts, region_range.start) - 1)
-        found = []
+        key_ranges = []
         for wanted in islice(self.wanted, at, None):
             if region_range.end and wanted.start >= region_range.end:
                 break
             if part := wanted.intersect(region_range):
-                found.append(part)
-        return found
+                key_ranges.append(part)
+        return key_ranges
 
     def _to_register(self, region_range: KeyRange) -> list[KeyRange]:
         """The parts to register of a region: its wanted parts, or all from the first to the last."""
@@ -111,21 +111,21 @@ class Pieces:
         """The rows (schema change.ROWS) whose keys are wanted."""
         starts, ends = self._bounds
         keys = rows.column("key")
-        at = starts.search_sorted(pl.from_arrow(keys), side="right").to_numpy().astype(np.int64) - 1  # type: ignore[union-attr]
+        at = starts.search_sorted(pl.Series(keys), side="right").to_numpy().astype(np.int64) - 1
         end = ends.take(pa.array(np.maximum(at, 0)))
         inside = pc.or_(pc.equal(end, b""), pc.less(keys, end))
         return rows.filter(pc.and_(inside, pa.array(at >= 0)))
 
     def overlapping(self, part: KeyRange) -> list[Piece]:
         first = self._by_start.bisect_right(part.start) - 1
-        found = []
+        pieces = []
         for start in self._by_start.irange(self._by_start.peekitem(first)[0] if first >= 0 else None):
             if part.end and start >= part.end:
                 break
             piece = self._by_start[start]
             if piece.range.intersect(part):
-                found.append(piece)
-        return found
+                pieces.append(piece)
+        return pieces
 
     def led_here(self, region: Region, due: float) -> list[Piece]:
         """This store leads the region; returns the new waiting pieces."""

@@ -11,7 +11,6 @@ import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from schemas.history import History
@@ -20,13 +19,13 @@ from schemas.lineage import Ancestor, Lineages, column_lineages, versions_of
 from schemas.model import Table
 from schemas.types import full_type
 from tistream import ts as tso
-from tistream.codec.row.cast import cast
+from tistream.codec.row.cast import cast, in_place
 from tistream.codec.row.decode import Decoded, decode
 from tistream.codec.row.layout import ColumnSpec, RowLayout, storage_schema, storage_type
 from tistream.codec.table_key import table_ids
 from tistream.errors import DecodeError, NotConvertible
+from tistream.model.arrays import Mask
 
-Mask = npt.NDArray[np.bool_]
 _QUERY_MAX = 1000  # characters of a DDL's text in an error
 
 
@@ -50,15 +49,17 @@ def readings(
     history: History, table: Table, as_of: int, *, log_start_ts: int = 0, seeded_ts: int | None = None
 ) -> dict[int, Reading]:
     """Physical id -> Reading, for the table at `as_of`. `seeded_ts`: its first seed above that, if there is one."""
-    found = {id_: _reading(history, table, id_, as_of) for id_ in table.physical_ids}
-    return {id_: replace(each, log_start_ts=log_start_ts, seeded_ts=seeded_ts) for id_, each in found.items()}
+    reading_of = {id_: _reading(history, table, id_, as_of) for id_ in table.physical_ids}
+    return {id_: replace(each, log_start_ts=log_start_ts, seeded_ts=seeded_ts) for id_, each in reading_of.items()}
 
 
-def decoded(found: dict[int, Reading], rows: pa.Table) -> pa.RecordBatch:
+def decoded(reading_of: dict[int, Reading], rows: pa.Table) -> pa.RecordBatch:
     """The delivered columns, in storage form, of live rows (schema newest.STATE) in key order."""
     ids = table_ids(rows["key"])
     bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
-    parts = [_decoded(found[int(ids[a])], rows.slice(a, b - a).combine_chunks()) for a, b in itertools.pairwise(bounds)]
+    parts = [
+        _decoded(reading_of[int(ids[a])], rows.slice(a, b - a).combine_chunks()) for a, b in itertools.pairwise(bounds)
+    ]
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
@@ -80,9 +81,9 @@ def _reading(history: History, table: Table, physical_id: int, as_of: int) -> Re
 def _decoded(reading: Reading, rows: pa.Table) -> pa.RecordBatch:
     table, layout = reading.table, reading.layout
     keys, values = rows["key"].chunk(0), rows["value"].chunk(0)
-    found = decode(layout, keys, values, with_lacking=reading.converts)
-    if found.errors:
-        error = found.errors[0]
+    values_read = decode(layout, keys, values, with_lacking=reading.converts)
+    if values_read.errors:
+        error = values_read.errors[0]
         raise DecodeError(
             f"A row of {table.db}.{table.name} cannot be decoded: {error.cause}.",
             database=table.db,
@@ -97,12 +98,12 @@ def _decoded(reading: Reading, rows: pa.Table) -> pa.RecordBatch:
     arrays = []
     for n, spec in enumerate(shown.columns):
         line = reading.lines.get(spec.id)
-        array = found.batch.column(n)
-        if line and found.lacking[n].any():
-            array = _converted(reading, spec, line, found, place, rows)
+        array = values_read.batch.column(n)
+        if line and values_read.lacking[n].any():
+            array = _converted(reading, spec, line, values_read, place, rows)
         arrays.append(array)
     if not arrays:
-        return found.batch
+        return values_read.batch
     return pa.RecordBatch.from_arrays(arrays, schema=storage_schema(shown))
 
 
@@ -110,7 +111,7 @@ def _converted(
     reading: Reading,
     spec: ColumnSpec,
     line: tuple[Ancestor, ...],
-    found: Decoded,
+    values_read: Decoded,
     place: dict[int, int],
     rows: pa.Table,
 ) -> pa.Array:
@@ -120,9 +121,9 @@ def _converted(
     committed before lacks it because it was not written since."""
     own = place[spec.id]
     commit_ts = rows["commit_ts"].to_numpy()
-    lacking = np.flatnonzero(found.lacking[own] & (commit_ts <= np.uint64(line[-1].ddl_ts)))
+    lacking = np.flatnonzero(values_read.lacking[own] & (commit_ts <= np.uint64(line[-1].ddl_ts)))
     if not len(lacking):
-        return found.batch.column(own)
+        return values_read.batch.column(own)
     index, written = pa.array(lacking), commit_ts[lacking]
     value, form, known = pa.nulls(len(lacking), storage_type(spec)), spec, np.zeros(len(lacking), np.bool_)
     lost = np.zeros(len(lacking), np.intp)  # the place in the line of the change at which the value became unknown
@@ -135,13 +136,13 @@ def _converted(
             continue
         at = place[ancestor.column.id]
         source = reading.layout.columns[at]
-        holds = ~found.lacking[at][lacking]
+        holds = ~values_read.lacking[at][lacking]
         holds |= True if n == 0 else written > np.uint64(line[n - 1].ddl_ts)
-        before, kept = _in_place(form, source, value)
-        value, fits = cast(source, target, _chosen(holds, found.batch.column(at).take(index), before))
+        before, kept = in_place(form, source, value)
+        value, fits = cast(source, target, _chosen(holds, values_read.batch.column(at).take(index), before))
         had, form, known = holds | known, target, (holds | (known & kept)) & fits
         lost[had & ~known] = n
-    value, kept = _in_place(form, spec, value)
+    value, kept = in_place(form, spec, value)
     lost[known & ~kept] = len(line) - 1
     known &= kept
     if not known.all():
@@ -149,14 +150,7 @@ def _converted(
         _refuse(reading, spec, line[int(lost[first])], rows, int(lacking[first]))
     places = np.arange(rows.num_rows, dtype=np.int64)
     places[lacking] = rows.num_rows + np.arange(len(lacking))
-    return pa.concat_arrays([found.batch.column(own), value]).take(pa.array(places))
-
-
-def _in_place(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> tuple[pa.Array, Mask]:
-    """(values after changes that kept the column's id and bytes, which of them are certain)."""
-    if values.type == storage_type(new):
-        return values, np.ones(len(values), np.bool_)
-    return cast(old, new, values)
+    return pa.concat_arrays([values_read.batch.column(own), value]).take(pa.array(places))
 
 
 def _chosen(mask: Mask, chosen: pa.Array, other: pa.Array) -> pa.Array:

@@ -33,14 +33,14 @@ def parse_columns(text: str | None) -> tuple[str, ...] | None:
     names: list[str] = []
     at = 0
     while True:
-        found = _NAME.match(text, at)
-        if found is None:
+        match = _NAME.match(text, at)
+        if match is None:
             raise InvalidInput(
                 f"'{text[:80]}' is no list of columns: separate names by commas; a name with a comma is in backquotes."
             )
-        names.append(found[1].replace("``", "`") if found[1] is not None else found[2])
-        at = found.end()
-        if not found[3]:
+        names.append(match[1].replace("``", "`") if match[1] is not None else match[2])
+        at = match.end()
+        if not match[3]:
             return tuple(names)
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from reading.filters.core.literals import DoesNotFit, Scale, are_comparable, constant, on_scale, scale_of
 from reading.filters.core.refusal import refused
+from reading.filters.core.regexes import found
 from reading.filters.core.syntax import (
     ColumnName,
     Compare,
@@ -65,11 +66,11 @@ class _Evaluation:
             case Not(inner=inner):
                 return pc.invert(self.of(inner))
         at = condition.at if isinstance(condition, Like) else self._place(condition)
-        found = self._columns.get(folded(condition.column.name))
-        if found is None:
+        column = self._columns.get(folded(condition.column.name))
+        if column is None:
             return self._all(True if isinstance(condition, IsNull) else None)
         try:
-            return self._test(condition, *found)
+            return self._test(condition, *column)
         except DoesNotFit as e:
             cause = f"in table {self._table} {e}"
             raise refused(self._expression.parameter, self._expression.text, at, cause, table=self._table) from e
@@ -206,7 +207,9 @@ def _like(spec: ColumnSpec, values: pa.Array, pattern: str, escape: str) -> pa.A
         else:
             parts.append({"%": ".*", "_": "."}.get(c) or _quoted(c, spec))
         at += 1
-    return pc.match_substring_regex(on_scale(spec, values, scale), "".join([*parts, "$"]))
+    texts = on_scale(spec, values, scale)
+    passed = found(texts, "".join([*parts, "$"]), linear="." not in parts)
+    return pc.if_else(texts.is_valid(), pa.array(passed), None)
 
 
 def _quoted(character: str, spec: ColumnSpec) -> str:

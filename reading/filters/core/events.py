@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from reading.core.changes import DELETE, INSERT, UPDATE
 from reading.filters.core.refusal import check_length, refused, unknown_word
+from reading.filters.core.regexes import Price, found
 from reading.filters.core.rules import TableRules, parse_table_rules
 from reading.filters.core.syntax import Expression, parse_expression
 from schemas.actions import EVENTS
@@ -125,31 +126,48 @@ class EventFilter:
     ddl_texts: tuple[str, ...]
     row_rules: tuple[RowRule, ...]
 
-    def ignores_ddl(self, event: DdlEvent) -> bool:
-        """Whether a DDL is ignored: by its type or its text, and by the name that it gives a table."""
-        means = self.matcher.matches(event.db, event.table) if event.table else self.matcher.may_match_in(event.db)
-        return means and (
-            event.type in self.ddl_types or any(_in_text(each, event.statement) for each in self.ddl_texts)
-        )
+    def keeps_ddl(self, events: Sequence[DdlEvent]) -> list[DdlEvent]:
+        """The DDL that is not ignored: by its type or its text, as the user wrote it or as it is delivered, and by the
+        name of its table; of a RENAME the name before, of an EXCHANGE PARTITION either table's."""
+        self.matcher.look_at([name for event in events for name in _named(event)])
+        ignored = [self._means(event) and event.type in self.ddl_types for event in events]
+        for regex in self.ddl_texts:
+            asked = [n for n, event in enumerate(events) if not ignored[n] and self._means(event)]
+            texts = [text for n in asked for text in (events[n].statement, events[n].query)]
+            hits = found(pa.array(texts, pa.string()), regex, ignore_case=True)
+            for place, n in enumerate(asked):
+                ignored[n] = bool(hits[2 * place]) or bool(hits[2 * place + 1])
+        return [event for event, is_ignored in zip(events, ignored, strict=True) if not is_ignored]
+
+    def _means(self, event: DdlEvent) -> bool:
+        named = _named(event)
+        return any(self.matcher.matches(db, table) if table else self.matcher.may_match_in(db) for db, table in named)
 
 
-def _in_text(regex: str, query: str) -> bool:
-    return bool(pc.match_substring_regex(pa.array([query]), regex, ignore_case=True)[0].as_py())
+def _named(event: DdlEvent) -> list[tuple[str, str]]:
+    """The databases and tables whose DDL it is; a RENAME is one of the name that it takes away, an EXCHANGE PARTITION
+    of both tables."""
+    if event.type in _DDL_EVENTS["rename table"] and event.old_table:
+        return [(event.old_db or event.db, event.old_table)]
+    if event.exchanged is not None and event.version is not None:
+        return [(event.exchanged.db, event.exchanged.name), (event.version.db, event.version.name)]
+    return [(event.db, event.table)]
 
 
-def parse_event_filters(text: str) -> tuple[EventFilter, ...]:
+def parse_event_filters(text: str, price: Price | None = None) -> tuple[EventFilter, ...]:
     """The filters of a JSON list of objects with TiCDC's names. FilterInvalid for anything else."""
     check_length(PARAMETER, text)
     try:
-        found = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as e:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as e:  # ValueError: also of a number of thousands of digits
         raise refused(PARAMETER, text, getattr(e, "pos", 0), "not JSON") from e
-    if not isinstance(found, list):
+    if not isinstance(given, list):
         raise refused(PARAMETER, text, 0, "not a list of objects")
-    return tuple(_event_filter(text, n, each) for n, each in enumerate(found))
+    price = price or Price()
+    return tuple(_event_filter(text, n, each, price) for n, each in enumerate(given))
 
 
-def _event_filter(text: str, n: int, given: Any) -> EventFilter:
+def _event_filter(text: str, n: int, given: Any, price: Price) -> EventFilter:
     path = f"{PARAMETER}[{n}]"
     if not isinstance(given, dict):
         raise refused(path, text, 0, "not an object")
@@ -170,10 +188,10 @@ def _event_filter(text: str, n: int, given: Any) -> EventFilter:
         else:
             raise unknown_word(f"{path}.ignore-event", word, 0, word, [*_KINDS, "all dml", *_DDL_EVENTS])
     return EventFilter(
-        matcher=parse_table_rules(matcher, f"{path}.matcher"),
+        matcher=parse_table_rules(matcher, f"{path}.matcher", price),
         kinds=frozenset(kinds),
         ddl_types=frozenset(types),
-        ddl_texts=tuple(_regex(path, each) for each in _texts(path, "ignore-sql", given.get("ignore-sql", []))),
+        ddl_texts=tuple(_regex(path, each, price) for each in _texts(path, "ignore-sql", given.get("ignore-sql", []))),
         row_rules=tuple(_row_rule(path, name, given[name]) for name in _EXPRESSIONS if given.get(name)),
     )
 
@@ -184,9 +202,11 @@ def _texts(path: str, name: str, given: Any) -> Sequence[str]:
     return given
 
 
-def _regex(path: str, regex: str) -> str:
+def _regex(path: str, regex: str, price: Price) -> str:
+    if too_large := price.refusal(regex):
+        raise refused(f"{path}.ignore-sql", regex, 0, too_large)
     try:
-        _in_text(regex, "")
+        pc.match_substring_regex(pa.array([""]), regex, ignore_case=True)
     except pa.ArrowInvalid as e:
         cause = f"not a regular expression: {str(e).splitlines()[0]}"
         raise refused(f"{path}.ignore-sql", regex, 0, cause) from e

@@ -1,4 +1,4 @@
-"""What a constant means beside a column: each kind of column has one scale on which its values are compared.
+"""The meaning of a constant: each kind of column has one scale on which its values are compared.
 
 integers, YEAR, BIT     whole numbers, exactly; a constant with a fraction equals none of them
 DECIMAL                 exactly, with all digits
@@ -8,7 +8,7 @@ TIMESTAMP               the same in UTC, or with an offset: ...Z, ...+02:00
 TIME                    '[-]HHH:MM[:SS[.ffffff]]'
 CHAR, VARCHAR, TEXT     by code points: case, accents and trailing spaces count, whatever the collation
 BINARY, BLOB            by bytes
-ENUM, SET               by label as text ('a,b' of a SET), or by number beside a number
+ENUM, SET               by label as text ('a,b' of a SET), or by number with a number
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ def on_scale(spec: ColumnSpec, values: pa.Array, scale: Scale) -> pa.Array:
     """A column in storage form as values of a scale."""
     kind = kind_of(spec)
     if scale is Scale.FLOAT:
-        return pc.add(values.cast(pa.float64()), 0.0)  # -0.0 becomes 0.0, which is_in tells apart
+        # beyond 2^53 to the nearest double, as SQL does; -0.0 becomes 0.0, which is_in tells apart
+        return pc.add(values.cast(pa.float64(), safe=False), 0.0)
     if scale is Scale.TEXT and kind in _LABELLED:
         return enum_labels(spec, values) if kind is Kind.ENUM else set_labels(spec, values)
     return values
 
 
 def constant(spec: ColumnSpec, literal: Literal) -> Constant:
-    """The constant beside the column. DoesNotFit when it has no meaning there. NULL is the caller's."""
+    """The constant on the column's scale. DoesNotFit when it has no meaning there. NULL is the caller's."""
     value, kind, scale = literal.value, kind_of(spec), scale_of(spec)
     assert value is not None
     if kind in _LABELLED and not isinstance(value, str):
@@ -137,11 +138,11 @@ def _chars(spec: ColumnSpec, scale: Scale, value: Decimal | str | bytes) -> str 
 
 def _moment(spec: ColumnSpec, value: Decimal | str | bytes) -> int:
     """The packed form of a moment."""
-    found = _MOMENT.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
+    match = _MOMENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
         raise DoesNotFit(f"column {spec.name} is a date or time: write 'YYYY-MM-DD HH:MM:SS' or a part of it")
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
-    micros, offset = int((found[7] or "").ljust(6, "0")), found[8]
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
+    micros, offset = int((match[7] or "").ljust(6, "0")), match[8]
     if month > 12 or day > 31 or hour > 23 or minute > 59 or second > 59:
         raise DoesNotFit(f"{value!r} is not a date or time")
     if offset is None:
@@ -159,9 +160,9 @@ def _moment(spec: ColumnSpec, value: Decimal | str | bytes) -> int:
 
 def _span(spec: ColumnSpec, value: Decimal | str | bytes) -> int:
     """Nanoseconds of a TIME."""
-    found = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None or int(found[3]) > 59 or int(found[4] or 0) > 59:
+    match = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or int(match[3]) > 59 or int(match[4] or 0) > 59:
         raise DoesNotFit(f"column {spec.name} is a TIME: write '[-]HH:MM[:SS]'")
-    seconds = int(found[2]) * 3600 + int(found[3]) * 60 + int(found[4] or 0)
-    nanos = seconds * 10**9 + int((found[5] or "").ljust(6, "0")) * 1000
-    return -nanos if found[1] else nanos
+    seconds = int(match[2]) * 3600 + int(match[3]) * 60 + int(match[4] or 0)
+    nanos = seconds * 10**9 + int((match[5] or "").ljust(6, "0")) * 1000
+    return -nanos if match[1] else nanos

@@ -11,20 +11,21 @@ Names are compared without regard to case.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from reading.filters.core.refusal import refused
+from reading.filters.core.regexes import Price, found
 from schemas.names import folded
 
 _REGEX = re.compile(r"/((?:\\.|[^/\\])+)/", re.DOTALL)
 _QUOTED = {'"': re.compile(r'"((?:""|[^"])+)"'), "`": re.compile(r"`((?:``|[^`])+)`")}
 _CLASS = re.compile(r"\[(!?)((?:\\[^0-9a-zA-Z]|[^\\\]])+)\]")
 _ALL = "(?s)^.*$"
+_KNOWN_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +35,33 @@ class Pattern:
     name: str | None = None  #: the plain name as written; None: `regex` decides
     regex: str = ""
     at: int = 0  #: its place in the text
+    _known: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)  #: by name, in lower case
 
     def matches(self, name: str) -> bool:
         """Whether a name matches, in any case."""
         if self.name is not None:
             return folded(self.name) == folded(name)
-        return self.matches_all or _found(self.regex, folded(name))
+        if self.matches_all:
+            return True
+        name = folded(name)
+        known = self._known.get(name)
+        return self._look_up([name])[0] if known is None else known
+
+    def look_at(self, names: Iterable[str]) -> None:
+        """Match many names, in lower case, at once: an expression is compiled for each call."""
+        if self.name is not None or self.matches_all:
+            return
+        new = list(dict.fromkeys(name for name in names if name not in self._known))
+        if new:
+            self._look_up(new)
+
+    def _look_up(self, names: list[str]) -> list[bool]:
+        """Match these names and keep the answers. Another thread may drop what is kept at any time."""
+        answers: list[bool] = found(pa.array(names), self.regex, ignore_case=True).tolist()
+        if len(self._known) > _KNOWN_MAX:
+            self._known.clear()
+        self._known.update(zip(names, answers, strict=True))
+        return answers
 
     @property
     def matches_all(self) -> bool:
@@ -47,17 +69,12 @@ class Pattern:
         return self.name is None and self.regex == _ALL
 
 
-@lru_cache(maxsize=1 << 16)
-def _found(regex: str, name: str) -> bool:
-    """RE2 needs time in proportion to the name, whatever the expression."""
-    return bool(pc.match_substring_regex(pa.array([name]), regex, ignore_case=True)[0].as_py())
-
-
 class PatternReader:
     """Reads patterns from the text of a parameter."""
 
-    def __init__(self, parameter: str, text: str) -> None:
+    def __init__(self, parameter: str, text: str, price: Price | None = None) -> None:
         self.parameter, self.text, self.at = parameter, text, 0
+        self._price = price or Price()
 
     def refused(self, cause: str, at: int | None = None) -> Exception:
         """The error at a place, by default the current one."""
@@ -96,14 +113,18 @@ class PatternReader:
         return self._wildcard(start)
 
     def _matched(self, form: re.Pattern[str], cause: str, make: Callable[[re.Match[str]], Pattern]) -> Pattern:
-        found = form.match(self.text, self.at)
-        if found is None:
+        match = form.match(self.text, self.at)
+        if match is None:
             raise self.refused(cause)
-        made = make(found)
-        self.at = found.end()
+        made = make(match)
+        self.at = match.end()
         return made
 
     def _regex(self, regex: str, start: int) -> Pattern:
+        if regex == _ALL:
+            return Pattern(regex=regex, at=start)
+        if too_large := self._price.refusal(regex):
+            raise self.refused(too_large, start)
         try:
             pc.match_substring_regex(pa.array([""]), regex, ignore_case=True)
         except pa.ArrowInvalid as e:
@@ -122,13 +143,13 @@ class PatternReader:
             elif c in "*?":
                 plain, parts = False, parts + {"*": ".*", "?": "."}[c]
             elif c == "[":
-                found = _CLASS.match(self.text, self.at)
-                if found is None:
+                match = _CLASS.match(self.text, self.at)
+                if match is None:
                     raise self.refused("an incomplete character class")
                 # a ^ that begins a class is itself; in the regular expression it would negate
-                plain, begin = False, "[^" if found[1] else "[\\" if found[2].startswith("^") else "["
-                parts += begin + found[2] + "]"
-                self.at = found.end() - 1
+                plain, begin = False, "[^" if match[1] else "[\\" if match[2].startswith("^") else "["
+                parts += begin + match[2] + "]"
+                self.at = match.end() - 1
             elif c in "$_" or c.isalnum() or not c.isascii():
                 name, parts = name + c, parts + re.escape(c)
             elif c.isspace():

@@ -9,11 +9,13 @@ meant. Rules are separated by commas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from reading.filters.core.patterns import Pattern, PatternReader
 from reading.filters.core.refusal import check_length
+from reading.filters.core.regexes import Price
+from schemas.names import folded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,12 @@ class TableRules:
     text: str
     rules: tuple[TableRule, ...]
 
+    def look_at(self, names: Collection[tuple[str, str]]) -> None:
+        """Match many names (database, table) at once, before `matches` is asked about each."""
+        for rule in self.rules:
+            rule.database.look_at(folded(database) for database, _ in names)
+            rule.table.look_at(folded(table) for _, table in names)
+
     def matches(self, database: str, table: str) -> bool:
         """Whether a table is meant."""
         for rule in reversed(self.rules):
@@ -53,10 +61,10 @@ class TableRules:
         return False
 
 
-def parse_table_rules(text: str, parameter: str = "tables") -> TableRules:
+def parse_table_rules(text: str, parameter: str = "tables", price: Price | None = None) -> TableRules:
     """The rules of a text. FilterInvalid with the position for anything else."""
     check_length(parameter, text)
-    reader, rules = PatternReader(parameter, text), list[TableRule]()
+    reader, rules = PatternReader(parameter, text, price), list[TableRule]()
 
     def one() -> None:
         includes = _includes(reader)
@@ -92,10 +100,10 @@ class ColumnRules:
         return ((pattern.name, pattern.at) for pattern, _ in self.rules if pattern.name is not None)
 
 
-def parse_column_rules(text: str, parameter: str) -> ColumnRules:
+def parse_column_rules(text: str, parameter: str, price: Price | None = None) -> ColumnRules:
     """The rules of a text. FilterInvalid with the position for anything else."""
     check_length(parameter, text)
-    reader, rules = PatternReader(parameter, text), list[tuple[Pattern, bool]]()
+    reader, rules = PatternReader(parameter, text, price), list[tuple[Pattern, bool]]()
 
     def one() -> None:
         includes = _includes(reader)

@@ -14,13 +14,109 @@ Words are read in any case. `&&` and `||` are AND and OR.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from typing import TypeAlias
 
-from reading.filters.core.refusal import refused
-from reading.filters.core.tokens import Kind, Token, tokens
+from reading.filters.core.refusal import check_length, refused
+
+_SPACE = re.compile(r"\s+")
+_NAME = re.compile(r"[A-Za-z_$\u0080-\U0010ffff][0-9A-Za-z_$\u0080-\U0010ffff]*")
+_HEX = re.compile(r"0x([0-9A-Fa-f]+)(?![0-9A-Za-z_$])|[xX]'([0-9A-Fa-f]*)'")
+_NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_SYMBOL = re.compile(r"<=|>=|<>|!=|&&|\|\||[=<>(),+-]")
+_ESCAPES = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
+_DIGITS_MAX = 100
+_EXPONENT_MAX = 400
+
+
+class Kind(StrEnum):
+    """The kinds of words."""
+
+    NAME = "name"  #: a column, or a word of the grammar
+    QUOTED = "quoted name"
+    NUMBER = "number"
+    STRING = "string"
+    BYTES = "bytes"
+    SYMBOL = "symbol"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A word with its place."""
+
+    kind: Kind
+    value: str | Decimal | bytes
+    at: int
+
+
+def tokens(parameter: str, text: str) -> list[Token]:
+    """The words of an expression, END last. FilterInvalid for what is no word."""
+    check_length(parameter, text)
+    return list(_tokens(parameter, text))
+
+
+def _tokens(parameter: str, text: str) -> Iterator[Token]:
+    at = 0
+    while at < len(text):
+        if match := _SPACE.match(text, at):
+            at = match.end()
+            continue
+        if match := _HEX.match(text, at):
+            digits = match[1] or match[2] or ""
+            if match[2] is not None and len(digits) % 2:
+                raise refused(parameter, text, at, "an odd number of hexadecimal digits")
+            yield Token(kind=Kind.BYTES, value=bytes.fromhex("0" * (len(digits) % 2) + digits), at=at)
+            end = match.end()
+        elif match := _NUMBER.match(text, at):
+            end = match.end()
+            if _NAME.match(text, end):
+                raise refused(parameter, text, at, "not a number; quote a column name with backquotes")
+            yield Token(kind=Kind.NUMBER, value=number(parameter, text, at, match[0]), at=at)
+        elif match := _NAME.match(text, at):
+            yield Token(kind=Kind.NAME, value=match[0], at=at)
+            end = match.end()
+        elif text[at] in "'\"`":
+            value, end = _quoted(parameter, text, at)
+            yield Token(kind=Kind.QUOTED if text[at] == "`" else Kind.STRING, value=value, at=at)
+        elif match := _SYMBOL.match(text, at):
+            yield Token(kind=Kind.SYMBOL, value=match[0], at=at)
+            end = match.end()
+        else:
+            raise refused(parameter, text, at, f"unexpected {text[at]!r}")
+        at = end
+    yield Token(kind=Kind.END, value="", at=len(text))
+
+
+def number(parameter: str, text: str, at: int, shown: str) -> Decimal:
+    """The exact value of a number's text."""
+    digits, _, exponent = shown.lower().partition("e")
+    if len(digits) > _DIGITS_MAX or (exponent and (len(exponent) > 5 or abs(int(exponent)) > _EXPONENT_MAX)):
+        raise refused(parameter, text, at, f"a number of more than {_DIGITS_MAX} digits or beyond 1e{_EXPONENT_MAX}")
+    return Decimal(shown)
+
+
+def _quoted(parameter: str, text: str, start: int) -> tuple[str, int]:
+    """(the text between the quotes, the place after them). In strings a backslash escapes as in MySQL, where \\%
+    and \\_ stay as they are for LIKE."""
+    quote, at, parts = text[start], start + 1, list[str]()
+    while at < len(text):
+        c = text[at]
+        if c == quote and text[at + 1 : at + 2] != quote:
+            return "".join(parts), at + 1
+        if c == "\\" and quote != "`" and at + 1 < len(text):
+            following = text[at + 1]
+            parts.append(c + following if following in "%_" else _ESCAPES.get(following, following))
+            at += 2
+            continue
+        parts.append(c)
+        at += 2 if c == quote else 1
+    raise refused(parameter, text, start, "a quote is not closed")
+
 
 _DEPTH_MAX = 50  # of parentheses and NOT
 _SWAPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -115,18 +211,27 @@ class Expression:
         """The columns that it names, once for each place."""
         return _columns(self.root)
 
+    def patterns(self) -> Iterator[str]:
+        """The patterns of LIKE."""
+        return (each.pattern for each in _tests(self.root) if isinstance(each, Like))
+
 
 def _columns(condition: Condition) -> Iterator[ColumnName]:
+    for test in _tests(condition):
+        yield test.column
+        if isinstance(test, Compare) and isinstance(test.other, ColumnName):
+            yield test.other
+
+
+def _tests(condition: Condition) -> Iterator[Compare | In | Like | IsNull]:
     match condition:
         case Every(parts=parts) | Some(parts=parts):
             for part in parts:
-                yield from _columns(part)
+                yield from _tests(part)
         case Not(inner=inner):
-            yield from _columns(inner)
-        case Compare(column=column, other=ColumnName() as other):
-            yield from (column, other)
+            yield from _tests(inner)
         case _:
-            yield condition.column
+            yield condition
 
 
 def parse_expression(text: str, parameter: str = "where") -> Expression:
@@ -172,9 +277,9 @@ class _Parser:
         self._depth += 1
         if self._depth > _DEPTH_MAX:
             raise self._refused(f"more than {_DEPTH_MAX} parentheses and NOT inside each other")
-        found = read()
+        condition = read()
         self._depth -= 1
-        return found
+        return condition
 
     def _test(self) -> Condition:
         if self._takes_symbol("("):
@@ -277,14 +382,14 @@ class _Parser:
 
     def _takes(self, word: str) -> bool:
         """Go past a word of the grammar if it is next."""
-        found = self._token.kind is Kind.NAME and str(self._token.value).upper() == word
-        self._next += found
-        return found
+        is_there = self._token.kind is Kind.NAME and str(self._token.value).upper() == word
+        self._next += is_there
+        return is_there
 
     def _takes_symbol(self, symbol: str) -> bool:
-        found = self._token.kind is Kind.SYMBOL and self._token.value == symbol
-        self._next += found
-        return found
+        is_there = self._token.kind is Kind.SYMBOL and self._token.value == symbol
+        self._next += is_there
+        return is_there
 
     def _require_symbol(self, symbol: str) -> None:
         if not self._takes_symbol(symbol):

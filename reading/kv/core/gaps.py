@@ -49,8 +49,8 @@ def gap_starts(rows: pa.Table) -> Stamps:
     start = pl.when(pl.col("flags") & FLAG_SCANNED != 0).then("start_ts").otherwise("commit_ts")
     least = start.cum_min(reverse=True).over("key")
     previous = pl.col("commit_ts").shift(1, fill_value=0).over("key")
-    found: Stamps = frame.select(pl.max_horizontal(least, previous)).to_series().to_numpy()
-    return found
+    stamps: Stamps = frame.select(pl.max_horizontal(least, previous)).to_series().to_numpy()
+    return stamps
 
 
 def by_key(rows: pa.Table) -> pa.Table:
@@ -67,7 +67,7 @@ def known_moments(rows: pa.Table, t: int, *, earliest: int) -> Moments:
     starts, ends = starts[real], ends[real]
     order = np.argsort(starts)
     starts, reach = starts[order], np.maximum.accumulate(ends[order])
-    first = np.ones(len(starts), np.bool_)  # of a stretch of gaps that overlap; two that share an end do not
+    first = np.ones(len(starts), np.bool_)  # of gaps that overlap; two that share an end do not
     first[1:] = starts[1:] >= reach[:-1]
     lows = starts[first]
     highs = reach[np.append(np.flatnonzero(first)[1:] - 1, len(starts) - 1)] if len(starts) else lows

@@ -14,12 +14,12 @@ the answer depends on them even if the page does not.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tistream import ts as tso
 from tistream.codec.newest import states
+from tistream.model.arrays import Mask
 from tistream.model.change import FLAG_SCANNED
 
 _NONE = np.uint64((1 << 64) - 1)
@@ -39,8 +39,6 @@ _ENTRY = _VERSION.append(pa.field("gap_ts", pa.uint64(), False))
 #: an entry as of t; `value` null: none is known, or it is deleted or expired, and `known` is false
 ENTRIES = _VERSION.append(pa.field("known", pa.bool_(), False))
 
-Mask = npt.NDArray[np.bool_]
-
 
 class RangeState:
     """Gathers the first `limit` keys of a range as of `t`, fewer if they have more than `size` bytes."""
@@ -54,15 +52,15 @@ class RangeState:
 
     def add(self, rows: pa.Table) -> None:
         """Take in rows of the log (schema change.COMMITTED) of this range, also from above t."""
-        found = _entries(rows, self._t)
-        if not found.num_rows:
+        entries = _entries(rows, self._t)
+        if not entries.num_rows:
             return
-        gap = (found["gap_ts"].to_numpy() != _NONE) | (found["commit_ts"].to_numpy() == self._t)
-        self._gaps.append(_without_values(found.filter(pa.array(gap))))
+        gap = (entries["gap_ts"].to_numpy() != _NONE) | (entries["commit_ts"].to_numpy() == self._t)
+        self._gaps.append(_without_values(entries.filter(pa.array(gap))))
         if self.last_key is not None:
-            found = found.filter(pc.less_equal(found["key"], pa.scalar(self.last_key, pa.binary())))
-        self._page.append(found)
-        self._held += found.num_rows
+            entries = entries.filter(pc.less_equal(entries["key"], pa.scalar(self.last_key, pa.binary())))
+        self._page.append(entries)
+        self._held += entries.num_rows
         if self._held > _HELD_ROWS or sum(part.nbytes for part in self._page) > 2 * self._size:
             self._reduce()
 
@@ -129,15 +127,15 @@ def _reduced(parts: list[pa.Table]) -> pa.Table:
 
 
 def _unknown(entries: pa.Table, t: np.uint64) -> Mask:
-    found: Mask = (entries["gap_ts"].to_numpy() != _NONE) & (entries["commit_ts"].to_numpy() != t)
-    return found
+    mask: Mask = (entries["gap_ts"].to_numpy() != _NONE) & (entries["commit_ts"].to_numpy() != t)
+    return mask
 
 
 def _expired(entries: pa.Table, t: np.uint64) -> Mask:
     """Which entries have expired at t, by t's own clock."""
     expire_ts = entries["expire_ts"].to_numpy()
-    found: Mask = (expire_ts != 0) & (expire_ts <= np.uint64(tso.physical_ms(int(t)) // 1000))
-    return found
+    mask: Mask = (expire_ts != 0) & (expire_ts <= np.uint64(tso.physical_ms(int(t)) // 1000))
+    return mask
 
 
 def _without_values(entries: pa.Table) -> pa.Table:

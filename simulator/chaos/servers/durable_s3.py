@@ -9,14 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from simulator.chaos.servers.ports import free_port
-from simulator.chaos.servers.s3server import CREDENTIALS, REGION, S3Server, S3ServerError
-
-START_S = 60
+from simulator.chaos.servers.ports import ServerError, free_port, wait_until
+from simulator.chaos.servers.s3server import CREDENTIALS, REGION, S3Server
 
 
 class DurableS3:
@@ -43,10 +39,10 @@ class DurableS3:
         program = Path(sys.executable).with_name("ministack")
         command = str(program) if program.exists() else shutil.which("ministack")
         if command is None:
-            raise S3ServerError("ministack is missing; install it with: pip install 'tistream[testing]'")
+            raise ServerError("ministack is missing: it comes with the extra 'testing' of tistream")
         with (self._folder / "log").open("ab") as out:
             self._process = subprocess.Popen([command], stdout=out, stderr=out, env=self._environment())
-        self._wait_until(self._answers)
+        wait_until(self._answers, self._process, self._folder / "log")
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -77,14 +73,3 @@ class DurableS3:
             return bool(httpx2.get(f"{self.server.endpoint}/_ministack/health", timeout=5).is_success)
         except httpx2.TransportError:
             return False
-
-    def _wait_until(self, is_so: Callable[[], bool]) -> None:
-        assert self._process is not None
-        end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            if self._process.poll() is not None:
-                raise S3ServerError(f"ministack stopped with {self._process.returncode}; see {self._folder}/log")
-            if is_so():
-                return
-            time.sleep(0.05)
-        raise S3ServerError(f"ministack did not answer within {START_S} s; see {self._folder}/log")

@@ -20,12 +20,12 @@ class FakeClock:
 
     def __init__(self, file: Path) -> None:
         """`file` is the clock's own."""
-        found = sorted(Path("/").glob(_LIBRARIES.removeprefix("/")))
-        if not found:
+        libraries = sorted(Path("/").glob(_LIBRARIES.removeprefix("/")))
+        if not libraries:
             raise FakeClockError(f"{PACKAGE} is missing; install it with: apt-get install -y {PACKAGE}")
         self._file = file
         self.environment = {
-            "LD_PRELOAD": str(found[0]),
+            "LD_PRELOAD": str(libraries[0]),
             "FAKETIME_TIMESTAMP_FILE": str(file),
             "FAKETIME_CACHE_DURATION": "1",  # seconds until every process has noticed a change
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",

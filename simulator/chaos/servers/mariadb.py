@@ -10,21 +10,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.ports import START_S, ServerError, free_port, wait_until
 
 PACKAGES = "mariadb-server-core mariadb-client-core"
-START_S = 30
-
-
-class MariaDBError(RuntimeError):
-    """The server is not installed, or did not come up."""
 
 
 class MariaDBServer:
@@ -58,8 +52,9 @@ class MariaDBServer:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
+                restore_signals=False,  # SIGXFSZ stays ignored: a file that may not grow is an error, as a full disk
             )
-        _wait_until_ready(self._process, self.port, log)
+        wait_until(lambda: _answers(self.port), self._process, log)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -119,7 +114,7 @@ def _empty_datadir() -> Path:
         check=False,
     )
     if made.returncode != 0:
-        raise MariaDBError(f"mariadb-install-db failed:\n{made.stdout.decode(errors='replace')}")
+        raise ServerError(f"mariadb-install-db failed:\n{made.stdout.decode(errors='replace')}")
     (holder / "data" / "tistream").mkdir(mode=0o700, exist_ok=True)  # a folder is a database
     return holder / "data"
 
@@ -153,20 +148,15 @@ def _user() -> list[str]:
 
 
 def _binary(name: str) -> str:
-    found = shutil.which(name, path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") or shutil.which(name)
-    if found is None:
-        raise MariaDBError(f"{name} is missing; install it with: apt-get install -y --no-install-recommends {PACKAGES}")
-    return found
+    path = shutil.which(name, path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") or shutil.which(name)
+    if path is None:
+        raise ServerError(f"{name} is missing; install it with: apt-get install -y --no-install-recommends {PACKAGES}")
+    return path
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _answers(port: int) -> bool:
     import pymysql
 
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise MariaDBError(f"mariadbd stopped with {process.returncode}:\n{log.read_text(errors='replace')}")
-        with suppress(pymysql.err.Error), pymysql.connect(host="127.0.0.1", port=port, user="root"):
-            return
-        time.sleep(0.05)
-    raise MariaDBError(f"mariadbd did not answer within {START_S} s:\n{log.read_text(errors='replace')}")
+    with suppress(pymysql.err.Error), pymysql.connect(host="127.0.0.1", port=port, user="root"):
+        return True
+    return False

@@ -67,7 +67,7 @@ class TiStreamProcess:
         self._signal(signal.SIGCONT)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait until it ends by itself; the exit status."""
+        """Wait until it ends; the exit status."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
@@ -144,6 +144,12 @@ def pull_all(
                 return b"".join(parts)
             if time.monotonic() > deadline:
                 raise AssertionError(f"resolved ts is {page.resolved_ts}, wanted {until_ts}")
+
+
+def owner_key(*where: str) -> str:
+    """A new owner's key, written to the catalog that `where` names, as an operator creates it."""
+    process = [sys.executable, "-m", "tistream.cli.main", "key", "owner", *where]
+    return subprocess.run(process, stdout=subprocess.PIPE, text=True, check=True, timeout=READY_S).stdout.strip()
 
 
 def register(url: str) -> None:

@@ -16,25 +16,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.chaos.servers.ports import free_port
+from simulator.chaos.servers.ports import START_S, free_port, wait_until
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-START_S = 60
 REGION = "us-east-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tistream-test", "AWS_SECRET_ACCESS_KEY": "tistream-test-secret"}
-
-
-class S3ServerError(RuntimeError):
-    """The server did not come up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +51,8 @@ class S3Server:
         """Send events of new objects below these prefixes to a queue of their own; the queue's address."""
         with self._client("sqs") as client:
             queue = client.create_queue(QueueName=f"{bucket}-events")["QueueUrl"]
-            found = client.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])
-        self._notify(bucket, "QueueConfigurations", {"QueueArn": found["Attributes"]["QueueArn"]}, prefixes)
+            queue_attributes = client.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])
+        self._notify(bucket, "QueueConfigurations", {"QueueArn": queue_attributes["Attributes"]["QueueArn"]}, prefixes)
         return str(queue)
 
     def notify_over_http(self, bucket: str, address: str, *prefixes: str) -> None:
@@ -109,7 +103,7 @@ def s3_server() -> Iterator[S3Server]:
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **CREDENTIALS})
             try:
-                _wait_until_ready(process, port, log)
+                wait_until(lambda: _answers(port), process, log)
                 yield S3Server(endpoint=f"http://127.0.0.1:{port}")
             finally:
                 process.terminate()
@@ -120,17 +114,10 @@ def s3_server() -> Iterator[S3Server]:
                     process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise S3ServerError(f"moto stopped with {process.returncode}:\n{log.read_text(errors='replace')}")
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1):
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise S3ServerError(f"moto did not answer within {START_S} s:\n{log.read_text(errors='replace')}")
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 class OneCreatorAtATime:

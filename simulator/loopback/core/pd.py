@@ -127,25 +127,27 @@ class PdAnswers(ABC):
 
     def _region(self, request: bytes) -> bytes:
         answer = wire.GetRegionResponse(header=self._head)
-        for found in self._found(parse(wire.GetRegionRequest, request).region_key, b"", 1):
-            answer.region.CopyFrom(found.region)
-            if found.HasField("leader"):
-                answer.leader.CopyFrom(found.leader)
+        for region in self._found(parse(wire.GetRegionRequest, request).region_key, b"", 1):
+            answer.region.CopyFrom(region.region)
+            if region.HasField("leader"):
+                answer.leader.CopyFrom(region.leader)
         return answer.SerializeToString()
 
     def _scan_regions(self, request: bytes) -> bytes:
         asked = parse(wire.ScanRegionsRequest, request)
-        found = self._found(asked.start_key, asked.end_key, asked.limit)
-        return wire.ScanRegionsResponse(header=self._head, regions=found).SerializeToString()
+        regions = self._found(asked.start_key, asked.end_key, asked.limit)
+        return wire.ScanRegionsResponse(header=self._head, regions=regions).SerializeToString()
 
     def _batch_scan_regions(self, request: bytes) -> bytes:
         asked = parse(wire.BatchScanRegionsRequest, request)
         answer = wire.BatchScanRegionsResponse(header=self._head)
         for part in asked.ranges:
-            found = self._found(part.start_key, part.end_key, asked.limit)
-            if asked.contain_all_key_range and any(a.region.end_key != b.region.start_key for a, b in pairwise(found)):
+            regions = self._found(part.start_key, part.end_key, asked.limit)
+            if asked.contain_all_key_range and any(
+                a.region.end_key != b.region.start_key for a, b in pairwise(regions)
+            ):
                 return self._refused("found regions have gaps", _NOT_ALL_KEYS)
-            answer.regions.extend(found)
+            answer.regions.extend(regions)
         return answer.SerializeToString()
 
     def _found(self, start: bytes, end: bytes, limit: int) -> list[wire.PdRegion]:
@@ -153,9 +155,9 @@ class PdAnswers(ABC):
 
     def _load_keyspace(self, request: bytes) -> bytes:
         name = parse(wire.LoadKeyspaceRequest, request).name
-        if (found := self._keyspaces.get(name)) is None:
+        if (id_ := self._keyspaces.get(name)) is None:
             return self._refused("keyspace does not exist", _ENTRY_NOT_FOUND)
-        keyspace = self._keyspace(name, found)
+        keyspace = self._keyspace(name, id_)
         return wire.LoadKeyspaceResponse(header=self._head, keyspace=keyspace).SerializeToString()
 
     def _keyspace(self, name: str, id_: int) -> wire.Keyspace:
@@ -164,8 +166,8 @@ class PdAnswers(ABC):
     def _all_keyspaces(self, request: bytes) -> bytes:
         asked = parse(wire.GetAllKeyspacesRequest, request)
         rising = sorted((id_, name) for name, id_ in self._keyspaces.items() if id_ >= asked.start_id)
-        found = [self._keyspace(name, id_) for id_, name in rising[: asked.limit or None]]
-        return wire.GetAllKeyspacesResponse(header=self._head, keyspaces=found).SerializeToString()
+        keyspaces = [self._keyspace(name, id_) for id_, name in rising[: asked.limit or None]]
+        return wire.GetAllKeyspacesResponse(header=self._head, keyspaces=keyspaces).SerializeToString()
 
     # -- history ---------------------------------------------------------------------------------------------------
 

@@ -55,8 +55,8 @@ class Plan:
                 serving = self._oldest(serving, at, pieces)
                 region, store_id = self.region_of(serving), serving.store_id
             else:
-                found = next((known for known in regions if at in known[0].range), None)
-                region, store_id = found or self._made_up(at, [r.range for r, _ in regions])
+                holder = next((known for known in regions if at in known[0].range), None)
+                region, store_id = holder or self._made_up(at, [r.range for r, _ in regions])
             shown = region.range if first else KeyRange(max(at, region.range.start), region.range.end)
             yield Tile(region, shown, store_id)
             if not region.range.end or (end and region.range.end >= end):

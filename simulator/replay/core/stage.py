@@ -113,7 +113,7 @@ class Stage:
         return min((max(part.promised_ts, r.checkpoint_ts) for r, part in self._living.items() if r.serves), default=0)
 
     def take_output(self) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """(stream, message) in their order, and behind them the stores whose streams have ended."""
+        """(stream, message) in their order, then the stores whose streams have ended."""
         self._flush()
         out, self._output = self._output, []
         cut, self._cut = self._cut, []

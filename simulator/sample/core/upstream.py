@@ -87,8 +87,8 @@ class Upstream:
             table_id: tuple((row, self._stored(table_id, row_id, now_ts)) for row_id, row in rows.items())
             for table_id, rows in self.shop.rows.items()
         }
-        found = self.cluster.snapshot(META_RANGE, now_ts)
-        meta = {key: value for key, value in found if isinstance(value, bytes)}  # no lock outlives a step
+        pairs = self.cluster.snapshot(META_RANGE, now_ts)
+        meta = {key: value for key, value in pairs if isinstance(value, bytes)}  # no lock outlives a step
         return State(step=self.step, ts=now_ts, rows=rows, last_ids=dict(self.shop.last_ids), meta=meta)
 
     def forget(self, state: State) -> None:

@@ -1,5 +1,5 @@
-"""A store's requests beside its change feed, over the model: reads (`tikvpb.Tikv/KvScan`, `KvGet`), and finding and
-ending locks (`KvScanLock`, `KvCheckTxnStatus`, `KvResolveLock`).
+"""A store's requests besides its change feed, over the model: reads (`tikvpb.Tikv/KvScan`, `KvGet`), and finding and
+ending locks (`KvScanLock`, `KvCheckTxnStatus`, `KvCheckSecondaryLocks`, `KvResolveLock`).
 
 This module decides, as TiKV does:
 
@@ -8,8 +8,11 @@ This module decides, as TiKV does:
 - keys are plain; a scan begins in its region, and ends with it at the latest;
 - a lock that the read would have to wait for is in the answer in its key's place, and the scan continues after it; it
   counts as one of `limit`;
+- clients that are alive renew their locks: however slow a transaction is, no question ends it;
 - a transaction is checked at its primary lock. Where that has outlived its time to live by the asker's clock, or is
-  missing, the check rolls the transaction back; a committed one returns its commit_ts;
+  missing, the check rolls the transaction back; a committed one returns its commit_ts. A primary lock of async commit
+  is returned with its secondaries instead, expired or not, unless the asker forces two phases;
+- a secondary lock of async commit that is missing when it is asked for cannot be written any more;
 - API versions: transactional keys of keyspaces need V2 and a store that has it, all others V1.
 
 Pure; damage is CorruptObject.
@@ -17,7 +20,8 @@ Pure; damage is CorruptObject.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from simulator.core.cluster import Cluster, Region
@@ -32,13 +36,21 @@ from tistream.tikv.core import wire
 from tistream.tikv.core.api_versions import Api, Kind, refusal, serves
 
 KV_SCAN, KV_GET = "/tikvpb.Tikv/KvScan", "/tikvpb.Tikv/KvGet"
-KV_SCAN_LOCK, KV_CHECK_TXN, KV_RESOLVE_LOCK = (
-    f"/tikvpb.Tikv/{name}" for name in ("KvScanLock", "KvCheckTxnStatus", "KvResolveLock")
+KV_SCAN_LOCK, KV_CHECK_TXN, KV_CHECK_SECONDARIES, KV_RESOLVE_LOCK = (
+    f"/tikvpb.Tikv/{name}" for name in ("KvScanLock", "KvCheckTxnStatus", "KvCheckSecondaryLocks", "KvResolveLock")
 )
 _LIMIT_MAX = 10_240
 _LOCK_TTL_MS = 3000
 _PUT, _DELETE = 0, 1
 _EXPIRED, _NOT_THERE = 1, 2  # kvrpcpb.Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncLock:
+    """What a lock of async commit says besides its change."""
+
+    min_commit_ts: int
+    secondaries: tuple[bytes, ...] = ()  #: of the primary lock
 
 
 class KvReads:
@@ -48,9 +60,11 @@ class KvReads:
         self._cluster, self._api = cluster, api
         self.latest_ts = cluster.now_ts  #: no timestamp above it was given
         self.primaries: dict[bytes, bytes] = {}  #: of locks whose primary is another key
+        self.is_alive: Callable[[int], bool] = lambda start_ts: False  #: whether the client of a transaction renews it
         self.renewed_ms: dict[int, int] = {}  #: time to live of primary locks that their clients renew, by start_ts
-        self.asynchronous: set[int] = set()  #: transactions of async commit
+        self.asynchronous: dict[tuple[bytes, int], AsyncLock] = {}  #: locks of async commit, by key and start_ts
         self.rolled_back: set[int] = set()  #: transactions that a question ended
+        self.refused: set[tuple[bytes, int]] = set()  #: (key, start_ts) that have a rollback: no lock is written there
         self.busy_next = 0
         self.requests = 0
         self.boundary = region_form  #: of regions, as stores and PD write them
@@ -66,8 +80,8 @@ class KvReads:
             return wire.ScanResponse(pairs=[wire.KvPair(error=refused)], error=refused).SerializeToString()
         whole, start, end = self._cluster.region(asked.context.region_id).range, asked.start_key, asked.end_key
         wanted = KeyRange(start, end).intersect(whole) if not end or end > start else None
-        found = self._cluster.snapshot(wanted, asked.version) if wanted is not None else iter(())
-        pairs = islice(found, min(asked.limit, _LIMIT_MAX))
+        snapshot = self._cluster.snapshot(wanted, asked.version) if wanted is not None else iter(())
+        pairs = islice(snapshot, min(asked.limit, _LIMIT_MAX))
         return wire.ScanResponse(pairs=_pairs(pairs, key_only=asked.key_only)).SerializeToString()
 
     def get(self, store_id: int, data: bytes) -> bytes:
@@ -77,12 +91,12 @@ class KvReads:
             return wire.GetResponse(region_error=error).SerializeToString()
         if refusal := self._refusal(asked.context, asked.key, asked.version):
             return wire.GetResponse(error=wire.KeyError(abort=refusal.encode())).SerializeToString()
-        found = next(self._cluster.snapshot(KeyRange(asked.key, asked.key + b"\0"), asked.version), None)
-        if found is None:
+        pair = next(self._cluster.snapshot(KeyRange(asked.key, asked.key + b"\0"), asked.version), None)
+        if pair is None:
             return wire.GetResponse(not_found=True).SerializeToString()
-        if isinstance(found[1], Lock):
-            return wire.GetResponse(error=_locked(asked.key, found[1])).SerializeToString()
-        return wire.GetResponse(value=found[1]).SerializeToString()
+        if isinstance(pair[1], Lock):
+            return wire.GetResponse(error=_locked(asked.key, pair[1])).SerializeToString()
+        return wire.GetResponse(value=pair[1]).SerializeToString()
 
     def scan_lock(self, store_id: int, data: bytes) -> bytes:
         """KvScanLock."""
@@ -91,8 +105,8 @@ class KvReads:
             return wire.ScanLockResponse(region_error=error).SerializeToString()
         whole = self._cluster.region(asked.context.region_id).range
         wanted = KeyRange(asked.start_key, asked.end_key).intersect(whole)
-        found = self._cluster.locks(wanted, asked.max_version) if wanted is not None else []
-        locks = [self._lock_info(key, lock) for key, lock in found[: asked.limit or None]]
+        locked = self._cluster.locks(wanted, asked.max_version) if wanted is not None else []
+        locks = [self._lock_info(key, lock) for key, lock in locked[: asked.limit or None]]
         return wire.ScanLockResponse(locks=locks).SerializeToString()
 
     def check_txn(self, store_id: int, data: bytes) -> bytes:
@@ -106,49 +120,90 @@ class KvReads:
             return wire.CheckTxnStatusResponse(region_error=error)
         lock = self._cluster.lock(primary)
         if lock is not None and lock.start_ts == start_ts:
-            ttl_ms = self.renewed_ms.get(start_ts, _LOCK_TTL_MS)
+            ttl_ms, info = self._ttl_ms(start_ts), self._lock_info(primary, lock)
+            if info.use_async_commit and not asked.force_sync_commit:
+                return wire.CheckTxnStatusResponse(lock_ttl=ttl_ms, lock_info=info)
             if ts.physical_ms(asked.current_ts) < ts.physical_ms(start_ts) + ttl_ms:
-                return wire.CheckTxnStatusResponse(lock_ttl=ttl_ms)
-            self._cluster.rollback(primary, start_ts=start_ts)
+                return wire.CheckTxnStatusResponse(lock_ttl=ttl_ms, lock_info=info)
+            self._roll_back(primary, start_ts)
             self.rolled_back.add(start_ts)
             return wire.CheckTxnStatusResponse(action=_EXPIRED)
         for version in self._cluster.versions(primary):
             if version.start_ts == start_ts:
                 return wire.CheckTxnStatusResponse(commit_version=version.commit_ts)
+        if (primary, start_ts) in self.refused:
+            return wire.CheckTxnStatusResponse()
         if start_ts not in self.rolled_back and not asked.rollback_if_not_exist:
             missing = wire.TxnNotFound(start_ts=start_ts, primary_key=primary)
             return wire.CheckTxnStatusResponse(error=wire.KeyError(txn_not_found=missing))
         self.rolled_back.add(start_ts)
+        self.refused.add((primary, start_ts))
         return wire.CheckTxnStatusResponse(action=_NOT_THERE)
 
+    def check_secondaries(self, store_id: int, data: bytes) -> bytes:
+        """KvCheckSecondaryLocks."""
+        asked = parse(wire.CheckSecondaryLocksRequest, data)
+        start_ts, locks = asked.start_version, list[wire.LockInfo]()
+        for key in asked.keys:
+            if error := self.region_error(store_id, asked.context, key):
+                return wire.CheckSecondaryLocksResponse(region_error=error).SerializeToString()
+            lock = self._cluster.lock(key)
+            if lock is None or lock.start_ts != start_ts:
+                commit_ts = self._committed(key, start_ts)
+                if not commit_ts:
+                    self._roll_back(key, start_ts)
+                return wire.CheckSecondaryLocksResponse(commit_ts=commit_ts).SerializeToString()
+            locks.append(self._lock_info(key, lock))
+        return wire.CheckSecondaryLocksResponse(locks=locks).SerializeToString()
+
+    def _committed(self, key: bytes, start_ts: int) -> int:
+        return next((v.commit_ts for v in self._cluster.versions(key) if v.start_ts == start_ts), 0)
+
+    def _roll_back(self, key: bytes, start_ts: int) -> None:
+        self._cluster.rollback(key, start_ts=start_ts)
+        self.refused.add((key, start_ts))
+
     def resolve_lock(self, store_id: int, data: bytes) -> bytes:
-        """KvResolveLock, of single keys."""
+        """KvResolveLock, of single keys; without any, of all locks of the transaction in the region."""
         asked = parse(wire.ResolveLockRequest, data)
         for key in asked.keys:
             if error := self.region_error(store_id, asked.context, key):
                 return wire.ResolveLockResponse(region_error=error).SerializeToString()
         start_ts, commit_ts = asked.start_version, asked.commit_version
-        for key in asked.keys:
+        keys = list(asked.keys)
+        if not keys:
+            if error := self.region_error(store_id, asked.context, None):
+                return wire.ResolveLockResponse(region_error=error).SerializeToString()
+            keys = [k for k, _ in self._cluster.locks(self._cluster.region(asked.context.region_id).range, start_ts)]
+        for key in keys:
             lock = self._cluster.lock(key)
             if lock is not None and lock.start_ts == start_ts:
                 if commit_ts:
                     self._cluster.commit(key, start_ts=start_ts, commit_ts=commit_ts)
                 else:
-                    self._cluster.rollback(key, start_ts=start_ts)
+                    self._roll_back(key, start_ts)
         return b""
 
     def _lock_info(self, key: bytes, lock: Lock) -> wire.LockInfo:
         primary = self.primaries.get(key, key)
         info = _lock(key, lock)
-        info.primary_lock, info.use_async_commit = primary, lock.start_ts in self.asynchronous
+        info.primary_lock = primary
+        if (said := self.asynchronous.get((key, lock.start_ts))) is not None:
+            info.use_async_commit, info.min_commit_ts = True, said.min_commit_ts
+            info.secondaries.extend(said.secondaries)
         if primary == key:
-            info.lock_ttl = self.renewed_ms.get(lock.start_ts, _LOCK_TTL_MS)
+            info.lock_ttl = self._ttl_ms(lock.start_ts)
         return info
+
+    def _ttl_ms(self, start_ts: int) -> int:
+        """The time to live of a primary lock, which counts from the start of its transaction."""
+        age_ms = ts.physical_ms(self.latest_ts) - ts.physical_ms(start_ts) if self.is_alive(start_ts) else 0
+        return age_ms + self.renewed_ms.get(start_ts, _LOCK_TTL_MS)
 
     # -- errors -----------------------------------------------------------------------------------------
 
-    def region_error(self, store_id: int, context: wire.Context, key: bytes) -> wire.RegionError | None:
-        """What does not fit; None when everything does."""
+    def region_error(self, store_id: int, context: wire.Context, key: bytes | None) -> wire.RegionError | None:
+        """What does not fit; None when everything does. `key` None: a request for the whole region."""
         self.requests += 1
         asked_store = context.peer.store_id
         if self.busy_next:
@@ -168,7 +223,7 @@ class KvReads:
             return wire.RegionError(message=b"not leader", not_leader=led)
         if region.version != context.region_epoch.version:
             return wire.RegionError(message=b"epoch not match", epoch_not_match=self._current(region))
-        if key not in region.range:
+        if key is not None and key not in region.range:
             outside = wire.KeyNotInRegion(
                 key=key,
                 region_id=region.region_id,
@@ -180,9 +235,9 @@ class KvReads:
 
     def _current(self, region: Region) -> wire.EpochNotMatch:
         """The region as it is, and the one before it, which a split may have made of it."""
-        found = (self._cluster.region_before(region), region)
+        regions = (self._cluster.region_before(region), region)
         return wire.EpochNotMatch(
-            current_regions=[meta(r, [r.store_id], self.boundary) for r in found if r is not None]
+            current_regions=[meta(r, [r.store_id], self.boundary) for r in regions if r is not None]
         )
 
     def _refusal(self, context: wire.Context, key: bytes, ts: int) -> str:
@@ -198,8 +253,8 @@ class KvReads:
         return ""
 
 
-def _pairs(found: Iterator[tuple[bytes, bytes | Lock]], *, key_only: bool) -> Iterator[wire.KvPair]:
-    for key, what in found:
+def _pairs(pairs: Iterator[tuple[bytes, bytes | Lock]], *, key_only: bool) -> Iterator[wire.KvPair]:
+    for key, what in pairs:
         if isinstance(what, Lock):
             yield wire.KvPair(error=_locked(key, what))
         else:

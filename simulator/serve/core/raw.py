@@ -163,10 +163,10 @@ class RawStores:
             return _refused(words)
         if error := self._error(store_id, asked.context, [asked.key]):
             return _not_here(error)
-        found = next(self._alive(KeyRange(asked.key, asked.key + b"\0")), None)
-        if found is None:
+        entry = next(self._alive(KeyRange(asked.key, asked.key + b"\0")), None)
+        if entry is None:
             return wire.RawGetResponse(not_found=True).SerializeToString()
-        return wire.RawGetResponse(value=found[1]).SerializeToString()
+        return wire.RawGetResponse(value=entry[1]).SerializeToString()
 
     def get_ttl(self, store_id: int, data: bytes) -> bytes:
         asked = parse(wire.RawKeyRequest, data)
@@ -177,10 +177,10 @@ class RawStores:
             return _refused(words)
         if error := self._error(store_id, asked.context, [asked.key]):
             return _not_here(error)
-        found = next(self._alive(KeyRange(asked.key, asked.key + b"\0")), None)
-        if found is None:
+        entry = next(self._alive(KeyRange(asked.key, asked.key + b"\0")), None)
+        if entry is None:
             return wire.RawGetKeyTtlResponse(not_found=True).SerializeToString()
-        return wire.RawGetKeyTtlResponse(ttl=found[2] - self.now_s if found[2] else 0).SerializeToString()
+        return wire.RawGetKeyTtlResponse(ttl=entry[2] - self.now_s if entry[2] else 0).SerializeToString()
 
     def scan(self, store_id: int, data: bytes) -> bytes:
         asked = parse(wire.RawScanRequest, data)
@@ -216,7 +216,7 @@ class RawStores:
     def _alive(self, wanted: KeyRange) -> Iterator[tuple[bytes, bytes, int]]:
         """(key, value, Unix seconds at which it expires or 0)."""
         now_s = self.now_s
-        return (found for found in self._writes.scan(wanted) if not 0 < found[2] <= now_s)
+        return (entry for entry in self._writes.scan(wanted) if not 0 < entry[2] <= now_s)
 
     # -- errors ----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 import orjson
 import pymysql
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from simulator.chaos.servers.mariadb import MariaDBServer
 from simulator.profiles import STEADY
@@ -34,7 +33,6 @@ from tistream.model.change import Op
 
 REPOSITORY = Path(__file__).parents[3]
 RENDERED = REPOSITORY / "infra" / "helm" / "rendered" / "trial.yaml"
-KEY = re.compile(r"tsk_[a-z2-7]{13}_[a-z2-7]{46}")
 SPARK, MAINTAIN = "tistream-spark", "tistream-maintain"
 #: of the chart's services, without pushers and Spark -> pods
 SERVICES = {"api": 2, "meta": 2, "dispatcher": 2, "sorter": 2, "maintain": 1, "replicate": 1}
@@ -69,11 +67,10 @@ class Deployed:
         pod = next(pod for pod in self.cluster.of("api") if pod.container.is_ready)
         return f"http://{pod.address}:{pod.ports['http']}"
 
-    @property
+    @cached_property
     def owner(self) -> str:
-        """The owner's key, which the first API server prints."""
-        (key,) = {key for pod in self.cluster.of("api") for key in KEY.findall(pod.container.output())}
-        return str(key)
+        """An owner's key, created as the chart's notes say."""
+        return self.run_beside(self.cluster.of("api")[0], ["tistream", "key", "owner"]).strip()
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Of the catalog."""

@@ -38,7 +38,7 @@ _LINKS = ("bin", "sbin", "lib", "lib64")
 _APT = re.compile(r"apt-get update && apt-get install -y --no-install-recommends (\S+) && rm -rf \S+")
 _INSTALL = r"(\S+)/bin/pip install(?: --no-cache-dir| --disable-pip-version-check)*"
 _EXTRA = re.compile(_INSTALL + r" 'tistream\[(\w+)\]'")  #: more for the distribution that is installed already
-_PIP = re.compile(_INSTALL + r" ('[^']+'|\S+)")
+_PIP = re.compile(_INSTALL + r"((?: (?:'[^']+'|[^\s'&\\]+))+)")
 _STEP_S = 900
 
 
@@ -169,8 +169,9 @@ class _Step:
             mounts += [Mount(source=str(cache), target=str(cache), writable=True)]
             mounts += [Mount(source=uv, target=f"{STAND_IN}/uv")]
             install = rf"{STAND_IN}/uv pip install --quiet --cache-dir {cache} --python \1/bin/python"
-            own = "--link-mode copy --no-deps --reinstall-package tistream"  # the console serves no links
-            script = _PIP.sub(rf"{install} --link-mode hardlink \2 && {install} {own} \2", script)
+            own = "--link-mode copy --no-deps --reinstall-package tistream --reinstall-package tistream-server"
+            # our own are copied: the console serves no links
+            script = _PIP.sub(rf"{install} --link-mode hardlink\2 && {install} {own}\2", script)
         _seed_kernels(self.image)
         passed = {k: v for k, v in os.environ.items() if re.match(r"PIP_|UV_|SSL_|REQUESTS_|OPENBLAS|.*_proxy$", k)}
         env = {"UV_SYSTEM_CERTS": "1", **passed, **self.image.env, "HOME": "/root"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from tests.kit.pods.cluster import NAMESPACE, Cluster
 from tests.kit.waiting import eventually

@@ -6,18 +6,21 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from apiserver.console.strips import lateness
 from tests.kit.stalled_task import STUCK, task_of, worker
 from tistream import ts as tso
-from tistream.admin.core.lag_sentence import CAUSES, STAGE_STEPS, Late, Quarantined, SlowConsumer, lag_sentence
+from tistream.admin.core.lag_sentence import CAUSES, LATE_S, STAGE_STEPS, Late, Quarantined, SlowConsumer, lag_sentence
+from tistream.admin.core.waterfall import STAGES
 from tistream.admin.core.watermark_gaps import Cause, Known, WatermarkGap, awaiting, paused, watermark_gaps_of
-from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport
-from tistream.catalog.work.tasks import TaskRow
-from tistream.catalog.work.workers import WorkerKind
+from tistream.catalog.rows.reports import StoreReport, StuckReport, TaskReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.workers import WorkerKind
 from tistream.codec.table_key import record_key
 from tistream.ids import Tenant
 from tistream.limits import LEASE_MS
-from tistream.runtime.metrics import STAGES
 
 T = Tenant(1, 2)
 TASK = task_of(T)
@@ -68,7 +71,7 @@ ONE_LOCK = StuckReport(
         pytest.param(
             replace(LATE, quarantined=Quarantined(store_id=3, rows=1), gaps=gaps(TASK, STUCK)),
             "store 3 is quarantined: it sent 1 row at or below its own resolved timestamp",
-            "look at them and accept or reject the store: tistream store quarantine list -c 1 -t 2",
+            "look at them, then reject the store or connect anew: tistream store quarantine list -c 1 -t 2",
             id="store quarantined",
         ),
         pytest.param(
@@ -180,6 +183,34 @@ def test_a_cause_counts_below_the_normal_lag_and_the_gravest_is_named() -> None:
     stopped, stalled = gaps(replace(TASK, error="damaged")), gaps(TASK, STUCK)
     found = lag_sentence(replace(LATE, lag_s=1.2, gaps=[*stalled, *OWNERLESS, *stopped]))
     assert found.startswith(f"Tenant 1/2 is 1.2 s late, since {SINCE}, because task 7 over shop.orders has stopped: ")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 50), st.sampled_from(["stopped", "ownerless", "stalled"])), min_size=1, max_size=5
+    )
+)
+def test_the_gap_of_the_task_that_is_furthest_behind_is_named(tasks: list[tuple[int, str]]) -> None:
+    """In whatever order they are listed."""
+    found: list[WatermarkGap] = []
+    for number, (durable_ts, kind) in enumerate(tasks):
+        task = replace(TASK, task_id=7 if kind == "stalled" else 100 + number, durable_ts=durable_ts)
+        made = {"stopped": replace(task, error=f"damage {number}"), "ownerless": replace(task, owner=None)}
+        found += gaps(made.get(kind, task), STUCK)
+    said = lag_sentence(replace(LATE, gaps=found))
+    lowest = [gap for gap in found if gap.task is not None and gap.task.durable_ts == min(tasks)[0]]
+    assert any(gap.sentence.rstrip(" .") in said for gap in lowest), said
+
+
+def test_a_ddl_task_is_not_to_be_divided() -> None:
+    late = replace(LATE, slowest=("match",), where="task 1")
+    assert "split the task" in lag_sentence(late)
+    assert not any(word in lag_sentence(replace(late, is_ddl=True)) for word in ("split", "add a sorter"))
+
+
+def test_what_the_console_colours_as_late_is_what_the_sentence_calls_late() -> None:
+    for lag_s in (0.1, 8.7, LATE_S - 0.1, LATE_S, 31.0):
+        assert (lateness(lag_s) > 0) == ("normal" not in lag_sentence(replace(LATE, lag_s=lag_s, slowest=("flush",))))
 
 
 def test_stages_that_cannot_be_told_apart_are_both_named() -> None:

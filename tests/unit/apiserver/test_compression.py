@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import pytest
 import zstandard
@@ -66,10 +67,12 @@ def test_whole_bodies_come_back() -> None:
 @pytest.mark.parametrize("coding", ["zstd", "gzip", None])
 def test_a_piece_can_be_read_before_the_next_one_comes(coding: str | None) -> None:
     made = coder(coding)
-    reader = {"zstd": zstandard.ZstdDecompressor().decompressobj, "gzip": lambda: zlib.decompressobj(31)}.get(
-        coding or ""
-    )
-    read = reader().decompress if reader else bytes
+    readers: dict[str | None, Callable[[bytes | memoryview], bytes]] = {
+        "zstd": zstandard.ZstdDecompressor().decompressobj().decompress,
+        "gzip": zlib.decompressobj(31).decompress,
+        None: bytes,
+    }
+    read = readers[coding]
     for n in range(5):
         piece = f"piece {n}\n".encode() * 100
         assert read(made.push(piece)) == piece

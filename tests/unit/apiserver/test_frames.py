@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from apiserver.stream.frames import ArrowFrames, EventFrames, Frames, LineFrames, Mark
-from reading import arrow
 from reading.formats import create_format, parse_options
-from reading.pull import PullAnswer
-from reading.scope import Scope
+from reading.pages import arrow
+from reading.pages.request import PullAnswer
+from reading.rows.scope import Scope
 from tests.kit.column_cases import CASES, added_run
 from tests.kit.column_run import TENANT, ColumnRun, TableRun, Write
 

@@ -57,6 +57,16 @@ def schema(d: Document, name: str) -> Document:
     return found
 
 
+def inner(d: Document) -> Document:
+    """The fields of the items of A.l."""
+    found: Document = schema(d, "A")["properties"]["l"]["items"]["properties"]
+    return found
+
+
+def or_null(of: Document) -> Document:
+    return {"anyOf": [of, {"type": "null"}]}
+
+
 BREAKS: list[tuple[str, Callable[[Document], object]]] = [
     ("GET /a/{id} is gone", lambda d: d["paths"]["/a/{id}"].pop("get")),
     ("POST /a/{id} is gone", lambda d: d["paths"].clear()),
@@ -72,6 +82,12 @@ BREAKS: list[tuple[str, Callable[[Document], object]]] = [
     ("not offered as text/csv", lambda d: get(d)["responses"]["200"]["content"].pop("text/csv")),
     ("field s is gone", lambda d: schema(d, "A")["properties"].pop("s")),
     ("it is integer now, not string", lambda d: schema(d, "A")["properties"]["s"].update(type="integer")),
+    (
+        "it is null, string now, not string",
+        lambda d: schema(d, "A")["properties"].update(s=or_null({"type": "string"})),
+    ),
+    ("it is anything now, not string", lambda d: schema(d, "A")["properties"]["s"].clear()),
+    ("it is number now, not integer", lambda d: inner(d)["k"].update(type="number")),
     ("field k is gone", lambda d: schema(d, "A")["properties"]["l"]["items"]["properties"].clear()),
     ("field q is not known", lambda d: schema(d, "B")["properties"].pop("q")),
     ("field r is required now", lambda d: schema(d, "B").update(required=["q", "r"])),
@@ -96,3 +112,14 @@ def test_what_adds_is_fine() -> None:
     new["paths"]["/b"] = {"get": {"operationId": "b", "responses": {}}}
     assert broken(DOCUMENT, new) == []
     assert broken(DOCUMENT, DOCUMENT) == []
+
+
+def test_an_answer_that_says_more_of_itself_is_fine() -> None:
+    old, new = copy.deepcopy(DOCUMENT), copy.deepcopy(DOCUMENT)
+    schema(old, "A")["properties"]["s"]["type"] = ["string", "null"]
+    schema(old, "A")["properties"]["l"]["items"] = or_null({"type": "object", "properties": {"k": {"type": "number"}}})
+    schema(old, "A")["properties"]["any"] = {}
+    schema(new, "A")["properties"]["any"] = {"type": "string"}
+    schema(new, "A")["properties"]["l"]["items"] = {"$ref": "#/components/schemas/Item"}
+    new["components"]["schemas"]["Item"] = {"type": "object", "properties": {"k": {"type": "integer"}}}
+    assert broken(old, new) == []

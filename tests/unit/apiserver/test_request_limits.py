@@ -95,7 +95,7 @@ def test_bytes_are_taken_when_they_are_sent_and_waited_for_afterwards() -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, chunked: bool) -> None:
-    monkeypatch.setattr(request_limits, "BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr(request_limits, "REQUEST_BODY_BYTES_MAX", 1000)
     http = app_with(RateLimits(), ManualClock(0))
     assert http.post("/echo", content=b"x" * 1000).text == "1000"
     refused = http.post("/echo", content=iter([b"x" * 600, b"x" * 600]) if chunked else b"x" * 1200)

@@ -12,13 +12,14 @@ import pytest
 
 from apiserver.stream import pages as shared
 from apiserver.stream.pages import SharedPages
-from reading import position
-from reading.position import Served
-from reading.pull import PullAnswer, PullRequest
-from reading.scope import Scope
-from reading.served import ServedCache
+from reading.pages.request import PullAnswer, PullRequest
+from reading.rows.scope import Scope
+from reading.served import position
+from reading.served.cache import ServedCache
+from reading.served.position import Served
 from tests.kit.api_world import api_world
 from tests.kit.log_builder import TENANT
+from tests.kit.overheard import overheard
 from tistream.errors import InvalidInput
 
 SCOPE = Scope(tenant=TENANT)
@@ -28,8 +29,7 @@ def test_equal_wishes_at_one_moment_share_a_page(tmp_path: Path, monkeypatch: py
     with api_world(tmp_path) as world:
         world.log.build(4, upto=world.log.cuts(4)[1])
         made: list[object] = []
-        page = world.services.reader.page
-        monkeypatch.setattr(world.services.reader, "page", lambda *a, **k: (made.append(a), page(*a, **k))[1])
+        monkeypatch.setattr(world.services.reader, "page", overheard(world.services.reader.page, made))
         start = position.encode_cursor(SCOPE, world.log.start_ts)
         ask: dict[str, Any] = {"start_ts": None, "cursor": start, "options": {}, "limit": 100}
         request = PullRequest(scope=SCOPE, format="ndjson", **ask)
@@ -49,9 +49,11 @@ def test_equal_wishes_at_one_moment_share_a_page(tmp_path: Path, monkeypatch: py
         world.log.flush(world.log.cuts(4)[2])
         later = pages.make(world.services, replace(request, limit=200_000), moments.at(TENANT, moment.resolved + 1))
         assert later.resolved_ts > moment.resolved
-        for _ in range(2):
+        kept = len(pages._pages)
+        for nonsense in "12":
             with pytest.raises(InvalidInput):
-                pages.make(world.services, replace(request, options={"nonsense": "1"}), moment)
+                pages.make(world.services, replace(request, options={"nonsense": nonsense}), moment)
+        assert len(pages._pages) == kept, "a page that cannot be made is not kept"
 
 
 def test_a_page_that_is_dropped_while_it_is_made_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

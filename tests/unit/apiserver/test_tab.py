@@ -16,6 +16,7 @@ from apiserver.console.tab import Part, Tab, Tail
 from tistream.errors import CatalogUnavailable, Unauthenticated
 
 FAST = 0.001
+A, B = Part(address="/a", every_s=FAST), Part(address="/b", every_s=FAST)
 
 
 class Service:
@@ -69,16 +70,13 @@ def page(text: str, status: int = 200, **headers: str) -> Answer:
 
 def test_rounds_are_half_a_second_apart_and_tell_the_newest() -> None:
     service = Service(lambda address, n: page(f"{address} {n}"))
-    parts = [Part(address="/a", every_s=FAST), Part(address="/b", every_s=FAST)]
-    asyncio.run(service.run(parts, lambda: len(service.told) >= 6))
+    asyncio.run(service.run([A, B], lambda: len(service.told) >= 6))
     rounds = sorted({at for at, name, _ in service.told if name == "part"})
     assert len(rounds) >= 3
     assert all(b - a >= tab.ROUND_S * 0.99 for a, b in pairwise(rounds))
     for at in rounds:
-        assert sorted(data["part"] for when, name, data in service.told if when == at and name == "part") == [
-            "/a",
-            "/b",
-        ]
+        told = sorted(data["part"] for when, name, data in service.told if when == at and name == "part")
+        assert told == ["/a", "/b"]
     assert service.asked["/a"] > 10, "it was asked often and told seldom"
     assert service.told[-1][1:] == ("end", {"reason": "shutdown"})
 
@@ -87,7 +85,7 @@ def test_what_is_the_same_is_told_once_and_a_beat_says_so(monkeypatch: pytest.Mo
     monkeypatch.setattr(tab, "ROUND_S", FAST)
     monkeypatch.setattr(tab, "BEAT_S", 0.05)
     service = Service(lambda address, n: page("other" if "beat" in service.names() else "same"))
-    asyncio.run(service.run([Part(address="/a", every_s=FAST)], lambda: service.names().count("part") == 2))
+    asyncio.run(service.run([A], lambda: service.names().count("part") == 2))
     names = service.names()
     assert names[0] == "part"
     assert names.count("part") == 2
@@ -113,15 +111,14 @@ def test_trouble_is_told_once_and_what_comes_back_is_told_though_it_is_the_same(
             service.answer = lambda *_: page("same")
         return len(service.told) >= 3
 
-    asyncio.run(service.run([Part(address="/a", every_s=FAST)], enough))
+    asyncio.run(service.run([A], enough))
     assert [name for name in service.names() if name != "beat"] == ["part", "trouble", "part", "end"]
 
 
 def test_a_part_that_is_refused_is_over_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tab, "ROUND_S", FAST)
     service = Service(lambda address, n: page("gone", 404) if address == "/a" else page(str(n)))
-    parts = [Part(address="/a", every_s=FAST), Part(address="/b", every_s=FAST)]
-    asyncio.run(service.run(parts, lambda: service.names().count("part") >= 5))
+    asyncio.run(service.run([A, B], lambda: service.names().count("part") >= 5))
     (told,) = [data for _, name, data in service.told if name == "part" and data["part"] == "/a"]
     assert (told["status"], told["over"]) == (404, True)
     assert service.asked["/a"] == 1
@@ -133,8 +130,7 @@ def test_who_is_signed_out_is_told_nothing_more(monkeypatch: pytest.MonkeyPatch,
     service = Service(lambda address, n: page("", 401) if by == "part" and address == "/b" else page(f"secret {n}"))
     if by == "look":
         service.refusal = Unauthenticated("The API key has been revoked.")
-    parts = [Part(address="/a", every_s=FAST), Part(address="/b", every_s=FAST)]
-    asyncio.run(service.run(parts, lambda: False))
+    asyncio.run(service.run([A, B], lambda: False))
     assert [row[1:] for row in service.told] == [("end", {"reason": "signed-out"})]
 
 
@@ -142,7 +138,7 @@ def test_a_catalog_that_is_away_signs_nobody_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tab, "ROUND_S", FAST)
     service = Service(lambda _, n: page(str(n)))
     service.refusal = CatalogUnavailable("away")
-    asyncio.run(service.run([Part(address="/a", every_s=FAST)], lambda: service.names().count("part") >= 3))
+    asyncio.run(service.run([A], lambda: service.names().count("part") >= 3))
     assert service.names()[-1] == "end"
 
 
@@ -157,8 +153,7 @@ def test_a_slow_part_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
         return await plain(address, headers)
 
     service.ask = ask  # type: ignore[method-assign, assignment]
-    parts = [Part(address="/slow", every_s=FAST), Part(address="/b", every_s=FAST)]
-    asyncio.run(service.run(parts, lambda: service.names().count("part") >= 3))
+    asyncio.run(service.run([Part(address="/slow", every_s=FAST), B], lambda: service.names().count("part") >= 3))
     assert service.names()[-1] == "end", "nor does it hold up the end"
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 
 import pytest
 
-from benchmarks import harness
 from benchmarks.harness import compare
 
 
@@ -15,7 +15,7 @@ from benchmarks.harness import compare
 def side(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], str]]:
     """Makes a side that takes the given seconds, the last of them for ever after."""
     now = [0.0]
-    monkeypatch.setattr(harness.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def make(*seconds: float, result: str = "same") -> Callable[[], str]:
         left = list(seconds)

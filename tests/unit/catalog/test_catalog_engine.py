@@ -30,7 +30,11 @@ MEANING = {
 
 
 def error_classes(module: ModuleType) -> list[type[Exception]]:
-    return [c for _, c in inspect.getmembers(module, inspect.isclass) if issubclass(c, module.Error)]
+    return [
+        c
+        for _, c in inspect.getmembers(module, inspect.isclass)
+        if issubclass(c, module.Error) and issubclass(c, Exception)
+    ]
 
 
 def wrapped(original: Exception, module: ModuleType) -> exc.SQLAlchemyError:

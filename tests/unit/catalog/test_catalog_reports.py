@@ -8,15 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from tistream.catalog.work.reports import (
-    REPORT_BYTES_MAX,
-    StoreReport,
-    StuckReport,
-    TaskReport,
-    WorkerReport,
-    decode_report,
-    encode_report,
-)
+from tistream.catalog.rows.reports import StoreReport, StuckReport, TaskReport, WorkerReport
+from tistream.catalog.work.reports import REPORT_BYTES_MAX, decode_report, encode_report
 from tistream.errors import CorruptObject
 from tistream.ids import Tenant
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import update
 
+from tests.kit.catalog_cases import shift
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.rows.workers import WorkerKind, WorkerState
 from tistream.catalog.work.drain import can_take_over, drain
 from tistream.catalog.work.leader import acquire_leadership
-from tistream.catalog.work.workers import WorkerKind, WorkerState, drain_worker, list_workers, register_worker
+from tistream.catalog.work.workers import drain_worker, list_workers, register_worker
 from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable
 from tistream.limits import LEADER_LEASE_MS
@@ -68,10 +69,7 @@ def test_it_does_not_wait_where_nobody_can_take_over(catalog: Catalog, there: st
     if there != "no owner":
         acquire_leadership(catalog, "m1")
     if there == "a silent owner":
-        with catalog.transaction() as conn:
-            conn.execute(
-                update(tables.leader).values(heartbeat_ms=tables.leader.c.heartbeat_ms - LEADER_LEASE_MS - 1000)
-            )
+        shift(catalog, tables.leader.c.heartbeat_ms, -LEADER_LEASE_MS - 1000)
     if there in ("no owner", "a silent owner"):
         register_worker(catalog, "s2", "sorter", "")
     if there == "another that drains":

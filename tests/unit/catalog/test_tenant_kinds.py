@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.kinds import Keyspace, TenantKind
-from tistream.catalog.tenancy.tenants import TenantState, begin_tenant, register_tenant
+from tistream.catalog.rows.kinds import Keyspace, TenantKind
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.tenancy.tenants import begin_tenant, register_tenant
 from tistream.catalog.work.stores import issue_incarnation
 from tistream.catalog.work.tasks import frontier, list_tasks
 from tistream.errors import InvalidInput, StateForbids
@@ -74,3 +75,11 @@ def test_a_tenant_stays_what_it_is(catalog: Catalog) -> None:
         begin_tenant(catalog, Tenant(1, 2), 1)
     with pytest.raises(InvalidInput, match="no keyspace"):
         register_tenant(catalog, Tenant(1, 3), keyspace=Keyspace(id=1))
+
+
+def test_the_cluster_of_a_tenant_of_tidb_is_the_one_that_its_pusher_has_named_last(catalog: Catalog) -> None:
+    before = register_tenant(catalog, A)
+    assert before.upstream_id is None
+    for upstream_id in (7, 7, 8):
+        found = begin_tenant(catalog, A, None, 0, upstream_id)
+        assert (found.upstream_id, found.state, found.range) == (upstream_id, before.state, before.range)

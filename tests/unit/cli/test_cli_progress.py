@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
-from tistream.cli import progress
 from tistream.cli.progress import Progress
 
 
@@ -27,7 +27,7 @@ def test_elsewhere_a_short_job_says_nothing() -> None:
 
 def test_elsewhere_a_long_job_says_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     out = io.StringIO()
     with Progress("pushing", out) as shown:
         for done in range(250):

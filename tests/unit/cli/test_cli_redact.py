@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def test_what_is_no_secret_stays(fields: dict[str, Any]) -> None:
 
 def test_nothing_gets_through_a_configured_logger(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
-    monkeypatch.setattr(logs.sys, "stderr", out)
+    monkeypatch.setattr(sys, "stderr", out)
     before = structlog.get_config()
     try:
         logs.configure(LogSettings(level="info", format="json"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from reading.body import render
+from reading.pages.body import render
 from tistream.cli import warm
 from tistream.codec.row.decode import decode
 from tistream.codec.row.layout import Kind, kind_of
@@ -29,8 +32,8 @@ def test_every_kind_of_column_is_decoded_and_written(monkeypatch: pytest.MonkeyP
         texts.append(content.to_pybytes())
         return content
 
-    monkeypatch.setattr("reading.decode.decode", spy)
-    monkeypatch.setattr("reading.body.render", kept)
+    monkeypatch.setattr("reading.rows.decode.decode", spy)
+    monkeypatch.setattr("reading.pages.body.render", kept)
     for columns in (warm._INTEGERS, warm._COMMON, warm._RARE):
         warm.warm(columns)
         last = f"c{len(columns) + 1}".encode()
@@ -48,3 +51,21 @@ def test_a_failure_ends_the_thread_and_nothing_else(monkeypatch: pytest.MonkeyPa
     thread = warm.start()
     thread.join(100)
     assert not thread.is_alive()
+
+
+#: imports the command line as a service does, then lists the modules that the warm-up adds
+_ADDED = """
+import json, sys
+from tistream.cli import warm
+before = set(sys.modules)
+warm.everything()
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def test_the_thread_imports_nothing() -> None:
+    """Two threads that import one package wait for each other's modules, and Python lets one of them fail."""
+    run = subprocess.run([sys.executable, "-c", _ADDED], capture_output=True, text=True, check=True, timeout=200)
+    rooms = ("reading", "schemas", "tistream")
+    added = json.loads(run.stdout.splitlines()[-1])
+    assert [name for name in added if name.partition(".")[0] in rooms] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import httpx2
 import orjson
@@ -23,12 +24,13 @@ from tistream.errors import (
 )
 
 
-def client(script: Script, sleep: Callable[[float], None] = lambda s: None, **more: float) -> Client:
-    return Client("http://host:1/", transport=script, sleep=sleep, **more)
+def client(script: Script, sleep: Callable[[float], None] = lambda s: None, retry_s: float = 30) -> Client:
+    return Client("http://host:1/", transport=script, sleep=sleep, retry_s=retry_s)
 
 
 def test_a_page_asks_what_it_was_told() -> None:
-    script = Script(page("c1", content=b"{}\n{}\n", **{"TiStream-Quarantined": "2"}))
+    quarantined: dict[str, Any] = {"TiStream-Quarantined": "2"}
+    script = Script(page("c1", content=b"{}\n{}\n", **quarantined))
     with client(script) as c:
         got = (
             c.tenant(3, 4)
@@ -65,7 +67,7 @@ def test_follow_of_arrow_waits_for_more_and_gives_the_server_time() -> None:
 
 
 def test_follow_ends_where_it_is_told() -> None:
-    ends = {"TiStream-End-Ts": "20"}
+    ends: dict[str, Any] = {"TiStream-End-Ts": "20"}
     script = Script(
         page("a", resolved=9, **ends), page("b", more=True, resolved=25, **ends), page("c", resolved=26, **ends)
     )

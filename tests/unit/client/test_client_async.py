@@ -14,8 +14,9 @@ from tistream.client import AsyncClient, Client, FileCursorStore, SqlCursorStore
 from tistream.errors import RateLimited, StoreUnavailable, TsExpired
 
 Case = tuple[list[Answer], str, dict[str, Any], str]  #: answers, method, its arguments, format
-INSIDE = {"TiStream-Snapshot-Ts": "5", "TiStream-Snapshot-Complete": "false"}
-COMPLETE = {"TiStream-Snapshot-Ts": "5", "TiStream-Snapshot-Complete": "true"}
+INSIDE: dict[str, Any] = {"TiStream-Snapshot-Ts": "5", "TiStream-Snapshot-Complete": "false"}
+COMPLETE: dict[str, Any] = {"TiStream-Snapshot-Ts": "5", "TiStream-Snapshot-Complete": "true"}
+ENDS_AT_20: dict[str, Any] = {"TiStream-End-Ts": "20"}
 ENDS = 'data: {"reason":"end-reached"}'
 
 SCRIPTS: dict[str, Case] = {
@@ -27,7 +28,7 @@ SCRIPTS: dict[str, Case] = {
         "ndjson",
     ),
     "waits, and knows the end": (
-        [page("a", **{"TiStream-End-Ts": "20"}), page("b", resolved=25, **{"TiStream-End-Ts": "20"})],
+        [page("a", **ENDS_AT_20), page("b", resolved=25, **ENDS_AT_20)],
         "follow",
         {"end": "-5m"},
         "arrow",

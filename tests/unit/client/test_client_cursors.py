@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,8 @@ class Deadly:
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     path = tmp_path / "db"
-    with sqlite3.connect(path) as made:
+    with closing(sqlite3.connect(path)) as made, made:
         made.execute("CREATE TABLE taken (number INTEGER)")
-    made.close()
     return path
 
 
@@ -94,12 +94,16 @@ def run_in(database: Path, method: str = "", number: int = 0, behind: bool = Fal
     return True
 
 
+def forget(database: Path) -> None:
+    """Delete what the consumer has written."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM taken")
+        connection.execute("DROP TABLE IF EXISTS tistream_cursors")
+
+
 def taken(database: Path) -> list[int]:
-    connection = sqlite3.connect(database)
-    try:
+    with closing(sqlite3.connect(database)) as connection:
         return [n for (n,) in connection.execute("SELECT number FROM taken ORDER BY rowid")]
-    finally:
-        connection.close()
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
@@ -109,17 +113,11 @@ def test_with_sql_each_page_counts_once_wherever_the_consumer_dies(database: Pat
     while not run_in(database, method, number, behind):
         deaths += 1
         assert taken(database) == list(range(1, len(taken(database)) + 1))
-        with sqlite3.connect(database) as again:
-            again.execute("DELETE FROM taken")
-            again.execute("DROP TABLE IF EXISTS tistream_cursors")
-        again.close()
+        forget(database)
         run_in(database, method, number, behind)  # dies
         assert run_in(database), "a consumer that is started again comes to the end"
         assert taken(database) == [1, 2, 3, 4]
-        with sqlite3.connect(database) as again:
-            again.execute("DELETE FROM taken")
-            again.execute("DROP TABLE tistream_cursors")
-        again.close()
+        forget(database)
         number += 1
     assert deaths > PAGES
 

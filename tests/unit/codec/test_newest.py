@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from tests.kit.made_rows import table_of
 from tistream.codec.newest import STATE, alive, merged, newest, pieces, states
 from tistream.codec.table_key import record_key
 from tistream.errors import CorruptObject
@@ -78,18 +79,7 @@ def test_a_run_that_is_out_of_order_is_refused(blocks: list[list[bytes]], other:
 
 
 def committed(op: change.Op, value: bytes | None) -> pa.Table:
-    row = {
-        "table_id": 1,
-        "op": int(op),
-        "key": b"k",
-        "start_ts": 1,
-        "commit_ts": 2,
-        "value": value,
-        "old_value": None,
-        "expire_ts": 0,
-        "flags": 0,
-    }
-    return pa.Table.from_pylist([row], change.COMMITTED)
+    return table_of(change.COMMITTED, table_id=1, op=op, key=[b"k"], start_ts=1, commit_ts=2, value=[value])
 
 
 def test_a_delete_is_a_version_without_a_value_and_an_empty_value_is_one() -> None:

@@ -229,6 +229,6 @@ def test_every_pair_of_kinds_gives_an_answer_for_nothing() -> None:
     for old in types:
         for new in types:
             result, sure = cast(old, new, pa.nulls(2, storage_type(old)))
-            assert (result.type, result.null_count, sure.all()) == (storage_type(new), 2, True)
+            assert (result.type, result.null_count, bool(sure.all())) == (storage_type(new), 2, True)
             empty, none = cast(old, new, pa.array([], storage_type(old)))
             assert (len(empty), len(none)) == (0, 0)

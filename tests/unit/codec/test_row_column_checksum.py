@@ -1,7 +1,9 @@
 """Checksums of version 0. Expected bytes are spelled out from the rule, column by column."""
 
 import struct
+import time
 import zlib
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -33,7 +35,7 @@ def run(columns: tuple[ColumnSpec, ...], *rows: bytes, key: bytes = KEY, **handl
     return decode(layout, pa.array([key] * len(rows), pa.binary()), pa.array(rows, pa.binary()))
 
 
-def accepted(columns: tuple[ColumnSpec, ...], cells: dict[int, bytes | None], covered: bytes, **more: Any) -> bool:
+def accepted(columns: tuple[ColumnSpec, ...], cells: Mapping[int, bytes | None], covered: bytes, **more: Any) -> bool:
     """Whether a row passes with the checksum of `covered` and fails with another."""
     right = zlib.crc32(covered)
     rows = [encode_v2(cells, 0, sums=(crc,)) for crc in (right, right ^ 1)]
@@ -174,6 +176,73 @@ def test_times_written_before_their_column_got_more_digits() -> None:
     assert accepted(columns, dict(cells), covered)
     cut = sized("2020-02-29 01:02:03.1") + covered[26:]
     assert len(run(columns, encode_v2(cells, 0, sums=(zlib.crc32(cut),))).errors) == 1
+
+
+#: a summer and a winter moment (milliseconds) as sessions of a zone saw them
+SUMMER, WINTER = enc.pack_time(2023, 7, 1, 10), enc.pack_time(2023, 1, 1, 10, 0, 0, 250_000)
+ZONED = {
+    "UTC": ("2023-07-01 10:00:00", "2023-01-01 10:00:00.250"),
+    "Asia/Kathmandu": ("2023-07-01 15:45:00", "2023-01-01 15:45:00.250"),
+    "Asia/Kolkata": ("2023-07-01 15:30:00", "2023-01-01 15:30:00.250"),
+    "Pacific/Kiritimati": ("2023-07-02 00:00:00", "2023-01-02 00:00:00.250"),
+    "Europe/Berlin": ("2023-07-01 12:00:00", "2023-01-01 11:00:00.250"),
+    "America/New_York": ("2023-07-01 06:00:00", "2023-01-01 05:00:00.250"),
+    "Australia/Sydney": ("2023-07-01 20:00:00", "2023-01-01 21:00:00.250"),
+    "Europe/London": ("2023-07-01 11:00:00", "2023-01-01 10:00:00.250"),
+}
+ZONED_COLUMNS = (spec(1, 7, decimal=0), spec(2, 7, decimal=3), spec(3, 12, decimal=0), spec(4, 8))
+
+
+def zoned_row(zone: str, number: int = 7, summer: int = SUMMER) -> bytes:
+    """A row of that zone whose checksum is of the number 7 and the summer moment."""
+    covered = [sized(text) for text in ZONED[zone]] + [sized("2023-07-01 12:00:00"), u64(7)]
+    values = [summer, WINTER, enc.pack_time(2023, 7, 1, 12), number]
+    cells = {c.id: enc.cell(c, value) for c, value in zip(ZONED_COLUMNS, values, strict=True)}
+    return encode_v2(cells, 0, sums=(zlib.crc32(b"".join(covered)),))
+
+
+@pytest.mark.parametrize("zone", ZONED)
+def test_a_timestamp_was_hashed_in_the_zone_of_its_session(zone: str) -> None:
+    """Damage of such a row is found."""
+    rows = [zoned_row(zone), zoned_row(zone, number=8), zoned_row("UTC"), zoned_row(zone)]
+    rows.append(zoned_row(zone, summer=enc.pack_time(2023, 7, 1, 10, 7)))
+    rows.append(zoned_row(zone, summer=enc.pack_time(2022, 7, 1, 10)))
+    assert [error.index for error in run(ZONED_COLUMNS, *rows).errors] == [1, 4, 5]
+
+
+@pytest.mark.parametrize("zone", ZONED)
+def test_the_moment_of_the_other_half_of_the_year_may_come_first(zone: str) -> None:
+    columns = (spec(1, 7, decimal=3), spec(2, 7, decimal=0))
+    cells = {1: enc.cell(columns[0], WINTER), 2: enc.cell(columns[1], SUMMER)}
+    assert accepted(columns, cells, sized(ZONED[zone][1]) + sized(ZONED[zone][0]))
+
+
+def test_sessions_of_many_zones_in_one_batch() -> None:
+    rows = [zoned_row(zone) for zone in ZONED] * 20
+    assert run(ZONED_COLUMNS, *rows).errors == ()
+    assert len(run(ZONED_COLUMNS, *rows, zoned_row("UTC", number=9)).errors) == 1
+
+
+def test_a_zero_timestamp_is_zero_in_every_zone() -> None:
+    columns = (spec(1, 7, decimal=0), spec(2, 7, decimal=0))
+    cells = {1: b"\0", 2: enc.cell(columns[1], SUMMER)}
+    covered = sized("0000-00-00 00:00:00") + sized("2023-07-01 18:00:00")
+    assert accepted(columns, cells, covered)
+
+
+def test_the_search_for_zones_is_bounded() -> None:
+    """Many damaged rows cost a bounded time, and the rows of zones that are known by then are still accepted."""
+    columns = (*ZONED_COLUMNS, spec(5, 252))
+    covered = (
+        b"".join(map(sized, ZONED["Asia/Kolkata"])) + sized("2023-07-01 12:00:00") + u64(7) + sized(bytes(100_000))
+    )
+    values = [SUMMER, WINTER, enc.pack_time(2023, 7, 1, 12), 7, bytes(100_000)]
+    cells = {c.id: enc.cell(c, value) for c, value in zip(columns, values, strict=True)}
+    good, bad = (encode_v2(cells, 0, sums=(zlib.crc32(covered) ^ wrong,)) for wrong in (0, 1))
+    began = time.process_time()
+    found = run(columns, good, *[bad] * 300, good)
+    assert [error.index for error in found.errors] == list(range(1, 301))
+    assert time.process_time() - began < 4
 
 
 def test_many_times_without_fractions() -> None:

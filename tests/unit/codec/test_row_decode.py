@@ -50,7 +50,9 @@ def run(columns: list[ColumnSpec], rows: list[Row], key: str | bytes = INT_KEY, 
 def one(columns: list[ColumnSpec], row: Row, key: str | bytes = INT_KEY, **handle: Any) -> dict[str, Any]:
     decoded = run(columns, [row], key, **handle)
     assert decoded.errors == ()
-    return decoded.batch.to_pylist()[0]
+    (values,) = decoded.batch.to_pylist()
+    assert isinstance(values, dict)
+    return values
 
 
 def stored(column: ColumnSpec, raw: bytes) -> Any:
@@ -71,37 +73,13 @@ def test_row_of_every_common_type_from_the_server() -> None:
 
 
 def test_row_of_rarer_types() -> None:
-    columns = [
-        spec(1, 8),
-        spec(3, 5),
-        spec(5, 7, decimal=6),
-        spec(8, 246, flen=6, decimal=4),
-        spec(9, 247, elems=("y", "n")),
-    ]
+    columns = [spec(1, 8), spec(3, 5), spec(5, 7, decimal=6), spec(8, 246, flen=6, decimal=4)]
+    columns += [spec(9, 247, elems=("y", "n"))]
     columns += [spec(12, 13), spec(14, 245), spec(16, 11), spec(22, 2, unsigned=True), spec(24, 252, binary=True)]
     columns += [spec(25, 253), spec(116, 4), spec(117, 248, elems=("n1", "n2")), spec(118, 16, flen=24), spec(119, 252)]
     columns += [spec(2, 8), spec(11, 8), spec(100, 8)]
-    got = one(columns, ROW_A)
-    assert got == {
-        "c1": 1,
-        "c3": 2.0,
-        "c5": 1840446893366133311,
-        "c8": Decimal("11.9900"),
-        "c9": 2,
-        "c12": 1999,
-        "c14": '{"a": 2}',
-        "c16": 14400 * 10**9,
-        "c22": 1,
-        "c24": b"abc",
-        "c25": "ab",
-        "c116": 6.0,
-        "c117": 1,
-        "c118": 3223600,
-        "c119": "",
-        "c2": None,
-        "c11": None,
-        "c100": None,
-    }
+    want = [1, 2.0, 1840446893366133311, Decimal("11.9900"), 2, 1999, '{"a": 2}', 14400 * 10**9, 1, b"abc", "ab", 6.0]
+    assert list(one(columns, ROW_A).values()) == [*want, 1, 3223600, "", None, None, None]
 
 
 def test_large_row() -> None:
@@ -236,20 +214,15 @@ def test_deep_json_is_printed_up_to_the_bound_and_refused_beyond_it() -> None:
     assert cause(run([column], [encode_v2({1: nested_arrays(1001)})])) == "a JSON document nested too deep"
 
 
-def test_json_that_contains_itself_is_refused() -> None:
-    body = struct.pack("<II", 1, 2013) + bytes([3]) + struct.pack("<I", 0) + bytes(2000)
-    why = cause(run([spec(1, 245)], [encode_v2({1: bytes([3]) + body})]))
-    assert why == "a JSON document that refers to its parts more than once"
-
-
-def test_json_bomb_is_refused_in_linear_time() -> None:
-    # thirty levels of arrays, each with ten items that are all the same array: 10**30 values in 2 kB
+def test_json_that_shares_its_parts_is_refused_in_linear_time() -> None:
+    """An array that contains itself; and thirty levels of arrays, each with ten items that are all the same array:
+    10**30 values in 2 kB."""
     body = struct.pack("<II", 0, 8)
     for _ in range(30):
-        entries = (bytes([3]) + struct.pack("<I", 58)) * 10
-        body = struct.pack("<II", 10, 58 + len(body)) + entries + body
-    decoded = run([spec(1, 245)], [encode_v2({1: bytes([3]) + body})])
-    assert cause(decoded) == "a JSON document that refers to its parts more than once"
+        body = struct.pack("<II", 10, 58 + len(body)) + (bytes([3]) + struct.pack("<I", 58)) * 10 + body
+    for each in (struct.pack("<II", 1, 2013) + bytes([3]) + struct.pack("<I", 0) + bytes(2000), body):
+        why = cause(run([spec(1, 245)], [encode_v2({1: bytes([3]) + each})]))
+        assert why == "a JSON document that refers to its parts more than once"
 
 
 def test_infinite_json_number_is_refused() -> None:

@@ -61,7 +61,8 @@ def stream(*batches: pa.RecordBatch, schema: pa.Schema = SCHEMA, options: Any = 
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
 
 
 def craft(
@@ -99,7 +100,9 @@ def refused(data: bytes, cause: str, place: int | str = 0, bounds: FileBounds = 
     with pytest.raises(CorruptObject) as e:
         SegmentFile.open(NAME, data, bounds).read(0, SCHEMA)
     assert e.value.facts["object"] == NAME
-    assert 0 <= e.value.facts["offset"] <= len(data)
+    offset = e.value.facts["offset"]
+    assert isinstance(offset, int)
+    assert 0 <= offset <= len(data)
     assert e.value.facts["segment"] == place
     assert cause in str(e.value)
     return e.value
@@ -177,7 +180,9 @@ def test_every_truncation_is_refused() -> None:
         with pytest.raises(CorruptObject) as e:
             SegmentFile.open(NAME, data[:length])
         assert e.value.facts["object"] == NAME
-        assert 0 <= e.value.facts["offset"] <= length
+        offset = e.value.facts["offset"]
+        assert isinstance(offset, int)
+        assert 0 <= offset <= length
 
 
 def test_every_flipped_bit_is_refused() -> None:

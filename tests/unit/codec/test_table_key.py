@@ -1,4 +1,4 @@
-"""Table keys: upstream vectors one by one, and the vectorised answers against the scalar ones."""
+"""Table keys: upstream vectors one by one, the vectorised answers against the scalar ones; prefixes of keyspaces."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 
 from tistream.codec import table_key as tk
 from tistream.codec.memcomparable import encode_bytes
+from tistream.codec.raw.keys import KeyMode, keyspace_prefix, keyspace_range
 from tistream.codec.table_key import IndexKey, RecordKey, is_record, parse_key, table_ids
-from tistream.errors import DecodeError
+from tistream.errors import DecodeError, InvalidInput
 from tistream.keyrange import KeyRange
 
 RECORDS = [
@@ -151,3 +152,13 @@ def test_offsets_that_point_outside_are_refused(bounds: list[int]) -> None:
 def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError):
         table_ids(pa.array(["t"], pa.string()))
+
+
+def test_prefixes_and_ranges_of_keyspaces() -> None:
+    assert keyspace_prefix(KeyMode.RAW, 4242) == bytes.fromhex("72001092")
+    assert keyspace_range(KeyMode.RAW, 4242).end == bytes.fromhex("72001093")
+    assert keyspace_range(KeyMode.RAW, 0xFFFFFF).end == bytes.fromhex("73000000").rstrip(b"\0")
+    assert keyspace_range(KeyMode.TXN, 255).end == bytes.fromhex("78000100").rstrip(b"\0")
+    for id_ in (-1, 1 << 24):
+        with pytest.raises(InvalidInput, match=str(id_)):
+            keyspace_prefix(KeyMode.RAW, id_)

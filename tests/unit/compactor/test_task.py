@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from compactor import task
-from compactor.base_task import BaseResult
 from compactor.core.plan import PlanRow, PlanSettings
-from compactor.core.verify import verified
+from compactor.core.results import BaseResult, RangeResult, verified
 from compactor.job import JobSettings, planned
-from compactor.task import Failed, RangeResult, compact_range, contents, read_inputs
+from compactor.task import Failed, compact_range, contents, read_inputs
 from tests.kit.catalog_cases import new_catalog
 from tests.kit.log_builder import TENANT, LogBuilder
 from tests.kit.open_folder import OpenFolder
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.log.segments import SegmentFormat
+from tistream.catalog.rows.segments import SegmentFormat
 from tistream.codec.wire import decode, encode
 from tistream.errors import CorruptObject, ObjectNotFound, TiStreamError
 
@@ -37,12 +37,12 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     """A log of eight flushes and the plan row with most rows."""
     catalog, store = new_catalog(tmp_path), OpenFolder()
     LogBuilder(catalog, store).build(8)
-    _, rows = planned(catalog, TENANT, JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2)))
+    _, rows = planned(catalog, TENANT, JobSettings(lag_ms=0, plan=PlanSettings(inputs_min=2)), lambda: 1)
     yield Rig(catalog, store, max(rows, key=lambda r: sum(s.rows for s in r.segments)))
     catalog.close()
 
 
-def by_python(tables: list[pa.Table]) -> list[dict[str, object]]:
+def by_python(tables: list[pa.Table]) -> list[dict[str, Any]]:
     """The same rows, put in order by Python."""
     rows = [row for table in tables for row in table.to_pylist()]
     return sorted(rows, key=lambda r: (r["table_id"], r["commit_ts"], r["start_ts"], r["key"]))

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from destinations.letters.core.letter import letter_of
-from destinations.letters.place import LetterFiles, check_letters, open_letters
+from destinations.letters.place import LetterFiles, check_letters
 from destinations.protocol import DeadLetterUnavailable, DestinationRefused, LeaseOver, Share
 from destinations.storage.core.contents import File, render_or_refuse
 from destinations.uri import parse_sink_uri
 from reading.core.changes import TableChanges
-from reading.decode import decode_rows
-from reading.scope import Scope
+from reading.rows.decode import decode_rows
+from reading.rows.scope import Scope
 from tests.kit.entry_log import Entry, entry_rows
 from tests.kit.log_builder import with_broken_value
 from tests.kit.recording import committed_rows, recorded_history
@@ -24,6 +24,7 @@ from tests.kit.storage_sink import MemoryFiles, forever
 from tistream.clock import SystemClock
 from tistream.errors import InvalidInput
 from tistream.ids import Tenant
+from tistream.outbound.policy import OPERATED
 
 SHARE = Share(tenant=Tenant(7, 2), changefeed_id="dr", number=0, of=2)
 TS = 470613530993491968
@@ -100,17 +101,17 @@ def test_a_letter_that_is_there_is_left_as_it_is() -> None:
 )
 def test_a_wrong_place_is_refused_by_its_option(uri: str, option: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        check_letters(uri, parse_sink_uri("file:///lake?protocol=csv"), "dr", SystemClock())
+        check_letters(uri, parse_sink_uri("file:///lake?protocol=csv"), "dr", SystemClock(), OPERATED)
     assert refused.value.facts["option"] == option
 
 
 def test_a_place_is_tried_before_the_changefeed_starts(tmp_path: Path) -> None:
     sink = parse_sink_uri(f"file://{tmp_path}/lake?protocol=csv")
-    check_letters(f"file://{tmp_path}/lake-dead", sink, "dr", SystemClock())
+    check_letters(f"file://{tmp_path}/lake-dead", sink, "dr", SystemClock(), OPERATED)
     assert [path.name for path in (tmp_path / "lake-dead").iterdir()] == [".tmp"], "the probe is taken away"
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DeadLetterUnavailable, match="Not a directory"):
-        open_letters(f"file://{tmp_path}/file", SystemClock())
+        check_letters(f"file://{tmp_path}/file", sink, "dr", SystemClock(), OPERATED)
 
 
 def test_every_change_that_cannot_be_rendered_is_refused_and_no_other() -> None:

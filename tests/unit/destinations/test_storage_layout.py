@@ -1,21 +1,29 @@
-"""Names, schema files and settings of the storage sink, against what TiCDC writes."""
+"""The storage sink: names, schema files and settings, against what TiCDC writes; what is found in the rows of files."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from destinations.storage.core import names
-from destinations.storage.core.parts import cut
+from destinations.storage.core.order import FileRows, Found, Kind, compare_commits, read_in_order, rows_reader
+from destinations.storage.core.parts import Layout, cut
 from destinations.storage.core.schema_files import column_of, of_events, of_table
+from destinations.storage.reread import ordered_files
 from destinations.storage.settings import PROTOCOLS, read_settings
 from destinations.uri import parse_sink_uri
+from reading.formats import parse_options
 from schemas.model import Column, DdlEvent, Table
-from tistream.errors import InvalidInput
+from tistream.catalog.tenancy.changefeeds import masked_uri
+from tistream.errors import CorruptObject, InvalidInput
 
 OPEN = -1
 ROOT = Path(__file__).parents[3]
@@ -213,3 +221,119 @@ def test_every_option_is_documented(protocol: str) -> None:
     known = caught.value.message.partition("Known: ")[2].rstrip(".").split(", ")
     assert len(known) > 10
     assert [name for name in known if f"`{name}`" not in page] == []
+
+
+@given(st.text(st.characters(codec="ascii", exclude_characters="&#%", min_codepoint=33), min_size=1, max_size=40))
+@example("abcD+efG/hIjK+lmNo/PqR=")
+def test_a_secret_is_read_as_it_is_pasted_and_as_it_is_encoded(secret: str) -> None:
+    for written in (secret, quote(secret, safe="")):
+        uri = f"s3://b/p?protocol=csv&access-key=AK&secret-access-key={written}"
+        made = read_settings(parse_sink_uri(uri)).s3
+        assert made is not None
+        assert made.secret_access_key == secret
+        assert secret not in repr(made) or len(secret) < 8
+        assert masked_uri(uri).endswith("secret-access-key=***")
+
+
+def test_a_plus_in_a_secret_is_a_plus() -> None:
+    uri = "s3://bucket/p?access-key=a&secret-access-key=a+b%2Bc%2Fd"
+    assert parse_sink_uri(uri).options["secret-access-key"] == "a+b+c/d"
+
+
+def file_of(name: str, *rows: tuple[int, int]) -> FileRows:
+    """(commit_ts, digest) of each row."""
+    ts, digests = zip(*rows, strict=True)
+    return FileRows(name=name, commit_ts=np.array(ts, np.uint64), digests=np.array(digests, np.uint64))
+
+
+def said(found: list[Found]) -> list[tuple[Kind, str, str, int, int, int]]:
+    return [(each.kind, each.place, each.other, each.rows, each.least_ts, each.most_ts) for each in found]
+
+
+ONE, TWO = file_of("1", (10, 1), (10, 2), (20, 1)), file_of("2", (30, 1), (40, 1))
+
+
+def test_files_in_order_have_nothing_to_tell() -> None:
+    found, once = read_in_order([ONE, TWO], [], has_key=True)
+    assert (found, once.tolist()) == ([], [10, 10, 20, 30, 40])
+    assert read_in_order([], [], has_key=True)[0] == []
+
+
+@pytest.mark.parametrize(("named", "kind"), [([], Kind.AGAIN), ([(9, 20)], Kind.AGAIN_NAMED), ([(10, 40)], Kind.AGAIN)])
+def test_the_same_row_in_two_files(named: list[tuple[int, int]], kind: Kind) -> None:
+    again = file_of("3", (10, 2))
+    found, once = read_in_order([ONE, TWO, again], named, has_key=True)
+    assert said(found) == [(kind, "3", "1", 1, 10, 10)]
+    assert once.tolist() == [10, 10, 20, 30, 40]
+
+
+def test_an_interval_that_names_some_of_a_files_rows() -> None:
+    found, _ = read_in_order([ONE, file_of("2", (10, 1), (10, 2), (20, 1))], [(10, 20)], has_key=True)
+    assert said(found) == [(Kind.AGAIN, "2", "1", 2, 10, 10), (Kind.AGAIN_NAMED, "2", "1", 1, 20, 20)]
+
+
+def test_another_row_below_an_earlier_one_is_behind_it() -> None:
+    late = file_of("3", (15, 7), (20, 9), (50, 1))
+    found, once = read_in_order([ONE, TWO, late], [], has_key=True)
+    assert said(found) == [(Kind.BEHIND, "3", "1", 1, 15, 15), (Kind.BEHIND, "3", "2", 1, 20, 20)]
+    assert once.tolist() == [10, 10, 20, 30, 40, 15, 20, 50]
+    found, _ = read_in_order([ONE, TWO, late], [(14, 20)], has_key=True)
+    assert {each.kind for each in found} == {Kind.BEHIND_NAMED}
+
+
+def test_equal_rows_of_a_transaction_are_two_without_a_key() -> None:
+    twins = file_of("1", (10, 1), (10, 1))
+    assert read_in_order([twins], [], has_key=False)[0] == []
+    assert said(read_in_order([twins], [], has_key=True)[0]) == [(Kind.AGAIN, "1", "1", 1, 10, 10)]
+    found, _ = read_in_order([twins, TWO, file_of("3", (10, 1))], [], has_key=False)
+    assert said(found) == [(Kind.AGAIN, "3", "1", 1, 10, 10)]
+
+
+def test_commits_are_compared_within_the_interval_and_an_update_may_be_two_rows() -> None:
+    log = np.array([10, 10, 20, 30, 90], np.uint64)
+    for there, wanted in (
+        ([10, 10, 20, 20, 30], []),
+        ([10, 20, 30], [(Kind.LOST, "t", "", 1, 10, 10)]),
+        ([10, 10, 30, 5, 95], [(Kind.LOST, "t", "", 1, 20, 20)]),
+        ([10, 10, 20, 25, 25, 30], [(Kind.NOT_IN_LOG, "t", "", 2, 25, 25)]),
+        ([], [(Kind.LOST, "t", "", 4, 10, 30)]),
+    ):
+        assert said(compare_commits("t", np.array(there, np.uint64), log, 9, 80)) == wanted, there
+
+
+def test_a_line_end_within_quotes_ends_no_record() -> None:
+    data = b'"I","t","d",7,"a\r\nb","say ""no"""\r\n"D","t, ""x""","d",8,"","c"\r\n'
+    options = parse_options({"include-commit-ts": "true"})
+    rows = rows_reader("csv", options)("f", data)
+    assert rows.commit_ts.tolist() == [7, 8]
+    assert len(set(rows.digests.tolist())) == 2
+    again = rows_reader("csv", options)("f", data + data)
+    assert again.digests.tolist() == rows.digests.tolist() * 2
+    with pytest.raises(CorruptObject, match="line 2"):
+        rows_reader("csv", options)("f", b'"I","t","d",7,"a"\r\nx\r\n')
+    with pytest.raises(CorruptObject, match="not whole"):
+        rows_reader("csv", options)("f", data[:-1])
+
+
+def test_files_without_commit_timestamps_cannot_be_compared() -> None:
+    for protocol, option in (("csv", "include-commit-ts"), ("canal-json", "enable-tidb-extension")):
+        with pytest.raises(InvalidInput, match=option):
+            rows_reader(protocol, parse_options({}))
+
+
+def test_versions_dates_and_numbers_are_read_in_their_order() -> None:
+    """A number has more digits when six are not enough; names are those of the log."""
+    wanted = [
+        "d%2Fb/t/9/2026-01-02/CDC000002.csv",
+        "d%2Fb/t/9/2026-01-02/CDC1000000.csv",
+        "d%2Fb/t/9/2026-01-03/CDC000001.csv",
+        "d%2Fb/t/10/2026-01-01/CDC000001.csv",
+    ]
+    others = ["d%2Fb/t/9/2026-01-02/meta/CDC.index", "d%2Fb/t/meta/schema_9_1.json", "metadata", ".tmp/x"]
+    days = Layout(date_separator="day", partitions=True)
+    assert ordered_files([*reversed(wanted), *others], days) == {("d/b", "t"): [wanted]}
+    one, two = "d/p/9/104/2026-01-01/CDC000001.csv", "d/p/9/105/2026-01-01/CDC000001.csv"
+    assert ordered_files([two, one], days) == {("d", "p"): [[one], [two]]}
+    one, two = "d/p/9/2025/CDC000001.csv", "d/p/9/2026/CDC000001.csv"
+    assert ordered_files([two, one], replace(days, date_separator="year")) == {("d", "p"): [[one, two]]}
+    assert ordered_files([two, one], replace(days, date_separator="none")) == {("d", "p"): [[one], [two]]}

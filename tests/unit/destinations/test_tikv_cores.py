@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from destinations.tikv.core import ranges
+from destinations.tikv.core import writes
 from destinations.tikv.core.writes import plan_writes
 from destinations.tikv.destination import TikvSettings
 from destinations.uri import parse_sink_uri
 from simulator.dst.mutants import reworded
+from tests.kit.made_rows import table_of
 from tistream.errors import InvalidInput
 from tistream.keyrange import KeyRange, gaps
 from tistream.model.change import COMMITTED, Op
@@ -25,21 +26,17 @@ KEYS = st.binary(max_size=2)
 
 def stretch_of(changes: list[tuple[bytes, bytes | None, int]]) -> pa.Table:
     """(key, value or None for a delete, expiry), in commit order."""
-    rows = [
-        {
-            "table_id": 0,
-            "op": Op.DELETE if value is None else Op.PUT,
-            "key": b"r\0\0\7" + key,
-            "start_ts": at + 1,
-            "commit_ts": at + 1,
-            "value": value,
-            "old_value": None,
-            "expire_ts": 0 if value is None else expire_ts,
-            "flags": 2,
-        }
-        for at, (key, value, expire_ts) in enumerate(changes)
-    ]
-    return pa.Table.from_pylist(rows, COMMITTED)
+    stamps = range(1, len(changes) + 1)
+    return table_of(
+        COMMITTED,
+        op=[Op.DELETE if value is None else Op.PUT for _, value, _ in changes],
+        key=[b"r\0\0\7" + key for key, *_ in changes],
+        start_ts=stamps,
+        commit_ts=stamps,
+        value=[value for _, value, _ in changes],
+        expire_ts=[0 if value is None else expire_ts for _, value, expire_ts in changes],
+        flags=2,
+    )
 
 
 @given(CHANGES)
@@ -65,7 +62,7 @@ def test_without_expiry_there_what_has_expired_is_deleted(changes: list[tuple[by
 
 
 def judge_cut(boundaries: list[bytes], wanted: KeyRange, parts: int) -> None:
-    found = ranges.cut_ranges(boundaries, wanted, parts)
+    found = writes.cut_ranges(boundaries, wanted, parts)
     assert gaps(wanted, found) == []
     assert all(wanted.covers(part) for part in found)
     assert all(a.intersect(b) is None for i, a in enumerate(found) for b in found[:i])
@@ -91,7 +88,7 @@ def test_parts_have_each_key_once(boundaries: list[bytes], start: bytes, end: by
 def test_a_hole_and_an_overlap_are_noticed(right: str, wrong: str) -> None:
     boundaries = [b"%02d" % n for n in range(20)]
     judge_cut(boundaries, KeyRange(), 4)
-    with reworded(ranges, "cut_ranges", (right, wrong)), pytest.raises(AssertionError):
+    with reworded(writes, "cut_ranges", (right, wrong)), pytest.raises(AssertionError):
         judge_cut(boundaries, KeyRange(), 4)
 
 
@@ -99,8 +96,8 @@ def test_options() -> None:
     uri = "tikv://pd1:2379,pd2:2379/?concurrency=8&batch-size=100&rate-limit=3000&backoff-base=50ms&backoff-max=2s"
     found = TikvSettings.of(parse_sink_uri(uri + "&write-timeout=1s&keyspace=eu&api-version=v1ttl"), 3)
     assert found.endpoints == ("pd1:2379", "pd2:2379")
-    assert (found.pace.concurrency, found.pace.batch_keys, found.pace.rate_bytes_s) == (8, 100, 1000)
-    assert (found.pace.backoff_base_s, found.pace.backoff_max_s, found.pace.write_s) == (0.05, 2.0, 1.0)
+    assert (found.limits.concurrency, found.limits.batch_keys, found.limits.rate_bytes_s) == (8, 100, 1000)
+    assert (found.limits.backoff_base_s, found.limits.backoff_max_s, found.limits.write_s) == (0.05, 2.0, 1.0)
     assert (found.keyspace, found.api) == ("eu", Api.V1TTL)
 
 

@@ -46,10 +46,29 @@ def test_no_runs_give_no_rows() -> None:
     assert gather(sample(5), np.array([], np.int64), np.array([], np.int64)).num_rows == 0
 
 
-def test_one_run_copies_nothing() -> None:
+def test_one_large_run_copies_nothing() -> None:
     rows = sample(50)
-    found = gather(rows, np.array([7]), np.array([30]))
+    found = gather(rows, np.array([3]), np.array([45]))
     assert found["key"].buffers()[2].address == rows["key"].buffers()[2].address
+
+
+@pytest.mark.parametrize("share", [0, 1, 5, 30, 70, 100])
+def test_what_is_held_is_at_most_twice_what_is_counted(share: int) -> None:
+    """Of a decoded file, whose columns share one buffer; and of any part of it."""
+    whole = rows_of([b"k%05d" % n + bytes(2000) for n in range(400)])
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, whole.schema) as writer:
+        writer.write_batch(whole)
+    written = stream.getvalue().to_pybytes()
+    before = pa.total_allocated_bytes()
+    file = pa.allocate_buffer(len(written))
+    np.frombuffer(file, np.uint8)[:] = np.frombuffer(written, np.uint8)
+    rows = pa.ipc.open_stream(file).read_next_batch()
+    count = 400 * share // 100
+    part = gather(rows, np.array([50][: bool(count)]), np.array([min(400, 50 + count)][: bool(count)]))
+    assert part.num_rows == min(350, count)
+    del rows, file
+    assert pa.total_allocated_bytes() - before <= 2 * part.nbytes + 10_000
 
 
 def test_columns_without_any_bytes() -> None:

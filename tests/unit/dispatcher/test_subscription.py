@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import structlog
 
@@ -9,6 +11,7 @@ from dispatcher.admission import LargeFiles
 from dispatcher.cache import FileCache
 from dispatcher.subscription import Subscription
 from dispatcher.tail import Tail, TailTiming
+from tests.kit.awaited import Awaited
 from tests.kit.batch_files import InlineExecutor, batch_bytes
 from tests.kit.manual_clock import ManualClock
 from tests.kit.open_folder import OpenFolder
@@ -58,19 +61,19 @@ class World:
         """A timestamp so far ahead of the database's clock."""
         return tso.compose(self.clock.unix_ms() + int(seconds * 1000))
 
-    def subscribe(self, positions: dict[int, Position] | None = None) -> Subscription:
+    def subscribe(self, positions: dict[int, Position] | None = None) -> Awaited[Subscription]:
         keys = KeyRange(b"a", b"z")
         request = FeedRequest(
             tenant=T, store_id=7, task_id=1, epoch=1, worker_id="s1", range=keys, positions=positions or {}
         )
-        return Subscription(self.tail, request, check=self._check, clock=self.clock)
+        return Awaited(partial(Subscription, self.tail, request, check=self._check), self.clock)
 
     def _check(self) -> None:
         if not self.served:
             raise FeedUnavailable(store=7)
 
 
-def drain(stream: Subscription) -> list[tuple[int, int, bool]]:
+def drain(stream: Awaited[Subscription]) -> list[tuple[int, int, bool]]:
     """Everything that is there now: (incarnation, seq, closes)."""
     out = []
     while (batch := stream.next(0)) is not None:
@@ -78,14 +81,18 @@ def drain(stream: Subscription) -> list[tuple[int, int, bool]]:
     return out
 
 
-def error_of(stream: Subscription, timeout_s: float = 0.0) -> TiStreamError:
+def error_of(stream: Awaited[Subscription], timeout_s: float = 0.0) -> TiStreamError:
     with pytest.raises(TiStreamError) as raised:
         stream.next(timeout_s)
     return raised.value
 
 
-def test_files_come_in_order_with_their_cut_ts_and_rows() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_files_come_in_order_with_their_cut_ts_and_rows(world: World) -> None:
     world.put(1, 2, 3)
     stream = world.subscribe({1: Position(seq=1)})
     batch = stream.next(0)
@@ -96,16 +103,14 @@ def test_files_come_in_order_with_their_cut_ts_and_rows() -> None:
     assert world.tail.max_cut_ts == 1003
 
 
-def test_waiting_polls_and_returns_none_in_time() -> None:
-    world = World()
+def test_waiting_polls_and_returns_none_in_time(world: World) -> None:
     stream = world.subscribe()
     assert stream.next(0.5) is None
     assert world.clock.monotonic() == pytest.approx(0.5)
     assert 4 <= world.folder.gets[str(world.key(1))] <= 7
 
 
-def test_polling_slows_down_while_nothing_comes() -> None:
-    world = World()
+def test_polling_slows_down_while_nothing_comes(world: World) -> None:
     stream = world.subscribe()
     stream.next(100)
     before = world.folder.gets.total()
@@ -113,16 +118,14 @@ def test_polling_slows_down_while_nothing_comes() -> None:
     assert world.folder.gets.total() - before <= 101
 
 
-def test_each_file_is_read_once_for_all_subscribers() -> None:
-    world = World()
+def test_each_file_is_read_once_for_all_subscribers(world: World) -> None:
     world.put(*range(1, 11))
     first, second = world.subscribe(), world.subscribe()
     assert drain(first) == drain(second) == [(1, seq, False) for seq in range(1, 11)]
     assert {world.folder.gets[str(world.key(seq))] for seq in range(1, 11)} == {1}
 
 
-def test_reading_ahead_is_bounded_and_begins_small() -> None:
-    world = World()
+def test_reading_ahead_is_bounded_and_begins_small(world: World) -> None:
     world.put(*range(1, 101))
     stream = world.subscribe()
     stream.next(0)
@@ -132,8 +135,7 @@ def test_reading_ahead_is_bounded_and_begins_small() -> None:
     assert world.folder.gets.total() == 10 + PREFETCH_FILES_MAX
 
 
-def test_nothing_is_cached_without_subscribers() -> None:
-    world = World()
+def test_nothing_is_cached_without_subscribers(world: World) -> None:
     world.put(*range(1, 20))
     stream = world.subscribe()
     for _ in range(5):
@@ -144,8 +146,7 @@ def test_nothing_is_cached_without_subscribers() -> None:
     assert not world.tail.has_listeners
 
 
-def test_a_gap_in_the_newest_incarnation_is_an_alarm_and_is_never_skipped() -> None:
-    world = World()
+def test_a_gap_in_the_newest_incarnation_is_an_alarm_and_is_never_skipped(world: World) -> None:
     world.put(1, 3, 4)
     stream = world.subscribe()
     assert drain(stream) == [(1, 1, False)]
@@ -161,8 +162,7 @@ def test_a_gap_in_the_newest_incarnation_is_an_alarm_and_is_never_skipped() -> N
     assert world.tail.errors() == []
 
 
-def test_a_file_that_is_only_late_is_no_gap() -> None:
-    world = World()
+def test_a_file_that_is_only_late_is_no_gap(world: World) -> None:
     stream = world.subscribe()
     assert stream.next(20) is None
     assert world.folder.lists > 0
@@ -180,8 +180,7 @@ def test_a_short_overtaking_after_a_long_silence_is_no_gap() -> None:
     assert stream.next(2) is not None
 
 
-def test_a_corrupt_file_is_named_and_waited_for() -> None:
-    world = World()
+def test_a_corrupt_file_is_named_and_waited_for(world: World) -> None:
     world.put(1, 2, 3)
     good = world.folder.objects[str(world.key(2))]
     world.folder.objects[str(world.key(2))] = good[:-30] + bytes([good[-30] ^ 1]) + good[-29:]
@@ -197,14 +196,12 @@ def test_a_corrupt_file_is_named_and_waited_for() -> None:
     assert drain(stream) == [(1, 3, False)]
 
 
-def test_a_file_under_a_foreign_key_is_corrupt() -> None:
-    world = World()
+def test_a_file_under_a_foreign_key_is_corrupt(world: World) -> None:
     world.folder.put(str(world.key(1)), batch_bytes(world.key(2)))
     assert isinstance(error_of(world.subscribe(), 1), CorruptObject)
 
 
-def test_a_store_that_is_away_moves_nothing() -> None:
-    world = World()
+def test_a_store_that_is_away_moves_nothing(world: World) -> None:
     world.put(1)
     world.folder.away = True
     stream = world.subscribe()
@@ -216,8 +213,7 @@ def test_a_store_that_is_away_moves_nothing() -> None:
     assert stream.next(2) is not None
 
 
-def test_a_superseded_incarnation_ends_at_its_last_contiguous_file() -> None:
-    world = World()
+def test_a_superseded_incarnation_ends_at_its_last_contiguous_file(world: World) -> None:
     world.put(1, 2, 4)
     world.put(1, incarnation=2)
     stream = world.subscribe()
@@ -228,8 +224,7 @@ def test_a_superseded_incarnation_ends_at_its_last_contiguous_file() -> None:
     assert [log["behind"] for log in logs if log["log_level"] == "warning"] == [str(world.key(4))]
 
 
-def test_a_last_file_that_arrives_with_the_new_incarnation_is_still_used() -> None:
-    world = World()
+def test_a_last_file_that_arrives_with_the_new_incarnation_is_still_used(world: World) -> None:
     world.put(1)
     stream = world.subscribe()
     assert drain(stream) == [(1, 1, False)]
@@ -238,8 +233,7 @@ def test_a_last_file_that_arrives_with_the_new_incarnation_is_still_used() -> No
     assert drain(stream) == [(1, 2, False), (1, 2, True)]
 
 
-def test_the_closing_batch_is_empty_and_comes_once() -> None:
-    world = World()
+def test_the_closing_batch_is_empty_and_comes_once(world: World) -> None:
     world.tail.set_newest(3)
     stream = world.subscribe({1: Position(seq=9, closed=True), 2: Position(seq=0)})
     batch = stream.next(0)
@@ -249,8 +243,7 @@ def test_the_closing_batch_is_empty_and_comes_once() -> None:
     assert stream.next(0) is None
 
 
-def test_a_corrupt_file_of_a_superseded_incarnation_ends_it() -> None:
-    world = World()
+def test_a_corrupt_file_of_a_superseded_incarnation_ends_it(world: World) -> None:
     world.put(1, 2, 3)
     world.folder.objects[str(world.key(2))] = b"torn"
     world.put(1, incarnation=2)
@@ -264,8 +257,7 @@ def test_a_corrupt_file_of_a_superseded_incarnation_ends_it() -> None:
     assert drain(stream) == [(2, 1, False)]
 
 
-def test_a_subscriber_below_the_reclaimed_seq_gets_an_error() -> None:
-    world = World()
+def test_a_subscriber_below_the_reclaimed_seq_gets_an_error(world: World) -> None:
     world.put(5, 6)
     world.tail.set_reclaimed(1, 4)
     error = error_of(world.subscribe({1: Position(seq=3)}))
@@ -275,8 +267,7 @@ def test_a_subscriber_below_the_reclaimed_seq_gets_an_error() -> None:
     assert drain(world.subscribe({1: Position(seq=4)})) == [(1, 5, False), (1, 6, False)]
 
 
-def test_a_stream_of_a_store_that_moved_away_raises_and_stays_usable() -> None:
-    world = World()
+def test_a_stream_of_a_store_that_moved_away_raises_and_stays_usable(world: World) -> None:
     world.put(1, 2)
     stream = world.subscribe()
     assert stream.next(0) is not None
@@ -308,11 +299,10 @@ def test_a_pusher_faster_than_the_tick_is_not_followed_ever_later() -> None:
         deadline = world.clock.monotonic() + 1.0
         while (left := deadline - world.clock.monotonic()) > 1e-9:
             stream.next(left)
-    assert (80 - int(stream._positions[1].seq)) <= 2
+    assert (80 - int(stream.stream._positions[1].seq)) <= 2
 
 
-def test_an_idle_store_without_rows_is_not_looked_at_right_after_a_file() -> None:
-    world = World()
+def test_an_idle_store_without_rows_is_not_looked_at_right_after_a_file(world: World) -> None:
     stream = world.subscribe()
     stream.next(0.5)
     for seq in (1, 2, 3):  # a file each 30 s
@@ -326,8 +316,7 @@ def test_an_idle_store_without_rows_is_not_looked_at_right_after_a_file() -> Non
     assert stream.next(0.2) is not None
 
 
-def test_a_folder_long_without_a_file_is_listed_less_and_less() -> None:
-    world = World()
+def test_a_folder_long_without_a_file_is_listed_less_and_less(world: World) -> None:
     stream = world.subscribe()
     assert stream.next(40) is None
     before = world.folder.lists
@@ -338,8 +327,7 @@ def test_a_folder_long_without_a_file_is_listed_less_and_less() -> None:
     assert isinstance(error_of(stream, 70), FeedGap)
 
 
-def test_an_idle_store_is_looked_at_seldom_and_a_busy_one_soon_again() -> None:
-    world = World()
+def test_an_idle_store_is_looked_at_seldom_and_a_busy_one_soon_again(world: World) -> None:
     stream = world.subscribe()
     stream.next(0.5)
     for seq in (1, 2, 3):  # a file each 30 s
@@ -363,8 +351,7 @@ def test_an_idle_store_is_looked_at_seldom_and_a_busy_one_soon_again() -> None:
 # -- files ahead of the service's time
 
 
-def test_a_file_ahead_of_time_waits_with_all_behind_it_and_counts_when_its_time_has_come() -> None:
-    world = World()
+def test_a_file_ahead_of_time_waits_with_all_behind_it_and_counts_when_its_time_has_come(world: World) -> None:
     world.put(1, 3)
     world.put(2, cut_ts=world.ahead(5))
     stream = world.subscribe()
@@ -386,8 +373,7 @@ def test_a_file_ahead_of_time_waits_with_all_behind_it_and_counts_when_its_time_
     assert world.tail.max_cut_ts > due
 
 
-def test_the_database_clock_decides_and_stops_without_reads() -> None:
-    world = World()
+def test_the_database_clock_decides_and_stops_without_reads(world: World) -> None:
     world.put(1, cut_ts=world.ahead(3600))
     stream = world.subscribe()
     assert isinstance(error_of(stream), AheadOfTime)
@@ -397,8 +383,7 @@ def test_the_database_clock_decides_and_stops_without_reads() -> None:
     assert drain(stream_after(stream, world, 1.1)) == [(1, 1, False)]
 
 
-def test_a_superseded_incarnation_ends_before_a_file_ahead_of_time() -> None:
-    world = World()
+def test_a_superseded_incarnation_ends_before_a_file_ahead_of_time(world: World) -> None:
     world.put(1)
     world.put(2, cut_ts=(1 << 63) - 1)
     world.put(1, incarnation=2)
@@ -410,8 +395,7 @@ def test_a_superseded_incarnation_ends_before_a_file_ahead_of_time() -> None:
     assert world.tail.max_cut_ts == 1001
 
 
-def test_reading_ahead_does_not_hand_out_a_held_file() -> None:
-    world = World()
+def test_reading_ahead_does_not_hand_out_a_held_file(world: World) -> None:
     world.put(1, 2, 4)
     world.put(3, cut_ts=world.ahead(3600))
     first, second = world.subscribe(), world.subscribe()
@@ -419,7 +403,7 @@ def test_reading_ahead_does_not_hand_out_a_held_file() -> None:
     assert world.folder.gets[str(world.key(3))] == 1
 
 
-def drain_until_error(stream: Subscription) -> list[tuple[int, int, bool]]:
+def drain_until_error(stream: Awaited[Subscription]) -> list[tuple[int, int, bool]]:
     out = []
     try:
         while (batch := stream.next(0)) is not None:
@@ -429,7 +413,25 @@ def drain_until_error(stream: Subscription) -> list[tuple[int, int, bool]]:
     raise AssertionError("no file is held")
 
 
-def stream_after(stream: Subscription, world: World, seconds: float) -> Subscription:
+def stream_after(stream: Awaited[Subscription], world: World, seconds: float) -> Awaited[Subscription]:
     """The stream, some time later."""
     world.clock.advance(seconds)
     return stream
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_file_before_which_an_incarnation_ended_delays_nobody_any_more(world: World, ahead: bool) -> None:
+    world.put(1)
+    world.put(2, cut_ts=world.ahead(3600) if ahead else 0)
+    if not ahead:
+        world.folder.objects[str(world.key(2))] = b"torn"
+    world.put(1, 2, incarnation=2)
+    stream = world.subscribe()
+    stream.next(0)
+    error_of(stream, 10)
+    assert len(world.tail.errors()) == 1
+    world.tail.set_newest(2)
+    while stream.next(5) is not None:
+        pass
+    assert world.tail.errors() == []
+    assert world.tail.held == 0

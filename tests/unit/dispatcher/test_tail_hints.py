@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from dispatcher.subscription import Subscription
+from tests.kit.awaited import Awaited
 from tests.unit.dispatcher.test_subscription import World
 from tistream.errors import FeedGap
 from tistream.ids import Position
@@ -27,7 +28,7 @@ def at_once(world: World, seq: int, put_s: float) -> None:
     world.tail.hint(1, seq)
 
 
-def waited(world: World, stream: Subscription, seq: int, notify: Notify) -> float:
+def waited(world: World, stream: Awaited[Subscription], seq: int, notify: Notify) -> float:
     """Put a file, notify, and wait for it; the seconds that took."""
     world.put(seq)
     began = world.clock.monotonic()

@@ -60,7 +60,7 @@ def test_a_sane_id_is_kept(http: TestClient, given: str) -> None:
     "given", ["", "short", "a" * 65, "with space", 'quo"te-and-more', "tab\there-and", "über-lang-id"]
 )
 def test_another_one_is_not(http: TestClient, given: str) -> None:
-    answer = http.get("/gone", headers={"X-Request-ID": given.encode()})
+    answer = http.get("/gone", headers={b"X-Request-ID": given.encode()})
     assert answer.headers["X-Request-ID"] != given
     assert answer.status_code == 404
 

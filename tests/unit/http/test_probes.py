@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +17,10 @@ from tistream.errors import CatalogUnavailable, StoreUnavailable
 from tistream.http.probes import probe_app
 from tistream.http.readiness import Probes, lease_age, lease_holds, none_stopped, store_answers
 from tistream.limits import LEASE_MS
+from tistream.model.problem import Problem
 from tistream.objectstore.memory import MemoryStore
 from tistream.runtime import metrics
-from tistream.runtime.service import Problem, Repeating
+from tistream.runtime.service import Repeating
 
 
 def fine() -> None:
@@ -46,6 +49,27 @@ def test_ready_when_every_part_answers() -> None:
     assert not_ready.json()["status"] == "not ready"
     assert "down" in not_ready.json()["checks"]["catalog"]
     assert not_ready.json()["checks"]["object store"] == "ok"
+
+
+def test_a_part_that_does_not_answer_is_named_in_time_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tistream.http.probes.CHECK_WAIT_S", 0.05)
+    answers, asked = threading.Event(), list[float]()
+
+    def hang() -> None:
+        asked.append(time.monotonic())
+        answers.wait(60)
+
+    with TestClient(probe_app(Probes(checks={"catalog": hang, "object store": fine}))) as http:
+        for _ in range(4):
+            begun = time.monotonic()
+            answer = http.get("/readyz")
+            assert time.monotonic() - begun < 30
+            assert answer.status_code == 503
+            assert answer.json()["checks"] == {"catalog": "no answer within 0.05 s", "object store": "ok"}
+        assert len(asked) == 1, "a thread that hangs is enough"
+        answers.set()
+        monkeypatch.setattr("tistream.http.probes.CHECK_WAIT_S", 30)
+        assert http.get("/readyz").json()["checks"] == {"catalog": "ok", "object store": "ok"}
 
 
 PROBLEMS = [

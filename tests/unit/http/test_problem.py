@@ -50,6 +50,18 @@ def test_facts_survive_any_json_reader() -> None:
     assert body["detail"] == "torn"
 
 
+def test_a_problem_repeats_a_bounded_part_of_what_was_sent() -> None:
+    sent, key = "x" * 100_000, b"\xff" * 100_000
+    body = problem_body(InvalidInput(f"There is no {sent}.", name=sent, key=key, keys=[key, sent]))
+    assert body["detail"] == "There is no " + "x" * 985 + "..."
+    facts = body["facts"]
+    assert isinstance(facts, dict)
+    for text in (facts["name"], facts["key"], *facts["keys"]):
+        assert (len(text), text[-3:]) == (16_384, "...")
+    whole = problem_body(InvalidInput("m" * 1000, key=b"\xff" * 8192))
+    assert (whole["detail"], whole["facts"]) == ("m" * 1000, {"key": "ff" * 8192})
+
+
 def test_a_defect_tells_nothing_of_its_inside() -> None:
     app = FastAPI()
     install(app)

@@ -11,7 +11,7 @@ from typing import Any
 import hcl2
 import pytest
 
-from metaserver.push_policy import PushTerms, session_policy
+from apiserver.control.push_policy import PushTerms, session_policy
 from tistream import config
 from tistream.ids import Tenant
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import TypeAlias
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.core.assign import APART, ITEM_BYTES_PER_S, SLACK, UNOWNED, Fleet, improve, place
+from metaserver.core.assign import APART, ITEM_BYTES_PER_S, SLACK, UNOWNED, Fleet, Move, improve, place
 
 UNIT = ITEM_BYTES_PER_S
 
@@ -41,8 +42,8 @@ def orphans(of: Fleet) -> np.ndarray:
     return np.flatnonzero(of.owner == UNOWNED)
 
 
-def after(of: Fleet, moves: list) -> list[int]:
-    owner = of.owner.tolist()
+def after(of: Fleet, moves: list[Move]) -> list[int]:
+    owner: list[int] = of.owner.tolist()
     for move in moves:
         owner[move.item] = move.to
     return owner
@@ -119,7 +120,8 @@ def test_no_worker_gives_or_takes_more_than_it_may() -> None:
     assert improve(made, ~all_of(made), 5) == []
 
 
-SHAPES = st.integers(1, 5).flatmap(
+Shape: TypeAlias = tuple[int, list[tuple[int, float, int, float]], set[int]]  #: workers, items, closed workers
+SHAPES: st.SearchStrategy[Shape] = st.integers(1, 5).flatmap(
     lambda workers: st.tuples(
         st.just(workers),
         st.lists(
@@ -136,7 +138,7 @@ SHAPES = st.integers(1, 5).flatmap(
 )
 
 
-def built(shape: tuple) -> Fleet:
+def built(shape: Shape) -> Fleet:
     workers, items, closed = shape
     return fleet(
         [i[0] for i in items],
@@ -149,7 +151,7 @@ def built(shape: tuple) -> Fleet:
 
 
 @given(SHAPES)
-def test_every_item_ends_with_a_worker_that_lives_and_only_the_ownerless_move(shape: tuple) -> None:
+def test_every_item_ends_with_a_worker_that_lives_and_only_the_ownerless_move(shape: Shape) -> None:
     made = built(shape)
     moves = place(made, orphans(made))
     assert moves == place(made, orphans(made))
@@ -160,7 +162,7 @@ def test_every_item_ends_with_a_worker_that_lives_and_only_the_ownerless_move(sh
 
 @settings(max_examples=200)
 @given(SHAPES, st.integers(1, 4))
-def test_under_a_constant_load_it_comes_to_rest_and_each_move_is_a_gain(shape: tuple, per_worker: int) -> None:
+def test_under_a_constant_load_it_comes_to_rest_and_each_move_is_a_gain(shape: Shape, per_worker: int) -> None:
     made = built(shape)
     owner = after(made, place(made, orphans(made)))
     moved = 0

@@ -13,9 +13,10 @@ import pytest
 from metaserver.candidates import candidates
 from metaserver.inventory import Columns
 from metaserver.reshape import Cancel, Change, Merge, Reshaper, ReshapeSettings, Split
-from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.reports import TaskReport
-from tistream.catalog.work.tasks import TaskPlace, TaskRow
+from tests.kit.stalled_task import task_of
+from tistream.catalog.rows.reports import TaskReport
+from tistream.catalog.rows.tasks import TaskPlace, TaskRow
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
@@ -28,19 +29,12 @@ Said = list[tuple[str, TaskReport]]
 def tasks(tenant: int, count: int, first: int) -> list[TaskRow]:
     """Neighbours of one tenant, the first of them a DDL task."""
     return [
-        TaskRow(
+        task_of(
+            Tenant(1, tenant),
             task_id=first + n,
-            tenant=Tenant(1, tenant),
             kind=TaskKind.DDL if n == 0 else TaskKind.DATA,
             range=KeyRange(b"%02d" % n, b"%02d" % (n + 1)),
-            start_ts=1,
-            durable_ts=9,
-            epoch=3,
             owner=f"s{n % 2}",
-            snapshot_key=None,
-            snapshot_n=0,
-            resubscribe_id=0,
-            error=None,
         )
         for n in range(count + 1)
     ]

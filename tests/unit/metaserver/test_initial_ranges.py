@@ -10,7 +10,7 @@ import pytest
 from metaserver.initial_ranges import lay_out
 from schemas.history import History
 from schemas.snapshot import parse_pushed
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.keyrange import KeyRange, gaps
 
 JOB_TABLE = 281474976710654

@@ -26,18 +26,19 @@ from tests.kit.manual_clock import ManualClock
 from tests.kit.recording import RECORDING
 from tests.kit.waiting import eventually
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.tenants import TenantState, get_tenant, look_up_tenant, register_tenant, set_retention
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.tenancy.tenants import get_tenant, look_up_tenant, register_tenant, set_retention
 from tistream.catalog.work.deletion import delete_tenant
-from tistream.catalog.work.stops import list_stops, resume_stop
+from tistream.catalog.work.stopped_items import list_stopped_items, resume_stopped_item
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, StoreRefused, StoreUnavailable, TiStreamError
 from tistream.ids import Tenant
 from tistream.limits import SNAPSHOT_SMALL_BYTES
+from tistream.model.problem import Problem
 from tistream.objectstore.layout import BatchKey, CommittedKey, SchemaSnapKey
 from tistream.objectstore.memory import MemoryStore
 from tistream.objectstore.protocol import Admit, ObjectInfo
 from tistream.runtime.containment import STOPPED_MAX_S
-from tistream.runtime.service import Problem
 
 BAD, GOOD, LATER = Tenant(7, 5), (Tenant(7, 4), Tenant(7, 6)), Tenant(7, 7)
 _WHOLE = orjson.loads((RECORDING / "schema_snapshot.json").read_bytes())
@@ -215,7 +216,7 @@ def test_one_tenant_that_fails_harms_no_other(
         assert not role.is_done(world, BAD)
         (problem,) = of_bad(worker)
         assert not problem.ends_process
-        rows = list_stops(world.catalog)
+        rows = list_stopped_items(world.catalog)
         assert [row.stopped.tenant for row in rows] == [BAD] * problem.fatal
         assert problem.fatal or isinstance(error, StoreUnavailable)
         if isinstance(error, CorruptObject):
@@ -231,7 +232,7 @@ def test_one_tenant_that_fails_harms_no_other(
     world.clock.advance(2 * STOPPED_MAX_S)
     role.run(worker)
     assert role.is_done(world, BAD)
-    assert (of_bad(worker), list_stops(world.catalog)) == ([], [])
+    assert (of_bad(worker), list_stopped_items(world.catalog)) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_a_hostile_snapshot_keeps_only_its_own_tenant_waiting(world: World, dama
         assert get_tenant(world.catalog, BAD).state is TenantState.AWAITING_SNAPSHOT
         (problem,) = of_bad(worker)
         assert problem.contained
-        (row,) = list_stops(world.catalog, BAD)
+        (row,) = list_stopped_items(world.catalog, BAD)
         assert (row.stopped.role, row.stopped.object) == ("activation", str(key))
         assert row.stopped.code == CorruptObject.code
     later = {**orjson.loads(SNAPSHOT), "ts": str(TS + 5)}
@@ -261,7 +262,7 @@ def test_a_hostile_snapshot_keeps_only_its_own_tenant_waiting(world: World, dama
     world.clock.advance(10)
     worker.activate()
     assert get_tenant(world.catalog, BAD).state is TenantState.ACTIVE
-    assert (of_bad(worker), list_stops(world.catalog)) == ([], [])
+    assert (of_bad(worker), list_stopped_items(world.catalog)) == ([], [])
 
 
 def test_large_snapshots_are_parsed_aside_one_after_the_other(world: World) -> None:
@@ -291,13 +292,13 @@ def test_a_resumed_tenant_is_tried_at_once(world: World, monkeypatch: pytest.Mon
         role.run(worker)
     role.run(worker)
     assert not role.is_done(world, BAD), "it waits"
-    (row,) = list_stops(world.catalog)
-    assert resume_stop(world.catalog, row.stop_id)
+    (row,) = list_stopped_items(world.catalog)
+    assert resume_stopped_item(world.catalog, row.item_id)
     world.clock.advance(1.5)
     worker.assign()
     role.run(worker)
     assert role.is_done(world, BAD)
-    assert list_stops(world.catalog) == []
+    assert list_stopped_items(world.catalog) == []
 
 
 def test_one_object_that_cannot_be_deleted_keeps_no_other(world: World) -> None:
@@ -331,7 +332,7 @@ def test_an_owner_that_lost_its_place_shows_nothing_that_is_not_its_own(world: W
     worker.assign()
     assert worker.leader_epoch is None
     assert of_bad(worker) == []
-    assert [row.stopped.tenant for row in list_stops(world.catalog)] == [BAD]
+    assert [row.stopped.tenant for row in list_stopped_items(world.catalog)] == [BAD]
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +358,10 @@ def test_one_tenant_whose_log_cannot_be_given_up_harms_no_other(
     for info in built[1].list(""):
         bucket.put(info.key, built[1].get(info.key))
     world = World(Catalog(f"sqlite:///{tmp_path}/catalog.db"), bucket, ManualClock(SystemClock().unix_ms()))
-    floors = lambda: {t: get_tenant(world.catalog, t).floor_ts > 0 for t in (GOOD[0], BAD, LATER)}  # noqa: E731
+
+    def floors() -> dict[Tenant, bool]:
+        return {t: get_tenant(world.catalog, t).floor_ts > 0 for t in (GOOD[0], BAD, LATER)}
+
     module = log_start if where == "list_seeds" else retention
     role = Role(run=MetaWorker.retain, prepare=_push, is_done=_is_listed, operations=(), patched=(module, where))
     worker = world.start()
@@ -366,10 +370,10 @@ def test_one_tenant_whose_log_cannot_be_given_up_harms_no_other(
         worker.retain()
         assert {t for t, raised in floors().items() if raised} >= {GOOD[0], LATER}
         (problem,) = of_bad(worker)
-        assert [row.stopped.tenant for row in list_stops(world.catalog)] == [BAD] * problem.fatal
+        assert [row.stopped.tenant for row in list_stopped_items(world.catalog)] == [BAD] * problem.fatal
     bucket.fails = None
     world.clock.advance(STOPPED_MAX_S)
     worker.retain()
     assert all(floors().values())
-    assert (of_bad(worker), list_stops(world.catalog)) == ([], [])
+    assert (of_bad(worker), list_stopped_items(world.catalog)) == ([], [])
     world.catalog.close()

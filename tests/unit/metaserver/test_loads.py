@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metaserver.core.loads import FORGET_S, SETTLING_S, Load, Loads, store_loads, task_loads
-from tistream.catalog.work.reports import StoreReport, TaskReport, WorkerReport
+from tistream.catalog.rows.reports import StoreReport, TaskReport, WorkerReport
 from tistream.ids import Tenant
 
 HOT, COLD = Load(1e6, 10.0, 5e6), Load(1.0, 0.0, 0.0)

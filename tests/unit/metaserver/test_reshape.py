@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from metaserver.reshape import Cancel, Change, Merge, Reshaper, ReshapeSettings, Split
-from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.reports import TaskReport
-from tistream.catalog.work.tasks import TaskRow
+from tests.kit.stalled_task import task_of
+from tistream.catalog.rows.reports import TaskReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
@@ -21,20 +22,7 @@ EDGES = [b"t1", b"t3", b"t5", b"t7"]
 
 def task(task_id: int, edges: tuple[bytes, bytes] | None = None, kind: TaskKind = TaskKind.DATA) -> TaskRow:
     start, end = edges or (EDGES[task_id - 1], EDGES[task_id])
-    return TaskRow(
-        task_id=task_id,
-        tenant=Tenant(1, 1),
-        kind=kind,
-        range=KeyRange(start, end),
-        start_ts=1,
-        durable_ts=9,
-        epoch=3,
-        owner="s1",
-        snapshot_key=None,
-        snapshot_n=0,
-        resubscribe_id=0,
-        error=None,
-    )
+    return task_of(Tenant(1, 1), task_id=task_id, kind=kind, range=KeyRange(start, end))
 
 
 def told(rates: dict[int, float], key: bytes | None = None) -> dict[int, TaskReport]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,8 @@ def test_a_foreign_folder_is_only_read(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}", foreign=True)
     assert [info.key for info in store.list("v1/")] == ["v1/a"]
     assert store.get("v1/a") == b"x"
-    for change in (lambda: store.put("v1/b", b""), lambda: store.delete("v1/a")):
+    changes: list[Callable[[], None]] = [lambda: store.put("v1/b", b""), lambda: store.delete("v1/a")]
+    for change in changes:
         with pytest.raises(InvalidInput):
             change()
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "v1"]

@@ -116,9 +116,9 @@ def test_an_ended_subscription_has_one_closing_row_with_its_largest_resolved_ts(
         Tick(cut_ts=70),
     )
     assert first.regions.column("resolved_ts").to_pylist() == [40]
-    assert second.regions.select(["tenure_ready_ts", "resolved_ts", "row_count"]).to_pylist() == [
-        {"tenure_ready_ts": 25, "resolved_ts": 40, "row_count": 1},
-        {"tenure_ready_ts": 0, "resolved_ts": 0, "row_count": 0},
+    assert second.regions.select(["subscription_ready_ts", "resolved_ts", "row_count"]).to_pylist() == [
+        {"subscription_ready_ts": 25, "resolved_ts": 40, "row_count": 1},
+        {"subscription_ready_ts": 0, "resolved_ts": 0, "row_count": 0},
     ]
     assert third.regions.column("resolved_ts").to_pylist() == [0]
     assert list(batcher.subscriptions) == [2]
@@ -133,8 +133,8 @@ def test_ready_ts_is_zero_until_the_opening_scan_is_complete() -> None:
         SubscriptionReady(subscription=1, ready_ts=55),
         Tick(cut_ts=60),
     )
-    assert first.regions.column("tenure_ready_ts").to_pylist() == [0]
-    assert second.regions.column("tenure_ready_ts").to_pylist() == [55]
+    assert first.regions.column("subscription_ready_ts").to_pylist() == [0]
+    assert second.regions.column("subscription_ready_ts").to_pylist() == [55]
 
 
 def test_only_the_last_file_of_a_tick_has_new_watermarks() -> None:
@@ -153,7 +153,7 @@ def test_only_the_last_file_of_a_tick_has_new_watermarks() -> None:
     assert [(f.seq, f.cut_ts) for f in files] == [(2, 60), (3, 60), (4, 60)]
     assert [slices(f) for f in files] == [{101: [1, 2, 3], 102: []}, {101: [4], 102: [5, 6]}, {101: [], 102: [7]}]
     assert [f.regions.column("resolved_ts").to_pylist() for f in files] == [[40, 0], [40, 0], [58, 59]]
-    assert [f.regions.column("tenure_ready_ts").to_pylist() for f in files] == [[25, 0], [25, 0], [25, 55]]
+    assert [f.regions.column("subscription_ready_ts").to_pylist() for f in files] == [[25, 0], [25, 0], [25, 55]]
 
 
 def test_a_row_larger_than_the_target_gets_a_file() -> None:
@@ -254,7 +254,7 @@ def check_file(
     for r in regions:
         marks = account[r["region_id"]]
         expected = (marks["ready"], marks["resolved"]) if last else said.get(r["region_id"], (0, 0))
-        assert (r["tenure_ready_ts"], r["resolved_ts"]) == expected
+        assert (r["subscription_ready_ts"], r["resolved_ts"]) == expected
     key = BatchKey(tenant=Tenant(1, 1), store_id=1, incarnation=1, seq=file.seq)
     encode_batch_file(key, cut_ts=file.cut_ts, rows=file.rows, regions=file.regions, write_id="w")  # checks the tiling
 

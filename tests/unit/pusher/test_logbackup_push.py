@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 import threading
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tests.kit.log_backup_files import LogBackupFiles, Piece, put
 from tests.kit.manual_clock import ManualClock
 from tests.kit.memory_control import MemoryControl
 from tests.kit.oracle import batch_files
-from tistream.cli.push_sources import first_schema, log_line, log_progress
+from tistream.cli.push import first_schema, log_line, log_progress
 from tistream.codec.table_key import DDL_JOB_TABLE_ID, index_key, record_key
 from tistream.errors import InvalidInput, ObjectConflict
 from tistream.ids import Tenant
@@ -57,7 +56,6 @@ class Bench:
             progress=self.note,
             stop=self.stop,
             clock=self.clock,
-            rand=random.Random(1),
         )
 
     def note(self, p: LogPushProgress) -> None:

@@ -56,7 +56,8 @@ events = st.lists(
 @given(events, st.data())
 def test_as_a_dict_would(said: list[list[dict[str, Any]]], data: st.DataObject) -> None:
     flat = [r for event in said for r in event]
-    if flat and data.draw(st.booleans()):
+    altered: bool = data.draw(st.booleans()) if flat else False
+    if altered:
         data.draw(st.sampled_from(flat))["value"] = b"w"
     known: dict[tuple[bytes, int], bytes] = {}
     seen = OpeningPrewrites()

@@ -116,7 +116,8 @@ def test_while_one_thread_renews_others_use_valid_credentials() -> None:
         first = [pool.submit(session.current) for _ in range(4)]
         answer.set()
         assert {found.result(60).session.access_key_id for found in first} == {"id-2"}, "all wait for the first ones"
-        asked.clear(), answer.clear()
+        asked.clear()
+        answer.clear()
         world.clock.advance(600)
         renewing = pool.submit(session.current)
         assert asked.wait(60)

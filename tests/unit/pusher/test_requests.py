@@ -17,17 +17,6 @@ CLUSTER = 7710532567073277423
 HEADER = Header(cluster_id=CLUSTER)
 
 
-def test_a_region_is_deregistered() -> None:
-    sent = encode_request(HEADER, Deregister(request_id=2, region_id=6))
-    header = "0a11" + "08ef8bef8bc890d4806b" + "1205" + b"8.5.4".hex()
-    assert sent.hex() == header + "1006" + "3802" + "6a00"
-
-
-def test_a_whole_request_is_deregistered() -> None:
-    sent = encode_request(HEADER, Deregister(request_id=3, region_id=0))
-    assert sent.hex() == "0a1108ef8bef8bc890d4806b1205382e352e3438036a00"
-
-
 def test_a_registration_of_the_published_example() -> None:
     whole = KeyRange(bytes.fromhex("7480000000000000725f72"), bytes.fromhex("7480000000000000725f73"))
     register = Register(

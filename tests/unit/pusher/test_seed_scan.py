@@ -13,7 +13,7 @@ import pytest
 
 from pusher.control import TableRead, WantedSeed
 from pusher.seed_scan import SeedScan
-from pusher.tikv.history import Hold
+from pusher.tikv.history import GcBarrier
 from tests.kit.manual_clock import ManualClock
 from tests.kit.memory_control import MemoryControl
 from tistream.codec.seed_file import manifest_key, read_manifest
@@ -66,7 +66,7 @@ class Reader:
     def read(self, part: KeyRange, ts: int) -> Iterator[Page]:
         table_id = int.from_bytes(part.start[1:9], "big") - (1 << 63)
         for n in range(PAGES if part == record_range(FIRST) else 0):
-            self.clock.advance(61.0)  # the hold is renewed with each page
+            self.clock.advance(61.0)  # the barrier is renewed with each page
             keys = [record_key(table_id, 10 * n + i) for i in range(10)]
             self.rows += 10
             yield Page(keys=keys, values=[random.Random(n).randbytes(2000) for _ in keys], commit_ts=[0] * 10)
@@ -105,16 +105,15 @@ class Rig:
         self.clock, self.pd, self.store, self.stop = ManualClock(), Pd(), FaultyStore(), threading.Event()
         self.control, self.reader = Control(self.stop), Reader(self.clock)
         self.control.fail_next = 3
-        hold = Hold(self.pd, "seed", clock=self.clock)
+        barrier = GcBarrier(self.pd, "seed", clock=self.clock)
         self.scan = SeedScan(
             self.reader,  # type: ignore[arg-type]
             self.control,
             self.store,
             SCHEMA,
-            hold,
+            barrier,
             stop=self.stop,
             clock=self.clock,
-            rand=random.Random(1),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from pathlib import Path
 
@@ -29,9 +28,15 @@ class GatedStore(MemoryStore):
 
 
 def uploader(store: MemoryStore, spill: UploadSpill | None) -> Uploader:
-    return Uploader(
-        store, name="x", clock=SystemClock(), rand=random.Random(1), in_flight_max=1, queue_bytes_max=100, spill=spill
-    )
+    return Uploader(store, name="x", clock=SystemClock(), in_flight_max=1, queue_bytes_max=100, spill=spill)
+
+
+def spilling(folder: Path) -> tuple[GatedStore, Uploader]:
+    """Six files are offered: one is under way, one in memory, the others on the disk."""
+    store = GatedStore()
+    one = uploader(store, UploadSpill(folder / "s", 300))
+    assert all(one.offer(f"k{i}", bytes(60)) for i in range(6))
+    return store, one
 
 
 def files_in(folder: Path) -> int:
@@ -97,10 +102,7 @@ def test_the_queue_spills_and_keeps_its_order(tmp_path: Path) -> None:
 
 
 def test_an_abandoned_queue_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
-    store = GatedStore()
-    one = uploader(store, UploadSpill(tmp_path / "s", 300))
-    for i in range(6):
-        assert one.offer(f"k{i}", bytes(60))
+    store, one = spilling(tmp_path)
     one.abandon()
     assert files_in(tmp_path / "s") == 0
     assert one.offer("k9", bytes(60))
@@ -110,10 +112,7 @@ def test_an_abandoned_queue_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_lost_on_the_disk_stops_the_uploads(tmp_path: Path) -> None:
-    store = GatedStore()
-    one = uploader(store, UploadSpill(tmp_path / "s", 300))
-    for i in range(6):
-        assert one.offer(f"k{i}", bytes(60))
+    store, one = spilling(tmp_path)
     next((tmp_path / "s").iterdir()).unlink()
     store.gate.set()
     assert one.wait_until_idle(10)

@@ -14,14 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reading import arrow
 from reading.core.split import order_messages
-from reading.decode import decode_rows
 from reading.formats import create_format
 from reading.formats.lines import written
-from reading.scope import Scope
+from reading.pages import arrow
+from reading.rows.decode import decode_rows
+from reading.rows.scope import Scope
 from schemas.model import Column
+from tests.kit.log_builder import with_broken_value
 from tests.kit.recording import committed_rows, recorded_history
+from tistream.codec.row.layout import ColumnSpec
 from tistream.ids import Tenant
 
 TENANT = Tenant(1, 1)
@@ -88,8 +90,8 @@ def same(ours: object, shown: object, column: Column) -> bool:
     if ours is None and isinstance(shown, str) and column.tp in (7, 10, 12):
         return "-00" in shown or shown.startswith("0000")  # zero and impossible dates have no native form
     if isinstance(ours, float | list) and isinstance(shown, int | float | list):
-        single = column.tp in (4, 225)
-        return np.array_equal(*(np.array(v, float).astype(np.float32 if single else float) for v in (ours, shown)))
+        number = np.float32 if column.tp in (4, 225) else float
+        return np.array_equal(np.array(ours, float).astype(number), np.array(shown, float).astype(number))
     return ours == shown
 
 
@@ -127,26 +129,15 @@ def test_native_values_are_those_of_the_text_form(name: tuple[str, str]) -> None
 
 
 def test_own_names_give_way_to_columns() -> None:
-    schema = arrow._schema([spec("_OP"), spec("_old"), spec("__old")])
+    schema = arrow._schema([ColumnSpec(id=1, name=name, tp=8) for name in ("_OP", "_old", "__old")])
     assert schema.names == ["__op", "_commit_ts", "_start_ts", "_key", "_table_id", "_OP", "_old", "__old", "___old"]
-
-
-def spec(name: str) -> Any:
-    from tistream.codec.row.layout import ColumnSpec
-
-    return ColumnSpec(id=1, name=name, tp=8)
 
 
 def test_a_row_that_cannot_be_decoded_is_listed_and_the_others_are_there() -> None:
     scope = Scope(tenant=TENANT, database="shop", table="customers")
     good = next(pages(scope, committed_rows()))
     rows = committed_rows()
-    victim = rows["key"].to_pylist().index(good["_key"][1].as_py())
-    values = rows["value"].to_pylist()
-    values[victim] = b"\x80\x00\x01"
-    broken = rows.set_column(
-        rows.schema.get_field_index("value"), rows.schema.field("value"), pa.array(values, pa.binary())
-    )
+    broken = with_broken_value(rows, rows["key"].to_pylist().index(good["_key"][1].as_py()))
     page = arrow.native_page(recorded_history(), broken, scope, recorded_history().resolved_ts)
     table = pa.ipc.open_stream(page.content).read_all()
     assert (page.quarantined, table.num_rows) == (1, good.num_rows - 1)

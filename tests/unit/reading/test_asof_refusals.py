@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,14 +22,10 @@ def kind(tp: int) -> Type:
 VARCHAR, INT, JSON = kind(15), kind(3), kind(245)
 
 
-def run(*kinds: Type, value: bytes) -> ColumnRun:
+def run(*kinds: Type, value: bytes, first: str = "ALTER TABLE t MODIFY COLUMN c first") -> ColumnRun:
     """A column of the first type, changed to the others; its row was written under the first one."""
     infos = [column_info(each, 2 + n, "c", 1) for n, each in enumerate(kinds)]
-    names = [
-        "ALTER TABLE t ADD COLUMN c ...",
-        "ALTER TABLE t MODIFY COLUMN c first",
-        "ALTER TABLE t MODIFY COLUMN c second",
-    ]
+    names = ["ALTER TABLE t ADD COLUMN c ...", first, "ALTER TABLE t MODIFY COLUMN c second"]
     ddls = [
         Ddl(commit_ts=at, type=5 if n == 0 else MODIFY_COLUMN, columns=(info,), query=names[n])
         for n, (at, info) in enumerate(zip((120, FIRST, SECOND), infos, strict=False))
@@ -38,13 +35,8 @@ def run(*kinds: Type, value: bytes) -> ColumnRun:
 
 def refusal(made: ColumnRun, **told: Any) -> dict[str, object]:
     table = made.history.find("d", "t", LATER)
-    true = columns.readings
-
-    def with_times(history: Any, table: Any, as_of: int) -> Any:
-        return true(history, table, as_of, **told)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "readings", with_times)
+        patch.setattr(columns, "readings", partial(columns.readings, **told))
         with pytest.raises(NotConvertible) as caught:
             made.as_of(table.name, LATER)
     return caught.value.facts
@@ -56,7 +48,9 @@ def test_the_change_at_which_the_value_is_lost_is_named() -> None:
     lost_second = refusal(run(VARCHAR, INT, JSON, value=b"12"))
     assert (lost_second["ddl"], lost_second["ddl_ts"]) == ("ALTER TABLE t MODIFY COLUMN c second", str(SECOND))
     assert lost_second["readable_upto_ts"] == str(SECOND - 1)
-    assert run(VARCHAR, INT, JSON, value=b"12").as_of("t", SECOND - 1)[1].column("c").to_pylist() == [12]
+    _, before = run(VARCHAR, INT, JSON, value=b"12").as_of("t", SECOND - 1)
+    assert before is not None
+    assert before.column("c").to_pylist() == [12]
 
 
 def test_a_timestamp_below_the_log_is_not_offered() -> None:
@@ -70,13 +64,5 @@ def test_a_very_long_statement_is_shortened() -> None:
     made = run(VARCHAR, INT, value=b"abc")
     events = made.history.events(FIRST - 1, FIRST)
     assert refusal(made)["ddl"] == events[0].job_query
-    long = TableRun(
-        name="t",
-        ddls=[
-            Ddl(commit_ts=120, type=5, columns=(column_info(VARCHAR, 2, "c", 1),)),
-            Ddl(commit_ts=FIRST, type=MODIFY_COLUMN, columns=(column_info(INT, 3, "c", 1),), query="ALTER " * 1000),
-        ],
-        writes=[Write(handle=1, commit_ts=150, value={2: b"abc"})],
-    )
-    said = str(refusal(ColumnRun([long]))["ddl"])
+    said = str(refusal(run(VARCHAR, INT, value=b"abc", first="ALTER " * 1000))["ddl"])
     assert (len(said), said[-3:]) == (1003, "...")

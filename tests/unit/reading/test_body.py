@@ -1,4 +1,4 @@
-"""Lines of a page: order, DDL in its place, watermark last, ends."""
+"""Lines of a page: order, DDL in its place, watermark last, ends; and their estimated size."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reading import body
 from reading.core.changes import INSERT, TableChanges
-from reading.decode import Quarantined
+from reading.filters import Selected
+from reading.formats import FORMAT_NAMES, FormatOptions
 from reading.formats.lines import Block
 from reading.formats.pieces import bare
-from schemas.model import DdlEvent, Table
+from reading.pages import body
+from reading.pages.rendering import Rendering
+from reading.rows.decode import Quarantined
+from reading.rows.scope import Scope
+from schemas.model import DdlEvent
 from tests.kit.column_cases import CASES, added_run
 from tests.kit.column_run import ColumnRun, Write
-
-TABLE = Table(
-    id=7, db_id=1, db="d", name="t", columns=(), indexes=(), charset="", collate="", pk_is_handle=False,
-    is_common_handle=False,
-)  # fmt: skip
+from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.recording import changed_rows, recorded_history
+from tests.kit.schema_models import a_table, an_event
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def changes(order_and_ts: list[tuple[int, int]]) -> TableChanges:
     empty = pa.RecordBatch.from_struct_array(pa.array([{}] * n, pa.struct([])))
     ts = np.array([ts for _, ts in order_and_ts], np.uint64)
     return TableChanges(
-        table=TABLE,
+        table=a_table(),
         kind=np.full(n, INSERT, np.uint8),
         order=np.array([order for order, _ in order_and_ts], np.int64),
         physical_id=np.full(n, 7, np.int64),
@@ -67,14 +69,11 @@ def changes(order_and_ts: list[tuple[int, int]]) -> TableChanges:
 
 
 def ddl(ts: int, lines: int = 1) -> DdlEvent:
-    return DdlEvent(
-        commit_ts=ts, start_ts=ts, job_id=1, schema_version=1, type=3, kind="create table", query="q", db="d",
-        table="t", db_id=1, table_id=7, sub=lines,
-    )  # fmt: skip
+    return an_event(commit_ts=ts, sub=lines)
 
 
 def words(buffer: pa.Buffer) -> list[str]:
-    text = buffer.to_pybytes().decode()
+    text: str = buffer.to_pybytes().decode()
     assert text.endswith(";") or not text
     return text.split(";")[:-1]
 
@@ -140,3 +139,19 @@ def test_a_line_of_ndjson_is_one_line_to_every_reader() -> None:
     lines = run.lines("ndjson", {})
     assert lines.count(b"\n") == len(lines.decode().splitlines()) == 14
     assert {orjson.loads(line)["table"] for line in lines.splitlines()} == {f"t{breaks}"}
+
+
+def rows() -> pa.Table:
+    found = changed_rows().sort_by([("commit_ts", "ascending"), ("start_ts", "ascending")]).combine_chunks()
+    return found.slice(0, 3000)
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_a_body_is_about_as_large_as_estimated(name: str) -> None:
+    history, log = recorded_history(), rows()
+    rendering = Rendering(
+        scope=Scope(tenant=TENANT), format=name, options=FormatOptions(), buffers=None, watermarks=False
+    )
+    page = rendering.page(history, Selected(rows=log, quarantined=()), history.start_ts, recording_end(), has_more=True)
+    estimated = int(rendering.sizes(history, log).sum())
+    assert 0.5 * page.content.size < estimated < 20 * page.content.size

@@ -17,6 +17,7 @@ class Seg:
     hi_ts: int
     rows: int
     length: int
+    raw_length: int = 0
 
 
 T = 470_000_000_000_000_000  # a TSO: beyond what a double holds exactly

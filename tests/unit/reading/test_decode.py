@@ -1,24 +1,31 @@
-"""Which table version a row belongs to, what is delivered, what is quarantined."""
+"""Which table version a row belongs to, what is delivered, what is quarantined; records of no table are counted."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from reading.core.changes import DELETE, INSERT, TableChanges
-from reading.decode import decode_rows, rows_of
-from reading.scope import Scope
+from reading.rows.decode import decode_rows, rows_of
+from reading.rows.excluded_rows import ExcludedRows, excluded_rows
+from reading.rows.scope import Scope
+from schemas.ids import IdStatus
+from schemas.model import Table
 from tests.kit.log_builder import with_broken_value
+from tests.kit.made_rows import log_row, log_table, with_columns, without_old_values
 from tests.kit.recording import committed_rows, recorded_history
-from tistream.codec.table_key import index_key
+from tistream.codec.table_key import index_key, record_key
 from tistream.ids import Tenant
 from tistream.model import change
+from tistream.runtime import metrics
 
 ALL = Scope(tenant=Tenant(1, 1))
 
 
-def table_of_each_row(rows: pa.Table) -> list[object]:
+def table_of_each_row(rows: pa.Table) -> list[Table | None]:
     """By asking the history row by row."""
     history = recorded_history()
     pairs = zip(rows["table_id"].to_pylist(), rows["commit_ts"].to_pylist(), strict=True)
@@ -37,12 +44,12 @@ def test_each_row_goes_to_the_version_in_force_just_before_its_commit(scope: Sco
         for n in index.tolist():
             assert n not in found
             found[n] = table
-    for n, table in enumerate(want):
-        inside = table is not None and (
-            (scope.database is None or table.db.lower() == scope.database.lower())  # type: ignore[attr-defined]
-            and (scope.table is None or table.name.lower() == scope.table.lower())  # type: ignore[attr-defined]
+    for n, then in enumerate(want):
+        inside = then is not None and (
+            (scope.database is None or then.db.lower() == scope.database.lower())
+            and (scope.table is None or then.name.lower() == scope.table.lower())
         )
-        assert found.get(n) is (table if inside else None)
+        assert found.get(n) is (then if inside else None)
 
 
 def test_no_rows_no_tables() -> None:
@@ -55,9 +62,7 @@ def test_index_entries_are_not_delivered() -> None:
     rows = committed_rows().slice(0, 2000)
     ids = rows["table_id"].to_pylist()
     keys = pa.array([index_key(i, 1, b"\x03" + b"\0" * 9) for i in ids], pa.binary())
-    at = change.COMMITTED.get_field_index("key")
-    entries = rows.set_column(at, change.COMMITTED.field("key"), keys)
-    assert list(rows_of(recorded_history(), entries, ALL)) == []
+    assert list(rows_of(recorded_history(), with_columns(rows, key=keys), ALL)) == []
 
 
 def test_a_row_that_cannot_be_decoded_takes_nothing_with_it() -> None:
@@ -71,7 +76,9 @@ def test_a_row_that_cannot_be_decoded_takes_nothing_with_it() -> None:
     (bad,) = hurt.quarantined
     assert (bad.key, bad.commit_ts) == (rows["key"][at].as_py(), rows["commit_ts"][at].as_py())
     assert bad.table_id == rows["table_id"][at].as_py()
-    assert (bad.database, bad.table) == (tables[at].db, tables[at].name)  # type: ignore[attr-defined]
+    then = tables[at]
+    assert then is not None
+    assert (bad.database, bad.table) == (then.db, then.name)
     assert "value" in bad.cause
     assert sum(map(len, hurt.changes)) == sum(map(len, whole.changes)) - 1
     for one, other in zip(hurt.changes, whole.changes, strict=True):
@@ -92,11 +99,7 @@ def test_without_old_values_deletes_have_the_columns_of_the_key() -> None:
     """The recording again, as a log backup would tell it: what a delete shows is what the old value would show."""
     rows = committed_rows()
     whole = decode_rows(recorded_history(), rows, ALL)
-    places = [change.COMMITTED.get_field_index(n) for n in ("old_value", "flags")]
-    nothing = pa.nulls(rows.num_rows, pa.binary())
-    unknown = pa.array(np.full(rows.num_rows, change.FLAG_OLD_VALUE_UNKNOWN, np.uint8))
-    bare = rows.set_column(places[0], change.COMMITTED.field("old_value"), nothing)
-    bare = bare.set_column(places[1], change.COMMITTED.field("flags"), unknown)
+    bare = without_old_values(rows)
     found = decode_rows(recorded_history(), bare, ALL)
     assert not found.quarantined
     shown, hidden = 0, 0
@@ -127,9 +130,61 @@ def _versions(changes: TableChanges, at: np.ndarray[tuple[int], np.dtype[np.int6
 
 def test_deletes_without_an_old_value_are_no_changes() -> None:
     rows = committed_rows()
-    place = change.COMMITTED.get_field_index("old_value")
-    bare = rows.set_column(place, change.COMMITTED.field("old_value"), pa.nulls(rows.num_rows, pa.binary()))
+    bare = with_columns(rows, old_value=pa.nulls(rows.num_rows, pa.binary()))
     found = [decode_rows(recorded_history(), each, ALL).changes for each in (rows, bare)]
     whole, none = (sum(int((c.kind == DELETE).sum()) for c in changes) for changes in found)
     assert whole > 0
     assert none == 0
+
+
+TENANT = Tenant(1, 1)
+STRANGER = 1 << 40
+
+
+def of_stranger(count: int) -> pa.Table:
+    """Rows under a physical id that no definition names."""
+    ts = recorded_history().resolved_ts
+    return log_table(*(log_row(STRANGER, ts - n, record_key(STRANGER, n)) for n in range(count)))
+
+
+def test_every_record_is_of_a_table_or_counted() -> None:
+    rows, history = committed_rows(), recorded_history()
+    of_tables = sum(len(index) for _, index in rows_of(history, rows, Scope(tenant=TENANT)))
+    lost = excluded_rows(history, rows)
+    assert of_tables + sum(part.rows for part in lost) == rows.num_rows
+    reasons = Counter(part.status for part in lost)
+    assert set(reasons) == {IdStatus.SYSTEM, IdStatus.COPY}, reasons
+
+
+def test_pages_have_the_counts_of_the_full_read() -> None:
+    rows, history = committed_rows(), recorded_history()
+    whole, parts = Counter[tuple[int, IdStatus]](), Counter[tuple[int, IdStatus]]()
+    for part in excluded_rows(history, rows):
+        whole[part.physical_id, part.status] += part.rows
+    for at in range(0, rows.num_rows, 1_000):
+        for part in excluded_rows(history, rows.slice(at, 1_000)):
+            parts[part.physical_id, part.status] += part.rows
+    assert whole == parts
+
+
+def test_rows_that_no_definition_names_are_a_problem() -> None:
+    kept = ExcludedRows()
+    before = metrics.LEFT_OUT.labels("unnamed")._value.get()
+    kept.add(TENANT, excluded_rows(recorded_history(), of_stranger(3)))
+    kept.add(TENANT, excluded_rows(recorded_history(), of_stranger(2)))
+    (problem,) = kept.problems()
+    assert problem.source == f"changes/{TENANT}"
+    assert (problem.facts["physical_id"], problem.facts["rows"]) == (STRANGER, 3)
+    assert metrics.LEFT_OUT.labels("unnamed")._value.get() - before == 5
+
+
+@pytest.mark.parametrize("status", [IdStatus.RETIRED, IdStatus.COPY, IdStatus.SYSTEM, IdStatus.OLDER])
+def test_rows_with_a_known_reason_are_no_problem(status: IdStatus) -> None:
+    kept = ExcludedRows()
+    (part,) = excluded_rows(recorded_history(), of_stranger(1))
+    kept.add(TENANT, [type(part)(physical_id=7, status=status, rows=1, first_commit_ts=9)])
+    assert kept.problems() == []
+
+
+def test_nothing_of_nothing() -> None:
+    assert excluded_rows(recorded_history(), change.COMMITTED.empty_table()) == []

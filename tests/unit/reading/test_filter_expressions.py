@@ -1,7 +1,9 @@
-"""Row expressions: the grammar, three-valued logic, and comparisons by type."""
+"""Row expressions: the grammar, three-valued logic, comparisons by type; and event filters of DDL."""
 
 from __future__ import annotations
 
+import json
+import operator
 from decimal import Decimal
 from typing import Any
 
@@ -10,8 +12,12 @@ import pytest
 
 from reading.filters import parse_filter
 from reading.filters.core.evaluate import evaluate
-from reading.filters.core.events import EVENTS, parse_event_filters, parse_operations
+from reading.filters.core.events import parse_event_filters, parse_operations
 from reading.filters.core.syntax import parse_expression
+from schemas.actions import EVENTS
+from schemas.model import DdlEvent
+from tests.kit.recording import recorded_history
+from tests.kit.schema_models import an_event
 from tistream.codec.row.encode import pack_time
 from tistream.codec.row.layout import ColumnSpec, storage_type
 from tistream.errors import FilterInvalid
@@ -245,3 +251,76 @@ def test_an_event_filter_that_is_wrong_is_named(text: str, parameter: str) -> No
     with pytest.raises(FilterInvalid) as refused:
         parse_filter({"event_filters": text})
     assert refused.value.facts["parameter"] == parameter
+
+
+NUMBERS: dict[str, tuple[int, dict[str, Any], list[Any]]] = {
+    "tiny": (1, {}, [-128, 127]),
+    "whole": (8, {}, [-(2**63), 2**53 + 1, 2**63 - 1]),
+    "unsigned": (8, {"unsigned": True}, [0, 2**53 + 1, 2**63, 2**64 - 1]),
+    "bit": (16, {"flen": 64}, [0, 5, 2**64 - 1]),
+    "year": (13, {}, [0, 2024]),
+    "price": (246, {"flen": 10, "decimal": 2}, [Decimal("1.50"), Decimal("-99999999.99")]),
+    "single": (4, {}, [0.5, -1.0]),
+    "double": (5, {}, [0.0, 0.1, 2.0**63, 2.0**64, 1e300, -1e300]),
+}
+_HOLDS = {"<": operator.lt, "=": operator.eq, ">=": operator.ge}
+
+
+@pytest.mark.parametrize("left", NUMBERS)
+@pytest.mark.parametrize("right", NUMBERS)
+def test_columns_of_any_two_number_types_are_compared(left: str, right: str) -> None:
+    """Exactly, and as doubles where one of them is one."""
+    pairs = [(a, b) for a in NUMBERS[left][2] for b in NUMBERS[right][2]]
+    given = {}
+    for n, (name, values) in enumerate(((left, [a for a, _ in pairs]), ("other", [b for _, b in pairs]))):
+        tp, more, _ = NUMBERS[left if n == 0 else right]
+        spec = ColumnSpec(id=n, name=name, tp=tp, **more)
+        given[name] = spec, pa.array(values, storage_type(spec))
+    as_number = float if {left, right} & {"single", "double"} else Decimal
+    for op, holds in _HOLDS.items():
+        found = evaluate(parse_expression(f"{left} {op} other"), "d.t", given, len(pairs)).to_pylist()
+        assert found == [holds(as_number(a), as_number(b)) for a, b in pairs], op
+
+
+def ddl(type_: int, query: str, table: str, old: str = "", *, db: str = "d", old_db: str = "d") -> DdlEvent:
+    was = {"old_table": old, "old_db": old_db} if old else {}
+    return an_event(type=type_, query=query, db=db, table=table, as_written=True, **was)
+
+
+def kept(events: list[DdlEvent], **given: list[str]) -> list[str]:
+    (rule,) = parse_event_filters(json.dumps([{name.replace("_", "-"): value for name, value in given.items()}]))
+    return [event.query for event in rule.keeps_ddl(events)]
+
+
+RENAMES = [
+    ddl(14, "rename table a1 to b1", "b1", "a1"),
+    ddl(14, "rename table b3 to a3", "a3", "b3"),
+    ddl(47, "rename table a4 to c4", "c4", "a4"),
+    ddl(14, "rename table d.a5 to e.a5", "a5", "a5", db="e"),
+]
+
+
+@pytest.mark.parametrize(
+    "ignored", [{"ignore_event": ["all ddl"]}, {"ignore_event": ["rename table"]}, {"ignore_sql": ["^rename"]}]
+)
+def test_a_rename_is_one_of_the_name_before(ignored: dict[str, list[str]]) -> None:
+    assert kept(RENAMES, matcher=["d.a*"], **ignored) == ["rename table b3 to a3"]
+    assert kept(RENAMES, matcher=["e.*"], **ignored) == [event.query for event in RENAMES]
+
+
+@pytest.mark.parametrize("side", ["exchanged", "version"])
+def test_an_exchange_of_a_partition_is_one_of_both_tables(side: str) -> None:
+    history = recorded_history()
+    event = next(e for e in history.events(history.start_ts, history.resolved_ts) if e.exchanged is not None)
+    table = getattr(event, side)
+    for ignored in ({"ignore_event": ["exchange table partition"]}, {"ignore_sql": ["exchange partition"]}):
+        assert kept([event], matcher=[f"{table.db}.{table.name}"], **ignored) == []
+        assert kept([event], matcher=["other.*"], **ignored) == [event.query]
+
+
+@pytest.mark.parametrize("regex", ["add column note", "add column `note`", "^ALTER TABLE `t2`"])
+def test_a_text_is_the_users_or_the_delivered_one(regex: str) -> None:
+    event = ddl(5, "alter table t2 add column note varchar(20)", "t2")
+    assert event.statement != event.query
+    assert kept([event], matcher=["d.*"], ignore_sql=[regex]) == []
+    assert kept([event], matcher=["d.*"], ignore_sql=["^drop"]) == [event.query]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from reading.filters.core import patterns
 from reading.filters.core.rules import parse_column_rules, parse_table_rules
 from tistream.errors import FilterInvalid
 
@@ -113,3 +117,19 @@ def test_rules_of_columns() -> None:
     assert list(rules.names()) == [("secret_but_shown", 14), ("odd name", 32)]
     with pytest.raises(FilterInvalid, match=r"^changed: .* character 1"):
         parse_column_rules("a.b", "changed")
+
+
+def test_threads_share_rules_whose_answers_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "_KNOWN_MAX", 0)
+    rules, before = parse_table_rules("a.*5"), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def ask(first: int) -> list[str]:
+        return [name for n in range(first, first + 1500) if rules.matches("a", name := f"t{n % 20}")]
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(ask, range(0, 80, 20)))
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [["t5", "t15"] * 75] * 4

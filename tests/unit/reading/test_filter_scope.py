@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from reading.filters import parse_filter, select_rows
-from reading.scope import Scope
+from reading.rows.scope import Scope, check_names, concerns
+from schemas.actions import Action
 from schemas.model import DdlEvent
+from tests.kit.column_run import ColumnRun, Ddl, TableRun
 from tests.kit.log_builder import with_broken_value
 from tests.kit.recording import committed_rows, recorded_history
+from tests.kit.schema_models import a_table, an_event
+from tests.kit.tidb_columns import Default, Type, column_info
 from tistream.errors import FilterInvalid
 from tistream.ids import Tenant
 
 ALL = Scope(tenant=Tenant(1, 1))
 HISTORY = recorded_history()
 START, END = HISTORY.start_ts, HISTORY.resolved_ts
-EVENT: dict[str, Any] = {"commit_ts": 5, "start_ts": 4, "job_id": 1, "schema_version": 1, "db_id": 1, "table_id": 7}
 
 
-def event(type_: int, db: str = "shop", table: str = "orders", query: str = "q", **more: Any) -> DdlEvent:
-    return DdlEvent(**{**EVENT, "type": type_, "kind": "", "db": db, "table": table, "query": query, **more})
+def event(type_: int, table: str = "orders", **more: Any) -> DdlEvent:
+    return an_event(type=type_, db="shop", table=table, **more)
 
 
 def names_of(ids: set[int]) -> set[tuple[str, str]]:
@@ -85,7 +89,7 @@ def test_columns_of_the_key_stay_and_indexes_over_others_go() -> None:
     ],
 )
 def test_which_ddl_passes(given: dict[str, str], found: DdlEvent, wanted: bool) -> None:
-    assert parse_filter(given).keeps_ddl(found) is wanted
+    assert bool(parse_filter(given).keeps_ddl([found])) is wanted
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,45 @@ def test_names_that_exist_at_either_time_are_accepted() -> None:
     parse_filter({"where": "id = 1"}).check_names(HISTORY, ALL, START, END)
 
 
+def test_names_that_exist_only_inside_the_interval_are_accepted() -> None:
+    """Tables and columns that are made after its begin and gone before its end; outside of their life they are
+    refused."""
+    at_ends = {
+        (d.name, t.name) for ts in (START, END) for d in HISTORY.databases(ts) for t in HISTORY.tables(d.name, ts)
+    }
+    made = [e for e in HISTORY.events(START, END) if e.type == Action.CREATE_TABLE and (e.db, e.table) not in at_ends]
+    assert made
+    for found in made:
+        name = f"{found.db}.{found.table}"
+        gone = next(
+            e.commit_ts
+            for e in HISTORY.events(found.commit_ts, END)
+            if HISTORY.named(found.db, found.table, e.commit_ts) is None
+        )
+        parse_filter({"tables": name}).check_names(HISTORY, ALL, START, END)
+        table = HISTORY.find(found.db, found.table, found.commit_ts)
+        for each in (ALL, Scope(tenant=ALL.tenant, database=found.db, table=found.table)):
+            where = f"`{table.visible_columns[0].name}` IS NULL"
+            parse_filter({"where": where, "tables": name}).check_names(HISTORY, each, START, END)
+            check_names(HISTORY, each, START, END)
+        for after, upto in ((START, found.commit_ts - 1), (gone, gone)):
+            with pytest.raises(FilterInvalid):
+                parse_filter({"tables": name}).check_names(HISTORY, ALL, after, upto)
+
+
+@pytest.mark.parametrize("given", [{"where": "mid IS NULL"}, {"columns": "mid"}, {"changed": "id,MID"}])
+@pytest.mark.parametrize("scope", [ALL, Scope(tenant=ALL.tenant, database="d", table="t")])
+def test_a_column_that_exists_only_inside_the_interval_is_accepted(given: dict[str, str], scope: Scope) -> None:
+    mid = column_info(Type(sql="INT", tp=3, zero=Default(text="0", value=0, shown=0), defaults=()), 2, "mid", 1)
+    steps = [Ddl(commit_ts=200, type=5, columns=(mid,)), Ddl(commit_ts=300, type=6, columns=())]
+    history = ColumnRun([TableRun(name="t", ddls=steps)]).history
+    for after, upto in ((100, 400), (200, 400), (100, 200), (250, 260), (299, 299)):
+        parse_filter(given).check_names(history, scope, after, upto)
+    for after, upto in ((100, 199), (300, 400), (150, 150)):
+        with pytest.raises(FilterInvalid, match=r"there is no column '(mid|MID)'"):
+            parse_filter(given).check_names(history, scope, after, upto)
+
+
 def test_a_row_that_cannot_be_asked_is_reported() -> None:
     rows = committed_rows()
     chosen = parse_filter({"tables": "shop.customers", "where": "id > 0 AND name IS NOT NULL"})
@@ -125,3 +168,45 @@ def test_a_row_that_cannot_be_asked_is_reported() -> None:
     hurt = select_rows(chosen, HISTORY, with_broken_value(rows, at), ALL)
     assert [(q.key, q.commit_ts) for q in hurt.quarantined] == [(key, ts)]
     assert hurt.rows.num_rows == passing.rows.num_rows - 1
+
+
+T = Tenant(1, 1)
+EVENT = an_event(db="Shop", table="Orders")
+RENAME = replace(EVENT, type=Action.RENAME_TABLE, db="arch", table="kept", old_db="shop", old_table="orders")
+EXCHANGE = replace(
+    EVENT,
+    type=Action.EXCHANGE_PARTITION,
+    table="swap",
+    version=a_table(db="shop", name="parted"),
+    exchanged=a_table(db="shop", name="swap"),
+)
+DROP_DB = replace(EVENT, type=Action.DROP_SCHEMA, table="")
+CREATE_DB = replace(EVENT, type=Action.CREATE_SCHEMA, table="")
+
+
+@pytest.mark.parametrize(
+    ("event", "database", "name", "wanted"),
+    [
+        (EVENT, None, None, True),
+        (EVENT, "SHOP", None, True),
+        (EVENT, "shop", "orders", True),
+        (EVENT, "shop", "other", False),
+        (EVENT, "arch", None, False),
+        (EVENT, "arch", "orders", False),
+        (RENAME, "shop", "orders", True),
+        (RENAME, "arch", "kept", True),
+        (RENAME, "arch", "orders", False),
+        (RENAME, "shop", None, True),
+        (RENAME, "arch", None, True),
+        (EXCHANGE, "shop", "swap", True),
+        (EXCHANGE, "shop", "parted", True),
+        (EXCHANGE, "shop", "third", False),
+        (DROP_DB, "shop", None, True),
+        (DROP_DB, "shop", "orders", True),
+        (DROP_DB, "arch", "orders", False),
+        (CREATE_DB, "shop", None, True),
+        (CREATE_DB, "shop", "orders", False),
+    ],
+)
+def test_scope_of_ddl(event: DdlEvent, database: str | None, name: str | None, wanted: bool) -> None:
+    assert concerns(event, Scope(tenant=T, database=database, table=name)) is wanted

@@ -12,7 +12,7 @@ from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
 from reading.formats import create_format
 from reading.formats.lines import written
 from schemas.layout import row_layout
-from schemas.model import Column, DdlEvent, Table
+from tests.kit.schema_models import a_column, a_table, an_event
 from tistream.codec.row.layout import storage_schema
 
 BINARY, TEXT = "binary", "utf8mb4"
@@ -47,31 +47,12 @@ CASES: list[tuple[str, int, int, int, int, str, tuple[str, ...], Any, Any]] = [
     ("json", 245, -1, 0, 128, BINARY, (), '{"a": null}', '{"a": null}'),
     ("vec", 225, 2, 0, 128, BINARY, (), [1.5, -2.0], [1.5, -2]),
 ]
-TABLE = Table(
-    id=7,
-    db_id=1,
-    db='d"b',
-    name="t",
-    charset=TEXT,
-    collate="",
-    columns=tuple(
-        Column(
-            id=n + 1,
-            name=name,
-            offset=n,
-            tp=tp,
-            flag=flag,
-            flen=flen,
-            decimal=decimal,
-            charset=charset,
-            collate="",
-            elems=labels,
-        )
+TABLE = a_table(
+    *(
+        a_column(n, name, tp, flag=flag, flen=flen, decimal=decimal, charset=charset, elems=labels)
         for n, (name, tp, flen, decimal, flag, charset, labels, _, _) in enumerate(CASES)
     ),
-    indexes=(),
-    pk_is_handle=False,
-    is_common_handle=False,
+    db='d"b',
 )
 
 
@@ -133,20 +114,8 @@ def test_no_rows_give_no_lines() -> None:
 
 def test_ddl_and_resolved_lines() -> None:
     fmt = create_format("ndjson")
-    event = DdlEvent(
-        commit_ts=COMMIT_TS,
-        start_ts=COMMIT_TS - 9,
-        job_id=1,
-        finished_ts=COMMIT_TS,
-        schema_version=2,
-        type=5,
-        kind="add column",
-        query="alter table t add c int",
-        db="d",
-        table="t",
-        db_id=1,
-        table_id=7,
-    )
+    times = {"commit_ts": COMMIT_TS, "start_ts": COMMIT_TS - 9, "finished_ts": COMMIT_TS}
+    event = an_event(kind="add column", query="alter table t add c int", **times)
     assert [json.loads(line) for line in fmt.ddl(event)] == [
         {
             "type": "ddl",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import Field, fields
+from typing import Any
+
 import pytest
 
 from reading.formats import FORMAT_NAMES, FormatOptions, create_format, parse_options
@@ -62,3 +65,17 @@ def test_every_name_makes_the_format_of_that_name(name: str) -> None:
 def test_an_unknown_name_suggests_the_nearest(name: str, near: str) -> None:
     with pytest.raises(InvalidInput, match=near):
         create_format(name)
+
+
+TEXTS = [f for f in fields(FormatOptions) if f.metadata and not isinstance(f.default, bool)]
+
+
+@pytest.mark.parametrize("option", TEXTS, ids=lambda f: f.name)
+def test_every_text_is_bounded_because_a_body_repeats_it(option: Field[Any]) -> None:
+    word = option.name.replace("_", "-")
+    for text in ("x" * 300, "\N{SNOWMAN}" * 90):
+        with pytest.raises(InvalidInput) as e:
+            parse_options({word: text})
+        assert e.value.facts["option"] == word
+        assert "bytes" in e.value.message
+        assert len(e.value.message) < 200, "what is refused is not repeated"

@@ -11,37 +11,25 @@ import pyarrow as pa
 import pytest
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
-from reading.formats import FormatOptions, create_format
+from reading.formats import FormatOptions, create_format, rows
 from reading.formats.debezium_ddl import Stated, stated_columns
 from reading.formats.debezium_schema import column_schema, key_schema
 from reading.formats.lines import written
 from reading.formats.rows import handle_columns
 from schemas.layout import row_layout
 from schemas.model import Column, DdlEvent, Index, IndexColumn, Table
+from tests.kit.schema_models import a_column, a_table, an_event
 from tistream.codec.row.layout import storage_schema
 
 COMMIT_TS = (1_600_000_000_123 << 18) + 5
 
 
 def column(name: str, offset: int, tp: int, **more: Any) -> Column:
-    facts: dict[str, Any] = {"flag": 0, "flen": 11, "decimal": 0, "charset": "binary", "collate": ""}
-    return Column(id=offset + 1, name=name, offset=offset, tp=tp, **(facts | more))
+    return a_column(offset, name, tp, **more)
 
 
 def table(columns: tuple[Column, ...], indexes: tuple[Index, ...] = (), *, pk: bool = True) -> Table:
-    return Table(
-        id=7,
-        db_id=1,
-        db="d",
-        name="t",
-        charset="utf8mb4",
-        collate="",
-        columns=columns,
-        indexes=indexes,
-        pk_is_handle=pk,
-        is_common_handle=False,
-        update_ts=99,
-    )
+    return a_table(*columns, indexes=indexes, pk_is_handle=pk)
 
 
 def changes(of: Table, kind: int, after: list[Any], before: list[Any]) -> TableChanges:
@@ -265,21 +253,7 @@ def test_names_in_debezium_schemas_are_safe() -> None:
 
 
 def ddl(**more: Any) -> DdlEvent:
-    facts: dict[str, Any] = {
-        "commit_ts": COMMIT_TS,
-        "start_ts": 1,
-        "job_id": 1,
-        "schema_version": 1,
-        "type": 65,
-        "kind": "",
-        "query": "q",
-        "db": "d",
-        "table": "t",
-        "db_id": 1,
-        "table_id": 7,
-        "version": TEXTS,
-    }
-    return DdlEvent(**(facts | more))
+    return an_event(**{"commit_ts": COMMIT_TS, "type": 65, "version": TEXTS, **more})
 
 
 def test_a_ddl_without_a_message_type_is_query_or_nothing() -> None:
@@ -295,3 +269,25 @@ def test_tables_created_together_are_announced_one_by_one() -> None:
     assert json.loads(found)["value"]["t"] == 3
     (found,) = create_format("canal-json").ddl(ddl(type=60))
     assert json.loads(found)["type"] == "CREATE"
+
+
+@pytest.mark.parametrize("name", ["canal-json", "csv", "debezium", "open-protocol", "simple"])
+def test_a_page_of_a_wide_table_looks_for_its_keys_as_often_as_one_of_a_narrow_table(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked once for each column costs the square of their number."""
+    asked: list[Table] = []
+    real = rows.handle_columns
+
+    def columns_of(of: Table) -> tuple[Column, ...]:
+        asked.append(of)
+        return real(of)
+
+    monkeypatch.setattr(rows, "handle_columns", columns_of)
+    counts = []
+    for width in (2, 60):
+        of = table((column("id", 0, 3, flag=3), *(column(f"v{n}", n, 3) for n in range(1, width))))
+        asked.clear()
+        line(name, changes(of, INSERT, [1] * width, []))
+        counts.append(len(asked))
+    assert counts[0] == counts[1]

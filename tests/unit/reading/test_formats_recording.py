@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from reading.core.split import order_messages
-from reading.decode import Decoding, decode_rows
 from reading.formats import FormatOptions, create_format
 from reading.formats.lines import written
-from reading.scope import Scope
+from reading.rows.decode import Decoding, decode_rows
+from reading.rows.scope import Scope
 from tests.kit.recording import committed_rows, expected, recorded_history
 from tests.kit.ticdc import message_text, takes_effect_early
 from tistream.ids import Tenant
@@ -38,7 +38,7 @@ BUILD_TIME = re.compile(r'(?<=[{,])"(ts|ts_ms|buildTs)":(\d+)(?=[,}])')
 
 @pytest.fixture(scope="module")
 def decoding() -> Decoding:
-    found = decode_rows(recorded_history(), committed_rows(), Scope(tenant=Tenant("c", "t")))
+    found = decode_rows(recorded_history(), committed_rows(), Scope(tenant=Tenant(1, 1)))
     assert not found.quarantined
     return found
 

@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 
 from reading.core.page_rows import deletes_nothing, only, page, select
+from tests.kit.made_rows import log_row, log_table
 from tistream.model import change
 
 
 def row(table_id: int, commit_ts: int, start_ts: int, key: bytes, flags: int = 0) -> dict[str, Any]:
-    made = {"table_id": table_id, "op": 1, "key": key, "start_ts": start_ts, "commit_ts": commit_ts}
-    return {**made, "value": b"v" + key, "old_value": None, "expire_ts": 0, "flags": flags}
+    return log_row(table_id, commit_ts, key, start_ts=start_ts, value=b"v" + key, flags=flags)
 
 
 def table(rows: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=change.COMMITTED)
+    return log_table(*rows)
 
 
 def drawn(seed: int, *, dense: bool) -> list[pa.Table]:

@@ -8,14 +8,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from reading import reader
-from reading.reader import LogReader
+from reading.log import reader
+from reading.log.reader import LogReader
 from tests.kit.api_world import ApiWorld, api_world
 from tests.kit.log_builder import TENANT, recording_end
+from tests.kit.made_rows import with_columns
 from tests.kit.open_folder import OpenFolder
 from tests.kit.recording import changed_rows, recorded_history
 from tistream.catalog.log.committed import find_segments
-from tistream.catalog.log.segments import SegmentRow
+from tistream.catalog.rows.segments import SegmentRow
 from tistream.catalog.work.tasks import list_tasks
 from tistream.errors import CorruptObject, StoreUnavailable
 from tistream.model import change
@@ -47,10 +48,12 @@ def canonical(rows: pa.Table) -> pa.Table:
     return rows.sort_by([("commit_ts", "ascending"), ("key", "ascending")]).combine_chunks()
 
 
-def walk(log: LogReader, rows: int, after: int = START, upto: int = END, **more: set[int]) -> list[pa.Table]:
+def walk(
+    log: LogReader, rows: int, after: int = START, upto: int = END, table_ids: set[int] | None = None
+) -> list[pa.Table]:
     pages, more_to_come = [], True
     while more_to_come:
-        page = log.page(TENANT, after=after, upto=upto, rows=rows, **more)
+        page = log.page(TENANT, after=after, upto=upto, rows=rows, table_ids=table_ids)
         ts = page.rows["commit_ts"].to_pylist()
         assert ts == sorted(ts)
         assert all(after < t <= page.upto for t in ts)
@@ -90,7 +93,7 @@ def test_a_page_of_some_tables(world: ApiWorld) -> None:
     want = rows.filter(pc.is_in(rows["table_id"], value_set=pa.array(sorted(wanted), pa.int64())))
     assert want.num_rows
     assert canonical(pa.concat_tables(pages)).equals(canonical(want))
-    assert all(p.num_rows for p in pages[:-1]), "stretches of other tables are walked through"
+    assert all(p.num_rows for p in pages[:-1]), "rows of other tables are skipped"
 
 
 def test_no_table_is_an_empty_page_up_to_the_end(world: ApiWorld) -> None:
@@ -102,7 +105,7 @@ def test_no_table_is_an_empty_page_up_to_the_end(world: ApiWorld) -> None:
 def test_rows_that_are_kept_for_reads_as_of_only_are_no_changes(tmp_path_factory: pytest.TempPathFactory) -> None:
     rows = data_rows().slice(0, 100)
     flags = pa.array([change.FLAG_NOT_A_CHANGE if n % 3 == 0 else 0 for n in range(100)], pa.uint8())
-    marked = rows.set_column(change.COMMITTED.get_field_index("flags"), change.COMMITTED.field("flags"), flags)
+    marked = with_columns(rows, flags=flags)
     with api_world(tmp_path_factory.mktemp("log"), rows=marked) as made:
         made.log.build(3)
         pages = walk(made.services.reader, 10)

@@ -12,14 +12,16 @@ from compactor.core.plan import PlanSettings
 from compactor.job import JobEnd, JobSettings, compact_tenant
 from compactor.local import LocalExecutor
 from metaserver.collect import Collector
-from reading import read_leases
-from reading.reader import LogReader
+from reading.log import read_leases
+from reading.log.reader import LogReader
 from tests.kit.api_world import ApiWorld, api_world, has_more, next_cursor
 from tests.kit.log_builder import TENANT, recording_end
 from tests.kit.open_folder import OpenFolder
 from tistream.catalog.database import tables
-from tistream.catalog.log.segments import SegmentRow
+from tistream.catalog.rows.segments import SegmentRow
+from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable, CorruptObject, ObjectNotFound, StoreUnavailable
+from tistream.limits import READ_LEASE_TTL_MS
 from tistream.objectstore.protocol import Admit
 
 END = recording_end()
@@ -45,7 +47,7 @@ def world(tmp_path: Path) -> Iterator[ApiWorld]:
 
 
 def compact(world: ApiWorld) -> JobEnd:
-    return compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), EVERYTHING, world.clock).end
+    return compact_tenant(world.catalog, TENANT, LocalExecutor(world.store), EVERYTHING, SystemClock()).end
 
 
 def collect(world: ApiWorld) -> int:
@@ -60,8 +62,12 @@ def all_rows(log: LogReader, world: ApiWorld) -> pa.Table:
 
 
 def end_leases(world: ApiWorld) -> None:
+    age_leases(world, 1 << 60)
+
+
+def age_leases(world: ApiWorld, by_ms: int) -> None:
     with world.catalog.transaction() as conn:
-        conn.execute(tables.read_leases.update().values(expires_ms=0))
+        conn.execute(tables.read_leases.update().values(expires_ms=tables.read_leases.c.expires_ms - by_ms))
 
 
 def leased(world: ApiWorld) -> list[str]:
@@ -72,20 +78,18 @@ def leased(world: ApiWorld) -> list[str]:
 @pytest.mark.parametrize("form", ["ndjson", "canal-json", "debezium", "csv", "raw-arrow"])
 def test_a_pull_is_the_same_bytes_before_and_after(world: ApiWorld, form: str) -> None:
     before = whole(world, form)
-    assert compact(world) is JobEnd.SWAPPED
+    assert compact(world) is JobEnd.COMMITTED
     assert whole(world, form) == before
     assert compact(world) is JobEnd.NOTHING_TO_DO
 
 
 def whole(world: ApiWorld, form: str) -> bytes:
-    answer = world.ok(format=form, limit=200_000)
-    assert not has_more(answer)
-    return bytes(answer.content)
+    return b"".join(page.content for page in world.pages(start_ts="earliest", format=form, limit=200_000))
 
 
 def test_pages_of_any_size_make_the_same_rows(world: ApiWorld) -> None:
     before = all_rows(world.services.reader, world)
-    assert compact(world) is JobEnd.SWAPPED
+    assert compact(world) is JobEnd.COMMITTED
     for rows in (700, 9000):
         parts, after = [], world.log.start_ts
         while after < END:
@@ -100,7 +104,7 @@ def test_a_cursor_continues_after_a_compaction_commit(world: ApiWorld) -> None:
     first = world.ok(format="ndjson", limit=4000)
     assert has_more(first)
     rest = world.ok(format="ndjson", limit=200_000, cursor=next_cursor(first)).content
-    assert compact(world) is JobEnd.SWAPPED
+    assert compact(world) is JobEnd.COMMITTED
     assert world.ok(format="ndjson", limit=200_000, cursor=next_cursor(first)).content == rest
 
 
@@ -111,16 +115,16 @@ def test_files_listed_for_a_page_stay_until_it_is_read(world: ApiWorld) -> None:
     deleted: list[int] = []
 
     def meanwhile(_key: str) -> None:
-        assert compact(world) is JobEnd.SWAPPED
+        assert compact(world) is JobEnd.COMMITTED
         deleted.append(collect(world))
 
     world.store.before_get = meanwhile
     log = LogReader(world.catalog, world.store, world.clock)
     assert all_rows(log, world).equals(want)
     assert deleted == [0]
-    world.clock.advance(read_leases.READ_LEASE_TTL_MS / 1000)
+    world.clock.advance(READ_LEASE_TTL_MS / 1000)
     assert all_rows(log, world).equals(want)
-    assert collect(world), "the lease of the first page is gone, that of the second is younger than the swap"
+    assert collect(world), "the lease of the first page is gone, that of the second is younger than the commit"
 
 
 def test_a_reader_whose_lease_expired_lists_again(world: ApiWorld) -> None:
@@ -129,7 +133,7 @@ def test_a_reader_whose_lease_expired_lists_again(world: ApiWorld) -> None:
 
     def meanwhile(_key: str) -> None:
         end_leases(world)
-        assert compact(world) is JobEnd.SWAPPED
+        assert compact(world) is JobEnd.COMMITTED
         assert collect(world)
 
     world.store.before_get = meanwhile
@@ -140,22 +144,12 @@ def test_a_long_page_renews_its_lease_or_opens_another(world: ApiWorld) -> None:
     held = read_leases.ReaderLeases(world.catalog, world.clock)
     with held.held() as lease:
         first = leased(world)
-        world.clock.advance(read_leases.READ_LEASE_TTL_MS / 2000)
-        with world.catalog.transaction() as conn:
-            conn.execute(
-                tables.read_leases.update().values(
-                    expires_ms=tables.read_leases.c.expires_ms - read_leases.READ_LEASE_TTL_MS // 2
-                )
-            )
+        world.clock.advance(READ_LEASE_TTL_MS / 2000)
+        age_leases(world, READ_LEASE_TTL_MS // 2)
         lease.renew()
-        with world.catalog.transaction() as conn:
-            conn.execute(
-                tables.read_leases.update().values(
-                    expires_ms=tables.read_leases.c.expires_ms - read_leases.READ_LEASE_TTL_MS * 3 // 4
-                )
-            )
+        age_leases(world, READ_LEASE_TTL_MS * 3 // 4)
         assert leased(world) == first == [lease.lease_id]
-        world.clock.advance(read_leases.READ_LEASE_TTL_MS / 1000)
+        world.clock.advance(READ_LEASE_TTL_MS / 1000)
         end_leases(world)
         lease.renew()
         assert lease.lease_id not in first
@@ -167,7 +161,7 @@ def test_pages_share_a_lease_for_a_while_and_the_last_one_drops_it(world: ApiWor
     with held.held() as first:
         with held.held() as second:
             assert first is second
-        world.clock.advance(read_leases.READ_LEASE_TTL_MS / 10_000)
+        world.clock.advance(READ_LEASE_TTL_MS / 10_000)
         with held.held() as third:
             assert third is not first
             assert sorted(leased(world)) == sorted([str(first.lease_id), str(third.lease_id)])
@@ -202,7 +196,7 @@ def test_a_reader_that_is_always_too_late_fails(world: ApiWorld, monkeypatch: py
 
 def test_a_live_object_that_is_missing_is_damage(world: ApiWorld) -> None:
     assert isinstance(world.store, Watched)
-    assert compact(world) is JobEnd.SWAPPED
+    assert compact(world) is JobEnd.COMMITTED
     for key in [key for key in world.store.objects if key.startswith("compacted/")]:
         del world.store.objects[key]
     with pytest.raises(CorruptObject, match="missing"):

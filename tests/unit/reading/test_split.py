@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from reading.core.changes import DELETE, INSERT, UPDATE, TableChanges
 from reading.core.split import build_changes, classify, differs, order_messages, split_updates, unique_columns
-from schemas.model import Column, Index, IndexColumn, Table
+from schemas.model import Index, IndexColumn, Table
+from tests.kit.made_rows import log_row, log_table
+from tests.kit.schema_models import a_column, a_table
 from tistream.model import change
 from tistream.model.change import Op
 
-LONG, VARCHAR = 3, 15
-
-
-def column(name: str, offset: int, tp: int = LONG, **more: Any) -> Column:
-    text = (
-        {"charset": "binary", "collate": "binary"} if tp == LONG else {"charset": "utf8mb4", "collate": "utf8mb4_bin"}
-    )
-    facts = {"flag": 0, "flen": 11, "decimal": 0, **text, **more}
-    return Column(id=offset + 1, name=name, offset=offset, tp=tp, **facts)
+VARCHAR = 15
 
 
 def index(name: str, *offsets: int, unique: bool = True, primary: bool = False) -> Index:
@@ -31,24 +23,14 @@ def index(name: str, *offsets: int, unique: bool = True, primary: bool = False) 
 
 
 def table(*indexes: Index, pk_is_handle: bool = True) -> Table:
-    columns = (
-        column("id", 0, flag=3),
-        column("u", 1, VARCHAR),
-        column("v", 2, VARCHAR),
-        column("g", 3, generated=True),
-        column("w", 4),
-    )
-    return Table(
-        id=9,
-        db_id=1,
-        db="d",
-        name="t",
-        charset="utf8mb4",
-        collate="utf8mb4_bin",
-        columns=columns,
+    return a_table(
+        a_column(0, "id", flag=3),
+        a_column(1, "u", VARCHAR, charset="utf8mb4"),
+        a_column(2, "v", VARCHAR, charset="utf8mb4"),
+        a_column(3, "g", generated=True),
+        a_column(4, "w"),
         indexes=indexes,
         pk_is_handle=pk_is_handle,
-        is_common_handle=False,
     )
 
 
@@ -64,22 +46,12 @@ def batch(images: list[Image]) -> pa.RecordBatch:
 
 def changes(of: Table, rows: list[tuple[int, int, int, bytes, Image, Image]]) -> TableChanges:
     """Rows (commit_ts, start_ts, physical id, key, after, before)."""
-    values = [
-        {
-            "table_id": pid,
-            "op": int(Op.DELETE if after is NOTHING else Op.PUT),
-            "key": key,
-            "start_ts": start,
-            "commit_ts": commit,
-            "value": None if after is NOTHING else b"x",
-            "old_value": None if before is NOTHING else b"",
-            "expire_ts": 0,
-            "flags": 0,
-        }
-        for commit, start, pid, key, after, before in rows
-    ]
-    committed = pa.Table.from_pylist(values, schema=change.COMMITTED)
-    return build_changes(of, committed, batch([r[4] for r in rows]), batch([r[5] for r in rows]))
+    values = []
+    for commit, start, pid, key, after, before in rows:
+        images = {"value": None if after is NOTHING else b"x", "old_value": None if before is NOTHING else b""}
+        op = int(Op.DELETE if after is NOTHING else Op.PUT)
+        values.append(log_row(pid, commit, key, op=op, start_ts=start, **images))
+    return build_changes(of, log_table(*values), batch([r[4] for r in rows]), batch([r[5] for r in rows]))
 
 
 def in_order(parts: list[TableChanges]) -> list[tuple[int, int, str, bytes]]:

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.core.lane import LATE_S, Attempt, Barriers, Finish, Keep, LaneCore, Read, Stop, Wait
+from replicator.stretch import concerns
+from tistream.catalog.work.core.lane_scope import TableScope
 from tistream.errors import TiStreamError
 
 LEASE_S = 6.0
@@ -152,3 +154,19 @@ def test_a_failed_try_forgets_its_letters() -> None:
 def test_an_operator_decides_without_letters_and_about_what_is_not_named() -> None:
     assert core().refused(1) == Stop()
     assert core(keeps_letters=True).refused(0) == Stop()
+
+
+def test_a_statement_waits_for_a_stopped_lane_of_its_table() -> None:
+    """And for no other stopped lane."""
+    lane = core(checkpoint_ts=10)
+    free = Barriers(ddl=[20, 30], others_ts=29, held={30: 12})
+    assert lane.next(50, 1.0, free) == Read(after=10, upto=19, exact=False, record="")
+    lane.planned(29, "", is_empty=True)
+    lane.finished(29)
+    assert isinstance(lane.next(50, 1.0, free), Wait), "the stopped lane is at 12"
+    assert lane.next(50, 1.0, Barriers(ddl=[30], others_ts=29)) == Read(after=29, upto=30, exact=False, record="")
+    of_table, share = TableScope(only="db.t"), TableScope(number=0, of=1, without=("db.t",))
+    statements: tuple[set[str], ...] = ({"db.t", "db.u"}, {"db.u", "db.v"}, {"db", "db.*"}, {"x", "x.*"})
+    assert [concerns(of_table, names) for names in statements] == [True, False, True, False]
+    assert not concerns(share, {"db.t"})
+    assert concerns(share, {"db.t", "db.u"})

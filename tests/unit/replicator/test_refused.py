@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from destinations.protocol import DestinationRefused, Stretch
-from replicator.refused import split_off
+from replicator.stretch import split_off
 from tests.kit.entry_log import Entry, entry_rows
 
 ENTRIES = [Entry(10, b"a", b"1"), Entry(20, b"b", b"2"), Entry(20, b"c", b"3"), Entry(30, b"a", b"4")]
@@ -18,7 +18,8 @@ def refused(key: bytes, **facts: object) -> DestinationRefused:
 
 
 def values(stretch: Stretch) -> list[bytes]:
-    return stretch.rows["value"].to_pylist()
+    found: list[bytes] = stretch.rows["value"].to_pylist()
+    return found
 
 
 def test_a_refusal_without_a_timestamp_is_of_the_newest_change() -> None:

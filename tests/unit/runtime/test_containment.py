@@ -10,8 +10,8 @@ from polars.exceptions import PanicException
 
 from tests.kit.manual_clock import ManualClock
 from tistream.errors import CorruptObject, Fenced, StoreUnavailable
+from tistream.model.problem import Problem
 from tistream.runtime.containment import RETRY_MAX_S, STOPPED_FIRST_S, STOPPED_MAX_S, Containment
-from tistream.runtime.service import Problem
 
 
 def _raise(error: BaseException) -> None:

@@ -6,7 +6,8 @@ import random
 
 from tistream.clock import SystemClock
 from tistream.errors import CatalogUnavailable, Fenced
-from tistream.runtime.service import Backoff, Problem, Repeating, ServiceGroup
+from tistream.model.problem import Problem
+from tistream.runtime.service import Backoff, Repeating, ServiceGroup
 
 
 def test_pauses_double_up_to_a_bound_and_start_small_again() -> None:

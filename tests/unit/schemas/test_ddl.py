@@ -11,44 +11,16 @@ from schemas import ddl
 from schemas.ddl import Job
 from schemas.history import History
 from schemas.ids import IdStatus
-from schemas.model import Database, Table
-from schemas.snapshot import SchemaSnapshot
-from schemas.tidb_json import table as table_of
+from schemas.limited import LimitedHistory, Within
+from tests.kit.schema_jobs import info, job, name, rename_args, shop_history
 from tistream.errors import DecodeError, UpstreamContractViolated
 
 START = 100
 
 
-def name(text: str) -> dict[str, str]:
-    return {"O": text, "L": text.lower()}
-
-
-def info(table_id: int, text: str, partitions: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
-    column = {"id": 1, "name": name("Id"), "offset": 0, "state": 5, "type": {"Tp": 3, "Flag": 3, "Flen": 11}}
-    found = {"id": table_id, "name": name(text), "cols": [column], "index_info": None, "state": 5, "pk_is_handle": True}
-    if partitions:
-        definitions = [{"id": i, "name": name(f"p{i}")} for i in partitions]
-        found["partition"] = {"enable": True, "definitions": definitions}
-    return found | more
-
-
-def job(kind: int, commit_ts: int, **more: Any) -> Job:
-    data: dict[str, Any] = {"id": commit_ts, "type": kind, "state": 4, "schema_id": 1, "schema_name": "shop"}
-    data |= {"query": "the user's text"} | more
-    binlog = {"SchemaVersion": commit_ts} | data.pop("binlog", {})
-    return ddl.parse_job(data | {"binlog": binlog}, start_ts=commit_ts - 1, commit_ts=commit_ts)
-
-
 @pytest.fixture
 def history() -> History:
-    """Two databases; Shop.Orders (10), Shop.Parts (20: partitions 21, 22)."""
-    databases = {1: Database(id=1, name="Shop"), 2: Database(id=2, name="Store")}
-    tables: list[Table] = [
-        table_of(info(10, "Orders"), db_id=1, db="Shop"),
-        table_of(info(20, "Parts", (21, 22)), db_id=1, db="Shop"),
-    ]
-    start = SchemaSnapshot(ts=START, databases=databases, tables={t.id: t for t in tables})
-    return History(start, job_table=tables[0])
+    return shop_history(START)
 
 
 def names_at(history: History, ts: int) -> dict[int, str]:
@@ -73,38 +45,9 @@ def test_create_tables_keeps_the_whole_text_when_it_cannot_be_matched(history: H
     assert [e.query for e in events] == ["create table a (x int)"] * 2
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        {
-            "rename_table_infos": [
-                {
-                    "old_schema_id": 1,
-                    "old_table_name": name("Orders"),
-                    "new_schema_id": 2,
-                    "new_table_name": name("Tmp"),
-                    "table_id": 10,
-                },
-                {
-                    "old_schema_id": 1,
-                    "old_table_name": name("Parts"),
-                    "new_schema_id": 1,
-                    "new_table_name": name("Orders"),
-                    "table_id": 20,
-                },
-            ]
-        },
-        [
-            [1, 1],
-            [2, 1],
-            [name("Tmp"), name("Orders")],
-            [10, 20],
-            [name("Shop"), name("Shop")],
-            [name("Orders"), name("Parts")],
-        ],
-    ],
-)
-def test_rename_tables_across_databases_in_both_argument_forms(history: History, args: Any) -> None:
+@pytest.mark.parametrize("form", ["object", "array"])
+def test_rename_tables_across_databases_in_both_argument_forms(history: History, form: str) -> None:
+    args = rename_args((10, 1, "Orders", 2, "Tmp"), (20, 1, "Parts", 1, "Orders"), form=form)
     infos = [info(10, "Tmp"), info(20, "Orders", (21, 22))]
     events = history.apply(job(47, 110, raw_args=args, binlog={"MultipleTableInfos": infos}))
     assert [(e.db, e.table, e.old_db, e.old_table, e.query) for e in events] == [
@@ -157,9 +100,13 @@ def test_dropping_a_database_drops_its_tables_and_flashback_brings_them_back(his
     assert [history.status_at(22, ts) for ts in (109, 110, 120)] == [IdStatus.LIVE, IdStatus.RETIRED, IdStatus.LIVE]
 
 
-def test_a_database_that_comes_back_from_before_the_snapshot_is_refused(history: History) -> None:
-    with pytest.raises(DecodeError, match="recovered database"):
-        history.apply(job(63, 120, schema_id=9, binlog={"DBInfo": {"id": 9, "db_name": name("Old"), "state": 5}}))
+@pytest.mark.parametrize("args", [None, {"recover_info": {"id": 9, "RecoverTableInfos": None}, "check_flag": 1}])
+def test_an_empty_database_comes_back_from_before_the_snapshot(history: History, args: Any) -> None:
+    back = {"DBInfo": {"id": 9, "db_name": name("Old"), "state": 5}}
+    assert history.apply(job(63, 120, schema_id=9, binlog=back, raw_args=args)) == []
+    history.advance(130)
+    assert [db.name for db in history.databases(130)] == ["Old", "Shop", "Store"]
+    assert history.tables("old", 130) == []
 
 
 @pytest.mark.parametrize(
@@ -275,10 +222,7 @@ def test_a_table_that_leaves_a_system_database_begins_as_a_new_one(history: Hist
 
 
 def test_one_of_several_that_leaves_a_system_database_begins_as_a_new_one(history: History) -> None:
-    args = [
-        [9, 1], [1, 1], [name("Mine"), name("Others")], [30, 10], [name("mysql"), name("Shop")],
-        [name("theirs"), name("Orders")],
-    ]  # fmt: skip
+    args = rename_args((30, 9, "theirs", 1, "Mine"), (10, 1, "Orders", 1, "Others"))
     infos = [info(30, "Mine"), info(10, "Others")]
     events = history.apply(job(47, 110, raw_args=args, binlog={"MultipleTableInfos": infos}))
     assert [(e.kind, e.sub, e.table) for e in events] == [("create table", 0, "Mine"), ("rename tables", 1, "Others")]
@@ -300,15 +244,12 @@ def test_a_table_that_goes_into_a_system_database_is_dropped(history: History) -
 @pytest.mark.parametrize("last", ["theirs", "ours"])
 def test_one_of_several_that_goes_into_a_system_database_is_dropped(history: History, last: str) -> None:
     """The job bears the name of the last clause's new database."""
-    clauses = [(1, 9, "theirs", 10, "Orders"), (1, 2, "Moved", 20, "Parts"), (9, 9, "b", 77, "a")]
+    clauses = [(10, 1, "Orders", 9, "theirs"), (20, 1, "Parts", 2, "Moved"), (77, 9, "a", 9, "b")]
     if last == "ours":
         clauses.reverse()
-    old, new, new_names, ids, old_names = (list(part) for part in zip(*clauses, strict=True))
-    databases = [name("Shop" if db == 1 else "mysql") for db in old]
-    args = [old, new, [name(n) for n in new_names], ids, databases, [name(n) for n in old_names]]
-    infos = [info(i, n, (21, 22) if i == 20 else ()) for i, n in zip(ids, new_names, strict=True)]
-    where = {"schema_id": new[-1], "schema_name": "mysql"}
-    events = history.apply(job(47, 110, raw_args=args, binlog={"MultipleTableInfos": infos}, **where))
+    infos = [info(i, new, (21, 22) if i == 20 else ()) for i, *_, new in clauses]
+    where = {"schema_id": clauses[-1][3], "schema_name": "mysql", "raw_args": rename_args(*clauses)}
+    events = history.apply(job(47, 110, binlog={"MultipleTableInfos": infos}, **where))
     found = {(e.kind, e.db, e.table, e.old_table): e.query for e in events}
     assert found == {
         ("drop table", "Shop", "Orders", ""): "DROP TABLE `Shop`.`Orders`",
@@ -318,10 +259,8 @@ def test_one_of_several_that_goes_into_a_system_database_is_dropped(history: His
 
 
 def test_several_that_move_between_system_databases_mean_nothing(history: History) -> None:
-    args = [[9], [9], [name("b")], [77], [name("mysql")], [name("a")]]
-    found = job(
-        47, 110, schema_id=9, schema_name="mysql", raw_args=args, binlog={"MultipleTableInfos": [info(77, "b")]}
-    )
+    where = {"schema_id": 9, "schema_name": "mysql", "raw_args": rename_args((77, 9, "a", 9, "b"))}
+    found = job(47, 110, binlog={"MultipleTableInfos": [info(77, "b")]}, **where)
     assert ddl.skip_reason(found, history.current) == "system database"
 
 
@@ -344,3 +283,18 @@ def test_jobs_that_make_no_sense_are_refused(history: History, broken: Job) -> N
 def test_an_invalid_job_is_refused(data: dict[str, Any]) -> None:
     with pytest.raises(DecodeError):
         ddl.parse_job(data, start_ts=1, commit_ts=2)
+
+
+@pytest.mark.parametrize("sql_mode", [0, 1 << 20])
+def test_a_key_of_one_table_sees_no_other_of_a_text_for_several(history: History, sql_mode: int) -> None:
+    """Under NO_BACKSLASH_ESCAPES the text splits; otherwise it does not, and the definition replaces it."""
+    query = r"CREATE TABLE a (p varchar(9) default '\'); CREATE TABLE secret (q varchar(9) default '\')"
+    infos = [info(50, "a"), info(51, "secret")]
+    history.apply(job(60, 200, query=query, sql_mode=sql_mode, binlog={"MultipleTableInfos": infos}))
+    history.advance(300)
+    limited = LimitedHistory(history, Within(table=lambda _, table: table.lower() == "a", database=lambda _: True))
+    (event,) = limited.events(START, 300)
+    assert "secret" not in repr((event.query, event.job_query, event.statement))
+    assert "a" in event.query
+    whole = [each.query for each in history.events(START, 300)]
+    assert whole == (query.split("; ") if sql_mode else [query] * 2)

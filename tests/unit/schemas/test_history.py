@@ -13,8 +13,8 @@ from tistream.errors import CorruptObject, NotFound, TsExpired, TsOutOfRange
 
 
 def stamps(history: History) -> list[int]:
-    """Timestamps just before, at and between the DDLs."""
-    commits = sorted({e.commit_ts for e in history.events(history.start_ts, history.resolved_ts)})
+    """Timestamps just before, at and between the DDLs, and where their definitions become public."""
+    commits = sorted({change.commit_ts for change in history.changes(history.start_ts)})
     return [history.start_ts, *(ts + step for ts in commits for step in (-1, 0, 1)), history.resolved_ts]
 
 
@@ -44,6 +44,7 @@ def test_a_saved_history_is_the_same_history(history: History) -> None:
     assert loaded.job_table == history.job_table
     for ts in stamps(history):
         assert loaded.snapshot(ts) == history.snapshot(ts)
+        assert loaded.public().snapshot(ts) == history.public().snapshot(ts)
     assert loaded.events(loaded.start_ts, loaded.resolved_ts) == history.events(history.start_ts, history.resolved_ts)
 
 
@@ -58,15 +59,29 @@ def test_a_cut_history_is_refused(history: History) -> None:
         History.load(history.dump()[:-100])
 
 
-def test_a_pruned_history_answers_the_same_above_the_cut(history: History) -> None:
-    cut = stamps(history)[300]
+def between(history: History, kind: str) -> int:
+    """A timestamp between the first public definition of a DDL of this kind and the end of its job."""
+    event = next(e for e in history.events(history.start_ts, history.resolved_ts) if e.kind == kind)
+    (early,) = {c.commit_ts for c in history.changes(history.start_ts) if c.early and c.job_id == event.job_id}
+    assert early < event.commit_ts
+    return early
+
+
+@pytest.mark.parametrize("kind", ["", "rename table", "drop table", "drop schema", "drop column"])
+def test_a_pruned_history_answers_the_same_above_the_cut(history: History, kind: str) -> None:
+    cut = between(history, kind) if kind else stamps(history)[300]
     pruned = history.pruned(cut)
+    assert (pruned.snapshot(cut) == pruned.public().snapshot(cut)) is not bool(kind)
+    loaded = History.load(pruned.dump())
     for ts in stamps(history):
         if ts < cut:
             with pytest.raises(TsExpired):
                 pruned.snapshot(ts)
         else:
             assert pruned.snapshot(ts) == history.snapshot(ts)
+            for each in (pruned, loaded):
+                assert each.public().snapshot(ts).tables == history.public().snapshot(ts).tables
+                assert each.public().databases(ts) == history.public().databases(ts)
     assert pruned.events(cut, history.resolved_ts) == history.events(cut, history.resolved_ts)
     assert pruned.start_ts == cut
     assert len(pruned.dump()) < len(history.dump())
@@ -114,7 +129,9 @@ def test_names_that_do_not_exist_come_with_a_guess(history: History) -> None:
     ts = history.resolved_ts
     with pytest.raises(NotFound, match="did you mean 'customers'") as caught:
         history.find("SHOP", "Custmers", ts)
-    assert caught.value.facts["did_you_mean"][0] == "customers"
+    guesses = caught.value.facts["did_you_mean"]
+    assert isinstance(guesses, list)
+    assert guesses[0] == "customers"
     with pytest.raises(NotFound, match="did you mean 'shop_arch'"):
         history.tables("shop_arc", ts)
     with pytest.raises(NotFound, match="no database 'mysql'"):

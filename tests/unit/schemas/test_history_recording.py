@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from schemas.ddl import Job
 from schemas.history import History
 from schemas.ids import IdStatus
 from schemas.model import Table
 from schemas.types import base_type, full_type
+from tests.kit.recording import EXPECTED, expected
 
-EXPECTED = Path(__file__).parents[2] / "expected"
 MOMENTS = sorted(path.stem.removeprefix("tables-") for path in EXPECTED.glob("tables-*.json"))
 COLUMN = re.compile(r"^  `((?:[^`]|``)+)` (.*?),?$")
-
-
-def lines(name: str) -> Iterator[str]:
-    with (EXPECTED / name).open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
-        yield from io.TextIOWrapper(reader, encoding="utf-8")
 
 
 def shown_columns(create: str) -> list[tuple[str, str]]:
@@ -40,13 +31,13 @@ def all_columns(table: Table) -> list[Any]:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_tables_at_every_moment_are_those_that_tidb_showed(history: History, moment: str) -> None:
-    expected = json.loads((EXPECTED / f"tables-{moment}.json").read_bytes())
-    ts = int(expected["ts"])
+    shown_then = json.loads((EXPECTED / f"tables-{moment}.json").read_bytes())
+    ts = int(shown_then["ts"])
     assert [(d.name, d.id, d.charset, d.collate) for d in history.databases(ts)] == sorted(
-        (d["db"], d["db_id"], d["charset"], d["collate"]) for d in expected["databases"]
+        (d["db"], d["db_id"], d["charset"], d["collate"]) for d in shown_then["databases"]
     )
     found = {(t.db, t.name): t for db in history.databases(ts) for t in history.tables(db.name, ts)}
-    wanted = {(t["db"], t["table"]): t for t in expected["tables"]}
+    wanted = {(t["db"], t["table"]): t for t in shown_then["tables"]}
     assert found.keys() == wanted.keys()
     assert {t.id for t in found.values()} == history.snapshot(ts).tables.keys()
     for name, entry in wanted.items():
@@ -73,7 +64,7 @@ EARLIER = {
 
 
 def test_the_events_are_those_that_ticdc_gave(history: History) -> None:
-    wanted = [d for d in map(json.loads, lines("ticdc-canal-json-tidb.ndjson.zst")) if d["kind"] == "ddl"]
+    wanted = [d for d in expected("ticdc-canal-json-tidb") if d["kind"] == "ddl"]
     found = history.events(history.start_ts, history.resolved_ts)
     assert [(e.finished_ts, e.db, e.table, e.kind, e.sub, e.job_query) for e in found] == [
         (int(d["commit_ts"]), d["db"], d["table"], d["type"], d["sub"], d["job_query"]) for d in wanted
@@ -94,7 +85,7 @@ def test_the_jobs_taken_in_are_those_that_ticdc_took(history: History, jobs: lis
 def test_types_read_as_ticdc_writes_them(history: History) -> None:
     for name, text in (("ticdc-canal-json-tidb", base_type), ("ticdc-canal-json-compat", full_type)):
         seen = 0
-        for line in map(json.loads, lines(f"{name}.ndjson.zst")):
+        for line in expected(name):
             if line["kind"] != "row" or "error" in line:
                 continue
             message = json.loads(line["msg"])
@@ -110,7 +101,7 @@ def test_types_read_as_ticdc_writes_them(history: History) -> None:
 
 
 def test_rows_that_ticdc_never_emitted_for_want_of_a_table_find_none(history: History) -> None:
-    rows = [json.loads(line) for line in lines("ticdc-not-emitted.ndjson.zst")]
+    rows = list(expected("ticdc-not-emitted"))
     found = {
         row["why"]: history.status_at(row["table_id"], int(row["commit_ts"]) - 1)
         for row in rows
@@ -121,7 +112,7 @@ def test_rows_that_ticdc_never_emitted_for_want_of_a_table_find_none(history: Hi
 
 def test_versions_are_those_that_ticdc_numbers_rows_with(history: History) -> None:
     seen = 0
-    for line in map(json.loads, lines("ticdc-simple-json.ndjson.zst")):
+    for line in expected("ticdc-simple-json"):
         if line["kind"] != "row" or "error" in line:
             continue
         table = history.table_at(line["table_id"], int(line["commit_ts"]) - 1)

@@ -6,10 +6,10 @@ import functools
 
 import pytest
 
-from schemas import history_store as store_module
 from schemas.ddl import Job
 from schemas.history import History
-from schemas.history_store import HistoryStore
+from schemas.registry import history_store as store_module
+from schemas.registry.history_store import HistoryStore
 from schemas.saved import increment_of, open_object
 from schemas.snapshot import PushedSchema
 from tistream.catalog.database.engine import Catalog
@@ -37,35 +37,45 @@ def grow(history: History, jobs: list[Job], last: int) -> History:
     return grown
 
 
+@pytest.fixture
+def start(pushed: PushedSchema) -> History:
+    return History(pushed.snapshot, pushed.job_table)
+
+
+@pytest.fixture
+def increments_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_INCREMENTS_SHARE_MAX", 1e9)
+
+
+def newest(kept: HistoryStore) -> History:
+    found = kept.newest(TENANT)
+    assert found is not None
+    return found
+
+
 def sizes(store: MemoryStore) -> list[int]:
     return [info.size for info in store.list("schemas/")]
 
 
-def test_a_chain_grows_by_changes_and_opens_completely(
-    catalog: Catalog, pushed: PushedSchema, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "_INCREMENTS_SHARE_MAX", 1e9)
+@pytest.mark.usefixtures("increments_only")
+def test_a_chain_grows_by_changes_and_opens_completely(catalog: Catalog, start: History, jobs: list[Job]) -> None:
     store = MemoryStore()
-    kept = HistoryStore(catalog, store)
+    kept, history = HistoryStore(catalog, store), start
     assert kept.newest(TENANT) is None
-    history = History(pushed.snapshot, pushed.job_table)
     kept.save(TENANT, history)
     for last in (100, 104, 400, 800):
         history = grow(history, jobs, last)
         kept.save(TENANT, history)
         kept.save(TENANT, history)
-        found = kept.newest(TENANT)
-        assert found is not None
-        assert found.dump() == history.dump()
+        assert newest(kept).dump() == history.dump()
     base, first, second, third, _ = sizes(store)
     assert second < first < third
     assert second < base
 
 
-def test_nothing_is_saved_without_news(catalog: Catalog, pushed: PushedSchema, jobs: list[Job]) -> None:
+def test_nothing_is_saved_without_news(catalog: Catalog, start: History, jobs: list[Job]) -> None:
     store = MemoryStore()
-    kept = HistoryStore(catalog, store)
-    history = grow(History(pushed.snapshot, pushed.job_table), jobs, 200)
+    kept, history = HistoryStore(catalog, store), grow(start, jobs, 200)
     kept.save(TENANT, history)
     later = history.copy()
     later.advance(history.resolved_ts + 1000)
@@ -73,83 +83,67 @@ def test_nothing_is_saved_without_news(catalog: Catalog, pushed: PushedSchema, j
     assert len(sizes(store)) == 1
     kept.save(TENANT, later)
     assert len(sizes(store)) == 2
-    found = kept.newest(TENANT)
-    assert found is not None
-    assert found.resolved_ts == later.resolved_ts
+    assert newest(kept).resolved_ts == later.resolved_ts
 
 
-def test_a_base_is_written_anew_when_the_increments_have_grown(
-    catalog: Catalog, pushed: PushedSchema, jobs: list[Job]
+def test_a_new_base_is_written_when_the_increments_have_grown(
+    catalog: Catalog, start: History, jobs: list[Job]
 ) -> None:
     store = MemoryStore()
-    kept = HistoryStore(catalog, store)
-    history = History(pushed.snapshot, pushed.job_table)
+    kept, history = HistoryStore(catalog, store), start
     kept.save(TENANT, history)
     kinds = []
     for last in range(50, len(jobs), 50):
         history = grow(history, jobs, last)
         kept.save(TENANT, history)
-        newest = latest_schema_version(catalog, TENANT)
-        assert newest is not None
-        opening = open_object(newest[1], functools.partial(store.get_range, newest[1]))
+        row = latest_schema_version(catalog, TENANT)
+        assert row is not None
+        opening = open_object(row[1], functools.partial(store.get_range, row[1]))
         kinds.append(increment_of(opening) is not None)
-        found = kept.newest(TENANT)
-        assert found is not None
-        assert found.dump() == history.dump()
+        assert newest(kept).dump() == history.dump()
     assert {True, False} == set(kinds)
 
 
 def test_a_history_that_was_pruned_beyond_what_is_saved_becomes_a_base(
-    catalog: Catalog, pushed: PushedSchema, jobs: list[Job]
+    catalog: Catalog, start: History, jobs: list[Job]
 ) -> None:
     kept = HistoryStore(catalog, MemoryStore())
-    history = History(pushed.snapshot, pushed.job_table)
-    kept.save(TENANT, history)
-    pruned = grow(history, jobs, 400).pruned(jobs[300].commit_ts)
+    kept.save(TENANT, start)
+    pruned = grow(start, jobs, 400).pruned(jobs[300].commit_ts)
     kept.save(TENANT, pruned)
-    found = kept.newest(TENANT)
-    assert found is not None
-    assert found.start_ts == jobs[300].commit_ts
-    assert found.dump() == pruned.dump()
+    assert newest(kept).start_ts == jobs[300].commit_ts
+    assert newest(kept).dump() == pruned.dump()
 
 
+@pytest.mark.usefixtures("increments_only")
 def test_servers_that_saw_different_chains_do_not_break_each_other(
-    catalog: Catalog, pushed: PushedSchema, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, start: History, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B looks up the newest row, A saves twice, then B writes under the key that A has taken."""
-    monkeypatch.setattr(store_module, "_INCREMENTS_SHARE_MAX", 1e9)
     store = MemoryStore()
     a, b = HistoryStore(catalog, store), HistoryStore(catalog, store)
-    start = History(pushed.snapshot, pushed.job_table)
     a.save(TENANT, start)
     seen_by_b = latest_schema_version(catalog, TENANT)
     middle, end = grow(start, jobs, 300), grow(start, jobs, 600)
     a.save(TENANT, middle)
     a.save(TENANT, end)
     before = sizes(store)
-    monkeypatch.setattr(store_module, "latest_schema_version", lambda *_: seen_by_b)
-    b.save(TENANT, end)  # other bytes for a key that is taken
-    assert sizes(store) == before
-    b.save(TENANT, grow(start, jobs, 500))  # a key below the newest
-    monkeypatch.undo()
-    found = b.newest(TENANT)
-    assert found is not None
-    assert found.dump() == end.dump()
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "latest_schema_version", lambda *_: seen_by_b)
+        b.save(TENANT, end)  # other bytes for a key that is taken
+        assert sizes(store) == before
+        b.save(TENANT, grow(start, jobs, 500))  # a key below the newest
+    assert newest(b).dump() == end.dump()
 
 
-def test_a_chain_with_a_missing_link_is_refused(
-    catalog: Catalog, pushed: PushedSchema, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "_INCREMENTS_SHARE_MAX", 1e9)
+@pytest.mark.usefixtures("increments_only")
+def test_a_chain_with_a_missing_link_is_refused(catalog: Catalog, start: History, jobs: list[Job]) -> None:
     store = MemoryStore()
     kept = HistoryStore(catalog, store)
-    history = History(pushed.snapshot, pushed.job_table)
-    kept.save(TENANT, history)
-    keys = []
+    kept.save(TENANT, start)
     for last in (100, 200, 300):
-        history = grow(history, jobs, last)
-        kept.save(TENANT, history)
-        keys = [info.key for info in store.list("schemas/")]
+        kept.save(TENANT, grow(start, jobs, last))
+    keys = [info.key for info in store.list("schemas/")]
     data = store.get(keys[2])
     store.delete(keys[1])
     store.put(keys[1], data)  # the second increment in the place of the first

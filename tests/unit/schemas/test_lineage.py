@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from schemas.lineage import Version, column_lineages
-from schemas.model import Column, DdlEvent, Table
+from schemas.model import Column
 from tests.kit.recording import recorded_history
+from tests.kit.schema_models import a_column, a_table, an_event
 
 
 def column(id_: int, name: str, state: int = 5) -> Column:
-    return Column(
-        id=id_, name=name, offset=0, tp=3, flag=0, flen=11, decimal=0, charset="binary", collate="binary", state=state
-    )
+    return a_column(0, name, id=id_, state=state)
 
 
 def version(ts: int, type_: int, query: str, *columns: Column) -> Version:
-    table = Table(
-        id=7, db_id=1, db="d", name="t", charset="utf8mb4", collate="utf8mb4_bin", columns=columns, indexes=(),
-        pk_is_handle=True, is_common_handle=False,
-    )  # fmt: skip
-    event = DdlEvent(
-        commit_ts=ts, start_ts=ts, job_id=ts, schema_version=ts, type=type_, kind="", query=query, db="d", table="t",
-        db_id=1, table_id=7,
-    )  # fmt: skip
-    return Version(start_ts=ts, table=table, events=(event,))
+    event = an_event(commit_ts=ts, type=type_, query=query)
+    return Version(start_ts=ts, table=a_table(*columns, pk_is_handle=True), events=(event,))
 
 
 def shown(*versions: Version) -> dict[int, list[tuple[int | None, int]]]:

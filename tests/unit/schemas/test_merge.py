@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
-from schemas import ddl
+from schemas.bases import is_whole_in_log
 from schemas.ddl import Job
 from schemas.history import History
 from schemas.meta import Definition, Step
-from schemas.model import Database, Table
-from schemas.snapshot import SchemaSnapshot
-from schemas.tidb_json import table as table_of
+from tests.kit import schema_jobs
+from tests.kit.schema_jobs import column, info, name, rename_args, shop_history
 from tistream.errors import DecodeError, UpstreamContractViolated
 
 START = 100
-DONE, ROLLED_BACK, CANCELLED, SYNCED, RUNNING = 4, 3, 5, 6, 1
-
-
-def name(text: str) -> dict[str, str]:
-    return {"O": text, "L": text.lower()}
-
-
-def column(number: int, state: int = 5) -> dict[str, Any]:
-    kind = {"Tp": 3, "Flag": 3 if number == 1 else 0, "Flen": 11}
-    return {"id": number, "name": name(f"C{number}"), "offset": number - 1, "state": state, "type": kind}
-
-
-def info(
-    table_id: int, text: str, *, columns: int = 1, partitions: tuple[int, ...] = (), **more: Any
-) -> dict[str, Any]:
-    found = {"id": table_id, "name": name(text), "cols": [column(i + 1) for i in range(columns)]}
-    found |= {"index_info": None, "state": 5, "pk_is_handle": True}
-    if partitions:
-        definitions = [{"id": i, "name": name(f"p{i}")} for i in partitions]
-        found["partition"] = {"enable": True, "definitions": definitions}
-    return found | more
+ROLLED_BACK, CANCELLED, SYNCED, RUNNING = 3, 5, 6, 1
+job = partial(schema_jobs.job, id=7)
 
 
 def db_info(db_id: int, text: str, state: int = 5) -> dict[str, Any]:
     return {"id": db_id, "db_name": name(text), "state": state}
-
-
-def job(kind: int, commit_ts: int, **more: Any) -> Job:
-    data: dict[str, Any] = {"id": 7, "type": kind, "state": DONE, "schema_id": 1, "schema_name": "shop"}
-    data |= {"query": "the user's text", "start_ts": commit_ts - 5} | more
-    binlog = {"SchemaVersion": commit_ts} | data.pop("binlog", {})
-    return ddl.parse_job(data | {"binlog": binlog}, start_ts=commit_ts - 1, commit_ts=commit_ts)
 
 
 def wrote(commit_ts: int, table_id: int, found: dict[str, Any] | None, *, db_id: int = 1) -> Definition:
@@ -67,14 +41,7 @@ def step(commit_ts: int, *parts: Job | Definition) -> Step:
 
 @pytest.fixture
 def history() -> History:
-    """Two databases; Shop.Orders (10), Shop.Parts (20: partitions 21, 22)."""
-    databases = {1: Database(id=1, name="Shop"), 2: Database(id=2, name="Store")}
-    tables: list[Table] = [
-        table_of(info(10, "Orders"), db_id=1, db="Shop"),
-        table_of(info(20, "Parts", partitions=(21, 22)), db_id=1, db="Shop"),
-    ]
-    start = SchemaSnapshot(ts=START, databases=databases, tables={t.id: t for t in tables})
-    return History(start, job_table=tables[0])
+    return shop_history(START)
 
 
 def shape(history: History) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -106,20 +73,7 @@ def test_a_batch_of_new_tables_without_definitions(history: History) -> None:
 
 @pytest.mark.parametrize("form", ["object", "array"])
 def test_a_swap_of_names_without_definitions(history: History, form: str) -> None:
-    clauses = [(10, "Orders", 2, "Tmp"), (20, "Parts", 1, "Orders")]
-    args: Any = [[1, 1], [2, 1], [name("Tmp"), name("Orders")], [10, 20], [], [name("Orders"), name("Parts")]]
-    if form == "object":
-        entries = [
-            {
-                "old_schema_id": 1,
-                "old_table_name": name(o),
-                "new_schema_id": d,
-                "new_table_name": name(n),
-                "table_id": i,
-            }
-            for i, o, d, n in clauses
-        ]
-        args = {"rename_table_infos": entries}
+    args = rename_args((10, 1, "Orders", 2, "Tmp"), (20, 1, "Parts", 1, "Orders"), form=form)
     moved = (wrote(105, 10, None), wrote(105, 10, info(10, "Tmp"), db_id=2))
     other = wrote(105, 20, info(20, "Orders", partitions=(21, 22)))
     history.take(step(105, job(47, 105, state=RUNNING), *moved, other))
@@ -131,7 +85,7 @@ def test_a_swap_of_names_without_definitions(history: History, form: str) -> Non
 @pytest.mark.parametrize("carried", [True, False])
 def test_one_of_several_goes_into_a_system_database(history: History, carried: bool) -> None:
     """The meta range deletes it in the one database and puts it in the other."""
-    args = [[1, 1], [9, 2], [name("theirs"), name("Moved")], [10, 20], [], [name("Orders"), name("Parts")]]
+    args = rename_args((10, 1, "Orders", 9, "theirs"), (20, 1, "Parts", 2, "Moved"))
     theirs, ours = info(10, "theirs"), info(20, "Moved", partitions=(21, 22))
     gone = (wrote(110, 10, None), wrote(110, 10, theirs, db_id=9))
     moved = (wrote(110, 20, None), wrote(110, 20, ours, db_id=2))
@@ -240,6 +194,38 @@ def test_nothing_that_a_running_job_wrote_shows_before_it_is_done(history: Histo
     history.take(step(110, job(61, 110, table_id=10, binlog={"TableInfo": done})))
     history.advance(120)
     assert [len(history.table_at(10, ts).columns) for ts in (108, 109, 110)] == [1, 1, 2]  # type: ignore[union-attr]
+
+
+def test_a_table_is_gone_for_reads_as_of_a_timestamp_once_its_definition_is_not_public(history: History) -> None:
+    for ts, state in ((105, 2), (106, 1)):
+        blocked = job(4, ts, state=RUNNING, table_id=10)
+        assert history.take(step(ts, blocked, wrote(ts, 10, info(10, "Orders", state=state)))) == []
+    (event,) = history.take(step(110, job(4, 110, table_id=10), wrote(110, 10, None)))
+    assert (event.commit_ts, event.table) == (110, "Orders")
+    history.advance(120)
+    assert [history.named("shop", "orders", ts) is not None for ts in (104, 105, 109, 110)] == [True, True, True, False]
+    assert [history.public().named("shop", "orders", ts) is not None for ts in (104, 105, 110)] == [True, False, False]
+
+
+def test_what_a_rolled_back_job_took_away_is_read_again(history: History) -> None:
+    blocked, back = info(10, "Orders", state=2), info(10, "Orders")
+    history.take(step(105, job(4, 105, state=RUNNING, table_id=10), wrote(105, 10, blocked)))
+    assert history.take(step(110, job(4, 110, state=ROLLED_BACK, table_id=10), wrote(110, 10, back))) == []
+    history.advance(120)
+    assert [history.public().named("shop", "orders", ts) is not None for ts in (104, 105, 109, 110)] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    assert not history.events(START, 120)
+
+
+def test_rows_of_a_table_that_a_running_rename_makes_known_may_be_older_than_the_log(history: History) -> None:
+    """A RENAME out of `mysql`: nothing else tells a reader that the table is not empty."""
+    moved = wrote(105, 51, info(51, "Moved"))
+    history.take(step(105, job(14, 105, state=RUNNING, table_id=51), moved))
+    history.advance(105)
+    assert history.public().find("shop", "moved", 105).physical_ids == (51,)
+    assert history.named("shop", "moved", 105) is None
+    assert not is_whole_in_log(history.public(), 51, START)
 
 
 def test_two_jobs_at_once_do_not_mix(history: History) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from schemas.ddl import Job, parse_job
 from schemas.meta import Definition, Step, database_key, read_meta, steps_of, table_key
+from tests.kit.made_rows import table_of
 from tistream.errors import DecodeError
 from tistream.model import change
 from tistream.model.change import FLAG_NOT_A_CHANGE, Op
@@ -30,21 +31,15 @@ OTHERS = [
 
 
 def rows(*found: tuple[str, bytes | None], commit_ts: int = 20, flags: int = 0) -> pa.Table:
-    made = [
-        {
-            "table_id": 0,
-            "op": Op.DELETE if value is None else Op.PUT,
-            "key": bytes.fromhex(key),
-            "start_ts": commit_ts - 10,
-            "commit_ts": commit_ts,
-            "value": value,
-            "old_value": None,
-            "expire_ts": 0,
-            "flags": flags,
-        }
-        for key, value in found
-    ]
-    return pa.Table.from_pylist(made, change.COMMITTED)
+    return table_of(
+        change.COMMITTED,
+        op=[Op.DELETE if value is None else Op.PUT for _, value in found],
+        key=[bytes.fromhex(key) for key, _ in found],
+        start_ts=commit_ts - 10,
+        commit_ts=commit_ts,
+        value=[value for _, value in found],
+        flags=flags,
+    )
 
 
 def read(*found: tuple[str, bytes | None]) -> list[Definition | Job]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from schemas.ddl import Job
 from schemas.history import History
 from schemas.merge import Disagreement
 from schemas.meta import Definition, Step
+from schemas.model import Table
 from schemas.snapshot import PushedSchema
 from schemas.tidb_json import table as table_of
 from tests.kit.recording import recorded_steps
@@ -89,10 +92,78 @@ def test_every_table_is_the_same_in_jobs_and_meta_range(
     assert dated == {"p_swap", "autoinc", "dupidx"}
 
 
+Shown = tuple[tuple[int, ...], tuple[tuple[str, int, str], ...], frozenset[str], str]
+
+
+def shown_by(info: dict[str, Any]) -> Shown:
+    """(physical ids, columns with ids and comments, indexes, comment) that a definition has for readers."""
+    part = info.get("partition") or {}
+    found = part.get("definitions") or [] if part.get("enable") else []
+    if (part.get("ddl_action"), part.get("ddl_state")) == (20, 2):  # a DROP PARTITION blocks what it drops
+        blocked = {dropped["id"] for dropped in part["dropping_definitions"]}
+        found = [each for each in found if each["id"] not in blocked]
+    columns = sorted((c for c in info.get("cols") or () if c["state"] == 5), key=lambda c: c["offset"])
+    columns = [c for c in columns if not c["hidden"] and (not c["generated_expr_string"] or c["generated_stored"])]
+    indexes = frozenset(i["idx_name"]["O"] for i in info.get("index_info") or () if i["state"] == 5)
+    shown = tuple((c["name"]["O"], c["id"], c["comment"]) for c in columns)
+    return tuple(d["id"] for d in found) or (info["id"],), shown, indexes, info["comment"]
+
+
+def of_model(table: Table) -> Shown:
+    indexes = frozenset(index.name for index in table.indexes if index.state == 5)
+    columns = tuple((c.name, c.id, c.comment) for c in table.visible_columns)
+    return table.physical_ids, columns, indexes, table.comment
+
+
+def of_database(key: bytes) -> int | None:
+    """The id of the database whose definition is stored under this key."""
+    name, at = text_of(key, 1)
+    return int(text_of(key, at + 8)[0][3:]) if name == b"DBs" else None
+
+
+def tables_of(history: History, ts: int) -> dict[tuple[str, str], Shown]:
+    return {(db.name, t.name): of_model(t) for db in history.databases(ts) for t in history.tables(db.name, ts)}
+
+
+def test_a_read_as_of_any_schema_version_sees_the_newest_public_definitions(
+    history: History, pushed: PushedSchema, meta_writes: list[tuple[int, int, bytes, bytes | None]]
+) -> None:
+    """TiDB loads the schema of an AS OF from the meta range as of the timestamp: what is public there, of whatever job,
+    done or not."""
+    public, system = history.public(), {"mysql", "information_schema", "sys", "performance_schema"}
+    databases = {db.id: db.name for db in pushed.snapshot.databases.values()}
+    tables = {(t.db_id, t.id): (t.name, of_model(t)) for t in pushed.snapshot.tables.values()}
+    moments: dict[int, list[tuple[bytes, bytes | None]]] = {}
+    for _, commit_ts, key, value in meta_writes:
+        if (of_key(key) or of_database(key)) and commit_ts > history.start_ts:
+            moments.setdefault(commit_ts, []).append((key, value))
+    before: dict[tuple[str, str], Shown] | None = None
+    differs = Counter[bool]()
+    for ts, writes in moments.items():
+        for key, value in writes:
+            info = None if value is None else json.loads(value)
+            is_public = info is not None and info["state"] == 5
+            if (db_id := of_database(key)) is not None:
+                databases.pop(db_id, None)
+                if info is not None and is_public and info["db_name"]["L"] not in system:
+                    databases[db_id] = info["db_name"]["O"]
+            elif (named := of_key(key)) is not None:
+                tables.pop(named, None)
+                if info is not None and is_public:
+                    tables[named] = info["name"]["O"], shown_by(info)
+        there = {(databases[db_id], name): shown for (db_id, _), (name, shown) in tables.items() if db_id in databases}
+        assert tables_of(public, ts) == there, ts
+        if before is not None:
+            assert tables_of(public, ts - 1) == before, ts - 1
+        before = there
+        differs[tables_of(history, ts) != there] += 1
+    assert differs[True] > 40, "no moment between a schema version and the end of its job"
+
+
 def test_both_sources_together_make_the_history_that_the_jobs_alone_make(
     history: History, history_of_jobs: History
 ) -> None:
-    """The same events and tables; only a DDL of partitions stands where it takes effect, and that is earlier."""
+    """The same events and tables; only a DDL of partitions comes when it takes effect, which is earlier."""
     mine, theirs = (h.events(h.start_ts, h.resolved_ts) for h in (history, history_of_jobs))
     at = {(e.job_id, e.sub): e for e in mine}
     assert len(at) == len(mine) == len(theirs)
@@ -155,23 +226,24 @@ def broken(
     """Per finished job what comes of it when each of its steps is changed, in the place where it happened."""
     whole = begun(pushed)
     done = {job.id: job for step in steps for job in step.jobs if job.state == DONE}
-    firsts, lasts = {}, {}
+    firsts: dict[int, int] = {}
+    lasts: dict[int, int] = {}
     for at, step in enumerate(steps):
         for job in step.jobs:
             firsts.setdefault(job.id, at)
             lasts[job.id] = at
     starting = {at: done[job_id] for job_id, at in firsts.items() if job_id in done}
     for at, step in enumerate(steps):
-        if (job := starting.get(at)) is not None:
+        if (begins := starting.get(at)) is not None:
             hurt = whole.copy()
             try:
-                rest = steps[at : lasts[job.id] + 1]
-                rest = tuple(change(job, each) if job.id in {j.id for j in each.jobs} else each for each in rest)
+                rest = steps[at : lasts[begins.id] + 1]
+                rest = tuple(change(begins, each) if begins.id in {j.id for j in each.jobs} else each for each in rest)
                 for n, each in enumerate(rest):
                     hurt.take(each, rest[n + 1 :])
-                yield job, hurt.disagreements
+                yield begins, hurt.disagreements
             except DecodeError as caught:
-                yield job, caught
+                yield begins, caught
         whole.take(step, steps[at + 1 :])
 
 

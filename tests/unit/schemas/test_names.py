@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from schemas import names
 from schemas.history import History
-from schemas.model import Database, Table
+from schemas.model import Database
 from schemas.names import folded, similar
 from schemas.snapshot import SchemaSnapshot
+from tests.kit.schema_models import a_table
 from tistream.errors import NotFound
 
 
 def history(*spelled: str) -> History:
-    tables = {
-        n: Table(
-            id=n,
-            db_id=1,
-            db="d",
-            name=name,
-            charset="utf8mb4",
-            collate="utf8mb4_bin",
-            columns=(),
-            indexes=(),
-            pk_is_handle=False,
-            is_common_handle=False,
-        )
-        for n, name in enumerate(spelled, 100)
-    }
+    tables = {n: a_table(id=n, name=name) for n, name in enumerate(spelled, 100)}
     found = History(SchemaSnapshot(ts=100, databases={1: Database(id=1, name="d")}, tables=tables), tables[100])
     found.advance(1000)
     return found
@@ -61,7 +49,12 @@ def test_a_suggestion_among_very_many_names_is_cheap() -> None:
 
 def test_few_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(names, "get_close_matches", lambda word, near, n: seen.append(len(near)) or [])
+
+    def compared(word: str, near: Sequence[str], n: int) -> list[str]:
+        seen.append(len(near))
+        return []
+
+    monkeypatch.setattr(names, "get_close_matches", compared)
     with pytest.raises(NotFound):
         history(*(f"t{n}" for n in range(5000))).find("d", "absent", 500)
     assert max(seen) <= 400

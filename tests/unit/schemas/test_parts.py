@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from schemas import queries, tidb_json
-from schemas.layout import row_layout
-from schemas.model import Column
+from schemas.layout import ByIdentity, kept_by_version, row_layout
+from schemas.model import Column, Table
 from schemas.snapshot import PushedSchema, parse_pushed
 from schemas.types import base_type, full_type
+from tests.kit.recording import recorded_history
 from tistream.errors import CorruptObject, DecodeError
 
 
@@ -136,3 +138,27 @@ def test_layouts_name_the_handle_and_are_built_once() -> None:
     assert row_layout(clustered) is layout
     by_int = tidb_json.table({"id": 1, "cols": cols[:2], "pk_is_handle": True, "index_info": None}, db_id=1, db="d")
     assert (row_layout(by_int).int_handle, row_layout(by_int).common_handle) == (6, ())
+
+
+def test_results_are_kept_for_a_bounded_number_of_columns() -> None:
+    history = recorded_history()
+    table = history.find("shop", "t_gen", history.resolved_ts)
+    made: list[ByIdentity] = []
+
+    def build(of: ByIdentity) -> Table:
+        made.append(of)
+        return of.table
+
+    kept = kept_by_version(build, columns_max=5 * len(table.columns))
+    versions = [ByIdentity(replace(table)) for _ in range(10)]
+    for of in versions * 2:
+        assert kept(of) is of.table
+    assert len(made) == 20, "of ten in turn none is still there"
+    for of in versions[-5:] * 3:
+        kept(of)
+    assert len(made) == 20, "five fit"
+    narrow = kept_by_version(build, columns_max=1)
+    for _ in range(2):
+        assert narrow(versions[0]) is versions[0].table
+    assert len(made) == 21, "one is kept however wide it is"
+    assert row_layout(table) is row_layout(table)

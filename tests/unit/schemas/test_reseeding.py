@@ -7,7 +7,8 @@ import pytest
 from schemas.reseeding import wanted_seeds
 from tests.kit.column_run import ADD_COLUMN, END, MODIFY_COLUMN, TENANT, ColumnRun, Ddl, TableRun
 from tests.kit.tidb_columns import TYPES, column_info
-from tistream.catalog.log.seeds import SeedRow
+from tistream.catalog.rows.bases import BaseRow
+from tistream.catalog.rows.seeds import SeedRow
 
 MULTI_SCHEMA_CHANGE = 61
 ADDED, CHANGED, AGAIN = 120, 200, 300
@@ -65,3 +66,15 @@ def test_a_ddl_at_the_newest_known_timestamp_waits() -> None:
     assert wanted(run) == {}
     run.history.advance(CHANGED + 1)
     assert wanted(run) == {"t": [CHANGED + 1]}
+
+
+def test_a_base_of_a_seed_that_retention_has_deleted_is_enough() -> None:
+    run = ColumnRun([table("t", (CHANGED, MODIFY_COLUMN, 3))])
+    (id_,) = run.history.find("d", "t", END).physical_ids
+
+    def of(*seed_ts: int) -> dict[str, list[int]]:
+        bases = [BaseRow(tenant=TENANT, table_id=id_, ts=END - 1, seed_ts=ts, rows=0, bytes=0) for ts in seed_ts]
+        return {each.table.name: [r.ts for r in each.reads] for each in wanted_seeds(run.history, [], lambda _: bases)}
+
+    assert of() == of(0) == of(CHANGED) == {"t": [CHANGED + 1, END]}
+    assert of(CHANGED + 1) == of(0, CHANGED + 1) == {}

@@ -3,6 +3,9 @@ those of the same constructs in other spellings, and what must stay as it is."""
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import pytest
 
 from schemas.restore import restored
@@ -122,3 +125,70 @@ def test_a_view_over_another_database_has_the_select_that_tidb_stored() -> None:
     assert found.endswith(f" VIEW `v` AS {stored}")
     same = restored(text, schema="OTHER", view_select=stored)
     assert same.endswith(" VIEW `v` AS SELECT `a` FROM `t` WHERE `a`=_UTF8MB4'x'")
+
+
+OPTIONS = [
+    "", "COMMENT='it''s TTL_ENABLE=''ON'' (1'", "AUTO_INCREMENT=5001", "/*T![auto_id_cache] AUTO_ID_CACHE=1 */",
+    "/*T![auto_rand_base] AUTO_RANDOM_BASE=3001 */", "/*T! SHARD_ROW_ID_BITS=4 PRE_SPLIT_REGIONS=2 */",
+    "/*T![placement] PLACEMENT POLICY=`p1` */", "COMPRESSION='zlib'", "STATS_BUCKETS=100", "ROW_FORMAT=DYNAMIC",
+    "KEY_BLOCK_SIZE=8", "/*T![affinity] AFFINITY='table' */",
+]  # fmt: skip
+COLUMNS = [
+    "", ",\n  `c` varchar(9) DEFAULT ')' COMMENT 'TTL_ENABLE=''ON'''", ",\n  CONSTRAINT `ck` CHECK ((`id` > 0))",
+    ",\n  `v` int GENERATED ALWAYS AS (`id` + 1) VIRTUAL",
+    ",\n  CONSTRAINT `fk` FOREIGN KEY (`id`) REFERENCES `p` (`id`)",
+]  # fmt: skip
+TTLS = [
+    "/*T![ttl] TTL=`at` + INTERVAL 14 DAY */ /*T![ttl] TTL_ENABLE='ON' */ /*T![ttl] TTL_JOB_INTERVAL='1h' */",
+    "/*T![ttl] TTL=`at` + INTERVAL '1:30' HOUR_MINUTE */ /*T![ttl] TTL_ENABLE='ON' */",
+    "TTL = `at` + INTERVAL 1.5 HOUR", "ttl=at + interval 7 day ttl_enable = \"on\"",
+]  # fmt: skip
+PARTITION = ["", "\nPARTITION BY HASH (`id`) PARTITIONS 4"]
+TEXTS = re.compile(r"'(?:[^']|'')*'")
+
+
+def is_off(text: str) -> bool:
+    """Whether the last word on TTL outside of comments on columns and of the table is OFF."""
+    found = re.findall(r"TTL_ENABLE\s*=\s*['\"](\w+)['\"]", text, re.IGNORECASE)
+    return [word.upper() for word in found] == ["OFF"]
+
+
+def create(columns: str, option: str, ttl: str, partition: str) -> str:
+    head = "CREATE TABLE `t` (\n  `id` bigint NOT NULL,\n  `at` datetime DEFAULT CURRENT_TIMESTAMP"
+    key = ",\n  PRIMARY KEY (`id`) /*T![clustered_index] CLUSTERED */\n)"
+    rest = f" ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin {option} {ttl}"
+    return f"{head}{columns}{key}{rest}{partition}"
+
+
+@pytest.mark.parametrize("ttl", TTLS)
+def test_a_table_as_it_is_shown(ttl: str) -> None:
+    for columns, option, partition in itertools.product(COLUMNS, OPTIONS, PARTITION):
+        text = create(columns, option, ttl, partition)
+        made = restored(text, charset="utf8mb4")
+        plain = made.replace("'it''s TTL_ENABLE=''ON'' (1'", "").replace("'TTL_ENABLE=''ON'''", "")
+        assert is_off(plain), made
+        assert ("TTL_ENABLE=''ON''" in made) == ("TTL_ENABLE=''ON''" in text), "texts stay"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "alter table t ttl = at + interval 1 month, ttl_enable='ON', ttl_job_interval='24h'",
+        "alter table t ttl_enable='ON'", "/*from(br)*/ALTER TABLE t TTL_ENABLE = 'ON'",
+        "-- x\nalter table t add column c int check (c > 0), ttl = at + interval 1 month",
+    ],
+)  # fmt: skip
+def test_an_alter(text: str) -> None:
+    assert is_off(restored(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "alter table t ttl_job_interval='24h'", "create view v as select 1 from t where ttl_enable='ON'",
+        "create table ttl (ttl_enable varchar(9) check (ttl_enable = 'ON'))",
+        "alter table t row_format=dynamic comment='ttl_enable=''ON'''",
+    ],
+)  # fmt: skip
+def test_what_turns_nothing_on_stays(text: str) -> None:
+    assert "OFF" not in restored(text)

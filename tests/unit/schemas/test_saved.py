@@ -10,8 +10,9 @@ import pytest
 from schemas import saved
 from schemas.ddl import Job
 from schemas.history import History
-from schemas.model import Column, Database, Table
+from schemas.model import Database, Table
 from schemas.snapshot import PushedSchema, SchemaSnapshot
+from tests.kit.schema_models import a_column, a_table
 from tistream.errors import CorruptObject, NotFound
 
 TABLES = 1000
@@ -33,25 +34,14 @@ class Part:
         return History.open(saved.open_object("schemas/object", self), self)
 
 
-def column(n: int) -> Column:
-    return Column(
-        id=n, name=f"c{n}", offset=n - 1, tp=3, flag=0, flen=11, decimal=0, charset="binary", collate="binary"
-    )
-
-
 def table(n: int) -> Table:
     """One in ten is partitioned, one in a hundred is a view."""
-    return Table(
+    return a_table(
+        *(a_column(i, f"c{i + 1}") for i in range(4)),
         id=100 + n,
         db_id=1 + n % 3,
         db=f"Db{1 + n % 3}",
         name=f"Table{n}",
-        charset="utf8mb4",
-        collate="utf8mb4_bin",
-        columns=tuple(column(i) for i in range(1, 5)),
-        indexes=(),
-        pk_is_handle=False,
-        is_common_handle=False,
         partition_ids=(5000 + 2 * n, 5001 + 2 * n) if n % 10 == 0 else (),
         partition_names=("a", "b") if n % 10 == 0 else (),
         kind="view" if n % 100 == 5 else "table",

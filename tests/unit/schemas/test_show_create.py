@@ -6,14 +6,16 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from schemas.model import Column, Database, Table
+from schemas.model import Database, Index, IndexColumn, Table
 from schemas.queries import split_statements
-from schemas.show_create import Dialect, define
+from schemas.show_create import Definition, Dialect, define
 from schemas.types import literal
 from tests.kit.recording import EXPECTED, recorded_history
+from tests.kit.schema_models import a_column, a_table
 
 #: what a version does not know, as TiDB prints it
 _UNKNOWN = re.compile(
@@ -40,10 +42,15 @@ def test_tables_without_generated_columns_are_as_tidb_prints_them(path: Path) ->
     assert compared >= len(moment["tables"]) * 0.8
 
 
-def test_generated_columns_become_what_can_be_restored() -> None:
+def defined(name: str, dialect: Dialect) -> Definition:
+    """A recorded table at the end."""
     history = recorded_history()
-    table = history.find("shop", "t_gen", history.resolved_ts)
-    made = define(history.database("shop", history.resolved_ts), table, Dialect.MYSQL)
+    at = history.resolved_ts
+    return define(history.database("shop", at), history.find("shop", name, at), dialect)
+
+
+def test_generated_columns_become_what_can_be_restored() -> None:
+    made = defined("t_gen", Dialect.MYSQL)
     assert "`sv` int(11)" in made.create_table
     assert "vv" not in made.create_table
     assert "GENERATED" not in made.create_table
@@ -53,20 +60,25 @@ def test_generated_columns_become_what_can_be_restored() -> None:
 
 
 def test_mariadb_gets_only_supported_features() -> None:
-    history = recorded_history()
-    made = {
-        name: define(
-            history.database("shop", history.resolved_ts),
-            history.find("shop", name, history.resolved_ts),
-            Dialect.MARIADB,
-        )
-        for name in ("k_v0900", "t_bins", "g18")
-    }
+    made = {name: defined(name, Dialect.MARIADB) for name in ("k_v0900", "t_bins", "g18")}
     assert "utf8mb4_0900" not in made["k_v0900"].create_table
     assert "COLLATE utf8mb4_nopad_bin" in made["k_v0900"].create_table
     assert "`vec` json" in made["t_bins"].create_table
     assert "gb18030" not in made["g18"].create_table
     assert all(each.notes for each in made.values())
+
+
+def test_a_primary_key_that_is_no_row_key_is_one_elsewhere() -> None:
+    note = "primary key NONCLUSTERED: clustered"
+    for name, dialect, is_told in (
+        ("k_rowid", Dialect.MARIADB, True),
+        ("k_rowid", Dialect.MYSQL, True),
+        ("k_rowid", Dialect.TIDB, False),
+        ("k_comp", Dialect.MARIADB, False),
+        ("k_int", Dialect.MARIADB, False),
+        ("k_nopk_uk", Dialect.MARIADB, False),
+    ):
+        assert (note in defined(name, dialect).notes) is is_told, (name, dialect)
 
 
 def test_a_literal_is_read_back_as_it_was() -> None:
@@ -81,23 +93,14 @@ _HOSTILE = (*_TEXTS, ")); CREATE DATABASE pwned; -- ", "\\')); CREATE DATABASE p
 
 def hostile_table(text: str, *, expression: bool = False) -> Table:
     """A table that has the text in every place where a user can put one."""
-    kind = {"offset": 0, "flag": 0, "flen": -1, "decimal": -1, "charset": "utf8mb4", "collate": "utf8mb4_bin"}
-    return Table(
-        id=1,
-        db_id=1,
+    kind: dict[str, Any] = {"flen": -1, "decimal": -1, "charset": "utf8mb4", "collate": "utf8mb4_bin"}
+    return a_table(
+        a_column(0, f"e{text}", 247, elems=(text, f"{text}, x"), comment=text, **kind),
+        a_column(1, "s", 248, elems=(text.replace(",", "") + "1", "b"), **kind),
+        a_column(2, "v", 15, default=text, **{**kind, "flen": 200}),
+        a_column(3, "x", 3, default=text if expression else None, default_is_expr=expression, **kind),
         db=f"d{text}",
         name=f"t{text}",
-        charset="utf8mb4",
-        collate="utf8mb4_bin",
-        columns=(
-            Column(id=1, name=f"e{text}", tp=247, elems=(text, f"{text}, x"), comment=text, **kind),
-            Column(id=2, name="s", tp=248, elems=(text.replace(",", "") + "1", "b"), **kind),
-            Column(id=3, name="v", tp=15, default=text, **{**kind, "flen": 200, "charset": "utf8mb4"}),
-            Column(id=4, name="x", tp=3, default=text if expression else None, default_is_expr=expression, **kind),
-        ),
-        indexes=(),
-        pk_is_handle=False,
-        is_common_handle=False,
         comment=text,
     )
 
@@ -136,6 +139,54 @@ def test_an_ordinary_expression_stays(text: str) -> None:
     assert f"DEFAULT ({text})" in define(Database(id=1, name="d"), _with_default(text), Dialect.MYSQL).create_table
 
 
-def _with_default(text: str) -> Table:
+@pytest.mark.parametrize(
+    ("tp", "text", "is_expression", "mysql", "mariadb"),
+    [
+        (10, "CURRENT_DATE", False, "(CURRENT_DATE)", "(CURRENT_DATE)"),
+        (10, "CURRENT_TIMESTAMP", False, "(CURRENT_DATE)", "(CURRENT_DATE)"),  # of old servers
+        (10, "2024-01-01", False, "'2024-01-01'", "'2024-01-01'"),
+        (12, "CURRENT_TIMESTAMP", False, "CURRENT_TIMESTAMP", "CURRENT_TIMESTAMP"),
+        (15, "uuid()", True, "(uuid())", "(uuid())"),
+        (
+            15,
+            "replace(upper(uuid()), _utf8mb4'nextval(', '')",
+            True,
+            *["(replace(upper(uuid()), _utf8mb4'nextval(', ''))"] * 2,
+        ),
+        (16, "uuid_to_bin(uuid())", True, "(uuid_to_bin(uuid()))", ""),
+        (8, "nextval(`d`.`s`)", True, "", ""),
+        (8, "NextVal (`d`.`s`)", True, "", ""),
+        (252, "vec_from_text('[1]')", True, "", ""),
+        (252, "tidb_decode_key('74')", True, "", ""),
+    ],
+)
+def test_a_default_is_one_that_the_server_knows(
+    tp: int, text: str, is_expression: bool, mysql: str, mariadb: str
+) -> None:
+    """What it does not know is left out, with a note that names the column."""
+    table = _with_default(text, tp=tp, default_is_expr=is_expression)
+    for dialect, wanted in ((Dialect.MYSQL, mysql), (Dialect.MARIADB, mariadb)):
+        made = define(Database(id=1, name="d"), table, dialect)
+        line = next(line for line in made.create_table.splitlines() if line.lstrip().startswith("`x`"))
+        assert line.partition(" DEFAULT ")[2].rstrip(",") == wanted, dialect
+        assert (f"column x: no default, which was {text}" in made.notes) == (not wanted)
+
+
+def test_the_current_date_is_one_for_tidb_too() -> None:
+    table = _with_default("CURRENT_DATE", tp=10, default_is_expr=False)
+    made = define(Database(id=1, name="d"), table, Dialect.TIDB)
+    assert "`x` date DEFAULT CURRENT_DATE\n" in made.create_table
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_an_index_over_a_vector_is_left_out(dialect: Dialect) -> None:
+    table = _with_default(None, tp=225, flen=3, default_is_expr=False)
+    index = Index(id=1, name="near", columns=(IndexColumn(name="x", offset=3),), unique=False, primary=False)
+    made = define(Database(id=1, name="d"), replace(table, indexes=(index,)), dialect)
+    assert "near" not in made.create_table
+    assert "index near: over a vector" in made.notes
+
+
+def _with_default(text: str | None, **more: Any) -> Table:
     table = hostile_table("", expression=True)
-    return replace(table, columns=(*table.columns[:3], replace(table.columns[3], default=text)))
+    return replace(table, columns=(*table.columns[:3], replace(table.columns[3], default=text, **more)))

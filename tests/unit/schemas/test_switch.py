@@ -1,4 +1,4 @@
-"""DDL of partitions, step by step as TiDB writes it: which ids are the table when, and where the DDL stands."""
+"""DDL of partitions, step by step as TiDB writes it: which ids are the table when, and when the DDL takes effect."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def step(ts: int, kind: int, state: int, definition: dict[str, Any] | None, *, g
 
 def truncating() -> list[Step]:
     """TRUNCATE PARTITION p22: 50 is read from the second version on."""
-    new, old = {"new_partition_ids": [50], "ddl_action": TRUNCATE}, {"dropping_definitions": (22,)}
+    new: dict[str, Any] = {"new_partition_ids": [50], "ddl_action": TRUNCATE}
+    old: dict[str, Any] = {"dropping_definitions": (22,)}
     return [
         step(2_000, TRUNCATE, RUNNING, info((21, 22, 23), updated=2, **new, ddl_state=2)),
         step(3_000, TRUNCATE, RUNNING, info((21, 50, 23), updated=3, **new, **old, ddl_state=1)),
@@ -89,7 +90,11 @@ def truncating() -> list[Step]:
 
 def partitioning(done_ts: int) -> list[Step]:
     """PARTITION BY: 50 and 51 are read from the fourth version on, and the table has another id at the end."""
-    run = {"adding_definitions": (50, 51), "dropping_definitions": (21, 22, 23), "ddl_action": PARTITION_BY}
+    run: dict[str, Any] = {
+        "adding_definitions": (50, 51),
+        "dropping_definitions": (21, 22, 23),
+        "ddl_action": PARTITION_BY,
+    }
     return [
         step(2_000, PARTITION_BY, RUNNING, info((21, 22, 23), updated=2, **run, ddl_state=1)),
         step(3_000, PARTITION_BY, RUNNING, info((21, 22, 23), updated=3, **run, ddl_state=3)),
@@ -116,7 +121,7 @@ def test_a_truncate_is_placed_where_sessions_begin_to_use_the_new_partition() ->
 
 
 def test_a_dropped_partition_is_gone_with_the_version_that_blocks_it() -> None:
-    run = {"dropping_definitions": (22,), "ddl_action": DROP}
+    run: dict[str, Any] = {"dropping_definitions": (22,), "ddl_action": DROP}
     steps = [
         step(2_000, DROP, RUNNING, info((21, 22, 23), **run, ddl_state=2)),
         step(3_000, DROP, RUNNING, info((21, 23), **run, ddl_state=1)),
@@ -174,7 +179,7 @@ def test_a_new_table_id_holds_from_the_switch_on_when_the_end_is_near() -> None:
 
 
 def test_copies_of_a_ddl_that_was_rolled_back_stay_copies() -> None:
-    run = {"adding_definitions": (50,), "dropping_definitions": (22, 23), "ddl_action": REORGANIZE}
+    run: dict[str, Any] = {"adding_definitions": (50,), "dropping_definitions": (22, 23), "ddl_action": REORGANIZE}
     steps = [
         step(2_000, REORGANIZE, RUNNING, info((21, 22, 23), **run, ddl_state=1)),
         step(3_000, REORGANIZE, ROLLING_BACK, info((21, 22, 23), **run, ddl_state=3)),
@@ -236,7 +241,7 @@ def test_a_definition_that_cannot_be_read_is_an_error_that_names_it(text: bytes)
     assert found.status_at(77, 9_000) is IdStatus.SYSTEM
 
 
-def beside(each: Step, ms: int) -> Step:
+def as_another_table(each: Step, ms: int) -> Step:
     """The step as a job of another table writes it, so much later: its ids are 1,000 higher."""
     later = ms * MS
     texts = {d.table_id: None if d.info is None else orjson.loads(d.info) for d in each.definitions}
@@ -246,15 +251,12 @@ def beside(each: Step, ms: int) -> Step:
         job, id=8, table_id=TABLE + 1_000, commit_ts=job.commit_ts + later, start_ts=job.start_ts + later,
         finished_ts=job.finished_ts and job.finished_ts + later, table_info=job.table_info and _raised(job.table_info),
     )  # fmt: skip
+    times = {"start_ts": each.start_ts + later, "commit_ts": each.commit_ts + later}
     return Step(
-        start_ts=each.start_ts + later,
-        commit_ts=each.commit_ts + later,
+        **times,
         jobs=(altered,),
         definitions=tuple(
-            Definition(
-                start_ts=altered.start_ts, commit_ts=altered.commit_ts, db_id=2, table_id=i, info=t and orjson.dumps(t)
-            )
-            for i, t in moved.items()
+            Definition(**times, db_id=2, table_id=i, info=orjson.dumps(t) if t else None) for i, t in moved.items()
         ),
     )
 
@@ -276,7 +278,7 @@ def test_jobs_side_by_side_come_to_the_same_however_often_the_log_is_looked_at(s
     rand = random.Random(seed)
     slow = rand.choice([1_000, HOLD + 3_000 * MS])
     later = rand.choice([0, 1, 500])
-    jobs = [*partitioning(5_000 + slow), *(beside(s, later) for s in truncating())]
+    jobs = [*partitioning(5_000 + slow), *(as_another_table(s, later) for s in truncating())]
     steps = sorted(jobs, key=lambda s: s.order)
     end = steps[-1].commit_ts + HOLD
     begin = parse_pushed(pushed(parts=info((21, 22, 23)), others=_raised(info((21, 22, 23)))))

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
 import pyarrow as pa
 import pytest
 
-from simulator.chaos.core.judge import Judge, known
-from simulator.chaos.core.takeover import RETURN_S, Takeovers, percentile
 from simulator.chaos.plan import BUCKET, CONTROL, DATABASE, OVERLAP_MAX, PROCESS, Harm, schedule
+from simulator.chaos.run import ROWS_MIN, Report
+from simulator.judging.core.judge import Judge, known
+from simulator.judging.core.takeover import RETURN_S, Takeovers, percentile
 from tistream.limits import LEASE_MS
 from tistream.model.change import Op
+
+Holding: TypeAlias = dict[tuple[object, ...], tuple[str | None, int]]  #: part of the work: its owner and epoch
 
 TARGETS = {"sorter-1": PROCESS, "sorter-2": PROCESS, "database": DATABASE, "bucket": BUCKET, "control": CONTROL}
 
 
-def rows(*versions: tuple[bytes, int, bytes | None]) -> pa.Table:
+#: what each key held before
+BEFORE = {(b"a", 20): b"1"}
+
+
+def rows(
+    *versions: tuple[bytes, int, bytes | None], before: Mapping[tuple[bytes, int], bytes | None] = BEFORE
+) -> pa.Table:
     keys, times, values = zip(*versions, strict=True) if versions else ((), (), ())
     ops = [Op.DELETE if value is None else Op.PUT for value in values]
     return pa.table(
@@ -23,6 +36,7 @@ def rows(*versions: tuple[bytes, int, bytes | None]) -> pa.Table:
             "op": pa.array(ops, pa.uint8()),
             "commit_ts": pa.array(times, pa.uint64()),
             "value": pa.array(values, pa.binary()),
+            "old_value": pa.array([before.get(at) for at in zip(keys, times, strict=True)], pa.binary()),
         }
     )
 
@@ -48,10 +62,10 @@ def test_nobody_is_hurt_twice_at_once_and_never_everybody(seed: int) -> None:
 
 
 TRUTH = {
-    (b"a", 10): known((Op.PUT, b"1")),
-    (b"a", 20): known((Op.DELETE, b"noted")),
-    (b"b", 20): known((Op.PUT, b"2")),
-    (b"c", 40): known((Op.PUT, b"3")),
+    (b"a", 10): known((Op.PUT, b"1", None)),
+    (b"a", 20): known((Op.DELETE, b"noted", b"1")),
+    (b"b", 20): known((Op.PUT, b"2", None)),
+    (b"c", 40): known((Op.PUT, b"3", None)),
 }
 
 
@@ -92,9 +106,32 @@ def test_what_is_wrong_is_found(pages: list[tuple[pa.Table, int, bool]], found: 
     assert judged(*pages) == found
 
 
+@pytest.mark.parametrize("before", [{}, {(b"a", 20): b"0"}, {(b"a", 20): b""}])
+def test_a_wrong_old_value_is_found(before: dict[tuple[bytes, int], bytes | None]) -> None:
+    page = rows((b"a", 10, b"1"), (b"a", 20, None), (b"b", 20, b"2"), before=before)
+    assert judged((page, 30, False)) == {"foreign": 1}
+
+
+def test_an_old_value_of_a_key_that_did_not_exist_is_found() -> None:
+    assert judged((rows((b"a", 10, b"1"), before={(b"a", 10): b"0"}), 15, False)) == {"foreign": 1}
+
+
+FULL = Report(seed=1, seconds=1, committed=5000, read=5000, read_again=5000, healed_s=1.0)
+
+
+def test_a_run_holds_only_with_rows() -> None:
+    assert FULL.held
+    assert not replace(FULL, committed=0, read=0, read_again=0).held
+    assert not replace(FULL, committed=ROWS_MIN - 1, read=ROWS_MIN - 1, read_again=ROWS_MIN - 1).held
+    assert not replace(FULL, read=0).held
+    assert not replace(FULL, read_again=0).held
+    assert not replace(FULL, findings={"lost": 1}).held
+    assert not replace(FULL, healed_s=None).held
+
+
 def test_an_item_is_taken_over_when_its_epoch_has_risen() -> None:
     takeovers = Takeovers()
-    before = {("task", 1): ("s1", 3), ("task", 2): ("s1", 7), ("task", 3): ("s2", 1)}
+    before: Holding = {("task", 1): ("s1", 3), ("task", 2): ("s1", 7), ("task", 3): ("s2", 1)}
     takeovers.harmed("s1", before, 100.0)
     takeovers.harmed("nobody", before, 100.0)
     assert takeovers.seen(before, 105.0) == []
@@ -105,7 +142,7 @@ def test_an_item_is_taken_over_when_its_epoch_has_risen() -> None:
 
 
 def test_a_sleeper_that_comes_back_before_anybody_took_over_ends_its_time() -> None:
-    holding = {("task", 1): ("s1", 3)}
+    holding: Holding = {("task", 1): ("s1", 3)}
     takeovers = Takeovers()
     takeovers.harmed("s1", holding, 100.0)
     takeovers.back("s2", 101.0)
@@ -121,7 +158,7 @@ def test_a_sleeper_that_comes_back_before_anybody_took_over_ends_its_time() -> N
 
 
 def test_a_sleeper_that_is_hurt_again_is_another_case() -> None:
-    holding = {("task", 1): ("s1", 3)}
+    holding: Holding = {("task", 1): ("s1", 3)}
     takeovers = Takeovers()
     takeovers.harmed("s1", holding, 100.0)
     takeovers.back("s1", 112.0)
@@ -131,7 +168,7 @@ def test_a_sleeper_that_is_hurt_again_is_another_case() -> None:
 
 
 def test_while_nobody_could_take_over_no_time_passes() -> None:
-    holding = {("task", 1): ("sorter-1", 3), ("store", 1): ("dispatcher-1", 2)}
+    holding: Holding = {("task", 1): ("sorter-1", 3), ("store", 1): ("dispatcher-1", 2)}
     takeovers = Takeovers()
     takeovers.harmed("sorter-1", holding, 100.0)
     takeovers.harmed("dispatcher-1", holding, 101.0)

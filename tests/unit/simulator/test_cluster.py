@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from simulator.core.cluster import Cluster, Region, Subscription
+from simulator.core.cluster import Cluster, Region
 from simulator.core.mvcc import Lock, RowColumns, Version
 from tistream.errors import InvalidInput, TiStreamError
 from tistream.keyrange import KeyRange
@@ -104,10 +104,6 @@ def test_resolved_ts_stands_at_the_oldest_open_lock_of_the_region() -> None:
     assert (low.resolved_ts, high.resolved_ts) == (160, 160)
 
 
-def test_no_resolved_ts_before_a_tick() -> None:
-    assert make_cluster().register(1, 1, S).resolved_ts == 0
-
-
 def test_a_later_flush_of_the_same_transaction_replaces_the_lock() -> None:
     cluster = make_cluster()
     cluster.prewrite(b"a", put(110, b"one", generation=1))
@@ -159,7 +155,7 @@ def test_merge_gives_the_left_range_to_the_right_neighbour() -> None:
 def test_a_command_that_cannot_be_is_refused() -> None:
     cluster = make_cluster(b"m", stores=(1, 2))
     cluster.prewrite(b"a", put(110, b"x"))
-    refused = [
+    refused: list[Callable[[], object]] = [
         lambda: cluster.prewrite(b"a", put(111, b"y")),
         lambda: cluster.commit(b"a", start_ts=111, commit_ts=120),
         lambda: cluster.commit(b"z", start_ts=110, commit_ts=120),
@@ -181,107 +177,6 @@ def test_a_command_that_cannot_be_is_refused() -> None:
             command()
     with pytest.raises(TiStreamError, match="a tick lies before"):
         cluster.tick(109)
-
-
-class Truth:
-    """What a random workload did, kept as flat lists: the expectation is worked out from these alone."""
-
-    def __init__(self) -> None:
-        self.ts = S
-        self.step = 0
-        self.commits: list[tuple[int, bytes, int, bytes | None, bytes | None]] = []  # step, key, commit_ts, value, old
-        self.locks: dict[bytes, tuple[int, bytes | None, bytes | None]] = {}  # key -> start_ts, value, old
-        self.last: dict[bytes, bytes | None] = {}
-
-
-def matched(rows: RowColumns) -> tuple[dict[tuple[bytes, int], tuple[object, object]], dict[bytes, int]]:
-    """(key, commit_ts) -> (value, old value), and key -> start_ts of what is undecided, from rows in their order."""
-    prewrites: dict[tuple[object, object], tuple[object, object]] = {}
-    out = {}
-    for kind, key, start_ts, commit_ts, value, old in told(rows):
-        if kind == "PREWRITE":
-            prewrites[key, start_ts] = (value, old)
-        elif kind == "COMMIT":
-            out[key, commit_ts] = prewrites.pop((key, start_ts))
-        elif kind == "COMMITTED":
-            out[key, commit_ts] = (value, old)
-        else:
-            prewrites.pop((key, start_ts), None)
-    return out, {key: start_ts for key, start_ts in prewrites}  # type: ignore[misc, return-value]  # noqa: C416
-
-
-def act(cluster: Cluster, truth: Truth, rand: random.Random, ids: list[int]) -> None:
-    """One random command, applied to the model and noted in the truth."""
-    truth.step += 1
-    key = bytes([rand.choice(b"abcdefghij")])
-    choice = rand.random()
-    if choice < 0.35 and key not in truth.locks:
-        truth.ts += 1
-        delete = rand.random() < 0.3
-        value, old = (None if delete else b"v%d" % truth.ts), truth.last.get(key)
-        truth.locks[key] = (truth.ts, value, old)
-        cluster.prewrite(key, Lock(truth.ts, Op.DELETE if delete else Op.PUT, value, cluster.read(key, truth.ts)))
-    elif choice < 0.7 and truth.locks:
-        key = rand.choice(sorted(truth.locks))
-        start_ts, value, old = truth.locks.pop(key)
-        if rand.random() < 0.2:
-            cluster.rollback(key, start_ts=start_ts)
-            return
-        truth.ts += 1
-        cluster.commit(key, start_ts=start_ts, commit_ts=truth.ts)
-        truth.commits.append((truth.step, key, truth.ts, value, old))
-        truth.last[key] = value
-    elif choice < 0.8 and key not in truth.locks:
-        truth.ts += 2
-        version = Version(truth.ts - 1, truth.ts, Op.PUT, b"1pc%d" % truth.ts, truth.last.get(key))
-        cluster.commit_one_phase(key, version)
-        truth.commits.append((truth.step, key, truth.ts, version.value, version.old_value))
-        truth.last[key] = version.value
-    elif choice < 0.87:
-        cluster.move_leader(rand.choice(cluster.regions()).region_id, rand.randint(1, 3))
-    elif choice < 0.94:
-        region = cluster.region_of(key)
-        if key > region.range.start:
-            ids.append(ids[-1] + 1)
-            cluster.split(region.region_id, [key], [ids[-1]])
-    elif len(cluster.regions()) > 1:
-        left, right = rand.choice(list(zip(cluster.regions(), cluster.regions()[1:], strict=False)))
-        cluster.move_leader(left.region_id, right.store_id)
-        cluster.merge(left.region_id, right.region_id)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_each_subscription_gets_every_commit_above_its_checkpoint_and_every_open_lock(seed: int) -> None:
-    rand, truth, ids = random.Random(seed), Truth(), [100]
-    cluster = make_cluster(b"c", b"f", stores=(1, 2, 3))
-    opened: list[Subscription] = []
-    last_step: list[int] = []  # of each subscription: the last step it saw
-    for _ in range(600):
-        open_regions = {s.region.region_id for s in opened if not s.ended}
-        for region in cluster.regions():
-            if region.region_id not in open_regions:
-                opened.append(cluster.register(region.region_id, region.version, rand.randint(S, truth.ts)))
-                last_step.append(truth.step)
-        act(cluster, truth, rand, ids)
-        for at, feed in enumerate(opened):
-            if not feed.ended:
-                last_step[at] = truth.step
-    assert len(opened) > 20
-    for at, feed in enumerate(opened):
-        mine = {
-            (key, commit_ts): (value, old)
-            for step, key, commit_ts, value, old in truth.commits
-            if key in feed.region.range and commit_ts > feed.checkpoint_ts and step <= last_step[at]
-        }
-        found, undecided = matched(feed.rows)
-        assert found == mine
-        if not feed.ended:
-            assert undecided == {key: ts for key, (ts, _, _) in truth.locks.items() if key in feed.region.range}
-    truth.ts += 1
-    cluster.tick(truth.ts)
-    for feed in (s for s in opened if not s.ended):
-        held = [ts for key, (ts, _, _) in truth.locks.items() if key in feed.region.range]
-        assert feed.resolved_ts == min([truth.ts, *held])
 
 
 def test_a_scan_in_pieces_sends_what_it_saw_at_its_first_piece_behind_the_live_rows() -> None:

@@ -9,8 +9,8 @@ import pytest
 from simulator.demo.boxes import Totals, facts, spark
 from simulator.demo.drill import Drill, Phase
 from simulator.demo.load import Verdict
-from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
@@ -26,7 +26,7 @@ def row(task_id: int, owner: str, epoch: int = 1) -> TaskRow:
         epoch=epoch,
         owner=owner,
         snapshot_key=None,
-        snapshot_n=0,
+        snapshot_no=0,
         resubscribe_id=0,
         error=None,
     )

@@ -30,7 +30,7 @@ class Leader:
 
     def file(self, *rows: dict[str, Any], resolved_ts: int) -> BatchFile:
         self.seq += 1
-        times = {"tenure_open_ts": self.open_ts, "tenure_ready_ts": self.ready_ts, "checkpoint_ts": 50}
+        times = {"subscription_open_ts": self.open_ts, "subscription_ready_ts": self.ready_ts, "checkpoint_ts": 50}
         where = {"region_id": 1, "version": 1, "start_key": RANGE.start, "end_key": RANGE.end}
         region = {**where, **times, "resolved_ts": resolved_ts, "row_offset": 0, "row_count": len(rows)}
         return BatchFile(

@@ -17,6 +17,7 @@ from simulator.sample.core.shop import CUSTOMERS_MAX, ORDERS_MAX, Shop
 from simulator.sample.core.tables import CUSTOMERS, ORDER_LINES, ORDERS, PAYMENTS, TABLES, Schema
 from simulator.sample.core.upstream import Session, Upstream, first_state
 from simulator.sample.kept import Kept
+from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
 
 OPENED_MS = 1_790_000_000_000
@@ -136,7 +137,7 @@ def test_a_shop_without_a_file_is_new_and_a_damaged_file_is_refused(tmp_path: Pa
     path = tmp_path / "sample.json"
     assert files.read(path) is None
     path.write_text('{"version": 1}')
-    with pytest.raises(files.CorruptObject, match=r"damaged.*sample\.json"):
+    with pytest.raises(CorruptObject, match=r"damaged.*sample\.json"):
         files.read(path)
 
 

@@ -91,8 +91,8 @@ def fed(oracle: OracleSorter, store_id: int, incarnation: int, file: BatchFile) 
             checkpoint_ts=r["checkpoint_ts"],
             resolved_ts=r["resolved_ts"],
             version=r["version"],
-            open_ts=r["tenure_open_ts"],
-            ready_ts=r["tenure_ready_ts"],
+            open_ts=r["subscription_open_ts"],
+            ready_ts=r["subscription_ready_ts"],
         )
         for r in regions
     ]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sorter.core.conflict_rule import Candidate, choose
@@ -31,10 +33,10 @@ def prewrite(
     )
 
 
-EARLY = {"subscription": 1, "open_ts": 10, "ready_ts": 20}
-MIDDLE = {"subscription": 2, "open_ts": 15, "ready_ts": 25}  # overlaps both
-LATE = {"subscription": 3, "open_ts": 21, "ready_ts": 30}
-NEVER_READY = {"subscription": 4, "open_ts": 5, "ready_ts": 0}
+EARLY: dict[str, Any] = {"subscription": 1, "open_ts": 10, "ready_ts": 20}
+MIDDLE: dict[str, Any] = {"subscription": 2, "open_ts": 15, "ready_ts": 25}  # overlaps both
+LATE: dict[str, Any] = {"subscription": 3, "open_ts": 21, "ready_ts": 30}
+NEVER_READY: dict[str, Any] = {"subscription": 4, "open_ts": 5, "ready_ts": 0}
 
 
 @pytest.mark.parametrize(

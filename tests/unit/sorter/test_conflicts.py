@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import polars as pl
 import pyarrow as pa
 
@@ -22,6 +24,6 @@ def test_rows_that_are_matched_come_in_the_order_of_their_commits() -> None:
     assert not doubtful.height
 
 
-def _frame(schema: pa.Schema, rows: list[dict[str, object]]) -> pl.DataFrame:
+def _frame(schema: pa.Schema, rows: Sequence[Mapping[str, object]]) -> pl.DataFrame:
     """The rows, with zeros in the columns of numbers that they do not name."""
     return pl.DataFrame(rows, schema=empty(schema).schema).fill_null(0)

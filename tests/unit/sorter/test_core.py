@@ -6,7 +6,7 @@ import pytest
 
 from sorter.core.task_core import NeedResubscribe, TaskCore
 from tests.kit.routed import routed
-from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
+from tests.kit.sorter_oracle import C, D, Mark, P, Row
 from tests.kit.sorter_states import tables_of
 from tests.kit.sorter_world import File, feed_batch, served
 from tistream.errors import FeedGap, TiStreamError, UpstreamContractViolated
@@ -55,29 +55,12 @@ def whole(key: bytes, start_ts: int, commit_ts: int, value: bytes = b"v") -> Row
     return Row(kind=D, key=key, start_ts=start_ts, commit_ts=commit_ts, value=value)
 
 
-def test_nothing_is_pending_until_the_watermark_has_passed_durable_ts() -> None:
-    d = Driver()
-    assert d.core.pending() is None
-    d.file(prewrite(b"a", 11), upto=10)
-    assert d.core.watermark() == 10
-    assert d.core.pending() is None
-    d.file(commit(b"a", 11, 12), upto=20)
-    assert d.core.pending() == 20
-    assert d.write() == [(b"a", 12, b"v")]
-    assert d.core.pending() is None
-    assert d.core.durable_ts == 20
+@pytest.fixture
+def d() -> Driver:
+    return Driver()
 
 
-def test_a_failed_flush_is_taken_again_together_with_what_came_since() -> None:
-    d = Driver()
-    d.file(whole(b"a", 11, 12), upto=20)
-    assert d.core.take(20).rows == 1
-    d.file(whole(b"b", 21, 22), upto=30)
-    assert d.write() == [(b"a", 12, b"v"), (b"b", 22, b"v")]
-
-
-def test_an_earlier_attempt_may_have_succeeded() -> None:
-    d = Driver()
+def test_an_earlier_attempt_may_have_succeeded(d: Driver) -> None:
     d.file(whole(b"a", 11, 12), upto=20)
     d.core.take(20)
     d.file(whole(b"b", 21, 22), upto=30)
@@ -86,8 +69,7 @@ def test_an_earlier_attempt_may_have_succeeded() -> None:
     assert d.write() == [(b"b", 22, b"v")]
 
 
-def test_only_what_was_taken_can_be_flushed_and_only_what_is_complete_taken() -> None:
-    d = Driver()
+def test_only_what_was_taken_can_be_flushed_and_only_what_is_complete_taken(d: Driver) -> None:
     d.file(upto=20)
     with pytest.raises(TiStreamError, match="above the watermark"):
         d.core.take(21)
@@ -97,15 +79,15 @@ def test_only_what_was_taken_can_be_flushed_and_only_what_is_complete_taken() ->
         d.core.flushed(20)
 
 
-def test_a_late_commit_with_its_prewrite_is_accepted_above_the_highest_attempted_flush() -> None:
-    d = Driver()
+def test_a_late_commit_with_its_prewrite_is_accepted_above_the_highest_attempted_flush(d: Driver) -> None:
     d.file(prewrite(b"a", 11), upto=20, cut=30)
     d.file(commit(b"a", 11, 15), upto=21, cut=31, mark=OTHER)
     assert d.write() == [(b"a", 15, b"v")]
 
 
-def test_a_late_commit_at_or_below_the_highest_attempted_flush_violates_the_contract_even_with_its_prewrite() -> None:
-    d = Driver()
+def test_a_late_commit_at_or_below_the_highest_attempted_flush_violates_the_contract_even_with_its_prewrite(
+    d: Driver,
+) -> None:
     d.file(prewrite(b"a", 11), upto=20, cut=30)
     d.core.take(20)  # its fate is unknown
     with pytest.raises(UpstreamContractViolated):
@@ -113,16 +95,14 @@ def test_a_late_commit_at_or_below_the_highest_attempted_flush_violates_the_cont
     assert d.core.positions() == {1: {1: Position(seq=1)}}
 
 
-def test_what_was_handed_out_counts_although_w_of_the_key_is_further() -> None:
-    d = Driver()
+def test_what_was_handed_out_counts_although_w_of_the_key_is_further(d: Driver) -> None:
     d.file(prewrite(b"a", 11), upto=30, cut=30)
     d.core.take(20)  # a part of what could be written; its fate is unknown
     with pytest.raises(UpstreamContractViolated):
         d.file(commit(b"a", 11, 15), upto=31, cut=31, mark=OTHER)
 
 
-def test_a_contract_violation_names_the_row_the_region_and_the_file() -> None:
-    d = Driver()
+def test_a_contract_violation_names_the_row_the_region_and_the_file(d: Driver) -> None:
     d.file(commit(b"a", 11, 15), upto=14)
     with pytest.raises(UpstreamContractViolated) as e:
         d.file(upto=20)
@@ -133,8 +113,7 @@ def test_a_contract_violation_names_the_row_the_region_and_the_file() -> None:
     assert facts["task"] == 1
 
 
-def test_a_refused_batch_changes_nothing() -> None:
-    d = Driver()
+def test_a_refused_batch_changes_nothing(d: Driver) -> None:
     d.file(prewrite(b"a", 11), upto=20, cut=30)
     before = tables_of(d.core.snapshot())
     with pytest.raises(UpstreamContractViolated):
@@ -143,16 +122,14 @@ def test_a_refused_batch_changes_nothing() -> None:
     assert all(table.equals(before[name]) for name, table in after.items())
 
 
-def test_a_committed_row_decides_its_transaction_in_whatever_form_it_came_before() -> None:
-    d = Driver()
+def test_a_committed_row_decides_its_transaction_in_whatever_form_it_came_before(d: Driver) -> None:
     d.file(prewrite(b"a", 11), commit(b"a", 11, 15), prewrite(b"b", 12), upto=12, cut=16)
     d.file(whole(b"a", 11, 15, b"whole"), whole(b"b", 12, 16, b"whole"), upto=30)
     assert d.core.stats().waiting_commits == d.core.stats().open_prewrites == 0
     assert d.write() == [(b"a", 15, b"whole"), (b"b", 16, b"whole")]
 
 
-def test_prewrites_of_what_was_written_already_are_not_kept() -> None:
-    d = Driver()
+def test_prewrites_of_what_was_written_already_are_not_kept(d: Driver) -> None:
     d.file(whole(b"a", 11, 12), upto=20)
     d.write()
     d.file(prewrite(b"a", 11), commit(b"a", 11, 12), upto=20, cut=30, mark=OTHER)
@@ -160,8 +137,7 @@ def test_prewrites_of_what_was_written_already_are_not_kept() -> None:
     assert (stats.open_prewrites, stats.duplicates, stats.dropped_by_store) == (0, 1, {1: 1})
 
 
-def test_a_prewrite_of_a_subscription_that_becomes_ready_gets_its_ready_ts() -> None:
-    d = Driver()
+def test_a_prewrite_of_a_subscription_that_becomes_ready_gets_its_ready_ts(d: Driver) -> None:
     old = Mark(region_id=3, start=b"", end=b"", checkpoint_ts=10, resolved_ts=0, open_ts=11, ready_ts=0)
     d.file(prewrite(b"a", 11, b"old"), upto=0, cut=12, mark=old)
     d.file(upto=10, mark=replace(old, ready_ts=13))
@@ -177,27 +153,14 @@ def undecided(d: Driver) -> list[NeedResubscribe]:
     return d.file(prewrite(b"a", 11, b"new"), commit(b"a", 11, 16), upto=20, mark=new)
 
 
-def test_an_undecided_commit_asks_once_and_holds_the_watermark() -> None:
-    d = Driver()
-    (effect,) = undecided(d)
-    assert (effect.task_id, effect.undecided.key, effect.undecided.commit_ts) == (1, b"a", 16)
-    assert d.file(upto=30) == []
-    assert d.core.watermark() == 15
-    assert d.core.stats().undecided_commits == 1
-    assert d.write() == []
-    assert d.core.durable_ts == 15
-
-
-def test_an_undecided_commit_is_decided_by_a_copy_that_brings_the_value() -> None:
-    d = Driver()
+def test_an_undecided_commit_is_decided_by_a_copy_that_brings_the_value(d: Driver) -> None:
     undecided(d)
     d.file(replace(commit(b"a", 11, 16), value=b"new"), upto=30)
     assert d.core.watermark() == 30
     assert d.write() == [(b"a", 16, b"new")]
 
 
-def test_an_undecided_commit_holds_the_watermark_at_once_and_asks_again_after_a_restart() -> None:
-    d = Driver()
+def test_an_undecided_commit_holds_the_watermark_at_once_and_asks_again_after_a_restart(d: Driver) -> None:
     undecided(d)
     assert d.file(upto=30) == []
     again = Driver(TaskCore(1, KeyRange(), 10, 10))
@@ -212,22 +175,7 @@ def test_an_undecided_commit_holds_the_watermark_at_once_and_asks_again_after_a_
     assert again.core.watermark() == 15
 
 
-def test_a_snapshot_is_restored_into_both_halves_of_a_split() -> None:
-    d = Driver()
-    d.file(whole(b"a", 11, 12), whole(b"x", 13, 14), prewrite(b"b", 15), prewrite(b"y", 15), upto=14, cut=16)
-    d.file(commit(b"b", 15, 20), commit(b"y", 15, 20), upto=14, cut=21)
-    snapshot = d.core.snapshot()
-    for range_, keys in ((KeyRange(b"", b"m"), [b"a", b"b"]), (KeyRange(b"m"), [b"x", b"y"])):
-        half = Driver(TaskCore(2, range_, 10, 10))
-        half.core.restore(snapshot, snapshot.positions)
-        half.seq = d.seq
-        half.file(upto=30)
-        assert [key for key, _, _ in half.write()] == keys
-        assert half.core.stats().open_prewrites == 0
-
-
-def test_a_restored_core_drops_what_was_written_since_and_numbers_its_rows_on() -> None:
-    d = Driver()
+def test_a_restored_core_drops_what_was_written_since_and_numbers_its_rows_on(d: Driver) -> None:
     d.file(prewrite(b"a", 11), commit(b"a", 11, 15), prewrite(b"b", 12), upto=12, cut=16)
     snapshot = d.core.snapshot()
     core = TaskCore(1, KeyRange(), 10, 15)
@@ -275,8 +223,7 @@ def test_positions_are_dense_for_each_incarnation_of_each_store() -> None:
         batch(2, 1, 2)
 
 
-def test_ended_incarnations_are_forgotten_and_their_late_files_are_ignored() -> None:
-    d = Driver()
+def test_ended_incarnations_are_forgotten_and_their_late_files_are_ignored(d: Driver) -> None:
     core = d.core
     for life in range(1, 301):
         core.handle(life_batch(life, 1))
@@ -297,18 +244,7 @@ def life_batch(life: int, seq: int, *, closes: bool = False) -> FeedBatch:
     return feed_batch(File(store_id=1, incarnation=life, seq=seq, cut_ts=1, rows=(), marks=(), closes=closes))
 
 
-def test_raw_rows_are_told_apart_by_key_and_timestamp() -> None:
-    d = Driver()
+def test_raw_rows_are_told_apart_by_key_and_timestamp(d: Driver) -> None:
     d.file(whole(b"r", 11, 11, b"1"), whole(b"r", 11, 11, b"1"), whole(b"r", 12, 12, b"2"), upto=20)
     d.file(Row(kind=D, key=b"r", start_ts=21, commit_ts=21, op=2), upto=30)
     assert d.write() == [(b"r", 11, b"1"), (b"r", 12, b"2"), (b"r", 21, None)]
-
-
-def test_forgotten_rollbacks_and_dead_prewrites_are_counted() -> None:
-    d = Driver()
-    d.file(Row(kind=R, key=b"a", start_ts=11, op=0), prewrite(b"b", 12), prewrite(b"c", 13), upto=12, cut=14)
-    d.file(Row(kind=R, key=b"c", start_ts=13, op=0), upto=30)
-    stats = d.core.stats()
-    assert (stats.forgotten_rollbacks, stats.dead_prewrites, stats.open_prewrites) == (1, 1, 0)
-    assert (stats.slices, stats.watermark_gaps, stats.waiting_watermarks) == (1, 0, 0)
-    assert d.core.explain()[0].w == 30

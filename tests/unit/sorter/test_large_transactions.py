@@ -112,7 +112,7 @@ def test_commits_that_bring_the_values_of_prewrites_without_any_are_larger_than_
 
 
 def test_undecided_commits_larger_than_an_array_are_asked_for_and_decided() -> None:
-    """Two overlapping tenures of a region sent different values, and the commits do not say which one is theirs."""
+    """Two overlapping subscriptions of a region sent different values, and the commits do not say which is theirs."""
     task = Task()
     old = replace(MARK, resolved_ts=0, open_ts=11, ready_ts=0)
     new = replace(old, version=2, open_ts=14, ready_ts=15)

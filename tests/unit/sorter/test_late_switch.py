@@ -3,6 +3,7 @@ checkpoint before."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def take(task: TaskRunner, *seqs: int) -> None:
         mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=20 + seq)
         rows = change(b"a%d" % seq, 19 + seq, 20 + seq, b"1")
         file = feed_batch(File(store_id=1, incarnation=1, seq=seq, cut_ts=20 + seq, rows=rows, marks=(mark,)))
-        assert task.inbox.put(routed(file, task.row.range), 1)
+        assert task.inbox.put(routed(file, task.row.range), threading.Event())
     task.absorb(99, 1 << 30)
 
 

@@ -11,13 +11,13 @@ from sorter.core import promised as promised_module
 from sorter.core.promised import Promised, joined
 from tistream.model.change import REGIONS
 
-Subscription = tuple[int, int]  #: region, tenure_open_ts
+Subscription = tuple[int, int]  #: region, subscription_open_ts
 
 
 def listed(*rows: tuple[int, int, int], ready: bool = True) -> pa.RecordBatch:
-    """Watermark rows of (region, tenure_open_ts, resolved_ts)."""
-    zero = dict.fromkeys(REGIONS.names, 0) | {"start_key": b"", "end_key": b"", "tenure_ready_ts": int(ready)}
-    named = [zero | {"region_id": r, "tenure_open_ts": o, "resolved_ts": ts} for r, o, ts in rows]
+    """Watermark rows of (region, subscription_open_ts, resolved_ts)."""
+    zero = dict.fromkeys(REGIONS.names, 0) | {"start_key": b"", "end_key": b"", "subscription_ready_ts": int(ready)}
+    named = [zero | {"region_id": r, "subscription_open_ts": o, "resolved_ts": ts} for r, o, ts in rows]
     return pa.RecordBatch.from_pylist(named, schema=REGIONS)
 
 

@@ -7,75 +7,33 @@ from collections.abc import Iterator
 import pytest
 
 from sorter.worker.inbox import Inbox
-from sorter.worker.pump import Pump, PumpedReader
-from tests.kit.batch_files import subscriptions_of
+from sorter.worker.pump import Pump, Reader
+from tests.kit.made_stores import MadeStore, MadeStores
 from tests.kit.waiting import eventually
 from tistream.clock import SystemClock
 from tistream.errors import CorruptObject, FeedUnavailable, TiStreamError
-from tistream.feed.protocol import FeedBatch, FeedRequest, NoBatch, Wake
-from tistream.ids import Position, Tenant
+from tistream.feed.protocol import FeedRequest, FeedStream, Wake
+from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.runtime.service import Repeating
 
 T = Tenant(1, 1)
 CLOCK = SystemClock()
-ROWS, REGIONS = subscriptions_of([(b"a", b"z", [b"b"])])
-
-
-class Files:
-    """A WatchedFeed: store -> how many files it has. What is in the way of a store is told, or raised."""
-
-    def __init__(self) -> None:
-        self.last: dict[int, int] = {}
-        self.trouble: dict[int, TiStreamError] = {}
-        self.raises: dict[int, Exception] = {}
-        self.wakes: dict[int, Wake] = {}
-        self.opened: list[tuple[int, int]] = []
-        self.looks = 0
-
-    def watch(self, request: FeedRequest, wake: Wake) -> View:
-        self.wakes[request.store_id] = wake
-        view = View(self, request)
-        self.opened.append((request.store_id, view.seq))
-        return view
-
-    def grow(self, store_id: int, last: int) -> None:
-        self.last[store_id] = last
-        self.wakes[store_id].set()
-
-
-class View:
-    def __init__(self, files: Files, request: FeedRequest) -> None:
-        self._files, self._store_id = files, request.store_id
-        self.seq = request.positions.get(1, Position(seq=0)).seq
-
-    def look(self) -> FeedBatch | NoBatch:
-        files = self._files
-        files.looks += 1
-        if (error := files.raises.pop(self._store_id, None)) is not None:
-            raise error
-        if (trouble := files.trouble.get(self._store_id)) is not None:
-            return trouble, CLOCK.monotonic() + 0.01
-        if self.seq >= files.last.get(self._store_id, 0):
-            return None, float("inf")
-        self.seq += 1
-        return FeedBatch(
-            store_id=self._store_id, incarnation=1, seq=self.seq, cut_ts=self.seq, rows=ROWS, regions=REGIONS
-        )
-
-    def close(self) -> None:
-        self._files.wakes.pop(self._store_id, None)
 
 
 class World:
     def __init__(self) -> None:
-        self.files = Files()
-        self.pump = Pump(self.files, Repeating("loop", lambda: None, interval_s=1.0, clock=CLOCK), CLOCK)
+        self.stores: dict[int, MadeStore] = {}
+        self.pump = Pump(self, lambda: None, CLOCK)
         self.pump.start()
 
-    def read(self, store_id: int, inbox: Inbox) -> PumpedReader:
+    def open(self, request: FeedRequest, wake: Wake) -> FeedStream:
+        return MadeStores(*self.stores.values()).open(request, wake)
+
+    def read(self, store_id: int, inbox: Inbox, last: int = 0) -> tuple[MadeStore, Reader]:
+        """A store with files up to `last`, and its reader."""
+        store = self.stores[store_id] = MadeStore(store_id, last)
         request = FeedRequest(tenant=T, store_id=store_id, task_id=store_id, epoch=1, worker_id="s1", range=KeyRange())
-        return self.pump.read(request, inbox)
+        return store, self.pump.read(request, inbox)
 
 
 @pytest.fixture
@@ -100,24 +58,23 @@ def _take(inbox: Inbox, found: list[int]) -> int:
 def test_many_are_moved_in_order(world: World) -> None:
     inboxes = [Inbox() for _ in range(300)]
     for n, inbox in enumerate(inboxes):
-        world.files.last[n] = 5
-        world.read(n, inbox)
+        world.read(n, inbox, 5)
     assert [take(inbox, 5) for inbox in inboxes] == [[1, 2, 3, 4, 5]] * 300
-    for n in range(300):
-        world.files.grow(n, 6)
+    for store in world.stores.values():
+        store.grow(6)
     assert [take(inbox, 1) for inbox in inboxes] == [[6]] * 300
-    assert world.files.looks < 300 * 6 * 2 + 1000, "nobody is looked at without a reason"
+    looks = sum(store.looks for store in world.stores.values())
+    assert looks < 300 * 6 * 2 + 1000, "no subscription is polled without a reason"
 
 
 def test_a_full_inbox_holds_up_its_own_subscription_only(world: World) -> None:
     full, other = Inbox(batches_max=2), Inbox()
-    world.files.last = {1: 50, 2: 0}
-    world.read(1, full)
-    world.read(2, other)
+    world.read(1, full, 50)
+    store, _ = world.read(2, other)
     eventually(lambda: full.count == 2)
     for seq in range(1, 40):
-        eventually(lambda: 2 in world.files.wakes)
-        world.files.grow(2, seq)
+        eventually(lambda: bool(store.wakes))
+        store.grow(seq)
         assert take(other, 1) == [seq]
     assert full.count == 2
     assert take(full, 50) == list(range(1, 51))
@@ -125,53 +82,64 @@ def test_a_full_inbox_holds_up_its_own_subscription_only(world: World) -> None:
 
 def test_trouble_is_shown_while_it_lasts_and_the_place_is_kept(world: World) -> None:
     inbox = Inbox()
-    world.files.last[1] = 2
-    reader = world.read(1, inbox)
+    store, reader = world.read(1, inbox, 2)
     assert take(inbox, 2) == [1, 2]
     assert reader.problems() == []
-    world.files.trouble[1] = CorruptObject("torn", object="file-3")
-    world.files.grow(1, 4)
+    store.trouble = CorruptObject("torn", object="file-3")
+    store.grow(4)
     eventually(lambda: len(reader.problems()) == 1)
     assert reader.problems()[0].facts["object"] == "file-3"
-    del world.files.trouble[1]
+    store.trouble = None
+    store.grow(4)
     assert take(inbox, 2) == [3, 4]
     assert reader.problems() == []
-    assert world.files.opened == [(1, 0)]
+    assert store.starts == [0]
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a defect"), FeedUnavailable(), TiStreamError("odd")])
-def test_what_ends_it_has_it_opened_anew_behind_the_last_batch(world: World, error: Exception) -> None:
+def test_what_ends_it_has_it_opened_again_after_the_last_batch(world: World, error: Exception) -> None:
     inbox = Inbox(batches_max=1)
-    world.files.last[1] = 5
-    world.read(1, inbox)
+    store, _ = world.read(1, inbox, 5)
     eventually(lambda: inbox.count == 1)
-    world.files.raises[1] = error
+    store.raises = error
     assert take(inbox, 5) == [1, 2, 3, 4, 5]
-    assert len(world.files.opened) == 2
+    assert len(store.starts) == 2
+
+
+def test_a_stream_that_cannot_be_closed_ends_no_other(world: World) -> None:
+    broken, sound = Inbox(batches_max=1), Inbox()
+    store, reader = world.read(1, broken, 3)
+    other, _ = world.read(2, sound, 1)
+    eventually(lambda: broken.count == 1)
+    store.raises, store.close_raises = FeedUnavailable(), ZeroDivisionError("a defect")
+    assert take(broken, 3) == [1, 2, 3]
+    reader.ask_to_stop()
+    eventually(lambda: not reader.is_alive)
+    other.grow(2)
+    assert take(sound, 2) == [1, 2]
 
 
 def test_a_stopped_reader_is_closed_and_the_others_continue(world: World) -> None:
     first, second = Inbox(batches_max=1), Inbox()
-    world.files.last = {1: 9, 2: 1}
-    reader = world.read(1, first)
-    world.read(2, second)
+    one, reader = world.read(1, first, 9)
+    other, _ = world.read(2, second, 1)
     assert take(second, 1) == [1]
     eventually(lambda: first.count == 1)
     reader.ask_to_stop()
     reader.join()
     assert not reader.is_alive
-    assert 1 not in world.files.wakes
+    assert not one.wakes
     held = take(first, 1)
-    world.files.grow(2, 2)
+    other.grow(2)
     assert take(second, 1) == [2]
     assert held == [1]
     assert first.count == 0
 
 
 def test_stopping_the_pump_ends_all(world: World) -> None:
-    readers = [world.read(n, Inbox()) for n in range(20)]
+    readers = [world.read(n, Inbox())[1] for n in range(20)]
     world.pump.stop()
     for reader in readers:
         reader.join()
     assert not any(reader.is_alive for reader in readers)
-    assert world.files.wakes == {}
+    assert not any(store.wakes for store in world.stores.values())

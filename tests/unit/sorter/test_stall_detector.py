@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from sorter.core.stall_detector import STALLED_AFTER_S, StallDetector
 from sorter.core.task_core import TaskCore
 from tests.kit.sorter_oracle import C, Mark, P, Row
@@ -41,8 +43,12 @@ class Task:
         return [p.message for p in self.standing.problems]
 
 
-def test_a_watermark_that_moves_is_no_problem() -> None:
-    task = Task()
+@pytest.fixture
+def task() -> Task:
+    return Task()
+
+
+def test_a_watermark_that_moves_is_no_problem(task: Task) -> None:
     task.file(1, 1, LEFT, RIGHT)
     assert task.shown(STALLED_AFTER_S - 1) == []
     task.file(1, 2, replace(LEFT, resolved_ts=30), replace(RIGHT, resolved_ts=30))
@@ -53,23 +59,20 @@ def test_a_watermark_that_moves_is_no_problem() -> None:
     assert task.shown(1) == []
 
 
-def test_a_task_to_which_nothing_comes_is_no_problem() -> None:
-    task = Task()
+def test_a_task_to_which_nothing_comes_is_no_problem(task: Task) -> None:
     task.file(1, 1, LEFT)
     assert task.shown(heard=False) == []
     assert len(task.shown()) == 1
     assert task.shown(heard=False) == []
 
 
-def test_a_watermark_gap_is_named_with_its_range() -> None:
-    task = Task()
+def test_a_watermark_gap_is_named_with_its_range(task: Task) -> None:
     task.file(1, 1, LEFT)
     (message,) = task.shown()
     assert message == "the watermark is stalled: [6d, +inf) watermark_gap: no store covers this range"
 
 
-def test_a_slow_region_is_named_with_its_store_and_file() -> None:
-    task = Task()
+def test_a_slow_region_is_named_with_its_store_and_file(task: Task) -> None:
     task.file(1, 1, LEFT)
     task.file(2, 1, RIGHT)
     task.file(2, 2, replace(RIGHT, resolved_ts=90))
@@ -81,8 +84,7 @@ def test_a_slow_region_is_named_with_its_store_and_file() -> None:
     assert dict(problem.facts) == {"task": 1, "watermark": 20, "region": 6, "store": 1, "file": "1/2"}
 
 
-def test_a_store_that_is_gone_is_named_with_its_last_file() -> None:
-    task = Task()
+def test_a_store_that_is_gone_is_named_with_its_last_file(task: Task) -> None:
     task.file(1, 1, LEFT)
     task.file(2, 1, RIGHT)
     for seq in range(2, 5):
@@ -101,8 +103,7 @@ def undecided(task: Task, keys: list[bytes]) -> None:
     task.file(1, 2, new, rows=tuple(rows))
 
 
-def test_an_undecided_commit_is_named_rather_than_the_regions() -> None:
-    task = Task()
+def test_an_undecided_commit_is_named_rather_than_the_regions(task: Task) -> None:
     undecided(task, [b"a"])
     assert task.core.watermark() == 15
     first, last = task.core.explain()
@@ -116,8 +117,7 @@ def test_an_undecided_commit_is_named_rather_than_the_regions() -> None:
     assert "region 3 store 1 file 1/2: transaction 11 committed an unknown value at 16" in message
 
 
-def test_a_huge_undecided_transaction_is_one_line() -> None:
-    task = Task()
+def test_a_huge_undecided_transaction_is_one_line(task: Task) -> None:
     undecided(task, [b"k%05d" % i for i in range(3000)])
     first, last = task.core.explain()
     assert "and 2999 more of this region" in first.reason
@@ -125,8 +125,7 @@ def test_a_huge_undecided_transaction_is_one_line() -> None:
     assert last.reason.startswith(said + b"k0".hex())
 
 
-def test_a_huge_open_transaction_is_named_beside_the_region_that_waits_for_it() -> None:
-    task = Task()
+def test_a_huge_open_transaction_is_named_beside_the_region_that_waits_for_it(task: Task) -> None:
     rows = tuple(Row(kind=P, key=b"k%05d" % i, start_ts=21, value=b"v") for i in range(2000))
     task.file(1, 1, replace(LEFT, end=b"", resolved_ts=20), rows=rows)
     region, transaction = task.core.explain()
@@ -136,8 +135,7 @@ def test_a_huge_open_transaction_is_named_beside_the_region_that_waits_for_it() 
     assert (transaction.start_ts, transaction.w) == (21, 20)
 
 
-def test_the_key_of_the_oldest_open_transaction_is_named_whatever_else_is_open() -> None:
-    task = Task()
+def test_the_key_of_the_oldest_open_transaction_is_named_whatever_else_is_open(task: Task) -> None:
     rows = tuple(Row(kind=P, key=key, start_ts=ts, value=b"v") for key, ts in ((b"a", 25), (b"c", 21), (b"e", 23)))
     task.file(1, 1, replace(LEFT, end=b"", resolved_ts=20), rows=rows)
     last = task.core.explain()[-1]

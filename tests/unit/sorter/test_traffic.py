@@ -12,9 +12,9 @@ from sorter.core.traffic import SAMPLE, KeySample, Traffic
 from sorter.core.watermark import Stuck
 from tests.kit.sorter_oracle import Mark, P, Row
 from tests.kit.sorter_world import File, feed_batch
-from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.reports import STUCK_MAX
-from tistream.catalog.work.tasks import TaskRow
+from tistream.catalog.rows.reports import STUCK_MAX
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 
@@ -27,7 +27,8 @@ def keys(numbers: np.ndarray) -> pa.Array:
 
 def below(split: bytes | None, all_keys: pa.Array) -> float:
     assert split is not None
-    return sum(key < split for key in all_keys.to_pylist()) / len(all_keys)
+    below_it = sum(1 for key in all_keys.to_pylist() if key < split)
+    return below_it / len(all_keys)
 
 
 @pytest.mark.parametrize("shape", ["even", "skewed", "growing"])
@@ -95,7 +96,7 @@ class Task:
             epoch=3,
             owner="s",
             snapshot_key=None,
-            snapshot_n=0,
+            snapshot_no=0,
             resubscribe_id=0,
             error=None,
         )
@@ -138,7 +139,7 @@ def test_only_stalled_watermarks_are_explained_and_not_in_every_report() -> None
     asked: list[int] = []
     explain = stands.core.explain
 
-    def counted(range_: KeyRange | None = None) -> list:
+    def counted(range_: KeyRange | None = None) -> list[Stuck]:
         asked.append(1)
         return explain(range_)
 

@@ -5,6 +5,7 @@ import pytest
 
 from sorter.core.slots import Slots
 from sorter.core.watermark import EXPLAINED_MAX, RangeWatermarkMap
+from tests.kit.made_rows import batch_of
 from tistream.errors import TiStreamError
 from tistream.keyrange import KeyRange
 from tistream.model.change import REGIONS
@@ -12,83 +13,16 @@ from tistream.model.change import REGIONS
 
 def rows(*given: tuple[bytes, bytes, int, int], ready: int = 1, region_id: int = 7) -> pa.RecordBatch:
     """(start, end, checkpoint_ts, resolved_ts) each."""
-    return pa.RecordBatch.from_pylist(
-        [
-            {
-                "region_id": region_id,
-                "version": 1,
-                "start_key": start,
-                "end_key": end,
-                "tenure_open_ts": 1,
-                "tenure_ready_ts": ready,
-                "checkpoint_ts": checkpoint_ts,
-                "resolved_ts": resolved_ts,
-                "row_offset": 0,
-                "row_count": 0,
-            }
-            for start, end, checkpoint_ts, resolved_ts in given
-        ],
-        schema=REGIONS,
+    names = ("start_key", "end_key", "checkpoint_ts", "resolved_ts")
+    columns = {name: [row[n] for row in given] for n, name in enumerate(names)}
+    return batch_of(
+        REGIONS, region_id=region_id, version=1, subscription_open_ts=1, subscription_ready_ts=ready, **columns
     )
 
 
 def slices(m: RangeWatermarkMap) -> list[tuple[bytes, bytes, int | None]]:
     m.check()
     return [(r.start, r.end, w) for r, w in m.slices()]
-
-
-def test_a_new_map_is_one_watermark_gap() -> None:
-    m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
-    assert m.watermark() is None
-    assert m.watermark_gaps() == [KeyRange(b"b", b"y")]
-    assert m.highest() == 10
-    assert m.w_of(pa.array([b"b", b"x"], pa.binary())).tolist() == [10, 10]
-
-
-def test_rows_are_cut_to_the_range_and_equal_neighbours_become_one_slice() -> None:
-    m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
-    assert m.apply(rows((b"", b"d", 10, 20), (b"d", b"", 10, 20), (b"a", b"b", 10, 99), (b"y", b"", 10, 99)), 1, 1, 1)
-    assert slices(m) == [(b"b", b"y", 20)]
-    assert m.watermark() == 20
-
-
-def test_a_watermark_never_falls_and_a_repeated_row_moves_nothing() -> None:
-    m = RangeWatermarkMap(KeyRange(), 10)
-    assert m.apply(rows((b"", b"", 10, 30)), 1, 1, 1)
-    assert not m.apply(rows((b"", b"", 10, 20)), 1, 1, 2)
-    assert not m.apply(rows((b"", b"", 10, 30)), 1, 1, 3)
-    assert m.watermark() == 30
-
-
-def test_the_lowest_slice_counts_and_each_key_has_its_own() -> None:
-    m = RangeWatermarkMap(KeyRange(), 10)
-    m.apply(rows((b"", b"g", 10, 30), (b"g", b"p", 10, 20), (b"p", b"", 10, 25)), 1, 1, 1)
-    assert slices(m) == [(b"", b"g", 30), (b"g", b"p", 20), (b"p", b"", 25)]
-    assert m.watermark() == 20
-    keys = pa.array([b"", b"f\xff", b"g", b"o", b"p", b"\xff"], pa.binary())
-    assert m.w_of(keys).tolist() == [30, 30, 20, 20, 25, 25]
-
-
-def test_a_row_waits_slice_by_slice_for_its_checkpoint() -> None:
-    m = RangeWatermarkMap(KeyRange(), 10)
-    m.apply(rows((b"", b"g", 10, 30)), 1, 1, 1)
-    m.apply(rows((b"", b"", 25, 50)), 2, 1, 1)
-    assert slices(m) == [(b"", b"g", 50), (b"g", b"", None)]
-    assert [r.checkpoint_ts for r in m.waiting()] == [25]
-    m.apply(rows((b"g", b"", 10, 24)), 3, 1, 1)
-    assert slices(m) == [(b"", b"g", 50), (b"g", b"", 24)]
-    m.apply(rows((b"g", b"", 10, 25)), 3, 1, 2)
-    assert slices(m) == [(b"", b"", 50)]
-    assert m.waiting() == []
-
-
-def test_waiting_rows_admit_each_other_in_a_chain() -> None:
-    m = RangeWatermarkMap(KeyRange(), 10)
-    m.apply(rows((b"", b"", 30, 40)), 3, 1, 1)
-    m.apply(rows((b"", b"", 20, 30)), 2, 1, 1)
-    assert m.watermark() is None
-    m.apply(rows((b"", b"", 10, 20)), 1, 1, 1)
-    assert m.watermark() == 40
 
 
 def test_of_one_promise_only_the_newest_row_waits() -> None:
@@ -105,13 +39,6 @@ def test_a_waiting_row_that_has_nothing_more_to_give_is_dropped() -> None:
     m.apply(rows((b"", b"", 10, 40)), 1, 1, 1)
     assert m.waiting() == []
     m.check()
-
-
-@pytest.mark.parametrize(("ready", "resolved"), [(0, 20), (1, 0)])
-def test_a_row_that_is_not_ready_or_has_no_resolved_ts_moves_nothing(ready: int, resolved: int) -> None:
-    m = RangeWatermarkMap(KeyRange(), 10)
-    assert not m.apply(rows((b"", b"", 10, resolved), ready=ready), 1, 1, 1)
-    assert m.watermark_gaps() == [KeyRange()]
 
 
 def test_explain_names_the_cause_of_each_watermark_gap() -> None:
@@ -169,12 +96,6 @@ def test_explain_is_bounded() -> None:
     count = EXPLAINED_MAX + 50
     m.apply(rows(*((b"%05d" % i, b"%05d" % (i + 1), 10, 0) for i in range(count)), ready=0), 1, 1, 1)
     assert len(m.explain()) == EXPLAINED_MAX
-
-
-def test_an_empty_region_promises_nothing() -> None:
-    m = RangeWatermarkMap(KeyRange(b"b", b"y"), 10)
-    assert not m.apply(rows((b"g", b"g", 10, 30), (b"k", b"c", 10, 30)), 1, 1, 1)
-    assert slices(m) == [(b"b", b"y", None)]
 
 
 def test_a_repeated_list_keeps_its_slots_and_looks_at_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

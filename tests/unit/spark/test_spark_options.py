@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
 from tistream.errors import ConfigError
 from tistream.spark.core.filters import Narrowed, narrow
@@ -62,7 +62,7 @@ TS = ("_commit_ts",)
         ([GreaterThan(TS, 5), GreaterThan(TS, 7), LessThan(TS, 20), LessThanOrEqual(TS, 12)], 7, 12),
     ],
 )
-def test_bounds_are_taken_over(filters: list[object], after: int | None, upto: int | None) -> None:
+def test_bounds_are_taken_over(filters: list[Filter], after: int | None, upto: int | None) -> None:
     assert narrow(filters, commit_ts="_commit_ts", by_name=False) == (Narrowed(after=after, upto=upto), [])
 
 

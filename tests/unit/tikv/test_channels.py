@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tistream.tikv.channels import Channels, Pem, Tls, TlsFiles
+from tistream.tikv.channels import _OPEN, Channels, Pem, TlsFiles
 
 
 def write(file: Path, text: bytes, at: int) -> None:
@@ -51,5 +51,14 @@ def test_the_next_use_of_a_channel_has_the_new_certificate(paths: tuple[Path, Pa
     channels.close()
 
 
-def test_texts_never_change() -> None:
-    assert Tls(ca=b"x").current() == Pem(ca=b"x")
+def test_channels_to_addresses_that_are_gone_are_given_back() -> None:
+    channels = Channels(None)
+    before = len(_OPEN._users)
+    for n in range(1, 50):
+        channels.at(f"127.0.0.1:{n}")
+        kept = channels.at("127.0.0.1:99")
+        channels.keep(["127.0.0.1:99"])
+        assert channels.at("127.0.0.1:99") is kept
+    assert len(_OPEN._users) - before <= 3, "the one that is kept, and few on which calls may be in progress"
+    channels.close()
+    assert len(_OPEN._users) == before

@@ -9,7 +9,7 @@ from hypothesis import given
 from tistream.codec.memcomparable import encode_bytes
 from tistream.keyrange import KeyRange
 from tistream.tikv.core.pd_messages import Region
-from tistream.tikv.core.ranges import joined, raw_keyspace, some_tables, whole_cluster
+from tistream.tikv.core.ranges import joined, whole_cluster
 from tistream.tikv.core.regions import plain_key, plain_range, region_form
 
 TABLE_62 = (
@@ -69,12 +69,6 @@ def test_a_region_without_a_key() -> None:
 
 def test_what_a_tenant_follows() -> None:
     assert whole_cluster() == (KeyRange(b"m", b"n"), KeyRange(b"t", b"u"))
-    (raw,) = raw_keyspace(0xFFFFFF)
-    assert raw == KeyRange(b"r\xff\xff\xff", b"s")
-    table = KeyRange(b"t\x80\0\0\0\0\0\0\x10", b"t\x80\0\0\0\0\0\0\x11")
-    meta, mine, queue = some_tables([table])
-    assert (meta, mine) == (KeyRange(b"m", b"n"), table)
-    assert queue == KeyRange(bytes.fromhex("7480" + "00fffffffffffe" + "5f72"), bytes.fromhex("748000fffffffffffe5f73"))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Capacity:
     idle: float  #: tenants that do not write
 
 
-#: as measured by benchmarks/capacity.py
+#: as measured by `python -m benchmarks.load capacity`
 CAPACITY = {
     "meta": Capacity(at_rest=0.017, writing=2_400, idle=3_100),
     "dispatcher": Capacity(at_rest=0.024, changes=1_700_000, writing=320, idle=950),
@@ -96,9 +96,9 @@ def check_capacity(workers: Sequence[Mapping[str, Any]], tenants: int) -> list[t
     alive = Counter(worker["kind"] for worker in workers if worker["alive"])
     embedded = any(w["alive"] and w["kind"] == "dispatcher" and not w["address"] for w in workers)
     least = 1 if embedded else _REPLICAS
-    found = [(f"capacity: {role}", _scaled(role, alive[role], load, least)) for role in _SCALED if alive[role]]
-    found += [(f"capacity: {role}", _single(role, load)) for role in _SINGLE]
-    return [*found, ("capacity: api", _api(load))]
+    checks = [(f"capacity: {role}", _scaled(role, alive[role], load, least)) for role in _SCALED if alive[role]]
+    checks += [(f"capacity: {role}", _single(role, load)) for role in _SINGLE]
+    return [*checks, ("capacity: api", _api(load))]
 
 
 def _scaled(role: str, processes: int, load: Load, least: int) -> Finding:

@@ -134,12 +134,12 @@ def levers(load: Load, prices: Prices = Prices()) -> list[Lever]:
         "twice as fast code": replace(load, mb_per_s_per_vcpu=load.mb_per_s_per_vcpu * 2),
         "half the retention": replace(load, retention_days=load.retention_days / 2),
     }
-    found = [
+    proposals = [
         Lever(name=name, usd=month(other, prices).usd, saves=now - month(other, prices).usd)
         for name, other in tried.items()
         if other != load
     ]
-    return sorted((lever for lever in found if lever.saves), key=lambda lever: -lever.saves)
+    return sorted((lever for lever in proposals if lever.saves), key=lambda lever: -lever.saves)
 
 
 def _requests(load: Load, prices: Prices) -> Iterator[Position]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 
 from tistream.admin.core.keyspaces import is_of_keyspace, key_words, keyspace_range_label
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.codec.memcomparable import decode_int
 from tistream.codec.raw.keys import PREFIX_BYTES
 from tistream.codec.table_key import DDL_JOB_RANGE, META_RANGE, SYSTEM_IDS_FROM, IndexKey, parse_key
@@ -102,16 +102,16 @@ def _within(key: bytes) -> str:
 
 
 def _named(first: int, last: int, name_of: NameOf) -> str:
-    found: list[str] = []
+    names: list[str] = []
     for table_id in count(first):
-        if table_id >= min(last, first + 64) or len(found) > _NAMES_SHOWN:
+        if table_id >= min(last, first + 64) or len(names) > _NAMES_SHOWN:
             break
         if name := name_of(table_id):
-            found.append(name)
-    if not found:
+            names.append(name)
+    if not names:
         return ""
-    more = ", …" if len(found) > _NAMES_SHOWN else ""
-    return f" ({', '.join(found[:_NAMES_SHOWN])}{more})"
+    more = ", …" if len(names) > _NAMES_SHOWN else ""
+    return f" ({', '.join(names[:_NAMES_SHOWN])}{more})"
 
 
 def _table_id(key: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tistream.catalog.tenancy.tenants import TenantRow
+from tistream.catalog.rows.tenants import TenantRow
 from tistream.codec.raw.keys import PREFIX_BYTES, KeyMode
 from tistream.keyrange import KeyRange, prefix_range
 

@@ -5,7 +5,8 @@ The first of these that holds is the cause:
     waiting, paused     the tenant has not started, or an operator paused it
     ended               its streams have ended and everything is served: nothing is late
     quarantined         a store contradicted its promise; nothing above the last good timestamp is served
-    a watermark gap     of `tistream.admin.core.watermark_gaps`, in the order of CAUSES
+    a watermark gap     of `tistream.admin.core.watermark_gaps`: of the task that is furthest behind, by CAUSES; an open
+                        transaction before the regions that stand where it began
     replay              a replay holds its tasks
     no dispatcher       the store that is read least far has no dispatcher that lives
     a slow stage        the one that holds back most of the lag (`STAGE_STEPS`)
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tistream.admin.core.units import seconds_text
-from tistream.admin.core.watermark_gaps import Cause, WatermarkGap
+from tistream.admin.core.watermark_gaps import Cause, WatermarkGap, without_followers
 from tistream.ids import Tenant
 
 LATE_S = 10  #: a lag below this is normal: flushes, heartbeats and resolved timestamps take seconds
@@ -88,13 +89,14 @@ class Late:
     lost_dispatcher: str | None = None  #: the dispatcher that it had
     slowest: Sequence[str] = ()  #: the stages that hold back most; several when they cannot be told apart
     where: str = ""  #: the store, dispatcher or task of that stage
+    is_ddl: bool = False  #: that task is the one of DDL
     consumer: SlowConsumer | None = None  #: the one that is furthest behind
 
 
 def lag_sentence(late: Late) -> str:
     """The sentence."""
-    found = _cause(late)
-    if found is None:
+    main_cause = _cause(late)
+    if main_cause is None:
         if late.consumer is not None and late.consumer.lag_s >= LATE_S:
             return _of_consumer(late.tenant, late.consumer)
         if late.ended:
@@ -102,7 +104,7 @@ def lag_sentence(late: Late) -> str:
         if late.lag_s is None:
             return f"Tenant {late.tenant} is {late.state} and serves nothing yet; nothing is late."
         return f"Tenant {late.tenant} is {seconds_text(late.lag_s)} behind, which is normal; nothing is late."
-    cause, step = (" ".join(words.split()).rstrip(" .") for words in found)
+    cause, step = (" ".join(words.split()).rstrip(" .") for words in main_cause)
     if late.lag_s is None:
         return f"Tenant {late.tenant} serves nothing yet, because {cause}; next: {step}."
     behind = seconds_text(late.lag_s)
@@ -120,9 +122,9 @@ def _cause(late: Late) -> tuple[str, str] | None:
     if (bad := late.quarantined) is not None:
         rows = "1 row" if bad.rows == 1 else f"{bad.rows} rows"
         cause = f"store {bad.store_id} is quarantined: it sent {rows} at or below its own resolved timestamp"
-        return cause, f"look at them and accept or reject the store: tistream store quarantine list {ids}"
+        return cause, f"look at them, then reject the store or connect anew: tistream store quarantine list {ids}"
     if late.gaps:
-        return _of_gap(min(late.gaps, key=lambda gap: CAUSES.index(gap.cause)), late)
+        return _of_gap(min(without_followers(late.gaps), key=_holds_back), late)
     if late.replay is not None:
         return f"{late.replay} replays its backlog", "wait until the replay ends: tistream workers show " + late.replay
     if late.lost_store is not None:
@@ -133,7 +135,10 @@ def _cause(late: Late) -> tuple[str, str] | None:
         return None
     causes = [STAGE_STEPS[stage] for stage in late.slowest]
     cause = " or ".join(words for words, _ in causes)
-    return f"{cause} ({late.where})" if late.where else cause, causes[0][1]
+    step = causes[0][1]
+    if late.is_ddl and late.slowest[0] == "match":  # it is one task, which nothing divides
+        step = "look at the load of its sorter, and move its other tasks away: tistream workers list"
+    return f"{cause} ({late.where})" if late.where else cause, step
 
 
 def _of_consumer(tenant: Tenant, slow: SlowConsumer) -> str:
@@ -156,6 +161,13 @@ def _of_consumer(tenant: Tenant, slow: SlowConsumer) -> str:
     return (
         f"Consumer {slow.name} of tenant {tenant} is {behind} late, since {slow.since}, because {cause}; next: {step}."
     )
+
+
+def _holds_back(gap: WatermarkGap) -> tuple[int, int, int]:
+    """The gap that sorts first holds the tenant back: its task is complete up to the least timestamp. Those of one task
+    are in the order of CAUSES, the lowest first."""
+    complete = gap.task.durable_ts if gap.task is not None else gap.watermark or 0
+    return complete, CAUSES.index(gap.cause), gap.watermark or 0
 
 
 def _of_gap(gap: WatermarkGap, late: Late) -> tuple[str, str]:

@@ -43,11 +43,11 @@ def bytes_text(amount: float | None) -> str:
     return f"{amount:.1f} TiB"
 
 
-def kind_words(found: dict[str, Any]) -> str:
+def kind_words(tenant: dict[str, Any]) -> str:
     """The kind of a tenant in words, as the API shows it."""
-    if found["keyspace"] is None:
+    if tenant["keyspace"] is None:
         return "TiDB"
-    data = "RawKV" if found["kind"] == "raw" else "TxnKV"
-    name, number = found["keyspace"]["name"], found["keyspace"]["id"]
+    data = "RawKV" if tenant["kind"] == "raw" else "TxnKV"
+    name, number = tenant["keyspace"]["name"], tenant["keyspace"]["id"]
     which = str(number) if name is None else name if number is None else f"{name} ({number})"
     return f"{data}, keyspace {which}"

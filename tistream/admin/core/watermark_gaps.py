@@ -13,16 +13,16 @@ Heartbeats of sorters and dispatchers describe the recent past: the sentence is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tistream import ts as tso
 from tistream.admin.core.formatting import NameOf, key_span, key_text, range_label
 from tistream.admin.core.units import duration_text
-from tistream.catalog.work.reports import StoreReport, StuckReport, TaskReport
-from tistream.catalog.work.tasks import TaskRow
-from tistream.catalog.work.workers import WorkerRow
+from tistream.catalog.rows.reports import StoreReport, StuckReport, TaskReport
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.workers import WorkerRow
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
 from tistream.limits import LEASE_MS
@@ -59,6 +59,7 @@ class WatermarkGap:
     region_id: int = 0
     version: int = 0
     store_id: int = 0
+    start_ts: int = 0  #: of the open transaction that it waits for; 0: it waits for something else
     file: str = ""
     file_age_s: float | None = None
     owner: str | None = None
@@ -189,8 +190,17 @@ def _locked(task: TaskRow, report: TaskReport, stuck: StuckReport, known: Known,
         "check whether its client is alive; the pusher resolves expired locks, and names those that it leaves",
         range=KeyRange(key, stuck.end_key),
         watermark=stuck.watermark,
+        start_ts=stuck.start_ts,
         standing_s=report.standing_s,
     )
+
+
+def without_followers(gaps: Sequence[WatermarkGap]) -> list[WatermarkGap]:
+    """The gaps but for those that an open transaction explains. TiKV announces one resolved timestamp for a group of
+    regions, the lowest of them: a region that stands where a transaction began is held by it, or by its group."""
+    begun = {gap.start_ts for gap in gaps if gap.start_ts}
+    held = begun | {at - 1 for at in begun}
+    return [gap for gap in gaps if gap.start_ts or gap.cause is not Cause.STANDING or gap.watermark not in held]
 
 
 def _guess(stuck: StuckReport, age_s: float | None, dispatcher: str | None, known: Known) -> tuple[str, str]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import ArgumentError
 
-from tistream.catalog.database.engine import Catalog, newest_revision, now_ms, revisions
+from tistream.catalog.database.engine import Catalog, now_ms
+from tistream.catalog.database.revisions import MIGRATIONS
 from tistream.catalog.database.tables import events
 from tistream.clock import Clock
-from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, ok, warn
+from tistream.diagnostics.findings import Checklist, Finding, clock_skew, fail, least_offset_ms, ok, warn
 from tistream.errors import NotFound
+from tistream.release import ReleaseTooOld
 
 _WANTED = "READ COMMITTED"
 _NOTHING = events.delete().where(events.c.event_id < 0)
@@ -22,19 +24,19 @@ _NOTHING = events.delete().where(events.c.event_id < 0)
 
 def check_catalog(url: str, clock: Clock) -> list[Finding]:
     """All checks; only the first when the catalog is unreachable."""
-    opened, found = list[Catalog](), Checklist()
+    opened, checklist = list[Catalog](), Checklist()
     try:
-        if found.check("catalog", lambda: _reached(url, opened)):
+        if checklist.check("catalog", lambda: _reached(url, opened)):
             catalog = opened[0]
-            found.check("isolation", lambda: _isolation(catalog))
-            found.check("catalog clock", lambda: _clock(catalog, clock))
-            found.check("migrations", lambda: _migrations(catalog))
-            if found.findings[-1].facts.get("found"):
-                found.check("catalog writes", lambda: _writes(catalog))
+            checklist.check("isolation", lambda: _isolation(catalog))
+            checklist.check("catalog clock", lambda: _clock(catalog, clock))
+            checklist.check("migrations", lambda: _migrations(catalog))
+            if checklist.findings[-1].facts.get("found"):
+                checklist.check("catalog writes", lambda: _writes(catalog))
     finally:
         for catalog in opened:
             catalog.close()
-    return found.findings
+    return checklist.findings
 
 
 def _reached(url: str, into: list[Catalog]) -> Finding:
@@ -72,21 +74,24 @@ def _clock(catalog: Catalog, clock: Clock) -> Finding:
     before = clock.unix_ms()
     with catalog.reading() as conn:
         there = now_ms(conn)
-    offset_ms = there - (before + clock.unix_ms()) // 2
-    return clock_skew("the database's", offset_ms)
+    return clock_skew("the database's", least_offset_ms(there, there + 1, before, clock.unix_ms()))
 
 
 def _migrations(catalog: Catalog) -> Finding:
-    newest, found = newest_revision(), catalog.revision()
-    facts = {"found": found, "newest": newest}
-    if found is None:
+    newest, there = MIGRATIONS.newest, catalog.revision()
+    facts = {"found": there, "newest": newest}
+    if there is None:
         return warn("no tables yet; the first service creates them", **facts)
-    if found == newest:
+    try:
+        catalog.refuse_older()
+    except ReleaseTooOld as e:
+        return fail(e.message, **facts)
+    if there == newest:
         return ok(f"tables are of this version ({newest})", **facts)
-    if found in revisions():
-        words = f"tables are of revision {found}; the next service of this version migrates them to {newest}"
+    if there in MIGRATIONS.revisions:
+        words = f"tables are of revision {there}; the next service of this version migrates them to {newest}"
         return warn(words, **facts)
-    return fail(f"tables are of revision {found}, newer than this version ({newest})", **facts)
+    return ok(f"tables are of revision {there}, of a later release that allows this one", **facts)
 
 
 def _writes(catalog: Catalog) -> Finding:

@@ -15,24 +15,22 @@ error while committing is not: the caller must read back.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Engine, column, create_engine, event, exc, inspect, make_url, select, table
+from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, select
 from sqlalchemy.engine import URL
 
 from tistream.catalog.database.clock_sql import now_ms as _now_ms
+from tistream.catalog.database.compatibility import refuse_older
 from tistream.catalog.database.metered import watch
 from tistream.catalog.database.mysql import migrating_engine, mysql_engine
+from tistream.catalog.database.revisions import MIGRATIONS, Migrations, revision_of
 from tistream.errors import CatalogUnavailable, ConfigError, TiStreamError
-
-if TYPE_CHECKING:
-    from alembic.config import Config
+from tistream.release import THIS_RELEASE, Release
 
 BUSY_WAIT_S = 30
 MIGRATION_WAIT_S = 120
@@ -40,45 +38,60 @@ MIGRATION_WAIT_S = 120
 _alembic = threading.Lock()  # Alembic keeps its context in module globals
 
 _KNOWN = "sqlite:////absolute/path.db or mysql+pymysql://user:password@host:port/database"
-_VERSIONS = table("alembic_version", column("version_num"))  # Alembic's own table
-_REVISION = re.compile(r"v(\d{4})_\w+\.py")
 _DUPLICATE_MYSQL = 1062
 _DUPLICATES_SQLITE = {"SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE"}
 # MySQL raises these as OperationalError although no retry can help: unknown column, no privilege, unknown database.
 _PERMANENT_MYSQL = {1044, 1045, 1049, 1054, 1142, 1143, 4025}
+# The disk, the table's file or a quota is full; 1030 wraps the system's error, of which 28 is "no space left".
+_FULL_MYSQL = {1021, 1114}
+_WRAPPED_MYSQL, _NO_SPACE = 1030, "error 28 "
+_FULL_SQLITE = "SQLITE_FULL"
 _PERMANENT_SQLITE = {"SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_AUTH", "SQLITE_MISMATCH"}
+
+
+@dataclass(slots=True)
+class Refused:
+    """Writes of this process that the catalog refused for lack of space."""
+
+    times: int = 0
+    cause: str = ""  #: of the last one
 
 
 class Catalog:
     """The catalog at `url`. Thread-safe; a forked child needs its own."""
 
-    def __init__(self, url: str) -> None:
+    release = THIS_RELEASE  #: of the process, as the catalog knows it
+
+    def __init__(self, url: str, *, release: Release = THIS_RELEASE, migrations: Migrations = MIGRATIONS) -> None:
+        """`release` and `migrations`: what a process of another release brings, for tests."""
+        self.release, self._migrations = release, migrations
+        self.full = Refused()
         self._engine = watch(_make_engine(url))
         self._reader = self._engine.execution_options(tistream_begin="BEGIN", tistream_reads=True)
 
     def migrate(self, to: str | None = None) -> None:
-        """Migrate the schema to this version, or up to an older revision. Safe from any number of processes and threads
-        at once. ConfigError when a newer version has migrated it."""
-        wanted, found = to or newest_revision(), self.revision()
-        if found == wanted:
+        """Migrate the schema to this release, or up to an older revision; leave that of a later release, if it allows
+        this one. Safe from any number of processes and threads at once. ReleaseTooOld when it does not."""
+        wanted = to or self._migrations.newest
+        present = self.revision()
+        if present is not None:
+            self.refuse_older()
+        if present == wanted or (present is not None and present not in self._migrations.revisions):
             return  # most starts: Alembic, which takes a while to import, is not needed
-        if found is not None and found not in revisions():
-            raise ConfigError(
-                f"The catalog's tables are of revision {found}, and this version knows them up to {wanted}: a newer "
-                "version has migrated them. Start that version.",
-                revision=found,
-                newest=wanted,
-            )
         with _alembic, self._migration_lock() as conn:
-            _upgrade(conn, wanted)
+            if revision_of(conn) in (None, *self._migrations.revisions):  # a later release may have come first
+                self._migrations.run(conn, wanted, self.release)
+        self.refuse_older()
+
+    def refuse_older(self) -> None:
+        """ReleaseTooOld when this release may not run on the catalog."""
+        with self.reading() as conn:
+            refuse_older(conn, self.release)
 
     def revision(self) -> str | None:
         """The revision of the tables; None when there are none."""
         with self.reading() as conn:
-            if not inspect(conn).has_table(_VERSIONS.name):
-                return None
-        with self.reading() as conn:
-            return conn.execute(select(_VERSIONS.c.version_num)).scalar()
+            return revision_of(conn)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -87,12 +100,14 @@ class Catalog:
             trans = conn.begin()
             try:
                 yield conn
-            except BaseException:
+            except BaseException as e:
+                self._count_full(e)
                 _roll_back(conn)
                 raise
             try:
                 trans.commit()
             except exc.SQLAlchemyError as e:
+                self._count_full(e)
                 conn.invalidate(e)
                 raise CatalogUnavailable(
                     "the catalog failed while committing", determinate=False, cause=_cause(e)
@@ -112,6 +127,10 @@ class Catalog:
     def close(self) -> None:
         """Close the pooled connections."""
         self._engine.dispose()
+
+    def _count_full(self, error: BaseException) -> None:
+        if isinstance(error, exc.DBAPIError) and _is_full(error.orig):
+            self.full.times, self.full.cause = self.full.times + 1, _cause(error)
 
     def _connect_writer(self) -> AbstractContextManager[Connection]:
         return self._engine.connect()
@@ -184,6 +203,17 @@ def _is_permanent(original: BaseException | None) -> bool:
     return bool(original is not None and original.args and original.args[0] in _PERMANENT_MYSQL)
 
 
+def _is_full(original: BaseException | None) -> bool:
+    if original is None or not original.args:
+        return False
+    code, words = original.args[0], " ".join(map(str, original.args))
+    return (
+        getattr(original, "sqlite_errorname", None) == _FULL_SQLITE
+        or code in _FULL_MYSQL
+        or (code == _WRAPPED_MYSQL and _NO_SPACE in words)
+    )
+
+
 def _cause(error: BaseException) -> str:
     # Without the statement's parameters, which contain tenants' keys.
     return str(error.orig) if isinstance(error, exc.DBAPIError) else str(error)
@@ -235,32 +265,3 @@ def _sqlite_engine(url: URL, shown: str) -> Engine:
             conn.exec_driver_sql(begin)
 
     return engine
-
-
-def newest_revision() -> str:
-    """The revision that `migrate` ends at."""
-    return max(revisions())
-
-
-@cache
-def revisions() -> frozenset[str]:
-    """All revisions known to this version; each is in the name of its file."""
-    names = [file.name for file in files("tistream.catalog.database.migrations").joinpath("versions").iterdir()]
-    return frozenset(found[1] for name in names if (found := _REVISION.fullmatch(name)))
-
-
-def _upgrade(conn: Connection, revision: str) -> None:
-    from alembic import command
-
-    config = _migrations()
-    config.attributes["connection"] = conn
-    command.upgrade(config, revision)
-
-
-def _migrations() -> Config:
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", "tistream.catalog.database:migrations")
-    config.set_main_option("path_separator", "os")
-    return config

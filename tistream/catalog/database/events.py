@@ -22,6 +22,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.names import is_name
+from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import UInt, Word, WorkerName, counters, events, next_numbers
 from tistream.ids import Tenant
 
@@ -38,10 +39,12 @@ class EventKind(StrEnum):
     """What happened; the part before the dot is the kind of the subject."""
 
     OWNER_ELECTED = "owner.elected"
+    FEATURE_ON = "feature.on"  #: what older releases cannot read is written from now on; see `features`
     WORKER_REGISTERED = "worker.registered"
     WORKER_DRAINING = "worker.draining"
     WORKER_RETURNED = "worker.returned"
-    WORKER_GONE = "worker.gone"
+    WORKER_SILENT = "worker.silent"  #: it sends no heartbeats: killed, cut off or paused
+    WORKER_GONE = "worker.gone"  #: it has ended by itself
     TASK_ASSIGNED = "task.assigned"
     TASK_MOVED = "task.moved"  #: by an operator
     TASK_STOPPED = "task.stopped"
@@ -52,13 +55,12 @@ class EventKind(StrEnum):
     STORE_ASSIGNED = "store.assigned"
     STORE_QUARANTINED = "store.quarantined"  #: it contradicted its own promise; see `quarantines`
     STORE_REJECTED = "store.rejected"  #: by an operator
-    STORE_ACCEPTED = "store.accepted"  #: by an operator; STORE_AMENDED or STORE_NOT_ACCEPTED follows
-    STORE_AMENDED = "store.amended"  #: its accepted rows are in the log; see `amendments`
-    STORE_NOT_ACCEPTED = "store.not_accepted"  #: its rows cannot be merged: it stays quarantined
     TENANT_REGISTERED = "tenant.registered"
     TENANT_ACTIVATED = "tenant.activated"
     TENANT_PAUSED = "tenant.paused"
     TENANT_RESUMED = "tenant.resumed"
+    TENANT_ALLOWED = "tenant.allowed"  #: by an operator: a target, see `targets`
+    TENANT_DISALLOWED = "tenant.disallowed"  #: by an operator
     TENANT_DELETING = "tenant.deleting"
     TENANT_DELETED = "tenant.deleted"
     ITEM_STOPPED = "item.stopped"  #: an error stopped one role's work on one item; see `stops`
@@ -70,9 +72,9 @@ class EventKind(StrEnum):
     CHANGEFEED_CREATED = "changefeed.created"  #: by an operator, as the following but for `stopped` and `failed`
     CHANGEFEED_CHANGED = "changefeed.changed"
     CHANGEFEED_REBALANCED = "changefeed.rebalanced"
-    CHANGEFEED_REMOVED = "changefeed.removed"
     CHANGEFEED_STOPPED = "changefeed.stopped"  #: a table or a key of it, by a change that the destination refuses
     CHANGEFEED_FAILED = "changefeed.failed"
+    CHANGEFEED_REPEATS = "changefeed.repeats"  #: what an earlier try may have written is written once more
     ITEM_WORKS = "item.works"  #: a stopped item works again, or no longer exists
 
 
@@ -218,12 +220,9 @@ def _ascii(text: str) -> str:
 
 
 def _event_row(row: Any) -> EventRow:
-    return EventRow(
-        event_id=row.event_id,
-        at_ms=row.at_ms,
-        kind=row.kind,
+    return record_of(
+        EventRow,
+        row,
         tenant=None if row.cluster_id is None else Tenant(row.cluster_id, row.tenant_id),
-        subject=row.subject,
-        actor=row.actor,
         detail=orjson.loads(row.detail),
     )

@@ -39,7 +39,6 @@ from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.names import Name
 from tistream.ids import Tenant
 
-INT_MAX = (1 << 63) - 1  #: the largest number of every supported database
 WORKER_NAME_MAX = 128
 KEY_BYTES_MAX = 9216  #: TiKV refuses keys above 8 KiB
 
@@ -75,13 +74,20 @@ def _uint(name: str) -> Column[int]:
     return Column(name, UInt, nullable=False)
 
 
-def _consumer_ids() -> list[Column[Any]]:
-    return [*_ids("cluster_id", "tenant_id"), Column("changefeed_id", WorkerName, primary_key=True)]
+def _ids_with(name: str) -> list[Column[Any]]:
+    return [*_ids("cluster_id", "tenant_id"), Column(name, WorkerName, primary_key=True)]
 
 
-def _key(name: str) -> Column[bytes]:
-    return Column(name, KeyBytes, nullable=False)
+def _with_default(name: str, value: str) -> Column[int]:
+    return Column(name, UInt, nullable=False, server_default=value)
 
+
+def _range() -> list[Column[bytes]]:
+    return [Column(name, KeyBytes, nullable=False) for name in ("start_key", "end_key")]
+
+
+catalog_release = Table("catalog_release", metadata, _id("id"), *_uints("migrated_by", "min_release"))
+features = Table("features", metadata, Column("name", Word, primary_key=True), *_uints("release_no", "enabled_ms"))
 
 tenants = Table(
     "tenants",
@@ -93,12 +99,11 @@ tenants = Table(
     Column("upstream_id", UInt),
     Column("reason", SqlText, nullable=False),
     _uint("start_ts"),
-    _key("start_key"),
-    _key("end_key"),
+    *_range(),
     _uint("created_ms"),
-    Column("floor_ts", UInt, nullable=False, server_default="0"),
+    _with_default("floor_ts", "0"),
     Column("retention_s", UInt),
-    Column("schema_hints", UInt, nullable=False, server_default="0"),
+    _with_default("schema_hints", "0"),
 )
 
 tasks = Table(
@@ -107,25 +112,21 @@ tasks = Table(
     _id("task_id"),
     *_uints("cluster_id", "tenant_id"),
     Column("kind", Word, nullable=False),
-    _key("start_key"),
-    _key("end_key"),
+    *_range(),
     *_uints("start_ts", "durable_ts", "epoch"),
     Column("owner", WorkerName),
     Column("snapshot_key", ObjectName),
-    _uint("snapshot_n"),
-    _uint("resubscribe_id"),
+    *_uints("snapshot_no", "resubscribe_id"),
     Column("error", SqlText),
     Column("merge_with", UInt),
     Index("tasks_of_tenant", "cluster_id", "tenant_id"),
     Index("tasks_of_owner", "owner"),
 )
 
-positions = Table(
-    "positions",
+snapshot_positions = Table(
+    "snapshot_positions",
     metadata,
-    _id("task_id"),
-    _id("store_id"),
-    _id("incarnation"),
+    *_ids("task_id", "store_id", "incarnation"),
     _uint("seq"),
     Column("closed", Boolean, nullable=False),
 )
@@ -141,22 +142,18 @@ snapshot_objects = Table(
 stores = Table(
     "stores",
     metadata,
-    *_ids("cluster_id", "tenant_id"),
-    _id("store_id"),
-    _uint("incarnation"),
-    _uint("max_cut_ts"),
+    *_ids("cluster_id", "tenant_id", "store_id"),
+    *_uints("incarnation", "max_cut_ts"),
     Column("dispatcher", WorkerName),
     _uint("dispatcher_epoch"),
-    Column("end_ts", UInt, nullable=False, server_default="0"),
+    _with_default("end_ts", "0"),
     Index("stores_of_dispatcher", "dispatcher"),
 )
 
-incarnations = Table(
-    "incarnations",
+store_incarnations = Table(
+    "store_incarnations",
     metadata,
-    *_ids("cluster_id", "tenant_id"),
-    _id("store_id"),
-    _id("incarnation"),
+    *_ids("cluster_id", "tenant_id", "store_id", "incarnation"),
     _uint("reclaimed_seq"),
 )
 
@@ -170,19 +167,7 @@ quarantines = Table(
     Column("state", Word, nullable=False),
     *_uints("since_ms", "decided_ms"),
     Column("decided_by", WorkerName, nullable=False),
-    *_uints("amended_from", "amended_to", "amended_rows"),
-    Column("error", SqlText),
     Index("quarantines_by_state", "state"),
-)
-
-amendments = Table(
-    "amendments",
-    metadata,
-    *_ids("cluster_id", "tenant_id"),
-    _id("number"),
-    *_uints("from_ts", "to_ts", "row_count", "store_id"),
-    Column("decided_by", WorkerName, nullable=False),
-    _uint("at_ms"),
 )
 
 workers = Table(
@@ -191,7 +176,7 @@ workers = Table(
     Column("worker_id", WorkerName, primary_key=True),
     Column("kind", Word, nullable=False),
     Column("address", String(255), nullable=False),
-    _uint("incarnation"),
+    *_uints("release_no", "incarnation"),
     Column("state", Word, nullable=False),
     _uint("heartbeat_ms"),
     Column("report", ReportText),
@@ -202,8 +187,7 @@ leader = Table(
     metadata,
     _id("id"),
     Column("name", WorkerName, nullable=False),
-    _uint("epoch"),
-    _uint("heartbeat_ms"),
+    *_uints("release_no", "epoch", "heartbeat_ms"),
     Column("report", ReportText),
 )
 
@@ -214,9 +198,8 @@ objects = Table(
     *_uints("cluster_id", "tenant_id"),
     Column("kind", Word, nullable=False),
     Column("state", Word, nullable=False),
-    _uint("bytes"),
-    _uint("changed_ms"),
-    Column("replaced_by", UInt, nullable=False, server_default="0"),
+    *_uints("bytes", "changed_ms"),
+    _with_default("replacement_no", "0"),
     Index("objects_of_tenant", "cluster_id", "tenant_id", "state", "kind"),
 )
 
@@ -228,44 +211,42 @@ segments = Table(
     *_uints("cluster_id", "tenant_id"),
     Column("kind", Word, nullable=False),
     _uint("task_id"),
-    _key("start_key"),
-    _key("end_key"),
+    *_range(),
     Column("table_lo", BigInteger, nullable=False),
     Column("table_hi", BigInteger, nullable=False),
     *_uints("lo_ts", "hi_ts", "row_count", "byte_offset", "byte_length", "crc"),
     Column("format", Word, nullable=False, server_default="segment"),
-    Column("footer_offset", UInt, nullable=False, server_default="0"),
-    Column("footer_length", UInt, nullable=False, server_default="0"),
-    Column("footer_crc", UInt, nullable=False, server_default="0"),
-    Column("raw_length", UInt, nullable=False, server_default="0"),
-    Column("span_class", UInt, nullable=False, server_default="15"),
+    *(_with_default(name, "0") for name in ("footer_offset", "footer_length", "footer_crc", "raw_length")),
+    _with_default("span_class", "15"),
     Index("segments_by_hi_ts", "cluster_id", "tenant_id", "kind", "hi_ts"),
     Index("segments_in_order", "cluster_id", "tenant_id", "kind", "lo_ts", "hi_ts", "object_key", "segment_no"),
     Index("segments_by_span", "cluster_id", "tenant_id", "kind", "span_class", "lo_ts"),
 )
 
 read_leases = Table(
-    "read_leases",
-    metadata,
-    Column("lease_id", Word, primary_key=True),
-    _uint("swaps_seen"),
-    _uint("expires_ms"),
+    "read_leases", metadata, Column("lease_id", Word, primary_key=True), *_uints("replacements_seen", "expires_ms")
 )
+
+excluded_objects = Table(
+    "excluded_objects",
+    metadata,
+    Column("object_key", ObjectName, primary_key=True),
+    *_uints("cluster_id", "tenant_id", "since_ms"),
+    Index("excluded_objects_of_tenant", "cluster_id", "tenant_id"),
+)
+builds = Table("builds", metadata, _id("build_id"), *_uints("cluster_id", "tenant_id", "renewed_ms"))
 
 schema_versions = Table(
     "schema_versions",
     metadata,
-    *_ids("cluster_id", "tenant_id"),
-    _id("ts"),
+    *_ids("cluster_id", "tenant_id", "ts"),
     Column("object_key", ObjectName, nullable=False),
 )
 
 seeds = Table(
     "seeds",
     metadata,
-    *_ids("cluster_id", "tenant_id"),
-    _id("ts"),
-    _id("table_id"),
+    *_ids("cluster_id", "tenant_id", "ts", "table_id"),
     Column("state", Word, nullable=False),
     Column("manifest_key", ObjectName, nullable=False),
     *_uints("row_count", "bytes", "created_ms"),
@@ -276,10 +257,8 @@ seed_segments = Table(
     metadata,
     Column("object_key", ObjectName, primary_key=True),
     Column("segment_no", Integer, primary_key=True, autoincrement=False),
-    *_uints("cluster_id", "tenant_id"),
-    *_uints("ts", "seed_table_id", "table_id"),
-    _key("start_key"),
-    _key("end_key"),
+    *_uints("cluster_id", "tenant_id", "ts", "seed_table_id", "table_id"),
+    *_range(),
     *_uints("row_count", "byte_offset", "byte_length", "crc"),
     Index("seed_segments_of_table", "cluster_id", "tenant_id", "ts", "seed_table_id", "table_id"),
 )
@@ -287,9 +266,7 @@ seed_segments = Table(
 bases = Table(
     "bases",
     metadata,
-    *_ids("cluster_id", "tenant_id"),
-    _id("table_id"),
-    _id("ts"),
+    *_ids("cluster_id", "tenant_id", "table_id", "ts"),
     *_uints("seed_ts", "row_count", "bytes", "created_ms"),
 )
 
@@ -298,11 +275,8 @@ base_segments = Table(
     metadata,
     Column("object_key", ObjectName, primary_key=True),
     Column("segment_no", Integer, primary_key=True, autoincrement=False),
-    *_uints("cluster_id", "tenant_id"),
-    _uint("table_id"),
-    _uint("ts"),
-    _key("start_key"),
-    _key("end_key"),
+    *_uints("cluster_id", "tenant_id", "table_id", "ts"),
+    *_range(),
     *_uints("row_count", "byte_offset", "byte_length", "crc"),
     Index("base_segments_of_table", "cluster_id", "tenant_id", "table_id", "ts"),
 )
@@ -310,10 +284,10 @@ base_segments = Table(
 changefeeds = Table(
     "changefeeds",
     metadata,
-    *_consumer_ids(),
+    *_ids_with("changefeed_id"),
     Column("state", Word, nullable=False),
-    *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "seen_ms", "idle_limit_ms", "last_epoch"),
-    *_uints("dead_letters"),
+    *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "last_active_ms", "idle_limit_ms"),
+    *_uints("last_epoch", "dead_letters"),
     *(Column(name, SqlText, nullable=name == "error") for name in ("filters", "sink_uri", "options", "error")),
 )
 lanes = Table(
@@ -324,28 +298,54 @@ lanes = Table(
     Column("changefeed_id", WorkerName, nullable=False),
     _uint("number"),
     Column("scope", ReportText, nullable=False),
-    *_uints("checkpoint_ts", "attempted_ts", "redo_ts", "record_ts", "amended"),
+    *_uints("checkpoint_ts", "attempted_ts", "catch_up_ts", "record_ts"),
     Column("record", ReportText, nullable=False),
     _uint("epoch"),
     Column("owner", WorkerName),
-    *_uints("free_ms", "moved_ms", "rows_done", "bytes_done", "tries"),
+    *_uints("writable_ms", "advanced_ms", "rows_done", "bytes_done", "tries"),
     Column("error", SqlText),
     Index("lanes_of_changefeed", "cluster_id", "tenant_id", "changefeed_id", "number"),
     Index("lanes_of_owner", "owner"),
 )
-_READING = [*_uints("checkpoint_ts", "amended", "epoch"), Column("member", WorkerName)]
-consumer_partitions = Table("consumer_partitions", metadata, *_consumer_ids(), _id("number"), *_READING)
-_LEASED = [Column("member", WorkerName, primary_key=True), *_uints("session", "expires_ms")]
-consumer_members = Table("consumer_members", metadata, *_consumer_ids(), *_LEASED)
+destinations = Table(
+    "destinations",
+    metadata,
+    _id("destination_id"),
+    Column("root_hash", SecretHash, nullable=False),
+    Column("location", SqlText, nullable=False),
+    *_uints("cluster_id", "tenant_id"),
+    Column("changefeed_id", WorkerName, nullable=False),
+    *_uints("epoch", "attempted_ts", "released_ms"),
+    Index("destinations_of_root", "root_hash"),
+    Index("destinations_of_changefeed", "cluster_id", "tenant_id", "changefeed_id"),
+)
 
-safe_points = Table(
-    "safe_points",
+consumer_partitions = Table(
+    "consumer_partitions",
+    metadata,
+    *_ids_with("consumer_id"),
+    _id("number"),
+    *_uints("checkpoint_ts", "epoch"),
+    Column("member", WorkerName),
+    Column("commit_position", SqlText),
+)
+
+consumer_members = Table(
+    "consumer_members",
+    metadata,
+    *_ids_with("consumer_id"),
+    Column("member", WorkerName, primary_key=True),
+    *_uints("session", "expires_ms"),
+)
+
+allowed_targets = Table(
+    "allowed_targets",
     metadata,
     *_ids("cluster_id", "tenant_id"),
-    Column("service_id", WorkerName, primary_key=True),
-    _uint("safe_ts"),
-    _uint("expires_ms"),
+    Column("target", ObjectName, primary_key=True),
 )
+
+safe_points = Table("safe_points", metadata, *_ids_with("service_id"), *_uints("safe_ts", "expires_ms"))
 
 api_keys = Table(
     "api_keys",
@@ -357,9 +357,9 @@ api_keys = Table(
     Column("cluster_id", UInt),
     Column("tenant_id", UInt),
     Column("tables", SqlText),  # JSON list of table rules; NULL = all tables
-    Column("made_by", Word, nullable=False),
+    Column("created_by", Word, nullable=False),
     Column("replaced_by", Word),
-    *_uints("created_ms", "expires_ms", "used_ms", "revoked_ms"),
+    *_uints("created_ms", "expires_ms", "last_used_ms", "revoked_ms"),
     Index("api_keys_of_tenant", "cluster_id", "tenant_id"),
 )
 
@@ -373,21 +373,21 @@ logins = Table(
     Index("logins_by_expiry", "expires_ms"),
 )
 
-kept_answers = Table(
-    "kept_answers",
+idempotency_keys = Table(
+    "idempotency_keys",
     metadata,
-    Column("asked_hash", SecretHash, primary_key=True),
+    Column("key_hash", SecretHash, primary_key=True),
     Column("request_hash", SecretHash, nullable=False),
     Column("attempt", Word, nullable=False),
     Column("status", Integer, nullable=False),
     Column("media_type", String(128), nullable=False),
     Column("body", AnswerBytes, nullable=False),
-    _uint("begun_ms"),
-    Index("kept_answers_by_age", "begun_ms"),
+    _uint("started_ms"),
+    Index("idempotency_keys_by_age", "started_ms"),
 )
 
 service_tokens = Table(
-    "service_tokens", metadata, _id("token_no"), Column("secret", Name(64), nullable=False), _uint("made_ms")
+    "service_tokens", metadata, _id("token_no"), Column("secret", Name(64), nullable=False), _uint("created_ms")
 )
 
 events = Table(
@@ -403,10 +403,10 @@ events = Table(
     Column("detail", SqlText, nullable=False),
 )
 
-stops = Table(
-    "stops",
+stopped_items = Table(
+    "stopped_items",
     metadata,
-    _id("stop_id"),
+    _id("item_id"),
     Column("role", WorkerName, nullable=False),
     Column("item", WorkerName, nullable=False),
     Column("scope", Word, nullable=False),
@@ -415,9 +415,9 @@ stops = Table(
     Column("code", Word, nullable=False),
     Column("message", SqlText, nullable=False),
     Column("object", SqlText, nullable=False),
-    *_uints("since_ms", "tried_ms", "tries"),
+    *_uints("since_ms", "last_failed_ms", "tries"),
     Column("resumed", Boolean, nullable=False),
-    Index("stops_by_item", "role", "item", unique=True),
+    Index("stopped_items_by_item", "role", "item", unique=True),
 )
 
 jobs = Table(
@@ -435,23 +435,18 @@ jobs = Table(
     _uint("tries"),
     Column("limits", SqlText, nullable=False),
     Column("reason", SqlText, nullable=False),
-    *map(_uint, ("estimated_bytes", "estimated_objects", "parts_done", "parts_total")),
-    *map(_uint, ("created_ms", "due_ms", "started_ms", "renewed_ms", "ended_ms")),
+    *_uints("estimated_bytes", "estimated_objects", "parts_done", "parts_total"),
+    *_uints("created_ms", "due_ms", "started_ms", "renewed_ms", "ended_ms"),
     Column("outcome", Word, nullable=False),
     Column("code", Word, nullable=False),
     Column("error", SqlText, nullable=False),
-    *map(_uint, ("bytes_read", "bytes_written", "objects_before", "objects_after", "requests_saved")),
+    *_uints("bytes_read", "bytes_written", "objects_before", "objects_after", "requests_saved"),
     Index("jobs_by_key", "open_key", unique=True),
     Index("jobs_by_state", "state", "job_id"),
     Index("jobs_of_tenant", "cluster_id", "tenant_id", "kind", "scope", "job_id"),
 )
 
-counters = Table(
-    "counters",
-    metadata,
-    Column("name", Word, primary_key=True),
-    _uint("value"),
-)
+counters = Table("counters", metadata, Column("name", Word, primary_key=True), _uint("value"))
 _COUNT = counters.update().where(counters.c.name == bindparam("of")).values(value=counters.c.value + bindparam("more"))
 _COUNTED = select(counters.c.value).where(counters.c.name == bindparam("of"))
 

@@ -4,14 +4,15 @@ A base is made of its predecessor (an older base, a seed, or nothing) and the lo
 
     every `durable_ts` of the tenant's data has passed the bases   else: a defect
     no store is quarantined with a lower `good_ts`                 else: no effect
-    the log below them was not amended since they were planned     else: no effect
-    the predecessors still exist, locked                           else: no effect
-    insert the objects, live, the bases and their segments
+    of each base: its predecessor still exists, locked; the log still begins at or below it, and no base of the table
+    has this timestamp                                             else: it is left out
+    insert the objects of the others, live, the bases and their segments
 
-A transaction that deletes log below a base must therefore also delete the bases that depend on it: no base is ever
-added whose log was deleted. `retire_bases` is one transaction too: rows are deleted, and objects without a segment
-become superseded under the next swap number, which read leases protect. The newest base of a table is never retired,
-nor is one at the floor: reads of a tenant without tables start there. Both lock the tenant.
+A floor may rise while bases are built: only those that were built from below it are left out. A transaction that
+deletes log below a base must therefore also delete the bases that depend on it: no base is ever added whose log was
+deleted. `retire_bases` is one transaction too: rows are deleted, and objects without a segment become superseded under
+the next replacement number, which read leases protect. The newest base of a table is never retired, nor is one at the
+floor: reads of a tenant without tables start there. Both lock the tenant.
 
 Two bases of one table at one timestamp hold the same rows; the first one added stays.
 """
@@ -19,7 +20,6 @@ Two bases of one table at one timestamp hold the same rows; the first one added 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, exc, func, select
@@ -29,26 +29,24 @@ from tistream.catalog.database.engine import Catalog, GuardFailed, is_duplicate
 from tistream.catalog.database.tables import (
     base_segments,
     bases,
-    next_numbers,
-    objects,
     of_asked_tenant,
     of_tenant,
     seeds,
     tasks,
     tenant_ids,
 )
-from tistream.catalog.log.amendments import lowest_since
-from tistream.catalog.log.objects import ObjectKind, insert_live, replacing_unnamed
-from tistream.catalog.log.seeds import SeedRow
-from tistream.catalog.log.segments import SegmentRow, segment_of_table, segment_values
+from tistream.catalog.log.objects import ObjectKind, insert_all_live, replace_unnamed
+from tistream.catalog.log.segments import segment_of_table, segment_values
+from tistream.catalog.rows.bases import BaseRow, NewBase
+from tistream.catalog.rows.seeds import SeedRow
+from tistream.catalog.rows.segments import SegmentRow
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.catalog.tenancy.served import good_ts_of_asked_tenant
-from tistream.catalog.tenancy.tenants import TaskKind, lock_tenant
+from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.errors import NotFound, TenantDeleted, invariant
 from tistream.ids import Tenant
 
-KEY_RANGE = 0  #: in place of a table id: all keys of a tenant without tables
-
-_b, _s, _o = bases.c, base_segments.c, objects.c
+_b, _s = bases.c, base_segments.c
 _IDS_AT_ONCE = 500
 _LISTED = select(bases).where(of_asked_tenant(bases)).order_by(_b.ts.desc(), _b.table_id)
 _SEGMENTS = (
@@ -64,59 +62,27 @@ _SEGMENTS = (
     .where(of_asked_tenant(bases), _b.table_id == bindparam("asked_table"), _b.ts == bindparam("asked_ts"))
     .order_by(_s.start_key)
 )
-_REPLACE = replacing_unnamed(_s.object_key)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaseRow:
-    """A base."""
-
-    tenant: Tenant
-    table_id: int  #: physical, or KEY_RANGE
-    ts: int
-    seed_ts: int  #: of the seed it is ultimately built on; 0 = none, all rows came from the log
-    rows: int
-    bytes: int  #: stored
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewBase:
-    """A base whose files are in the object store."""
-
-    table_id: int
-    ts: int
-    previous: BaseRow | SeedRow | None  #: its predecessor, besides the log
-    rows: int
-    segments: tuple[SegmentRow, ...]  #: in key order
-
-    @property
-    def seed_ts(self) -> int:
-        """See BaseRow."""
-        match self.previous:
-            case BaseRow(seed_ts=ts) | SeedRow(ts=ts):
-                return ts
-        return 0
 
 
 def list_bases(catalog: Catalog, tenant: Tenant, table_ids: Collection[int] | None = None) -> list[BaseRow]:
     """The bases of these physical tables, or of all, newest first."""
     wanted = [None] if table_ids is None else _some(sorted(table_ids))
-    found: list[BaseRow] = []
+    rows: list[BaseRow] = []
     for ids in wanted:
         query = _LISTED if ids is None else _LISTED.where(_b.table_id.in_(ids))
         with catalog.reading() as conn:
-            found += [_base_row(tenant, row) for row in conn.execute(query, tenant_ids(tenant))]
-    return sorted(found, key=lambda base: (-base.ts, base.table_id))
+            rows += [_base_row(tenant, row) for row in conn.execute(query, tenant_ids(tenant))]
+    return sorted(rows, key=lambda base: (-base.ts, base.table_id))
 
 
 def base_segments_of(catalog: Catalog, base: BaseRow) -> Sequence[SegmentRow] | None:
     """The segments of a base, in key order; None when it was retired."""
     asked = {"asked_table": base.table_id, "asked_ts": base.ts}
     with catalog.reading() as conn:
-        found = conn.execute(_SEGMENTS, {**tenant_ids(base.tenant), **asked}).all()
-    if not found:
+        rows = conn.execute(_SEGMENTS, {**tenant_ids(base.tenant), **asked}).all()
+    if not rows:
         return None
-    return [segment_of_table(row) for row in found if row.object_key is not None]
+    return [segment_of_table(row) for row in rows if row.object_key is not None]
 
 
 def add_bases(
@@ -124,22 +90,19 @@ def add_bases(
     tenant: Tenant,
     new: Sequence[NewBase],
     files: Mapping[str, int],
-    *,
-    log_start_ts: int,
-    amended: int = 0,
-) -> bool:
-    """Make bases visible. `files`: object key -> bytes; `log_start_ts`: the start of the log when they were built;
-    `amended`: the number of its newest amendment, read before the log.
+) -> frozenset[int]:
+    """Make bases visible; the ids of the tables whose base was added. `files`: object key -> bytes; those with nothing
+    of an added base are left out.
 
-    False, without effect, when a predecessor no longer exists, a base exists already, or a quarantine with a lower
-    `good_ts` began or ended with an amendment meanwhile. Fenced when an object's key has a row."""
+    Left out are bases whose predecessor is gone, or was built on log that retention has given up since, and those of
+    tables with one at this timestamp. Without effect when a quarantine with a lower `good_ts` began meanwhile. Fenced
+    when an object's key has a row."""
     invariant(bool(new), "there are bases to add")
     try:
         with catalog.transaction() as conn:
-            _add(conn, tenant, new, files, log_start_ts, amended)
+            return _add(conn, tenant, new, files)
     except GuardFailed:
-        return False
-    return True
+        return frozenset()
 
 
 def retire_bases(catalog: Catalog, tenant: Tenant, gone: Iterable[BaseRow]) -> int:
@@ -163,53 +126,48 @@ def retire_bases(catalog: Catalog, tenant: Tenant, gone: Iterable[BaseRow]) -> i
             keys.update(conn.execute(select(_s.object_key).where(held)).scalars())
             conn.execute(base_segments.delete().where(held))
             count += conn.execute(bases.delete().where(mine, _b.ts.in_(ts))).rowcount
-        if keys:
-            number = next_numbers(conn, "swap", 1)[0]
-            for key in sorted(keys):
-                conn.execute(_REPLACE, {"asked_key": key, "swap_no": number})
+        replace_unnamed(conn, keys, _s.object_key)
     return count
 
 
-def _add(
-    conn: Connection,
-    tenant: Tenant,
-    new: Sequence[NewBase],
-    files: Mapping[str, int],
-    log_start_ts: int,
-    amended: int,
-) -> None:
+def _add(conn: Connection, tenant: Tenant, new: Sequence[NewBase], files: Mapping[str, int]) -> frozenset[int]:
     try:
-        if max(lock_tenant(conn, tenant)) != log_start_ts:
-            raise GuardFailed
+        earliest_ts = max(lock_tenant(conn, tenant))
     except (NotFound, TenantDeleted) as e:
         raise GuardFailed from e
     durable_ts = select(func.min(tasks.c.durable_ts)).where(of_tenant(tasks, tenant), tasks.c.kind == TaskKind.DATA)
     edge, newest = int(conn.execute(durable_ts).scalar() or 0), max(base.ts for base in new)
     invariant(newest <= edge, "a base lies at or below the live edge of the log", ts=newest, durable_ts=edge)
     good_ts = conn.execute(good_ts_of_asked_tenant(), tenant_ids(tenant)).scalar()
-    from_ts = lowest_since(conn, tenant, amended)
-    if any(ts is not None and newest > ts for ts in (good_ts, from_ts)):
+    if good_ts is not None and newest > good_ts:
         raise GuardFailed
-    for base in sorted(new, key=lambda b: b.table_id):
-        if not _lock_previous(conn, tenant, base.previous):
-            raise GuardFailed
-        there = select(_b.ts).where(of_tenant(bases, tenant), _b.table_id == base.table_id, _b.ts == base.ts)
-        if conn.execute(there).first() is not None:
-            raise GuardFailed
-    for key, size in sorted(files.items()):
-        insert_live(conn, tenant, key, ObjectKind.BASE, size)
+    added = [base for base in sorted(new, key=lambda b: b.table_id) if _may_be_added(conn, tenant, base, earliest_ts)]
+    if not added:
+        raise GuardFailed
+    named = {segment.object_key for base in added for segment in base.segments}
+    if named:
+        insert_all_live(conn, tenant, {key: files[key] for key in sorted(named)}, ObjectKind.BASE)
     try:
-        conn.execute(bases.insert().values(created_ms=now_ms()), [_base_values(tenant, base) for base in new])
+        conn.execute(bases.insert().values(created_ms=now_ms()), [_base_values(tenant, base) for base in added])
     except exc.IntegrityError as e:
         if not is_duplicate(e):
             raise
         raise GuardFailed from e  # another round was first
     if rows := [
         segment_values(base_segments, tenant, s, object_key=s.object_key, table_id=base.table_id, ts=base.ts)
-        for base in new
+        for base in added
         for s in base.segments
     ]:
         conn.execute(base_segments.insert(), rows)
+    return frozenset(base.table_id for base in added)
+
+
+def _may_be_added(conn: Connection, tenant: Tenant, base: NewBase, earliest_ts: int) -> bool:
+    """Whether all that it was made of is still there, and no base of the table has its timestamp."""
+    if base.after_ts < earliest_ts or not _lock_previous(conn, tenant, base.previous):
+        return False
+    there = select(_b.ts).where(of_tenant(bases, tenant), _b.table_id == base.table_id, _b.ts == base.ts)
+    return conn.execute(there).first() is None
 
 
 def _lock_previous(conn: Connection, tenant: Tenant, previous: BaseRow | SeedRow | None) -> bool:

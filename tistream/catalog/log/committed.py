@@ -21,13 +21,15 @@ from sqlalchemy import Connection, Update, and_, bindparam, case, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import INT_MAX, of_asked_tenant, segments, tasks, tenant_ids, tenant_of
+from tistream.catalog.database.tables import of_asked_tenant, segments, tasks, tenant_ids, tenant_of
 from tistream.catalog.log.objects import ObjectKind, insert_all_live
 from tistream.catalog.log.page import page_bounds, page_of_segments, span_class
-from tistream.catalog.log.segments import SegmentRow, segment_of_log, segment_values
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.log.segments import segment_of_log, segment_values
+from tistream.catalog.rows.segments import SegmentRow
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.errors import invariant
 from tistream.ids import Tenant
+from tistream.limits import INT_MAX
 
 _ADD_SEGMENTS = segments.insert()
 _LOCK_TOGETHER = (
@@ -76,7 +78,7 @@ def flush_in(
         used = {s.object_key for a in advanced for s in a.segments}
         sizes = {key: size for key, size in objects.items() if key in used}
         insert_all_live(conn, tenant, sizes, ObjectKind.COMMITTED)
-        rows = [values_of_segment(tenant, kinds[a.task_id], a.task_id, s) for a in advanced for s in a.segments]
+        rows = [_values_of_segment(tenant, kinds[a.task_id], a.task_id, s) for a in advanced for s in a.segments]
         conn.execute(_ADD_SEGMENTS, rows)
     return frozenset(a.task_id for a in advanced)
 
@@ -129,8 +131,8 @@ def find_segments(
     asked = page_bounds(min(after_ts, INT_MAX), min(upto_ts, INT_MAX))
     with catalog.reading() as conn:
         query = _PAGE if narrowed is None else page_of_segments(narrowed)
-        found = conn.execute(query, {**tenant_ids(tenant), "asked_kind": kind, "at_most": limit, **asked})
-        return [segment_of_log(row) for row in found]
+        rows = conn.execute(query, {**tenant_ids(tenant), "asked_kind": kind, "at_most": limit, **asked})
+        return [segment_of_log(row) for row in rows]
 
 
 def _check_advances(objects: Mapping[str, int], advances: Sequence[TaskAdvance]) -> None:
@@ -173,8 +175,8 @@ def _advance(conn: Connection, tenant: Tenant, a: TaskAdvance) -> bool:
 def _advance_together(conn: Connection, advances: Sequence[tuple[Tenant, TaskAdvance]]) -> list[int]:
     """`_advance` of several tasks, in order of id, in two statements: each guard is checked under its lock."""
     asked = {"asked_tasks": [a.task_id for _, a in advances]}
-    found = {row.task_id: row for row in conn.execute(_LOCK_TOGETHER, asked)}
-    new = {a.task_id: a.new_durable_ts for tenant, a in advances if _is_as_seen(found.get(a.task_id), tenant, a)}
+    rows = {row.task_id: row for row in conn.execute(_LOCK_TOGETHER, asked)}
+    new = {a.task_id: a.new_durable_ts for tenant, a in advances if _is_as_seen(rows.get(a.task_id), tenant, a)}
     if new:
         durable_timestamps = case(new, value=tasks.c.task_id)
         conn.execute(tasks.update().where(tasks.c.task_id.in_(list(new))).values(durable_ts=durable_timestamps))
@@ -197,7 +199,7 @@ def _kinds(conn: Connection, task_ids: list[int]) -> dict[int, str]:
     return {row.task_id: row.kind for row in rows}
 
 
-def values_of_segment(tenant: Tenant, kind: str, task_id: int, s: SegmentRow) -> dict[str, Any]:
+def _values_of_segment(tenant: Tenant, kind: str, task_id: int, s: SegmentRow) -> dict[str, Any]:
     """The columns of `segments` for a segment that a sorter has written."""
     others = {"object_key": s.object_key, "kind": kind, "task_id": task_id, "span_class": span_class(s.lo_ts, s.hi_ts)}
     return segment_values(segments, tenant, s, **others)

@@ -1,16 +1,19 @@
-"""Compaction in the catalog: pieces to compact, and the swap that commits a compaction.
+"""Compaction in the catalog: pieces to compact, and their commit.
 
 The unit is a piece: all segments that one task has in one object. `pieces` is one statement, hence one state of the
-catalog. `swap` is one transaction:
+catalog. `commit_compaction` is one transaction:
 
     lock the inputs' objects, in order of key      -> all live?
-    delete the segments of every piece             -> as many as were read?
+    count and delete the segments of every piece   -> as many as were read?
     insert the outputs, live, and their segments
-    take the next swap number                      (locked until COMMIT: numbers are committed in order)
+    take the next replacement number                      (locked until COMMIT: numbers are committed in order)
     objects without a segment left -> superseded, with that number
 
+Each statement has many pieces, so the counter is locked for a few statements. A job with many groups commits some of
+them at a time.
+
 Either all inputs are replaced by all outputs or nothing happens, so one listing sees every row of the log once, before
-or after the swap. An object with segments of another task stays live. `durable_ts` does not change: compaction moves
+or after the commit. An object with segments of another task stays live. `durable_ts` does not change: compaction moves
 rows, and readers see the same log. Garbage collection leaves out rows at or below the floor only, which no reader is
 given.
 """
@@ -18,34 +21,25 @@ given.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import BindParameter, Connection, and_, bindparam, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.database.engine import Catalog, GuardFailed
-from tistream.catalog.database.tables import (
-    INT_MAX,
-    next_numbers,
-    objects,
-    of_asked_tenant,
-    of_tenant,
-    segments,
-    tasks,
-    tenant_ids,
-)
-from tistream.catalog.log.objects import ObjectKind, ObjectState, insert_live, replacing_unnamed
+from tistream.catalog.database.tables import objects, of_asked_tenant, of_tenant, segments, tasks, tenant_ids
+from tistream.catalog.log.objects import ObjectKind, ObjectState, in_chunks, insert_live, replace_unnamed
 from tistream.catalog.log.page import span_class
-from tistream.catalog.log.segments import SegmentFormat, SegmentRow, segment_of_log, segment_values
+from tistream.catalog.log.segments import segment_of_log, segment_values
+from tistream.catalog.rows.compaction import Output, Piece
+from tistream.catalog.rows.segments import SegmentFormat, SegmentRow
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.catalog.tenancy.served import edge_of_asked_tenant
-from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.errors import invariant
 from tistream.ids import Tenant
+from tistream.limits import INT_MAX
 
-_KEYS_AT_ONCE = 200
 _s, _o = segments.c, objects.c
 
 
@@ -77,35 +71,10 @@ _PIECES = (
     .limit(bindparam("at_most"))
 )
 _PIECES_OF_TASKS = _PIECES.where(_s.task_id.in_(bindparam("asked_tasks", expanding=True)))
-_REMOVE = segments.delete().where(_s.object_key == bindparam("asked_key"), _s.task_id == bindparam("asked_task"))
+_OF_PIECES = and_(_s.object_key.in_(bindparam("asked_keys", expanding=True)), _s.task_id == bindparam("asked_task"))
+_COUNT = select(_s.object_key, func.count()).where(_OF_PIECES).group_by(_s.object_key)
+_REMOVE = segments.delete().where(_OF_PIECES)
 _ADD = segments.insert()
-_REPLACE = replacing_unnamed(_s.object_key)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """All live segments of one task in one object."""
-
-    object_key: str
-    task_id: int
-    segments: int  #: how many
-    rows: int
-    stored_bytes: int
-    raw_bytes: int = 0  #: unpacked; 0 = not known
-    lo_ts: int
-    hi_ts: int  #: inclusive
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """A compacted file that replaces inputs."""
-
-    object_key: str
-    object_bytes: int
-    task_id: int
-    groups: tuple[SegmentInfo, ...]
-    footer: Footer
-    collected: int = 0  #: rows of the inputs that garbage collection left out
 
 
 def lowest_durable_ts(catalog: Catalog, tenant: Tenant) -> int:
@@ -154,35 +123,29 @@ def pieces(
 def segments_of(catalog: Catalog, tenant: Tenant, wanted: Sequence[Piece]) -> dict[tuple[str, int], list[SegmentRow]]:
     """(object key, task id) -> live segments by number. Pieces replaced meanwhile are missing."""
     keys = sorted({piece.object_key for piece in wanted})
-    found: dict[tuple[str, int], list[SegmentRow]] = {}
-    for first in range(0, len(keys), _KEYS_AT_ONCE):
+    rows: dict[tuple[str, int], list[SegmentRow]] = {}
+    for some in in_chunks(keys):
         query = (
             select(segments)
             .join(objects, _o.object_key == _s.object_key)
             .where(
                 of_tenant(segments, tenant),
                 _s.kind == TaskKind.DATA,
-                _s.object_key.in_(keys[first : first + _KEYS_AT_ONCE]),
+                _s.object_key.in_(some),
                 _o.state == ObjectState.LIVE,
             )
             .order_by(_s.object_key, _s.segment_no)
         )
         with catalog.reading() as conn:
             for row in conn.execute(query):
-                found.setdefault((row.object_key, row.task_id), []).append(segment_of_log(row))
-    return found
+                rows.setdefault((row.object_key, row.task_id), []).append(segment_of_log(row))
+    return rows
 
 
-def new_job(catalog: Catalog) -> int:
-    """A unique job number."""
-    with catalog.transaction() as conn:
-        return next_numbers(conn, "compaction", 1)[0]
-
-
-def swap(catalog: Catalog, tenant: Tenant, inputs: Sequence[Piece], outputs: Sequence[Output]) -> bool:
+def commit_compaction(catalog: Catalog, tenant: Tenant, inputs: Sequence[Piece], outputs: Sequence[Output]) -> bool:
     """Replace the inputs by the outputs. False, without effect, when an input is no longer live as read. Fenced when an
     output's key has a row."""
-    invariant(len({(p.object_key, p.task_id) for p in inputs}) == len(inputs), "a swap names each piece once")
+    invariant(len({(p.object_key, p.task_id) for p in inputs}) == len(inputs), "a commit names each piece once")
     _check_sums(inputs, outputs)
     try:
         with catalog.transaction() as conn:
@@ -196,15 +159,15 @@ def _exchange(conn: Connection, tenant: Tenant, inputs: Sequence[Piece], outputs
     keys = sorted({piece.object_key for piece in inputs})
     if not _all_live(conn, keys):
         raise GuardFailed
+    of_task: dict[int, dict[str, int]] = {}
     for piece in inputs:
-        if _remove(conn, piece) != piece.segments:
-            raise GuardFailed
+        of_task.setdefault(piece.task_id, {})[piece.object_key] = piece.segments
+    for task_id, wanted in of_task.items():
+        _remove(conn, task_id, wanted)
     for output in outputs:
         insert_live(conn, tenant, output.object_key, ObjectKind.COMPACTED, output.object_bytes)
         conn.execute(_ADD, [_values(tenant, output, group) for group in output.groups])
-    number = next_numbers(conn, "swap", 1)[0]
-    for key in keys:
-        conn.execute(_REPLACE, {"asked_key": key, "swap_no": number})
+    replace_unnamed(conn, keys, _s.object_key)
 
 
 def _check_sums(inputs: Sequence[Piece], outputs: Sequence[Output]) -> None:
@@ -215,21 +178,26 @@ def _check_sums(inputs: Sequence[Piece], outputs: Sequence[Output]) -> None:
     for output in outputs:
         written = sum(group.rows for group in output.groups)
         rows[output.task_id] = rows.get(output.task_id, 0) - written - output.collected
-    invariant(not any(rows.values()), "a swap keeps the number of rows", difference=rows)
+    invariant(not any(rows.values()), "a commit keeps the number of rows", difference=rows)
 
 
 def _all_live(conn: Connection, keys: list[str]) -> bool:
     live = 0
-    for first in range(0, len(keys), _KEYS_AT_ONCE):
-        some = keys[first : first + _KEYS_AT_ONCE]
+    for some in in_chunks(keys):
         states = select(_o.state).where(_o.object_key.in_(some)).order_by(_o.object_key).with_for_update()
         live += sum(state == ObjectState.LIVE for state in conn.execute(states).scalars())
     return live == len(keys)
 
 
-def _remove(conn: Connection, piece: Piece) -> int:
-    """Delete the piece's segments; the number deleted."""
-    return conn.execute(_REMOVE, {"asked_key": piece.object_key, "asked_task": piece.task_id}).rowcount
+def _remove(conn: Connection, task_id: int, wanted: dict[str, int]) -> None:
+    """Delete the task's pieces in these objects, which are locked. GuardFailed when one has not as many segments as it
+    had."""
+    for some in in_chunks(sorted(wanted)):
+        asked = {"asked_keys": some, "asked_task": task_id}
+        counted = {key: int(count) for key, count in conn.execute(_COUNT, asked)}
+        if counted != {key: wanted[key] for key in some}:
+            raise GuardFailed
+        conn.execute(_REMOVE, asked)
 
 
 def _values(tenant: Tenant, output: Output, group: SegmentInfo) -> dict[str, Any]:

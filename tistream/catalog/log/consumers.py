@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, func, select
+from sqlalchemy import Connection, and_, bindparam, case, select
 
 from tistream import ts as tso
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.engine import now_ms as database_ms
+from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import (
-    amendments,
     changefeeds,
     consumer_members,
     consumer_partitions,
@@ -53,8 +53,8 @@ from tistream.ids import Tenant
 _f, _p, _m = changefeeds.c, consumer_partitions.c, consumer_members.c
 _ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
 _LOCK = select(changefeeds).where(_ONE).with_for_update()
-_ITS_PARTITIONS = and_(of_asked_tenant(consumer_partitions), _p.changefeed_id == bindparam("asked_id"))
-_ITS_MEMBERS = and_(of_asked_tenant(consumer_members), _m.changefeed_id == bindparam("asked_id"))
+_ITS_PARTITIONS = and_(of_asked_tenant(consumer_partitions), _p.consumer_id == bindparam("asked_id"))
+_ITS_MEMBERS = and_(of_asked_tenant(consumer_members), _m.consumer_id == bindparam("asked_id"))
 _PARTITIONS = select(consumer_partitions).where(_ITS_PARTITIONS).order_by(_p.number)
 _MEMBERS = select(consumer_members).where(_ITS_MEMBERS).order_by(_m.member)
 _LISTED = [
@@ -66,13 +66,13 @@ _SET_PARTITION = (
     .where(_ITS_PARTITIONS, _p.number == bindparam("asked_number"))
     .values(
         checkpoint_ts=bindparam("to_ts"),
-        amended=bindparam("to_amended"),
+        commit_position=bindparam("to_commit_position"),
         member=bindparam("to_member"),
         epoch=bindparam("to_epoch"),
     )
 )
 _DROP_MEMBER = consumer_members.delete().where(_ITS_MEMBERS, _m.member == bindparam("asked_member"))
-_SEEN = changefeeds.update().where(_ONE).values(seen_ms=now_ms(), last_epoch=bindparam("to_epoch"))
+_SEEN = changefeeds.update().where(_ONE).values(last_active_ms=now_ms(), last_epoch=bindparam("to_epoch"))
 _MOVE = (
     changefeeds.update()
     .where(_ONE)
@@ -86,7 +86,6 @@ _MOVE = (
 )
 _REOPEN = changefeeds.update().where(_ONE, _f.state == FeedState.FINISHED).values(state=FeedState.NORMAL)
 _EDGE = edge_of_asked_tenant()
-_NEWEST_AMENDMENT = select(func.max(amendments.c.number)).where(of_asked_tenant(amendments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,7 @@ class Readers:
 def claim_partition(
     catalog: Catalog,
     tenant: Tenant,
-    changefeed_id: str,
+    consumer_id: str,
     member: str,
     *,
     session: int | None,
@@ -121,14 +120,14 @@ def claim_partition(
     session that was superseded, StateForbids unless the consumer is normal, TsExpired when the log no longer has what
     follows the checkpoint."""
     earliest_ts = get_tenant(catalog, tenant).earliest_ts
-    with _locked(catalog, tenant, changefeed_id) as (conn, feed, group):
+    with _locked(catalog, tenant, consumer_id) as (conn, feed, group):
         if feed.state != FeedState.NORMAL:
-            raise StateForbids(f"Changefeed {changefeed_id} is {feed.state}.", state=feed.state)
+            raise StateForbids(f"Changefeed {consumer_id} is {feed.state}.", state=feed.state)
         event = Pulled(member=member, session=session, now_ms=database_ms(conn), lease_ms=lease_ms)
-        _apply(conn, tenant, changefeed_id, group, event)
+        _apply(conn, tenant, consumer_id, group, event)
         held = group.held_by(member)
         if held and held[0].checkpoint_ts < earliest_ts:
-            raise _out_of_log(changefeed_id, held[0], earliest_ts)
+            raise _out_of_log(consumer_id, held[0], earliest_ts)
         return Claim(
             session=group.members[member].session,
             partition=held[0] if held else None,
@@ -139,64 +138,70 @@ def claim_partition(
 
 
 def acknowledge(
-    catalog: Catalog, tenant: Tenant, changefeed_id: str, number: int, *, epoch: int, ts: int, amended: int
+    catalog: Catalog,
+    tenant: Tenant,
+    consumer_id: str,
+    number: int,
+    *,
+    epoch: int,
+    ts: int,
+    commit_position: str = "",
 ) -> Partition:
-    """Everything of the partition at or below `ts` is done; at or below its checkpoint without effect. Fenced after a
-    hand-over, TsOutOfRange above the watermark."""
-    with _locked(catalog, tenant, changefeed_id) as (conn, _, group):
+    """Everything of the partition at or below `ts` is done, and what is before `commit_position` in the commit that
+    follows. Without effect at or below what was acknowledged. Fenced after a hand-over, TsOutOfRange above the
+    watermark."""
+    with _locked(catalog, tenant, consumer_id) as (conn, _, group):
         edge = int(conn.execute(_EDGE, tenant_ids(tenant)).scalar() or 0)
         if ts > edge:
             raise TsOutOfRange(f"{ts} lies above the watermark {edge}.", latest_ts=str(edge))
-        event = Acknowledged(partition=number, epoch=epoch, ts=ts, amended=amended)
-        _apply(conn, tenant, changefeed_id, group, event)
+        event = Acknowledged(partition=number, epoch=epoch, ts=ts, commit_position=commit_position)
+        _apply(conn, tenant, consumer_id, group, event)
         return group.partitions[number]
 
 
-def leave(catalog: Catalog, tenant: Tenant, changefeed_id: str, member: str, session: int) -> None:
+def leave(catalog: Catalog, tenant: Tenant, consumer_id: str, member: str, session: int) -> None:
     """Give up the member's partitions and its lease. Safe to repeat; Fenced when the member was started again."""
-    with _locked(catalog, tenant, changefeed_id) as (conn, _, group):
-        _apply(conn, tenant, changefeed_id, group, Left(member=member, session=session))
+    with _locked(catalog, tenant, consumer_id) as (conn, _, group):
+        _apply(conn, tenant, consumer_id, group, Left(member=member, session=session))
 
 
-def reset_consumer(catalog: Catalog, tenant: Tenant, changefeed_id: str, to_ts: int) -> None:
+def reset_consumer(catalog: Catalog, tenant: Tenant, consumer_id: str, to_ts: int) -> None:
     """Let all partitions go on above `to_ts`, also below their checkpoints. What members have at hand can no longer be
     acknowledged. TsExpired below the log, TsOutOfRange above the watermark."""
     earliest_ts = get_tenant(catalog, tenant).earliest_ts
-    with _locked(catalog, tenant, changefeed_id) as (conn, feed, group):
+    with _locked(catalog, tenant, consumer_id) as (conn, feed, group):
         edge = int(conn.execute(_EDGE, tenant_ids(tenant)).scalar() or 0)
         if to_ts < earliest_ts:
             raise TsExpired(f"The log of this tenant begins at {earliest_ts}.", earliest_ts=str(earliest_ts))
         if to_ts > edge:
             raise TsOutOfRange(f"{to_ts} lies above the watermark {edge}.", latest_ts=str(edge))
-        newest = int(conn.execute(_NEWEST_AMENDMENT, tenant_ids(tenant)).scalar() or 0)
         if not feed.target_ts or to_ts < feed.target_ts:
-            conn.execute(_REOPEN, _asked(tenant, changefeed_id))
-        _apply(conn, tenant, changefeed_id, group, Reset(ts=to_ts, amended=newest))
+            conn.execute(_REOPEN, _asked(tenant, consumer_id))
+        _apply(conn, tenant, consumer_id, group, Reset(ts=to_ts))
 
 
-def readers_of(catalog: Catalog, tenant: Tenant, changefeed_id: str | None = None) -> dict[str, Readers]:
+def readers_of(catalog: Catalog, tenant: Tenant, consumer_id: str | None = None) -> dict[str, Readers]:
     """Partitions and members of the tenant's consumers, or of one, by the changefeed's id."""
     partitions: dict[str, list[Partition]] = {}
     members: dict[str, list[Member]] = {}
-    queries = _LISTED if changefeed_id is None else [_PARTITIONS, _MEMBERS]
-    asked = tenant_ids(tenant) if changefeed_id is None else _asked(tenant, changefeed_id)
+    queries = _LISTED if consumer_id is None else [_PARTITIONS, _MEMBERS]
+    asked = tenant_ids(tenant) if consumer_id is None else _asked(tenant, consumer_id)
     with catalog.reading() as conn:
         for row in conn.execute(queries[0], asked):
-            partitions.setdefault(row.changefeed_id, []).append(_partition(row))
+            partitions.setdefault(row.consumer_id, []).append(_partition(row))
     with catalog.reading() as conn:
         for row in conn.execute(queries[1], asked):
-            members.setdefault(row.changefeed_id, []).append(_member(row))
+            members.setdefault(row.consumer_id, []).append(_member(row))
     return {
-        name: Readers(partitions=tuple(found), members=tuple(members.get(name, ())))
-        for name, found in partitions.items()
+        name: Readers(partitions=tuple(kept), members=tuple(members.get(name, ()))) for name, kept in partitions.items()
     }
 
 
-def _out_of_log(changefeed_id: str, partition: Partition, earliest_ts: int) -> TsExpired:
+def _out_of_log(consumer_id: str, partition: Partition, earliest_ts: int) -> TsExpired:
     return TsExpired(
-        f"Changefeed {changefeed_id} was idle beyond its limit, and changes above its checkpoint "
+        f"Changefeed {consumer_id} was idle beyond its limit, and changes above its checkpoint "
         f"{partition.checkpoint_ts} were deleted. The log begins at {tso.described(earliest_ts)}. To go on from there: "
-        f"tistream changefeed reset {changefeed_id} --to earliest",
+        f"tistream changefeed reset {consumer_id} --to earliest",
         earliest_ts=str(earliest_ts),
         earliest_time=tso.to_text(earliest_ts),
         checkpoint_ts=str(partition.checkpoint_ts),
@@ -204,43 +209,46 @@ def _out_of_log(changefeed_id: str, partition: Partition, earliest_ts: int) -> T
     )
 
 
-def _asked(tenant: Tenant, changefeed_id: str) -> dict[str, Any]:
-    return {**tenant_ids(tenant), "asked_id": changefeed_id}
+def _asked(tenant: Tenant, consumer_id: str) -> dict[str, Any]:
+    return {**tenant_ids(tenant), "asked_id": consumer_id}
 
 
 @contextmanager
-def _locked(catalog: Catalog, tenant: Tenant, changefeed_id: str) -> Iterator[tuple[Connection, Any, ConsumerGroup]]:
+def _locked(catalog: Catalog, tenant: Tenant, consumer_id: str) -> Iterator[tuple[Connection, Any, ConsumerGroup]]:
     """A transaction with the changefeed's row locked, that row, and the consumer's group."""
-    asked = _asked(tenant, changefeed_id)
+    asked = _asked(tenant, consumer_id)
     with catalog.transaction() as conn:
         feed = conn.execute(_LOCK, asked).one_or_none()
         if feed is None:
-            raise no_changefeed(tenant, changefeed_id)
+            raise no_changefeed(tenant, consumer_id)
         if feed.sink_uri:
-            raise StateForbids(f"Changefeed {changefeed_id} has a destination: the service reads it.", state=feed.state)
+            raise StateForbids(f"Changefeed {consumer_id} has a destination: the service reads it.", state=feed.state)
         partitions = [_partition(row) for row in conn.execute(_PARTITIONS, asked)]
         members = [_member(row) for row in conn.execute(_MEMBERS, asked)]
         yield conn, feed, ConsumerGroup(partitions, members, feed.last_epoch)
 
 
-def _apply(conn: Connection, tenant: Tenant, changefeed_id: str, group: ConsumerGroup, event: Event) -> None:
-    asked = _asked(tenant, changefeed_id)
+def _apply(conn: Connection, tenant: Tenant, consumer_id: str, group: ConsumerGroup, event: Event) -> None:
+    asked = _asked(tenant, consumer_id)
     before = group.checkpoint_ts
     for effect in group.handle(event):
-        _write(conn, tenant, changefeed_id, effect)
+        _write(conn, tenant, consumer_id, effect)
     conn.execute(_SEEN, {**asked, "to_epoch": group.counter})
     if group.checkpoint_ts != before:
         conn.execute(_MOVE, {**asked, "to_ts": group.checkpoint_ts})
 
 
-def _write(conn: Connection, tenant: Tenant, changefeed_id: str, effect: Effect) -> None:
-    asked = _asked(tenant, changefeed_id)
+def _write(conn: Connection, tenant: Tenant, consumer_id: str, effect: Effect) -> None:
+    asked = _asked(tenant, consumer_id)
     match effect:
         case SetPartition(partition):
-            values = {"to_ts": partition.checkpoint_ts, "to_amended": partition.amended}
+            values = {
+                "to_ts": partition.checkpoint_ts,
+                "to_commit_position": partition.commit_position or None,
+            }
             holder = {"to_member": partition.member, "to_epoch": partition.epoch, "asked_number": partition.number}
             if conn.execute(_SET_PARTITION, {**asked, **values, **holder}).rowcount != 1:
-                raise Fenced(f"Changefeed {changefeed_id} was removed.")
+                raise Fenced(f"Changefeed {consumer_id} was removed.")
         case DropMember(name):
             conn.execute(_DROP_MEMBER, {**asked, "asked_member": name})
         case SetMember(member):
@@ -250,7 +258,7 @@ def _write(conn: Connection, tenant: Tenant, changefeed_id: str, effect: Effect)
                 {
                     "cluster_id": tenant.cluster_id,
                     "tenant_id": tenant.tenant_id,
-                    "changefeed_id": changefeed_id,
+                    "consumer_id": consumer_id,
                     "member": member.name,
                     "session": member.session,
                     "expires_ms": member.expires_ms,
@@ -259,13 +267,7 @@ def _write(conn: Connection, tenant: Tenant, changefeed_id: str, effect: Effect)
 
 
 def _partition(row: Any) -> Partition:
-    return Partition(
-        number=row.number,
-        checkpoint_ts=row.checkpoint_ts,
-        amended=row.amended,
-        member=row.member,
-        epoch=row.epoch,
-    )
+    return record_of(Partition, row, commit_position=row.commit_position or "")
 
 
 def _member(row: Any) -> Member:

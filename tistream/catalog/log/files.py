@@ -1,6 +1,6 @@
 """Listings of the committed log as files, with the figures that readers choose by.
 
-A listing is one statement, hence one state of the catalog, before or after a compaction's swap: every row of the log
+A listing is one statement, hence one state of the catalog, before or after a compaction's commit: every row of the log
 lies in one of its files, once. Figures cover the live segments of a file: in a file of several tasks a compaction may
 have replaced some.
 """
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from sqlalchemy import bindparam, func, select
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import INT_MAX, objects, of_asked_tenant, segments, tenant_ids
+from tistream.catalog.database.tables import objects, of_asked_tenant, segments, tenant_ids
 from tistream.catalog.log.committed import touches
 from tistream.catalog.log.objects import ObjectKind, ObjectState
-from tistream.catalog.log.segments import SegmentFormat
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.rows.segments import SegmentFormat
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.ids import Tenant
+from tistream.limits import INT_MAX
 
 _s, _o = segments.c, objects.c
 _OF_THE_LOG = (ObjectKind.COMMITTED, ObjectKind.COMPACTED)
@@ -113,5 +114,5 @@ def list_files(
 def file_bytes(catalog: Catalog, tenant: Tenant, object_key: str) -> int | None:
     """Bytes of a file of the tenant's log that is not collected yet; else None."""
     with catalog.reading() as conn:
-        found = conn.execute(_THERE, {**tenant_ids(tenant), "asked_key": object_key}).scalar()
-        return None if found is None else int(found)
+        size = conn.execute(_THERE, {**tenant_ids(tenant), "asked_key": object_key}).scalar()
+        return None if size is None else int(size)

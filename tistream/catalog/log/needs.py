@@ -11,15 +11,20 @@ from dataclasses import dataclass
 from sqlalchemy import bindparam, func, select
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import INT_MAX, bases, of_asked_tenant, segments, tenant_ids
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.database.tables import bases, excluded_objects, of_asked_tenant, segments, tenant_ids
+from tistream.catalog.log.exclusions import COUNTS
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.ids import Tenant
-from tistream.limits import COMPACTED_FILE_BYTES_TARGET, COMPACTED_RAW_BYTES_MAX, COMPACTED_ROWS_MAX
+from tistream.limits import COMPACTED_FILE_BYTES_TARGET, COMPACTED_RAW_BYTES_MAX, COMPACTED_ROWS_MAX, INT_MAX
 
 _s = segments.c
 _PIECES = (
     select(_s.object_key, _s.task_id, func.sum(_s.byte_length).label("stored_bytes"))
-    .where(of_asked_tenant(segments), _s.kind == TaskKind.DATA)
+    .where(
+        of_asked_tenant(segments),
+        _s.kind == TaskKind.DATA,
+        ~select(excluded_objects.c.object_key).where(excluded_objects.c.object_key == _s.object_key, COUNTS).exists(),
+    )
     .group_by(_s.object_key, _s.task_id)
     .having(
         func.max(_s.hi_ts) <= bindparam("upto_ts"),
@@ -70,7 +75,8 @@ class BaseFigures:
 
 
 def small_pieces(catalog: Catalog, tenant: Tenant, *, upto_ts: int) -> list[SmallPieces]:
-    """Of each data task with any, the pieces that lie entirely at or below `upto_ts` and are not full."""
+    """Of each data task with any, the pieces that lie entirely at or below `upto_ts`, are not full, and are not
+    excluded from merges."""
     with catalog.reading() as conn:
         return [
             SmallPieces(task_id=int(row.task_id), pieces=int(row.pieces), stored_bytes=int(row.stored_bytes))

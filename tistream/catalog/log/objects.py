@@ -13,15 +13,16 @@ object once, so none comes late. Rows are inserted only in the transactions of o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
-from sqlalchemy import Column, Connection, Update, bindparam, exc, exists, func, select
+from sqlalchemy import Column, Connection, bindparam, exc, exists, func, literal_column, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog, is_duplicate
 from tistream.catalog.database.tables import (
     ensure_row,
+    next_numbers,
     objects,
     of_asked_tenant,
     of_tenant,
@@ -29,6 +30,7 @@ from tistream.catalog.database.tables import (
     snapshot_objects,
     tenant_ids,
 )
+from tistream.catalog.log.builds import may_be_published
 from tistream.errors import Fenced
 from tistream.ids import Tenant
 
@@ -53,6 +55,8 @@ class ObjectState(StrEnum):
     DEAD = "dead"
 
 
+KEYS_AT_ONCE = 200
+
 _o = objects.c
 _INSERT = objects.insert().values(changed_ms=now_ms())
 _r = snapshot_objects.c
@@ -75,7 +79,7 @@ _BURY = (
     .values(state=ObjectState.DEAD, changed_ms=now_ms())
 )
 _STATES = select(_o.object_key, _o.state).where(_o.object_key.in_(bindparam("asked_keys", expanding=True)))
-_LEASED = exists().where(read_leases.c.swaps_seen < _o.replaced_by, read_leases.c.expires_ms > now_ms())
+_LEASED = exists().where(read_leases.c.replacements_seen < _o.replacement_no, read_leases.c.expires_ms > now_ms())
 _REPLACED = (
     select(_o.object_key)
     .where(
@@ -105,17 +109,28 @@ _LIVE = (
 _SUPERSEDED = _REPLACED.where(~_LEASED)
 
 
-def replacing_unnamed(naming: Column[str]) -> Update:
-    """Supersede the object `asked_key` by swap `swap_no` unless a row refers to it in the column `naming`."""
-    return (
+def replace_unnamed(conn: Connection, object_keys: Iterable[str], *naming: Column[str]) -> None:
+    """Supersede those of these objects that no row of the `naming` columns refers to, under the next replacement
+    number. Its counter is locked until COMMIT, for every tenant: call this last."""
+    keys = sorted(object_keys)
+    if not keys:
+        return
+    number = next_numbers(conn, "replacement", 1)[0]
+    unnamed = [~select(column).where(column == _o.object_key).exists() for column in naming]
+    replacing = (
         objects.update()
         .where(
-            _o.object_key == bindparam("asked_key"),
-            _o.state == ObjectState.LIVE,
-            ~select(naming).where(naming == _o.object_key).exists(),
+            _o.object_key.in_(bindparam("asked_keys", expanding=True)), _o.state == literal_column("'live'"), *unnamed
         )
-        .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replaced_by=bindparam("swap_no"))
+        .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replacement_no=bindparam("replacement_no"))
     )
+    for some in in_chunks(keys):
+        conn.execute(replacing, {"asked_keys": some, "replacement_no": number})
+
+
+def in_chunks(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Lists that one statement takes."""
+    return (keys[at : at + KEYS_AT_ONCE] for at in range(0, len(keys), KEYS_AT_ONCE))
 
 
 def insert_live(conn: Connection, tenant: Tenant, object_key: str, kind: ObjectKind, object_bytes: int) -> None:
@@ -157,9 +172,13 @@ def release(conn: Connection, task_id: int, object_keys: Collection[str]) -> Non
         conn.execute(_SUPERSEDE, asked)
 
 
-def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:
-    """Mark the object as dead before it is deleted. False when it is live and must stay."""
+def tombstone(catalog: Catalog, tenant: Tenant, object_key: str, *, grace_ms: int = 0) -> bool:
+    """Mark the object as dead before it is deleted. False when it is live and must stay, and when it has no row but a
+    writer that lives and may still publish it (`builds`); `grace_ms`: how long one may be silent at least."""
     with catalog.transaction() as conn:
+        has_row = conn.execute(_STATES, {"asked_keys": [object_key]}).first() is not None
+        if not has_row and may_be_published(conn, object_key, grace_ms=grace_ms):
+            return False
         ensure_row(
             conn,
             objects,
@@ -177,16 +196,16 @@ def tombstone(catalog: Catalog, tenant: Tenant, object_key: str) -> bool:
 def object_states(catalog: Catalog, object_keys: Collection[str]) -> dict[str, ObjectState]:
     """key -> state, for those keys (at most a few hundred) that have a row."""
     with catalog.reading() as conn:
-        found = conn.execute(_STATES, {"asked_keys": list(object_keys)})
-        return {key: ObjectState(state) for key, state in found}
+        rows = conn.execute(_STATES, {"asked_keys": list(object_keys)})
+        return {key: ObjectState(state) for key, state in rows}
 
 
 def superseded_objects(catalog: Catalog, tenant: Tenant, *, grace_ms: int, limit: int) -> list[str]:
     """Keys replaced at least `grace_ms` ago (database clock) that no read lease protects: `tombstone` each, then
     delete it."""
     with catalog.reading() as conn:
-        found = conn.execute(_SUPERSEDED, {**tenant_ids(tenant), "grace_ms": grace_ms, "at_most": limit})
-        return list(found.scalars())
+        rows = conn.execute(_SUPERSEDED, {**tenant_ids(tenant), "grace_ms": grace_ms, "at_most": limit})
+        return list(rows.scalars())
 
 
 def forget_dead(catalog: Catalog, *, older_ms: int, limit: int) -> int:
@@ -200,8 +219,8 @@ def forget_dead(catalog: Catalog, *, older_ms: int, limit: int) -> int:
 def live_objects(catalog: Catalog, tenant: Tenant, *, after_key: str, limit: int) -> list[tuple[str, int]]:
     """(key, bytes) of the tenant's live objects with a greater key, by key."""
     with catalog.reading() as conn:
-        found = conn.execute(_LIVE, {**tenant_ids(tenant), "after_key": after_key, "at_most": limit})
-        return [(key, int(size)) for key, size in found]
+        rows = conn.execute(_LIVE, {**tenant_ids(tenant), "after_key": after_key, "at_most": limit})
+        return [(key, int(size)) for key, size in rows]
 
 
 def stored_bytes(catalog: Catalog, tenant: Tenant) -> dict[tuple[str, str], tuple[int, int]]:

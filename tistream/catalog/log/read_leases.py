@@ -1,17 +1,17 @@
 """Read leases: they keep listed objects from collection until the reader has fetched them.
 
     reader      open_lease (COMMIT) -> list segments -> fetch them, renewing -> drop_lease
-    compaction  in one transaction: take the next swap number, mark the replaced objects with it
-    collector   deletes what swap n replaced only when no live lease has seen fewer than n swaps
+    compaction  in one transaction: take the next replacement number, mark the replaced objects with it
+    collector   deletes what replacement n replaced only when no live lease has seen fewer than n replacements
 
-A lease stores the number of swaps that its reader had seen, not a time, so no clock decides what it protects. Swap
-numbers are committed in order (the counter's row is locked until COMMIT); a listing begins after its lease's COMMIT.
-If a later swap n replaces a listed object, n was not committed when the lease was opened: the lease has seen fewer than
-n and exists when the collector checks. A lease opened after that check belongs to a reader that lists after the swap
-and never sees the object.
+A lease stores the number of replacements that its reader had seen, not a time, so no clock decides what it protects.
+Their numbers are committed in order (the counter's row is locked until COMMIT); a listing begins after its lease's
+COMMIT. If a later replacement n replaces a listed object, n was not committed when the lease was opened: the lease has
+seen fewer than n and exists when the collector checks. A lease opened after that check belongs to a reader that lists
+after the commit and never sees the object.
 
 The database's clock only ends the leases of readers that died. A reader that slept past the end of its lease finds the
-object gone and lists again (`reading.reader`): leases save work, correctness does not depend on them.
+object gone and lists again (`reading.log.reader`): leases save work, correctness does not depend on them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _c = read_leases.c
 _IS_ASKED = _c.lease_id == bindparam("asked_lease")
 _IS_EXPIRED = _c.expires_ms <= now_ms()
 _OPEN = read_leases.insert().from_select(
-    ["lease_id", "swaps_seen", "expires_ms"],
+    ["lease_id", "replacements_seen", "expires_ms"],
     select(bindparam("lease_id", type_=_c.lease_id.type), counters.c.value, now_ms() + bindparam("ttl_ms")).where(
-        counters.c.name == "swap"
+        counters.c.name == "replacement"
     ),
 )
 _RENEW = read_leases.update().where(_IS_ASKED, ~_IS_EXPIRED).values(expires_ms=now_ms() + bindparam("ttl_ms"))

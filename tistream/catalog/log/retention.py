@@ -5,13 +5,13 @@
     lock the tenant's row; is the floor still the one the caller saw?
     no changefeed, no safe point and no quarantine is lower than the new floor
     floor_ts = the new floor
-    delete bases and seeds below it; objects without a segment -> superseded, under the next swap number
+    delete bases and seeds below it; objects without a segment -> superseded, under the next replacement number
 
 After its COMMIT nothing may depend on the log at or below the floor. Then `retire_below_floor` removes the segments
 that lie entirely below, some objects at a time:
 
     lock the objects, in order of key; delete their segments at or below the floor
-    objects without a segment -> superseded, under the next swap number
+    objects without a segment -> superseded, under the next replacement number
 
 Readers list segments and check the floor afterwards (`check_listing`): a reader that missed a retired segment sees a
 floor above its position. What it did list stays while its read lease is live, as with a compaction.
@@ -35,7 +35,6 @@ from tistream.catalog.database.tables import (
     base_segments,
     bases,
     changefeeds,
-    next_numbers,
     objects,
     of_asked_tenant,
     safe_points,
@@ -46,13 +45,13 @@ from tistream.catalog.database.tables import (
     tenant_ids,
     tenants,
 )
-from tistream.catalog.log.amendments import newest_of_asked_tenant
-from tistream.catalog.log.bases import KEY_RANGE
-from tistream.catalog.log.objects import ObjectState
+from tistream.catalog.log.objects import replace_unnamed
+from tistream.catalog.rows.bases import KEY_RANGE
+from tistream.catalog.rows.kinds import TenantKind
+from tistream.catalog.rows.tenants import TaskKind
 from tistream.catalog.tenancy.changefeeds import HOLDS_LOG
-from tistream.catalog.tenancy.kinds import TenantKind
 from tistream.catalog.tenancy.served import good_ts_of_asked_tenant
-from tistream.catalog.tenancy.tenants import GIVEN_UP, TaskKind, given_up, lock_tenant
+from tistream.catalog.tenancy.tenants import GIVEN_UP, given_up, lock_tenant
 from tistream.errors import BeyondQuarantine, NotFound, TenantDeleted, TsExpired, invariant
 from tistream.ids import Tenant
 
@@ -64,7 +63,6 @@ _LISTED = select(
     tenants.c.floor_ts,
     tenants.c.state,
     good_ts_of_asked_tenant().scalar_subquery().label("good_ts"),
-    newest_of_asked_tenant().scalar_subquery().label("amended"),
 ).where(of_asked_tenant(tenants))
 _KIND = select(tenants.c.kind).where(of_asked_tenant(tenants))
 _BASE_OF_KEYS = select(bases.c.ts).where(
@@ -87,26 +85,9 @@ _HELD = {
     for segments_of, rows_of in ((base_segments, bases), (seed_segments, seeds))
 }
 _MANIFESTS = select(seeds.c.manifest_key).where(of_asked_tenant(seeds), seeds.c.ts < _BELOW)
-_REPLACE = (
-    objects.update()
-    .where(
-        _o.object_key == bindparam("asked_key"),
-        _o.state == ObjectState.LIVE,
-        *(
-            ~select(table.c.object_key).where(table.c.object_key == _o.object_key).exists()
-            for table in (segments, base_segments, seed_segments)
-        ),
-    )
-    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replaced_by=bindparam("swap_no"))
-)
 _RETIRED = (of_asked_tenant(segments), _s.kind == TaskKind.DATA, _s.hi_ts <= bindparam("floor_ts"))
-_CANDIDATES = (
-    select(_s.object_key)
-    .join(objects, _o.object_key == _s.object_key)
-    .where(*_RETIRED, _o.state == ObjectState.LIVE)
-    .distinct()
-    .order_by(_s.object_key)
-    .limit(bindparam("at_most"))
+_CANDIDATES = (  # along an index: what lies lowest, as many rows as are asked for, however many there are
+    select(_s.object_key).where(*_RETIRED).order_by(_s.hi_ts).limit(bindparam("at_most"))
 )
 _LOCK_OBJECTS = (
     select(_o.object_key)
@@ -142,7 +123,7 @@ class Hold:
 class Retired:
     """The result of one round."""
 
-    objects: int  #: objects processed; equals `limit` when there may be more
+    objects: int  #: objects processed; 0 when none is left
     segments: int
 
 
@@ -152,21 +133,20 @@ def database_time_ms(catalog: Catalog) -> int:
         return database_ms(conn)
 
 
-def check_listing(catalog: Catalog, tenant: Tenant, after_ts: int, upto_ts: int) -> int:
+def check_listing(catalog: Catalog, tenant: Tenant, after_ts: int, upto_ts: int) -> None:
     """Raise unless a listing made before this call is complete and final in (after_ts, upto_ts]: TsExpired when
     retention may have removed some of it, TenantDeleted when the tenant's deletion may have, BeyondQuarantine when a
-    quarantined store may still change some of it. Returns the number of the newest amendment of the log, 0 without."""
+    quarantined store may still change some of it."""
     with catalog.reading() as conn:
         row = conn.execute(_LISTED, tenant_ids(tenant)).one_or_none()
     if row is None:
-        return 0
+        return
     if row.state in GIVEN_UP:
         raise given_up(tenant)
     if after_ts < row.floor_ts:
         raise expired(after_ts, int(row.floor_ts))
     if row.good_ts is not None and upto_ts > row.good_ts:
         raise beyond_quarantine(upto_ts, int(row.good_ts))
-    return int(row.amended or 0)
 
 
 def beyond_quarantine(asked_ts: int, good_ts: int, **facts: object) -> BeyondQuarantine:
@@ -216,10 +196,11 @@ def raise_floor(catalog: Catalog, tenant: Tenant, *, seen_floor: int, to_ts: int
 
 
 def retire_below_floor(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS_AT_ONCE) -> Retired:
-    """Delete segments at or below the floor, of at most `limit` objects."""
+    """Delete segments at or below the floor, of at most `limit` objects: those that end first. The cost of a call does
+    not depend on how many there are."""
     with catalog.transaction() as conn:
         asked = {**tenant_ids(tenant), "floor_ts": int(conn.execute(_FLOOR, tenant_ids(tenant)).scalar() or 0)}
-        keys = list(conn.execute(_CANDIDATES, {**asked, "at_most": limit}).scalars())
+        keys = sorted(set(conn.execute(_CANDIDATES, {**asked, "at_most": limit}).scalars()))
         if not keys:
             return Retired(objects=0, segments=0)
         conn.execute(_LOCK_OBJECTS, {"asked_keys": keys}).all()
@@ -238,11 +219,9 @@ def _can_begin(conn: Connection, tenant: Tenant, ts: int) -> bool:
 
 def _lowest(conn: Connection, tenant: Tenant) -> list[int]:
     """The lowest changefeed, the lowest safe point, and where a quarantine ends pulls."""
-    found = [conn.execute(lowest, tenant_ids(tenant)).scalar() for lowest in (_LOWEST_FEED, _LOWEST_POINT, _GOOD_TS)]
-    return [int(ts) for ts in found if ts is not None]
+    floors = [conn.execute(lowest, tenant_ids(tenant)).scalar() for lowest in (_LOWEST_FEED, _LOWEST_POINT, _GOOD_TS)]
+    return [int(ts) for ts in floors if ts is not None]
 
 
 def _replace(conn: Connection, keys: Iterable[str]) -> None:
-    if wanted := sorted(keys):
-        number = next_numbers(conn, "swap", 1)[0]
-        conn.execute(_REPLACE, [{"asked_key": key, "swap_no": number} for key in wanted])
+    replace_unnamed(conn, keys, *(table.c.object_key for table in (segments, base_segments, seed_segments)))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, select
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.tables import INT_MAX, of_asked_tenant, of_tenant, schema_versions, tenant_ids
+from tistream.catalog.database.tables import of_asked_tenant, of_tenant, schema_versions, tenant_ids
 from tistream.catalog.log.objects import ObjectKind, insert_live
 from tistream.errors import Fenced
 from tistream.ids import Tenant
 
 _LATEST = (
     select(schema_versions.c.ts, schema_versions.c.object_key)
-    .where(of_asked_tenant(schema_versions), schema_versions.c.ts <= bindparam("upto_ts"))
+    .where(of_asked_tenant(schema_versions))
     .order_by(schema_versions.c.ts.desc())
     .limit(1)
 )
@@ -49,9 +49,8 @@ def _object_of(conn: Connection, tenant: Tenant, ts: int) -> str | None:
     return conn.execute(select(v.object_key).where(of_tenant(schema_versions, tenant), v.ts == ts)).scalar()
 
 
-def latest_schema_version(catalog: Catalog, tenant: Tenant, at_or_below: int | None = None) -> tuple[int, str] | None:
-    """(ts, object key) of the newest history, or of the newest at or below a timestamp; None when there is none."""
-    upto_ts = INT_MAX if at_or_below is None else min(at_or_below, INT_MAX)
+def latest_schema_version(catalog: Catalog, tenant: Tenant) -> tuple[int, str] | None:
+    """(ts, object key) of the newest history; None when there is none."""
     with catalog.reading() as conn:
-        row = conn.execute(_LATEST, {**tenant_ids(tenant), "upto_ts": upto_ts}).one_or_none()
+        row = conn.execute(_LATEST, tenant_ids(tenant)).one_or_none()
     return None if row is None else (row.ts, row.object_key)

@@ -7,17 +7,18 @@ effect. A seed covers the whole tenant (`table_id` 0) or one logical table. Rete
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import and_, bindparam, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import of_asked_tenant, seed_segments, seeds, tenant_ids
 from tistream.catalog.log.objects import ObjectKind, insert_live
-from tistream.catalog.log.segments import SegmentRow, segment_of_table
+from tistream.catalog.log.segments import segment_of_table
+from tistream.catalog.rows.seeds import SeedRow, SeedState
+from tistream.catalog.rows.segments import SegmentRow
 from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.codec.seed_file import SeedManifest, manifest_key
 from tistream.errors import Fenced
@@ -45,24 +46,6 @@ _SEGMENTS = (
     .where(of_asked_tenant(seeds), seeds.c.ts == bindparam("asked_ts"), seeds.c.table_id == bindparam("asked_seed"))
     .order_by(_s.start_key)
 )
-
-
-class SeedState(StrEnum):
-    """The state of a seed. An incomplete seed has no row."""
-
-    COMPLETE = "complete"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedRow:
-    """A complete seed."""
-
-    tenant: Tenant
-    ts: int
-    table_id: int  #: of the logical table; 0 = all tables
-    rows: int
-    bytes: int
-    manifest_key: str
 
 
 def add_seed(catalog: Catalog, manifest: SeedManifest, manifest_bytes: int) -> bool:
@@ -110,14 +93,7 @@ def list_seeds(catalog: Catalog, tenant: Tenant) -> list[SeedRow]:
     """All seeds of a tenant, newest first."""
     with catalog.reading() as conn:
         return [
-            SeedRow(
-                tenant=tenant,
-                ts=row.ts,
-                table_id=row.table_id,
-                rows=row.row_count,
-                bytes=row.bytes,
-                manifest_key=row.manifest_key,
-            )
+            record_of(SeedRow, row, tenant=tenant, rows=row.row_count)
             for row in conn.execute(_SEEDS, tenant_ids(tenant))
         ]
 
@@ -126,10 +102,10 @@ def seed_segments_of(catalog: Catalog, seed: SeedRow, physical_id: int) -> Seque
     """The segments of a physical table in a seed, in key order; empty without rows, None when the seed was deleted."""
     asked = {"asked_ts": seed.ts, "asked_seed": seed.table_id, "asked_table": physical_id}
     with catalog.reading() as conn:
-        found = conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked}).all()
-    if not found:
+        rows = conn.execute(_SEGMENTS, {**tenant_ids(seed.tenant), **asked}).all()
+    if not rows:
         return None
-    return [segment_of_table(row) for row in found if row.object_key is not None]
+    return [segment_of_table(row) for row in rows if row.object_key is not None]
 
 
 def _segment_values(manifest: SeedManifest) -> list[dict[str, Any]]:

@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Table
 
-from tistream.codec.compacted_file import NO_FOOTER, Footer
+from tistream.catalog.rows.segments import SEGMENT_FIELDS, SegmentFormat, SegmentRow
+from tistream.codec.compacted_file import Footer
 from tistream.codec.segment_file import SegmentInfo
 from tistream.ids import Tenant
 
-_INFO = [field.name for field in dataclasses.fields(SegmentInfo)]
 _COLUMNS = {"number": "segment_no", "rows": "row_count", "offset": "byte_offset", "length": "byte_length"}
-
-
-class SegmentFormat(StrEnum):
-    """How a segment's bytes are encoded."""
-
-    SEGMENT = "segment"  #: of a segment file
-    PARQUET = "parquet"  #: a row group of a compacted file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRow(SegmentInfo):
-    """A segment and the object that holds it. In a listing of the log `kind` is that of the task."""
-
-    object_key: str
-    format: SegmentFormat = SegmentFormat.SEGMENT
-    footer: Footer = NO_FOOTER  #: of a compacted file
-
-
-def segment_in(object_key: str, info: SegmentInfo) -> SegmentRow:
-    """The segment that the footer of this file describes."""
-    return SegmentRow(object_key=object_key, **{name: getattr(info, name) for name in _INFO})
 
 
 def segment_values(table: Table, tenant: Tenant, info: SegmentInfo, **others: Any) -> dict[str, Any]:
     """The columns of a table for a segment, and `others`."""
-    columns = {_COLUMNS.get(name, name): getattr(info, name) for name in _INFO}
+    columns = {_COLUMNS.get(name, name): getattr(info, name) for name in SEGMENT_FIELDS}
     ids = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id}
     return {**{name: value for name, value in columns.items() if name in table.c}, **ids, **others}
 

@@ -22,18 +22,18 @@ from sqlalchemy import Connection, Select, Update, and_, bindparam, case, func, 
 
 from tistream.catalog.database.engine import Catalog, GuardFailed
 from tistream.catalog.database.tables import (
-    INT_MAX,
-    incarnations,
     of_asked_tenant,
     snapshot_objects,
+    snapshot_positions,
+    store_incarnations,
     tasks,
     tenant_ids,
     tenant_of,
 )
-from tistream.catalog.database.tables import positions as positions_table
 from tistream.catalog.log.objects import ObjectKind, insert_live, release
 from tistream.errors import invariant
 from tistream.ids import Position, Tenant
+from tistream.limits import INT_MAX
 from tistream.model.positions import Positions, is_behind
 
 
@@ -52,14 +52,14 @@ class NewSnapshot:
 ALL_CONSUMED = INT_MAX  #: the floor of an incarnation that every task has closed: all its files may be deleted
 
 
-_p = positions_table.c
+_p = snapshot_positions.c
 _POSITIONS = (
     select(_p.store_id, _p.incarnation, _p.seq, _p.closed)
     .where(_p.task_id == bindparam("asked_task"))
     .order_by(_p.store_id, _p.incarnation)
 )
-_DROP_POSITIONS = positions_table.delete().where(_p.task_id == bindparam("asked_task"))
-_ADD_POSITIONS = positions_table.insert()
+_DROP_POSITIONS = snapshot_positions.delete().where(_p.task_id == bindparam("asked_task"))
+_ADD_POSITIONS = snapshot_positions.insert()
 _OBJECTS = select(snapshot_objects.c.object_key).where(snapshot_objects.c.task_id == bindparam("asked_task"))
 _ADD_OBJECTS = snapshot_objects.insert()
 _TENANT = select(tasks.c.cluster_id, tasks.c.tenant_id).where(tasks.c.task_id == bindparam("asked_task"))
@@ -91,7 +91,7 @@ def switch_in(conn: Connection, task_id: int, epoch: int, new: NewSnapshot) -> b
     mine = {"asked_task": task_id}
     lowest, highest = (0, new.n - 1) if new.seen_n is None else (new.seen_n, new.seen_n)
     seen = {"my_epoch": epoch, "new_n": new.n, "lowest_n": lowest, "highest_n": highest}
-    pointer = {"snapshot_key": new.key, "snapshot_n": new.n}
+    pointer = {"snapshot_key": new.key, "snapshot_no": new.n}
     if conn.execute(_switching(), {**mine, **seen, **pointer}).rowcount != 1:
         return False
     referred = frozenset(conn.execute(_OBJECTS, mine).scalars())  # under the lock of the update
@@ -113,8 +113,8 @@ def _switching() -> Update:
     return tasks.update().where(
         tasks.c.task_id == bindparam("asked_task"),
         tasks.c.epoch == bindparam("my_epoch"),
-        tasks.c.snapshot_n < bindparam("new_n"),
-        tasks.c.snapshot_n.between(bindparam("lowest_n"), bindparam("highest_n")),
+        tasks.c.snapshot_no < bindparam("new_n"),
+        tasks.c.snapshot_no.between(bindparam("lowest_n"), bindparam("highest_n")),
     )
 
 
@@ -126,37 +126,40 @@ def durable_floor(catalog: Catalog, tenant: Tenant, store_id: int) -> dict[int, 
     positions.
     """
     with catalog.reading() as conn:
-        found = conn.execute(_floors(), {**tenant_ids(tenant), "asked_store": store_id})
-        return {incarnation: int(floor) for incarnation, floor in found}
+        rows = conn.execute(_floors(), {**tenant_ids(tenant), "asked_store": store_id})
+        return {incarnation: int(floor) for incarnation, floor in rows}
 
 
 @cache
 def _floors() -> Select[Any]:
-    p = positions_table.c
-    named = positions_table.alias("named")
+    p = snapshot_positions.c
+    named = snapshot_positions.alias("named")
     lowest = (
         select(func.min(named.c.incarnation))
         .where(named.c.task_id == tasks.c.task_id, named.c.store_id == bindparam("asked_store"))
         .scalar_subquery()
     )
-    ended = or_(p.closed, lowest > incarnations.c.incarnation)
+    ended = or_(p.closed, lowest > store_incarnations.c.incarnation)
     consumed = case((ended, ALL_CONSUMED), else_=func.coalesce(p.seq, 0))
-    joined = incarnations.outerjoin(
-        tasks, and_(tasks.c.cluster_id == incarnations.c.cluster_id, tasks.c.tenant_id == incarnations.c.tenant_id)
+    joined = store_incarnations.outerjoin(
+        tasks,
+        and_(
+            tasks.c.cluster_id == store_incarnations.c.cluster_id, tasks.c.tenant_id == store_incarnations.c.tenant_id
+        ),
     ).outerjoin(
-        positions_table,
+        snapshot_positions,
         and_(
             p.task_id == tasks.c.task_id,
-            p.store_id == incarnations.c.store_id,
-            p.incarnation == incarnations.c.incarnation,
+            p.store_id == store_incarnations.c.store_id,
+            p.incarnation == store_incarnations.c.incarnation,
         ),
     )
     return (
-        select(incarnations.c.incarnation, func.min(consumed))
+        select(store_incarnations.c.incarnation, func.min(consumed))
         .select_from(joined)
-        .where(of_asked_tenant(incarnations), incarnations.c.store_id == bindparam("asked_store"))
-        .group_by(incarnations.c.incarnation)
-        .order_by(incarnations.c.incarnation)
+        .where(of_asked_tenant(store_incarnations), store_incarnations.c.store_id == bindparam("asked_store"))
+        .group_by(store_incarnations.c.incarnation)
+        .order_by(store_incarnations.c.incarnation)
     )
 
 
@@ -178,10 +181,10 @@ def drop_positions(conn: Connection, task_id: int) -> None:
 
 def positions_in(conn: Connection, task_id: int) -> dict[int, dict[int, Position]]:
     """`positions` within a transaction."""
-    found: dict[int, dict[int, Position]] = {}
+    by_task: dict[int, dict[int, Position]] = {}
     for store_id, incarnation, seq, closed in conn.execute(_POSITIONS, {"asked_task": task_id}):
-        found.setdefault(store_id, {})[incarnation] = Position(seq=seq, closed=bool(closed))
-    return found
+        by_task.setdefault(store_id, {})[incarnation] = Position(seq=seq, closed=bool(closed))
+    return by_task
 
 
 def _check_positions(task_id: int, old: Positions, new: Positions) -> None:

@@ -4,9 +4,9 @@
        |----- time ------> expired
        '---revoke_key----> revoked
 
-A dead key never becomes valid again, and none is deleted: `made_by` and `replaced_by` stay readable. Times are by the
-database's clock; a row carries its read time, so that a cache can tell when the key expires. Roles and table rules are
-opaque here. Secrets never reach this module.
+A dead key never becomes valid again, and none is deleted: `created_by` and `replaced_by` stay readable. Times are by
+the database's clock; a row carries its read time, so that a cache can tell when the key expires. Roles and table rules
+are opaque here. Secrets never reach this module.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sqlalchemy import Connection, bindparam, case, func, or_, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import api_keys, next_numbers, of_asked_tenant, tenant_ids
 from tistream.errors import Fenced, NotFound, invariant
 from tistream.ids import Tenant
@@ -38,7 +39,7 @@ class NewKey:
     tenant: Tenant | None = None
     tables: tuple[str, ...] | None = None  #: rules of the tables that it may read; None = all
     ttl_ms: int = 0  #: 0 = no expiry
-    made_by: str = ""  #: id of the creating key; empty = the command line or the first start
+    created_by: str = ""  #: id of the creating key; empty = the command line or the first start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +52,11 @@ class KeyRow:
     role: str
     tenant: Tenant | None
     tables: tuple[str, ...] | None
-    made_by: str
+    created_by: str
     replaced_by: str | None
     created_ms: int
     expires_ms: int
-    used_ms: int
+    last_used_ms: int
     revoked_ms: int
     read_ms: int  #: read time of this row
 
@@ -82,8 +83,8 @@ _REVOKE_PUSHERS = (
 )
 _USED = (
     api_keys.update()
-    .where(_k.key_id == bindparam("asked_key"), _k.used_ms < now_ms() - USED_EVERY_MS)
-    .values(used_ms=now_ms())
+    .where(_k.key_id == bindparam("asked_key"), _k.last_used_ms < now_ms() - USED_EVERY_MS)
+    .values(last_used_ms=now_ms())
 )
 _OVER = now_ms() + bindparam("overlap_ms")
 _REPLACE = (
@@ -97,9 +98,9 @@ _REPLACE = (
 
 
 def create_key(catalog: Catalog, new: NewKey) -> KeyRow:
-    """Create a key."""
+    """Create a key. It ends with the key that made it, if not before."""
     with catalog.transaction() as conn:
-        _insert(conn, new)
+        _insert(conn, new, _maker_ends_ms(conn, new.created_by))
         return _one(conn, new.key_id)
 
 
@@ -122,8 +123,8 @@ def get_key(catalog: Catalog, key_id: str) -> KeyRow:
 def list_keys(catalog: Catalog, tenant: Tenant | None = None) -> list[KeyRow]:
     """All keys, or those of one tenant, oldest first."""
     with catalog.reading() as conn:
-        found = conn.execute(_ALL) if tenant is None else conn.execute(_OF_TENANT, tenant_ids(tenant))
-        return [key_row(row) for row in found]
+        rows = conn.execute(_ALL) if tenant is None else conn.execute(_OF_TENANT, tenant_ids(tenant))
+        return [key_row(row) for row in rows]
 
 
 def revoke_key(catalog: Catalog, key_id: str) -> bool:
@@ -140,11 +141,14 @@ def revoke_pusher_keys(conn: Connection, tenant: Tenant) -> int:
     return conn.execute(_REVOKE_PUSHERS, tenant_ids(tenant)).rowcount
 
 
-def rotate_key(catalog: Catalog, key_id: str, new_id: str, new_hash: str, *, overlap_ms: int, made_by: str) -> KeyRow:
+def rotate_key(
+    catalog: Catalog, key_id: str, new_id: str, new_hash: str, *, overlap_ms: int, created_by: str
+) -> KeyRow:
     """Create a successor with the same name, role, tenant, tables and lifetime; the old key stays valid for at
-    most `overlap_ms`. Fenced when it already has a successor or is not valid. Of racing callers one wins."""
+    most `overlap_ms`, the successor until the key that makes it ends. Fenced when the old key already has a successor
+    or is not valid. Of racing callers one wins."""
     with catalog.transaction() as conn:
-        old = _one(conn, key_id)
+        old, maker_ends_ms = _one(conn, key_id), _maker_ends_ms(conn, created_by)  # before it may be the one replaced
         asked = {"asked_key": key_id, "successor": new_id, "overlap_ms": overlap_ms}
         if conn.execute(_REPLACE, asked).rowcount != 1:
             raise Fenced(f"key {key_id} has been rotated, has expired or was revoked", key_id=key_id)
@@ -159,8 +163,9 @@ def rotate_key(catalog: Catalog, key_id: str, new_id: str, new_hash: str, *, ove
                 tenant=old.tenant,
                 tables=old.tables,
                 ttl_ms=ttl_ms,
-                made_by=made_by,
+                created_by=created_by,
             ),
+            maker_ends_ms,
         )
         return _one(conn, new_id)
 
@@ -173,20 +178,11 @@ def note_key_used(catalog: Catalog, key_id: str) -> None:
 
 def key_row(row: Any) -> KeyRow:
     """Convert a row of `api_keys` with its read time."""
-    return KeyRow(
-        key_id=row.key_id,
-        secret_hash=row.secret_hash,
-        name=row.name,
-        role=row.role,
+    return record_of(
+        KeyRow,
+        row,
         tenant=None if row.cluster_id is None else Tenant(row.cluster_id, row.tenant_id),
         tables=None if row.tables is None else tuple(json.loads(row.tables)),
-        made_by=row.made_by,
-        replaced_by=row.replaced_by,
-        created_ms=row.created_ms,
-        expires_ms=row.expires_ms,
-        used_ms=row.used_ms,
-        revoked_ms=row.revoked_ms,
-        read_ms=row.read_ms,
     )
 
 
@@ -197,7 +193,7 @@ def _one(conn: Connection, key_id: str) -> KeyRow:
     return key_row(row)
 
 
-def _insert(conn: Connection, new: NewKey) -> None:
+def _insert(conn: Connection, new: NewKey, maker_ends_ms: int = 0) -> None:
     invariant(len(new.secret_hash) == 64, "a secret is stored as its SHA-256")
     tenant = new.tenant
     conn.execute(
@@ -209,10 +205,25 @@ def _insert(conn: Connection, new: NewKey) -> None:
             cluster_id=None if tenant is None else tenant.cluster_id,
             tenant_id=None if tenant is None else tenant.tenant_id,
             tables=None if new.tables is None else json.dumps(new.tables),
-            made_by=new.made_by,
+            created_by=new.created_by,
             created_ms=now_ms(),
-            expires_ms=now_ms() + new.ttl_ms if new.ttl_ms else 0,
-            used_ms=0,
+            expires_ms=_end_of(new.ttl_ms, maker_ends_ms),
+            last_used_ms=0,
             revoked_ms=0,
         )
     )
+
+
+def _maker_ends_ms(conn: Connection, key_id: str) -> int:
+    """When the key that makes another one expires; 0 = never."""
+    maker = conn.execute(_ONE, {"asked_key": key_id}).one_or_none()
+    return 0 if maker is None else int(maker.expires_ms)
+
+
+def _end_of(ttl_ms: int, maker_ends_ms: int) -> Any:
+    """When a key expires; 0 = never. It does not outlive its maker: a key that expires would otherwise make one that
+    does not, or its own successor again and again."""
+    if not ttl_ms:
+        return maker_ends_ms
+    asked_ms = now_ms() + ttl_ms
+    return case((asked_ms < maker_ends_ms, asked_ms), else_=maker_ends_ms) if maker_ends_ms else asked_ms

@@ -19,15 +19,15 @@ from tistream.catalog.tenancy.keys import KeyRow, key_row
 _l = logins.c
 _SESSION, _CODE = "session", "code"
 _OPEN = logins.insert().values(expires_ms=now_ms() + bindparam("ttl_ms"))
-_IS_CODE = (_l.token_hash == bindparam("asked_hash"), _l.kind == _CODE, _l.expires_ms > now_ms())
+_IS_CODE = (_l.token_hash == bindparam("key_hash"), _l.kind == _CODE, _l.expires_ms > now_ms())
 _KEY_OF_CODE = select(_l.key_id).where(*_IS_CODE)
 _TAKE_CODE = logins.delete().where(*_IS_CODE)
-_END = logins.delete().where(_l.token_hash == bindparam("asked_hash"), _l.kind == _SESSION)
+_END = logins.delete().where(_l.token_hash == bindparam("key_hash"), _l.kind == _SESSION)
 _SWEEP = logins.delete().where(_l.expires_ms <= now_ms())
 _FIND = (
     select(api_keys, now_ms().label("read_ms"), _l.expires_ms.label("session_ends_ms"))
     .join_from(logins, api_keys, api_keys.c.key_id == _l.key_id)
-    .where(_l.token_hash == bindparam("asked_hash"), _l.kind == _SESSION, _l.expires_ms > now_ms())
+    .where(_l.token_hash == bindparam("key_hash"), _l.kind == _SESSION, _l.expires_ms > now_ms())
 )
 
 
@@ -53,8 +53,8 @@ def redeem_code(catalog: Catalog, code_hash: str, token_hash: str, ttl_ms: int) 
     """Turn a code into a session. False when it is used, expired or unknown. Of racing callers one wins."""
     with catalog.transaction() as conn:
         conn.execute(_SWEEP)
-        key_id = conn.execute(_KEY_OF_CODE, {"asked_hash": code_hash}).scalar_one_or_none()
-        if key_id is None or conn.execute(_TAKE_CODE, {"asked_hash": code_hash}).rowcount != 1:
+        key_id = conn.execute(_KEY_OF_CODE, {"key_hash": code_hash}).scalar_one_or_none()
+        if key_id is None or conn.execute(_TAKE_CODE, {"key_hash": code_hash}).rowcount != 1:
             return False
         conn.execute(_OPEN, {"token_hash": token_hash, "kind": _SESSION, "key_id": key_id, "ttl_ms": ttl_ms})
         return True
@@ -63,14 +63,14 @@ def redeem_code(catalog: Catalog, code_hash: str, token_hash: str, ttl_ms: int) 
 def find_session(catalog: Catalog, token_hash: str) -> SessionRow | None:
     """The live session of this token, or None."""
     with catalog.reading() as conn:
-        row = conn.execute(_FIND, {"asked_hash": token_hash}).one_or_none()
+        row = conn.execute(_FIND, {"key_hash": token_hash}).one_or_none()
     return None if row is None else SessionRow(key=key_row(row), ends_ms=row.session_ends_ms)
 
 
 def end_session(catalog: Catalog, token_hash: str) -> None:
     """Log out."""
     with catalog.transaction() as conn:
-        conn.execute(_END, {"asked_hash": token_hash})
+        conn.execute(_END, {"key_hash": token_hash})
 
 
 def _open(catalog: Catalog, token_hash: str, kind: str, key_id: str, ttl_ms: int) -> None:

@@ -4,9 +4,6 @@ A store that contradicts its own promise is quarantined (`tistream.catalog.work.
 decided, nothing above `good_ts` counts as final. The tasks' `durable_ts` stays: it says what is written, and never
 falls. `limits` has both, so that whatever asks how far a log goes takes the least of them in one statement.
 
-An operator may accept the rows. While they are merged into the log (`tistream.catalog.work.acceptance`), the store
-still counts as quarantined for readers. Then they are an *amendment*, and pulls go on.
-
 When an operator rejects a store, the log is served on. What had been served above `good_ts` may lack rows of the store:
 this interval is the *gap* that readers are told of.
 """
@@ -19,16 +16,14 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, Subquery, and_, case, func, null, select, type_coerce, union_all
 from sqlalchemy.sql.elements import ColumnElement
 
-from tistream.catalog.database.tables import UInt, amendments, of_asked_tenant, quarantines, tasks
-from tistream.catalog.tenancy.tenants import TaskKind
+from tistream.catalog.database.tables import UInt, of_asked_tenant, quarantines, tasks
+from tistream.catalog.rows.tenants import TaskKind
 
 
 class QuarantineState(StrEnum):
     """What has become of a quarantined store."""
 
     QUARANTINED = "quarantined"  #: until an operator decides
-    ACCEPTING = "accepting"  #: an operator has accepted its rows; sorters merge them into the log
-    ACCEPTED = "accepted"  #: its rows are in the log
     REJECTED = "rejected"  #: its incarnation is given up from the file on
 
 
@@ -38,13 +33,11 @@ class Edge(NamedTuple):
     ts: int
     good_ts: int | None = None  #: of the quarantined stores; None when there is none
     gap: tuple[int, int] | None = None  #: (after, upto): rows of rejected stores may be missing here
-    amended: int = 0  #: number of the newest amendment; 0 = none
 
 
 _q = quarantines.c
-OPEN_STATES = (QuarantineState.QUARANTINED, QuarantineState.ACCEPTING)  #: nothing above `good_ts` is served
-IS_OPEN = _q.state.in_(OPEN_STATES)
-_COLUMNS = ("ts", "is_data", "good_ts", "gap_after", "gap_upto", "amended")
+IS_OPEN = _q.state == QuarantineState.QUARANTINED  #: nothing above `good_ts` is served
+_COLUMNS = ("ts", "is_data", "good_ts", "gap_after", "gap_upto")
 _LEAVES_GAP = and_(_q.state == QuarantineState.REJECTED, _q.good_ts < _q.served_ts)
 
 
@@ -52,11 +45,10 @@ def limits(
     *,
     of_tasks: ColumnElement[bool] | None = None,
     of_stores: ColumnElement[bool] | None = None,
-    of_amendments: ColumnElement[bool] | None = None,
 ) -> Subquery:
     """Everything that bounds what may be read: a row (ts, is_data) for each task, (ts, good_ts) for each quarantine,
-    (gap_after, gap_upto) for each rejected store, (amended) for each amendment, each with its tenant. The conditions
-    narrow `tasks`, `quarantines` and `amendments`."""
+    (gap_after, gap_upto) for each rejected store, each with its tenant. The conditions narrow `tasks` and
+    `quarantines`."""
     none = type_coerce(null(), UInt)
     t = tasks.c
     parts: list[tuple[Any, dict[str, Any], ColumnElement[bool] | None]] = [
@@ -67,7 +59,6 @@ def limits(
             {"gap_after": _q.good_ts, "gap_upto": _q.served_ts},
             _LEAVES_GAP if of_stores is None else and_(of_stores, _LEAVES_GAP),
         ),
-        (amendments.c, {"amended": amendments.c.number}, of_amendments),
     ]
     selects = []
     for table, values, condition in parts:
@@ -77,16 +68,15 @@ def limits(
     return union_all(*selects).subquery("limits")
 
 
-def edge_columns(found: Subquery) -> list[ColumnElement[Any]]:
+def edge_columns(subquery: Subquery) -> list[ColumnElement[Any]]:
     """What `edge_of` reads, of a subquery of limits."""
-    c = found.c
+    c = subquery.c
     return [
         func.min(c.ts).label("ts"),
         func.count(c.is_data).label("data_tasks"),
         func.min(c.good_ts).label("good_ts"),
         func.min(c.gap_after).label("gap_after"),
         func.max(c.gap_upto).label("gap_upto"),
-        func.max(c.amended).label("amended"),
     ]
 
 
@@ -94,17 +84,16 @@ def edge_of(row: Any) -> Edge:
     """The edge of a tenant; 0 without data tasks."""
     gap = None if row.gap_upto is None else (int(row.gap_after), int(row.gap_upto))
     good_ts = None if row.good_ts is None else int(row.good_ts)
-    return Edge(int(row.ts) if row.data_tasks else 0, good_ts, gap, int(row.amended or 0))
+    return Edge(int(row.ts) if row.data_tasks else 0, good_ts, gap)
 
 
 def edge_of_asked_tenant(*of_tasks: ColumnElement[bool]) -> Select[Any]:
     """The lowest limit of the tenant of `tenant_ids`; None without tasks."""
-    found = limits(
+    edge = limits(
         of_tasks=and_(of_asked_tenant(tasks), *of_tasks),
         of_stores=of_asked_tenant(quarantines),
-        of_amendments=of_asked_tenant(amendments),
     )
-    return select(func.min(found.c.ts))
+    return select(func.min(edge.c.ts))
 
 
 def good_ts_of_asked_tenant() -> Select[Any]:

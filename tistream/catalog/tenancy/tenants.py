@@ -14,17 +14,17 @@ reused: no object key, cursor or API key ever refers to another tenant.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, select
+from sqlalchemy import Connection, and_, bindparam, literal_column, select
 
+from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import (
-    INT_MAX,
     ensure_row,
+    jobs,
     next_numbers,
     of_asked_tenant,
     of_tenant,
@@ -34,91 +34,12 @@ from tistream.catalog.database.tables import (
     tenant_of,
     tenants,
 )
-from tistream.catalog.tenancy.kinds import AnotherKind, Keyspace, TenantKind, stored_range, user_range
+from tistream.catalog.rows.kinds import Keyspace, TenantKind, stored_range
+from tistream.catalog.rows.tenants import NewTask, TaskKind, TenantRow, TenantState
 from tistream.errors import InvalidInput, NotFound, StateForbids, TenantDeleted
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.limits import RAW_RETENTION_HOURS
-
-
-class TenantState(StrEnum):
-    """The state of a tenant."""
-
-    AWAITING_SNAPSHOT = "AWAITING_SNAPSHOT"
-    ACTIVE = "ACTIVE"
-    PAUSED = "PAUSED"
-    DELETING = "DELETING"
-    DELETED = "DELETED"
-
-
-class TaskKind(StrEnum):
-    """What a task's range holds."""
-
-    DATA = "data"
-    DDL = "ddl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantRow:
-    """A registered tenant."""
-
-    tenant: Tenant
-    kind: TenantKind
-    keyspace: Keyspace  #: of a raw or txn tenant
-    state: TenantState
-    start_ts: int  #: the log is complete above this; 0 while awaiting the snapshot
-    upstream_id: int | None  #: PD's id of the cluster, as the pusher of a raw or txn tenant has reported it
-    range: KeyRange  #: of a raw or txn tenant; user keys while the id of the keyspace is unknown, else stored keys
-    created_ms: int  #: Unix milliseconds by the database's clock
-    reason: str  #: why it is in this state; may be empty
-    floor_ts: int = 0  #: the log at or below it was deleted; 0 = none yet
-    retention_s: int | None = None  #: seconds of log to keep; 0 = all; None = the setting
-    schema_hints: int = 0  #: rises with each notification of a schema snapshot while it waits for one
-
-    @property
-    def has_log(self) -> bool:
-        """Whether its log has begun. That of a raw or txn tenant may begin at 0."""
-        return self.state is not TenantState.AWAITING_SNAPSHOT
-
-    @property
-    def earliest_ts(self) -> int:
-        """Reads may start here: the log is complete above it."""
-        return max(self.start_ts, self.floor_ts)
-
-    @property
-    def user_keys(self) -> KeyRange:
-        """The range of a raw or txn tenant, as its users see keys."""
-        return self.range if self.keyspace.id is None else user_range(self.kind, self.keyspace.id, self.range)
-
-    def check_tables(self) -> None:
-        """AnotherKind when it has no tables."""
-        if self.kind.is_keyspace:
-            base = f"/v1/clusters/{self.tenant.cluster_id}/tenants/{self.tenant.tenant_id}/kv"
-            raise AnotherKind(
-                f"Tenant {self.tenant} is keyspace {self.keyspace}, kind {self.kind}: it has keys and values, and no "
-                f"databases, tables or schema. Read {base}/changes, {base}/rows or {base}/history.",
-                tenant=str(self.tenant),
-                tenant_kind=str(self.kind),
-            )
-
-    def check_keys(self) -> None:
-        """AnotherKind when it has tables."""
-        if not self.kind.is_keyspace:
-            base = f"/v1/clusters/{self.tenant.cluster_id}/tenants/{self.tenant.tenant_id}"
-            raise AnotherKind(
-                f"Tenant {self.tenant} is one of TiDB: it has tables, not keys and values. Read {base}/changes.",
-                tenant=str(self.tenant),
-                tenant_kind=str(self.kind),
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTask:
-    """A task to be created."""
-
-    kind: str  #: a TaskKind
-    range: KeyRange
-
+from tistream.limits import INT_MAX, RAW_RETENTION_HOURS
 
 _NO_KEYSPACE = Keyspace()
 _EVERYTHING = KeyRange()
@@ -129,6 +50,11 @@ _ONE = select(tenants).where(of_asked_tenant(tenants))
 _ALL = select(tenants).order_by(tenants.c.cluster_id, tenants.c.tenant_id)
 _IN_STATE = _ALL.where(tenants.c.state == bindparam("asked_state"))
 _NOT_DELETED = _ALL.where(tenants.c.state != TenantState.DELETED)
+_GIVE_BACK = (  # under a new epoch: its executor learns it at its next renewal, and the lease counts as no try
+    jobs.update()
+    .where(of_asked_tenant(jobs), jobs.c.state == literal_column("'running'"))
+    .values(state="queued", epoch=jobs.c.epoch + 1, tries=jobs.c.tries - 1, due_ms=now_ms())
+)
 _LOCK = (
     select(tenants.c.start_ts, tenants.c.floor_ts, tenants.c.state).where(of_asked_tenant(tenants)).with_for_update()
 )
@@ -171,30 +97,36 @@ def register_tenant(
         if row.state in GIVEN_UP:
             raise StateForbids(f"Tenant {tenant} was deleted: its id cannot be reused.", state=row.state)
         _refuse_another(row, kind, keyspace, keys)
-        if is_new:
-            record_event(conn, EventKind.TENANT_REGISTERED, tenant, tenant=tenant)
-        if kind.is_keyspace and row.state is TenantState.AWAITING_SNAPSHOT and keyspace.id is not None:
+        begins = kind.is_keyspace and row.state is TenantState.AWAITING_SNAPSHOT and keyspace.id is not None
+        if begins:
             _activate(conn, tenant, 0, [NewTask(kind=TaskKind.DATA, range=row.range)])
             row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+        if is_new:
+            record_event(conn, EventKind.TENANT_REGISTERED, tenant, tenant=tenant)
+        if begins:
+            _record_activated(conn, tenant, 0, 1)
         return row
 
 
 def begin_tenant(
-    catalog: Catalog, tenant: Tenant, keyspace_id: int, start_ts: int = 0, upstream_id: int | None = None
+    catalog: Catalog, tenant: Tenant, keyspace_id: int | None, start_ts: int = 0, upstream_id: int | None = None
 ) -> TenantRow:
-    """First contact of a raw or txn tenant's pusher: it knows the id of the keyspace, PD's id of the cluster, and for a
-    recording where the log begins. Idempotent; once a pusher has an incarnation the start stays as it is. InvalidInput
-    when the tenant has another keyspace or is one of TiDB."""
+    """First contact of a tenant's pusher, which knows PD's id of the cluster. That of a raw or txn tenant knows the id
+    of the keyspace, too, and for a recording where the log begins. Idempotent; once a pusher has an incarnation the
+    start stays as it is. InvalidInput when the tenant has another keyspace, or none because it is one of TiDB."""
     with catalog.transaction() as conn:
         lock_tenant(conn, tenant)
-        row = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
+        row, begins = _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one()), False
         if not row.kind.is_keyspace:
-            raise InvalidInput(f"Tenant {tenant} is one of TiDB: it begins with a schema snapshot.")
-        if row.keyspace.id is None:
+            if keyspace_id is not None or start_ts:
+                raise InvalidInput(f"Tenant {tenant} is one of TiDB: it begins with a schema snapshot.")
+        elif keyspace_id is None:
+            raise InvalidInput(f"Tenant {tenant} is keyspace {row.keyspace}, and its pusher names none.")
+        elif row.keyspace.id is None:
             range_ = stored_range(row.kind, keyspace_id, row.range)
             bound = {"keyspace_id": keyspace_id, "start_key": range_.start, "end_key": range_.end}
             conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(**bound))
-            _activate(conn, tenant, start_ts, [NewTask(kind=TaskKind.DATA, range=range_)])
+            begins = _activate(conn, tenant, start_ts, [NewTask(kind=TaskKind.DATA, range=range_)])
         elif row.keyspace.id != keyspace_id:
             raise InvalidInput(
                 f"Tenant {tenant} is keyspace {row.keyspace.id}, and its pusher has keyspace {keyspace_id}.",
@@ -206,6 +138,8 @@ def begin_tenant(
             conn.execute(tasks.update().where(of_tenant(tasks, tenant)).values(**moved))
         if upstream_id is not None:
             conn.execute(tenants.update().where(of_tenant(tenants, tenant)).values(upstream_id=upstream_id))
+        if begins:
+            _record_activated(conn, tenant, start_ts, 1)
         return _tenant_row(conn.execute(_ONE, tenant_ids(tenant)).one())
 
 
@@ -281,8 +215,8 @@ def not_registered(tenant: Tenant) -> NotFound:
 def list_tenants(catalog: Catalog, state: TenantState | None = None) -> list[TenantRow]:
     """All tenants that are not DELETED, or those in one state, ordered by id."""
     with catalog.reading() as conn:
-        found = conn.execute(_NOT_DELETED) if state is None else conn.execute(_IN_STATE, {"asked_state": state})
-        return [_tenant_row(row) for row in found]
+        rows = conn.execute(_NOT_DELETED) if state is None else conn.execute(_IN_STATE, {"asked_state": state})
+        return [_tenant_row(row) for row in rows]
 
 
 def every_tenant(catalog: Catalog) -> list[TenantRow]:
@@ -294,10 +228,18 @@ def every_tenant(catalog: Catalog) -> list[TenantRow]:
 def activate_tenant(catalog: Catalog, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
     """Start the tenant's log at `start_ts` with these tasks. False when it does not await its snapshot."""
     with catalog.transaction() as conn:
-        return _activate(conn, tenant, start_ts, new_tasks)
+        if not _activate(conn, tenant, start_ts, new_tasks):
+            return False
+        _record_activated(conn, tenant, start_ts, len(new_tasks))
+        return True
+
+
+def _record_activated(conn: Connection, tenant: Tenant, start_ts: int, task_count: int) -> None:
+    record_event(conn, EventKind.TENANT_ACTIVATED, tenant, tenant=tenant, start_ts=str(start_ts), tasks=task_count)
 
 
 def _activate(conn: Connection, tenant: Tenant, start_ts: int, new_tasks: Sequence[NewTask]) -> bool:
+    """False when the tenant does not await its beginning. The caller records the event, as the last it does."""
     switched = conn.execute(
         tenants.update()
         .where(of_tenant(tenants, tenant), tenants.c.state == TenantState.AWAITING_SNAPSHOT)
@@ -317,21 +259,21 @@ def _activate(conn: Connection, tenant: Tenant, start_ts: int, new_tasks: Sequen
             "start_ts": start_ts,
             "durable_ts": start_ts,
             "epoch": 0,
-            "snapshot_n": 0,
+            "snapshot_no": 0,
             "resubscribe_id": 0,
         }
         for task_id, task in zip(task_ids, new_tasks, strict=True)
     ]
     if rows:
         conn.execute(tasks.insert(), rows)
-    record_event(conn, EventKind.TENANT_ACTIVATED, tenant, tenant=tenant, start_ts=str(start_ts), tasks=len(new_tasks))
     return True
 
 
 def change_state(
     catalog: Catalog, tenant: Tenant, *, seen: TenantState, to: TenantState, reason: str, actor: str = ""
 ) -> bool:
-    """Move a tenant from the state the caller saw to another; False when it was no longer in that state."""
+    """Move a tenant from the state the caller saw to another; False when it was no longer in that state. Pausing gives
+    its running maintenance jobs back, see `tistream.catalog.work.jobs`."""
     if not {seen, to} <= _EVENT_OF.keys():
         raise InvalidInput("only ACTIVE and PAUSED can be set", seen=seen, to=to)
     with catalog.transaction() as conn:
@@ -340,6 +282,8 @@ def change_state(
         )
         if moved.rowcount != 1:
             return False
+        if to is TenantState.PAUSED:
+            conn.execute(_GIVE_BACK, tenant_ids(tenant))
         record_event(conn, _EVENT_OF[to], tenant, tenant=tenant, actor=actor, was=seen, reason=reason)
         return True
 
@@ -376,17 +320,12 @@ def set_retention(catalog: Catalog, tenant: Tenant, retention_s: int | None) -> 
 
 
 def _tenant_row(row: Any) -> TenantRow:
-    return TenantRow(
+    return record_of(
+        TenantRow,
+        row,
         tenant=tenant_of(row),
         kind=TenantKind(row.kind),
         keyspace=Keyspace(id=row.keyspace_id, name=row.keyspace_name),
-        upstream_id=row.upstream_id,
         state=TenantState(row.state),
-        start_ts=row.start_ts,
         range=KeyRange(row.start_key, row.end_key),
-        created_ms=row.created_ms,
-        reason=row.reason,
-        floor_ts=row.floor_ts,
-        retention_s=row.retention_s,
-        schema_hints=row.schema_hints,
     )

@@ -5,7 +5,7 @@
     its row: the state that the caller saw -> DELETING
     its tasks, their positions and snapshot references are deleted
     its stores have no dispatcher, under a new epoch
-    its changefeeds, safe points, quarantines and amendments are deleted
+    its changefeeds, allowed targets, safe points and quarantines are deleted
     its open maintenance jobs are cancelled
     the keys of its pushers are revoked
 
@@ -13,9 +13,10 @@ No guard of a later flush, snapshot, split or merge matches a deleted task; seed
 are added under a lock of the tenant's row (`lock_tenant`), which refuses them. Stores and incarnations stay, so no
 incarnation is issued twice.
 
-Then `retire_objects` hides objects in batches (live -> superseded, under a swap number, so that read leases still
-protect them), the collector deletes them after its grace period, and `finish_deletion` sets DELETED when no object is
-left. Objects that appear later (uploads under way, batch files of an unaware pusher) are retired and collected too.
+Then `retire_objects` hides objects in batches (live -> superseded, under a replacement number, so that read leases
+still protect them), the collector deletes them after its grace period, and `finish_deletion` sets DELETED when no
+object is left. Objects that appear later (uploads under way, batch files of an unaware pusher) are retired and
+collected too.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import (
-    amendments,
+    allowed_targets,
     base_segments,
     bases,
+    builds,
     changefeeds,
     consumer_members,
     consumer_partitions,
+    excluded_objects,
     lanes,
     next_numbers,
     objects,
     of_asked_tenant,
-    positions,
     quarantines,
     safe_points,
     schema_versions,
@@ -44,14 +46,17 @@ from tistream.catalog.database.tables import (
     seeds,
     segments,
     snapshot_objects,
+    snapshot_positions,
     stores,
     tasks,
     tenant_ids,
     tenants,
 )
 from tistream.catalog.log.objects import ObjectState
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.tenancy import destinations
 from tistream.catalog.tenancy.keys import revoke_pusher_keys
-from tistream.catalog.tenancy.tenants import GIVEN_UP, TenantState
+from tistream.catalog.tenancy.tenants import GIVEN_UP
 from tistream.catalog.work.jobs import cancel_jobs_of
 from tistream.errors import StateForbids
 from tistream.ids import Tenant
@@ -67,17 +72,15 @@ _TOMBSTONE = (
 _TASKS = select(tasks.c.task_id).where(of_asked_tenant(tasks)).order_by(tasks.c.task_id).with_for_update()
 _OF_TASKS = [
     table.delete().where(table.c.task_id.in_(bindparam("asked_tasks", expanding=True)))
-    for table in (positions, snapshot_objects, tasks)
+    for table in (snapshot_positions, snapshot_objects, tasks)
 ]
 _UNDISPATCH = (
     stores.update()
     .where(of_asked_tenant(stores))
     .values(dispatcher=None, dispatcher_epoch=stores.c.dispatcher_epoch + 1)
 )
-_DROP_HOLDS = [
-    table.delete().where(of_asked_tenant(table))
-    for table in (changefeeds, lanes, consumer_partitions, consumer_members, safe_points, quarantines, amendments)
-]
+_READERS = (changefeeds, lanes, consumer_partitions, consumer_members, allowed_targets)
+_DROP_HOLDS = [table.delete().where(of_asked_tenant(table)) for table in (*_READERS, safe_points, quarantines)]
 _STATE = select(tenants.c.state).where(of_asked_tenant(tenants))
 _LOCK = _STATE.with_for_update()
 _LIVE = (
@@ -95,12 +98,12 @@ _PARTS = [
 _SUPERSEDE = (
     objects.update()
     .where(_IS_ASKED, _o.state == ObjectState.LIVE)
-    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replaced_by=bindparam("swap_no"))
+    .values(state=ObjectState.SUPERSEDED, changed_ms=now_ms(), replacement_no=bindparam("replacement_no"))
 )
 _LEFT = select(_o.object_key).where(of_asked_tenant(objects), _o.state != ObjectState.DEAD).limit(1)
 _REST = [
     table.delete().where(of_asked_tenant(table))
-    for table in (segments, seed_segments, seeds, base_segments, bases, schema_versions)
+    for table in (segments, seed_segments, seeds, base_segments, bases, schema_versions, builds, excluded_objects)
 ]
 _FINISH = tenants.update().where(of_asked_tenant(tenants)).values(state=TenantState.DELETED)
 
@@ -115,6 +118,7 @@ def delete_tenant(catalog: Catalog, tenant: Tenant, *, seen: TenantState, reason
             return False
         ended = _end_tasks(conn, tenant)
         conn.execute(_UNDISPATCH, asked)
+        destinations.release(conn, tenant)
         for drop in _DROP_HOLDS:
             conn.execute(drop, asked)
         cancel_jobs_of(conn, tenant)
@@ -136,7 +140,7 @@ def retire_objects(catalog: Catalog, tenant: Tenant, *, limit: int = OBJECTS_AT_
         conn.execute(_LOCK_OBJECTS, keys).all()
         for drop in _PARTS:
             conn.execute(drop, keys)
-        conn.execute(_SUPERSEDE, {**keys, "swap_no": next_numbers(conn, "swap", 1)[0]})
+        conn.execute(_SUPERSEDE, {**keys, "replacement_no": next_numbers(conn, "replacement", 1)[0]})
         return len(keys["asked_keys"])
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from tistream.catalog.database.engine import Catalog
+from tistream.catalog.rows.workers import WorkerKind, WorkerState
 from tistream.catalog.work.leader import get_leader
-from tistream.catalog.work.workers import WorkerKind, WorkerState, pulses
+from tistream.catalog.work.workers import pulses
 from tistream.clock import Clock
 from tistream.errors import CatalogUnavailable
 from tistream.limits import LEADER_LEASE_MS, LEASE_MS

@@ -17,14 +17,15 @@ from tistream import ts
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.tables import changefeeds, consumer_members, consumer_partitions, tasks, tenants, workers
+from tistream.catalog.rows.jobs import OPEN, JobState
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.rows.workers import WorkerState
 from tistream.catalog.tenancy.changefeeds import FeedState
-from tistream.catalog.tenancy.tenants import TenantState
-from tistream.catalog.work.job_rows import OPEN, JobState, job_figures
+from tistream.catalog.work.job_rows import job_figures
 from tistream.catalog.work.leader import get_leader
 from tistream.catalog.work.replication_gauges import REPLICATIONS, replication_metrics
-from tistream.catalog.work.stops import STORED, count_stops
+from tistream.catalog.work.stopped_items import STORED, count_stopped_items
 from tistream.catalog.work.stream_ends import ENDED
-from tistream.catalog.work.workers import WorkerState
 from tistream.clock import Clock
 from tistream.errors import TiStreamError
 from tistream.limits import LEASE_MS
@@ -33,7 +34,7 @@ from tistream.runtime.metrics import Metric
 
 _ENDED = ENDED.subquery("ended")
 _F, _P, _M, _T = changefeeds.c, consumer_partitions.c, consumer_members.c, tasks.c
-_KEYS = ("cluster_id", "tenant_id", "changefeed_id")
+_KEYS = ("cluster_id", "tenant_id", "consumer_id")
 _SLOWEST = (
     select(tasks.c.cluster_id, tasks.c.tenant_id, func.min(tasks.c.durable_ts).label("durable_ts"), _ENDED.c.end_ts)
     .join(tenants, and_(tenants.c.cluster_id == tasks.c.cluster_id, tenants.c.tenant_id == tasks.c.tenant_id))
@@ -65,23 +66,26 @@ _PARTS = (
     .group_by(*(_P[name] for name in _KEYS))
     .subquery("parts")
 )
+_OF_FEED = (_F.cluster_id, _F.tenant_id, _F.changefeed_id)
 _MEMBERS = (
-    select(func.count()).where(*(_M[name] == _F[name] for name in _KEYS), _M.expires_ms > now_ms()).scalar_subquery()
+    select(func.count())
+    .where(*(_M[name] == of_feed for name, of_feed in zip(_KEYS, _OF_FEED, strict=True)), _M.expires_ms > now_ms())
+    .scalar_subquery()
 )
 _CONSUMERS = (
     select(
-        *(_F[name] for name in _KEYS),
+        *_OF_FEED,
         _F.checkpoint_ts,
         _F.idle_limit_ms,
-        (now_ms() - _F.seen_ms).label("idle_ms"),
+        (now_ms() - _F.last_active_ms).label("idle_ms"),
         _SERVED_OF.c.ts.label("served_ts"),
         _PARTS.c.unread,
         _MEMBERS.label("members"),
     )
-    .join(_PARTS, and_(*(_PARTS.c[name] == _F[name] for name in _KEYS)))
+    .join(_PARTS, and_(*(_PARTS.c[name] == of_feed for name, of_feed in zip(_KEYS, _OF_FEED, strict=True))))
     .join(_SERVED_OF, and_(_SERVED_OF.c.cluster_id == _F.cluster_id, _SERVED_OF.c.tenant_id == _F.tenant_id))
     .where(_F.state == FeedState.NORMAL)
-    .order_by(_F.seen_ms)
+    .order_by(_F.last_active_ms)
     .limit(metrics.CONSUMERS_SHOWN_MAX)
 )
 
@@ -105,7 +109,7 @@ class CatalogGauges:
     def _read(self) -> list[Metric]:
         try:
             states = {row.state: int(row.count) for row in self._rows(_TENANTS)}
-            found = [
+            values = [
                 *self._lags(states),
                 *self._tasks(),
                 self._stops(),
@@ -117,7 +121,7 @@ class CatalogGauges:
             ]
         except TiStreamError:
             return [metrics.single("tistream_catalog_up", 0)]
-        return [metrics.single("tistream_catalog_up", 1), *found]
+        return [metrics.single("tistream_catalog_up", 1), *values]
 
     def _lags(self, states: dict[str, int]) -> list[Metric]:
         family, now_ms, lags = metrics.collected("tistream_checkpoint_lag_seconds"), self._clock.unix_ms(), [0.0]
@@ -145,7 +149,7 @@ class CatalogGauges:
         return [family]
 
     def _stops(self) -> Metric:
-        family, counts = metrics.collected("tistream_stops"), count_stops(self._catalog)
+        family, counts = metrics.collected("tistream_stops"), count_stopped_items(self._catalog)
         for scope in STORED:
             family.add_metric([scope], counts.get(scope, 0))
         return family

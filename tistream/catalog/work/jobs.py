@@ -9,10 +9,12 @@
                  ^         |  '---> failed         tries used up, or a retry cannot help
                  '---------'        cancelled      by an operator, with its tenant, or an offer that is not needed
 
-A lease decides who works, not what counts: each kind of job publishes in a guarded transaction of its own (a swap, new
-bases, a hand-over), so a job that two executors run takes effect once or not at all. Leases and pauses are measured by
-the database's clock. Calls whose reply was lost may be repeated: a repeat of `finish`, `fail` or `release` finds its
-own end and returns.
+A job of a paused tenant is not leased, and pausing gives its running jobs back: they are queued until it is resumed.
+
+A lease decides who works, not what counts: each kind of job publishes in a guarded transaction of its own (a compaction
+commit, new bases, a hand-over), so a job that two executors run takes effect once or not at all. Leases and pauses are
+measured by the database's clock. Calls whose reply was lost may be repeated: a repeat of `finish`, `fail` or `release`
+finds its own end and returns.
 
 `open_key` is unique while a job is open, and NULL afterwards, which no unique index counts.
 """
@@ -31,21 +33,19 @@ from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.lost_reply import commit_or_read_back
-from tistream.catalog.database.tables import counters, ensure_row, jobs, next_numbers, of_tenant
-from tistream.catalog.work.job_rows import (
-    ONE_JOB,
-    OPEN,
-    TOTALS,
-    JobCounts,
-    JobExecutor,
-    JobKind,
-    JobRow,
-    JobState,
-    NewJob,
-    get_job,
-    job_row,
-    unknown_job,
+from tistream.catalog.database.tables import (
+    counters,
+    ensure_row,
+    jobs,
+    next_numbers,
+    of_asked_tenant,
+    of_tenant,
+    tenant_ids,
+    tenants,
 )
+from tistream.catalog.rows.jobs import OPEN, JobCounts, JobExecutor, JobKind, JobRow, JobState, NewJob
+from tistream.catalog.rows.tenants import TenantState
+from tistream.catalog.work.job_rows import ONE_JOB, TOTALS, get_job, job_row, unknown_job
 from tistream.catalog.work.tasks import holds_leadership
 from tistream.errors import Fenced, StateForbids
 from tistream.ids import Tenant
@@ -75,10 +75,21 @@ _FREE = or_(
     and_(_j.state == literal_column("'queued'"), _j.due_ms <= now_ms()),
     and_(_j.state == literal_column("'running'"), _EXPIRED),
 )
+_PAUSED = (
+    select(tenants.c.tenant_id)
+    .where(
+        tenants.c.cluster_id == _j.cluster_id,
+        tenants.c.tenant_id == _j.tenant_id,
+        tenants.c.state == TenantState.PAUSED,
+    )
+    .exists()
+)
+_STATE = select(tenants.c.state).where(of_asked_tenant(tenants)).with_for_update(read=True)
 _CANDIDATES = (
-    select(_j.job_id, _j.epoch, _j.tries)
+    select(_j.job_id, _j.epoch, _j.tries, _j.cluster_id, _j.tenant_id)
     .where(
         _FREE,
+        ~_PAUSED,
         _j.executor.in_(bindparam("asked_executors", expanding=True)),
         _j.kind.in_(bindparam("asked_kinds", expanding=True)),
     )
@@ -127,7 +138,7 @@ def lease(
     kinds: Collection[JobKind] = (JobKind.MERGE, JobKind.BASES, JobKind.RETIRE_SEEDS),
     lease_ms: int = JOB_LEASE_MS,
 ) -> JobRow | None:
-    """Take the oldest job that is due, or whose lease ran out; None without one.
+    """Take the oldest job that is due, or whose lease ran out, of a tenant that is not paused; None without one.
 
     `holder` names one thread of one process, and no other ever: after a lost reply it finds its job by it. A job that
     was leased TRIES_MAX times without an end fails instead: whatever runs it dies."""
@@ -141,6 +152,9 @@ def lease(
     def take() -> list[JobRow]:
         with catalog.transaction() as conn:
             for row in conn.execute(_CANDIDATES, asked).all():
+                of = tenant_ids(Tenant(row.cluster_id, row.tenant_id))
+                if conn.execute(_STATE, of).scalar() == TenantState.PAUSED:  # since; now it can be no more
+                    continue
                 seen = {"asked_job": row.job_id, "seen_epoch": row.epoch, "lease_ms": lease_ms}
                 if row.tries >= TRIES_MAX:
                     _give_up(conn, seen)
@@ -156,8 +170,8 @@ def lease(
         row = get_job(catalog, job_id)
         return [row] if (row.epoch, row.holder, row.state) == (epoch, holder, JobState.RUNNING) else None
 
-    found = commit_or_read_back(take, taken)
-    return found[0] if found else None
+    leased = commit_or_read_back(take, taken)
+    return leased[0] if leased else None
 
 
 def renew(catalog: Catalog, job: JobRow, *, done: int = 0, total: int = 0) -> None:
@@ -234,13 +248,15 @@ def cancel_job(catalog: Catalog, job_id: int, *, actor: str = "") -> None:
 
 
 def withdraw_jobs(catalog: Catalog, job_ids: Collection[int], *, leader_epoch: int) -> int:
-    """By the leader: cancel offers that are not needed any more; how many. Those that were started stay."""
+    """By the leader: cancel offers that are not needed any more, and jobs that wait for an executor in vain; how many.
+    Those that were started, or taken, meanwhile stay."""
     if not job_ids:
         return 0
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             return 0
-        return _cancel(conn, and_(_j.job_id.in_(job_ids), _j.state == JobState.OFFERED))
+        unheld = or_(_j.state == JobState.OFFERED, _FREE)
+        return _cancel(conn, and_(_j.job_id.in_(job_ids), unheld), lease_ms=JOB_LEASE_MS)
 
 
 def cancel_jobs_of(conn: Connection, tenant: Tenant) -> int:
@@ -257,8 +273,8 @@ def prune_jobs(catalog: Catalog, *, keep: int = KEEP_JOBS, days: int = KEEP_DAYS
             oldest_kept = select(_j.job_id).where(ended).order_by(_j.job_id.desc()).offset(keep - 1).limit(1)
             floor = int(conn.execute(oldest_kept).scalar() or 0)
             old = or_(_j.job_id < floor, _j.ended_ms < now_ms() - literal_column(str(days * _DAY_MS)))
-            found = select(_j.job_id).where(ended, old).order_by(_j.job_id).limit(_PRUNED_AT_ONCE)
-            ids = list(conn.execute(found).scalars())
+            prunable = select(_j.job_id).where(ended, old).order_by(_j.job_id).limit(_PRUNED_AT_ONCE)
+            ids = list(conn.execute(prunable).scalars())
             if ids:
                 conn.execute(jobs.delete().where(_j.job_id.in_(ids)))
         pruned += len(ids)
@@ -298,9 +314,9 @@ def _give_up(conn: Connection, seen: dict[str, Any]) -> None:
         _record(conn, EventKind.JOB_FAILED, job, error=error)
 
 
-def _cancel(conn: Connection, which: ColumnElement[bool]) -> int:
+def _cancel(conn: Connection, which: ColumnElement[bool], **asked: int) -> int:
     ended = {"state": JobState.CANCELLED, "epoch": _j.epoch + 1, **_END}
-    return conn.execute(jobs.update().where(which).values(**ended)).rowcount
+    return conn.execute(jobs.update().where(which).values(**ended), asked).rowcount
 
 
 def _locked(conn: Connection, job_id: int) -> JobRow:

@@ -1,22 +1,22 @@
 """Lanes of changefeeds: the unit of ownership and of progress of a changefeed that the service runs.
 
-    assign_lanes       by the leader: owner, epoch + 1; `redo_ts` becomes what the owner before has attempted
+    assign_lanes       by the leader: owner, epoch + 1; `catch_up_ts` becomes what the owner before has attempted
     lanes_of           what a worker may write, and from when on
     attempt_stretch    `attempted_ts` rises, with the record of the plan, before anything beyond it is written
     finish_stretch     `checkpoint_ts` rises, and with it the changefeed's, the lowest of its lanes
     give_up_lane       the owner has stopped writing: the next one need not wait
 
     checkpoint_ts <= attempted_ts                     both never fall while a lane exists
-    checkpoint_ts < redo_ts                           catching up: a key may show an older version than before
+    checkpoint_ts < catch_up_ts                           catching up: a key may show an older version than before
 
 A destination cannot fence a writer. So an owner writes only until LANE_LEASE_MS after it last read its lanes, or wrote
 to one of them, and a new owner from LANE_LEASE_MS after it first read that the lane is its own, unless the owner before
-has given it up; each by its own monotonic clock. Until the transaction that changes the owner commits, which may take
-long, the one before still reads that the lane is its own. The new one reads it after the commit, so a time that counts
-from there is long enough; one that the transaction stores is not. Epochs fence the catalog.
+has given it up; each by its own monotonic clock. Until the transaction that changes the owner commits the one before
+reads that the lane is its own. The new one reads it after the commit, so a time that counts from there is long enough;
+one that the transaction stores is not. Epochs fence the catalog.
 
-`free_ms` is 0 once no owner before can write: one has given the lane up, or this one has begun to write. Else it is for
-people: about when that will be, by the database's clock.
+`writable_ms` is 0 once no former owner can write: one has given the lane up, or this one has begun to write. Else it is
+shown: about when that will be, by the database's clock.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, and_, bindparam, case, func, literal_column, or_, select
+from sqlalchemy import Connection, and_, bindparam, case, func, literal, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments, record_event
+from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import changefeeds, lanes, next_numbers, of_asked_tenant, tenant_ids, tenant_of
 from tistream.catalog.tenancy.changefeeds import FeedState
-from tistream.catalog.work.core.lane_scope import LaneScope, Progress, inherited, parse_scope
+from tistream.catalog.tenancy.destinations import Claimed, repeats
+from tistream.catalog.work.core.lane_scope import LaneScope, Progress, error_text, inherited, parse_scope, with_skipped
 from tistream.catalog.work.tasks import holds_leadership
 from tistream.catalog.work.workers import is_newest_incarnation
 from tistream.errors import Fenced, NotFound
 from tistream.ids import Tenant
 from tistream.limits import LANE_LEASE_MS
-
-_TEXT_MAX = 8000  #: a TEXT column holds 64 KiB of UTF-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,14 @@ class LaneRow:
     scope: LaneScope
     checkpoint_ts: int  #: the destination has everything of the lane at or below
     attempted_ts: int  #: and may have anything up to here
-    redo_ts: int  #: while the checkpoint is below, a key may show an older version than before
-    amended: int  #: number of the newest amendment of the log that is included
+    catch_up_ts: int  #: while the checkpoint is below, a key may show an older version than before
     record: str  #: of the plan of an unfinished stretch; empty = none that a retry must know
     record_ts: int  #: where that stretch ends
     epoch: int
     owner: str | None
     is_free: bool  #: no owner before can write
-    free_in_ms: int  #: else about how long one still may, for people
-    moved_age_ms: int  #: since the checkpoint rose
+    writable_in_ms: int  #: else about how long one still may, for people
+    unmoved_ms: int  #: since the checkpoint rose
     rows_done: int
     bytes_done: int
     tries: int  #: failed ones of the current stretch
@@ -84,6 +83,11 @@ class LaneJob(NamedTuple):
     filters: str
     target_ts: int
     lanes: int  #: of the changefeed
+    idle_limit_ms: int = 0  #: its log is kept for so long while it does not move; 0 = for ever
+    first: int = 0  #: the lowest number of its lanes: its owner reports to the destination
+
+
+_SETTINGS = LaneJob._fields[1:]
 
 
 class LanePlace(NamedTuple):
@@ -93,6 +97,7 @@ class LanePlace(NamedTuple):
     tenant: Tenant
     epoch: int
     owner: str | None
+    name: str  #: for events
 
 
 class LaneAssignment(NamedTuple):
@@ -101,7 +106,8 @@ class LaneAssignment(NamedTuple):
     lane_id: int
     worker_id: str
     seen_epoch: int
-    tenant: Tenant | None = None  #: for the event
+    tenant: Tenant | None = None  #: for the event, as what follows
+    name: str = ""
 
 
 _l, _f = lanes.c, changefeeds.c
@@ -111,12 +117,26 @@ _ALL = _READ.where(_OF_FEED).order_by(_l.number)
 _OF_TENANT = _READ.where(of_asked_tenant(lanes)).order_by(_l.changefeed_id, _l.number)
 _FEED = and_(_f.cluster_id == _l.cluster_id, _f.tenant_id == _l.tenant_id, _f.changefeed_id == _l.changefeed_id)
 _COUNTED = (
-    select(lanes.c.changefeed_id, lanes.c.cluster_id, lanes.c.tenant_id, func.count().label("lanes"))
+    select(
+        *(lanes.c.changefeed_id, lanes.c.cluster_id, lanes.c.tenant_id),
+        func.count().label("lanes"),
+        func.min(lanes.c.number).label("first"),
+    )
     .group_by(lanes.c.cluster_id, lanes.c.tenant_id, lanes.c.changefeed_id)
     .subquery()
 )
 _OWNED = (
-    select(lanes, now_ms().label("now_ms"), _f.sink_uri, _f.options, _f.filters, _f.target_ts, _COUNTED.c.lanes)
+    select(
+        lanes,
+        now_ms().label("now_ms"),
+        _f.sink_uri,
+        _f.options,
+        _f.filters,
+        _f.target_ts,
+        _f.idle_limit_ms,
+        _COUNTED.c.lanes,
+        _COUNTED.c.first,
+    )
     .select_from(
         lanes.join(changefeeds, _FEED).join(
             _COUNTED,
@@ -130,7 +150,10 @@ _OWNED = (
     .where(_l.owner == bindparam("asked_worker"), _f.state == FeedState.NORMAL, is_newest_incarnation())
     .order_by(_l.lane_id)
 )
-_PLACES = select(_l.lane_id, _l.cluster_id, _l.tenant_id, _l.epoch, _l.owner).order_by(_l.lane_id)
+_RUNNING = select(_l.lane_id, _l.cluster_id, _l.tenant_id, _l.epoch, _l.owner, _l.changefeed_id, _l.number).join(
+    changefeeds, _FEED
+)
+_PLACES = _RUNNING.where(_f.state == FeedState.NORMAL).order_by(_l.lane_id)
 _FREE = (
     select(_l.lane_id, _l.epoch)
     .where(_l.lane_id.in_(bindparam("asked_lanes", expanding=True)))
@@ -147,7 +170,7 @@ def _raised_attempt() -> ColumnElement[int]:
 _ATTEMPT = (
     lanes.update()
     .where(_IS_MINE, _l.checkpoint_ts == bindparam("seen_ts"))
-    .values(attempted_ts=_raised_attempt(), record=bindparam("new_record"), record_ts=bindparam("to_ts"), free_ms=0)
+    .values(attempted_ts=_raised_attempt(), record=bindparam("new_record"), record_ts=bindparam("to_ts"), writable_ms=0)
 )
 _FINISH = (
     lanes.update()
@@ -155,13 +178,12 @@ _FINISH = (
     .values(
         checkpoint_ts=bindparam("to_ts"),
         attempted_ts=_raised_attempt(),
-        amended=bindparam("seen_amended"),
         record="",
         record_ts=0,
         error=None,
         tries=0,
-        free_ms=0,
-        moved_ms=now_ms(),
+        writable_ms=0,
+        advanced_ms=now_ms(),
         rows_done=_l.rows_done + bindparam("more_rows"),
         bytes_done=_l.bytes_done + bindparam("more_bytes"),
     )
@@ -170,17 +192,7 @@ _LOWEST = select(func.min(_l.checkpoint_ts)).where(_OF_FEED).scalar_subquery()
 _MOVE_FEED = (
     changefeeds.update()
     .where(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"), _f.checkpoint_ts < _LOWEST)
-    .values(
-        state=case(
-            (
-                and_(_f.target_ts > 0, _f.target_ts <= _LOWEST, _f.state == FeedState.NORMAL),
-                literal_column(f"'{FeedState.FINISHED}'"),
-            ),
-            else_=_f.state,
-        ),
-        checkpoint_ts=_LOWEST,
-        seen_ms=now_ms(),
-    )
+    .values(checkpoint_ts=_LOWEST, last_active_ms=now_ms())
 )
 _COUNT_LETTERS = (
     changefeeds.update()
@@ -193,28 +205,34 @@ _LOCK_FEED = (
 _FEED_TS = select(_f.checkpoint_ts).where(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
 _UNFINISHED = select(_l.attempted_ts, _l.record, _l.record_ts).where(_IS_MINE)
 _FAIL = lanes.update().where(_IS_MINE).values(error=bindparam("new_error"), tries=_l.tries + 1)
-_GIVE_UP = lanes.update().where(_IS_MINE).values(owner=None, epoch=_l.epoch + 1, redo_ts=_l.attempted_ts)
+_GIVE_UP = lanes.update().where(_IS_MINE).values(owner=None, epoch=_l.epoch + 1, catch_up_ts=_l.attempted_ts)
 _LEFT = lanes.update().where(_l.lane_id == bindparam("asked_lane"), _l.epoch == bindparam("my_epoch") + 1)
-_FREED = _LEFT.values(free_ms=0)
+_FREED = _LEFT.values(writable_ms=0)
 
 
 def _give(conn: Connection, given: Sequence[LaneAssignment]) -> None:
     """Give these lanes, which are locked and have the seen epochs, to their workers."""
     owners = case({a.lane_id: a.worker_id for a in given}, value=_l.lane_id)
-    free_ms = case((_l.owner.is_not(None), now_ms() + LANE_LEASE_MS), else_=_l.free_ms)
+    writable_ms = case((_l.owner.is_not(None), now_ms() + LANE_LEASE_MS), else_=_l.writable_ms)
     conn.execute(
         lanes.update()
         .where(_l.lane_id.in_([a.lane_id for a in given]))
-        .ordered_values(  # MariaDB assigns in this order: the owner last, because `free_ms` depends on the one before
-            (_l.free_ms, free_ms), (_l.redo_ts, _l.attempted_ts), (_l.epoch, _l.epoch + 1), (_l.owner, owners)
+        .ordered_values(  # MariaDB assigns in this order: the owner last: `writable_ms` depends on the former one
+            (_l.writable_ms, writable_ms),
+            (_l.catch_up_ts, _l.attempted_ts),
+            (_l.epoch, _l.epoch + 1),
+            (_l.owner, owners),
         )
     )
 
 
 def lane_places(catalog: Catalog) -> list[LanePlace]:
-    """The owner of each lane of all tenants, by id."""
+    """The owner of each lane of all running changefeeds, by id: the lanes of others are no work of anybody."""
     with catalog.reading() as conn:
-        return [LanePlace(row.lane_id, tenant_of(row), row.epoch, row.owner) for row in conn.execute(_PLACES)]
+        return [
+            LanePlace(row.lane_id, tenant_of(row), row.epoch, row.owner, f"{row.number} of {row.changefeed_id}")
+            for row in conn.execute(_PLACES)
+        ]
 
 
 def assign_lanes(catalog: Catalog, assignments: Sequence[LaneAssignment], *, leader_epoch: int) -> int:
@@ -226,11 +244,11 @@ def assign_lanes(catalog: Catalog, assignments: Sequence[LaneAssignment], *, lea
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             return 0
-        found = conn.execute(_FREE, {"asked_lanes": sorted(wanted)}).all()
-        given = [wanted[lane_id] for lane_id, epoch in found if wanted[lane_id].seen_epoch == epoch]
+        rows = conn.execute(_FREE, {"asked_lanes": sorted(wanted)}).all()
+        given = [wanted[lane_id] for lane_id, epoch in rows if wanted[lane_id].seen_epoch == epoch]
         if given:
             _give(conn, given)
-            told = [(a.lane_id, a.tenant, a.worker_id) for a in given]
+            told = [(a.name or a.lane_id, a.tenant, a.worker_id) for a in given]
             record_assignments(conn, EventKind.LANE_ASSIGNED, told, leader_epoch=leader_epoch)
         return len(given)
 
@@ -240,10 +258,7 @@ def lanes_of(catalog: Catalog, worker_id: str, incarnation: int) -> list[LaneJob
     registered."""
     asked = {"asked_worker": worker_id, "asked_incarnation": incarnation}
     with catalog.reading() as conn:
-        return [
-            LaneJob(_row(row), row.sink_uri, row.options, row.filters, row.target_ts, row.lanes)
-            for row in conn.execute(_OWNED, asked)
-        ]
+        return [LaneJob(_row(row), *(getattr(row, name) for name in _SETTINGS)) for row in conn.execute(_OWNED, asked)]
 
 
 def list_lanes(catalog: Catalog, tenant: Tenant, changefeed_id: str | None = None) -> list[LaneRow]:
@@ -254,21 +269,26 @@ def list_lanes(catalog: Catalog, tenant: Tenant, changefeed_id: str | None = Non
         return [_row(row) for row in conn.execute(query, asked)]
 
 
-def attempt_stretch(catalog: Catalog, lane: LaneRow, upto: int, record: str) -> None:
-    """Note that the stretch above the lane's checkpoint is written up to `upto` from now on. Safe to repeat. Fenced
+def attempt_stretch(catalog: Catalog, lane: LaneRow, upto: int, record: str, *, again: bool = False) -> None:
+    """Note that the stretch above the lane's checkpoint is written up to `upto` from now on. `again`: it is planned
+    otherwise than by an earlier try, which may have written any part of it; an event names that. Safe to repeat. Fenced
     when the lane has another owner or checkpoint."""
     asked = {**_mine(lane), "seen_ts": lane.checkpoint_ts, "to_ts": upto, "new_record": record}
     with catalog.transaction() as conn:
         if conn.execute(_ATTEMPT, asked).rowcount != 1:
             raise _fenced(lane)
+        if again:
+            attempted_ts = int(conn.execute(_UNFINISHED, _mine(lane)).one().attempted_ts)
+            record_event(
+                conn, EventKind.CHANGEFEED_REPEATS, lane.changefeed_id, tenant=lane.tenant, lane=lane.number,
+                **repeats(lane.checkpoint_ts, attempted_ts),
+            )  # fmt: skip
 
 
-def finish_stretch(
-    catalog: Catalog, lane: LaneRow, upto: int, *, rows: int, size: int, amended: int, letters: int = 0
-) -> int:
+def finish_stretch(catalog: Catalog, lane: LaneRow, upto: int, *, rows: int, size: int, letters: int = 0) -> int:
     """The destination has everything of the lane at or below `upto`, but for `letters` changes, which are dead letters;
     the changefeed's checkpoint. Safe to repeat, without letters. Fenced when the lane has another owner."""
-    asked = {**_mine(lane), "to_ts": upto, "more_rows": rows, "more_bytes": size, "seen_amended": amended}
+    asked = {**_mine(lane), "to_ts": upto, "more_rows": rows, "more_bytes": size}
     feed = {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id}
     with catalog.transaction() as conn:
         conn.execute(_LOCK_FEED, feed)  # first, so that two lanes of a changefeed never wait for each other
@@ -295,10 +315,13 @@ def give_up_lane(catalog: Catalog, lane: LaneRow, *, waited: bool = False) -> No
             conn.execute(_FREED, _mine(lane))
 
 
-def add_lanes(conn: Connection, tenant: Tenant, changefeed_id: str, wanted: Sequence[LaneScope], start_ts: int) -> None:
-    """The first lanes of a changefeed, which the caller's transaction adds."""
-    fresh = [(scope, start_ts, start_ts) for scope in wanted]
-    _insert(conn, tenant, changefeed_id, fresh, first=0, amended=0, free_ms=0)
+def add_lanes(
+    conn: Connection, tenant: Tenant, changefeed_id: str, wanted: Sequence[LaneScope], start_ts: int, claimed: Claimed
+) -> None:
+    """The first lanes of a changefeed, which the caller's transaction adds, at the destination that it has claimed."""
+    fresh = [(scope, start_ts, max(start_ts, claimed.attempted_ts)) for scope in wanted]
+    writable_ms = 0 if claimed.is_free else LANE_LEASE_MS
+    _insert(conn, tenant, changefeed_id, fresh, first=0, writable_ms=writable_ms, epoch=claimed.epoch)
 
 
 def replace_lanes(catalog: Catalog, tenant: Tenant, changefeed_id: str, wanted: Sequence[LaneScope]) -> list[LaneRow]:
@@ -306,6 +329,7 @@ def replace_lanes(catalog: Catalog, tenant: Tenant, changefeed_id: str, wanted: 
     covers, and may be written when no owner before may write any more. NotFound without lanes."""
     asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
+        next_numbers(conn, "lane", 0)  # before any lane, as `destinations.claim` locks: one order
         before = [_row(row) for row in conn.execute(_ALL.with_for_update(), asked)]
         if not before:
             raise NotFound(f"Changefeed {changefeed_id} of tenant {tenant} has no lanes.", changefeed_id=changefeed_id)
@@ -314,15 +338,21 @@ def replace_lanes(catalog: Catalog, tenant: Tenant, changefeed_id: str, wanted: 
             Progress(scope=lane.scope, checkpoint_ts=lane.checkpoint_ts, attempted_ts=lane.attempted_ts)
             for lane in before
         ]
-        fresh = [(scope, *inherited(scope, old)) for scope in wanted]
+        fresh = []
+        for scope in wanted:
+            checkpoint_ts, attempted_ts = inherited(scope, old)
+            scope = with_skipped(scope, [lane.scope for lane in before], checkpoint_ts)
+            fresh.append((scope, checkpoint_ts, attempted_ts))
         wait_ms = LANE_LEASE_MS if any(lane.owner is not None or not lane.is_free for lane in before) else 0
         _insert(
             conn, tenant, changefeed_id, fresh, first=max(lane.number for lane in before) + 1,
-            amended=min(lane.amended for lane in before), free_ms=wait_ms,
+            writable_ms=wait_ms, epoch=max(lane.epoch for lane in before) + 1,
         )  # fmt: skip
+        named = repeats(min(lane.checkpoint_ts for lane in before), max(lane.attempted_ts for lane in before))
         record_event(
-            conn, EventKind.CHANGEFEED_REBALANCED, changefeed_id, tenant=tenant, was=len(before), lanes=len(wanted)
-        )
+            conn, EventKind.CHANGEFEED_REBALANCED, changefeed_id, tenant=tenant, was=len(before), lanes=len(wanted),
+            **named,
+        )  # fmt: skip
         return before
 
 
@@ -330,6 +360,7 @@ def isolate(catalog: Catalog, lane: LaneRow, rest: LaneScope, alone: LaneScope, 
     """Give a refused change's table or key a lane of its own, which is stopped; the rest of the lane continues. Fenced
     when the lane has another owner."""
     with catalog.transaction() as conn:
+        next_numbers(conn, "lane", 0)  # before any lane, as `destinations.claim` locks: one order
         changed = lanes.update().where(_IS_MINE, _l.checkpoint_ts == bindparam("seen_ts"))
         asked = {**_mine(lane), "seen_ts": lane.checkpoint_ts}
         if conn.execute(changed.values(scope=rest.text(), error=None, tries=0), asked).rowcount != 1:
@@ -339,8 +370,8 @@ def isolate(catalog: Catalog, lane: LaneRow, rest: LaneScope, alone: LaneScope, 
         now = conn.execute(_UNFINISHED, _mine(lane)).one()  # the caller may have taken the lane over before the attempt
         fresh = [(alone, lane.checkpoint_ts, now.attempted_ts)]
         _insert(
-            conn, lane.tenant, lane.changefeed_id, fresh, first=number + 1, amended=lane.amended, free_ms=0,
-            record=now.record, record_ts=now.record_ts, error=error_text({**error, "stopped": True}),
+            conn, lane.tenant, lane.changefeed_id, fresh, first=number + 1, writable_ms=0,
+            record=now.record, record_ts=now.record_ts, error=error_text({**error, "stopped": True}), epoch=lane.epoch,
         )  # fmt: skip
         record_event(conn, EventKind.CHANGEFEED_STOPPED, lane.changefeed_id, tenant=lane.tenant, **error)
 
@@ -356,15 +387,25 @@ def rescope(catalog: Catalog, lane: LaneRow, scope: LaneScope) -> None:
             raise Fenced(f"Lane {lane.number} of changefeed {lane.changefeed_id} has changed meanwhile.")
 
 
-def rewind_lanes(conn: Connection, tenant: Tenant, changefeed_id: str, to_ts: int, amended: int) -> None:
-    """Let all lanes of a changefeed continue above `to_ts`, under new epochs."""
-    free_ms = case((_l.owner.is_not(None), now_ms() + LANE_LEASE_MS), else_=_l.free_ms)
+def rewind_lanes(conn: Connection, tenant: Tenant, changefeed_id: str, to_ts: int, claimed: Claimed) -> dict[str, str]:
+    """Let all lanes of a changefeed continue above `to_ts`, under new epochs, at the destination that it has claimed:
+    what was attempted is planned anew. What may be written again, for an event."""
+    asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
+    attempted_ts = int(conn.execute(select(func.max(_l.attempted_ts)).where(_OF_FEED), asked).scalar() or 0)
+    waits = or_(_l.owner.is_not(None), literal(not claimed.is_free))
+    writable_ms = case((waits, now_ms() + LANE_LEASE_MS), else_=_l.writable_ms)
     moved = lanes.update().where(_OF_FEED).ordered_values(  # see `_give`
-        (_l.free_ms, free_ms), (_l.redo_ts, _l.attempted_ts), (_l.checkpoint_ts, to_ts),
-        (_l.attempted_ts, case((_l.attempted_ts > to_ts, _l.attempted_ts), else_=to_ts)),
-        (_l.record, ""), (_l.record_ts, 0), (_l.amended, amended), (_l.epoch, _l.epoch + 1),
+        (_l.writable_ms, writable_ms), (_l.catch_up_ts, _higher(_l.attempted_ts, claimed.attempted_ts)),
+        (_l.checkpoint_ts, to_ts),
+        (_l.attempted_ts, _higher(_higher(_l.attempted_ts, claimed.attempted_ts), to_ts)),
+        (_l.record, ""), (_l.record_ts, 0), (_l.epoch, _higher(_l.epoch, claimed.epoch) + 1),
     )  # fmt: skip
-    conn.execute(moved, {**tenant_ids(tenant), "asked_id": changefeed_id})
+    conn.execute(moved, asked)
+    return repeats(to_ts, max(attempted_ts, claimed.attempted_ts))
+
+
+def _higher(column: ColumnElement[int], value: int) -> ColumnElement[int]:
+    return case((column > value, column), else_=value)
 
 
 def retry_lanes(conn: Connection, tenant: Tenant, changefeed_id: str) -> None:
@@ -375,12 +416,6 @@ def retry_lanes(conn: Connection, tenant: Tenant, changefeed_id: str) -> None:
     )
 
 
-def error_text(error: dict[str, Any]) -> str:
-    """As the catalog keeps it."""
-    kept = {name: value if not isinstance(value, str) else value[:_TEXT_MAX] for name, value in error.items()}
-    return orjson.dumps(kept, default=str).decode()
-
-
 def _insert(
     conn: Connection,
     tenant: Tenant,
@@ -388,15 +423,15 @@ def _insert(
     fresh: Sequence[tuple[LaneScope, int, int]],
     *,
     first: int,
-    amended: int,
-    free_ms: int,
+    writable_ms: int,
     record: str = "",
     record_ts: int = 0,
     error: str | None = None,
+    epoch: int = 0,
 ) -> None:
     numbers = next_numbers(conn, "lane", len(fresh))
     conn.execute(
-        lanes.insert().values(free_ms=now_ms() + free_ms if free_ms else 0, moved_ms=now_ms()),
+        lanes.insert().values(writable_ms=now_ms() + writable_ms if writable_ms else 0, advanced_ms=now_ms()),
         [
             {
                 "lane_id": lane_id,
@@ -407,11 +442,10 @@ def _insert(
                 "scope": scope.text(),
                 "checkpoint_ts": checkpoint_ts,
                 "attempted_ts": attempted_ts,
-                "redo_ts": attempted_ts,
-                "amended": amended,
+                "catch_up_ts": attempted_ts,
                 "record": record,
                 "record_ts": record_ts,
-                "epoch": 0,
+                "epoch": epoch,
                 "owner": None,
                 "rows_done": 0,
                 "bytes_done": 0,
@@ -428,34 +462,18 @@ def _mine(lane: LaneRow) -> dict[str, Any]:
 
 
 def _fenced(lane: LaneRow) -> Fenced:
-    return Fenced(
-        f"Lane {lane.number} of changefeed {lane.changefeed_id} has another owner.",
-        changefeed_id=lane.changefeed_id,
-        lane=lane.number,
-        epoch=lane.epoch,
-    )
+    text = f"Lane {lane.number} of changefeed {lane.changefeed_id} has another owner."
+    return Fenced(text, changefeed_id=lane.changefeed_id, lane=lane.number, epoch=lane.epoch)
 
 
 def _row(row: Any) -> LaneRow:
-    return LaneRow(
-        lane_id=row.lane_id,
+    return record_of(
+        LaneRow,
+        row,
         tenant=tenant_of(row),
-        changefeed_id=row.changefeed_id,
-        number=row.number,
         scope=parse_scope(row.scope),
-        checkpoint_ts=row.checkpoint_ts,
-        attempted_ts=row.attempted_ts,
-        redo_ts=row.redo_ts,
-        amended=row.amended,
-        record=row.record,
-        record_ts=row.record_ts,
-        epoch=row.epoch,
-        owner=row.owner,
-        is_free=row.free_ms == 0,
-        free_in_ms=max(0, row.free_ms - row.now_ms),
-        moved_age_ms=max(0, row.now_ms - row.moved_ms),
-        rows_done=row.rows_done,
-        bytes_done=row.bytes_done,
-        tries=row.tries,
+        is_free=row.writable_ms == 0,
+        writable_in_ms=max(0, row.writable_ms - row.now_ms),
+        unmoved_ms=max(0, row.now_ms - row.advanced_ms),
         error=None if row.error is None else orjson.loads(row.error),
     )

@@ -15,8 +15,9 @@ from sqlalchemy.sql.elements import ColumnElement
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.names import is_name
 from tistream.catalog.database.tables import WORKER_NAME_MAX, of_tenant, stores, tasks, tenants
-from tistream.catalog.tenancy.tenants import TaskKind, TenantState
-from tistream.catalog.work.tasks import TaskRow, task_row
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind, TenantState
+from tistream.catalog.work.tasks import task_row
 from tistream.ids import Tenant
 
 
@@ -49,8 +50,8 @@ def page_tasks(
     if stopped:
         wanted.append(tasks.c.error.is_not(None))
     with catalog.reading() as conn:
-        found = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.task_id).limit(limit))
-        return [task_row(row) for row in found]
+        rows = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.task_id).limit(limit))
+        return [task_row(row) for row in rows]
 
 
 def page_ranges(
@@ -63,8 +64,8 @@ def page_ranges(
         same = and_(tasks.c.start_key == key, tasks.c.task_id > task_id)
         wanted.append(or_(tasks.c.start_key > key, same))
     with catalog.reading() as conn:
-        found = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.start_key, tasks.c.task_id).limit(limit))
-        return [task_row(row) for row in found]
+        rows = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.start_key, tasks.c.task_id).limit(limit))
+        return [task_row(row) for row in rows]
 
 
 def neighbours(catalog: Catalog, row: TaskRow) -> list[TaskRow]:
@@ -80,10 +81,10 @@ def neighbours(catalog: Catalog, row: TaskRow) -> list[TaskRow]:
         return []
     alike = and_(of_tenant(tasks, row.tenant), tasks.c.kind == TaskKind.DATA, tasks.c.start_ts == row.start_ts)
     with catalog.reading() as conn:
-        found = conn.execute(
+        rows = conn.execute(
             select(tasks).where(alike, tasks.c.error.is_(None), or_(*edges)).order_by(tasks.c.start_key)
         )
-        return [task_row(each) for each in found]
+        return [task_row(each) for each in rows]
 
 
 def count_tasks(catalog: Catalog, tenant: Tenant | None = None) -> TaskCounts:
@@ -103,25 +104,25 @@ def count_tasks(catalog: Catalog, tenant: Tenant | None = None) -> TaskCounts:
 def tasks_per_owner(catalog: Catalog) -> Mapping[str, int]:
     """Worker id -> number of tasks that it owns."""
     with catalog.reading() as conn:
-        found = conn.execute(
+        counts = conn.execute(
             select(tasks.c.owner, func.count()).where(tasks.c.owner.is_not(None)).group_by(tasks.c.owner)
         )
-        return dict(found.all())  # type: ignore[arg-type]
+        return {str(owner): int(count) for owner, count in counts}
 
 
 def stores_per_dispatcher(catalog: Catalog) -> Mapping[str, int]:
     """Worker id -> number of stores that it dispatches."""
-    mine = stores.c.dispatcher
+    dispatcher = stores.c.dispatcher
     with catalog.reading() as conn:
-        found = conn.execute(select(mine, func.count()).where(mine.is_not(None)).group_by(mine))
-        return dict(found.all())  # type: ignore[arg-type]
+        counts = conn.execute(select(dispatcher, func.count()).where(dispatcher.is_not(None)).group_by(dispatcher))
+        return {str(worker): int(count) for worker, count in counts}
 
 
 def tasks_by_id(catalog: Catalog, task_ids: Collection[int]) -> list[TaskRow]:
     """The existing tasks among these ids, ordered by id."""
     with catalog.reading() as conn:
-        found = conn.execute(select(tasks).where(tasks.c.task_id.in_(task_ids)).order_by(tasks.c.task_id))
-        return [task_row(row) for row in found]
+        rows = conn.execute(select(tasks).where(tasks.c.task_id.in_(task_ids)).order_by(tasks.c.task_id))
+        return [task_row(row) for row in rows]
 
 
 def idle_tasks(
@@ -138,5 +139,5 @@ def idle_tasks(
     if tenant is not None:
         wanted.append(of_tenant(tasks, tenant))
     with catalog.reading() as conn:
-        found = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.task_id).limit(limit))
-        return [task_row(row) for row in found]
+        rows = conn.execute(select(tasks).where(*wanted).order_by(tasks.c.task_id).limit(limit))
+        return [task_row(row) for row in rows]

@@ -15,8 +15,8 @@ from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import leader, tasks, workers
+from tistream.catalog.rows.workers import WorkerKind, WorkerState
 from tistream.catalog.work.tasks import give_task
-from tistream.catalog.work.workers import WorkerKind, WorkerState
 from tistream.errors import StateForbids
 from tistream.limits import LEASE_MS
 

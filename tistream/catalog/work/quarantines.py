@@ -3,10 +3,12 @@
     record_quarantine    a task found such rows in a file; guarded by the task's epoch. From now on nothing above
                          `good_ts` is served of the tenant (`tistream.catalog.tenancy.served`), and no task of the
                          tenant takes a file of the store. Nothing is deleted: positions do not move
-    accept_store         an operator's decision: its rows are merged into the log (`tistream.catalog.work.acceptance`)
-    reject_store         the other decision: the incarnation is given up from the file on. The store gets a new
-                         incarnation, so its pusher begins again with new subscriptions at the frontier, and every task
-                         ends the old one where it stands (`decisions`)
+    reject_store         an operator's decision: the rows are not commits of the cluster. The incarnation is given up
+                         from the file on. The store gets a new one, so its pusher begins again with new subscriptions
+                         at the frontier, and every task ends the old one where it stands (`decisions`)
+
+Rows that are commits have no way into the log: what was served stays as it was served. Then another tenant is connected
+to the cluster, and this one is deleted (docs/decisions/0021-what-was-served-is-only-extended.md).
 
 A row is (store, incarnation, seq, task): several tasks may find rows in one file, each those of its range. Rows stay as
 a record. Recording twice has no effect, so a lost reply is simply repeated.
@@ -19,30 +21,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, and_, bindparam, exists, or_, select
+from sqlalchemy import and_, bindparam, exists, or_, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
+from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import (
     ensure_row,
-    incarnations,
     of_asked_tenant,
     of_tenant,
     quarantines,
+    store_incarnations,
     tasks,
     tenant_ids,
     tenant_of,
 )
-from tistream.catalog.log.amendments import publish_in
-from tistream.catalog.tenancy.served import IS_OPEN, OPEN_STATES, QuarantineState, edge_of_asked_tenant
+from tistream.catalog.tenancy.served import IS_OPEN, QuarantineState, edge_of_asked_tenant
 from tistream.catalog.tenancy.tenants import lock_tenant
 from tistream.catalog.work.stores import issue_in
 from tistream.errors import NotFound, PromiseContradicted
 from tistream.ids import Tenant
 from tistream.model.contradiction import SAMPLE_ROWS_MAX, BatchFile, ContradictingRow, Contradiction
+from tistream.model.problem import Problem
 from tistream.objectstore.layout import BatchKey
-from tistream.runtime.service import Problem
 
 _KEY_HEX_MAX = 400  # of a named key; a TEXT column holds 64 KiB
 
@@ -58,17 +60,13 @@ class QuarantineRow:
     task_id: int
     object_key: str
     good_ts: int
-    served_ts: int  #: what had been served when the rows were found
+    served_ts: int  #: without the rows the log was served up to here, or is once the store is rejected
     rows: int
     sample: Sequence[Mapping[str, Any]]  #: some of the rows; keys are hexadecimal, timestamps text
     state: QuarantineState
     since_ms: int
     decided_ms: int
     decided_by: str
-    amended_from: int = 0  #: what its task has added to the log lies in (amended_from, amended_to]
-    amended_to: int = 0
-    amended_rows: int = 0
-    error: str | None = None  #: why its rows could not be accepted
 
     @property
     def file(self) -> BatchFile:
@@ -77,14 +75,9 @@ class QuarantineRow:
     def problem(self) -> Problem:
         """What is shown while it is undecided."""
         facts = {"store": self.store_id, "incarnation": self.incarnation, "seq": self.seq, "object": self.object_key}
-        what = "no file of the store is taken."
-        if self.state == QuarantineState.ACCEPTING:
-            what = f"the rows are being merged into the log, as {self.decided_by or 'an operator'} has decided."
-        if self.error is not None:
-            what += f" They could not be accepted: {self.error}"
         error = PromiseContradicted(
             f"Store {self.store_id} of tenant {self.tenant} sent {self.rows} rows at or below its own promise in "
-            f"{self.object_key}. Nothing above {self.good_ts} is served, and {what}",
+            f"{self.object_key}. Nothing above {self.good_ts} is served, and no file of the store is taken.",
             tenant=str(self.tenant),
             task=self.task_id,
             rows=self.rows,
@@ -100,89 +93,78 @@ class Decisions:
 
     held: Mapping[Tenant, frozenset[int]] = field(default_factory=dict)  #: no file of these stores is taken
     given_up: Mapping[Tenant, frozenset[tuple[int, int]]] = field(default_factory=dict)  #: ended (store, incarnation)
-    accepted: Mapping[Tenant, frozenset[BatchFile]] = field(default_factory=dict)  #: files whose rows are merged
     open: Sequence[QuarantineRow] = ()
 
 
 _q = quarantines.c
 _ALL = select(quarantines).order_by(_q.since_ms, _q.cluster_id, _q.tenant_id, _q.store_id, _q.incarnation, _q.seq)
 _LOCK_TASK = select(tasks.c.epoch).where(tasks.c.task_id == bindparam("asked_task")).with_for_update()
-OPEN_OF_STORE = and_(of_asked_tenant(quarantines), _q.store_id == bindparam("asked_store"), IS_OPEN)
+_OPEN_OF_STORE = and_(of_asked_tenant(quarantines), _q.store_id == bindparam("asked_store"), IS_OPEN)
 _IS_KNOWN = exists().where(
-    incarnations.c.cluster_id == _q.cluster_id,
-    incarnations.c.tenant_id == _q.tenant_id,
-    incarnations.c.store_id == _q.store_id,
-    incarnations.c.incarnation == _q.incarnation,
+    store_incarnations.c.cluster_id == _q.cluster_id,
+    store_incarnations.c.tenant_id == _q.tenant_id,
+    store_incarnations.c.store_id == _q.store_id,
+    store_incarnations.c.incarnation == _q.incarnation,
 )
 _IN_FORCE = _ALL.where(or_(IS_OPEN, and_(_q.state == QuarantineState.REJECTED, _IS_KNOWN)))
 
 
-def record_quarantine(catalog: Catalog, tenant: Tenant, task_id: int, epoch: int, found: Contradiction) -> bool:
+def record_quarantine(catalog: Catalog, tenant: Tenant, task_id: int, epoch: int, contradiction: Contradiction) -> bool:
     """Quarantine a store. False, without effect, when the task has another owner by now."""
-    key, object_key = key_of(tenant, task_id, found.file), object_key_of(tenant, found.file)
-    sample = [_shown(row) for row in found.sample[:SAMPLE_ROWS_MAX]]
+    key, object_key = _key_of(tenant, task_id, contradiction.file), _object_key_of(tenant, contradiction.file)
+    sample = [_shown(row) for row in contradiction.sample[:SAMPLE_ROWS_MAX]]
     with catalog.transaction() as conn:
         if conn.execute(_LOCK_TASK, {"asked_task": task_id}).scalar() != epoch:
             return False
-        file = {name: value for name, value in key.items() if name != "task_id"}
-        of_file = and_(*(quarantines.c[name] == value for name, value in file.items()))
-        known = or_(_q.task_id == task_id, _q.state == QuarantineState.ACCEPTING)
-        if conn.execute(select(_q.state).where(of_file, known)).first() is not None:
-            return True  # recorded, or an operator has accepted the rows of the file since
-        served_ts = int(conn.execute(edge_of_asked_tenant(), tenant_ids(tenant)).scalar() or 0)
+        mine = and_(*(quarantines.c[name] == value for name, value in key.items()))
+        if conn.execute(select(_q.state).where(mine)).first() is not None:
+            return True  # recorded
+        edge_ts = int(conn.execute(edge_of_asked_tenant(), tenant_ids(tenant)).scalar() or 0)
+        # a task writes up to what it was promised, ahead of others or later, and new subscriptions begin there
+        served_ts = max(edge_ts, contradiction.promised_ts)
         ensure_row(
-            conn, quarantines, timed="since_ms", **key, object_key=object_key, good_ts=found.good_ts,
-            served_ts=served_ts, row_count=found.rows, sample=orjson.dumps(sample).decode(),
-            state=QuarantineState.QUARANTINED, decided_ms=0, decided_by="", amended_from=0, amended_to=0,
-            amended_rows=0,
+            conn, quarantines, timed="since_ms", **key, object_key=object_key, good_ts=contradiction.good_ts,
+            served_ts=served_ts, row_count=contradiction.rows, sample=orjson.dumps(sample).decode(),
+            state=QuarantineState.QUARANTINED, decided_ms=0, decided_by="",
         )  # fmt: skip
         record_event(
-            conn, EventKind.STORE_QUARANTINED, found.store_id, tenant=tenant, incarnation=found.incarnation,
-            seq=found.seq, task=task_id, object=object_key, good_ts=str(found.good_ts), served_ts=str(served_ts),
-            rows=found.rows,
-        )  # fmt: skip
+            conn,
+            EventKind.STORE_QUARANTINED,
+            contradiction.store_id,
+            tenant=tenant,
+            incarnation=contradiction.incarnation,
+            seq=contradiction.seq,
+            task=task_id,
+            object=object_key,
+            good_ts=str(contradiction.good_ts),
+            served_ts=str(served_ts),
+            rows=contradiction.rows,
+        )
         return True
 
 
 def reject_store(catalog: Catalog, tenant: Tenant, store_id: int, *, actor: str = "") -> list[QuarantineRow]:
     """Give up the quarantined incarnations of a store; the quarantines that this decides. NotFound when there is none.
 
-    What tasks have merged of accepted rows by now becomes an amendment. The rows stay named in the record. What of them
-    had a place at or below what was served is missing in the log, or never was in the upstream: the operator has
-    decided that."""
+    The rows stay named in the record. What of them had a place at or below what was served is missing in the log, or
+    never was in the upstream: the operator has decided that."""
     asked = {**tenant_ids(tenant), "asked_store": store_id}
     with catalog.transaction() as conn:
         lock_tenant(conn, tenant)
-        found = [row_of(row) for row in conn.execute(select(quarantines).where(OPEN_OF_STORE).with_for_update(), asked)]
-        if not found:
+        held = [
+            _row_of(row) for row in conn.execute(select(quarantines).where(_OPEN_OF_STORE).with_for_update(), asked)
+        ]
+        if not held:
             raise NotFound(f"Store {store_id} of tenant {tenant} is not quarantined.", store=store_id)
         decided = {"state": QuarantineState.REJECTED, "decided_ms": now_ms(), "decided_by": actor[:128]}
-        conn.execute(quarantines.update().where(OPEN_OF_STORE).values(**decided), asked)
-        publish_amended(conn, tenant, found, actor[:128])
-        newest = issue_in(conn, tenant, store_id, above=max(row.incarnation for row in found))
+        conn.execute(quarantines.update().where(_OPEN_OF_STORE).values(**decided), asked)
+        newest = issue_in(conn, tenant, store_id, above=max(row.incarnation for row in held))
         record_event(
             conn, EventKind.STORE_REJECTED, store_id, tenant=tenant, actor=actor, newest_incarnation=newest,
-            good_ts=str(min(row.good_ts for row in found)), served_ts=str(max(row.served_ts for row in found)),
-            rows=sum(row.rows for row in found), objects=sorted({row.object_key for row in found})[:SAMPLE_ROWS_MAX],
+            good_ts=str(min(row.good_ts for row in held)), served_ts=str(max(row.served_ts for row in held)),
+            rows=sum(row.rows for row in held), objects=sorted({row.object_key for row in held})[:SAMPLE_ROWS_MAX],
         )  # fmt: skip
-        return found
-
-
-def publish_amended(conn: Connection, tenant: Tenant, rows: Sequence[QuarantineRow], actor: str) -> int | None:
-    """Make what tasks have added for these quarantines an amendment; its number, None when they added nothing. The
-    caller has locked the tenant's row and the quarantines."""
-    added = [row for row in rows if row.amended_rows]
-    if not added:
-        return None
-    return publish_in(
-        conn,
-        tenant,
-        from_ts=min(row.amended_from for row in added),
-        to_ts=max(row.amended_to for row in added),
-        rows=sum(row.amended_rows for row in added),
-        store_id=added[0].store_id,
-        actor=actor,
-    )
+        return held
 
 
 def list_quarantines(
@@ -195,49 +177,45 @@ def list_quarantines(
     if state is not None:
         query = query.where(_q.state == state)
     with catalog.reading() as conn:
-        return [row_of(row) for row in conn.execute(query)]
+        return [_row_of(row) for row in conn.execute(query)]
 
 
 def open_quarantines(catalog: Catalog, tenant: Tenant | None = None) -> list[QuarantineRow]:
-    """Those that bound what is served: undecided, or with rows that are being merged."""
-    return [row for row in list_quarantines(catalog, tenant) if row.state in OPEN_STATES]
+    """Those that bound what is served: the undecided ones."""
+    return list_quarantines(catalog, tenant, state=QuarantineState.QUARANTINED)
 
 
 def lowest_quarantine(catalog: Catalog, tenant: Tenant) -> QuarantineRow | None:
     """The open quarantine with the lowest `good_ts`, or None."""
-    found = open_quarantines(catalog, tenant)
-    return min(found, key=lambda row: row.good_ts, default=None)
+    quarantines_open = open_quarantines(catalog, tenant)
+    return min(quarantines_open, key=lambda row: row.good_ts, default=None)
 
 
 def decisions(catalog: Catalog, tenants: Collection[Tenant]) -> Decisions:
     """What holds for the stores of these tenants now: one state of the catalog. Nearly always empty."""
     with catalog.reading() as conn:
-        found = [row for row in map(row_of, conn.execute(_IN_FORCE)) if row.tenant in tenants]
-    held, accepted = dict[Tenant, set[int]](), dict[Tenant, set[BatchFile]]()
+        in_force = [row for row in map(_row_of, conn.execute(_IN_FORCE)) if row.tenant in tenants]
+    held = dict[Tenant, set[int]]()
     given_up = dict[Tenant, set[tuple[int, int]]]()
-    for row in found:
-        match row.state:
-            case QuarantineState.QUARANTINED:
-                held.setdefault(row.tenant, set()).add(row.store_id)
-            case QuarantineState.ACCEPTING:
-                accepted.setdefault(row.tenant, set()).add(row.file)
-            case _:
-                given_up.setdefault(row.tenant, set()).add((row.store_id, row.incarnation))
+    for row in in_force:
+        if row.state == QuarantineState.QUARANTINED:
+            held.setdefault(row.tenant, set()).add(row.store_id)
+        else:
+            given_up.setdefault(row.tenant, set()).add((row.store_id, row.incarnation))
     return Decisions(
         {tenant: frozenset(stores) for tenant, stores in held.items()},
         {tenant: frozenset(lives) for tenant, lives in given_up.items()},
-        {tenant: frozenset(files) for tenant, files in accepted.items()},
-        [row for row in found if row.state in OPEN_STATES],
+        [row for row in in_force if row.state == QuarantineState.QUARANTINED],
     )
 
 
-def key_of(tenant: Tenant, task_id: int, file: BatchFile) -> dict[str, int]:
+def _key_of(tenant: Tenant, task_id: int, file: BatchFile) -> dict[str, int]:
     """The primary key of a task's quarantine."""
     ids = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id}
     return {**ids, **file._asdict(), "task_id": task_id}
 
 
-def object_key_of(tenant: Tenant, file: BatchFile) -> str:
+def _object_key_of(tenant: Tenant, file: BatchFile) -> str:
     """Where the file lies."""
     return str(BatchKey(tenant=tenant, store_id=file.store_id, incarnation=file.incarnation, seq=file.seq))
 
@@ -252,25 +230,13 @@ def _shown(row: ContradictingRow) -> dict[str, Any]:
     }
 
 
-def row_of(row: Any) -> QuarantineRow:
+def _row_of(row: Any) -> QuarantineRow:
     """Convert a row of `quarantines`."""
-    return QuarantineRow(
+    return record_of(
+        QuarantineRow,
+        row,
         tenant=tenant_of(row),
-        store_id=row.store_id,
-        incarnation=row.incarnation,
-        seq=row.seq,
-        task_id=row.task_id,
-        object_key=row.object_key,
-        good_ts=int(row.good_ts),
-        served_ts=int(row.served_ts),
         rows=int(row.row_count),
         sample=orjson.loads(row.sample),
         state=QuarantineState(row.state),
-        since_ms=int(row.since_ms),
-        decided_ms=int(row.decided_ms),
-        decided_by=row.decided_by,
-        amended_from=int(row.amended_from),
-        amended_to=int(row.amended_to),
-        amended_rows=int(row.amended_rows),
-        error=row.error,
     )

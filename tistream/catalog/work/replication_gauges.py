@@ -56,7 +56,7 @@ REPLICATIONS = (
         _F.changefeed_id,
         _F.state,
         _F.checkpoint_ts,
-        _F.seen_ms,
+        _F.last_active_ms,
         _F.dead_letters,
         now_ms().label("now_ms"),
         _SERVED.c.ts.label("served_ts"),
@@ -91,7 +91,7 @@ def replication_metrics(rows: Iterable[Any]) -> list[Metric]:
             family.add_metric(labels, float(value))
         if runs and row.served_ts:  # else its log has not begun
             has_all = row.end_ts is not None and row.checkpoint_ts >= row.end_ts
-            unmoved.add_metric(labels, 0.0 if has_all else max(0, row.now_ms - row.seen_ms) / 1000)
+            unmoved.add_metric(labels, 0.0 if has_all else max(0, row.now_ms - row.last_active_ms) / 1000)
             for part, seconds in zip(metrics.LAG_PARTS, _lag_s(row), strict=True) if row.checkpoint_ts else ():
                 lag.add_metric([*labels, part], seconds)
     return [state, lag, *others]

@@ -3,10 +3,11 @@
 create   the changefeed and its first lanes
 resume   normal again, with all errors forgotten; its checkpoint may be moved
 update   other settings, while it is stopped or failed
+end      by a lane's owner: the target is reached, and the destination knows it
 fail     by a lane's owner: an error that no retry can mend, such as a log that no longer has what follows
 
-The first three refuse a changefeed that would write to the same place as another one that is not finished (`place`), as
-the last thing of their transactions: a lock of all of them makes the second of two wait for the COMMIT of the first.
+The first three claim the destination (`tistream.catalog.tenancy.destinations`), and are refused when another one has
+it.
 """
 
 from __future__ import annotations
@@ -14,32 +15,43 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import and_, bindparam, select
+from sqlalchemy import Connection, and_, bindparam, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import (
-    amendments,
     changefeeds,
     lanes,
-    next_numbers,
     of_asked_tenant,
     tenant_ids,
     tenant_of,
 )
-from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, no_changefeed
-from tistream.catalog.work.core.lane_scope import LaneScope, skip
-from tistream.catalog.work.core.place import place_in
-from tistream.catalog.work.lanes import LaneRow, add_lanes, error_text, list_lanes, rescope, retry_lanes, rewind_lanes
+from tistream.catalog.tenancy import destinations
+from tistream.catalog.tenancy.changefeeds import FeedState, add_changefeed, no_changefeed, refuse_future
+from tistream.catalog.work.core.lane_scope import LaneScope, error_text, skip
+from tistream.catalog.work.core.location import Files, letters_in, location_in, location_of_text, location_text
+from tistream.catalog.work.lanes import (
+    LaneRow,
+    add_lanes,
+    list_lanes,
+    rescope,
+    retry_lanes,
+    rewind_lanes,
+)
 from tistream.errors import Fenced, InvalidInput, NotFound, StateForbids
 from tistream.ids import Tenant
 
 _f, _l = changefeeds.c, lanes.c
 _ONE = and_(of_asked_tenant(changefeeds), _f.changefeed_id == bindparam("asked_id"))
 _LOCK = select(changefeeds).where(_ONE).with_for_update()
-_WRITERS = select(_f.cluster_id, _f.tenant_id, _f.changefeed_id, _f.options).where(
-    _f.sink_uri != "", _f.state != FeedState.FINISHED
+_IS_CURRENT = (
+    changefeeds.update()
+    .where(_ONE, _f.state == FeedState.NORMAL, _f.checkpoint_ts >= bindparam("to_ts"))
+    .values(last_active_ms=now_ms())
+)
+_WITH_DEAD_LETTERS = select(_f.cluster_id, _f.tenant_id, _f.changefeed_id, _f.options).where(
+    _f.options.contains('"dead_letter_location":'), _f.state != FeedState.FINISHED
 )
 _IDLE = (FeedState.STOPPED, FeedState.FAILED, FeedState.FINISHED)
 Sees = Callable[[Tenant], bool]
@@ -75,12 +87,15 @@ def create_replication(
 ) -> bool:
     """Register a replication that has everything at or below `start_ts` (None: the start of the log). `hold_ms`: how
     long its log is kept while its checkpoint does not move; 0 = for ever. False when it is already registered alike;
-    InvalidInput when another one writes to the same place; other errors as `add_changefeed`."""
+    InvalidInput when another one writes to the same destination; other errors as `add_changefeed`."""
 
     def added(conn: Any, start: int) -> None:
-        add_lanes(conn, tenant, changefeed_id, scopes, start)
-        record_event(conn, EventKind.CHANGEFEED_CREATED, changefeed_id, tenant=tenant, actor=actor, start_ts=str(start))
-        _check_place(conn, tenant, changefeed_id, options, sees)
+        claimed = _claim(conn, tenant, changefeed_id, options, sees)
+        add_lanes(conn, tenant, changefeed_id, scopes, start, claimed)
+        record_event(
+            conn, EventKind.CHANGEFEED_CREATED, changefeed_id, tenant=tenant, actor=actor, start_ts=str(start),
+            **destinations.repeats(start, claimed.attempted_ts),
+        )  # fmt: skip
 
     return add_changefeed(
         catalog,
@@ -107,26 +122,26 @@ def resume_replication(
     sees: Sees = no_other,
 ) -> None:
     """Run it again and try its stopped lanes again. `to_ts`: all lanes continue above it, also further back.
-    StateForbids when it is finished and not moved below its target, InvalidInput when another one writes to the same
-    place."""
+    StateForbids when it is finished and not moved below its target, TsOutOfRange when it is moved into the future,
+    InvalidInput when another one writes to the same destination."""
     asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
         row = _locked(conn, tenant, changefeed_id)
         if row.state == FeedState.FINISHED and (to_ts is None or to_ts >= row.target_ts > 0):
             raise StateForbids(f"Changefeed {changefeed_id} is finished.", state=row.state)
+        claimed = _claim(conn, tenant, changefeed_id, row.options, sees)
         retry_lanes(conn, tenant, changefeed_id)
-        values: dict[str, Any] = {"state": FeedState.NORMAL, "error": None, "seen_ms": now_ms()}
+        values: dict[str, Any] = {"state": FeedState.NORMAL, "error": None, "last_active_ms": now_ms()}
+        named: dict[str, str] = {}
         if to_ts is not None:
-            newest = select(amendments.c.number).where(of_asked_tenant(amendments))
-            seen = max((int(number) for number in conn.execute(newest, asked).scalars()), default=0)
-            rewind_lanes(conn, tenant, changefeed_id, to_ts, seen)
+            refuse_future(conn, tenant, to_ts)
+            named = rewind_lanes(conn, tenant, changefeed_id, to_ts, claimed)
             values["checkpoint_ts"] = to_ts
         conn.execute(changefeeds.update().where(_ONE).values(**values), asked)
         record_event(
             conn, EventKind.CHANGEFEED_CHANGED, changefeed_id, tenant=tenant, actor=actor,
-            was=row.state, to=FeedState.NORMAL, to_ts=None if to_ts is None else str(to_ts),
+            was=row.state, to=FeedState.NORMAL, to_ts=None if to_ts is None else str(to_ts), **named,
         )  # fmt: skip
-        _check_place(conn, tenant, changefeed_id, row.options, sees)
 
 
 def update_replication(
@@ -142,18 +157,45 @@ def update_replication(
     actor: str = "",
     sees: Sees = no_other,
 ) -> None:
-    """Change the settings of a replication that does not run. StateForbids while it is normal, InvalidInput when
-    another one writes to the same place."""
+    """Change the settings of a replication that does not run. Another destination or other filters hold from its
+    checkpoint on: lanes that are above it go back to it, under new epochs, and what is not finished is planned again.
+    StateForbids while it is normal, InvalidInput when another one writes to the same destination."""
     asked = {**tenant_ids(tenant), "asked_id": changefeed_id}
     with catalog.transaction() as conn:
         row = _locked(conn, tenant, changefeed_id)
         if row.state not in _IDLE:
             raise StateForbids(f"Changefeed {changefeed_id} runs: pause it first.", state=row.state)
+        is_over = row.state == FeedState.FINISHED
+        claimed = _claim(conn, tenant, changefeed_id, options, sees, take=not is_over)
+        named: dict[str, str] = {}
+        if not is_over and (location_in(options), filters) != (location_in(row.options), row.filters):
+            named = rewind_lanes(conn, tenant, changefeed_id, row.checkpoint_ts, claimed)
         values = {"sink_uri": sink_uri, "options": options, "filters": filters}
         numbers = {"target_ts": target_ts, "idle_limit_ms": hold_ms}
         conn.execute(changefeeds.update().where(_ONE).values(**values, **numbers), asked)
-        record_event(conn, EventKind.CHANGEFEED_CHANGED, changefeed_id, tenant=tenant, actor=actor)
-        _check_place(conn, tenant, changefeed_id, options, sees)
+        record_event(conn, EventKind.CHANGEFEED_CHANGED, changefeed_id, tenant=tenant, actor=actor, **named)
+
+
+def note_current(catalog: Catalog, lane: LaneRow, resolved_ts: int) -> None:
+    """A worker has seen that nothing is left to write up to the watermark `resolved_ts`: a changefeed that has all of
+    its log is not idle, however long its source is away."""
+    asked = {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id, "to_ts": resolved_ts}
+    with catalog.transaction() as conn:
+        conn.execute(_IS_CURRENT, asked)
+
+
+def end_replication(catalog: Catalog, lane: LaneRow) -> bool:
+    """Finished, if its checkpoint has reached its target: the owner of a lane has told the destination. It releases its
+    destination. Whether it is so; Fenced when the lane has another owner."""
+    asked = {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id}
+    with catalog.transaction() as conn:
+        _locked(conn, lane.tenant, lane.changefeed_id)
+        _check_owner(conn, lane)
+        is_over = _ONE, _f.target_ts > 0, _f.target_ts <= _f.checkpoint_ts, _f.state == FeedState.NORMAL
+        ended = conn.execute(changefeeds.update().where(*is_over).values(state=FeedState.FINISHED), asked).rowcount == 1
+        if ended:
+            destinations.release(conn, lane.tenant, lane.changefeed_id)
+        return ended
 
 
 def fail_replication(catalog: Catalog, lane: LaneRow, error: dict[str, Any]) -> None:
@@ -162,9 +204,7 @@ def fail_replication(catalog: Catalog, lane: LaneRow, error: dict[str, Any]) -> 
     asked = {**tenant_ids(lane.tenant), "asked_id": lane.changefeed_id}
     with catalog.transaction() as conn:
         _locked(conn, lane.tenant, lane.changefeed_id)
-        mine = select(_l.lane_id).where(_l.lane_id == lane.lane_id, _l.epoch == lane.epoch)
-        if conn.execute(mine).first() is None:
-            raise Fenced(f"Lane {lane.number} of changefeed {lane.changefeed_id} has another owner.")
+        _check_owner(conn, lane)
         failed = {"state": FeedState.FAILED, "error": error_text(error)}
         changed = conn.execute(changefeeds.update().where(_ONE, _f.state == FeedState.NORMAL).values(**failed), asked)
         if changed.rowcount:
@@ -174,38 +214,85 @@ def fail_replication(catalog: Catalog, lane: LaneRow, error: dict[str, Any]) -> 
 
 
 def decide_refusal(
-    catalog: Catalog, tenant: Tenant, changefeed_id: str, number: int, *, leave_out: bool, dry_run: bool = False
+    catalog: Catalog,
+    tenant: Tenant,
+    changefeed_id: str,
+    number: int,
+    *,
+    leave_out: bool,
+    dry_run: bool = False,
+    change: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Try the refused change of a stopped lane again, or leave it out; why the lane is stopped. StateForbids when it is
-    not, NotFound without such a lane."""
+    """Try the refused change of a stopped lane again, or leave it out; why the lane is stopped. `change`: the one to
+    leave out, as `Skipped` names it; repeated, it does nothing more. StateForbids when the lane is not stopped, or by
+    another change; NotFound without such a lane."""
     lane = next((each for each in list_lanes(catalog, tenant, changefeed_id) if each.number == number), None)
     if lane is None:
         raise NotFound(f"Changefeed {changefeed_id} has no lane {number}.", lane=number)
+    if change is not None and change in lane.scope.skipped:
+        return {"key": change[0], "commit_ts": str(change[1])}
     error = lane.error
     if error is None or not lane.is_stopped:
         raise StateForbids(f"Lane {number} of changefeed {changefeed_id} is not stopped.", lane=number)
     if leave_out and not {"key", "commit_ts"} <= error.keys():
         raise StateForbids(f"The destination did not say which change of lane {number} it refuses.", lane=number)
+    if leave_out and change is not None and change != (str(error["key"]), int(error["commit_ts"])):
+        raise StateForbids(
+            f"Lane {number} of changefeed {changefeed_id} is stopped by another change.",
+            lane=number, key=error["key"], commit_ts=str(error["commit_ts"]),
+        )  # fmt: skip
     if not dry_run:
-        kept = skip(lane.scope, str(error["key"]), int(error["commit_ts"])) if leave_out else lane.scope
-        rescope(catalog, lane, kept)
+        key, commit_ts = str(error.get("key")), int(error.get("commit_ts", 0))
+        rescope(catalog, lane, skip(lane.scope, key, commit_ts, lane.checkpoint_ts) if leave_out else lane.scope)
     return error
 
 
-def _check_place(conn: Any, tenant: Tenant, changefeed_id: str, options: str, sees: Sees) -> None:
-    """InvalidInput when another changefeed writes to the place in these options."""
-    place = place_in(options)
-    if place is None:
-        return
-    next_numbers(conn, "lane", 0)  # its row is the lock
-    for other in conn.execute(_WRITERS):
-        owner, theirs = tenant_of(other), place_in(other.options)
-        if (owner, other.changefeed_id) != (tenant, changefeed_id) and theirs is not None and place.meets(theirs):
-            who = called(owner, other.changefeed_id, tenant, sees)
-            raise InvalidInput(
-                f"{who} writes to {place.shared}. Let one write elsewhere, or remove one; a paused one counts, too.",
-                option="sink-uri",
+def _claim(
+    conn: Connection, tenant: Tenant, changefeed_id: str, options: str, sees: Sees, *, take: bool = True
+) -> destinations.Claimed:
+    """Claim the location in these options. InvalidInput when another changefeed writes to it."""
+    location = location_in(options)
+    if location is None:
+        return destinations.Claimed()
+
+    def refusal(owner: Tenant, name: str) -> InvalidInput:
+        return InvalidInput(
+            f"{called(owner, name, tenant, sees)} writes to {location.shared}. Let one write elsewhere, or remove one; "
+            "a paused one counts, too.",
+            option="sink-uri",
+        )
+
+    def overlaps(text: str) -> bool:
+        return location.overlaps(location_of_text(text))
+
+    wanted = destinations.Wanted(root_hash=location.root_hash, location=location_text(location), overlaps=overlaps)
+    claimed = destinations.claim(conn, tenant, changefeed_id, wanted, refusal, take=take)
+    _check_letters(conn, tenant, changefeed_id, options, sees)
+    return claimed
+
+
+def _check_letters(conn: Connection, tenant: Tenant, changefeed_id: str, options: str, sees: Sees) -> None:
+    """InvalidInput when its dead letters would be in a destination, or another one's letters would be in its own. Its
+    destination is claimed: no other request changes one meanwhile."""
+    letters, location = letters_in(options), location_in(options)
+    for row in [] if letters is None else destinations.owned_at(conn, letters.root_hash):
+        other = location_of_text(row.location)
+        if letters is not None and isinstance(other, Files) and other.has(letters):
+            text = (
+                f"{called(tenant_of(row), row.changefeed_id, tenant, sees)} writes to that folder, or to one above it"
             )
+            raise InvalidInput(f"{text}. The dead letters need a place of their own.", option="dead-letter")
+    for row in conn.execute(_WITH_DEAD_LETTERS) if isinstance(location, Files) else []:
+        folder, is_own = letters_in(row.options), (tenant_of(row), row.changefeed_id) == (tenant, changefeed_id)
+        if isinstance(location, Files) and folder is not None and not is_own and location.has(folder):
+            owner = called(tenant_of(row), row.changefeed_id, tenant, sees)
+            raise InvalidInput(f"{owner} has its dead letters in this folder. Write to another one.", option="sink-uri")
+
+
+def _check_owner(conn: Connection, lane: LaneRow) -> None:
+    mine = select(_l.lane_id).where(_l.lane_id == lane.lane_id, _l.epoch == lane.epoch)
+    if conn.execute(mine).first() is None:
+        raise Fenced(f"Lane {lane.number} of changefeed {lane.changefeed_id} has another owner.")
 
 
 def _locked(conn: Any, tenant: Tenant, changefeed_id: str) -> Any:

@@ -10,80 +10,19 @@ missing ones. Every version names the task or store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import replace
 
 import structlog
-from pydantic import Field
 
-from tistream.catalog.database.tables import INT_MAX
+from tistream.catalog.rows.reports import STUCK_MAX, WorkerReport
 from tistream.codec.wire import decode, encode
 from tistream.errors import CorruptObject
-from tistream.ids import Tenant
 
 log = structlog.get_logger(__name__)
 
-Count = Annotated[int, Field(ge=0, le=INT_MAX)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 REPORT_BYTES_MAX = 1 << 20
-STUCK_MAX = 5  #: reasons reported per task
 _DECODED_MAX = 1000  # workers whose reports are kept decoded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StuckReport:
-    """Why part of a task's range is stalled."""
-
-    start_key: bytes
-    end_key: bytes  #: empty = plus infinity
-    watermark: Count | None = None  #: None: a watermark gap, no store has reported it yet
-    region_id: Count = 0
-    version: Count = 0
-    store_id: Count = 0
-    file: str = ""  #: "incarnation/seq" of the newest file of that store; empty when none covers the range
-    start_ts: Count = 0  #: of the transaction whose lock on `start_key` is undecided; 0 = no lock
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReport:
-    """A task as its sorter sees it."""
-
-    task_id: Count
-    epoch: Count
-    rows_per_s: Rate = 0.0
-    bytes_per_s: Rate = 0.0
-    open_rows: Count = 0
-    held_bytes: Count = 0
-    watermark: Count | None = None
-    split_key: bytes | None = None  #: a key inside the range with about half of the traffic on either side
-    standing_s: Rate = 0.0  #: how long the watermark has been stalled
-    stuck: tuple[StuckReport, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreReport:
-    """A store's folder as its dispatcher sees it."""
-
-    tenant: Tenant
-    store_id: Count
-    incarnation: Count = 0
-    seq: Count = 0  #: the newest file read
-    bytes_per_s: Rate = 0.0
-    files_per_s: Rate = 0.0
-    silent_s: Rate = 0.0  #: since the newest file was read
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReport:
-    """One worker's load. A sorter names tasks, a dispatcher stores; the leading meta server reports its problems."""
-
-    bytes_per_s: Rate = 0.0
-    held_bytes: Count = 0
-    tasks: tuple[TaskReport, ...] = ()
-    stores: tuple[StoreReport, ...] = ()
-    problems: tuple[dict[str, Any], ...] = ()  #: as tistream.runtime.service.Problem.shown gives them
 
 
 def encode_report(report: WorkerReport) -> str:
@@ -129,6 +68,6 @@ def readable_report(worker_id: str, text: str | None) -> WorkerReport:
 
 
 def _unreadable(worker_id: str, error: CorruptObject) -> dict[str, object]:
-    """As tistream.runtime.service.Problem.shown gives it."""
+    """As tistream.model.problem.Problem.shown gives it."""
     facts = {name: str(value) for name, value in error.facts.items()}
     return {"source": worker_id, "code": error.code, "message": error.message, "fatal": False, "facts": facts}

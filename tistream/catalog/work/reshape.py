@@ -29,9 +29,10 @@ from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.tables import next_numbers, snapshot_objects, tasks, tenant_of, workers
 from tistream.catalog.log.objects import ObjectKind, insert_all_live, release
 from tistream.catalog.log.snapshots import NewSnapshot, add_positions, drop_positions, positions_in
-from tistream.catalog.tenancy.tenants import TaskKind
-from tistream.catalog.work.tasks import TaskRow, holds_leadership, task_row
-from tistream.catalog.work.workers import WorkerKind
+from tistream.catalog.rows.tasks import TaskRow
+from tistream.catalog.rows.tenants import TaskKind
+from tistream.catalog.rows.workers import WorkerKind
+from tistream.catalog.work.tasks import holds_leadership, task_row
 from tistream.errors import InvalidInput, NotFound, invariant
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
@@ -45,7 +46,7 @@ class Half:
     task_id: int
     epoch: int
     durable_ts: int
-    snapshot_n: int  #: of the newest snapshot that the owner has switched to or loaded
+    snapshot_no: int  #: of the newest snapshot that the owner has switched to or loaded
 
 
 _r, _t = snapshot_objects.c, tasks.c
@@ -172,8 +173,8 @@ def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot
     with suppress(GuardFailed, NotFound), catalog.transaction() as conn:
         rows = _locked(conn, left.task_id, right.task_id)
         for row, half, other in zip(rows, (left, right), (right, left), strict=True):
-            seen = (half.epoch, half.durable_ts, half.snapshot_n, other.task_id)
-            if (row.epoch, row.durable_ts, row.snapshot_n, row.merge_with) != seen:
+            seen = (half.epoch, half.durable_ts, half.snapshot_no, other.task_id)
+            if (row.epoch, row.durable_ts, row.snapshot_no, row.merge_with) != seen:
                 raise GuardFailed
         _check_neighbours(*rows)
         refers = [_refers(conn, row.task_id) for row in rows]
@@ -189,7 +190,7 @@ def merge_tasks(catalog: Catalog, left: Half, right: Half, snapshot: NewSnapshot
             range_=KeyRange(rows[0].range.start, rows[1].range.end),
             epoch=max(row.epoch for row in rows) + 1,
             snapshot_key=snapshot.key,
-            snapshot_n=snapshot.n,
+            snapshot_no=snapshot.n,
             resubscribe_id=max(row.resubscribe_id for row in rows),
         )
         insert_all_live(conn, rows[0].tenant, snapshot.objects, ObjectKind.SNAPSHOT)
@@ -209,15 +210,15 @@ def _check_election(conn: Connection, leader_epoch: int | None) -> None:
 
 def _locked(conn: Connection, *task_ids: int) -> list[TaskRow]:
     """The rows in the given order, locked until the transaction ends. Locks are taken by id, as flushes do."""
-    found: dict[int, TaskRow] = {}
+    rows: dict[int, TaskRow] = {}
     for task_id in sorted(task_ids):
         asked = {"asked_task": task_id}
         conn.execute(_LOCK, asked)  # changes nothing
         row = conn.execute(_ROW, asked).first()
         if row is None:
             raise NotFound(f"task {task_id} not found", task_id=task_id)
-        found[task_id] = task_row(row)
-    return [found[task_id] for task_id in task_ids]
+        rows[task_id] = task_row(row)
+    return [rows[task_id] for task_id in task_ids]
 
 
 def _check_kind(row: TaskRow) -> None:
@@ -267,7 +268,7 @@ def _add_task(conn: Connection, task_id: int, like: TaskRow, *, range_: KeyRange
         "epoch": epoch,
         "owner": like.owner,
         "snapshot_key": like.snapshot_key,
-        "snapshot_n": like.snapshot_n,
+        "snapshot_no": like.snapshot_no,
         "resubscribe_id": like.resubscribe_id,
         "error": like.error,
     }

@@ -33,8 +33,8 @@ class ServiceToken:
 
 _c = service_tokens.c
 _ACCEPTED = select(_c.token_no, _c.secret).order_by(_c.token_no.desc())
-_NEWEST = select(_c.token_no, _c.made_ms, now_ms().label("now_ms")).order_by(_c.token_no.desc()).limit(1)
-_MAKE = service_tokens.insert().values(made_ms=now_ms())
+_NEWEST = select(_c.token_no, _c.created_ms, now_ms().label("now_ms")).order_by(_c.token_no.desc()).limit(1)
+_MAKE = service_tokens.insert().values(created_ms=now_ms())
 _DROP = service_tokens.delete().where(_c.token_no < bindparam("oldest"))
 
 
@@ -51,7 +51,7 @@ def rotate_service_token(catalog: Catalog, *, rotate_ms: int, leader_epoch: int)
     A newest token from the future counts as due once it is `rotate_ms` away: the database's clock was set back."""
     with catalog.reading() as conn:
         newest = conn.execute(_NEWEST).first()
-    if newest is not None and abs(newest.now_ms - newest.made_ms) < rotate_ms:
+    if newest is not None and abs(newest.now_ms - newest.created_ms) < rotate_ms:
         return None
     number = 1 if newest is None else newest.token_no + 1
     with catalog.transaction() as conn:

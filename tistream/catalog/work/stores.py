@@ -19,12 +19,12 @@ from sqlalchemy import Connection, Select, and_, bindparam, exists, func, select
 
 from tistream.catalog.database.clock_sql import now_ms
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.database.events import EventKind, record_assignments, record_event
+from tistream.catalog.database.events import EventKind, record_assignments
+from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import (
-    INT_MAX,
     ensure_row,
-    incarnations,
     of_asked_tenant,
+    store_incarnations,
     stores,
     tenant_ids,
     tenant_of,
@@ -33,7 +33,9 @@ from tistream.catalog.database.tables import (
 from tistream.catalog.tenancy.tenants import GIVEN_UP
 from tistream.catalog.work.tasks import holds_leadership
 from tistream.catalog.work.workers import is_newest_incarnation
+from tistream.errors import StateForbids
 from tistream.ids import Tenant
+from tistream.limits import INT_MAX, STORES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,8 @@ class StoreAssignment(NamedTuple):
 
 
 _IS_STORE = and_(of_asked_tenant(stores), stores.c.store_id == bindparam("asked_store"))
-_IN_STORE = and_(of_asked_tenant(incarnations), incarnations.c.store_id == bindparam("asked_store"))
-_IS_INCARNATION = and_(_IN_STORE, incarnations.c.incarnation == bindparam("asked_incarnation"))
+_IN_STORE = and_(of_asked_tenant(store_incarnations), store_incarnations.c.store_id == bindparam("asked_store"))
+_IS_INCARNATION = and_(_IN_STORE, store_incarnations.c.incarnation == bindparam("asked_incarnation"))
 _ALL = select(stores).order_by(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id)
 _OF_TENANT = _ALL.where(of_asked_tenant(stores))
 _OF_DISPATCHER = _ALL.add_columns(now_ms().label("now_ms")).where(
@@ -84,7 +86,6 @@ _OF_DISPATCHER = _ALL.add_columns(now_ms().label("now_ms")).where(
 )
 _ISSUE = stores.update().where(_IS_STORE).values(incarnation=stores.c.incarnation + 1, end_ts=0)
 _NEWEST = select(stores.c.incarnation, stores.c.max_cut_ts).where(_IS_STORE)
-_ASSIGN = stores.update().where(_IS_STORE, stores.c.dispatcher_epoch == bindparam("seen_epoch"))
 _IS_ONE = tuple_(stores.c.cluster_id, stores.c.tenant_id, stores.c.store_id).in_(
     bindparam("asked_stores", expanding=True)
 )
@@ -121,24 +122,26 @@ _HELD_BY = stores.c.dispatcher == bindparam("asked_worker")
 _COUNT_OF_DISPATCHER = select(func.count()).select_from(stores).where(_HELD_BY)
 _NOTE_CUT_TS = stores.update().where(_IS_STORE, stores.c.max_cut_ts < bindparam("seen_cut_ts"))
 _RECLAIMED = (
-    select(incarnations.c.incarnation, incarnations.c.reclaimed_seq)
+    select(store_incarnations.c.incarnation, store_incarnations.c.reclaimed_seq)
     .where(_IN_STORE)
-    .order_by(incarnations.c.incarnation)
+    .order_by(store_incarnations.c.incarnation)
 )
 _DISPATCHER_EPOCH = select(stores.c.dispatcher_epoch).where(_IS_STORE).with_for_update(read=True)
-_RECLAIMED_OF_INCARNATION = select(incarnations.c.reclaimed_seq).where(_IS_INCARNATION).with_for_update()
-_ADD_INCARNATION = incarnations.insert()
-_RECLAIM = incarnations.update().where(_IS_INCARNATION)
+_RECLAIMED_OF_INCARNATION = select(store_incarnations.c.reclaimed_seq).where(_IS_INCARNATION).with_for_update()
+_ADD_INCARNATION = store_incarnations.insert()
+_HOW_MANY = select(func.count()).select_from(stores).where(of_asked_tenant(stores))
+_RECLAIM = store_incarnations.update().where(_IS_INCARNATION)
 _NEEDED = (
-    select(func.min(incarnations.c.incarnation))
-    .where(_IN_STORE, incarnations.c.reclaimed_seq < INT_MAX)
+    select(func.min(store_incarnations.c.incarnation))
+    .where(_IN_STORE, store_incarnations.c.reclaimed_seq < INT_MAX)
     .with_for_update()
 )
-_FORGET = incarnations.delete().where(_IN_STORE, incarnations.c.incarnation < bindparam("forgotten_below"))
+_FORGET = store_incarnations.delete().where(_IN_STORE, store_incarnations.c.incarnation < bindparam("forgotten_below"))
 
 
 def issue_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> tuple[int, int]:
-    """Issue an incarnation to a pusher: (incarnation, largest known cut_ts of the store). Adds unknown stores."""
+    """Issue an incarnation to a pusher: (incarnation, largest known cut_ts of the store). Adds unknown stores;
+    StateForbids for one too many."""
     with catalog.transaction() as conn:
         return _issue(conn, tenant, store_id)
 
@@ -152,8 +155,13 @@ def issue_in(conn: Connection, tenant: Tenant, store_id: int, *, above: int) -> 
 
 def _issue(conn: Connection, tenant: Tenant, store_id: int) -> tuple[int, int]:
     key: dict[str, Any] = {"cluster_id": tenant.cluster_id, "tenant_id": tenant.tenant_id, "store_id": store_id}
-    ensure_row(conn, stores, **key, incarnation=0, max_cut_ts=0, dispatcher=None, dispatcher_epoch=0)
     mine = _store(tenant, store_id)
+    is_known = conn.execute(_NEWEST, mine).first() is not None
+    if not is_known and conn.execute(_HOW_MANY, tenant_ids(tenant)).scalar_one() >= STORES_MAX:
+        raise StateForbids(
+            f"The tenant has {STORES_MAX} stores: no cluster of that size is followed.", stores=STORES_MAX
+        )
+    ensure_row(conn, stores, **key, incarnation=0, max_cut_ts=0, dispatcher=None, dispatcher_epoch=0)
     conn.execute(_ISSUE, mine)
     row = conn.execute(_NEWEST, mine).one()
     conn.execute(_ADD_INCARNATION, {**key, "incarnation": row.incarnation, "reclaimed_seq": 0})
@@ -163,8 +171,8 @@ def _issue(conn: Connection, tenant: Tenant, store_id: int) -> tuple[int, int]:
 def newest_incarnation(catalog: Catalog, tenant: Tenant, store_id: int) -> int:
     """The newest incarnation of this store; 0 when the store is unknown."""
     with catalog.reading() as conn:
-        found = conn.execute(_NEWEST, _store(tenant, store_id)).first()
-        return 0 if found is None else int(found.incarnation)
+        row = conn.execute(_NEWEST, _store(tenant, store_id)).first()
+        return 0 if row is None else int(row.incarnation)
 
 
 def list_stores(catalog: Catalog, tenant: Tenant | None = None) -> list[StoreRow]:
@@ -176,14 +184,14 @@ def stores_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Ten
     """The store ids of each of these tenants that has any; one statement, which reads all stores for many tenants."""
     ids = sorted({tenant.tenant_id for tenant in tenants})
     query, asked = (_IDS_OF, {"asked_tenants": ids}) if len(tenants) <= _TENANTS_NAMED_MAX else (_IDS, {})
-    found: dict[Tenant, set[int]] = {}
+    store_ids: dict[Tenant, set[int]] = {}
     with catalog.reading() as conn:
         rows = conn.execute(query, asked).all()
     for cluster_id, tenant_id, store_id in rows:
         tenant = Tenant(cluster_id, tenant_id)
         if tenant in tenants:
-            found.setdefault(tenant, set()).add(store_id)
-    return found
+            store_ids.setdefault(tenant, set()).add(store_id)
+    return store_ids
 
 
 def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> AssignedStores:
@@ -191,32 +199,6 @@ def stores_of_dispatcher(catalog: Catalog, worker_id: str, incarnation: int) -> 
     with catalog.reading() as conn:
         rows = conn.execute(_OF_DISPATCHER, {"asked_worker": worker_id, "asked_incarnation": incarnation}).all()
     return AssignedStores([_store_row(row) for row in rows], rows[0].now_ms if rows else None)
-
-
-def assign_store(
-    catalog: Catalog, tenant: Tenant, store_id: int, *, worker_id: str | None, seen_epoch: int, leader_epoch: int
-) -> int | None:
-    """Assign the store to a dispatcher, or to none; its new epoch. None when the caller lost: the store was reassigned
-    since `seen_epoch`, or `leader_epoch` is not the leader's."""
-    with catalog.transaction() as conn:
-        if not holds_leadership(conn, leader_epoch):
-            return None
-        changed = conn.execute(
-            _ASSIGN,
-            {
-                **_store(tenant, store_id),
-                "seen_epoch": seen_epoch,
-                "dispatcher": worker_id,
-                "dispatcher_epoch": seen_epoch + 1,
-            },
-        )
-        if changed.rowcount != 1:
-            return None
-        record_event(
-            conn, EventKind.STORE_ASSIGNED, store_id, tenant=tenant,
-            to=worker_id, epoch=seen_epoch + 1, leader_epoch=leader_epoch,
-        )  # fmt: skip
-        return seen_epoch + 1
 
 
 def store_places(catalog: Catalog) -> list[StorePlace]:
@@ -241,16 +223,16 @@ def count_stores_of(catalog: Catalog, worker_id: str) -> int:
 
 
 def assign_stores(catalog: Catalog, assignments: Sequence[StoreAssignment], *, leader_epoch: int) -> int:
-    """Several `assign_store` in one transaction, each with its own guard; the number assigned. 0 when `leader_epoch` is
-    not the leader's. Locked rows are skipped: see `assign_tasks`."""
+    """Assign stores to dispatchers in one transaction, each by its own guard; the number assigned. 0 when
+    `leader_epoch` is not the leader's. Locked rows are skipped: see `assign_tasks`."""
     if not assignments:
         return 0
     wanted = {(a.tenant.cluster_id, a.tenant.tenant_id, a.store_id): a for a in assignments}
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             return 0
-        found = conn.execute(_FREE, {"asked_stores": sorted(wanted)})
-        given = [a for *ids, epoch in found if (a := wanted[tuple(ids)]).seen_epoch == epoch]
+        rows = conn.execute(_FREE, {"asked_stores": sorted(wanted)})
+        given = [a for *ids, epoch in rows if (a := wanted[tuple(ids)]).seen_epoch == epoch]
         by_worker: dict[str, list[tuple[int, int, int]]] = {}
         for a in given:
             by_worker.setdefault(a.worker_id, []).append((a.tenant.cluster_id, a.tenant.tenant_id, a.store_id))
@@ -312,12 +294,4 @@ def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[S
 
 
 def _store_row(row: Any) -> StoreRow:
-    return StoreRow(
-        tenant=tenant_of(row),
-        store_id=row.store_id,
-        incarnation=row.incarnation,
-        max_cut_ts=row.max_cut_ts,
-        dispatcher=row.dispatcher,
-        dispatcher_epoch=row.dispatcher_epoch,
-        end_ts=row.end_ts,
-    )
+    return record_of(StoreRow, row, tenant=tenant_of(row))

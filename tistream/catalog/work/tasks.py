@@ -10,16 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import Connection, Select, Update, and_, bindparam, case, exists, func, or_, select, tuple_
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy import Connection, Select, Update, and_, bindparam, case, exists, func, select, tuple_
 
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_assignments, record_event
+from tistream.catalog.database.records import record_of
 from tistream.catalog.database.tables import (
-    amendments,
     leader,
     of_asked_tenant,
     of_tenant,
@@ -29,9 +27,10 @@ from tistream.catalog.database.tables import (
     tenant_of,
     tenants,
 )
+from tistream.catalog.rows.tasks import Assignment, FrontierRow, TaskPlace, TaskRow
+from tistream.catalog.rows.tenants import TaskKind, TenantState
 from tistream.catalog.tenancy import served
 from tistream.catalog.tenancy.served import Edge
-from tistream.catalog.tenancy.tenants import TaskKind, TenantState
 from tistream.catalog.work.workers import is_newest_incarnation
 from tistream.errors import NotFound
 from tistream.ids import Tenant
@@ -39,53 +38,6 @@ from tistream.keyrange import KeyRange
 
 _TENANTS_NAMED_MAX = 500  # in one statement; for more tenants it reads all
 _ERROR_CHARS_MAX = 8000  # a TEXT column holds 64 KiB of UTF-8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
-    """A task as the catalog has it."""
-
-    task_id: int
-    tenant: Tenant
-    kind: TaskKind
-    range: KeyRange
-    start_ts: int  #: the task's log is complete above this
-    durable_ts: int  #: everything at or below it is in the committed log
-    epoch: int  #: rises with each assignment
-    owner: str | None  #: worker id
-    snapshot_key: str | None
-    snapshot_n: int  #: number of the newest snapshot; 0 = none yet
-    resubscribe_id: int  #: a pusher that sees a new value resubscribes the range
-    error: str | None  #: why the task is stopped; None while it runs
-    merge_with: int | None = None  #: the neighbour to merge with
-
-
-class TaskPlace(NamedTuple):
-    """The owner of a task; small, because the leader reads all of them."""
-
-    task_id: int
-    tenant: Tenant
-    kind: TaskKind
-    epoch: int
-    owner: str | None
-
-
-class Assignment(NamedTuple):
-    """Assigns a task to a worker if its epoch is still `seen_epoch`."""
-
-    task_id: int
-    worker_id: str
-    seen_epoch: int
-    tenant: Tenant | None = None  #: for the event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontierRow:
-    """The progress of one range."""
-
-    range: KeyRange
-    durable_ts: int
-    resubscribe_id: int
 
 
 _ALL = select(tasks).order_by(tasks.c.task_id)
@@ -139,12 +91,12 @@ def list_tasks(catalog: Catalog, tenant: Tenant | None = None) -> list[TaskRow]:
 
 def tasks_of_tenants(catalog: Catalog, tenants: Collection[Tenant]) -> list[TaskRow]:
     """The tasks of several tenants, by tenant and id; one statement per _TENANTS_NAMED_MAX tenants."""
-    wanted, found = sorted(tenants), list[TaskRow]()
+    wanted, rows = sorted(tenants), list[TaskRow]()
     for at in range(0, len(wanted), _TENANTS_NAMED_MAX):
         ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in wanted[at : at + _TENANTS_NAMED_MAX]]
         query = select(tasks).where(tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids))
-        found += _read(catalog, query.order_by(tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.task_id), {})
-    return found
+        rows += _read(catalog, query.order_by(tasks.c.cluster_id, tasks.c.tenant_id, tasks.c.task_id), {})
+    return rows
 
 
 def tasks_owned_by(catalog: Catalog, worker_id: str, incarnation: int) -> list[TaskRow]:
@@ -169,10 +121,10 @@ def count_tasks_of(catalog: Catalog, worker_id: str) -> int:
 
 def get_task(catalog: Catalog, task_id: int) -> TaskRow:
     """The task. NotFound when it does not exist."""
-    found = _read(catalog, _ONE, {"asked_task": task_id})
-    if not found:
+    rows = _read(catalog, _ONE, {"asked_task": task_id})
+    if not rows:
         raise NotFound(f"task {task_id} not found", task_id=task_id)
-    return found[0]
+    return rows[0]
 
 
 def holds_leadership(conn: Connection, leader_epoch: int) -> bool:
@@ -181,25 +133,7 @@ def holds_leadership(conn: Connection, leader_epoch: int) -> bool:
     return leader_epoch != 0 and conn.execute(_ELECTED).scalar() == leader_epoch
 
 
-def assign_task(
-    catalog: Catalog, task_id: int, *, worker_id: str | None, seen_epoch: int, leader_epoch: int
-) -> int | None:
-    """Assign the task to a worker, or to none; its new epoch. None when the caller lost: the task was reassigned since
-    `seen_epoch`, or `leader_epoch` is not the leader's."""
-    with catalog.transaction() as conn:
-        if not holds_leadership(conn, leader_epoch):
-            return None
-        was = give_task(conn, task_id, worker_id, seen_epoch)
-        if was is None:
-            return None
-        record_event(
-            conn, EventKind.TASK_ASSIGNED, task_id, tenant=was.tenant,
-            was=was.owner, to=worker_id, epoch=seen_epoch + 1, leader_epoch=leader_epoch,
-        )  # fmt: skip
-        return seen_epoch + 1
-
-
-def give_task(conn: Connection, task_id: int, worker_id: str | None, seen_epoch: int) -> TaskRow | None:
+def give_task(conn: Connection, task_id: int, worker_id: str, seen_epoch: int) -> TaskRow | None:
     """Set this owner and the next epoch; the previous row. None when its epoch is not `seen_epoch`."""
     seen = {"asked_task": task_id, "seen_epoch": seen_epoch}
     row = conn.execute(_SEEN, seen).one_or_none()
@@ -229,7 +163,7 @@ def tasks_stamp(catalog: Catalog) -> tuple[int, ...]:
 
 
 def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, leader_epoch: int) -> int:
-    """Several `assign_task` in one transaction, each with its own guard; the number assigned. 0 when `leader_epoch` is
+    """Assign tasks to workers in one transaction, each by its own guard; the number assigned. 0 when `leader_epoch` is
     not the leader's.
 
     Rows locked by a flush or a lost host are skipped until the next call, so they delay no other task. The number of
@@ -240,8 +174,8 @@ def assign_tasks(catalog: Catalog, assignments: Sequence[Assignment], *, leader_
     with catalog.transaction() as conn:
         if not holds_leadership(conn, leader_epoch):
             return 0
-        found = conn.execute(_FREE, {"asked_tasks": sorted(wanted)})
-        given = [wanted[task_id] for task_id, epoch in found if wanted[task_id].seen_epoch == epoch]
+        rows = conn.execute(_FREE, {"asked_tasks": sorted(wanted)})
+        given = [wanted[task_id] for task_id, epoch in rows if wanted[task_id].seen_epoch == epoch]
         if given:
             conn.execute(_assigning(given))
             assigned = [(a.task_id, a.tenant, a.worker_id) for a in given]
@@ -279,12 +213,6 @@ def retry_task(catalog: Catalog, task_id: int, *, epoch: int, actor: str = "") -
         return True
 
 
-def clear_task_error(catalog: Catalog, task_id: int) -> None:
-    """Clear a task's error without a guard."""
-    with catalog.transaction() as conn:
-        conn.execute(tasks.update().where(tasks.c.task_id == task_id).values(error=None))
-
-
 def raise_resubscribe(catalog: Catalog, task_id: int, *, epoch: int) -> bool:
     """Ask the pushers to resubscribe the task's range. False when the epoch is stale."""
     return _update(catalog, task_id, epoch, resubscribe_id=tasks.c.resubscribe_id + 1)
@@ -299,53 +227,37 @@ def frontier(catalog: Catalog, tenant: Tenant) -> list[FrontierRow]:
         ]
 
 
-def served_edge(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> Edge:
-    """Up to where a key range may be read: the lowest `durable_ts` of the data tasks that intersect it and of all DDL
-    tasks, or less while a store of the tenant is quarantined.
+def served_edge(catalog: Catalog, tenant: Tenant) -> Edge:
+    """Up to where the log may be read: the lowest `durable_ts` of all tasks, or less while a store of the tenant is
+    quarantined.
 
-    0 when no data task intersects the range, as before activation. It falls only when a quarantine begins: no
-    `durable_ts` does, and a paused tenant keeps its tasks.
+    0 without a data task, as before activation. It falls only when a quarantine begins: no `durable_ts` does, and a
+    paused tenant keeps its tasks.
     """
-    wanted = range or KeyRange()
-    found = served.limits(
-        of_tasks=and_(of_tenant(tasks, tenant), or_(tasks.c.kind == TaskKind.DDL, _intersects(wanted))),
-        of_stores=of_tenant(quarantines, tenant),
-        of_amendments=of_tenant(amendments, tenant),
-    )
+    edge = served.limits(of_tasks=of_tenant(tasks, tenant), of_stores=of_tenant(quarantines, tenant))
     with catalog.reading() as conn:
-        return served.edge_of(conn.execute(select(*served.edge_columns(found))).one())
+        return served.edge_of(conn.execute(select(*served.edge_columns(edge))).one())
 
 
-def served_watermark(catalog: Catalog, tenant: Tenant, range: KeyRange | None = None) -> int:
+def served_watermark(catalog: Catalog, tenant: Tenant) -> int:
     """The timestamp of `served_edge`."""
-    return served_edge(catalog, tenant, range).ts
+    return served_edge(catalog, tenant).ts
 
 
 def served_edges(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, Edge]:
     """`served_edge` of several tenants in one statement; tenants without tasks are missing."""
     wanted = set(tenants)
-    found = served.limits()
+    edges = served.limits()
     if len(wanted) <= _TENANTS_NAMED_MAX:
         ids = [(tenant.cluster_id, tenant.tenant_id) for tenant in wanted]
-        found = served.limits(
+        edges = served.limits(
             of_tasks=tuple_(tasks.c.cluster_id, tasks.c.tenant_id).in_(ids),
             of_stores=tuple_(quarantines.c.cluster_id, quarantines.c.tenant_id).in_(ids),
-            of_amendments=tuple_(amendments.c.cluster_id, amendments.c.tenant_id).in_(ids),
         )
-    c = found.c
-    query = select(c.cluster_id, c.tenant_id, *served.edge_columns(found)).group_by(c.cluster_id, c.tenant_id)
+    c = edges.c
+    query = select(c.cluster_id, c.tenant_id, *served.edge_columns(edges)).group_by(c.cluster_id, c.tenant_id)
     with catalog.reading() as conn:
         return {tenant: served.edge_of(row) for row in conn.execute(query) if (tenant := tenant_of(row)) in wanted}
-
-
-def served_watermarks(catalog: Catalog, tenants: Collection[Tenant]) -> dict[Tenant, int]:
-    """The timestamps of `served_edges`."""
-    return {tenant: edge.ts for tenant, edge in served_edges(catalog, tenants).items()}
-
-
-def _intersects(wanted: KeyRange) -> ColumnElement[bool]:
-    above = or_(tasks.c.end_key == b"", tasks.c.end_key > wanted.start)
-    return and_(above, tasks.c.start_key < wanted.end) if wanted.end else above
 
 
 def _update(catalog: Catalog, task_id: int, epoch: int, **values: Any) -> bool:
@@ -363,18 +275,6 @@ def _read(catalog: Catalog, query: Select[Any], asked: dict[str, Any]) -> list[T
 
 def task_row(row: Any) -> TaskRow:
     """Convert a row of the table."""
-    return TaskRow(
-        task_id=row.task_id,
-        tenant=tenant_of(row),
-        kind=TaskKind(row.kind),
-        range=KeyRange(row.start_key, row.end_key),
-        start_ts=row.start_ts,
-        durable_ts=row.durable_ts,
-        epoch=row.epoch,
-        owner=row.owner,
-        snapshot_key=row.snapshot_key,
-        snapshot_n=row.snapshot_n,
-        resubscribe_id=row.resubscribe_id,
-        error=row.error,
-        merge_with=row.merge_with,
+    return record_of(
+        TaskRow, row, tenant=tenant_of(row), kind=TaskKind(row.kind), range=KeyRange(row.start_key, row.end_key)
     )

@@ -5,76 +5,34 @@
 A worker id is a stable name, an incarnation one process under it. Registering fences the earlier incarnation: its tasks
 and stores get new epochs, so its later writes fail. A heartbeat of an older incarnation is refused; that process must
 drop its state and stop.
+
+A process whose release may not run on the catalog is refused when it registers and with each heartbeat
+(`tistream.catalog.database.compatibility`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Update, bindparam, case, exists, select
 
 from tistream.catalog.database.clock_sql import now_ms
+from tistream.catalog.database.compatibility import admit, may_run, refuse_older
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.database.events import EventKind, record_event
 from tistream.catalog.database.names import is_name
 from tistream.catalog.database.tables import WORKER_NAME_MAX, ensure_row, lanes, stores, tasks, workers
-from tistream.catalog.work.reports import WorkerReport, encode_report, readable_report
+from tistream.catalog.rows.reports import WorkerReport
+from tistream.catalog.rows.workers import Pulse, WorkerKind, WorkerRow, WorkerState
+from tistream.catalog.work.reports import encode_report, readable_report
 from tistream.errors import Fenced, NotFound
 from tistream.limits import LANE_LEASE_MS
+from tistream.release import Release
 
-
-class WorkerKind(StrEnum):
-    """What a process does."""
-
-    DISPATCHER = "dispatcher"
-    SORTER = "sorter"
-    API = "api"
-    META = "meta"
-    REPLAY = "replay"  #: holds a tenant's tasks while it replays a backlog; never assigned work
-    MAINTAIN = "maintain"  #: takes maintenance jobs, with threads
-    REPLICATE = "replicate"  #: writes lanes of changefeeds to their destinations
-    SPARK = "spark"  #: takes maintenance jobs, with a Spark session
-    OTHER = "other"  #: from a newer version, unknown to this one; never assigned work
-
+FORGOTTEN_MS = 3_600_000  #: the row of a killed process that owned nothing is kept so long, as a sign of its end
 
 _KINDS = {str(kind): kind for kind in WorkerKind}
-
-
-class WorkerState(StrEnum):
-    """Whether a process may be given work."""
-
-    UP = "up"
-    DRAINING = "draining"
-    GONE = "gone"
-    OTHER = "other"  #: from a newer version, unknown to this one; never assigned work
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRow:
-    """A process as the catalog has it."""
-
-    worker_id: str
-    kind: WorkerKind
-    address: str
-    incarnation: int
-    state: WorkerState
-    heartbeat_age_ms: int  #: by the database's clock; absolute, should that have been set back
-    report: WorkerReport = field(default_factory=WorkerReport)  #: of the newest heartbeat that carried one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """A worker's heartbeat and state, without its report."""
-
-    worker_id: str
-    kind: WorkerKind
-    incarnation: int
-    state: WorkerState
-    heartbeat_ms: int  #: the database's time of the newest heartbeat
-    heartbeat_age_ms: int
 
 
 _STATES = {str(state): state for state in WorkerState}
@@ -87,7 +45,7 @@ _INCARNATION = select(workers.c.incarnation).where(_ME)
 _FENCE_LANES = (  # the process before may write until its lease ends, see `lanes`
     lanes.update()
     .where(lanes.c.owner == bindparam("asked_worker"))
-    .values(epoch=lanes.c.epoch + 1, redo_ts=lanes.c.attempted_ts, free_ms=now_ms() + bindparam("lease_ms"))
+    .values(epoch=lanes.c.epoch + 1, catch_up_ts=lanes.c.attempted_ts, writable_ms=now_ms() + bindparam("lease_ms"))
 )
 _FENCE_STORES = (
     stores.update()
@@ -97,25 +55,23 @@ _FENCE_STORES = (
 
 
 def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -> int:
-    """Register a process under this id; its incarnation, larger than any before.
+    """Register a process under this id; its incarnation, larger than any before. ReleaseTooOld: see `compatibility`.
 
     Tasks, stores and lanes stay with the id, and their epochs rise in the same transaction, which fences the earlier
     incarnation: no other guard could distinguish two processes of one name.
     """
     kind = WorkerKind(kind)
+    told: dict[str, Any] = {
+        "kind": kind,
+        "address": address,
+        "release_no": catalog.release.number,
+        "state": WorkerState.UP,
+    }
     with catalog.transaction() as conn:
-        ensure_row(
-            conn,
-            workers,
-            worker_id=worker_id,
-            kind=kind,
-            address=address,
-            incarnation=0,
-            state=WorkerState.UP,
-            heartbeat_ms=0,
-        )
+        admit(conn, catalog.release)
+        ensure_row(conn, workers, worker_id=worker_id, **told, incarnation=0, heartbeat_ms=0)
         me = {"asked_worker": worker_id}
-        conn.execute(_NEW_INCARNATION, {**me, "kind": kind, "address": address, "state": WorkerState.UP})
+        conn.execute(_NEW_INCARNATION, {**me, **told})
         conn.execute(_fencing_tasks(), me)
         conn.execute(_FENCE_STORES, me)
         if kind is WorkerKind.REPLICATE:
@@ -141,7 +97,7 @@ def is_newest_incarnation() -> ColumnElement[bool]:
 
 _BEAT = (
     workers.update()
-    .where(_ME, workers.c.incarnation == bindparam("asked_incarnation"))
+    .where(_ME, workers.c.incarnation == bindparam("asked_incarnation"), may_run())
     .values(
         heartbeat_ms=now_ms(), state=case((workers.c.state == WorkerState.GONE, WorkerState.UP), else_=workers.c.state)
     )
@@ -150,6 +106,11 @@ _REPORT = _BEAT.values(report=bindparam("asked_report"))
 _MINE = workers.update().where(_ME, workers.c.incarnation == bindparam("asked_incarnation"))
 _CHANGE = _MINE.where(workers.c.state == bindparam("asked_state"))
 _RETIRE = _MINE.where(workers.c.state != WorkerState.GONE)
+_LEAVE = workers.delete().where(_ME, workers.c.incarnation == bindparam("asked_incarnation"))
+_FORGET = workers.delete().where(
+    workers.c.kind.in_((WorkerKind.API, WorkerKind.META, WorkerKind.COMMAND)),
+    workers.c.heartbeat_ms + FORGOTTEN_MS < now_ms(),
+)
 _ALL = select(workers, now_ms().label("now_ms")).order_by(workers.c.worker_id)
 _ONE = _ALL.where(_ME)
 _PULSES = select(
@@ -165,24 +126,26 @@ _OF_KIND = _ALL.where(workers.c.kind == bindparam("asked_kind"))
 
 def heartbeat(catalog: Catalog, worker_id: str, incarnation: int, report: WorkerReport | None = None) -> None:
     """Renew the lease of this incarnation, even if declared gone: a process that slept may work again; its tasks
-    were reassigned under new epochs. Fenced when a newer incarnation has registered.
+    were reassigned under new epochs. Fenced when a newer incarnation has registered, ReleaseTooOld when the catalog has
+    been changed to what this release cannot read.
 
     A `report` replaces the previous one; None keeps it."""
-    me = {"asked_worker": worker_id, "asked_incarnation": incarnation}
+    me = {"asked_worker": worker_id, "asked_incarnation": incarnation, "my_release": catalog.release.number}
     with catalog.transaction() as conn:
         if report is None:
             beat = conn.execute(_BEAT, me)
         else:
             beat = conn.execute(_REPORT, {**me, "asked_report": encode_report(report)})
         if beat.rowcount != 1:
+            refuse_older(conn, catalog.release)
             raise Fenced("a newer process runs under this worker's name", worker_id=worker_id, incarnation=incarnation)
 
 
 def list_workers(catalog: Catalog, kind: str | None = None) -> list[WorkerRow]:
     """All workers, or those of one kind, ordered by id."""
     with catalog.reading() as conn:
-        found = conn.execute(_ALL) if kind is None else conn.execute(_OF_KIND, {"asked_kind": kind})
-        return [_worker_row(row) for row in found]
+        rows = conn.execute(_ALL) if kind is None else conn.execute(_OF_KIND, {"asked_kind": kind})
+        return [_worker_row(row) for row in rows]
 
 
 def get_worker(catalog: Catalog, worker_id: str) -> WorkerRow:
@@ -233,12 +196,23 @@ def _change(catalog: Catalog, worker_id: str, incarnation: int, seen: WorkerStat
 
 
 def retire_worker(catalog: Catalog, worker_id: str, incarnation: int) -> None:
-    """Declare this incarnation gone, when it stops (by itself) or when its lease has expired (by the leader). A newer
-    incarnation is not affected."""
+    """Declare this incarnation gone, when it stops. A newer incarnation is not affected."""
     with catalog.transaction() as conn:
         me = {"asked_worker": worker_id, "asked_incarnation": incarnation}
         if conn.execute(_RETIRE, {**me, "state": WorkerState.GONE}).rowcount == 1:
             record_event(conn, EventKind.WORKER_GONE, worker_id, incarnation=incarnation)
+
+
+def leave(catalog: Catalog, worker_id: str, incarnation: int) -> None:
+    """Remove the row of a process that owns nothing, when it stops. A newer incarnation is not affected."""
+    with catalog.transaction() as conn:
+        conn.execute(_LEAVE, {"asked_worker": worker_id, "asked_incarnation": incarnation})
+
+
+def forget_presences(catalog: Catalog) -> None:
+    """Remove the rows of processes that owned nothing and were killed."""
+    with catalog.transaction() as conn:
+        conn.execute(_FORGET)
 
 
 def _worker_row(row: Any) -> WorkerRow:
@@ -246,6 +220,7 @@ def _worker_row(row: Any) -> WorkerRow:
         worker_id=row.worker_id,
         kind=_KINDS.get(row.kind, WorkerKind.OTHER),
         address=row.address,
+        release=Release.of_number(row.release_no),
         incarnation=row.incarnation,
         state=_STATES.get(row.state, WorkerState.OTHER),
         heartbeat_age_ms=abs(row.now_ms - row.heartbeat_ms),

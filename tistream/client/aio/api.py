@@ -26,15 +26,17 @@ from tistream.client.core.requests import (
     Target,
     TenantState,
     error_of,
-    shown_url,
     tenant_of,
     unreachable,
 )
+from tistream.client.shared import ClientBase
 from tistream.runtime.credentials import key_for
 
 
-class AsyncClient:
+class AsyncClient(ClientBase):
     """A connection to one TiStream service, for one event loop."""
+
+    _http: httpx2.AsyncClient
 
     def __init__(
         self,
@@ -47,15 +49,10 @@ class AsyncClient:
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """As `Client`."""
-        self.url = url.rstrip("/")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.AsyncClient(timeout=TIMEOUT_S, transport=transport, headers=headers)
+        super().__init__(url, httpx2.AsyncClient, key, transport)
         self._retry_s, self._first_answer_s = retry_s, first_answer_s
         self._sleep = sleep
         self._has_answered = False
-
-    def __repr__(self) -> str:
-        return f"AsyncClient({shown_url(self.url)!r})"
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,35 +101,20 @@ class AsyncClient:
         timeout_s: float = TIMEOUT_S,
     ) -> httpx2.Response:
         """The whole answer, after retries. `timeout_s`: longest silence."""
-        asked = self._request(method, path, params, body, headers, timeout_s)
-        return await self._answer(asked, stream=False)
+        request = self._request(method, path, params=params, body=body, headers=headers, timeout_s=timeout_s)
+        return await self._answer(request, stream=False)
 
     @asynccontextmanager
     async def streaming(
         self, path: str, params: Mapping[str, str], *, silence_s: float
     ) -> AsyncIterator[httpx2.Response]:
         """The answer of a GET, after retries, with a body that is yet to be read."""
-        asked = self._request("GET", path, params, None, None, silence_s)
-        answer = await self._answer(asked, stream=True)
+        request = self._request("GET", path, params=params, timeout_s=silence_s)
+        answer = await self._answer(request, stream=True)
         try:
             yield answer
         finally:
             await answer.aclose()
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
-        headers: Mapping[str, str] | None,
-        timeout_s: float,
-    ) -> httpx2.Request:
-        sent = None if body is None else dict(body)
-        timeout = httpx2.Timeout(TIMEOUT_S, read=timeout_s)
-        return self._http.build_request(
-            method, self.url + path, params=params, json=sent, headers=headers, timeout=timeout
-        )
 
     async def _answer(self, request: httpx2.Request, *, stream: bool) -> httpx2.Response:
         if not self._has_answered:

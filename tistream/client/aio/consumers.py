@@ -9,29 +9,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from tistream.client.core.membership import Batch, Membership, Reading, has_finished
+from tistream.client.core.membership import Batch, Reading, has_finished
 from tistream.client.core.requests import TIMEOUT_S, WAIT_S
+from tistream.client.shared import ConsumerBase
 from tistream.errors import StateForbids
 
 if TYPE_CHECKING:
     from tistream.client.aio.api import AsyncClient
 
 
-class AsyncConsumer:
+class AsyncConsumer(ConsumerBase):
     """As `Consumer`. For one task."""
 
-    def __init__(self, client: AsyncClient, membership: Membership) -> None:
-        self._client, self._membership = client, membership
-
-    def __repr__(self) -> str:
-        return f"AsyncConsumer({self._membership.name!r}, member={self._membership.member!r})"
+    _client: AsyncClient
 
     async def pull(self, *, wait_s: float = 0) -> Batch | None:
         """As `Consumer.pull`."""
-        mine = self._membership
-        path, params = f"{mine.path}/changes", mine.params(wait_s)
-        answer = await self._client.request("GET", path, params=params, timeout_s=wait_s + TIMEOUT_S)
-        return mine.took(answer.content, answer.headers)
+        member = self._membership
+        path, params = f"{member.path}:pull", member.params(wait_s)
+        answer = await self._client.request("POST", path, params=params, timeout_s=wait_s + TIMEOUT_S)
+        return member.took(answer.content, answer.headers)
 
     async def acknowledge(self, batch: Batch) -> None:
         """As `Consumer.acknowledge`."""

@@ -9,8 +9,9 @@ import orjson
 
 from tistream.client import frames
 from tistream.client.aio.results import AsyncFrames
-from tistream.client.core.keys import IN_BYTES, EntryQuery, entry_of
-from tistream.client.core.requests import TIMEOUT_S, Target
+from tistream.client.core.keys import IN_BYTES, entry_of
+from tistream.client.core.requests import TIMEOUT_S
+from tistream.client.shared import EntriesBase
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,14 +19,10 @@ if TYPE_CHECKING:
     from tistream.client.aio.api import AsyncClient
 
 
-class AsyncEntries(AsyncFrames):
+class AsyncEntries(EntriesBase, AsyncFrames):
     """As `Entries`, with `async for`."""
 
-    def __init__(self, client: AsyncClient, target: Target, query: EntryQuery) -> None:
-        self._client, self._target, self._query = client, target, query
-
-    def __repr__(self) -> str:
-        return f"AsyncEntries({self._query.what} of {str(self._target)!r})"
+    _client: AsyncClient
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         async for page in self.pieces(options=IN_BYTES):

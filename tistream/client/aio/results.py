@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import orjson
 
 from tistream.client import frames
-from tistream.client.core.keys import IN_BYTES, KeyFilter, entry_of
-from tistream.client.core.requests import (
-    TIMEOUT_S,
-    ChangeOptions,
-    Moment,
-    Page,
-    Target,
-    check_arguments,
-    page_of,
-    rows_params,
-    truncated,
-)
+from tistream.client.core.keys import IN_BYTES, entry_of
+from tistream.client.core.requests import TIMEOUT_S, Page, page_of, truncated
 from tistream.client.core.streams import SILENCE_S, StreamReader
 from tistream.client.core.walk import Walk
 from tistream.client.cursors import CursorStore, SqlCursorStore
+from tistream.client.shared import ChangesBase, RowsBase
 
 if TYPE_CHECKING:
     import duckdb
@@ -35,18 +27,10 @@ if TYPE_CHECKING:
     from tistream.client.aio.api import AsyncClient
 
 
-class AsyncChanges:
+class AsyncChanges(ChangesBase):
     """As `Changes`, with `async for`."""
 
-    def __init__(
-        self, client: AsyncClient, target: Target, asked: ChangeOptions, *, store: CursorStore | None, follow: bool
-    ) -> None:
-        check_arguments(asked)
-        self._client, self._target, self._asked, self._store = client, target, asked, store
-        self._follows = follow
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._target)!r})"
+    _client: AsyncClient
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         async for page in self.pages():
@@ -56,10 +40,7 @@ class AsyncChanges:
 
     async def pages(self, format: str = "ndjson", options: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
         """As `Changes.pages`."""
-        asked = self._asked.copy()
-        if self._store is not None and (saved := await self._load(self._store)) is not None:
-            asked["cursor"] = saved
-        walk = Walk(self._target, asked, format=format, options=options, follow=self._follows)
+        walk = self._walk(None if self._store is None else await self._load(self._store), format, options)
         while not walk.done:
             async for page in self._stream(walk) if walk.streams else self._page(walk):
                 yield page
@@ -67,23 +48,21 @@ class AsyncChanges:
                     await self._save(self._store, page.next_cursor)
 
     async def _page(self, walk: Walk) -> AsyncIterator[Page]:
-        answer = await self._client.request("GET", walk.path, params=walk.params(), timeout_s=walk.wait_s + TIMEOUT_S)
-        page = page_of(answer.content, answer.headers)
-        walk.took(page)
-        yield page
+        yield await read_page(self._client, walk)
 
     async def _stream(self, walk: Walk) -> AsyncIterator[Page]:
         """The pages of a stream, over as many connections as needed."""
         reader = StreamReader(walk)
         while not walk.done:
-            asked = self._client.streaming(f"{walk.path}:stream", reader.params(), silence_s=SILENCE_S)
-            async with asked as answer:
+            request = self._client.streaming(f"{walk.path}:stream", reader.params(), silence_s=SILENCE_S)
+            async with request as answer:
                 reader.opened(answer.headers)
-                async for piece in _until_it_breaks(answer):
-                    for page in reader.take(piece):
-                        yield page
-                    if walk.done:
-                        return
+                with suppress(httpx2.TransportError):
+                    async for piece in answer.aiter_bytes():
+                        for page in reader.take(piece):
+                            yield page
+                        if walk.done:
+                            return
 
     async def _load(self, store: CursorStore) -> str | None:
         return store.load() if isinstance(store, SqlCursorStore) else await asyncio.to_thread(store.load)
@@ -121,19 +100,6 @@ class AsyncFrames:
 class AsyncTableChanges(AsyncChanges, AsyncFrames):
     """As `TableChanges`."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        target: Target,
-        asked: ChangeOptions,
-        *,
-        store: CursorStore | None,
-        follow: bool,
-        progress: Callable[[frames.Progress], None] | None,
-    ) -> None:
-        super().__init__(client, target, asked, store=store, follow=follow)
-        self._progress = progress
-
     async def batches(self) -> AsyncIterator[frames.ArrowPage]:
         """As `TableChanges.batches`."""
         counted = frames.Counted(self._progress)
@@ -149,48 +115,16 @@ class AsyncTableChanges(AsyncChanges, AsyncFrames):
 class AsyncKeyChanges(AsyncTableChanges):
     """As `KeyChanges`."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        target: Target,
-        keys: KeyFilter,
-        asked: ChangeOptions,
-        *,
-        store: CursorStore | None,
-        follow: bool,
-        progress: Callable[[frames.Progress], None] | None,
-    ) -> None:
-        super().__init__(client, target, asked, store=store, follow=follow, progress=progress)
-        self._keys = keys
-
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         async for page in self.pages(options=IN_BYTES):
             for change in page.changes():
                 yield entry_of(change)
 
-    def pages(self, format: str = "ndjson", options: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
-        """As `KeyChanges.pages`."""
-        return super().pages(format, self._keys.params(options))
 
-
-class AsyncRows(AsyncFrames):
+class AsyncRows(RowsBase, AsyncFrames):
     """As `Rows`, with `async for`."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        target: Target,
-        *,
-        as_of: Moment,
-        columns: str | None,
-        where: str | None,
-        wait_s: float,
-    ) -> None:
-        self._client, self._target, self._wait_s = client, target, wait_s
-        self._params = rows_params(as_of, columns, where, wait_s)
-
-    def __repr__(self) -> str:
-        return f"AsyncRows({str(self._target)!r} as of {self._params['as_of']})"
+    _client: AsyncClient
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         rest = b""
@@ -214,9 +148,9 @@ class AsyncRows(AsyncFrames):
         return frames.read(b"".join([piece async for piece in self.pieces("arrow")]))
 
 
-async def _until_it_breaks(answer: httpx2.Response) -> AsyncIterator[bytes]:
-    try:
-        async for piece in answer.aiter_bytes():
-            yield piece
-    except httpx2.TransportError:
-        return
+async def read_page(client: AsyncClient, walk: Walk) -> Page:
+    """The next page of a pull."""
+    answer = await client.request("GET", walk.path, params=walk.params(), timeout_s=walk.wait_s + TIMEOUT_S)
+    page = page_of(answer.content, answer.headers)
+    walk.took(page)
+    return page

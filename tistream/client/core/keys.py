@@ -44,12 +44,12 @@ class EntryQuery:
 
     def first(self, format: str, options: Mapping[str, str] | None) -> dict[str, str]:
         """The query of the first page."""
-        wanted = self.keys.params(options)
-        if "key_pattern" in wanted or "value_pattern" in wanted:
+        params = self.keys.params(options)
+        if "key_pattern" in params or "value_pattern" in params:
             raise InvalidInput("Patterns choose changes of keys, not their state: leave them out.")
         if self.key is not None:
-            wanted["key"] = _text(self.key, wanted.get("key_format", "hex"))
-        return {**self.params, **wanted, "format": format}
+            params["key"] = _text(self.key, params.get("key_format", "hex"))
+        return {**self.params, **params, "format": format}
 
     def next(self, params: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, str] | None:
         """The query of the page that follows an answer; None after the last."""

@@ -75,9 +75,9 @@ class Reading:
         """Whether the loop is over: everything was delivered that was served when it began."""
         if self._follow:
             return False
-        if self._until is None and batch is not None:
+        if self._until is None and batch is not None and batch.page.open_transaction_ts is None:
             self._until = batch.page.resolved_ts
-        return batch is None or self._until is None or batch.checkpoint_ts >= self._until
+        return batch is None or (self._until is not None and batch.checkpoint_ts >= self._until)
 
 
 def has_finished(error: StateForbids) -> bool:

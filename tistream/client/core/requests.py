@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
 from tistream import errors
 from tistream.errors import InvalidInput, NotFound, RateLimited, StillInFlight, StoreUnavailable, TiStreamError
+from tistream.ids import name_in_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 TIMEOUT_S = 120  #: for an answer; the first page after a start may wait for compilation
-FIRST_ANSWER_S = 3.0  #: for the first sign of a service
+FIRST_ANSWER_S = 10.0  #: for the first sign of a service, also of one on a busy machine
 ALIVE = "/livez"  #: what is asked for that sign: any answer will do
 WAIT_S = 10  #: of a long poll
 _RETRY_FIRST_S = 0.1
@@ -31,9 +32,9 @@ _BY_CODE: dict[str, type[TiStreamError]] = {
     for error in (
         InvalidInput, errors.CursorInvalid, errors.FilterInvalid,
         errors.TsOutOfRange, errors.TsExpired, NotFound, errors.AheadOfWatermark,
-        RateLimited, errors.TooManyOpen, errors.StateForbids, errors.ChangedMeanwhile, errors.SeedNeeded,
-        errors.NotConvertible, errors.Unauthenticated, errors.NotAllowed, errors.AnotherRequest, StillInFlight,
-        errors.BeyondQuarantine, errors.LogAmended, errors.TableRenamed, errors.Fenced,
+        RateLimited, errors.TooManyOpen, errors.StateForbids, errors.ChangedMeanwhile,
+        errors.SeedNeeded, errors.NotConvertible, errors.Unauthenticated, errors.NotAllowed, errors.AnotherRequest,
+        StillInFlight, errors.BeyondQuarantine, errors.TableRenamed, errors.Fenced,
         errors.SnapshotLost, errors.StateNotKnown,
     )
 }  # fmt: skip
@@ -50,6 +51,7 @@ class ChangeOptions(TypedDict, total=False):
     cursor: str | None
     snapshot: bool  #: first the rows as of `as_of` (else the watermark), then the changes above it
     as_of: Moment | None
+    schema_ts: Moment | None  #: Arrow of one table: the columns that it has at this timestamp, on every page
     limit: int | None  #: rows of a page
     tables: str | Sequence[str] | None  #: this and the following: filters, see docs/filters.md
     columns: str | Sequence[str] | None
@@ -74,9 +76,9 @@ class Target:
         """Of the resource."""
         path = f"/v1/clusters/{self.cluster_id}/tenants/{self.tenant_id}"
         if self.database is not None:
-            path += f"/databases/{quote(self.database, safe='')}"
+            path += f"/databases/{name_in_path(self.database)}"
         if self.table is not None:
-            path += f"/tables/{quote(self.table, safe='')}"
+            path += f"/tables/{name_in_path(self.table)}"
         return f"{path}/kv" if self.kv else path
 
     def __str__(self) -> str:
@@ -108,6 +110,7 @@ class Page:
     end_ts: int | None = None  #: the request's `end_ts` as a TSO
     snapshot_ts: int | None = None  #: the page holds rows as of this timestamp
     in_snapshot: bool = False  #: more rows of the snapshot follow
+    open_transaction_ts: int | None = None  #: the page has only a part of the changes of this commit_ts
 
     def lines(self) -> list[bytes]:
         """The messages of a line format. (A CSV record may contain line ends.)"""
@@ -156,6 +159,7 @@ def page_of(content: bytes, headers: Mapping[str, str]) -> Page:
         end_ts=int(end) if (end := headers.get("TiStream-End-Ts")) else None,
         snapshot_ts=int(ts) if (ts := headers.get("TiStream-Snapshot-Ts")) else None,
         in_snapshot=headers.get("TiStream-Snapshot-Complete") == "false",
+        open_transaction_ts=int(ts) if (ts := headers.get("TiStream-Open-Transaction-Ts")) else None,
     )
 
 
@@ -187,12 +191,21 @@ def pull_params(asked: ChangeOptions, format: str, options: Mapping[str, str] | 
     if cursor is not None:
         begins = {"cursor": cursor}
     filters = {name: filter_text(value) for name in FILTERS if (value := asked.get(name)) is not None}
-    return params | filters | given({**begins, "end_ts": asked.get("end"), "limit": asked.get("limit")})
+    more = {"end_ts": asked.get("end"), "schema_ts": asked.get("schema_ts"), "limit": asked.get("limit")}
+    return params | filters | given({**begins, **more})
 
 
-def rows_params(as_of: Moment, columns: str | None, where: str | None, wait_s: float) -> dict[str, str]:
+def rows_params(
+    as_of: Moment, columns: str | None, where: str | None, wait_s: float, *, continued: bool
+) -> dict[str, str]:
     """The query of rows as of a moment, but for their format."""
-    return given({"as_of": as_of, "columns": columns, "where": where}) | wait_params(wait_s)
+    params = given({"as_of": as_of, "columns": columns, "where": where})
+    return params | continued_params(continued) | wait_params(wait_s)
+
+
+def continued_params(continued: bool) -> dict[str, str]:
+    """The query of an answer as of a moment from which changes continue."""
+    return {"continued": "true"} if continued else {}
 
 
 def truncated(target: Target, cause: Exception) -> StoreUnavailable:
@@ -220,6 +233,9 @@ def given(params: Mapping[str, str | int | None]) -> dict[str, str]:
     return {name: str(value) for name, value in params.items() if value is not None}
 
 
+_BY_STATUS: dict[int, type[TiStreamError]] = {404: NotFound, 429: RateLimited}
+
+
 def error_of(status: int, content: bytes) -> TiStreamError:
     """The error of an answer: the server's own for a problem document."""
     try:
@@ -237,19 +253,28 @@ def shown_url(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def unreachable(url: str, cause: Exception | str) -> StoreUnavailable:
+class ServiceUnavailable(StoreUnavailable):
+    """The service did not answer."""
+
+    code = "TS-1042"
+    hint = "Check that it runs, and its address: --url, TISTREAM_URL, or that of the last tistream login."
+
+
+def unreachable(url: str, cause: Exception | str) -> ServiceUnavailable:
     """The error of a service that does not answer."""
     said = str(cause) or type(cause).__name__
-    return StoreUnavailable(f"{shown_url(url)} does not answer: {said.rstrip('.')}.")
+    return ServiceUnavailable(f"{shown_url(url)} does not answer: {said.rstrip('.')}.")
 
 
 def problem_error(body: Mapping[str, Any]) -> TiStreamError:
     """The error of a problem document."""
     status = int(body["status"])
     text = str(body.get("detail") or body.get("title") or f"HTTP {status}")
-    if status in (502, 503, 504):
-        return StoreUnavailable(text)
-    by_status = NotFound if status == 404 else InvalidInput if status < 500 else TiStreamError
+    if status in (502, 503, 504):  # of the service, which says what is away, or of a proxy before it
+        away = ServiceUnavailable(text)
+        away.code, away.hint = str(body.get("code") or away.code), str(body.get("hint") or "")
+        return away
+    by_status = _BY_STATUS.get(status, InvalidInput if status < 500 else TiStreamError)
     error = _BY_CODE.get(str(body.get("code")), by_status)(text, **_facts(body), status=status)
     error.hint = str(body.get("hint") or "")
     return error

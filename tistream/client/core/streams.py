@@ -64,6 +64,7 @@ class StreamReader:
                 resolved_ts=resolved_ts,
                 has_more=False,
                 quarantined=int(facts.get("quarantined", 0)),
+                open_transaction_ts=int(ts) if (ts := facts.get("open_transaction_ts")) else None,
             )
         elif name == "end":
             facts = orjson.loads(data)

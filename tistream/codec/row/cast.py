@@ -16,7 +16,6 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,8 +37,8 @@ from tistream.codec.row.layout import (
     storage_type,
 )
 from tistream.codec.row.text import float_plain, members, numbers, text
+from tistream.model.arrays import Mask
 
-Mask = npt.NDArray[np.bool_]
 Result = tuple[pa.Array, Mask]  # values, and which of them are certain
 Rule = Callable[[ColumnSpec, ColumnSpec, pa.Array], Result]
 
@@ -57,10 +56,7 @@ def cast(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     A value that is not certain is NULL in the result."""
     kind, wanted = kind_of(old), kind_of(new)
     rule = _RULES.get((kind, wanted))
-    if rule is None:
-        result, sure = pa.nulls(len(values), storage_type(new)), np.zeros(len(values), np.bool_)
-    else:
-        result, sure = rule(old, new, values)
+    result, sure = _nothing(new, values) if rule is None else rule(old, new, values)
     if wanted is Kind.TEXT and new.charset not in (old.charset, "utf8mb4", ""):
         sure &= _true(pc.string_is_ascii(result))
     null = values.is_null().to_numpy(zero_copy_only=False)
@@ -69,14 +65,19 @@ def cast(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     return pc.if_else(keep, result, pa.scalar(None, storage_type(new))), sure
 
 
+def in_place(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
+    """The same after a change of the definition that kept the column's id and stored bytes."""
+    return (values, _all(values)) if values.type == storage_type(new) else cast(old, new, values)
+
+
 def _all(values: pa.Array) -> Mask:
     return np.ones(len(values), np.bool_)
 
 
 def _true(mask: pa.Array) -> Mask:
     """A computed mask without its nulls."""
-    found: Mask = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
-    return found
+    filled: Mask = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    return filled
 
 
 def _tried(values: pa.Array, type_: pa.DataType, inside: Mask) -> pa.Array:
@@ -89,7 +90,6 @@ def _tried(values: pa.Array, type_: pa.DataType, inside: Mask) -> pa.Array:
 
 def _to_integer(_: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     """Within the range of the new type; without a rule for the rest."""
-    type_ = storage_type(new)
     low, high = _range(new)
     wide = values.cast(pa.decimal128(_TEN_DIGITS, 0))
     fits = pc.and_(
@@ -97,7 +97,7 @@ def _to_integer(_: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
         pc.less_equal(wide, pa.scalar(high, pa.uint64()).cast(wide.type)),
     )
     inside = _true(fits)
-    return _tried(values, type_, inside), inside
+    return _tried(values, storage_type(new), inside), inside
 
 
 def _range(column: ColumnSpec) -> tuple[int, int]:
@@ -139,7 +139,7 @@ def _decimal_to_decimal(_: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Res
 def _decimal_to_integer(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     """Whole numbers only."""
     plain = pc.replace_substring_regex(text(old, values), r"\.0*$", "")
-    return _text_of_integer(new, pc.replace_substring_regex(plain, r"^-0$", "0"))
+    return _text_to_integer(old, new, pc.replace_substring_regex(plain, r"^-0$", "0"))
 
 
 def _decimal_to_double(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
@@ -244,18 +244,10 @@ def _bytes_max(column: ColumnSpec) -> int:
     return min(sizes.get(column.tp, own), own or sizes.get(column.tp, 0))
 
 
-def _text_to_integer(_: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
+def _text_to_integer(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     """Digits with or without a minus, nothing else."""
-    return _text_of_integer(new, values)
-
-
-def _text_of_integer(new: ColumnSpec, values: pa.Array) -> Result:
     plain = _true(pc.match_substring_regex(values, r"^(0|-?[1-9]\d{0,19})$"))
-    wide = _tried(values, pa.decimal128(_TEN_DIGITS, 0), plain)
-    low, high = _range(new)
-    bounds = [pa.scalar(low, pa.int64()).cast(wide.type), pa.scalar(high, pa.uint64()).cast(wide.type)]
-    inside = _true(pc.and_(pc.greater_equal(wide, bounds[0]), pc.less_equal(wide, bounds[1])))
-    return _tried(wide, storage_type(new), inside), inside
+    return _to_integer(old, new, _tried(values, pa.decimal128(_TEN_DIGITS, 0), plain))
 
 
 def _text_to_decimal(_: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
@@ -299,8 +291,10 @@ def _label_to_enum(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result
 
 def _enum_to_set(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     index, sure = _label_to_enum(old, new, values)
-    found = pc.fill_null(index, pa.scalar(1, pa.uint64())).to_numpy()
-    return pa.array(np.uint64(1) << (found - np.uint64(1))), sure & ~_true(pc.match_substring(text(old, values), ","))
+    index_of = pc.fill_null(index, pa.scalar(1, pa.uint64())).to_numpy()
+    return pa.array(np.uint64(1) << (index_of - np.uint64(1))), sure & ~_true(
+        pc.match_substring(text(old, values), ",")
+    )
 
 
 def _set_to_set(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
@@ -308,8 +302,8 @@ def _set_to_set(old: ColumnSpec, new: ColumnSpec, values: pa.Array) -> Result:
     different, back = np.unique(np.where(valid, masks, np.uint64(0)), return_inverse=True)
     place = {label: bit for bit, label in enumerate(new.elems)}
     labels = [members(old, mask) for mask in different.tolist()]
-    sure = np.array([all(label in place for label in found) for found in labels], np.bool_)
-    made: list[Any] = [sum(1 << place[label] for label in found if label in place) for found in labels]
+    sure = np.array([all(label in place for label in names) for names in labels], np.bool_)
+    made: list[Any] = [sum(1 << place[label] for label in names if label in place) for names in labels]
     return pa.array(np.array(made, np.uint64)[back]), sure[back]
 
 

@@ -11,23 +11,34 @@ import pyarrow as pa
 from tistream.codec.row import convert, kernel
 from tistream.codec.row.decimals import decimals, limbs_of
 from tistream.codec.row.jsontext import json_text
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Uint64s
-from tistream.codec.row.layout import ColumnSpec, Kind, decimal_shape, integer_bits, kind_of, storage_type
+from tistream.codec.row.layout import (
+    DATE,
+    NEWDATE,
+    ColumnSpec,
+    Kind,
+    decimal_shape,
+    fsp_of,
+    integer_bits,
+    kind_of,
+    storage_type,
+)
 from tistream.errors import InvalidInput
+from tistream.model.arrays import I32, I64, U8, U64
 
 BUFFER_BYTES_MAX = (1 << 31) - 1  # offsets of Arrow's binary arrays are 32 bits
 YEAR_MAX = 2155
 ALL_BITS = (1 << 64) - 1
+_TIME_OF_DAY, _MICROSECONDS = (1 << 41) - 1, (1 << 24) - 1  # of a packed time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
     """Where every cell of a batch is. Converters write `length` and `fault` of rows that turn out bad."""
 
-    data: Bytes
-    position: Int32s  #: (columns, rows)
-    length: Int32s  #: (columns, rows); negative = NULL
-    fault: Int32s  #: (3, rows): cause, column, position
+    data: U8
+    position: I32  #: (columns, rows)
+    length: I32  #: (columns, rows); negative = NULL
+    fault: I32  #: (3, rows): cause, column, position
 
 
 def column_of(column: ColumnSpec, cells: Cells, c: int) -> pa.Array:
@@ -58,12 +69,12 @@ def column_of(column: ColumnSpec, cells: Cells, c: int) -> pa.Array:
         case Kind.TIME:
             packed = np.empty(cells.length.shape[1], np.uint64)
             convert.times(cells.data, cells.position, cells.length, c, cells.fault, packed)
-            return _fixed(column, cells, c, packed)
+            return _fixed(column, cells, c, _shown_time(column, packed))
         case Kind.DURATION:
             nanos = np.empty(cells.length.shape[1], np.int64)
             bound = convert.DURATION_NS_MAX
             convert.signed(cells.data, cells.position, cells.length, c, -bound, bound, cells.fault, nanos)
-            return _fixed(column, cells, c, nanos)
+            return _fixed(column, cells, c, nanos - np.fmod(nanos, 10 ** (9 - fsp_of(column))))
         case Kind.FLOAT | Kind.DOUBLE as kind:
             bits_of = np.empty(cells.length.shape[1], np.uint64)
             convert.floats(cells.data, cells.position, cells.length, c, cells.fault, bits_of)
@@ -97,20 +108,20 @@ def column_of(column: ColumnSpec, cells: Cells, c: int) -> pa.Array:
             return pa.Array.from_buffers(pa.binary(), cells.length.shape[1], buffers)
 
 
-def refuse(fault: Int32s, length: Int32s, rows: npt.NDArray[np.intp], cause: int, column: int) -> None:
+def refuse(fault: I32, length: I32, rows: npt.NDArray[np.intp], cause: int, column: int) -> None:
     """Fail these rows for a reason without a position."""
     first = rows[fault[0, rows] == 0]
     fault[:, first] = np.array([[cause], [column], [-1]], np.int32)
     length[:, rows] = kernel.NULL
 
 
-def _unsigned(cells: Cells, c: int, high: int, cause: int) -> Uint64s:
+def _unsigned(cells: Cells, c: int, high: int, cause: int) -> U64:
     values = np.empty(cells.length.shape[1], np.uint64)
     convert.unsigned(cells.data, cells.position, cells.length, c, np.uint64(high), cause, cells.fault, values)
     return values
 
 
-def _gathered(column: ColumnSpec, cells: Cells, c: int) -> tuple[Int32s, Bytes]:
+def _gathered(column: ColumnSpec, cells: Cells, c: int) -> tuple[I32, U8]:
     total = int(convert.total_size(cells.length, c))
     if total > BUFFER_BYTES_MAX:
         raise InvalidInput("too many bytes in one column of a batch", column=column.name, bytes=total)
@@ -131,6 +142,15 @@ def _text(column: ColumnSpec, cells: Cells, c: int) -> pa.Array:
         return strings(new_offsets, out, cells.length[c] >= 0, column.name)
 
 
+def _shown_time(column: ColumnSpec, packed: U64) -> U64:
+    """Without what the column's type cannot show: TiDB stored the time of day in a DATE whose default was the current
+    date (7.1 to 8.1)."""
+    if column.tp in (DATE, NEWDATE):
+        return packed & ~np.uint64(_TIME_OF_DAY)
+    dropped = 10 ** (6 - fsp_of(column))
+    return packed if dropped == 1 else packed - (packed & np.uint64(_MICROSECONDS)) % np.uint64(dropped)
+
+
 def _fixed(column: ColumnSpec, cells: Cells, c: int, values: npt.NDArray[np.generic]) -> pa.Array:
     return pa.Array.from_buffers(storage_type(column), cells.length.shape[1], [_mask(cells, c), pa.py_buffer(values)])
 
@@ -144,7 +164,7 @@ def mask_of(valid: npt.NDArray[np.bool_]) -> pa.Buffer | None:
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def strings(offsets: Int64s, chars: Bytes, valid: npt.NDArray[np.bool_], name: str) -> pa.Array:
+def strings(offsets: I64, chars: U8, valid: npt.NDArray[np.bool_], name: str) -> pa.Array:
     """A string array of characters known to be UTF-8. `chars` may be longer than what the offsets cover."""
     total = int(offsets[-1])
     if total > BUFFER_BYTES_MAX:

@@ -11,21 +11,22 @@ import numpy as np
 
 from tistream.codec.compiled import kernel
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s
+from tistream.codec.row.kernel import Number
 from tistream.codec.row.locate import decimal_size
+from tistream.model.arrays import I32, I64, U8, U64
 
 LIMBS = 8
 WORD_DIGITS = 18  # as many always fit 64 bits
 POWERS = np.array([10**e for e in range(19)], np.uint64)
 
 
-def limbs_of(value: int) -> Uint64s:
+def limbs_of(value: int) -> U64:
     """A number below 2**256 as 32-bit limbs, lowest first."""
     return np.array([value >> (32 * limb) & 0xFFFFFFFF for limb in range(LIMBS)], np.uint64)
 
 
 @kernel
-def _multiply_add(limbs: Uint64s, factor: Number, addend: Number) -> Number:
+def _multiply_add(limbs: U64, factor: Number, addend: Number) -> Number:
     """limbs = limbs * factor + addend, both below 2**32. False on overflow."""
     carry = np.uint64(addend)
     for j in range(LIMBS):
@@ -36,7 +37,7 @@ def _multiply_add(limbs: Uint64s, factor: Number, addend: Number) -> Number:
 
 
 @kernel
-def _divide(limbs: Uint64s, divisor: Number) -> None:
+def _divide(limbs: U64, divisor: Number) -> None:
     rest = np.uint64(0)
     for j in range(LIMBS - 1, -1, -1):
         value = rest << np.uint64(32) | limbs[j]
@@ -45,7 +46,7 @@ def _divide(limbs: Uint64s, divisor: Number) -> None:
 
 
 @kernel
-def _rescale(limbs: Uint64s, power: Number) -> bool:
+def _rescale(limbs: U64, power: Number) -> bool:
     """Multiply by 10**power; a negative power divides and rounds half up. False on overflow."""
     while power > 0:
         step = min(power, 9)
@@ -64,7 +65,7 @@ def _rescale(limbs: Uint64s, power: Number) -> bool:
 
 
 @kernel
-def _group(data: Bytes, at: Number, size: Number, first: Number, flip: Number) -> Number:
+def _group(data: U8, at: Number, size: Number, first: Number, flip: Number) -> Number:
     """One group of digits; the very first byte (position `first`) has its sign bit turned over."""
     value = np.uint64(0)
     for j in range(size):
@@ -76,9 +77,7 @@ def _group(data: Bytes, at: Number, size: Number, first: Number, flip: Number) -
 
 
 @kernel
-def _read(
-    data: Bytes, at: Number, whole: Number, fraction: Number, flip: Number, limbs: Uint64s
-) -> tuple[Number, bool]:
+def _read(data: U8, at: Number, whole: Number, fraction: Number, flip: Number, limbs: U64) -> tuple[Number, bool]:
     """(value if it has at most 18 digits, else 0 with the value in `limbs`; whether all groups are proper)."""
     first, word = at, np.uint64(0)
     short = whole + fraction <= WORD_DIGITS
@@ -104,9 +103,7 @@ def _read(
 
 
 @kernel
-def decimals(
-    data: Bytes, position: Int32s, length: Int32s, c: Number, scale: Number, bound: Uint64s, fault: Int32s, out: Uint64s
-) -> None:
+def decimals(data: U8, position: I32, length: I32, c: Number, scale: Number, bound: U64, fault: I32, out: U64) -> None:
     """Decimals of a column with `scale` fraction digits, below `bound` (limbs). `out` is (rows, 2 or 4) words."""
     limbs = np.zeros(LIMBS, np.uint64)
     words = out.shape[1]
@@ -153,7 +150,7 @@ def decimals(
 
 
 @kernel
-def _below(limbs: Uint64s, bound: Uint64s) -> Number:
+def _below(limbs: U64, bound: U64) -> Number:
     for j in range(LIMBS - 1, -1, -1):
         if limbs[j] != bound[j]:
             return limbs[j] < bound[j]
@@ -161,7 +158,7 @@ def _below(limbs: Uint64s, bound: Uint64s) -> Number:
 
 
 @kernel
-def _negate(out: Uint64s, row: Number) -> None:
+def _negate(out: U64, row: Number) -> None:
     """Two's complement of a row of words."""
     carry = np.uint64(1)
     for j in range(out.shape[1]):
@@ -171,7 +168,7 @@ def _negate(out: Uint64s, row: Number) -> None:
 
 
 @kernel
-def write_decimals(words: Uint64s, scale: Number, offsets: Int64s, out: Bytes) -> None:
+def write_decimals(words: U64, scale: Number, offsets: I64, out: U8) -> None:
     """Two's complement words (rows, 2 or 4) as text with `scale` fraction digits; `out` holds 84 bytes a value."""
     limbs = np.zeros(LIMBS, np.uint64)
     digits = np.empty(90, np.uint8)
@@ -201,7 +198,7 @@ def write_decimals(words: Uint64s, scale: Number, offsets: Int64s, out: Bytes) -
 
 
 @kernel
-def _digits(limbs: Uint64s, least: Number, digits: Bytes) -> Number:
+def _digits(limbs: U64, least: Number, digits: U8) -> Number:
     """Decimal digits, lowest first, at least `least` of them. `limbs` is used up."""
     count = 0
     while True:

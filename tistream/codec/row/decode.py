@@ -25,15 +25,15 @@ import pyarrow.compute as pc
 
 from tistream.codec.compiled import view
 from tistream.codec.row import columns as convert
-from tistream.codec.row.checksum import verify
-from tistream.codec.row.column_checksum import claims_of, verify_columns
+from tistream.codec.row.checksum import claims_of, verify, verify_columns
 from tistream.codec.row.columns import BUFFER_BYTES_MAX, Cells, refuse
 from tistream.codec.row.defaults import stored_default
 from tistream.codec.row.handle import common_handles, int_handles
-from tistream.codec.row.kernel import ABSENT, CAUSES, MISSING, NULL, SAME_ID, UNUSABLE_DEFAULT, Bytes, Int32s, Int64s
+from tistream.codec.row.kernel import ABSENT, CAUSES, MISSING, NULL, SAME_ID, UNUSABLE_DEFAULT
 from tistream.codec.row.layout import ColumnSpec, RowLayout, kind_of, storage_schema
 from tistream.codec.row.locate import ACCEPTS, SMALL_IDS, locate, locate_old
 from tistream.errors import InvalidInput
+from tistream.model.arrays import I32, I64, U8
 
 #: an image (row format 2) without a single column: columns outside the key are missing
 EMPTY_ROW = bytes([0x80, 0, 0, 0, 0, 0])
@@ -61,15 +61,15 @@ class _Plan:
     """Data derived from a layout once."""
 
     schema: pa.Schema
-    small: Int32s  #: id below SMALL_IDS -> column index or ABSENT
-    ids: Int64s  #: ascending ids of all columns
-    order: Int32s  #: their column indexes
-    accepts: Int64s  #: datum flags that a column may have
+    small: I32  #: id below SMALL_IDS -> column index or ABSENT
+    ids: I64  #: ascending ids of all columns
+    order: I32  #: their column indexes
+    accepts: I64  #: datum flags that a column may have
     defaults: tuple[bytes | None, ...]
     unusable: frozenset[int]  #: column indexes whose origin default cannot be used
     same_id: bool  #: two columns have one id: no row can be read
     int_handle: int  #: column index or ABSENT
-    common_handle: Int32s  #: column indexes or ABSENT
+    common_handle: I32  #: column indexes or ABSENT
     handles: tuple[int, ...]  #: column indexes or ABSENT of all columns that the row key has
 
 
@@ -152,7 +152,7 @@ def _no_columns(rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
 
 
-def _binary(layout: RowLayout, values: pa.BinaryArray) -> tuple[Bytes, Int32s]:
+def _binary(layout: RowLayout, values: pa.BinaryArray) -> tuple[U8, I32]:
     """(bytes, offsets from 0) of a binary array, both read-only."""
     if values.type != pa.binary():
         raise InvalidInput("keys and values must be binary arrays", table=layout.name, type=str(values.type))
@@ -171,16 +171,16 @@ def _complete(
     layout: RowLayout,
     plan: _Plan,
     old: int,
-    values: Bytes,
-    offsets: Int32s,
-    present: Bytes,
-    keys: Bytes,
-    key_offsets: Int32s,
-    position: Int32s,
-    length: Int32s,
-    fault: Int32s,
+    values: U8,
+    offsets: I32,
+    present: U8,
+    keys: U8,
+    key_offsets: I32,
+    position: I32,
+    length: I32,
+    fault: I32,
     lacking: npt.NDArray[np.bool_],
-) -> Bytes:
+) -> U8:
     """Fill the cells that the values alone do not give. Returns the buffer that the positions now refer to."""
     blob = b"".join(default or b"" for default in plan.defaults)
     handle_at = len(values)
@@ -214,12 +214,12 @@ def _complete(
     return data
 
 
-def _errors(layout: RowLayout, offsets: Int32s, fault: Int32s) -> tuple[RowError, ...]:
-    found = []
+def _errors(layout: RowLayout, offsets: I32, fault: I32) -> tuple[RowError, ...]:
+    errors = []
     for row in np.flatnonzero(fault[0]).tolist():
         cause, column, at = (int(part) for part in fault[:, row])
         inside = at >= 0 and offsets[row] <= at <= offsets[row + 1]
-        found.append(
+        errors.append(
             RowError(
                 index=row,
                 column=layout.columns[column].name if column >= 0 else "",
@@ -227,4 +227,4 @@ def _errors(layout: RowLayout, offsets: Int32s, fault: Int32s) -> tuple[RowError
                 cause=CAUSES[cause],
             )
         )
-    return tuple(found)
+    return tuple(errors)

@@ -124,20 +124,20 @@ def _decimal(column: ColumnSpec, value: Decimal) -> bytes:
 
 
 def _packed_time(shown: str) -> int:
-    found = _TIME.fullmatch(shown.strip())
-    if found is None:
+    match = _TIME.fullmatch(shown.strip())
+    if match is None:
         raise ValueError(shown)
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
-    return pack_time(year, month, day, hour, minute, second, int((found[7] or "").ljust(6, "0")))
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
+    return pack_time(year, month, day, hour, minute, second, int((match[7] or "").ljust(6, "0")))
 
 
 def _nanos(shown: str) -> int:
-    found = _DURATION.fullmatch(shown.strip())
-    if found is None:
+    match = _DURATION.fullmatch(shown.strip())
+    if match is None:
         raise ValueError(shown)
-    seconds = int(found[2]) * 3600 + int(found[3]) * 60 + int(found[4] or 0)
-    nanos = seconds * 10**9 + int((found[5] or "").ljust(6, "0")) * 1000
-    return -nanos if found[1] else nanos
+    seconds = int(match[2]) * 3600 + int(match[3]) * 60 + int(match[4] or 0)
+    nanos = seconds * 10**9 + int((match[5] or "").ljust(6, "0")) * 1000
+    return -nanos if match[1] else nanos
 
 
 def _year(value: object) -> int:

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from tistream.codec.compiled import kernel, view
-from tistream.codec.row.kernel import Bytes, Int64s, Number, Uint64s
+from tistream.codec.row.kernel import Number
+from tistream.model.arrays import I64, U8, U64
 
 PLAIN, MYSQL, JSON_NUMBER = 0, 1, 2  # never an exponent; below 1e-15 and from 1e15 on; the same with ".0" kept
 FLOAT_CHARS_MAX = 350  # sign, "0.", 323 zeros, 17 digits
@@ -19,7 +20,7 @@ _MINUS, _POINT, _ZERO, _E, _PLUS = 45, 46, 48, 101, 43
 
 
 @kernel
-def put_number(out: Bytes, to: Number, value: Number, width: Number) -> Number:
+def put_number(out: U8, to: Number, value: Number, width: Number) -> Number:
     """Write an unsigned number with at least `width` digits. Returns the next position."""
     rest, size = np.uint64(value), 0
     while size < width or rest > 0:
@@ -33,7 +34,7 @@ def put_number(out: Bytes, to: Number, value: Number, width: Number) -> Number:
 
 
 @kernel
-def put_pair(out: Bytes, to: Number, value: Number) -> Number:
+def put_pair(out: U8, to: Number, value: Number) -> Number:
     """Two digits of a number below 100. Returns the next position."""
     at, number = np.uint64(to), np.uint8(value)
     out[at] = _ZERO + number // 10
@@ -42,7 +43,7 @@ def put_pair(out: Bytes, to: Number, value: Number) -> Number:
 
 
 @kernel
-def put_fraction(out: Bytes, to: Number, micros: Number, digits: Number) -> Number:
+def put_fraction(out: U8, to: Number, micros: Number, digits: Number) -> Number:
     """Write "." and the first `digits` of six fraction digits; nothing for 0."""
     if digits == 0:
         return to
@@ -54,7 +55,7 @@ def put_fraction(out: Bytes, to: Number, micros: Number, digits: Number) -> Numb
 
 
 @kernel
-def put_date(out: Bytes, to: Number, year: Number, month: Number, day: Number) -> Number:
+def put_date(out: U8, to: Number, year: Number, month: Number, day: Number) -> Number:
     """YYYY-MM-DD."""
     to = put_number(out, to, np.uint64(year), 4)
     out[to] = _MINUS
@@ -64,7 +65,7 @@ def put_date(out: Bytes, to: Number, year: Number, month: Number, day: Number) -
 
 
 @kernel
-def put_clock(out: Bytes, to: Number, hours: Number, minutes: Number, seconds: Number) -> Number:
+def put_clock(out: U8, to: Number, hours: Number, minutes: Number, seconds: Number) -> Number:
     """HH:MM:SS; more digits for more than 99 hours."""
     to = put_pair(out, to, hours) if hours < 100 else put_number(out, to, np.uint64(hours), 2)
     out[to] = 58
@@ -74,7 +75,7 @@ def put_clock(out: Bytes, to: Number, hours: Number, minutes: Number, seconds: N
 
 
 @kernel
-def put_duration(out: Bytes, to: Number, nanos: Number, fsp: Number) -> Number:
+def put_duration(out: U8, to: Number, nanos: Number, fsp: Number) -> Number:
     """[-]HH:MM:SS[.f...]."""
     size = np.uint64(nanos)
     if nanos < 0:
@@ -88,7 +89,7 @@ def put_duration(out: Bytes, to: Number, nanos: Number, fsp: Number) -> Number:
 
 
 @kernel
-def write_times(values: Uint64s, date_only: bool, fsp: Number, offsets: Int64s, out: Bytes) -> None:
+def write_times(values: U64, date_only: bool, fsp: Number, offsets: I64, out: U8) -> None:
     """Packed times as text; `out` holds 32 bytes a value, `offsets` (values + 1) is filled."""
     to = 0
     for row in range(len(values)):
@@ -105,7 +106,7 @@ def write_times(values: Uint64s, date_only: bool, fsp: Number, offsets: Int64s, 
 
 
 @kernel
-def write_durations(values: Int64s, fsp: Number, offsets: Int64s, out: Bytes) -> None:
+def write_durations(values: I64, fsp: Number, offsets: I64, out: U8) -> None:
     """Nanoseconds as text; `out` holds 32 bytes a value."""
     to = 0
     for row in range(len(values)):
@@ -115,7 +116,7 @@ def write_durations(values: Int64s, fsp: Number, offsets: Int64s, out: Bytes) ->
 
 
 @kernel
-def _scan(source: Bytes, at: Number, end: Number, digits: Bytes) -> tuple[Number, Number]:
+def _scan(source: U8, at: Number, end: Number, digits: U8) -> tuple[Number, Number]:
     """(number of significant digits, E) so that the number is 0.DIGITS * 10**E."""
     seen_point, count, point, trailing, exponent = False, 0, 0, 0, np.int64(0)
     while at < end and source[at] != _E:
@@ -146,7 +147,7 @@ def _scan(source: Bytes, at: Number, end: Number, digits: Bytes) -> tuple[Number
 
 
 @kernel
-def _put_plain(digits: Bytes, count: Number, power: Number, keep_fraction: bool, out: Bytes, to: Number) -> Number:
+def _put_plain(digits: U8, count: Number, power: Number, keep_fraction: bool, out: U8, to: Number) -> Number:
     if power <= 0:
         out[to] = _ZERO
         to += 1
@@ -169,7 +170,7 @@ def _put_plain(digits: Bytes, count: Number, power: Number, keep_fraction: bool,
 
 
 @kernel
-def _put_exponent(digits: Bytes, count: Number, power: Number, out: Bytes, to: Number) -> Number:
+def _put_exponent(digits: U8, count: Number, power: Number, out: U8, to: Number) -> Number:
     out[to] = digits[0]
     to += 1
     if count > 1:
@@ -187,8 +188,8 @@ def _put_exponent(digits: Bytes, count: Number, power: Number, out: Bytes, to: N
 
 
 @kernel
-def restyle(source: Bytes, ends: Int64s, style: Number, offsets: Int64s, out: Bytes) -> None:
-    """Lay out the digits of floats anew. `ends` (values + 1) delimits each in `source`; `offsets` is filled."""
+def restyle(source: U8, ends: I64, style: Number, offsets: I64, out: U8) -> None:
+    """Lay out the digits of floats in a style. `ends` (values + 1) delimits each in `source`; `offsets` is filled."""
     digits = np.empty(800, np.uint8)
     to = 0
     for row in range(len(ends) - 1):
@@ -211,7 +212,7 @@ def restyle(source: Bytes, ends: Int64s, style: Number, offsets: Int64s, out: By
     offsets[len(ends) - 1] = to
 
 
-def float_chars(values: pa.Array, style: int) -> tuple[Int64s, Bytes]:
+def float_chars(values: pa.Array, style: int) -> tuple[I64, U8]:
     """(offsets, characters) of floats, float32 with the fewest digits of a float32. NULLs give nothing."""
     shown = values.cast(pa.large_string())
     source = view(shown.buffers()[2], np.uint8)

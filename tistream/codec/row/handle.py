@@ -13,29 +13,30 @@ import numpy as np
 
 from tistream.codec.compiled import kernel
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number
+from tistream.codec.row.kernel import Number
 from tistream.codec.row.locate import datum_size
+from tistream.model.arrays import I32, I64, U8
 
 PREFIX_SIZE = 11
 INT_KEY_SIZE = 19
 
 
 @kernel
-def _is_record_key(keys: Bytes, start: Number, end: Number) -> Number:
+def _is_record_key(keys: U8, start: Number, end: Number) -> Number:
     return end - start > PREFIX_SIZE and keys[start] == 0x74 and keys[start + 9] == 0x5F and keys[start + 10] == 0x72
 
 
 @kernel
 def int_handles(
-    keys: Bytes,
-    offsets: Int32s,
-    present: Bytes,
+    keys: U8,
+    offsets: I32,
+    present: U8,
     column: Number,
-    data: Bytes,
+    data: U8,
     base: Number,
-    position: Int32s,
-    length: Int32s,
-    fault: Int32s,
+    position: I32,
+    length: I32,
+    fault: I32,
 ) -> None:
     """Give `column` the handle of each row that does not hold the column itself. Writes from `data[base:]`."""
     for row in range(len(offsets) - 1):
@@ -52,7 +53,7 @@ def int_handles(
 
 
 @kernel
-def _unpack_bytes(keys: Bytes, at: Number, end: Number, out: Bytes, to: Number) -> tuple[Number, Number]:
+def _unpack_bytes(keys: U8, at: Number, end: Number, out: U8, to: Number) -> tuple[Number, Number]:
     """Undo the 8-byte groups of a string. (next position or -1, bytes written)."""
     written = np.int64(0)
     while at + 9 <= end:
@@ -72,7 +73,7 @@ def _unpack_bytes(keys: Bytes, at: Number, end: Number, out: Bytes, to: Number) 
 
 
 @kernel
-def _unpack_datum(keys: Bytes, at: Number, end: Number, out: Bytes, to: Number) -> tuple[Number, Number]:
+def _unpack_datum(keys: U8, at: Number, end: Number, out: U8, to: Number) -> tuple[Number, Number]:
     """Rewrite the key-form datum at `at`. (next position or -1, bytes written)."""
     flag = np.int64(keys[at])
     if flag == 1:
@@ -95,16 +96,16 @@ def _unpack_datum(keys: Bytes, at: Number, end: Number, out: Bytes, to: Number) 
 
 @kernel
 def common_handles(
-    keys: Bytes,
-    offsets: Int32s,
-    present: Bytes,
-    columns: Int32s,
-    accepts: Int64s,
-    data: Bytes,
+    keys: U8,
+    offsets: I32,
+    present: U8,
+    columns: I32,
+    accepts: I64,
+    data: U8,
     base: Number,
-    position: Int32s,
-    length: Int32s,
-    fault: Int32s,
+    position: I32,
+    length: I32,
+    fault: I32,
 ) -> None:
     """Give the columns of the clustered primary key (ABSENT = not wanted) the key's datums, from `data[base:]` on."""
     for row in range(len(offsets) - 1):

@@ -27,7 +27,8 @@ from tistream.codec.row.glyphs import (
     put_fraction,
     put_number,
 )
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number, Uint64s
+from tistream.codec.row.kernel import Number
+from tistream.model.arrays import I32, I64, U8, U64
 
 DEPTH_MAX = 1000
 GROWTH, GROWTH_CONSTANT = 6, 32  # characters for each stored byte, and for each document
@@ -48,14 +49,14 @@ _QUOTE, _BACKSLASH, _COMMA, _SPACE, _COLON = 34, 92, 44, 32, 58
 
 
 @kernel
-def _put(out: Bytes, to: Number, text: Bytes) -> Number:
+def _put(out: U8, to: Number, text: U8) -> Number:
     for j in range(len(text)):
         out[to + j] = text[j]
     return to + len(text)
 
 
 @kernel
-def _put_string(data: Bytes, at: Number, end: Number, out: Bytes, to: Number) -> Number:
+def _put_string(data: U8, at: Number, end: Number, out: U8, to: Number) -> Number:
     """A quoted, escaped string."""
     out[to] = _QUOTE
     to += 1
@@ -94,7 +95,7 @@ def _put_string(data: Bytes, at: Number, end: Number, out: Bytes, to: Number) ->
 
 
 @kernel
-def _put_base64(data: Bytes, at: Number, end: Number, out: Bytes, to: Number) -> Number:
+def _put_base64(data: U8, at: Number, end: Number, out: U8, to: Number) -> Number:
     while at < end:
         left = end - at
         word = np.int64(data[at]) << 16
@@ -112,7 +113,7 @@ def _put_base64(data: Bytes, at: Number, end: Number, out: Bytes, to: Number) ->
 
 
 @kernel
-def _put_time(core: Number, kind: Number, out: Bytes, to: Number) -> Number:
+def _put_time(core: Number, kind: Number, out: U8, to: Number) -> Number:
     """A quoted date or datetime, with 6 fraction digits."""
     bits = np.uint64(core)
     out[to] = _QUOTE
@@ -129,7 +130,7 @@ def _put_time(core: Number, kind: Number, out: Bytes, to: Number) -> Number:
 
 
 @kernel
-def _put_literal(literal: Number, out: Bytes, to: Number) -> Number:
+def _put_literal(literal: Number, out: U8, to: Number) -> Number:
     """null, true, false; -1 for anything else."""
     if literal == 0:
         return _put(out, to, _LITERALS[:4])
@@ -139,7 +140,7 @@ def _put_literal(literal: Number, out: Bytes, to: Number) -> Number:
 
 
 @kernel
-def _put_scalar(data: Bytes, kind: Number, at: Number, end: Number, out: Bytes, to: Number) -> tuple[Number, Number]:
+def _put_scalar(data: U8, kind: Number, at: Number, end: Number, out: U8, to: Number) -> tuple[Number, Number]:
     """(next position in `out` or -1, bytes used) of anything but containers and floats."""
     if kind in (STRING, OPAQUE):
         skip = 1 if kind == OPAQUE else 0
@@ -181,7 +182,7 @@ def _put_scalar(data: Bytes, kind: Number, at: Number, end: Number, out: Bytes, 
 
 
 @kernel
-def _open(data: Bytes, kind: Number, at: Number, end: Number, stack: Int64s, depth: Number) -> Number:
+def _open(data: U8, kind: Number, at: Number, end: Number, stack: I64, depth: Number) -> Number:
     """Push a container: (start, count, next, kind, end). Bytes used, or -1."""
     if end - at < 8:
         return -1
@@ -194,7 +195,7 @@ def _open(data: Bytes, kind: Number, at: Number, end: Number, stack: Int64s, dep
 
 
 @kernel
-def _put_key(data: Bytes, base: Number, end: Number, index: Number, out: Bytes, to: Number) -> tuple[Number, Number]:
+def _put_key(data: U8, base: Number, end: Number, index: Number, out: U8, to: Number) -> tuple[Number, Number]:
     """The index-th key of an object with its colon. (next position or -1, bytes used)."""
     entry = base + 8 + 6 * index
     begin = base + np.int64(k.little_endian(data, entry, 4))
@@ -208,7 +209,7 @@ def _put_key(data: Bytes, base: Number, end: Number, index: Number, out: Bytes, 
 
 @kernel
 def _advance(
-    data: Bytes, stack: Int64s, depth: Number, budget: Number, out: Bytes, to: Number
+    data: U8, stack: I64, depth: Number, budget: Number, out: U8, to: Number
 ) -> tuple[Number, Number, Number, Number, Number, Number, Number]:
     """Advance in the innermost container: closes complete ones, writes separators, keys and inline literals.
 
@@ -248,14 +249,14 @@ def _advance(
 
 @kernel
 def _document(
-    data: Bytes,
+    data: U8,
     start: Number,
     end: Number,
-    stack: Int64s,
-    out: Bytes,
+    stack: I64,
+    out: U8,
     to: Number,
-    places: Int64s,
-    bits: Uint64s,
+    places: I64,
+    bits: U64,
     count: Number,
 ) -> tuple[Number, Number, Number]:
     """(cause, next position in `out`, floats listed) of one document."""
@@ -299,15 +300,15 @@ def _document(
 
 @kernel
 def render(
-    data: Bytes,
-    position: Int32s,
-    length: Int32s,
+    data: U8,
+    position: I32,
+    length: I32,
     c: Number,
-    fault: Int32s,
-    offsets: Int64s,
-    out: Bytes,
-    places: Int64s,
-    bits: Uint64s,
+    fault: I32,
+    offsets: I64,
+    out: U8,
+    places: I64,
+    bits: U64,
 ) -> Number:
     """All documents of a column. `offsets` (rows + 1) is filled; returns the number of floats listed."""
     stack = np.empty((DEPTH_MAX, 5), np.int64)
@@ -328,7 +329,7 @@ def render(
 
 
 @kernel
-def splice(source: Bytes, offsets: Int64s, places: Int64s, ends: Int64s, chars: Bytes, out: Bytes) -> None:
+def splice(source: U8, offsets: I64, places: I64, ends: I64, chars: U8, out: U8) -> None:
     """Put the characters of each float in place of its one byte; `offsets` is changed to match `out`."""
     at, to, done = 0, 0, 0
     for row in range(len(offsets)):
@@ -350,9 +351,7 @@ def splice(source: Bytes, offsets: Int64s, places: Int64s, ends: Int64s, chars: 
         offsets[row] = to
 
 
-def json_text(
-    data: Bytes, position: Int32s, length: Int32s, c: int, stored: int, fault: Int32s
-) -> tuple[Int64s, Bytes]:
+def json_text(data: U8, position: I32, length: I32, c: int, stored: int, fault: I32) -> tuple[I64, U8]:
     """(offsets, characters) of a JSON column whose cells have `stored` bytes in all."""
     rows = length.shape[1]
     offsets = np.empty(rows + 1, np.int64)

@@ -12,14 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tistream.codec.compiled import kernel
+from tistream.model.arrays import I32, U8
 
-Bytes = npt.NDArray[np.uint8]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Uint64s = npt.NDArray[np.uint64]
 Number = Any  # a machine integer: int in Python, int64 or uint64 when compiled
 
 MISSING, NULL = -1, -2  # lengths of cells that have no bytes
@@ -98,7 +94,7 @@ CAUSES = (
 
 
 @kernel
-def fail(fault: Int32s, length: Int32s, row: Number, cause: Number, column: Number, at: Number) -> None:
+def fail(fault: I32, length: I32, row: Number, cause: Number, column: Number, at: Number) -> None:
     """Keep the first cause of a bad row: (cause, column index or -1, position in the buffer or -1)."""
     if fault[0, row] == 0:
         fault[0, row] = cause
@@ -109,7 +105,7 @@ def fail(fault: Int32s, length: Int32s, row: Number, cause: Number, column: Numb
 
 
 @kernel
-def little_endian(data: Bytes, at: Number, size: Number) -> Number:
+def little_endian(data: U8, at: Number, size: Number) -> Number:
     """`size` bytes as an unsigned number."""
     value = np.uint64(0)
     for k in range(size):
@@ -118,7 +114,7 @@ def little_endian(data: Bytes, at: Number, size: Number) -> Number:
 
 
 @kernel
-def big_endian(data: Bytes, at: Number, size: Number) -> Number:
+def big_endian(data: U8, at: Number, size: Number) -> Number:
     """`size` bytes as an unsigned number."""
     value = np.uint64(0)
     for k in range(size):
@@ -127,7 +123,7 @@ def big_endian(data: Bytes, at: Number, size: Number) -> Number:
 
 
 @kernel
-def uvarint(data: Bytes, at: Number, end: Number) -> tuple[Number, Number]:
+def uvarint(data: U8, at: Number, end: Number) -> tuple[Number, Number]:
     """(value, next position), the latter negative if the bytes end, run over 10 or over 64 bits."""
     value = np.uint64(0)
     for k in range(10):
@@ -152,14 +148,14 @@ def unzigzag(value: Number) -> Number:
 
 
 @kernel
-def put_little_endian(out: Bytes, at: Number, value: Number) -> None:
+def put_little_endian(out: U8, at: Number, value: Number) -> None:
     """Write 8 bytes."""
     for k in range(8):
         out[at + k] = np.uint8((np.uint64(value) >> np.uint64(8 * k)) & np.uint64(0xFF))
 
 
 @kernel
-def utf8_size(data: Bytes, at: Number, end: Number) -> Number:
+def utf8_size(data: U8, at: Number, end: Number) -> Number:
     """Bytes of the UTF-8 character at `at`, or 0 if there is none (overlong, surrogate, cut off, beyond U+10FFFF)."""
     first = data[at]
     if first < 0x80:

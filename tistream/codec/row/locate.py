@@ -17,7 +17,8 @@ import numpy as np
 
 from tistream.codec.compiled import kernel
 from tistream.codec.row import kernel as k
-from tistream.codec.row.kernel import Bytes, Int32s, Int64s, Number
+from tistream.codec.row.kernel import Number
+from tistream.model.arrays import I32, I64, U8
 
 SMALL_IDS = 256  # ids below have a direct table
 
@@ -35,7 +36,7 @@ ACCEPTS = np.array(
 
 
 @kernel
-def wanted(id_: Number, small: Int32s, ids: Int64s, columns: Int32s) -> Number:
+def wanted(id_: Number, small: I32, ids: I64, columns: I32) -> Number:
     """Index of the wanted column with this id, else ABSENT. `ids` is ascending, `columns` goes with it."""
     if id_ < SMALL_IDS:
         return small[id_] if id_ >= 0 else k.ABSENT
@@ -51,15 +52,15 @@ def wanted(id_: Number, small: Int32s, ids: Int64s, columns: Int32s) -> Number:
 
 @kernel
 def _locate_row(
-    data: Bytes,
+    data: U8,
     start: Number,
     end: Number,
-    small: Int32s,
-    ids: Int64s,
-    columns: Int32s,
+    small: I32,
+    ids: I64,
+    columns: I32,
     row: Number,
-    position: Int32s,
-    length: Int32s,
+    position: I32,
+    length: I32,
 ) -> tuple[Number, Number, Number]:
     """(cause, where, position of the checksum trailer or -1) of one v2 row."""
     if end - start < 6:
@@ -112,16 +113,16 @@ def _locate_row(
 
 @kernel
 def locate(
-    data: Bytes,
-    offsets: Int32s,
-    present: Bytes,
-    small: Int32s,
-    ids: Int64s,
-    columns: Int32s,
-    position: Int32s,
-    length: Int32s,
-    trailer: Int32s,
-    fault: Int32s,
+    data: U8,
+    offsets: I32,
+    present: U8,
+    small: I32,
+    ids: I64,
+    columns: I32,
+    position: I32,
+    length: I32,
+    trailer: I32,
+    fault: I32,
 ) -> tuple[Number, Number]:
     """Locate the columns of v2 rows; v1 rows stay MISSING throughout. Returns (v1 rows, rows with a checksum).
 
@@ -150,7 +151,7 @@ def locate(
 
 
 @kernel
-def _json_size(data: Bytes, at: Number, end: Number) -> Number:
+def _json_size(data: U8, at: Number, end: Number) -> Number:
     """Bytes of the JSON value at `at`, type byte included; negative if it does not fit."""
     if at >= end:
         return -1
@@ -183,7 +184,7 @@ def decimal_size(digits: Number, fraction: Number) -> Number:
 
 
 @kernel
-def datum_size(data: Bytes, flag: Number, at: Number, end: Number) -> Number:
+def datum_size(data: U8, flag: Number, at: Number, end: Number) -> Number:
     """Bytes of a datum's body after its flag, for the flags that do not depend on the column; negative = broken."""
     left, size = end - at, np.int64(-1)
     if flag == 3 or flag == 4 or flag == 5 or flag == 7:
@@ -201,14 +202,14 @@ def datum_size(data: Bytes, flag: Number, at: Number, end: Number) -> Number:
 
 @kernel
 def _locate_old_row(
-    data: Bytes,
+    data: U8,
     start: Number,
     end: Number,
-    tables: tuple[Int32s, Int64s, Int32s, Int64s],
+    tables: tuple[I32, I64, I32, I64],
     scratch: Number,
     row: Number,
-    position: Int32s,
-    length: Int32s,
+    position: I32,
+    length: I32,
 ) -> tuple[Number, Number, Number]:
     """(cause, column, where) of one v1 row. Writes integers to `data[scratch:]`, 8 bytes a wanted column."""
     small, ids, columns, accepts = tables
@@ -267,14 +268,14 @@ def _locate_old_row(
 
 @kernel
 def locate_old(
-    data: Bytes,
-    offsets: Int32s,
-    present: Bytes,
-    tables: tuple[Int32s, Int64s, Int32s, Int64s],
+    data: U8,
+    offsets: I32,
+    present: U8,
+    tables: tuple[I32, I64, I32, I64],
     scratch: Number,
-    position: Int32s,
-    length: Int32s,
-    fault: Int32s,
+    position: I32,
+    length: I32,
+    fault: I32,
 ) -> None:
     """Locate the columns of v1 rows. `tables` = small, ids, columns, accepted flags of each wanted column.
 

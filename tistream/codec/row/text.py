@@ -19,9 +19,9 @@ from tistream.codec.row.columns import mask_of, strings
 from tistream.codec.row.convert import repair_utf8
 from tistream.codec.row.decimals import write_decimals
 from tistream.codec.row.glyphs import MYSQL, PLAIN, float_chars, write_durations, write_times
-from tistream.codec.row.kernel import Bytes, Int64s
 from tistream.codec.row.layout import DATE, NEWDATE, ColumnSpec, Kind, decimal_shape, fsp_of, kind_of, storage_type
 from tistream.errors import InvalidInput
+from tistream.model.arrays import I64, U8
 
 _TIME_CHARS_MAX = 32
 _DECIMAL_CHARS_MAX = 84
@@ -147,7 +147,7 @@ def _within(
     return kept.astype(np.int64)
 
 
-def _room(rows: int, chars: int) -> tuple[Int64s, Bytes]:
+def _room(rows: int, chars: int) -> tuple[I64, U8]:
     return np.empty(rows + 1, np.int64), np.empty(rows * chars, np.uint8)
 
 
@@ -169,7 +169,7 @@ def _decimals(column: ColumnSpec, values: pa.Array) -> pa.StringArray:
 
 
 @kernel
-def _join(ends: Int64s, lists: Int64s, chars: Bytes, offsets: Int64s, out: Bytes) -> None:
+def _join(ends: I64, lists: I64, chars: U8, offsets: I64, out: U8) -> None:
     """Put brackets and commas around the characters of each list's numbers."""
     to = 0
     for row in range(len(lists) - 1):

@@ -9,7 +9,7 @@ registered. A route without them concerns the deployment and refuses keys bound 
 `filtered=True`: its handler then shows only tenants with `who.sees(tenant)`.
 
 A route that keys with a limit to tables could reach says what it does for them (`limited=OfLimited...`). One that shows
-only what lies within takes the limit as `KeyTables`; one that says nothing refuses them.
+only what is within takes the limit as `KeyTables`; one that says nothing refuses them.
 
 `undeclared` lists routes without a rule; an application with such a route does not start.
 """
@@ -86,18 +86,18 @@ def needs(right: Right, *, filtered: bool = False, limited: OfLimited | None = N
 
 def access_of(request: Request) -> Access:
     """The access of a request that passed the auth middleware."""
-    found = request.scope.get(ACCESS)
-    invariant(isinstance(found, Access), "the auth middleware is installed")
-    assert isinstance(found, Access)
-    return found
+    access = request.scope.get(ACCESS)
+    invariant(isinstance(access, Access), "the auth middleware is installed")
+    assert isinstance(access, Access)
+    return access
 
 
 def principal_of(request: Request) -> Principal:
     """Who makes the request, for routes that are not open."""
-    found = access_of(request).principal
-    invariant(found is not None, "the auth middleware sets a principal")
-    assert found is not None
-    return found
+    principal = access_of(request).principal
+    invariant(principal is not None, "the auth middleware sets a principal")
+    assert principal is not None
+    return principal
 
 
 Who = Annotated[Principal, Depends(principal_of)]
@@ -158,7 +158,7 @@ def undeclared(app: FastAPI) -> list[str]:
 
 def _says_of_limited(route: APIRoute) -> bool:
     """Whether a route that limited keys could reach says what it does for them, and asks for the limit if it shows what
-    lies within."""
+    is within."""
     said = declared(route)
     if any(d.right in LIMITED_RIGHTS and d.limited is None for d in said):
         return False

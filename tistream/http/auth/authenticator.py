@@ -53,20 +53,20 @@ class Authenticator:
     async def authenticate_key(self, text: str) -> Principal:
         """The principal of a key. Unauthenticated with the reason."""
         key = parse_key(text)
-        found = self._usable(key.key_id)
-        if found is None:
-            found = await run_in_threadpool(self._read_key, key.key_id)
-        if not hmac.compare_digest(found.secret_hash, key.secret_hash):
+        entry = self._usable(key.key_id)
+        if entry is None:
+            entry = await run_in_threadpool(self._read_key, key.key_id)
+        if not hmac.compare_digest(entry.secret_hash, key.secret_hash):
             raise Unauthenticated("The API key is unknown.")
-        return self._principal_of(found)
+        return self._principal_of(entry)
 
     async def authenticate_session(self, token: str) -> Principal:
         """The principal of a session. Unauthenticated when it has ended."""
-        asked = hash_of(token)
-        found = self._usable(asked)
-        if found is None:
-            found = await run_in_threadpool(self._read_session, asked)
-        return self._principal_of(found)
+        token_hash = hash_of(token)
+        entry = self._usable(token_hash)
+        if entry is None:
+            entry = await run_in_threadpool(self._read_session, token_hash)
+        return self._principal_of(entry)
 
     def forget(self, name: str | None = None) -> None:
         """Drop a key or session from the cache; all of them without a name."""
@@ -77,16 +77,16 @@ class Authenticator:
             else:
                 self._kept.pop(name, None)
 
-    def _principal_of(self, found: _Found) -> Principal:
-        if found.principal is None:
-            raise Unauthenticated(found.reason)
-        if self._clock.monotonic() >= found.ends_s:
+    def _principal_of(self, entry: _Found) -> Principal:
+        if entry.principal is None:
+            raise Unauthenticated(entry.reason)
+        if self._clock.monotonic() >= entry.ends_s:
             raise Unauthenticated("The API key has expired.")
-        return found.principal
+        return entry.principal
 
     def _usable(self, name: str) -> _Found | None:
-        found = self._kept.get(name)
-        return found if found is not None and self._clock.monotonic() < found.good_until_s else None
+        entry = self._kept.get(name)
+        return entry if entry is not None and self._clock.monotonic() < entry.good_until_s else None
 
     def _read_key(self, key_id: str) -> _Found:
         era = self._forgotten
@@ -97,18 +97,18 @@ class Authenticator:
         self._note_used(row)
         return self._keep(era, key_id, row, f"The API key has {_ENDED.get(row.state, '')}.", ends_ms=row.expires_ms)
 
-    def _read_session(self, asked: str) -> _Found:
+    def _read_session(self, token_hash: str) -> _Found:
         era = self._forgotten
-        session = logins.find_session(self.catalog, asked)
+        session = logins.find_session(self.catalog, token_hash)
         if session is None:
-            return self._keep(era, asked, None, _NO_SESSION, secret_hash="")
+            return self._keep(era, token_hash, None, _NO_SESSION, secret_hash="")
         row = session.key
         ends_ms = min(session.ends_ms, row.expires_ms or session.ends_ms)
         self._note_used(row)
-        return self._keep(era, asked, row, _NO_SESSION, ends_ms=ends_ms)
+        return self._keep(era, token_hash, row, _NO_SESSION, ends_ms=ends_ms)
 
     def _note_used(self, row: keys.KeyRow) -> None:
-        if row.state == "living" and row.read_ms - row.used_ms > keys.USED_EVERY_MS:
+        if row.state == "living" and row.read_ms - row.last_used_ms > keys.USED_EVERY_MS:
             try:
                 keys.note_key_used(self.catalog, row.key_id)
             except CatalogUnavailable as e:  # the next use is noted
@@ -119,7 +119,7 @@ class Authenticator:
     ) -> _Found:
         now_s = self._clock.monotonic()
         living = row is not None and row.state == "living"
-        found = _Found(
+        entry = _Found(
             secret_hash=row.secret_hash if row is not None else secret_hash,
             principal=_principal(row) if row is not None and living else None,
             reason=reason,
@@ -130,8 +130,8 @@ class Authenticator:
             if len(self._kept) >= _KEPT_MAX:
                 self._kept.clear()
             if era == self._forgotten:
-                self._kept[name] = found
-        return found
+                self._kept[name] = entry
+        return entry
 
 
 _ENDED = {"revoked": "been revoked", "expired": "expired"}

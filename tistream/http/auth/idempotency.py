@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tistream.catalog.database.engine import Catalog
-from tistream.catalog.tenancy.answers import KeptAnswer, begin_answer, drop_answer, keep_answer
+from tistream.catalog.tenancy.idempotency_keys import KeptAnswer, begin_answer, drop_answer, keep_answer
 from tistream.errors import AnotherRequest, CatalogUnavailable, InvalidInput, StillInFlight, TiStreamError
 from tistream.http.auth.access import ACCESS
 from tistream.http.auth.bodies import read_body, replay_body
@@ -52,18 +52,18 @@ class Idempotency:
         attempt = secrets.token_hex(16)
         try:
             body = await _body(key, receive)
-            asked = _hash(scope[ACCESS].principal.key_id, scope["path"], key)
+            digest = _hash(scope[ACCESS].principal.key_id, scope["path"], key)
             request = _hash(scope["path"], scope.get("query_string", b"").decode("latin-1"), body)
-            kept = await run_in_threadpool(begin_answer, self._catalog, asked, request, attempt)
+            kept = await run_in_threadpool(begin_answer, self._catalog, digest, request, attempt)
             if kept is not None:
                 await _replay(kept, request)(scope, receive, send)
                 return
         except TiStreamError as e:
             await problem_response(e)(scope, receive, send)
             return
-        await self._do(asked, attempt, scope, replay_body(body, receive), send)
+        await self._do(digest, attempt, scope, replay_body(body, receive), send)
 
-    async def _do(self, asked: str, attempt: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _do(self, digest: str, attempt: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Do the request; its answer is stored before it is sent."""
         messages: list[Message] = []
 
@@ -73,14 +73,14 @@ class Idempotency:
         done = False
         try:
             await self._app(scope, receive, hold)
-            done = await self._keep(asked, attempt, messages)
+            done = await self._keep(digest, attempt, messages)
         finally:
             if not done:
-                await self._drop(asked, attempt)
+                await self._drop(digest, attempt)
         for message in messages:
             await send(message)
 
-    async def _keep(self, asked: str, attempt: str, messages: list[Message]) -> bool:
+    async def _keep(self, digest: str, attempt: str, messages: list[Message]) -> bool:
         """Store a successful answer. False when the attempt is to be dropped."""
         status = next((int(m["status"]) for m in messages if m["type"] == "http.response.start"), 500)
         body = b"".join(m.get("body", b"") for m in messages if m["type"] == "http.response.body")
@@ -92,7 +92,9 @@ class Idempotency:
         media_type = dict(headers).get(b"content-type", b"").decode("latin-1")
 
         def keep() -> None:
-            keep_answer(self._catalog, asked, attempt, status=status, media_type=media_type, body=without_secrets(body))
+            keep_answer(
+                self._catalog, digest, attempt, status=status, media_type=media_type, body=without_secrets(body)
+            )
 
         try:
             await run_in_threadpool(keep)
@@ -100,9 +102,9 @@ class Idempotency:
             log.warning("answer not stored", error=str(e))
         return True
 
-    async def _drop(self, asked: str, attempt: str) -> None:
+    async def _drop(self, digest: str, attempt: str) -> None:
         try:
-            await run_in_threadpool(drop_answer, self._catalog, asked, attempt)
+            await run_in_threadpool(drop_answer, self._catalog, digest, attempt)
         except CatalogUnavailable as e:  # not done; a retry waits until this attempt expires
             log.warning("failed attempt not dropped", error=str(e))
 

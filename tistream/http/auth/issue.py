@@ -38,7 +38,7 @@ def issue_key(
     tenant: Tenant | None = None,
     tables: tuple[str, ...] | None = None,
     ttl_ms: int = 0,
-    made_by: str = "",
+    created_by: str = "",
 ) -> IssuedKey:
     """Create a key. InvalidInput when the role does not fit the tenant or the tables, whose rules the caller has
     parsed."""
@@ -57,21 +57,29 @@ def issue_key(
     if not name.strip() or len(name) > NAME_MAX or not name.isprintable():
         raise InvalidInput(f"A key has a name of 1 to {NAME_MAX} printable characters.")
     text = _new_text()
-    new = _new(text, name=name, role=role, tenant=tenant, tables=tables, ttl_ms=ttl_ms, made_by=made_by)
+    parsed = parse_key(text)
+    new = keys.NewKey(
+        key_id=parsed.key_id, secret_hash=parsed.secret_hash, name=name, role=role, tenant=tenant, tables=tables,
+        ttl_ms=ttl_ms, created_by=created_by,
+    )  # fmt: skip
     return IssuedKey(text=text, row=keys.create_key(catalog, new))
 
 
 def first_owner_key(catalog: Catalog) -> str | None:
     """The text of a new owner's key if there was no key at all; one of several concurrent callers gets it."""
     text = _new_text()
-    return text if keys.create_first_key(catalog, _new(text, name="first owner", role=Role.OWNER)) else None
+    parsed = parse_key(text)
+    new = keys.NewKey(key_id=parsed.key_id, secret_hash=parsed.secret_hash, name="first owner", role=Role.OWNER)
+    return text if keys.create_first_key(catalog, new) else None
 
 
-def rotated_key(catalog: Catalog, key_id: str, *, overlap_ms: int, made_by: str) -> IssuedKey:
+def rotated_key(catalog: Catalog, key_id: str, *, overlap_ms: int, created_by: str) -> IssuedKey:
     """A successor of an active key, see `keys.rotate_key`."""
     text = _new_text()
     parsed = parse_key(text)
-    row = keys.rotate_key(catalog, key_id, parsed.key_id, parsed.secret_hash, overlap_ms=overlap_ms, made_by=made_by)
+    row = keys.rotate_key(
+        catalog, key_id, parsed.key_id, parsed.secret_hash, overlap_ms=overlap_ms, created_by=created_by
+    )
     return IssuedKey(text=text, row=row)
 
 
@@ -97,26 +105,3 @@ def session_of(catalog: Catalog, key_id: str) -> str:
 
 def _new_text() -> str:
     return format_key(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES))
-
-
-def _new(
-    text: str,
-    *,
-    name: str,
-    role: Role,
-    tenant: Tenant | None = None,
-    tables: tuple[str, ...] | None = None,
-    ttl_ms: int = 0,
-    made_by: str = "",
-) -> keys.NewKey:
-    parsed = parse_key(text)
-    return keys.NewKey(
-        key_id=parsed.key_id,
-        secret_hash=parsed.secret_hash,
-        name=name,
-        role=role,
-        tenant=tenant,
-        tables=tables,
-        ttl_ms=ttl_ms,
-        made_by=made_by,
-    )

@@ -59,44 +59,44 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        asked = HTTPConnection(scope)
+        request = HTTPConnection(scope)
         try:
-            _refuse_other_sites(asked)
-            access, receive = await self._authenticate(asked, receive)
+            _refuse_other_sites(request)
+            access, receive = await self._authenticate(request, receive)
         except TiStreamError as e:
-            await _refusal(asked, e)(scope, receive, send)
+            await _refusal(request, e)(scope, receive, send)
             return
         scope[ACCESS] = access
         if access.principal is not None and access.principal.key_id:
-            asked.state.principal = access.principal.key_id  # for rate limits and counts
+            request.state.principal = access.principal.key_id  # for rate limits and counts
         await self._app(scope, receive, send)
 
-    async def _authenticate(self, asked: HTTPConnection, receive: Receive) -> tuple[Access, Receive]:
+    async def _authenticate(self, request: HTTPConnection, receive: Receive) -> tuple[Access, Receive]:
         if self._authenticator is None:
             if not self._any_host:
-                _refuse_other_names(asked.headers.get("host", ""))
+                _refuse_other_names(request.headers.get("host", ""))
             return Access(principal=ANYONE), receive
-        path = asked.scope["path"]
+        path = request.scope["path"]
         is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
         try:
-            access = await self._principal(asked, self._authenticator)
+            access = await self._principal(request, self._authenticator)
         except TiStreamError:
             if not is_open:
                 raise
             return Access(principal=None, authenticator=self._authenticator), receive
-        if access.session and asked.scope["method"] not in _SAFE and not is_open:
-            receive = await _checked_csrf(asked, receive, csrf_of(access.session))
+        if access.session and request.scope["method"] not in _SAFE and not is_open:
+            receive = await _checked_csrf(request, receive, csrf_of(access.session))
         return access, receive
 
-    async def _principal(self, asked: HTTPConnection, authenticator: Authenticator) -> Access:
-        given = asked.headers.getlist("authorization")
+    async def _principal(self, request: HTTPConnection, authenticator: Authenticator) -> Access:
+        given = request.headers.getlist("authorization")
         if given:
             word, _, key = given[0].partition(" ")
             if len(given) > 1 or word.lower() != "bearer":
                 raise Unauthenticated("Authorization has the form: Bearer KEY.")
             again = partial(authenticator.authenticate_key, key.strip())
             return Access(principal=await again(), authenticator=authenticator, again=again)
-        token = asked.cookies.get(cookie_name(asked.scope["scheme"]), "")
+        token = request.cookies.get(cookie_name(request.scope["scheme"]), "")
         if not token:
             raise Unauthenticated("This address needs an API key.")
         again = partial(authenticator.authenticate_session, token)
@@ -116,8 +116,8 @@ class SecurityHeaders:
             if message["type"] == "http.response.start":
                 there: Any = list(message.get("headers", ()))
                 names = {name.lower() for name, _ in there}
-                wanted = self._headers if scope["path"].startswith("/static/") else [*self._headers, _NOT_CACHED]
-                message["headers"] = there + [pair for pair in wanted if pair[0] not in names]
+                headers = self._headers if scope["path"].startswith("/static/") else [*self._headers, _NOT_CACHED]
+                message["headers"] = there + [pair for pair in headers if pair[0] not in names]
             await send(message)
 
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
@@ -137,10 +137,11 @@ def _refuse_other_names(host: str) -> None:
             ) from None
 
 
-def _refuse_other_sites(asked: HTTPConnection) -> None:
-    """Refuse changes requested by pages of other sites. Browsers send the origin; programs do not, and need a key."""
-    headers = asked.headers
-    if asked.scope["method"] in _SAFE or "authorization" in headers:
+def _refuse_other_sites(request: HTTPConnection) -> None:
+    """Refuse changes requested by pages of other sites. Browsers send the origin; programs do not, and need a key. A
+    header such as Authorization proves nothing: a page may send one, and without keys it is not looked at."""
+    headers = request.headers
+    if request.scope["method"] in _SAFE:
         return
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is None and origin is not None:
@@ -149,20 +150,20 @@ def _refuse_other_sites(asked: HTTPConnection) -> None:
         raise NotAllowed("Cross-site requests may not change anything.", site=site)
 
 
-async def _checked_csrf(asked: HTTPConnection, receive: Receive, wanted: str) -> Receive:
+async def _checked_csrf(request: HTTPConnection, receive: Receive, token: str) -> Receive:
     """NotAllowed unless header or form hold the session's token. A form that was read is replayed."""
-    given = asked.headers.get(CSRF_HEADER, "")
-    if not given and asked.headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM:
+    given = request.headers.get(CSRF_HEADER, "")
+    if not given and request.headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM:
         body = await read_body(receive, _FORM_BYTES_MAX)
         given = parse_qs(body.decode("latin-1"), max_num_fields=1000).get(CSRF_FIELD, [""])[0]
         receive = replay_body(body, receive)
-    if not hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode("ascii")):
+    if not hmac.compare_digest(given.encode("utf-8", "replace"), token.encode("ascii")):
         raise NotAllowed("The request lacks the CSRF token of this session: reload the page.")
     return receive
 
 
-def _refusal(asked: HTTPConnection, error: TiStreamError) -> Response:
-    path, headers = asked.scope["path"], asked.headers
+def _refusal(request: HTTPConnection, error: TiStreamError) -> Response:
+    path, headers = request.scope["path"], request.headers
     if "authorization" in headers or "cookie" in headers:
         log.info("request refused", path=path, code=error.code, why=error.message)
     if not isinstance(error, Unauthenticated) or path.startswith("/v1/") or "authorization" in headers:
@@ -171,6 +172,6 @@ def _refusal(asked: HTTPConnection, error: TiStreamError) -> Response:
         answer = problem_response(error)
         answer.headers["HX-Redirect"] = "/login"
         return answer
-    if asked.scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
+    if request.scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
         return RedirectResponse(f"/login?next={quote(path, safe='/')}", 303, dict(SECURITY_HEADERS))
     return problem_response(error)

@@ -26,7 +26,7 @@ class Narrowed:
 def narrow(filters: Iterable[Filter], *, commit_ts: str, by_name: bool) -> tuple[Narrowed, list[Filter]]:
     """What the filters select, and those that Spark must still apply. `commit_ts`: the column's name; `by_name`: the
     frame has the columns `database` and `table`."""
-    found, left = Narrowed(), []
+    narrowed, left = Narrowed(), []
     for each in filters:
         attribute = tuple(getattr(each, "attribute", ()))
         value: Any = getattr(each, "value", None)
@@ -35,15 +35,15 @@ def narrow(filters: Iterable[Filter], *, commit_ts: str, by_name: bool) -> tuple
             if bounds is None:
                 left.append(each)
             else:
-                found = _within(found, *bounds)
+                narrowed = _within(narrowed, *bounds)
             continue
         if by_name and isinstance(each, EqualTo) and isinstance(value, str):
             if attribute == ("database",):
-                found = replace(found, database=value)
+                narrowed = replace(narrowed, database=value)
             elif attribute == ("table",):
-                found = replace(found, table=value)
+                narrowed = replace(narrowed, table=value)
         left.append(each)
-    return found, left
+    return narrowed, left
 
 
 def _bounds(each: Filter, value: int) -> tuple[int | None, int | None] | None:
@@ -61,7 +61,7 @@ def _bounds(each: Filter, value: int) -> tuple[int | None, int | None] | None:
     return None
 
 
-def _within(found: Narrowed, after: int | None, upto: int | None) -> Narrowed:
-    afters = [ts for ts in (found.after, after) if ts is not None]
-    uptos = [ts for ts in (found.upto, upto) if ts is not None]
-    return replace(found, after=max(afters, default=None), upto=min(uptos, default=None))
+def _within(narrowed: Narrowed, after: int | None, upto: int | None) -> Narrowed:
+    afters = [ts for ts in (narrowed.after, after) if ts is not None]
+    uptos = [ts for ts in (narrowed.upto, upto) if ts is not None]
+    return replace(narrowed, after=max(afters, default=None), upto=min(uptos, default=None))

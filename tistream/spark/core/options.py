@@ -78,10 +78,10 @@ _DEFAULT = ReadOptions(cluster=0, tenant=0)
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
     """ConfigError names an option that is unknown, missing or has a wrong value."""
-    known = {name.lower(): name for name in _NAMES}
+    spelled = {name.lower(): name for name in _NAMES}
     values: dict[str, str] = {}
     for word, value in given.items():
-        name = known.get(word.lower().replace("_", "").replace("-", ""))
+        name = spelled.get(word.lower().replace("_", "").replace("-", ""))
         if name is None:
             raise ConfigError(f"format(\"tistream\") has no option '{word}'; it has {', '.join(_NAMES)}.", option=word)
         values[name] = value
@@ -118,10 +118,10 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
 
 def _keys(values: Mapping[str, str]) -> Keys | None:
     """The range of keys; None when tables are read."""
-    asked = [name for name in ("startKey", "endKey", "prefix", "keyFormat") if name in values]
+    given = [name for name in ("startKey", "endKey", "prefix", "keyFormat") if name in values]
     if not _bool(values, "keys", False):
-        if asked:
-            raise ConfigError(f"The option '{asked[0]}' needs keys=true.", option=asked[0])
+        if given:
+            raise ConfigError(f"The option '{given[0]}' needs keys=true.", option=given[0])
         return None
     if "database" in values:
         raise ConfigError("The option 'database' does not go with keys=true: a keyspace has none.", option="database")
@@ -152,7 +152,7 @@ def _bool(values: Mapping[str, str], name: str, default: bool) -> bool:
 def _word(values: Mapping[str, str], name: str, words: Mapping[str, bool], default: bool) -> bool:
     if name not in values:
         return default
-    found = words.get(values[name].strip().lower())
-    if found is None:
+    value = words.get(values[name].strip().lower())
+    if value is None:
         raise ConfigError(f"The option '{name}' is one of {', '.join(words)}.", option=name)
-    return found
+    return value

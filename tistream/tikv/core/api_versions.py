@@ -61,8 +61,8 @@ def refusal(server: Api, request: Api, kind: Kind, key: bytes, *, expiry: bool =
 
 def server_version(error: str) -> Api | None:
     """The server's API version as one of its errors names it; None when it does not."""
-    found = _STORAGE.search(error)
-    return None if found is None else Api(found[1])
+    match = _STORAGE.search(error)
+    return None if match is None else Api(match[1])
 
 
 def can_follow(server: Api) -> tuple[bool, str]:

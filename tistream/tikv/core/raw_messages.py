@@ -21,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tistream.codec.binary import Bounds, Bytes, Mask, flat
+from tistream.codec.binary import Bounds, flat
 from tistream.codec.compiled import kernel
 from tistream.codec.protobuf import parse
 from tistream.codec.raw.keys import KeyMode, keyspace_prefix, keyspace_range
 from tistream.errors import CorruptObject
 from tistream.keyrange import KeyRange
+from tistream.model.arrays import U8, Mask
 from tistream.tikv.core import wire
 from tistream.tikv.core.api_versions import Api
 from tistream.tikv.core.kv_messages import ApiVersion, KvRefused, context
@@ -122,10 +123,10 @@ class RawSpace:
         """The context of a request to the region's leader, which drops it when it was not begun in that time. A body
         follows."""
         version = ApiVersion.V2 if self.api is Api.V2 else ApiVersion.V1
-        found = context(region, version, self.keyspace_id)
-        found.max_execution_duration_ms = max(int(seconds * 1000), 1)
-        found.not_fill_cache = not fills_cache
-        return _field(_CONTEXT, found.SerializeToString())
+        context_ = context(region, version, self.keyspace_id)
+        context_.max_execution_duration_ms = max(int(seconds * 1000), 1)
+        context_.not_fill_cache = not fills_cache
+        return _field(_CONTEXT, context_.SerializeToString())
 
 
 def remaining(expires: Seconds, now_s: int) -> tuple[Seconds, Mask]:
@@ -151,8 +152,8 @@ def cut(bounds: Bounds, start: int, end: int, keys_max: int, bytes_max: int) -> 
 class Columns:
     """Keys of users, and values, as compiled code reads them. Without values: keys to delete."""
 
-    keys: tuple[Bounds, Bytes]
-    values: tuple[Bounds, Bytes] | None
+    keys: tuple[Bounds, U8]
+    values: tuple[Bounds, U8] | None
 
     @staticmethod
     def of(keys: pa.BinaryArray, values: pa.BinaryArray | None) -> Columns:
@@ -173,7 +174,7 @@ class Columns:
         return is_rising(*self.keys)
 
 
-def _fixed(column: tuple[Bounds, Bytes]) -> tuple[Bounds, Bytes]:
+def _fixed(column: tuple[Bounds, U8]) -> tuple[Bounds, U8]:
     """Read-only: writable arrays would compile every kernel a second time."""
     for part in column:
         part.flags.writeable = False
@@ -190,7 +191,7 @@ def put_body(space: RawSpace, columns: Columns, rows: Rows, ttls: Seconds | None
 
 def delete_body(space: RawSpace, columns: Columns, rows: Rows) -> bytes:
     """RawBatchDelete of the keys of these rows."""
-    keys: Bytes = encode_entries(_bytes(space.prefix), *columns.keys, *columns.keys, rows, False)
+    keys: U8 = encode_entries(_bytes(space.prefix), *columns.keys, *columns.keys, rows, False)
     return keys.tobytes()
 
 
@@ -224,7 +225,7 @@ def _field(tag: int, body: bytes) -> bytes:
     return bytes([tag]) + size + body
 
 
-def _bytes(text: bytes) -> Bytes:
+def _bytes(text: bytes) -> U8:
     return np.frombuffer(text, np.uint8)
 
 
@@ -262,7 +263,7 @@ def _put_field(out: Any, at: int, tag: int, prefix: Any, data: Any, start: int, 
 @kernel
 def encode_entries(
     prefix: Any, key_bounds: Any, keys: Any, value_bounds: Any, values: Any, rows: Any, is_pair: bool
-) -> Bytes:
+) -> U8:
     """Field 2 of a batch, once for each row: its key with the prefix, or both as a KvPair."""
     total = 0
     for i in range(len(rows)):
@@ -291,7 +292,7 @@ def encode_entries(
 
 
 @kernel
-def encode_varints(numbers: Seconds) -> Bytes:
+def encode_varints(numbers: Seconds) -> U8:
     total = 0
     for i in range(len(numbers)):
         total += _varint_size(numbers[i])

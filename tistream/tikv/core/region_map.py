@@ -58,8 +58,8 @@ class RegionMap:
         at = self._by_start.bisect_right(key) - 1
         if at < 0:
             return None
-        found: Known = self._by_start.peekitem(at)[1]
-        return found if key in found.range else None
+        known: Known = self._by_start.peekitem(at)[1]
+        return known if key in known.range else None
 
     def add(self, regions: Iterable[Region]) -> None:
         """Regions as PD or a store names them; those without a leader cannot be asked and are left out."""
@@ -86,8 +86,8 @@ class RegionMap:
                 self.add([replace(asked, leader_store_id=leader.store_id, leader_peer_id=leader.id)])
                 return True
         if kind == "epoch_not_match":
-            found = [_region(meta, asked) for meta in error.epoch_not_match.current_regions]
-            newer = [region for region in found if region is not None and _is_newer(region, asked)]
+            regions = [_region(meta, asked) for meta in error.epoch_not_match.current_regions]
+            newer = [region for region in regions if region is not None and _is_newer(region, asked)]
             self.add(newer)
             return bool(newer)
         return False
@@ -110,9 +110,9 @@ class RegionMap:
                 yield known
 
 
-def _is_newer(found: Region, asked: Region) -> bool:
+def _is_newer(region: Region, asked: Region) -> bool:
     """Not of before `asked`: the store that answered may be behind."""
-    return found.id != asked.id or (found.version, found.conf_ver) > (asked.version, asked.conf_ver)
+    return region.id != asked.id or (region.version, region.conf_ver) > (asked.version, asked.conf_ver)
 
 
 def _region(meta: wire.MetaRegion, asked: Region) -> Region | None:

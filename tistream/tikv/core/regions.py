@@ -44,12 +44,12 @@ def regions_of(pd: Pd, part: KeyRange) -> list[Region]:
     """All regions of a range, as PD lists them, read in pages. A short page need not be the last: for a keyspace,
     regions outside it are omitted."""
     at, end = region_form(part.start), region_form(part.end)
-    found: list[Region] = []
+    regions: list[Region] = []
     while True:
         page = pd.scan_regions(at, end, _PAGE_REGIONS)
-        found += page
+        regions += page
         if not page or not page[-1].end or page[-1].end <= at or (end and page[-1].end >= end):
-            return found
+            return regions
         at = page[-1].end
 
 

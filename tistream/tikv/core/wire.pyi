@@ -527,20 +527,24 @@ class Context(_message.Message):
     def __init__(self, region_id: _Optional[int] = ..., region_epoch: _Optional[_Union[RegionEpoch, _Mapping]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., priority: _Optional[int] = ..., not_fill_cache: _Optional[bool] = ..., max_execution_duration_ms: _Optional[int] = ..., api_version: _Optional[int] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class LockInfo(_message.Message):
-    __slots__ = ("primary_lock", "lock_version", "key", "lock_ttl", "lock_type", "use_async_commit")
+    __slots__ = ("primary_lock", "lock_version", "key", "lock_ttl", "lock_type", "use_async_commit", "min_commit_ts", "secondaries")
     PRIMARY_LOCK_FIELD_NUMBER: _ClassVar[int]
     LOCK_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOCK_TTL_FIELD_NUMBER: _ClassVar[int]
     LOCK_TYPE_FIELD_NUMBER: _ClassVar[int]
     USE_ASYNC_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    MIN_COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    SECONDARIES_FIELD_NUMBER: _ClassVar[int]
     primary_lock: bytes
     lock_version: int
     key: bytes
     lock_ttl: int
     lock_type: int
     use_async_commit: bool
-    def __init__(self, primary_lock: _Optional[bytes] = ..., lock_version: _Optional[int] = ..., key: _Optional[bytes] = ..., lock_ttl: _Optional[int] = ..., lock_type: _Optional[int] = ..., use_async_commit: _Optional[bool] = ...) -> None: ...
+    min_commit_ts: int
+    secondaries: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, primary_lock: _Optional[bytes] = ..., lock_version: _Optional[int] = ..., key: _Optional[bytes] = ..., lock_ttl: _Optional[int] = ..., lock_type: _Optional[int] = ..., use_async_commit: _Optional[bool] = ..., min_commit_ts: _Optional[int] = ..., secondaries: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class TxnNotFound(_message.Message):
     __slots__ = ("start_ts", "primary_key")
@@ -649,34 +653,60 @@ class ScanLockResponse(_message.Message):
     def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[LockInfo, _Mapping]]] = ...) -> None: ...
 
 class CheckTxnStatusRequest(_message.Message):
-    __slots__ = ("context", "primary_key", "lock_ts", "caller_start_ts", "current_ts", "rollback_if_not_exist")
+    __slots__ = ("context", "primary_key", "lock_ts", "caller_start_ts", "current_ts", "rollback_if_not_exist", "force_sync_commit")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_KEY_FIELD_NUMBER: _ClassVar[int]
     LOCK_TS_FIELD_NUMBER: _ClassVar[int]
     CALLER_START_TS_FIELD_NUMBER: _ClassVar[int]
     CURRENT_TS_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_IF_NOT_EXIST_FIELD_NUMBER: _ClassVar[int]
+    FORCE_SYNC_COMMIT_FIELD_NUMBER: _ClassVar[int]
     context: Context
     primary_key: bytes
     lock_ts: int
     caller_start_ts: int
     current_ts: int
     rollback_if_not_exist: bool
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., primary_key: _Optional[bytes] = ..., lock_ts: _Optional[int] = ..., caller_start_ts: _Optional[int] = ..., current_ts: _Optional[int] = ..., rollback_if_not_exist: _Optional[bool] = ...) -> None: ...
+    force_sync_commit: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., primary_key: _Optional[bytes] = ..., lock_ts: _Optional[int] = ..., caller_start_ts: _Optional[int] = ..., current_ts: _Optional[int] = ..., rollback_if_not_exist: _Optional[bool] = ..., force_sync_commit: _Optional[bool] = ...) -> None: ...
 
 class CheckTxnStatusResponse(_message.Message):
-    __slots__ = ("region_error", "error", "lock_ttl", "commit_version", "action")
+    __slots__ = ("region_error", "error", "lock_ttl", "commit_version", "action", "lock_info")
     REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LOCK_TTL_FIELD_NUMBER: _ClassVar[int]
     COMMIT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
+    LOCK_INFO_FIELD_NUMBER: _ClassVar[int]
     region_error: RegionError
     error: KeyError
     lock_ttl: int
     commit_version: int
     action: int
-    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ..., lock_ttl: _Optional[int] = ..., commit_version: _Optional[int] = ..., action: _Optional[int] = ...) -> None: ...
+    lock_info: LockInfo
+    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ..., lock_ttl: _Optional[int] = ..., commit_version: _Optional[int] = ..., action: _Optional[int] = ..., lock_info: _Optional[_Union[LockInfo, _Mapping]] = ...) -> None: ...
+
+class CheckSecondaryLocksRequest(_message.Message):
+    __slots__ = ("context", "keys", "start_version")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    START_VERSION_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    start_version: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., start_version: _Optional[int] = ...) -> None: ...
+
+class CheckSecondaryLocksResponse(_message.Message):
+    __slots__ = ("region_error", "error", "locks", "commit_ts")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    region_error: RegionError
+    error: KeyError
+    locks: _containers.RepeatedCompositeFieldContainer[LockInfo]
+    commit_ts: int
+    def __init__(self, region_error: _Optional[_Union[RegionError, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[LockInfo, _Mapping]]] = ..., commit_ts: _Optional[int] = ...) -> None: ...
 
 class ResolveLockRequest(_message.Message):
     __slots__ = ("context", "start_version", "commit_version", "keys")
@@ -871,6 +901,38 @@ class RegistrationError(_message.Message):
     server_is_busy: ServerIsBusy
     congested: Unread
     def __init__(self, not_leader: _Optional[_Union[NotLeader, _Mapping]] = ..., region_not_found: _Optional[_Union[RegionNotFound, _Mapping]] = ..., epoch_not_match: _Optional[_Union[EpochNotMatch, _Mapping]] = ..., duplicate_request: _Optional[_Union[Unread, _Mapping]] = ..., compatibility: _Optional[_Union[Compatibility, _Mapping]] = ..., cluster_id_mismatch: _Optional[_Union[ClusterIdMismatch, _Mapping]] = ..., server_is_busy: _Optional[_Union[ServerIsBusy, _Mapping]] = ..., congested: _Optional[_Union[Unread, _Mapping]] = ...) -> None: ...
+
+class RegistrationEvent(_message.Message):
+    __slots__ = ("region_id", "entries", "error", "resolved_ts", "request_id")
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    RESOLVED_TS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    region_id: int
+    entries: _containers.RepeatedScalarFieldContainer[bytes]
+    error: RegistrationError
+    resolved_ts: int
+    request_id: int
+    def __init__(self, region_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., error: _Optional[_Union[RegistrationError, _Mapping]] = ..., resolved_ts: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
+
+class ResolvedRegions(_message.Message):
+    __slots__ = ("regions", "ts", "request_id")
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    TS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    regions: _containers.RepeatedScalarFieldContainer[int]
+    ts: int
+    request_id: int
+    def __init__(self, regions: _Optional[_Iterable[int]] = ..., ts: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
+
+class ChangeDataEvent(_message.Message):
+    __slots__ = ("events", "resolved_ts")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    RESOLVED_TS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[RegistrationEvent]
+    resolved_ts: ResolvedRegions
+    def __init__(self, events: _Optional[_Iterable[_Union[RegistrationEvent, _Mapping]]] = ..., resolved_ts: _Optional[_Union[ResolvedRegions, _Mapping]] = ...) -> None: ...
 
 class ChangeDataHeader(_message.Message):
     __slots__ = ("cluster_id", "ticdc_version")

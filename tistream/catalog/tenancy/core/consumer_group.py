@@ -12,7 +12,7 @@ Rules that make each change acknowledged once, and none skipped:
 
 - A partition changes hands only when its holder gave it up, or its lease has expired. Each hand-over raises the epoch.
 - An acknowledgement needs the partition's current epoch. At or below the checkpoint it has no effect; the checkpoint
-  never falls.
+  never falls. Inside a large commit the checkpoint stays below it, and the position inside moves in the same way.
 - A new holder starts at the acknowledged checkpoint, whatever its predecessor was given.
 - A session is one start of a member. A second start under the same name gets a new session and raises the epochs of
   the partitions that the name holds; the first one is refused from then on.
@@ -38,9 +38,14 @@ class Partition:
 
     number: int
     checkpoint_ts: int  #: everything at or below it is acknowledged
-    amended: int  #: number of the newest amendment of the log that the checkpoint includes
+    commit_position: str = ""  #: and a part of the commit that follows; later positions sort higher
     member: str | None  #: who holds it
     epoch: int  #: of the last hand-over
+
+    @property
+    def reached(self) -> tuple[int, str]:
+        """Checkpoint and position; they only rise."""
+        return self.checkpoint_ts, self.commit_position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class Acknowledged:
     partition: int
     epoch: int
     ts: int
-    amended: int
+    commit_position: str = ""  #: and a part of the commit that follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,6 @@ class Reset:
     """All partitions go on from here."""
 
     ts: int
-    amended: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class ConsumerGroup:
     def held_by(self, member: str) -> list[Partition]:
         """The partitions of a member; the one that is furthest behind comes first."""
         held = [p for p in self.partitions.values() if p.member == member]
-        return sorted(held, key=lambda p: (p.checkpoint_ts, p.number))
+        return sorted(held, key=lambda p: (p.reached, p.number))
 
     def handle(self, event: Event) -> list[Effect]:
         """Apply an event. Fenced, without effect, for a session or an epoch that is no longer the current one."""
@@ -200,8 +204,9 @@ class ConsumerGroup:
                 epoch=event.epoch,
                 current_epoch=partition.epoch,
             )
-        if event.ts > partition.checkpoint_ts:
-            self._put(replace(partition, checkpoint_ts=event.ts, amended=event.amended))
+        if (event.ts, event.commit_position) > partition.reached:
+            reached = replace(partition, checkpoint_ts=event.ts, commit_position=event.commit_position)
+            self._put(reached)
 
     def _left(self, event: Left) -> None:
         known = self.members.get(event.member)
@@ -214,7 +219,7 @@ class ConsumerGroup:
         for name in list(self.members):
             self._drop(name)
         for partition in list(self.partitions.values()):
-            fresh = replace(partition, checkpoint_ts=event.ts, amended=event.amended, epoch=self._next())
+            fresh = replace(partition, checkpoint_ts=event.ts, commit_position="", epoch=self._next())
             self._put(fresh)
 
     def _drop(self, name: str) -> None:

@@ -9,16 +9,29 @@ checkpoint keeps its meaning; lanes are only replaced, all at once, each from th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 
-from tistream.errors import invariant
+from tistream.errors import StateForbids, invariant
 from tistream.keyrange import KeyRange
 
+ISOLATED_MAX = 8  #: tables or keys of a lane that have lanes of their own; at the next refusal all of it stops
+TEXT_MAX = 60_000  #: of a scope, in the catalog
+_ERROR_TEXT_MAX = 4000  #: of each fact of an error; a TEXT column holds 64 KiB of UTF-8
+_KEY_MAX = 1000  #: bytes; a longer key is named by its hash
+
 Skipped = tuple[tuple[str, int], ...]
-"""(key in hex, commit_ts) of changes that an operator left out: the user key of an entry, the stored key of a row."""
+"""(`change_key`, commit_ts) of changes that an operator left out: the user key of an entry, the stored key of a row."""
+
+
+def change_key(key: bytes) -> str:
+    """How errors and decisions name the key of a change: in hex, or by its hash, so that the catalog has place for many
+    of any length."""
+    return key.hex() if len(key) <= _KEY_MAX else f"sha256:{hashlib.sha256(key).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,21 +95,44 @@ LaneScope = KeyScope | TableScope
 
 def parse_scope(text: str) -> LaneScope:
     """The scope that `text` gave."""
-    found = orjson.loads(text)
-    skipped = tuple((str(item), int(ts)) for item, ts in found.get("skipped", ()))
-    if "range" in found:
-        without = tuple(_range(part) for part in found.get("without", ()))
-        return KeyScope(range=_range(found["range"]), without=without, skipped=skipped)
-    names = tuple(found.get("without", ()))
-    if "only" in found:
-        return TableScope(only=found["only"], without=names, skipped=skipped)
-    number, of = found["share"]
+    parsed = orjson.loads(text)
+    skipped = tuple((str(item), int(ts)) for item, ts in parsed.get("skipped", ()))
+    if "range" in parsed:
+        without = tuple(_range(part) for part in parsed.get("without", ()))
+        return KeyScope(range=_range(parsed["range"]), without=without, skipped=skipped)
+    names = tuple(parsed.get("without", ()))
+    if "only" in parsed:
+        return TableScope(only=parsed["only"], without=names, skipped=skipped)
+    number, of = parsed["share"]
     return TableScope(number=number, of=of, without=names, skipped=skipped)
 
 
-def skip(scope: LaneScope, key: str, commit_ts: int) -> LaneScope:
-    """The lane without this change; `key` in hex, see `Skipped`."""
-    return replace(scope, skipped=(*scope.skipped, (key, commit_ts)))
+def may_isolate(scope: LaneScope) -> bool:
+    """Whether the tables or keys that a lane leaves to others stay within their bounds."""
+    return len(scope.without) <= ISOLATED_MAX and len(scope.text()) <= TEXT_MAX
+
+
+def skip(scope: LaneScope, key: str, commit_ts: int, checkpoint_ts: int) -> LaneScope:
+    """The lane without this change, see `Skipped`. What it left out at or below its checkpoint is forgotten where that
+    needs the place. StateForbids when it leaves out too much."""
+    change = key, commit_ts
+    left_out = scope if change in scope.skipped else replace(scope, skipped=(*scope.skipped, change))
+    if len(left_out.text()) > TEXT_MAX:
+        left_out = replace(left_out, skipped=tuple(each for each in left_out.skipped if each[1] > checkpoint_ts))
+    return _bounded(left_out)
+
+
+def with_skipped(new: LaneScope, old: Sequence[LaneScope], checkpoint_ts: int) -> LaneScope:
+    """A lane that replaces others, at `checkpoint_ts`: it leaves out what they did, as far as it reads it again.
+    StateForbids when that is too much."""
+    left_out = {
+        (key, ts)
+        for scope in old
+        for key, ts in scope.skipped
+        if ts > checkpoint_ts and (isinstance(new, TableScope) or ":" in key or bytes.fromhex(key) in new.range)
+    }
+    every = sorted({*new.skipped, *left_out}, key=lambda change: (change[1], change[0]))
+    return _bounded(replace(new, skipped=tuple(every)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +147,19 @@ class Progress:
 def inherited(new: LaneScope, old: Sequence[Progress]) -> tuple[int, int]:
     """(checkpoint_ts, attempted_ts) of a lane that replaces others: the least checkpoint and the largest attempt of all
     that it takes changes from."""
-    found = [lane for lane in old if _overlap(new, lane.scope)]
-    invariant(bool(found), "a new lane takes over from another", lane=new.shown)
-    return min(lane.checkpoint_ts for lane in found), max(lane.attempted_ts for lane in found)
+    lanes = [lane for lane in old if _overlap(new, lane.scope)]
+    invariant(bool(lanes), "a new lane takes over from another", lane=new.shown)
+    return min(lane.checkpoint_ts for lane in lanes), max(lane.attempted_ts for lane in lanes)
+
+
+def error_text(error: dict[str, Any]) -> str:
+    """An error of a lane as the catalog keeps it."""
+    kept = {
+        name: value if not isinstance(value, str) else value[:_ERROR_TEXT_MAX]
+        for name, value in error.items()
+        if not (name == "item" and value == error.get("key"))  # of a keyspace it is the key
+    }
+    return orjson.dumps(kept, default=str).decode()
 
 
 def covers(ranges: Sequence[KeyRange], whole: KeyRange) -> bool:
@@ -124,6 +170,15 @@ def covers(ranges: Sequence[KeyRange], whole: KeyRange) -> bool:
             return False
         at = part.end or None
     return at == (whole.end or None)
+
+
+def _bounded(scope: LaneScope) -> LaneScope:
+    if scope.skipped and len(scope.text()) > TEXT_MAX:
+        raise StateForbids(
+            f"A lane leaves out {len(scope.skipped)} changes, and has no place for more until its checkpoint has "
+            "passed them. A changefeed with a dead-letter place writes all refused changes there by itself."
+        )
+    return scope
 
 
 def _overlap(new: LaneScope, old: LaneScope) -> bool:

@@ -43,10 +43,10 @@ def format_key(key_id: bytes, secret: bytes) -> str:
 
 def parse_key(text: str) -> ApiKey:
     """Parse a key. Unauthenticated when malformed; errors do not contain the text."""
-    found = _KEY.fullmatch(text)
-    if found is None:
+    match = _KEY.fullmatch(text)
+    if match is None:
         raise Unauthenticated("This is not an API key: keys look like tsk_..._...")
-    key_id, secret, check = found.groups()
+    key_id, secret, check = match.groups()
     if _checksum(f"tsk_{key_id}_{secret}") != check:
         raise Unauthenticated("The API key is damaged: its checksum does not match. It may have been cut or mistyped.")
     return ApiKey(key_id=key_id, secret_hash=hash_of(secret))

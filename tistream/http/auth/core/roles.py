@@ -62,7 +62,7 @@ class OfLimited(StrEnum):
     """What a route does for keys that are limited to tables."""
 
     REFUSED = "refused"  #: nothing
-    WITHIN = "within"  #: shows what lies within: its handler asks for the limit
+    WITHIN = "within"  #: shows what is within: its handler asks for the limit
     NO_TABLES = "no tables"  #: the same as for other keys: the answer depends on no table
 
 

@@ -1,4 +1,4 @@
-"""The first tables, and the rows that are never inserted later: the counters and the unelected leader.
+"""The first tables, and the rows that are never inserted later: the counters, the unelected leader, and the release.
 
 A migration is history: it names its own types and never imports the metadata, which changes.
 """
@@ -12,6 +12,7 @@ from tistream.catalog.database.steps import create_index, create_table, insert_r
 
 revision = "0001"
 down_revision = None
+min_release = "0.1.0"  # the lowest release that may run on these tables; each migration names it
 
 _MYSQL = ("mysql", "mariadb")
 _UINT = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
@@ -19,7 +20,7 @@ _KEY = sa.LargeBinary(9216).with_variant(mysql.VARBINARY(9216), *_MYSQL)
 _BYTES = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
 _LONG_TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
 _COUNTERS = (
-    *("task", "swap", "compaction", "first key", "event", "stop"),
+    *("task", "replacement", "compaction", "first key", "event", "stopped item"),
     *("job", "job bytes", "job requests saved", "lane"),
 )
 
@@ -36,6 +37,7 @@ def upgrade() -> None:
     _access()
     _history()
     _jobs()
+    _releases()
     create_table("counters", _name("name", 32, key=True), *_uints("value"))
     insert_rows("counters", [{"name": name, "value": 0} for name in _COUNTERS], key="name")
 
@@ -98,14 +100,14 @@ def _tenants_and_tasks() -> None:
         *_uints("start_ts", "durable_ts", "epoch"),
         _name("owner", 128, nullable=True),
         _name("snapshot_key", 512, nullable=True),
-        *_uints("snapshot_n", "resubscribe_id"),
+        *_uints("snapshot_no", "resubscribe_id"),
         _text("error", nullable=True),
         *_uints("merge_with", nullable=True),
     )
     create_index("tasks_of_tenant", "tasks", _TENANT)
     create_index("tasks_of_owner", "tasks", ["owner"])
     create_table(
-        "positions",
+        "snapshot_positions",
         *_uints("task_id", "store_id", "incarnation", key=True),
         *_uints("seq"),
         sa.Column("closed", sa.Boolean, nullable=False),
@@ -125,7 +127,7 @@ def _stores_and_workers() -> None:
     )
     create_index("stores_of_dispatcher", "stores", ["dispatcher"])
     create_table(
-        "incarnations",
+        "store_incarnations",
         *_uints(*_TENANT, "store_id", "incarnation", key=True),
         *_uints("reclaimed_seq"),
     )
@@ -138,23 +140,14 @@ def _stores_and_workers() -> None:
         *_words("state"),
         *_uints("since_ms", "decided_ms"),
         _name("decided_by", 128),
-        *_uints("amended_from", "amended_to", "amended_rows"),
-        _text("error", nullable=True),
     )
     create_index("quarantines_by_state", "quarantines", ["state"])
-    create_table(
-        "amendments",
-        *_uints(*_TENANT, "number", key=True),
-        *_uints("from_ts", "to_ts", "row_count", "store_id"),
-        _name("decided_by", 128),
-        *_uints("at_ms"),
-    )
     create_table(
         "workers",
         _name("worker_id", 128, key=True),
         *_words("kind"),
         sa.Column("address", sa.String(255), nullable=False),
-        *_uints("incarnation"),
+        *_uints("release_no", "incarnation"),
         *_words("state"),
         *_uints("heartbeat_ms"),
         sa.Column("report", _LONG_TEXT),
@@ -163,10 +156,10 @@ def _stores_and_workers() -> None:
         "leader",
         *_uints("id", key=True),
         _name("name", 128),
-        *_uints("epoch", "heartbeat_ms"),
+        *_uints("release_no", "epoch", "heartbeat_ms"),
         sa.Column("report", _LONG_TEXT),
     )
-    insert_rows("leader", [{"id": 1, "name": "", "epoch": 0, "heartbeat_ms": 0}], key="id")
+    insert_rows("leader", [{"id": 1, "name": "", "release_no": 0, "epoch": 0, "heartbeat_ms": 0}], key="id")
 
 
 def _log() -> None:
@@ -176,7 +169,7 @@ def _log() -> None:
         *_uints(*_TENANT),
         *_words("kind", "state"),
         *_uints("bytes", "changed_ms"),
-        _with_default("replaced_by", "0"),
+        _with_default("replacement_no", "0"),
     )
     create_index("objects_of_tenant", "objects", [*_TENANT, "state", "kind"])
     create_table(
@@ -234,14 +227,17 @@ def _table_snapshots() -> None:
 
 
 def _readers() -> None:
-    create_table("read_leases", _name("lease_id", 32, key=True), *_uints("swaps_seen", "expires_ms"))
+    create_table("read_leases", _name("lease_id", 32, key=True), *_uints("replacements_seen", "expires_ms"))
+    create_table("excluded_objects", _name("object_key", 512, key=True), *_uints(*_TENANT, "since_ms"))
+    create_index("excluded_objects_of_tenant", "excluded_objects", [*_TENANT])
+    create_table("builds", *_uints("build_id", key=True), *_uints("cluster_id", "tenant_id", "renewed_ms"))
     create_table(
         "changefeeds",
         *_uints(*_TENANT, key=True),
         _name("changefeed_id", 128, key=True),
         *_words("state"),
-        *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "seen_ms", "idle_limit_ms", "last_epoch"),
-        *_uints("dead_letters"),
+        *_uints("start_ts", "checkpoint_ts", "target_ts", "created_ms", "last_active_ms", "idle_limit_ms"),
+        *_uints("last_epoch", "dead_letters"),
         *map(_text, ("filters", "sink_uri", "options")),
         _text("error", nullable=True),
     )
@@ -252,30 +248,43 @@ def _readers() -> None:
         _name("changefeed_id", 128),
         *_uints("number"),
         sa.Column("scope", _LONG_TEXT, nullable=False),
-        *_uints("checkpoint_ts", "attempted_ts", "redo_ts", "record_ts", "amended"),
+        *_uints("checkpoint_ts", "attempted_ts", "catch_up_ts", "record_ts"),
         sa.Column("record", _LONG_TEXT, nullable=False),
         *_uints("epoch"),
         _name("owner", 128, nullable=True),
-        *_uints("free_ms", "moved_ms", "rows_done", "bytes_done", "tries"),
+        *_uints("writable_ms", "advanced_ms", "rows_done", "bytes_done", "tries"),
         _text("error", nullable=True),
     )
     create_index("lanes_of_changefeed", "lanes", [*_TENANT, "changefeed_id", "number"])
     create_index("lanes_of_owner", "lanes", ["owner"])
     create_table(
+        "destinations",
+        *_uints("destination_id", key=True),
+        _name("root_hash", 64),
+        _text("location"),
+        *_uints(*_TENANT),
+        _name("changefeed_id", 128),
+        *_uints("epoch", "attempted_ts", "released_ms"),
+    )
+    create_index("destinations_of_root", "destinations", ["root_hash"])
+    create_index("destinations_of_changefeed", "destinations", [*_TENANT, "changefeed_id"])
+    create_table(
         "consumer_partitions",
         *_uints(*_TENANT, key=True),
-        _name("changefeed_id", 128, key=True),
+        _name("consumer_id", 128, key=True),
         *_uints("number", key=True),
-        *_uints("checkpoint_ts", "amended", "epoch"),
+        *_uints("checkpoint_ts", "epoch"),
         _name("member", 128, nullable=True),
+        _text("commit_position", nullable=True),
     )
     create_table(
         "consumer_members",
         *_uints(*_TENANT, key=True),
-        _name("changefeed_id", 128, key=True),
+        _name("consumer_id", 128, key=True),
         _name("member", 128, key=True),
         *_uints("session", "expires_ms"),
     )
+    create_table("allowed_targets", *_uints(*_TENANT, key=True), _name("target", 512, key=True))
     create_table(
         "safe_points",
         *_uints(*_TENANT, key=True),
@@ -293,25 +302,25 @@ def _access() -> None:
         *_words("role"),
         *_uints(*_TENANT, nullable=True),
         sa.Column("tables", sa.Text()),
-        *_words("made_by"),
+        *_words("created_by"),
         _name("replaced_by", 32, nullable=True),
-        *_uints("created_ms", "expires_ms", "used_ms", "revoked_ms"),
+        *_uints("created_ms", "expires_ms", "last_used_ms", "revoked_ms"),
     )
     create_index("api_keys_of_tenant", "api_keys", _TENANT)
     create_table("logins", _name("token_hash", 64, key=True), *_words("kind", "key_id"), *_uints("expires_ms"))
     create_index("logins_by_expiry", "logins", ["expires_ms"])
     create_table(
-        "kept_answers",
-        _name("asked_hash", 64, key=True),
+        "idempotency_keys",
+        _name("key_hash", 64, key=True),
         _name("request_hash", 64),
         *_words("attempt"),
         sa.Column("status", sa.Integer, nullable=False),
         sa.Column("media_type", sa.String(128), nullable=False),
         sa.Column("body", _BYTES, nullable=False),
-        *_uints("begun_ms"),
+        *_uints("started_ms"),
     )
-    create_index("kept_answers_by_age", "kept_answers", ["begun_ms"])
-    create_table("service_tokens", *_uints("token_no", key=True), _name("secret", 64), *_uints("made_ms"))
+    create_index("idempotency_keys_by_age", "idempotency_keys", ["started_ms"])
+    create_table("service_tokens", *_uints("token_no", key=True), _name("secret", 64), *_uints("created_ms"))
 
 
 def _history() -> None:
@@ -326,8 +335,8 @@ def _history() -> None:
         _text("detail"),
     )
     create_table(
-        "stops",
-        *_uints("stop_id", key=True),
+        "stopped_items",
+        *_uints("item_id", key=True),
         _name("role", 128),
         _name("item", 128),
         *_words("scope"),
@@ -335,10 +344,10 @@ def _history() -> None:
         *_words("code"),
         _text("message"),
         _text("object"),
-        *_uints("since_ms", "tried_ms", "tries"),
+        *_uints("since_ms", "last_failed_ms", "tries"),
         sa.Column("resumed", sa.Boolean, nullable=False),
     )
-    create_index("stops_by_item", "stops", ["role", "item"], unique=True)
+    create_index("stopped_items_by_item", "stopped_items", ["role", "item"], unique=True)
 
 
 def _jobs() -> None:
@@ -364,3 +373,9 @@ def _jobs() -> None:
     create_index("jobs_by_key", "jobs", ["open_key"], unique=True)
     create_index("jobs_by_state", "jobs", ["state", "job_id"])
     create_index("jobs_of_tenant", "jobs", [*_TENANT, "kind", "scope", "job_id"])
+
+
+def _releases() -> None:
+    create_table("catalog_release", *_uints("id", key=True), *_uints("migrated_by", "min_release"))
+    insert_rows("catalog_release", [{"id": 1, "migrated_by": 1000, "min_release": 1000}], key="id")
+    create_table("features", _name("name", 32, key=True), *_uints("release_no", "enabled_ms"))

@@ -1,0 +1,1 @@
+"""Pages of rows from the committed log, in bounded memory and under a lease."""

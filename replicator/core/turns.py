@@ -1,0 +1,103 @@
+"""Which lane of a worker has the next turn: the one that is due first, unless its changefeed has its share already.
+
+A destination that accepts requests and never answers holds each turn until its deadline. So that it delays no other:
+
+- at most `slots` turns of a changefeed run at a time, and there are twice as many threads;
+- at most `slots` of the running turns are young: a turn that has waited for PATIENCE_S leaves its slot to another;
+- a changefeed of which a turn has waited so long and then failed is *silent* until one succeeds or fails at once: one
+  turn of it runs at a time, and of all silent ones together half of `slots`.
+
+A lane whose run is over is due at once. Times are seconds of the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from tistream.errors import invariant
+
+PATIENCE_S = 1.0
+NOW = float("-inf")
+
+Feed = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    feed: Feed
+    began_s: float
+
+
+class Turns:
+    """See the module."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots, self._silent_max = slots, max(1, slots // 2)
+        self._feeds: dict[int, Feed] = {}
+        self._due: dict[int, float] = {}
+        self._running: dict[int, _Turn] = {}
+        self._silent: set[Feed] = set()
+
+    @property
+    def threads(self) -> int:
+        """How many turns may run."""
+        return 2 * self._slots
+
+    def add(self, lane_id: int, feed: Feed, due_s: float) -> None:
+        """A lane that is to be written."""
+        self._feeds[lane_id], self._due[lane_id] = feed, due_s
+
+    def forget(self, lane_id: int) -> None:
+        """The lane is not written any more."""
+        self._running.pop(lane_id, None)
+        self._due.pop(lane_id, None)
+        feed = self._feeds.pop(lane_id)
+        if feed not in self._feeds.values():
+            self._silent.discard(feed)
+
+    def take(self, now_s: float) -> int | None:
+        """The lane that is scheduled now; None when none is due that may run."""
+        of_feed = Counter(turn.feed for turn in self._running.values())
+        young = sum(now_s - turn.began_s < PATIENCE_S for turn in self._running.values())
+        silent = sum(turn.feed in self._silent for turn in self._running.values())
+        first: tuple[float, int] | None = None
+        for lane_id, due_s in self._due.items():
+            if due_s > now_s or (first is not None and (due_s, lane_id) > first):
+                continue
+            feed = self._feeds[lane_id]
+            if feed in self._silent:
+                may_run = not of_feed[feed] and silent < self._silent_max
+            else:
+                may_run = of_feed[feed] < self._slots and young < self._slots
+            if may_run:
+                first = due_s, lane_id
+        if first is None:
+            return None
+        lane_id = first[1]
+        del self._due[lane_id]
+        self._running[lane_id] = _Turn(self._feeds[lane_id], now_s)
+        return lane_id
+
+    def ended(self, lane_id: int, now_s: float, due_s: float, *, has_moved: bool, has_failed: bool) -> None:
+        """Its turn is over; the next is due at `due_s`. Neither moved nor failed: there was nothing to write."""
+        turn = self._running.pop(lane_id, None)
+        invariant(turn is not None, "a turn ends once", lane=lane_id)
+        assert turn is not None
+        self._due[lane_id] = due_s
+        if has_failed and now_s - turn.began_s >= PATIENCE_S:
+            self._silent.add(turn.feed)
+        elif has_failed or has_moved:
+            self._silent.discard(turn.feed)
+
+    def hurry(self, lane_id: int) -> None:
+        """Its run is over: it is due at once, unless its turn runs."""
+        if lane_id in self._due:
+            self._due[lane_id] = NOW
+
+    def wake(self, feed: Feed, now_s: float) -> None:
+        """The waiting lanes of a changefeed are due now."""
+        for lane_id in self._due:
+            if self._feeds[lane_id] == feed:
+                self._due[lane_id] = min(self._due[lane_id], now_s)

@@ -1,1 +1,0 @@
-"""Judges of a chaos run. Pure."""

@@ -1,0 +1,58 @@
+"""What a scenario adds to the frame of a run (`world`): processes, faults, deeds of operators, and what must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from simulator.dst.database import SimCatalog
+
+if TYPE_CHECKING:
+    from simulator.dst.running import Running
+
+
+class Aspect:
+    """One addition. The frame calls its hooks in this order; each does nothing unless the aspect defines it."""
+
+    meta: Mapping[str, Any] = {}  #: arguments of the meta servers
+    stores: Sequence[int] = ()  #: more stores of the judged tenant
+
+    def roles(self) -> Mapping[str, Callable[[Running], None]]:
+        """The first thread of each kind of its processes."""
+        return {}
+
+    def processes(self) -> Iterable[tuple[str, str]]:
+        """(role, name) of those that begin before the pushers do."""
+        return ()
+
+    def patched(self) -> AbstractContextManager[object]:
+        """Around the run: what it changes in the services' modules."""
+        return nullcontext()
+
+    def begin(self, catalog: SimCatalog) -> None:
+        """No process is there yet."""
+
+    def start(self) -> None:
+        """The processes of the service, the pushers and the readers have begun."""
+
+    def rest(self) -> None:
+        """Faults have ended."""
+
+    def has_all(self, upto: int) -> bool:
+        """At rest: whether those to whom it gives changes have all up to here."""
+        return True
+
+    def settle(self) -> None:
+        """Everything is served: wait for what else must happen."""
+
+    def at_rest(self) -> None:
+        """The whole log was read: check the result."""
+
+    def due(self) -> list[str]:
+        """What has not happened yet, for a run that does not settle."""
+        return []
+
+    def counts(self) -> dict[str, int]:
+        """How much happened."""
+        return {}

@@ -1,0 +1,1 @@
+"""The judge of a reader, and the times without an owner. Pure."""

@@ -1,0 +1,211 @@
+"""Which releases run on a catalog: one that a later release has migrated, and one whose older processes live on."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, event, inspect
+
+from tests.kit.catalog_cases import ON_SQLALCHEMY, elected
+from tistream.catalog.database.compatibility import demand, keep_out
+from tistream.catalog.database.engine import Catalog
+from tistream.catalog.database.revisions import MIGRATIONS, Migrations
+from tistream.catalog.tenancy.tenants import register_tenant
+from tistream.catalog.work.leader import acquire_leadership, get_leader, renew_leadership
+from tistream.catalog.work.workers import heartbeat, list_workers, register_worker
+from tistream.errors import Fenced
+from tistream.ids import Tenant
+from tistream.release import THIS_RELEASE, Release, ReleaseTooOld
+
+LATER = Release(9, 1, 2)
+
+_MIGRATION = """
+import sqlalchemy as sa
+from tistream.catalog.database.steps import create_table
+
+revision, down_revision, min_release = "0002", "0001", "{min_release}"
+
+def upgrade() -> None:
+    create_table("added_later", sa.Column("id", sa.Integer, primary_key=True))
+"""
+
+
+def later(folder: Path, min_release: Release) -> Migrations:
+    """The migrations of this release and one more."""
+    shutil.copytree(MIGRATIONS.folder, folder / "later", ignore=shutil.ignore_patterns("__pycache__"))
+    script = _MIGRATION.format(min_release=min_release)
+    (folder / "later" / "versions" / "v0002_later.py").write_text(script, "utf-8")
+    return Migrations(folder / "later")
+
+
+def refused(caught: pytest.ExceptionInfo[ReleaseTooOld], min_release: Release) -> bool:
+    """Whether the error names this release, the one that changed the catalog, and what to start."""
+    message = caught.value.message
+    return all(word in message for word in (f"This is TiStream {THIS_RELEASE}", f"{LATER}", f"Start {min_release} or"))
+
+
+@ON_SQLALCHEMY
+class TestStart:
+    @pytest.mark.parametrize("min_release", [Release(0, 1, 0), THIS_RELEASE])
+    def test_on_the_catalog_of_a_later_release_that_allows_it(
+        self, min_release: Release, url: str, tmp_path: Path
+    ) -> None:
+        newer = Catalog(url, release=LATER, migrations=later(tmp_path, min_release))
+        newer.migrate()
+        mine = Catalog(url)
+        mine.migrate()
+        assert mine.revision() == "0002", "its tables are left as they are"
+        assert register_tenant(mine, Tenant(1, 1)).tenant == Tenant(1, 1)
+        assert register_worker(mine, "s1", "sorter", "") == 1
+        for catalog in (newer, mine):
+            catalog.close()
+
+    def test_on_the_catalog_of_a_later_release_that_refuses_it(self, url: str, tmp_path: Path) -> None:
+        lowest = Release(9, 0, 0)
+        newer = Catalog(url, release=LATER, migrations=later(tmp_path, lowest))
+        newer.migrate()
+        mine = Catalog(url)
+        with pytest.raises(ReleaseTooOld) as caught:
+            mine.migrate()
+        assert refused(caught, lowest)
+        for catalog in (newer, mine):
+            catalog.close()
+
+    def test_a_feature_refuses_it_without_a_migration(self, url: str) -> None:
+        catalog = Catalog(url)
+        catalog.migrate()
+        with catalog.transaction() as conn:
+            demand(conn, by=LATER, lowest=LATER)
+        with pytest.raises(ReleaseTooOld) as caught:
+            catalog.migrate()
+        assert refused(caught, LATER)
+        catalog.close()
+
+    def test_who_was_overtaken_between_its_look_and_the_lock_leaves_the_tables(self, url: str, tmp_path: Path) -> None:
+        newer, mine = Catalog(url, release=LATER, migrations=later(tmp_path, LATER)), Catalog(url)
+        looked = mine.revision
+
+        def overtaken() -> str | None:
+            mine.revision = looked  # type: ignore[method-assign]
+            seen = looked()
+            newer.migrate()
+            return seen
+
+        mine.revision = overtaken  # type: ignore[method-assign]
+        with pytest.raises(ReleaseTooOld):
+            mine.migrate()
+        assert mine.revision() == "0002"
+        for catalog in (newer, mine):
+            catalog.close()
+
+
+@pytest.mark.parametrize("backend", [pytest.param("mariadb", marks=pytest.mark.mariadb)], indirect=True)
+def test_older_processes_are_refused_before_the_first_table_changes(url: str, tmp_path: Path) -> None:
+    """MariaDB commits each statement: an older process that reads between two of them must already be refused."""
+    mine = Catalog(url)
+    mine.migrate()
+    life = register_worker(mine, "s1", "sorter", "")
+    newer = Catalog(url, release=LATER, migrations=later(tmp_path, LATER))
+    seen: list[str] = []
+
+    def look(_conn: object, _cursor: object, sql: str, *_: object) -> None:
+        if "CREATE TABLE added_later" in sql:
+            with pytest.raises(ReleaseTooOld):
+                heartbeat(mine, "s1", life)
+            with mine.reading() as conn:
+                assert inspect(conn).has_table("added_later")
+            seen.append(sql)
+
+    event.listen(Engine, "after_cursor_execute", look)
+    try:
+        newer.migrate()
+    finally:
+        event.remove(Engine, "after_cursor_execute", look)
+    assert len(seen) == 1
+    for catalog in (newer, mine):
+        catalog.close()
+
+
+def move_on(catalog: Catalog, lowest: Release = LATER) -> None:
+    with catalog.transaction() as conn:
+        demand(conn, by=LATER, lowest=lowest)
+
+
+class TestLivingProcesses:
+    def test_a_heartbeat_says_that_the_catalog_was_changed(self, catalog: Catalog) -> None:
+        life = register_worker(catalog, "s1", "sorter", "")
+        heartbeat(catalog, "s1", life)
+        move_on(catalog)
+        with pytest.raises(ReleaseTooOld) as caught:
+            heartbeat(catalog, "s1", life)
+        assert refused(caught, LATER)
+
+    def test_a_heartbeat_goes_on_when_the_later_release_allows_it(self, catalog: Catalog) -> None:
+        life = register_worker(catalog, "s1", "sorter", "")
+        move_on(catalog, THIS_RELEASE)
+        heartbeat(catalog, "s1", life)
+        register_worker(catalog, "s1", "sorter", "")
+        with pytest.raises(Fenced) as caught:
+            heartbeat(catalog, "s1", life)
+        assert not isinstance(caught.value, ReleaseTooOld), "its name has another owner, which is something else"
+
+    def test_who_registers_is_refused(self, catalog: Catalog) -> None:
+        move_on(catalog)
+        with pytest.raises(ReleaseTooOld) as caught:
+            register_worker(catalog, "s1", "sorter", "")
+        assert refused(caught, LATER)
+        assert list_workers(catalog) == []
+
+    def test_a_leader_is_neither_elected_nor_renewed(self, catalog: Catalog) -> None:
+        epoch = elected(catalog)
+        move_on(catalog)
+        with pytest.raises(ReleaseTooOld) as caught:
+            renew_leadership(catalog, "meta-1", epoch)
+        assert refused(caught, LATER)
+        assert acquire_leadership(catalog, "meta-1", starts=True) is None
+        with catalog.transaction() as conn:
+            conn.exec_driver_sql("UPDATE leader SET heartbeat_ms = 0")
+        assert acquire_leadership(catalog, "meta-2") is None, "the lease has ended, and it may not lead"
+
+    def test_what_is_demanded_never_falls(self, catalog: Catalog) -> None:
+        move_on(catalog)
+        with catalog.transaction() as conn:
+            demand(conn, by=THIS_RELEASE, lowest=THIS_RELEASE)
+        with pytest.raises(ReleaseTooOld) as caught:
+            catalog.refuse_older()
+        assert refused(caught, LATER)
+
+    def test_processes_say_their_release(self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+        register_worker(catalog, "s1", "sorter", "")
+        elected(catalog)
+        leader = get_leader(catalog)
+        assert leader is not None
+        assert [row.release for row in list_workers(catalog)] == [leader.release] == [THIS_RELEASE]
+        monkeypatch.setattr(catalog, "release", LATER)
+        register_worker(catalog, "s1", "sorter", "")
+        assert [row.release for row in list_workers(catalog)] == [LATER], "of the newest process of that name"
+
+
+@pytest.mark.parametrize("backend", [pytest.param("mariadb", marks=pytest.mark.mariadb)], indirect=True)
+def test_nobody_registers_while_older_releases_are_being_kept_out(catalog: Catalog) -> None:
+    errors: list[BaseException] = []
+
+    def register() -> None:
+        try:
+            register_worker(catalog, "s1", "sorter", "")
+        except ReleaseTooOld as e:
+            errors.append(e)
+
+    with catalog.transaction() as conn:
+        keep_out(conn)
+        thread = threading.Thread(target=register, daemon=True)
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive(), "it waits for the row"
+        demand(conn, by=LATER, lowest=LATER)
+    thread.join(10)
+    assert [type(e) for e in errors] == [ReleaseTooOld]
+    assert list_workers(catalog) == []
