@@ -28,7 +28,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import httpx2
 import orjson
@@ -43,7 +43,6 @@ from tistream.runtime.credentials import key_for
 from tistream.runtime.proxies import reach
 from tistream.runtime.service import Backoff
 
-_TIMEOUT_S = 5.0
 _RETRY_STATUS = frozenset({408, 425, 429})
 _ZSTD = b"\x28\xb5\x2f\xfd"  # magic number of a snapshot
 _NUMBER_MAX = (1 << 63) - 1
@@ -216,13 +215,15 @@ class HttpControl:
     """The control plane behind a URL. `token` is the API key; None = the one `tistream.runtime.credentials` has for the
     URL."""
 
-    def __init__(self, url: str, tenant: Tenant, *, token: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
+    timeout_s: ClassVar[float] = 5.0  #: for each request
+
+    def __init__(self, url: str, tenant: Tenant, *, token: str | None = None) -> None:
         self._tenant = tenant
         self._service = url.rstrip("/")
         self._root = f"{self._service}/v1/clusters/{tenant.cluster_id}/tenants/{tenant.tenant_id}"
         key = key_for(url) if token is None else token
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.Client(timeout=timeout_s, headers=headers, **reach(url))
+        self._http = httpx2.Client(timeout=self.timeout_s, headers=headers, **reach(url))
         self.has_session = False  #: as of the last push bundle
 
     @property

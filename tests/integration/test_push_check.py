@@ -16,6 +16,7 @@ from apiserver.control import push_access
 from apiserver.control.push import drop_probes
 from apiserver.control.push_access import CredentialIssuer
 from apiserver.control.push_policy import PushTerms, session_policy
+from pusher.control import HttpControl
 from simulator.chaos.servers.s3server import REGION, S3Server
 from tests.kit.control_app import control_app
 from tests.kit.s3_doubles import BUCKET, FOLDER, ROOT, GuardedS3, careless_s3, guarded_s3
@@ -51,6 +52,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedS3]:
 def terms(server: GuardedS3) -> PushTerms:
     role = server.make_role("pusher", [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}])
     return PushTerms(bucket=BUCKET, prefix=FOLDER, role_arn=role)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is not a control plane that does not answer."""
+    monkeypatch.setattr(HttpControl, "timeout_s", 60.0)
 
 
 @pytest.fixture

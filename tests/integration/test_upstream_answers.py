@@ -159,7 +159,8 @@ class World:
 
     def __init__(self, bench: PushBench, upstream: Upstream, http: ControlHttp, patch: pytest.MonkeyPatch) -> None:
         self.bench, self.upstream, self.http = bench, upstream, http
-        control = self.control = HttpControl(http.url, TENANT, token="x", timeout_s=1.0)
+        patch.setattr(HttpControl, "timeout_s", 1.0)
+        control = self.control = HttpControl(http.url, TENANT, token="x")
         bench.push_control, bench.clock = control, HastyClock()
         patch.setattr("pusher.tenant_store.open_session", lambda *_: bench.store)
         bench.open_store = lambda url: TenantStore(url, control, bench.clock)
