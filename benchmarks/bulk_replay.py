@@ -26,7 +26,7 @@ from benchmarks.harness import Result, compare
 from benchmarks.store_batches import STORES, Workload, in_order, workload
 from compactor.session import new_session
 from dispatcher.worker import DispatcherWorker
-from metaserver.loop import MetaWorker
+from metaserver.loop import MetaOptions, MetaWorker
 from sorter.worker.worker import SorterWorker
 from tistream.catalog.database.engine import Catalog
 from tistream.catalog.log.committed import find_segments
@@ -112,7 +112,7 @@ def _live(folder: Path, upto: int) -> Path:
     catalog, store, clock = Catalog(f"sqlite:///{folder}/catalog.db"), LocalStore(folder / "bucket"), SystemClock()
     follow = DispatcherWorker(catalog, store, clock, "dispatcher-1", reclaim_s=3600.0)
     services: list[Service] = [
-        MetaWorker(catalog, store, clock, "meta-1", interval_s=0.02),
+        MetaWorker(catalog, store, clock, "meta-1", MetaOptions(interval_s=0.02)),
         follow,
         SorterWorker(catalog, store, follow, clock, worker_id="sorter-1", snapshot_interval_s=3600.0),
     ]

@@ -51,7 +51,7 @@ from tistream.catalog.work.leader import acquire_leadership, note_silence, renew
 from tistream.catalog.work.service_tokens import rotate_service_token
 from tistream.catalog.work.stopped_items import forget_stale_items
 from tistream.catalog.work.workers import list_workers, pulses
-from tistream.clock import Clock
+from tistream.clock import Clock, Due
 from tistream.errors import Fenced
 from tistream.limits import CLOCK_SKEW_MAX_MS, LEASE_MS
 from tistream.model.problem import Problem
@@ -81,38 +81,44 @@ class _Role:
     before_retry: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaOptions:
+    """How often a meta server acts, and by which rules."""
+
+    interval_s: float = INTERVAL_S
+    data_tasks: int = 2  #: of a new tenant
+    activation_pause_max_s: float = LONGEST_PAUSE_S
+    skew_max_ms: int = CLOCK_SKEW_MAX_MS
+    collect_interval_s: float = COLLECT_INTERVAL_S
+    grace_ms: int = GRACE_MS
+    retention_hours: float | None = None  #: of a tenant without its own, 0 = all; None = no retention and no audit
+    retention_interval_s: float = RETENTION_INTERVAL_S
+    audit_interval_s: float = AUDIT_INTERVAL_S
+    maintenance: MaintenanceRules | None = None  #: None = no jobs are scheduled
+    maintenance_interval_s: float = MAINTENANCE_INTERVAL_S
+    reshape: ReshapeSettings | None = None  #: None = tasks are not split or merged
+    service_token_hours: float = 24
+    features: Sequence[Feature] = FEATURES
+
+
 class MetaWorker:
     """A Service. Several may run; one of them is the leader."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        store: ObjectStore,
-        clock: Clock,
-        name: str,
-        data_tasks: int = 2,
-        *,
-        interval_s: float = INTERVAL_S,
-        collect_interval_s: float = COLLECT_INTERVAL_S,
-        grace_ms: int = GRACE_MS,
-        reshape: ReshapeSettings | None = None,
-        retention_hours: float | None = None,
-        retention_interval_s: float = RETENTION_INTERVAL_S,
-        audit_interval_s: float = AUDIT_INTERVAL_S,
-        maintenance: MaintenanceRules | None = None,
-        maintenance_interval_s: float = MAINTENANCE_INTERVAL_S,
-        service_token_hours: float = 24,
-        skew_max_ms: int = CLOCK_SKEW_MAX_MS,
-        activation_pause_max_s: float = LONGEST_PAUSE_S,
-        features: Sequence[Feature] = FEATURES,
+        self, catalog: Catalog, store: ObjectStore, clock: Clock, name: str, options: MetaOptions = MetaOptions()
     ) -> None:
-        """`name` must be unique: a process that starts under the leader's name replaces it. Without `reshape` tasks are
-        not split or merged. `retention_hours`: of the log of a tenant without its own retention, 0 = all; None = this
-        process runs no retention and no audit. Without `maintenance` it schedules no jobs."""
+        """`name` must be unique: a process that starts under the leader's name replaces it."""
         self.name = name
         self._catalog, self._clock = catalog, clock
+        grace_ms, hours = options.grace_ms, options.retention_hours or 0
         self._activation = Activation(
-            catalog, store, clock, data_tasks, name, skew_max_ms, pause_max_s=activation_pause_max_s
+            catalog,
+            store,
+            clock,
+            options.data_tasks,
+            name,
+            options.skew_max_ms,
+            pause_max_s=options.activation_pause_max_s,
         )
         self._collector = Collector(catalog, store, clock, grace_ms=grace_ms, name=name)
         self._deletion = Deletion(catalog, store, clock, self._collector, grace_ms=grace_ms, name=name)
@@ -121,63 +127,54 @@ class MetaWorker:
         self._assigning = Contained(
             catalog, clock, name, "assignment", stopped_first_s=JOB_FIRST_S, stopped_max_s=JOB_MAX_S
         )
+        reshape, rules = options.reshape, options.maintenance
         self._reshaping = None if reshape is None else Reshaping(catalog, clock, reshape, tasks.known, name)
         registry = SchemaRegistry(catalog, store, clock=clock)
-        hours = retention_hours or 0
         self._retention = Retention(catalog, registry, default_hours=hours, grace_ms=grace_ms, clock=clock, name=name)
         self._maintenance = None
-        if maintenance is not None:
+        if rules is not None:
+            pause_s = options.maintenance_interval_s
             self._maintenance = Maintenance(
-                catalog,
-                store,
-                registry,
-                clock,
-                maintenance,
-                default_hours=retention_hours or 0,
-                interval_s=maintenance_interval_s,
-                name=name,
+                catalog, store, registry, clock, rules, default_hours=hours, interval_s=pause_s, name=name
             )
         self._auditor = Auditor(catalog, store, clock, name=name)
-        self._audit_interval_s, self._audited = audit_interval_s, clock.monotonic()
         self._epoch: int | None = None
         self._detector, self._has_led = FailureDetector(), False
         self._silent = dict[str, int]()  # worker without heartbeats -> incarnation
         self._inventories = _inventories(catalog, tasks)
-        self._reports_due_s = self._report_due_s = self._resumed_s = self._token_due_s = self._features_due_s = 0.0
-        self._rotate_ms, self._features = int(service_token_hours * 3_600_000), list(features)
+        self._rotate_ms, self._features = int(options.service_token_hours * 3_600_000), list(options.features)
+        self._audit_due = Due(options.audit_interval_s, next_s=clock.monotonic() + options.audit_interval_s)
+        self._token_due = Due(min(TOKEN_S, self._rotate_ms / 10_000))
+        self._learn_due, self._report_due = Due(REPORTS_S), Due(REPORTS_S)
+        self._resume_due, self._features_due = Due(RESUMED_S), Due(FEATURES_S)
         self._reported: tuple[int, list[dict[str, object]]] | None = None
         self._assigned_s: float | None = None
-        self._roles = self._made_roles(
-            interval_s,
-            collect_interval_s,
-            None if retention_hours is None else retention_interval_s,
-            maintenance_interval_s,
-        )
+        self._roles = self._made_roles(options)
         self._threads = ServiceGroup(name, [role.thread for role in self._roles], clock)
 
-    def _made_roles(
-        self, interval_s: float, collect_s: float, retention_s: float | None, maintenance_s: float
-    ) -> list[_Role]:
+    def _made_roles(self, options: MetaOptions) -> list[_Role]:
         def thread(role: str, step: Callable[[], None], every_s: float) -> Repeating:
             return Repeating(f"{self.name}/{role}", step, interval_s=every_s, clock=self._clock, lasting=True)
 
+        assignment = thread("assignment", self.assign, options.interval_s)
+        activation = thread("activation", self.activate, options.interval_s)
+        collection = thread("collection", self.collect, options.collect_interval_s)
         reshaping = () if self._reshaping is None else (self._reshaping.tenants,)
-        collecting = (self._collector.tenants, self._deletion.tenants, self._pruning)
         roles = [
-            _Role(thread("assignment", self.assign, interval_s), (self._assigning, *reshaping)),
-            _Role(
-                thread("activation", self.activate, interval_s), (self._activation.tenants,), self._activation.resume
-            ),
-            _Role(thread("collection", self.collect, collect_s), collecting),
+            _Role(assignment, (self._assigning, *reshaping)),
+            _Role(activation, (self._activation.tenants,), self._activation.resume),
+            _Role(collection, (self._collector.tenants, self._deletion.tenants, self._pruning)),
         ]
-        if retention_s is not None:
-            audit_s = min(600.0, self._audit_interval_s)
+        if options.retention_hours is not None:
+            retention = thread("retention", self.retain, options.retention_interval_s)
+            audit = thread("audit", self.audit, min(600.0, options.audit_interval_s))
             roles += [
-                _Role(thread("retention", self.retain, retention_s), (self._retention.tenants,)),
-                _Role(thread("audit", self.audit, audit_s), (self._auditor.tenants,), self._audit_now),
+                _Role(retention, (self._retention.tenants,)),
+                _Role(audit, (self._auditor.tenants,), self._audit_due.make_due),
             ]
         if self._maintenance is not None:
-            roles.append(_Role(thread("maintenance", self.maintain, maintenance_s), (self._maintenance.tenants,)))
+            maintenance = thread("maintenance", self.maintain, options.maintenance_interval_s)
+            roles.append(_Role(maintenance, (self._maintenance.tenants,)))
         return roles
 
     def start(self) -> None:
@@ -268,19 +265,15 @@ class MetaWorker:
 
     def audit(self) -> None:
         """Compare catalog and bucket, when it is due. Reads only."""
-        now = self._clock.monotonic()
-        if self._epoch is not None and now - self._audited >= self._audit_interval_s:
+        now_s = self._clock.monotonic()
+        if self._epoch is not None and self._audit_due.is_due(now_s):
             self._auditor.step()
-            self._audited = now
-
-    def _audit_now(self) -> None:
-        self._audited = self._clock.monotonic() - self._audit_interval_s
+            self._audit_due.restart(now_s)
 
     def _resume(self, now_s: float) -> None:
         """Retry at once what operators resumed."""
-        if now_s < self._resumed_s:
+        if not self._resume_due.take(now_s):
             return
-        self._resumed_s = now_s + RESUMED_S
         for role in self._roles:
             resumed = [stopped.take_resumed() for stopped in role.stopped]
             if any(resumed):
@@ -307,18 +300,17 @@ class MetaWorker:
 
     def _rotate_token(self, epoch: int, now_s: float) -> None:
         """Make the token with which services prove themselves, and a new one when it is due."""
-        if now_s < self._token_due_s:
+        if not self._token_due.is_due(now_s):
             return
         number = rotate_service_token(self._catalog, rotate_ms=self._rotate_ms, leader_epoch=epoch)
-        self._token_due_s = now_s + min(TOKEN_S, self._rotate_ms / 10_000)
+        self._token_due.restart(now_s)
         if number is not None:
             log.info("made a service token", me=self.name, number=number)
 
     def _switch_on(self, epoch: int, now_s: float) -> None:
         """Switch on the features that every living process has."""
-        if not self._features or now_s < self._features_due_s:
+        if not self._features or not self._features_due.take(now_s):
             return
-        self._features_due_s = now_s + FEATURES_S
         on = switch_on(self._catalog, self._features, leader_epoch=epoch)
         self._features = [feature for feature in self._features if feature.name not in on]
 
@@ -344,9 +336,8 @@ class MetaWorker:
 
     def _report(self, epoch: int, now_s: float) -> None:
         """Report this process's problems, if they changed, for API servers in other processes."""
-        if now_s < self._report_due_s:
+        if not self._report_due.take(now_s):
             return
-        self._report_due_s = now_s + REPORTS_S
         report = epoch, [problem.shown() for problem in self.problems()]
         if report != self._reported:
             report_as_leader(self._catalog, self.name, epoch, WorkerReport(problems=tuple(report[1])))
@@ -354,9 +345,8 @@ class MetaWorker:
 
     def _learn(self, now_s: float) -> None:
         """Read the workers' reports, when due: they are large."""
-        if now_s < self._reports_due_s:
+        if not self._learn_due.take(now_s):
             return
-        self._reports_due_s = now_s + REPORTS_S
         reports: dict[WorkerKind, list[tuple[str, WorkerReport]]] = {kind: [] for kind in self._inventories}
         for worker in list_workers(self._catalog):
             if worker.kind in reports:
@@ -364,8 +354,7 @@ class MetaWorker:
         for kind, inventory in self._inventories.items():
             if kind is not WorkerKind.REPLICATE:  # lanes report no loads
                 inventory.learn(reports[kind], now_s)
-        took_s = self._clock.monotonic() - now_s
-        self._reports_due_s = now_s + max(REPORTS_S, REPORTS_PAUSES * took_s)
+        self._learn_due.restart(now_s, REPORTS_PAUSES * (self._clock.monotonic() - now_s))
 
 
 def _inventories(catalog: Catalog, tasks: TaskItems) -> dict[WorkerKind, Inventory]:

@@ -1,4 +1,4 @@
-"""Clocks. Shells get a Clock as an argument; cores get plain numbers."""
+"""Clocks and timers. Shells get a Clock as an argument; cores get plain numbers."""
 
 from __future__ import annotations
 
@@ -34,3 +34,27 @@ class SystemClock:
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(seconds)
+
+
+class Due:
+    """A timer of something that is due at once, and then once in a period."""
+
+    def __init__(self, period_s: float, *, next_s: float = 0.0) -> None:
+        self._period_s, self._next_s = period_s, next_s
+
+    def is_due(self, now_s: float) -> bool:
+        return now_s >= self._next_s
+
+    def take(self, now_s: float) -> bool:
+        """Whether it is due; if so, the next period begins."""
+        is_due = self.is_due(now_s)
+        if is_due:
+            self.restart(now_s)
+        return is_due
+
+    def restart(self, now_s: float, at_least_s: float = 0.0) -> None:
+        """Begin a period, which lasts `at_least_s`."""
+        self._next_s = now_s + max(self._period_s, at_least_s)
+
+    def make_due(self) -> None:
+        self._next_s = 0.0

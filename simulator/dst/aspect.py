@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Aspect:
     """One addition. The frame calls its hooks in this order; each does nothing unless the aspect defines it."""
 
-    meta: Mapping[str, Any] = {}  #: arguments of the meta servers
+    meta: Mapping[str, Any] = {}  #: options of the meta servers
     stores: Sequence[int] = ()  #: more stores of the judged tenant
 
     def roles(self) -> Mapping[str, Callable[[Running], None]]:

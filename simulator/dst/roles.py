@@ -18,7 +18,7 @@ from compactor.local import LocalExecutor
 from compactor.task import Failed
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
-from metaserver.loop import MetaWorker
+from metaserver.loop import MetaOptions, MetaWorker
 from pusher.control import ControlUnavailable, IncarnationGrant, PushBundle
 from pusher.frontier import FrontierEntry, FrontierReader
 from pusher.worker import PusherWorker
@@ -103,19 +103,16 @@ def roles_of(world: World) -> Mapping[str, Callable[[Running], None]]:
 
 def _meta(world: World, running: Running) -> None:
     profile = world.profile
-    worker = MetaWorker(
-        running.catalog,
-        running.store,
-        running.clock,
-        f"{running.name}-{running.number}",
-        profile.data_tasks,
+    options = MetaOptions(
         interval_s=0.6,
+        data_tasks=profile.data_tasks,
         collect_interval_s=profile.collect_s,
         grace_ms=profile.grace_ms,
         skew_max_ms=profile.skew_ms,
         **{name: value for aspect in world.aspects for name, value in aspect.meta.items()},
     )
-    serve(running, worker)
+    name = f"{running.name}-{running.number}"
+    serve(running, MetaWorker(running.catalog, running.store, running.clock, name, options))
 
 
 def _dispatcher(world: World, running: Running) -> None:

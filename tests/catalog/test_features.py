@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from metaserver.loop import MetaWorker
+from metaserver.loop import MetaOptions, MetaWorker
 from tests.kit.catalog_cases import elected, shift
 from tistream.catalog.database import tables
 from tistream.catalog.database.engine import Catalog
@@ -103,11 +103,11 @@ class TestFeatures:
     def test_the_leading_meta_server_does_it(self, catalog: Catalog) -> None:
         old = of_release(catalog, "s1", THIS_RELEASE)
         with running(catalog, LATER):
-            meta = MetaWorker(catalog, MemoryStore(), SystemClock(), "meta-1", features=[PARCELS])
+            meta = MetaWorker(catalog, MemoryStore(), SystemClock(), "meta-1", MetaOptions(features=[PARCELS]))
             meta.assign()
             assert switched_on(catalog) == frozenset()
             retire_worker(catalog, "s1", old)
-            meta = MetaWorker(catalog, MemoryStore(), SystemClock(), "meta-1", features=[PARCELS])
+            meta = MetaWorker(catalog, MemoryStore(), SystemClock(), "meta-1", MetaOptions(features=[PARCELS]))
             meta.assign()
             assert meta.problems() == []
         assert switched_on(catalog) == {"parcels"}

@@ -12,7 +12,7 @@ import zstandard
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from metaserver.loop import MetaWorker
+from metaserver.loop import MetaOptions, MetaWorker
 from tests.kit.catalog_cases import shift
 from tests.kit.control_app import control_app
 from tests.kit.manual_clock import ManualClock
@@ -59,7 +59,7 @@ class Clocked(MetaWorker):
 
     def __init__(self, catalog: Catalog, folder: OpenFolder, name: str = "m1", data_tasks: int = 2) -> None:
         self.clock = ManualClock()
-        super().__init__(catalog, folder, self.clock, name, data_tasks)
+        super().__init__(catalog, folder, self.clock, name, MetaOptions(data_tasks=data_tasks))
 
     def rounds(self, seconds: float, alive: dict[str, int] | None = None, look: bool = True) -> None:
         """Rounds for so long, while these lives beat. Without `look` time passes between two rounds only."""
@@ -327,7 +327,7 @@ def test_its_threads_do_all_of_this_by_themselves(catalog: Catalog, snapshot: di
     folder.put(str(SchemaSnapKey(tenant=T, ts=int(snapshot["ts"]))), pack(snapshot))
     register_tenant(catalog, T)
     register_worker(catalog, "s1", "sorter", "")
-    worker = MetaWorker(catalog, folder, SystemClock(), "m1", interval_s=0.02)
+    worker = MetaWorker(catalog, folder, SystemClock(), "m1", MetaOptions(interval_s=0.02))
     worker.start()
     try:
         assert worker.wait_until_ready(60)

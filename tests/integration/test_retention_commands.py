@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from metaserver.loop import MetaWorker
+from metaserver.loop import MetaOptions, MetaWorker
 from tests.kit.catalog_cases import EDGE, OTHER, START, T, grown_log
 from tests.kit.control_app import control_app
 from tests.kit.manual_clock import ManualClock
@@ -195,9 +195,8 @@ def test_the_owner_retires_and_audits(catalog: Catalog, tmp_path: Path, monkeypa
     """And who is not the owner does nothing; an audit is made once a day."""
     assert raise_floor(catalog, T, seen_floor=0, to_ts=START + 20)
     clock = ManualClock()
-    worker = MetaWorker(
-        catalog, LocalStore(tmp_path / "bucket"), clock, "meta-1", retention_hours=0, audit_interval_s=3600
-    )
+    options = MetaOptions(retention_hours=0, audit_interval_s=3600)
+    worker = MetaWorker(catalog, LocalStore(tmp_path / "bucket"), clock, "meta-1", options)
     worker.retain()
     worker.audit()
     with catalog.reading() as conn:

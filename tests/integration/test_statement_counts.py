@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from dispatcher.worker import DispatcherWorker
 from metaserver.inventory import MANY, REREAD_S, StoreItems
-from metaserver.loop import MetaWorker
+from metaserver.loop import MetaOptions, MetaWorker
 from metaserver.reshape import ReshapeSettings
 from tests.kit.catalog_cases import begin, elected
 from tests.kit.manual_clock import ManualClock
@@ -159,7 +159,8 @@ def test_a_round_of_assignment_without_news_asks_the_same_of_few_and_of_many(cat
     many(catalog, tenants)
     lives = {name: register_worker(catalog, name, kind, "") for name, kind in (("s1", "sorter"), ("d1", "dispatcher"))}
     clock = ManualClock()
-    meta = MetaWorker(catalog, MemoryStore(), clock, "meta-1", reshape=ReshapeSettings(split_bytes_per_s=1e6))
+    options = MetaOptions(reshape=ReshapeSettings(split_bytes_per_s=1e6))
+    meta = MetaWorker(catalog, MemoryStore(), clock, "meta-1", options)
     for _ in range(3):
         meta.assign()
     assert {row.owner for row in list_tasks(catalog)} == {"s1"}
@@ -184,7 +185,7 @@ def test_a_reshape_round_reads_only_tasks_that_may_change(catalog: Catalog, monk
     many(catalog, 20, data_tasks=3)
     life = register_worker(catalog, "s1", "sorter", "")
     clock, settings = ManualClock(), ReshapeSettings(split_bytes_per_s=1e6, merge_bytes_per_s=10, tasks_min=3)
-    meta = MetaWorker(catalog, MemoryStore(), clock, "meta-1", reshape=settings)
+    meta = MetaWorker(catalog, MemoryStore(), clock, "meta-1", MetaOptions(reshape=settings))
     meta.assign()
     hot = list_tasks(catalog, Tenant(1, 7))[1]
     idle = [TaskReport(task_id=row.task_id, epoch=row.epoch, bytes_per_s=1) for row in list_tasks(catalog)]

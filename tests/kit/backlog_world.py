@@ -20,7 +20,7 @@ import pyarrow as pa
 from dispatcher.tail import TailTiming
 from dispatcher.worker import DispatcherWorker
 from metaserver.activation import Activation
-from metaserver.loop import MetaWorker
+from metaserver.loop import MetaOptions, MetaWorker
 from pusher.control import IncarnationGrant, PushBundle, WantedSeed
 from pusher.frontier import FrontierEntry
 from simulator.capture import Capture
@@ -149,7 +149,7 @@ class BacklogWorld:
     def live(self, name: str = "1") -> Iterator[list[Service]]:
         """A live service: meta server, dispatcher, sorter."""
         clock = SystemClock()
-        meta = MetaWorker(self.catalog, self.store, clock, f"meta-{name}", interval_s=0.1)
+        meta = MetaWorker(self.catalog, self.store, clock, f"meta-{name}", MetaOptions(interval_s=0.1))
         timing = TailTiming(poll_s=0.02)
         follow = DispatcherWorker(self.catalog, self.store, clock, f"dispatcher-{name}", timing=timing)
         sorter = SorterWorker(self.catalog, self.store, follow, clock, worker_id=f"sorter-{name}")

@@ -350,12 +350,11 @@ def push_issuer(settings: Settings) -> CredentialIssuer | None:
 
 def _meta(parts: Parts, name: str) -> MetaWorker:
     from metaserver.activation import LONGEST_PAUSE_S
-    from metaserver.loop import MetaWorker
+    from metaserver.loop import MetaOptions, MetaWorker
     from metaserver.reshape import ReshapeSettings
 
     settings, announced = parts.settings.meta, parts.settings.notifications
     floor_s = max(announced.floor_s, LONGEST_PAUSE_S)
-    interval_s = settings.interval_ms / 1000
     reshape = ReshapeSettings(
         split_bytes_per_s=settings.split_mb_per_s * 1e6,
         split_after_s=settings.split_after_s,
@@ -364,13 +363,9 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         tasks_min=settings.data_tasks,
         tasks_max=settings.tasks_max,
     )
-    return MetaWorker(
-        parts.catalog,
-        parts.store,
-        parts.clock,
-        name,
-        settings.data_tasks,
-        interval_s=interval_s,
+    options = MetaOptions(
+        interval_s=settings.interval_ms / 1000,
+        data_tasks=settings.data_tasks,
         reshape=reshape,
         retention_hours=settings.retention_hours,
         service_token_hours=settings.service_token_hours,
@@ -382,6 +377,7 @@ def _meta(parts: Parts, name: str) -> MetaWorker:
         maintenance_interval_s=parts.settings.maintenance.interval_s,
         activation_pause_max_s=floor_s if announced.sqs_queue_url or announced.webhook_token else LONGEST_PAUSE_S,
     )
+    return MetaWorker(parts.catalog, parts.store, parts.clock, name, options)
 
 
 def _dispatcher(parts: Parts, name: str) -> DispatcherWorker:

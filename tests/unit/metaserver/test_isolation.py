@@ -17,7 +17,7 @@ import structlog
 import zstandard
 
 from metaserver import activation, collect, deletion, retention
-from metaserver.loop import MetaWorker
+from metaserver.loop import MetaOptions, MetaWorker
 from schemas.registry import log_start
 from tests.kit.catalog_cases import activate, new_catalog
 from tests.kit.hostile_bytes import real_schema
@@ -90,9 +90,8 @@ class World:
     clock: ManualClock
 
     def start(self) -> MetaWorker:
-        worker = MetaWorker(
-            self.catalog, self.bucket, self.clock, "m1", retention_hours=0, audit_interval_s=0, grace_ms=0
-        )
+        options = MetaOptions(retention_hours=0, audit_interval_s=0, grace_ms=0)
+        worker = MetaWorker(self.catalog, self.bucket, self.clock, "m1", options)
         worker.assign()
         return worker
 
