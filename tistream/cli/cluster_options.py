@@ -21,62 +21,7 @@ CaPath = Annotated[
 ]
 CertPath = Annotated[Path | None, typer.Option("--cert-path", help="PEM file: our certificate for the cluster.")]
 KeyPath = Annotated[Path | None, typer.Option("--key-path", help="PEM file: the key of our certificate.")]
-StoreId = Annotated[
-    list[int] | None, typer.Option("--store-id", help="Of a cluster: follow this store only. May be repeated.")
-]
-IdleInterval = Annotated[
-    float | None,
-    typer.Option(
-        "--idle-interval",
-        min=1,
-        help="Of a cluster: while nothing is written anywhere in it, write a batch file per store every this many"
-        " seconds instead of every second.",
-    ),
-]
-Seed = Annotated[
-    bool,
-    typer.Option(
-        "--seed-rows",
-        help="Of a cluster: also push the rows at the beginning, and those that a MODIFY COLUMN rewrites later.",
-    ),
-]
-HistoryCap = Annotated[
-    float, typer.Option("--history-cap", help="Of a cluster: longest delay of its garbage collection, in hours.")
-]
-Scans = Annotated[int, typer.Option("--scans", min=1, help="Of a cluster: opening scans of one store at once.")]
-ScanRate = Annotated[
-    float,
-    typer.Option(
-        "--scan-rate",
-        min=0.01,
-        help="Of a cluster: highest read rate of schema and seed, or of a keyspace's scans, in MiB/s.",
-    ),
-]
-Spill = Annotated[
-    Path | None, typer.Option("--spill", help="Of a cluster: a folder for waiting files that exceed 256 MB of memory.")
-]
-SpillMib = Annotated[int, typer.Option("--spill-mib", min=1, help="Of a cluster: at most so much per store.")]
 Keyspace = Annotated[str | None, typer.Option("--keyspace", help="A keyspace of the cluster: its name, or id.")]
-Table = Annotated[
-    list[str] | None, typer.Option("--table", help="Of a cluster: follow this table, db.table. May be repeated.")
-]
-Database = Annotated[
-    list[str] | None, typer.Option("--database", help="Of a cluster: follow this database. May be repeated.")
-]
-IndexKeys = Annotated[
-    bool, typer.Option("--index-keys/--no-index-keys", help="Of a cluster: also follow index entries.")
-]
-FilterLoop = Annotated[
-    bool, typer.Option("--filter-loop", help="Of a cluster: leave out rows written by another change feed.")
-]
-
-ResolveLocks = Annotated[
-    bool,
-    typer.Option(
-        "--resolve-locks/--no-resolve-locks",
-        help="Of a cluster: resolve locks of dead clients that hold the watermark back.",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +45,58 @@ class TlsOptions:
             return TlsFiles(ca=self.ca_path, certificate=self.cert_path, key=self.key_path)
         except OSError as e:
             raise InvalidInput(f"a certificate cannot be read: {e}") from e
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowOptions:
+    """What of a live cluster is pushed, and how."""
+
+    store_id: Annotated[
+        list[int] | None, typer.Option(help="Of a cluster: follow this store only. May be repeated.")
+    ] = None
+    seed: Annotated[
+        bool,
+        typer.Option(
+            "--seed-rows",
+            help="Of a cluster: also push the rows at the beginning, and those that a MODIFY COLUMN rewrites later.",
+        ),
+    ] = False
+    history_cap: Annotated[
+        float, typer.Option(help="Of a cluster: longest delay of its garbage collection, in hours.")
+    ] = 24.0
+    scans: Annotated[int, typer.Option(min=1, help="Of a cluster: opening scans of one store at once.")] = 32
+    scan_rate: Annotated[
+        float,
+        typer.Option(
+            min=0.01, help="Of a cluster: highest read rate of schema and seed, or of a keyspace's scans, in MiB/s."
+        ),
+    ] = 16.0
+    idle_interval: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Of a cluster: while nothing is written anywhere in it, write a batch file per store every this many"
+            " seconds instead of every second.",
+        ),
+    ] = None
+    table: Annotated[
+        list[str] | None, typer.Option(help="Of a cluster: follow this table, db.table. May be repeated.")
+    ] = None
+    database: Annotated[list[str] | None, typer.Option(help="Of a cluster: follow this database. May be repeated.")] = (
+        None
+    )
+    index_keys: Annotated[bool, typer.Option(help="Of a cluster: also follow index entries.")] = True
+    filter_loop: Annotated[
+        bool, typer.Option("--filter-loop", help="Of a cluster: leave out rows written by another change feed.")
+    ] = False
+    resolve_locks: Annotated[
+        bool, typer.Option(help="Of a cluster: resolve locks of dead clients that hold the watermark back.")
+    ] = True
+    keyspace: Keyspace = None
+    spill: Annotated[
+        Path | None, typer.Option(help="Of a cluster: a folder for waiting files that exceed 256 MB of memory.")
+    ] = None
+    spill_mib: Annotated[int, typer.Option(min=1, help="Of a cluster: at most so much per store.")] = 1024
 
 
 def endpoints(pd: str) -> list[str]:

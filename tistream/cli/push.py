@@ -6,10 +6,10 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -67,20 +67,7 @@ def push(
     start_ts: StartTs = None,
     schema_snapshot: Snapshot = None,
     until_caught_up: UntilCaughtUp = False,
-    store_id: of_cluster.StoreId = None,
-    seed: of_cluster.Seed = False,
-    history_cap: of_cluster.HistoryCap = 24.0,
-    scans: of_cluster.Scans = 32,
-    scan_rate: of_cluster.ScanRate = 16.0,
-    idle_interval: of_cluster.IdleInterval = None,
-    table: of_cluster.Table = None,
-    database: of_cluster.Database = None,
-    index_keys: of_cluster.IndexKeys = True,
-    filter_loop: of_cluster.FilterLoop = False,
-    resolve_locks: of_cluster.ResolveLocks = True,
-    keyspace: of_cluster.Keyspace = None,
-    spill: of_cluster.Spill = None,
-    spill_mib: of_cluster.SpillMib = 1024,
+    follow: of_cluster.FollowOptions,
     secured: of_cluster.TlsOptions,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
@@ -104,12 +91,13 @@ def push(
     to_pd = None if pd is None else of_cluster.endpoints(pd)
     configure(LogSettings(level="error" if check else "warning"))
     if check:
-        room = None if spill is None else (spill, spill_mib << 20)
-        checks = check_push(url, who, capture, replay, log_backup, to_pd, tls, keyspace, room)
+        room = None if follow.spill is None else (follow.spill, follow.spill_mib << 20)
+        checks = check_push(url, who, capture, replay, log_backup, to_pd, tls, follow.keyspace, room)
         return show_findings(f"pushing to tenant {who} at {url}", checks, to.output)
     context.with_resource(pusher_probes(url, who, metrics_host, metrics_port))
     if to_pd is not None:
-        return follow_cluster(url, who, to_pd, options_of(context.params, tls))
+        snapshot = None if schema_snapshot is None else first_schema(schema_snapshot, start_ts)
+        return follow_cluster(url, who, to_pd, options_of(follow, tls, start_ts, snapshot))
     if log_backup is not None:
         upto = follow_log(url, who, log_backup, first_schema(schema_snapshot, start_ts), until_caught_up)
     else:
@@ -252,26 +240,33 @@ def first_schema(file: Path | None, start_ts: int | None) -> bytes | None:
         raise InvalidInput(f"the schema snapshot cannot be read: {e}", file=str(file)) from e
 
 
-def options_of(given: Mapping[str, Any], tls: Tls | None) -> TikvPushOptions:
-    """Options of a cluster's push from the command's parameters. InvalidInput for a table without a database."""
+def options_of(
+    follow: of_cluster.FollowOptions, tls: Tls | None, start_ts: int | None, schema_snapshot: bytes | None
+) -> TikvPushOptions:
+    """Options of a cluster's push from those of the command. InvalidInput for a table without a database."""
     from pusher.tikv_options import TikvPushOptions
 
-    tables, snapshot = given["table"] or (), given["schema_snapshot"]
+    tables = follow.table or ()
     for name in tables:
         if not all(name.partition(".")):
             raise InvalidInput(f"--table {name}: write db.table.")
-    same = ("keyspace", "index_keys", "start_ts", "seed", "spill", "filter_loop", "resolve_locks")
     return TikvPushOptions(
-        **{name: given[name] for name in same},
         tls=tls,
-        names=(*tables, *(given["database"] or ())),
-        store_ids=frozenset(given["store_id"] or ()),
-        schema_snapshot=None if snapshot is None else first_schema(snapshot, given["start_ts"]),
-        spill_bytes_max=given["spill_mib"] << 20,
-        cap_s=given["history_cap"] * 3600,
-        scans_max=given["scans"],
-        idle_interval_s=given["idle_interval"],
-        rate_bytes_s=int(given["scan_rate"] * (1 << 20)),
+        names=(*tables, *(follow.database or ())),
+        keyspace=follow.keyspace,
+        index_keys=follow.index_keys,
+        store_ids=frozenset(follow.store_id or ()),
+        schema_snapshot=schema_snapshot,
+        start_ts=start_ts,
+        seed=follow.seed,
+        spill=follow.spill,
+        spill_bytes_max=follow.spill_mib << 20,
+        cap_s=follow.history_cap * 3600,
+        scans_max=follow.scans,
+        idle_interval_s=follow.idle_interval,
+        filter_loop=follow.filter_loop,
+        rate_bytes_s=int(follow.scan_rate * (1 << 20)),
+        resolve_locks=follow.resolve_locks,
     )
 
 
