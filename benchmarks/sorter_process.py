@@ -29,7 +29,7 @@ from tistream.objectstore.local import LocalStore
 #: where the function is named, its name, the stage
 _STAGES: tuple[tuple[Any, str, str], ...] = (
     (worker.SorterWorker, "_round", "loop, rest"),
-    (task_core, "Arrivals", "arrivals"),
+    (task_core, "IncomingRows", "arrivals"),
     (prewrite_buffer.PrewriteBuffer, "take_in", "take_in"),
     (prewrite_buffer.PrewriteBuffer, "note_ready", "watermarks"),
     (watermark.RangeWatermarkMap, "apply", "watermarks"),

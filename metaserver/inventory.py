@@ -1,7 +1,7 @@
 """One kind of item and its workers: read from the catalog, balanced, written back.
 
 There may be very many tasks, so all are read only when `tasks_stamp` shows a change by another process, or after
-REREAD_S: this process knows by how much its own assignments move the stamp. The same holds for MANY stores or more.
+REREAD_S: this process knows by how much its own assignments move the stamp. So it is with MANY_ROWS stores or more.
 Assignments are written in transactions of CHUNK; one that fails its guard is found again in the next round.
 """
 
@@ -29,7 +29,7 @@ from tistream.ids import Tenant
 log = structlog.get_logger(__name__)
 
 REREAD_S = 30.0
-MANY = 100  #: from this many stores on, the stamp is read first
+MANY_ROWS = 100  #: from this many stores on, the stamp is read first
 CHUNK = 500
 LOGGED_MAX = 20  #: moves of a round that are logged individually
 
@@ -134,7 +134,7 @@ class StoreItems:
         self._read_s = 0.0
 
     def read(self, now_s: float) -> Columns:
-        if self._columns is not None and len(self._columns.rows) >= MANY:
+        if self._columns is not None and len(self._columns.rows) >= MANY_ROWS:
             stamp = stores_stamp(self._catalog)  # before the rows: later changes are read again
             if stamp == self._stamp and now_s - self._read_s < REREAD_S:
                 return self._columns

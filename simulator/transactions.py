@@ -178,9 +178,9 @@ class Transactions:
         txn, key = self._rand.choice(locked)
         lock = self._cluster.lock(key)
         is_long = lock is not None and len(lock.value or b"") > SHORT_VALUE_BYTES
-        heard = self._cluster.rewrite_lock(key, fake=self._profile.fakes)
-        what = "" if not heard else ", without its value" if is_long else ", with its value"
-        kind = "rewrite.unheard" if not heard else "rewrite.fake" if is_long else "rewrite.repeated"
+        was_sent = self._cluster.rewrite_lock(key, fake=self._profile.fakes)
+        what = "" if not was_sent else ", without its value" if is_long else ", with its value"
+        kind = "rewrite.unheard" if not was_sent else "rewrite.fake" if is_long else "rewrite.repeated"
         return self._did(kind, f"the lock of txn {txn.number} on {self._place(key)} is written again{what}")
 
     def roll_back_unseen(self) -> str:

@@ -312,8 +312,8 @@ class TikvDestination:
                 raise
             log.info("a destination does not answer", cause=str(e))
             # a caller who names an address in a network that is allowed does not learn what is behind it
-            told = {"cause": str(e)} if self._policy.is_operated else {}
-            raise DestinationUnavailable("The destination does not answer", **told) from e
+            facts = {"cause": str(e)} if self._policy.is_operated else {}
+            raise DestinationUnavailable("The destination does not answer", **facts) from e
 
 
 def open_tikv(

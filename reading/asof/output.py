@@ -179,23 +179,23 @@ def left_out_json(left_out: Sequence[LeftOut]) -> str:
 
 def left_out_headers(left_out: Sequence[tuple[str, LeftOut]]) -> dict[str, str]:
     """The same of (table, column), as headers of a bounded size; a column of an answer about one table has the table
-    ''. Where not all fit, the first ones and the number of the others are told."""
-    told, size = [], 2
+    ''. Where not all fit, the first ones and the number of the others are shown."""
+    shown, size = [], 2
     for table, column in left_out:
         one = json.dumps({**({"table": table} if table else {}), **asdict(column)})
         size += len(one) + 2
         if size > LEFT_OUT_BYTES_MAX:
             break
-        told.append(one)
-    headers = {"TiStream-Left-Out": f"[{', '.join(told)}]"} if left_out else {}
-    more = len(left_out) - len(told)
+        shown.append(one)
+    headers = {"TiStream-Left-Out": f"[{', '.join(shown)}]"} if left_out else {}
+    more = len(left_out) - len(shown)
     return {**headers, "TiStream-Left-Out-More": str(more)} if more else headers
 
 
 def native_schema(table: Table, left_out: Sequence[LeftOut] = ()) -> pa.Schema:
     """The columns in native types; what is left out is metadata."""
-    told = {LEFT_OUT_KEY: left_out_json(left_out)} if left_out else None
-    return pa.schema([pa.field(spec.name, native_type(spec)) for spec in row_layout(table).columns], metadata=told)
+    metadata = {LEFT_OUT_KEY: left_out_json(left_out)} if left_out else None
+    return pa.schema([pa.field(spec.name, native_type(spec)) for spec in row_layout(table).columns], metadata=metadata)
 
 
 def _native(table: Table, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

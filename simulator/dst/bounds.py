@@ -37,7 +37,7 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "BACKLOG_BYTES_MAX": (200, 2000),
         "FEW_BATCHES": (1, 2),
         "PASSED_MAX": (1, 2),
-        "SELDOM_MAX": (2,),
+        "PASSED_MAX_MANY": (2,),
     },
     "sorter.rows.batch_rows": {"ARROW_BYTES_MAX": (100,)},
     "sorter.core.watermark": {"EXPLAINED_MAX": (1, 3)},
@@ -49,14 +49,14 @@ BOUNDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "EXPLAINED_AT_ONCE": (1,),
     },
     "sorter.worker.fair_schedule": {"IDLE_AT_ONCE": (1, 2)},
-    "sorter.worker.owned": {"MANY": (1, 2)},
+    "sorter.worker.owned": {"MANY_TASKS": (1, 2)},
     "sorter.rows.payload": {"HASH_MASK": (1, 15)},
     "dispatcher.worker": {"FRUITLESS_MAX": (1, 2)},
     "dispatcher.reporting": {"PROBLEMS_REPORTED_MAX": (1,)},
     "dispatcher.reclaim": {"_DELETES_AT_ONCE": (1, 2)},
     "dispatcher.gather": {"_RUN_ROWS_MIN": (1, 1000)},
     "metaserver.collect": {"_KEYS_AT_ONCE": (1, 3)},
-    "metaserver.inventory": {"MANY": (1, 2), "CHUNK": (1, 2), "LOGGED_MAX": (1,)},
+    "metaserver.inventory": {"MANY_ROWS": (1, 2), "CHUNK": (1, 2), "LOGGED_MAX": (1,)},
     "metaserver.core.balance": {"PLACED_MAX": (1, 3)},
     "tistream.limits": {
         "SEGMENT_OWN_BYTES_MIN": (60, 300),
@@ -93,8 +93,8 @@ EQUAL = (("sorter.state.saving.GROUP_BYTES", "sorter.rows.run.SEGMENT_BYTES"),)
 ROOMS = ("tistream", "schemas", "reading", "dispatcher", "sorter", "compactor", "apiserver", "metaserver", "pusher")
 #: with the first one small, a run only settles in time if the second one is small, too
 TOGETHER = {
-    "sorter.worker.owned.MANY": ("sorter.worker.runner.SELDOM_MAX", 2)
-}  # where tasks are many, idle ones are saved seldom
+    "sorter.worker.owned.MANY_TASKS": ("sorter.worker.runner.PASSED_MAX_MANY", 2)
+}  # where tasks are many, idle ones are saved rarely
 _SHARE = 0.5  # of the bounds that are small in a seed with small bounds
 _EVERY = 4  # one of this many seeds has small bounds
 

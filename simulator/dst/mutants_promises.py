@@ -11,7 +11,7 @@ from sorter.core.promised import PROMISED, Promised
 
 
 def _highest(self: Promised, regions: Any, store_id: int, incarnation: int) -> Any:
-    promised = [int(known.resolved.max(initial=0)) for known in self._lives.values()]
+    promised = [int(known.resolved.max(initial=0)) for known in self._by_incarnation.values()]
     return np.full(regions.num_rows, max(promised, default=0), np.uint64)
 
 

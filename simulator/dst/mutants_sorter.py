@@ -35,7 +35,7 @@ broken(
     "dead-while-commit-waits (spread): a prewrite is dead by cut_ts although its commit waits",
     (
         "sorter.core.prewrite_buffer:PrewriteBuffer._drop_dead",
-        'gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]',
+        'gone[~self.commits.known(run.lookup_keys(gone, "start_ts"), "start_ts")]',
         "gone",
     ),
 )
@@ -49,7 +49,7 @@ broken(
         "sorter.core.prewrite_buffer:take_in",
         "clash = add_complete(",
         (
-            'buffers.commits.kill(rows.needles(rows.of_kind(RowKind.ROLLBACK), "start_ts"), "commit_ts"); '
+            'buffers.commits.kill(rows.lookup_keys(rows.of_kind(RowKind.ROLLBACK), "start_ts"), "commit_ts"); '
             "clash = add_complete("
         ),
     ),
@@ -94,9 +94,9 @@ broken(
         "sorter.core.admission:classify",
         "decided = _NONE if",
         (
-            'mine = rows.needles(commits, "start_ts"); said = rows.of_kind(RowKind.PREWRITE); '
+            'mine = rows.lookup_keys(commits, "start_ts"); said = rows.of_kind(RowKind.PREWRITE); '
             'met = buffers.open.known(mine, "start_ts"); '
-            'at, by = mine.pairs(rows.needles(said, "start_ts")); '
+            'at, by = mine.pairs(rows.lookup_keys(said, "start_ts")); '
             "met[at[said[by] < commits[at]]] = True; commits = commits[met]\n    decided = _NONE if"
         ),
     ),
@@ -126,7 +126,7 @@ broken(
 )
 broken(
     "duplicates-not-merged (upstream): a row that is ready already is added again",
-    ("sorter.core.sort_buffer:SortBuffer.known", lambda self, needles: np.zeros(len(needles), np.bool_)),
+    ("sorter.core.sort_buffer:SortBuffer.known", lambda self, lookup_keys: np.zeros(len(lookup_keys), np.bool_)),
 )
 broken(
     "written-rows-come-again (upstream): a duplicate at or below `durable_ts` counts as new",

@@ -14,7 +14,7 @@ from sorter.core.conflicts import COMMITS, OPEN, frame_of, merged, runs_of
 from sorter.core.raw_rows import take_raw
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
-from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, Arrivals
+from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, IncomingRows
 from sorter.rows.run import Run, RunSet
 from sorter.rows.undo_log import UndoLog
 from tistream.errors import UpstreamContractViolated
@@ -63,7 +63,7 @@ class _Outcomes:
     written: int  #: number of rows at or below `durable_ts`
 
 
-def take_in(rows: Arrivals, buffers: Buffers, watermarks: RangeWatermarkMap, at: Limits) -> Admitted:
+def take_in(rows: IncomingRows, buffers: Buffers, watermarks: RangeWatermarkMap, at: Limits) -> Admitted:
     """Take the rows of one file. UpstreamContractViolated and NotLoaded change nothing."""
     with UndoLog(buffers.open, buffers.commits, buffers.ready.runs) as log:
         outcomes = classify(rows, buffers, at)
@@ -79,22 +79,22 @@ def take_in(rows: Arrivals, buffers: Buffers, watermarks: RangeWatermarkMap, at:
     return Admitted(outcomes.duplicates + raw.duplicates, outcomes.written + raw.written, clash)
 
 
-def classify(rows: Arrivals, buffers: Buffers, at: Limits) -> _Outcomes:
+def classify(rows: IncomingRows, buffers: Buffers, at: Limits) -> _Outcomes:
     """Separate new outcomes from duplicates."""
     outcome = rows.of_kind(RowKind.COMMIT, RowKind.COMMITTED)
     above = rows.ts("commit_ts")[outcome] > np.uint64(at.durable_ts)
     fresh = outcome[above]
-    fresh = fresh[~buffers.ready.known(rows.needles(fresh, "commit_ts"))]
+    fresh = fresh[~buffers.ready.known(rows.lookup_keys(fresh, "commit_ts"))]
     is_complete = rows.kind[fresh] == RowKind.COMMITTED
     complete, commits = fresh[is_complete], fresh[~is_complete]
     if len(complete):
-        complete = complete[rows.needles(complete, "commit_ts").first_equals() == np.arange(len(complete))]
-        commits = commits[~rows.needles(commits, "commit_ts").within(rows.needles(complete, "commit_ts"))]
+        complete = complete[rows.lookup_keys(complete, "commit_ts").first_equals() == np.arange(len(complete))]
+        commits = commits[~rows.lookup_keys(commits, "commit_ts").within(rows.lookup_keys(complete, "commit_ts"))]
     decided = _NONE if len(commits) == len(outcome) else _without(outcome, commits)
     commits = _one_of_each(rows, commits)
     waits = np.zeros(len(commits), np.bool_)
     known: list[tuple[Run, I64, I64]] = []
-    for run, matches, there in buffers.commits.find(rows.needles(commits, "commit_ts"), "commit_ts", whole=True):
+    for run, matches, there in buffers.commits.find(rows.lookup_keys(commits, "commit_ts"), "commit_ts", whole=True):
         waits[matches] = True
         brought = _has_value(rows, commits[matches])
         known.append((run, there[brought], commits[matches[brought]]))
@@ -103,34 +103,34 @@ def classify(rows: Arrivals, buffers: Buffers, at: Limits) -> _Outcomes:
     return _Outcomes(complete, new, tuple(known), decided, duplicates, len(outcome) - int(above.sum()))
 
 
-def refuse_late_complete(rows: Arrivals, complete: I64, commits: RunSet, watermarks: RangeWatermarkMap) -> None:
+def refuse_late_complete(rows: IncomingRows, complete: I64, commits: RunSet, watermarks: RangeWatermarkMap) -> None:
     """A COMMITTED row at or below W(key) must answer a commit that waits."""
     late, w = late_rows(rows, complete, watermarks)
-    raise_violation(violations(rows, late[~commits.known(rows.needles(late, "commit_ts"), "commit_ts")], w))
+    raise_violation(violations(rows, late[~commits.known(rows.lookup_keys(late, "commit_ts"), "commit_ts")], w))
 
 
-def without_ended(rows: Arrivals, outcomes: _Outcomes, buffers: Buffers, log: UndoLog) -> I64:
+def without_ended(rows: IncomingRows, outcomes: _Outcomes, buffers: Buffers, log: UndoLog) -> I64:
     """The prewrites of the file that no outcome or rollback has ended. Older prewrites that are ended leave."""
     fresh = rows.of_kind(RowKind.PREWRITE)
     if len(outcomes.decided):
-        decided = rows.needles(outcomes.decided, "start_ts")
-        fresh = fresh[~rows.needles(fresh, "start_ts").within(decided)]
+        decided = rows.lookup_keys(outcomes.decided, "start_ts")
+        fresh = fresh[~rows.lookup_keys(fresh, "start_ts").within(decided)]
         log.kill_equal(buffers.open, decided, "start_ts")
     rollbacks = rows.of_kind(RowKind.ROLLBACK)
     if not len(rollbacks):
         return fresh
-    needles = rows.needles(rollbacks, "start_ts")
-    committing = buffers.commits.known(needles, "start_ts")
-    committing |= needles.within(rows.needles(outcomes.new, "start_ts"))
+    lookup_keys = rows.lookup_keys(rollbacks, "start_ts")
+    committing = buffers.commits.known(lookup_keys, "start_ts")
+    committing |= lookup_keys.within(rows.lookup_keys(outcomes.new, "start_ts"))
     ends = rollbacks[~committing]
-    before = rows.needles(ends, "start_ts")
-    here, by = rows.needles(fresh, "start_ts").pairs(before)
+    before = rows.lookup_keys(ends, "start_ts")
+    here, by = rows.lookup_keys(fresh, "start_ts").pairs(before)
     here = here[fresh[here] < ends[by]]
     log.kill_equal(buffers.open, before, "start_ts")
     return np.delete(fresh, here)
 
 
-def merge_with_older(rows: Arrivals, fresh: I64, open_: RunSet, log: UndoLog) -> list[Run]:
+def merge_with_older(rows: IncomingRows, fresh: I64, open_: RunSet, log: UndoLog) -> list[Run]:
     """Runs with these prewrites and the older ones of the same (key, start_ts), which leave."""
     if not len(fresh):
         return []
@@ -140,7 +140,7 @@ def merge_with_older(rows: Arrivals, fresh: I64, open_: RunSet, log: UndoLog) ->
     doubtful = again.copy()
     doubtful[first[again]] = True
     group = []
-    for old, matches, there in open_.find(run.needles(np.arange(len(run)), "start_ts"), "start_ts", whole=True):
+    for old, matches, there in open_.find(run.lookup_keys(np.arange(len(run)), "start_ts"), "start_ts", whole=True):
         doubtful[matches] = True
         there = np.unique(there)
         log.kill(old, there)
@@ -154,23 +154,23 @@ def merge_with_older(rows: Arrivals, fresh: I64, open_: RunSet, log: UndoLog) ->
     return [run, *runs_of(merged(pl.concat(group)), OPEN)]
 
 
-def prewrites_of(rows: Arrivals, at: I64) -> Run:
+def prewrites_of(rows: IncomingRows, at: I64) -> Run:
     """A run of these prewrites."""
     is_fake = (rows.numbers["op"][at] == Op.PUT) & ~_has_value(rows, at)
     return rows.run(at, _OPEN_NUMBERS, fake=np.asarray(is_fake))
 
 
 def refuse_late_commits(
-    rows: Arrivals, new: I64, prewrites: list[Run], watermarks: RangeWatermarkMap, at: Limits
+    rows: IncomingRows, new: I64, prewrites: list[Run], watermarks: RangeWatermarkMap, at: Limits
 ) -> None:
     """A new COMMIT row at or below W(key) must lie above `attempted_ts` and have a prewrite."""
     late, w = late_rows(rows, new, watermarks)
     raise_violation(violations(rows, late[rows.ts("commit_ts")[late] <= np.uint64(at.attempted_ts)], w))
-    has_prewrite = RunSet((), prewrites).known(rows.needles(late, "start_ts"), "start_ts")
+    has_prewrite = RunSet((), prewrites).known(rows.lookup_keys(late, "start_ts"), "start_ts")
     raise_violation(violations(rows, late[~has_prewrite], w))
 
 
-def add_commits(rows: Arrivals, outcomes: _Outcomes, commits: RunSet, log: UndoLog) -> None:
+def add_commits(rows: IncomingRows, outcomes: _Outcomes, commits: RunSet, log: UndoLog) -> None:
     """Add new commits and the values of second copies; drop the decided ones."""
     new = outcomes.new
     added = rows.run(new, _COMMIT_NUMBERS, asked=np.zeros(len(new), np.bool_))
@@ -179,38 +179,38 @@ def add_commits(rows: Arrivals, outcomes: _Outcomes, commits: RunSet, log: UndoL
     for run, there, here in outcomes.known:
         if not len(here):
             continue
-        brought = rows.place.take(here).series("value")
+        brought = rows.refs.take(here).series("value")
         kept = frame_of(run, there, COMMITS).with_columns(pl.coalesce(pl.col("value"), brought).alias("value"))
         log.kill(run, there)
         for with_value in runs_of(kept, COMMITS):
             commits.add(with_value)
     if len(outcomes.decided):
-        log.kill_equal(commits, rows.needles(outcomes.decided, "start_ts"), "start_ts")
+        log.kill_equal(commits, rows.lookup_keys(outcomes.decided, "start_ts"), "start_ts")
 
 
-def add_complete(rows: Arrivals, complete: I64, buffers: Buffers) -> bool:
+def add_complete(rows: IncomingRows, complete: I64, buffers: Buffers) -> bool:
     """Add new COMMITTED rows; whether a commit with the (key, commit_ts) of one of them still waits."""
     if not len(complete):
         return False
     numbers = {name: rows.numbers[name][complete] for name in _READY_NUMBERS}
-    buffers.ready.add_rows(rows.place.take(complete), numbers, rows.hashes[complete], young=rows.segment)
-    return bool(buffers.commits.known(rows.needles(complete, "commit_ts"), "commit_ts").any())
+    buffers.ready.add_rows(rows.refs.take(complete), numbers, rows.hashes[complete], young=rows.segment)
+    return bool(buffers.commits.known(rows.lookup_keys(complete, "commit_ts"), "commit_ts").any())
 
 
-def late_rows(rows: Arrivals, at: I64, watermarks: RangeWatermarkMap) -> tuple[I64, U64]:
+def late_rows(rows: IncomingRows, at: I64, watermarks: RangeWatermarkMap) -> tuple[I64, U64]:
     """(those of the rows at or below W(key), W of every row of the file or 0 where it was not looked up)."""
     w = np.zeros(len(rows), np.uint64)
     near = at[rows.ts("commit_ts")[at] <= np.uint64(watermarks.highest())]
     if len(near):
-        w[near] = watermarks.w_at(rows.place.take(near))
+        w[near] = watermarks.w_at(rows.refs.take(near))
     return near[rows.ts("commit_ts")[near] <= w[near]], w
 
 
-def violations(rows: Arrivals, at: I64, w: U64) -> pl.DataFrame | None:
+def violations(rows: IncomingRows, at: I64, w: U64) -> pl.DataFrame | None:
     """Details of contract violations by these rows; None when there are none."""
     if not len(at):
         return None
-    keys = rows.place.take(at).series("key")
+    keys = rows.refs.take(at).series("key")
     frame = pl.DataFrame({"key": keys, **{n: rows.numbers[n][at] for n in ("start_ts", "commit_ts")}, "w": w[at]})
     return frame.hstack(rows.origins.select(*SOURCE, *SUBSCRIPTION)[rows.numbers["origin"][at]])
 
@@ -229,18 +229,18 @@ def _without(rows: I64, others: I64) -> I64:
     return rows[kept[rows]]
 
 
-def _one_of_each(rows: Arrivals, live: I64) -> I64:
+def _one_of_each(rows: IncomingRows, live: I64) -> I64:
     """COMMIT rows with one row per (key, commit_ts), preferably one with a value."""
     if not len(live):
         return live
-    first = rows.needles(live, "commit_ts").first_equals()
+    first = rows.lookup_keys(live, "commit_ts").first_equals()
     if (first == np.arange(len(live))).all():
         return live
     live = live[np.argsort(~_has_value(rows, live), kind="stable")]
-    first = rows.needles(live, "commit_ts").first_equals()
+    first = rows.lookup_keys(live, "commit_ts").first_equals()
     return np.sort(live[first == np.arange(len(live))])
 
 
-def _has_value(rows: Arrivals, at: I64) -> Mask:
-    sizes = np.diff(rows.place.take(at).layout("value")[0])
+def _has_value(rows: IncomingRows, at: I64) -> Mask:
+    sizes = np.diff(rows.refs.take(at).layout("value")[0])
     return np.asarray(sizes > 0)

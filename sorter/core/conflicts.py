@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sorter.core.conflict_rule import Candidate, choose
 from sorter.rows.batch_rows import SOURCE, SUBSCRIPTION, empty
-from sorter.rows.payload import Place, segment_of
+from sorter.rows.payload import RowRefs, segment_of
 from sorter.rows.run import RUN_ROWS, SEGMENT_BYTES, Run
 from tistream.model.arrays import I64
 from tistream.model.change import COMMITTED, Op
@@ -98,7 +98,7 @@ def matched(due: pl.DataFrame, open_: pl.DataFrame) -> tuple[pl.DataFrame, pl.Da
 
 def frame_of(run: Run, rows: I64, schema: pa.Schema) -> pl.DataFrame:
     """Some rows of a run with the columns of OPEN, COMMITS or READY."""
-    place = run.place.take(rows)
+    refs = run.refs.take(rows)
     op = run.numbers["op"][rows]
     columns: dict[str, object] = {name: v[rows] for name, v in run.numbers.items() if name in schema.names}
     is_commit = "asked" in schema.names
@@ -107,7 +107,7 @@ def frame_of(run: Run, rows: I64, schema: pa.Schema) -> pl.DataFrame:
             continue
         only_puts = name == "value" and not is_commit
         nulls = op != Op.PUT if only_puts else None
-        columns[name] = place.series(name, nulls, empty_for_null=only_puts)  # type: ignore[arg-type]
+        columns[name] = refs.series(name, nulls, empty_for_null=only_puts)  # type: ignore[arg-type]
     frame = pl.DataFrame(columns)
     if is_commit:
         value = pl.col("value")
@@ -148,7 +148,7 @@ def run_of(frame: pl.DataFrame, schema: pa.Schema) -> Run:
     numbers["origin"] = origin.to_numpy().astype(np.uint32)
     if schema is OPEN:
         numbers["fake"] = frame.select(_IS_FAKE.fill_null(value=False)).to_series().to_numpy()
-    return Run(Place.whole(segment_of(frame)), numbers, origins.select(from_origin))
+    return Run(RowRefs.whole(segment_of(frame)), numbers, origins.select(from_origin))
 
 
 def _ready(pairs: pl.DataFrame) -> pl.DataFrame:

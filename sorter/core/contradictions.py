@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sorter.core.conflicts import COMMITS, READY, VERSION, frame_of
 from sorter.core.slots import Stamps
-from sorter.rows.batch_rows import Arrivals, from_arrow
+from sorter.rows.batch_rows import IncomingRows, from_arrow
 from sorter.rows.run import RunSet
 from tistream.errors import PromiseContradicted, invariant
 from tistream.model.arrays import I64
@@ -68,7 +68,7 @@ def found_by(error: PromiseContradicted) -> Contradiction:
     return contradiction
 
 
-def suspects(rows: Arrivals, promised: Stamps | None) -> I64:
+def suspects(rows: IncomingRows, promised: Stamps | None) -> I64:
     """The outcomes at or below what `promised` says of their subscription (a number for each REGIONS row)."""
     if promised is None or not len(rows):
         return _NONE
@@ -84,26 +84,26 @@ def suspects(rows: Arrivals, promised: Stamps | None) -> I64:
     return out
 
 
-def unheld(rows: Arrivals, at: I64, ready: RunSet, commits: RunSet) -> I64:
+def unheld(rows: IncomingRows, at: I64, ready: RunSet, commits: RunSet) -> I64:
     """Those of the rows that are neither ready nor waiting with equal bytes."""
     held = _NONE
     mine = _outcomes_of(rows, at)
-    for run, _, there in ready.find(rows.needles(at, "commit_ts"), "commit_ts", whole=True):
+    for run, _, there in ready.find(rows.lookup_keys(at, "commit_ts"), "commit_ts", whole=True):
         held = np.union1d(held, _equal(mine, frame_of(run, np.unique(there), READY)))
-    for run, _, there in commits.find(rows.needles(at, "commit_ts"), "commit_ts", whole=True):
+    for run, _, there in commits.find(rows.lookup_keys(at, "commit_ts"), "commit_ts", whole=True):
         waiting = frame_of(run, np.unique(there), COMMITS).select(*VERSION, "start_ts", "op")
         held = np.union1d(held, _equal(mine, waiting))
     return np.setdiff1d(at, held)
 
 
-def question(rows: Arrivals, at: I64, durable_ts: int) -> LogQuestion:
+def question(rows: IncomingRows, at: I64, durable_ts: int) -> LogQuestion:
     """What the log must be asked about these rows."""
     old = at[rows.ts("commit_ts")[at] <= np.uint64(durable_ts)]
-    keys = rows.place.take(old).column("key").to_pylist()
+    keys = rows.refs.take(old).column("key").to_pylist()
     return LogQuestion(keys, rows.ts("commit_ts")[old].tolist())
 
 
-def remaining(rows: Arrivals, at: I64, logged: pa.Table | None) -> I64:
+def remaining(rows: IncomingRows, at: I64, logged: pa.Table | None) -> I64:
     """The rows that the log does not hold. `logged`: what was read of the log, with schema change.COMMITTED."""
     if logged is None or not logged.num_rows or not len(at):
         return at
@@ -111,12 +111,12 @@ def remaining(rows: Arrivals, at: I64, logged: pa.Table | None) -> I64:
     return np.setdiff1d(at, _equal(_outcomes_of(rows, at), held))
 
 
-def described(rows: Arrivals, at: I64, promised: Stamps) -> Contradiction:
+def described(rows: IncomingRows, at: I64, promised: Stamps) -> Contradiction:
     """The record of these rows, which contradict a promise."""
     commit_ts = rows.ts("commit_ts")
     lowest = at[np.argsort(commit_ts[at], kind="stable")]
     sample = lowest[:SAMPLE_ROWS_MAX]
-    keys = rows.place.take(sample).column("key").to_pylist()
+    keys = rows.refs.take(sample).column("key").to_pylist()
     origins = rows.numbers["origin"]
     source = rows.origins.row(int(origins[sample[0]]), named=True)
     return Contradiction(
@@ -139,10 +139,10 @@ def described(rows: Arrivals, at: I64, promised: Stamps) -> Contradiction:
     )
 
 
-def _outcomes_of(rows: Arrivals, at: I64) -> pl.DataFrame:
+def _outcomes_of(rows: IncomingRows, at: I64) -> pl.DataFrame:
     """The rows with the columns of READY, their number and whether they are complete. Where a row
     has no value, it is null."""
-    place, op = rows.place.take(at), rows.numbers["op"][at]
+    refs, op = rows.refs.take(at), rows.numbers["op"][at]
     complete = rows.kind[at] != RowKind.COMMIT
     value = pl.col("value")
     said = pl.when(pl.col("complete")).then(
@@ -153,7 +153,7 @@ def _outcomes_of(rows: Arrivals, at: I64) -> pl.DataFrame:
             "row": at,
             "complete": complete,
             **{name: rows.numbers[name][at] for name in _NUMBERS},
-            **{name: place.series(name) for name in ("key", "value", "old_value")},
+            **{name: refs.series(name) for name in ("key", "value", "old_value")},
         }
     ).with_columns(said.alias("value"), op=pl.Series(op))
 

@@ -1,7 +1,7 @@
 """Counts the memory of a task's runs and spills the oldest to disk.
 
-The bytes of a run lie in segments, which runs may share; its numbers (timestamps, hashes, places, indexes) are its own.
-Both are immutable, so both can lie on disk. The bytes of the oldest rows go first, then the numbers of the oldest runs.
+Runs may share the segments that hold their bytes, but not their numbers (timestamps, hashes, references, indexes). Both
+are immutable, so both can be on disk. The bytes of the oldest rows go first, then the numbers of the oldest runs.
 Small items are written together, because a file costs the same however little it holds.
 
 These always stay in memory: the alive flags (one byte per row), a last group below SPILL_BYTES_MIN, and the groups of

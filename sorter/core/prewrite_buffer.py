@@ -35,8 +35,8 @@ from sorter.core.decision_queue import DecisionQueue
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap, Stuck
 from sorter.core.watermark_index import Thresholds, may_reach, reached
-from sorter.rows.batch_rows import Arrivals, empty, from_arrow
-from sorter.rows.payload import Place, stacked, used_segments
+from sorter.rows.batch_rows import IncomingRows, empty, from_arrow
+from sorter.rows.payload import RowRefs, stacked, used_segments
 from sorter.rows.run import PROBED, NotLoaded, Run, RunSet, compact, require
 from sorter.rows.saved import NO_LATE_READY, RunState, cut, has_undecided, states_of, with_late_ready
 from sorter.rows.undo_log import UndoLog
@@ -89,7 +89,7 @@ class PrewriteBuffer:
     def undecided_count(self) -> int:
         return sum(int(run.numbers["asked"][run.alive].sum()) for run in self._undecided_runs())
 
-    def take_in(self, rows: Arrivals, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
+    def take_in(self, rows: IncomingRows, watermarks: RangeWatermarkMap, at: Limits, ready: SortBuffer) -> None:
         """Take the rows of one file, before its watermark rows. UpstreamContractViolated and NotLoaded change
         nothing."""
         admitted = take_in(rows, self.buffers(ready), watermarks, at)
@@ -164,9 +164,9 @@ class PrewriteBuffer:
     def _finish(self, watermarks: RangeWatermarkMap, ready: SortBuffer) -> None:
         self._decisions.done()
         self._drop_dead(watermarks)
-        self.open.tidy()
-        self.commits.tidy()
-        ready.tidy(watermarks.watermark())
+        self.open.compact()
+        self.commits.compact()
+        ready.compact(watermarks.watermark())
         self.settling = False
 
     def undecided(self, range_: KeyRange) -> list[tuple[Undecided, int, int, int]]:
@@ -215,7 +215,7 @@ class PrewriteBuffer:
         require(begun, PROBED)
         for run in begun:
             written = np.flatnonzero(run.alive & (run.ts("commit_ts") <= np.uint64(durable_ts)))
-            self.open.kill(run.needles(written, "start_ts"), "start_ts")
+            self.open.kill(run.lookup_keys(written, "start_ts"), "start_ts")
             run.kill(written)
         require(run for run in self.commits if run.live and run.facts.get("asked", True))
         asked = [
@@ -245,7 +245,9 @@ class PrewriteBuffer:
     def _decide(self, due: list[tuple[Run, I64]], ready: SortBuffer, log: UndoLog) -> list[Undecided]:
         """Match these commits with their prewrites; returns newly undecided commits."""
         require(run for run, _ in due)
-        matches = [(run, at, self.open.find(run.needles(at, "start_ts"), "start_ts", whole=True)) for run, at in due]
+        matches = [
+            (run, at, self.open.find(run.lookup_keys(at, "start_ts"), "start_ts", whole=True)) for run, at in due
+        ]
         missing, doubtful, plain = [], [], []
         unsure: dict[Run, list[I64]] = {}  # prewrites; one row may be hit by commits of several runs
         for run, at, hits in matches:
@@ -274,7 +276,7 @@ class PrewriteBuffer:
         self, plain: list[tuple[Run, I64, list[tuple[Run, I64, I64]], Mask]], ready: SortBuffer, log: UndoLog
     ) -> None:
         """Commits with exactly one matching prewrite: both leave, the row is ready."""
-        old_places, old_numbers, old_hashes = [], [], []
+        old_refs, old_numbers, old_hashes = [], [], []
         for run, at, hits, sure in plain:
             hashes = None if run.hashes is None else run.hashes[at]
             for old, here, there in hits:
@@ -285,20 +287,20 @@ class PrewriteBuffer:
                 numbers = {name: old.numbers[name][prewrite] for name in ("op", "start_ts", "expire_ts")}
                 numbers["commit_ts"] = run.numbers["commit_ts"][commit]
                 numbers["flags"] = old.numbers["flags"][prewrite] | run.numbers["flags"][commit]
-                place = used_segments(old.place.take(prewrite))
-                key_hashes = place.hashes() if hashes is None else hashes[here[mine]]
+                refs = used_segments(old.refs.take(prewrite))
+                key_hashes = refs.hashes() if hashes is None else hashes[here[mine]]
                 self._decisions.spend(old, prewrite)
                 log.kill(run, commit)
-                if old.young is not None or _is_much(place):
-                    ready.add_rows(place, numbers, key_hashes, young=old.young, merge=self._clash)
+                if old.young is not None or _is_much(refs):
+                    ready.add_rows(refs, numbers, key_hashes, young=old.young, merge=self._clash)
                 else:
-                    old_places.append(place)
+                    old_refs.append(refs)
                     old_numbers.append(numbers)
                     old_hashes.append(key_hashes)
-        if old_places:  # a few rows must not pin the segment of a complete run
+        if old_refs:  # a few rows must not pin the segment of a complete run
             numbers = {name: np.concatenate([n[name] for n in old_numbers]) for name in _READY_NUMBERS}
-            place = compact(stacked(old_places), self.open.names)
-            ready.add_rows(place, numbers, np.concatenate(old_hashes), merge=self._clash)
+            refs = compact(stacked(old_refs), self.open.names)
+            ready.add_rows(refs, numbers, np.concatenate(old_hashes), merge=self._clash)
 
     def _resolve(self, due: pl.DataFrame, open_: pl.DataFrame, ready: SortBuffer, log: UndoLog) -> list[Undecided]:
         """The slow path for conflicting prewrites, each once; `row_no` orders the rows of one key and is not unique in
@@ -308,13 +310,13 @@ class PrewriteBuffer:
             ready.add(rows)
             for done in runs_of(due.join(rows, on=VERSION, how="semi"), COMMITS):
                 at = np.arange(len(done))
-                for run, _, there in self.open.find(done.needles(at, "start_ts"), "start_ts"):
+                for run, _, there in self.open.find(done.lookup_keys(at, "start_ts"), "start_ts"):
                     self._decisions.spend(run, there)
-                log.kill_equal(self.commits, done.needles(at, "commit_ts"), "commit_ts")
+                log.kill_equal(self.commits, done.lookup_keys(at, "commit_ts"), "commit_ts")
         new = doubtful.filter(~pl.col("asked"))
         if new.height:
             for asked in runs_of(new.with_columns(asked=pl.lit(value=True)), COMMITS):
-                log.kill_equal(self.commits, asked.needles(np.arange(len(asked)), "commit_ts"), "commit_ts")
+                log.kill_equal(self.commits, asked.lookup_keys(np.arange(len(asked)), "commit_ts"), "commit_ts")
                 self.commits.add(asked)
         return _undecided(new)
 
@@ -325,7 +327,7 @@ class PrewriteBuffer:
         for run in runs:
             gone = _past_cut(run, watermarks)
             if len(gone):
-                gone = gone[~self.commits.known(run.needles(gone, "start_ts"), "start_ts")]
+                gone = gone[~self.commits.known(run.lookup_keys(gone, "start_ts"), "start_ts")]
                 run.kill(gone)
 
     def buffers(self, ready: SortBuffer) -> Buffers:
@@ -343,10 +345,10 @@ def _undecided(commits: pl.DataFrame) -> list[Undecided]:
     return [Undecided(**row) for row in commits.sort(VERSION).select(_UNDECIDED).to_dicts()]
 
 
-def _is_much(place: Place) -> bool:
+def _is_much(refs: RowRefs) -> bool:
     """Whether rows stay where they are: a few must not pin large segments, many cost too much to copy."""
-    size = int(place.sizes(np.ones(len(place), np.bool_)).sum())
-    return size > COPY_BYTES_MAX or 4 * size > sum(s.nbytes for s in place.segments)
+    size = int(refs.sizes(np.ones(len(refs), np.bool_)).sum())
+    return size > COPY_BYTES_MAX or 4 * size > sum(s.nbytes for s in refs.segments)
 
 
 def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Mask:
@@ -355,7 +357,7 @@ def _fits(commits: Run, at: I64, prewrites: Run, there: I64) -> Mask:
     sure = (commit_op == Op.NONE) | (commit_op == prewrites.numbers["op"][there])
     fake = np.flatnonzero(prewrites.numbers["fake"][there])
     if len(fake):
-        sure[fake] &= np.diff(commits.place.take(at[fake]).layout("value")[0]) == 0
+        sure[fake] &= np.diff(commits.refs.take(at[fake]).layout("value")[0]) == 0
     return np.asarray(sure)
 
 

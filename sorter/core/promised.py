@@ -24,9 +24,9 @@ from tistream.model.arrays import I64
 ENDED_MIN = 4096  #: promises of ended subscriptions that are always kept, per incarnation
 
 _ID = ["region_id", "version", "checkpoint_ts", "subscription_open_ts"]
-_LIFE = ["store_id", "incarnation"]
+_INCARNATION = ["store_id", "incarnation"]
 #: a promise in a snapshot
-PROMISED = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*_LIFE, *_ID, "resolved_ts")])
+PROMISED = pa.schema([pa.field(name, pa.uint64(), nullable=False) for name in (*_INCARNATION, *_ID, "resolved_ts")])
 
 _Matrix = npt.NDArray[np.uint64]  #: a row for each promise, with columns of PROMISED: some identify it, the last is it
 _NONE: _Matrix = np.empty((0, len(_ID) + 1), np.uint64)
@@ -50,12 +50,12 @@ class Promised:
     """The promises of all stores of a task."""
 
     def __init__(self) -> None:
-        self._lives: dict[tuple[int, int], _Subscriptions] = {}
+        self._by_incarnation: dict[tuple[int, int], _Subscriptions] = {}
 
     def before(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> Stamps | None:
         """For each subscription of the next file what earlier files have promised, 0 for nothing; None when no
         subscription has promised anything."""
-        known = self._lives.get((store_id, incarnation))
+        known = self._by_incarnation.get((store_id, incarnation))
         if known is None or not regions.num_rows:
             return None
         if known.once and _same(known.listed, regions):
@@ -67,7 +67,7 @@ class Promised:
     def note(self, regions: pa.RecordBatch, store_id: int, incarnation: int) -> None:
         """The file with these watermark rows has been taken."""
         at, resolved = (store_id, incarnation), resolved_of(regions, None)
-        known = self._lives.get(at)
+        known = self._by_incarnation.get(at)
         if known is not None and known.once and _same(known.listed, regions):
             np.maximum(known.resolved, resolved, out=known.resolved)
             known.listed = regions
@@ -79,29 +79,29 @@ class Promised:
             ended = _ended(known.promises(), ids)
         _, different = _same_rows(ids)
         once = len(different) == len(ids)
-        self._lives[at] = _Subscriptions(regions, np.ascontiguousarray(resolved), ended, once)
+        self._by_incarnation[at] = _Subscriptions(regions, np.ascontiguousarray(resolved), ended, once)
 
     def forget(self, store_id: int, incarnation: int) -> None:
         """The incarnation has ended: no more files of it are taken."""
-        self._lives.pop((store_id, incarnation), None)
+        self._by_incarnation.pop((store_id, incarnation), None)
 
     def snapshot(self) -> pa.Table:
         """All promises, with schema PROMISED."""
         parts = []
-        for life, known in self._lives.items():
+        for incarnation, known in self._by_incarnation.items():
             rows = known.promises()
-            parts.append(np.column_stack([np.tile(np.array(life, np.uint64), (len(rows), 1)), rows]))
+            parts.append(np.column_stack([np.tile(np.array(incarnation, np.uint64), (len(rows), 1)), rows]))
         return _table(parts)
 
     def restore(self, promises: pa.Table) -> None:
         """Take over a snapshot."""
         rows = _matrix(promises, PROMISED.names)
         listed = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.uint64()) for name in _ID]))
-        of, firsts = _same_rows(rows[:, : len(_LIFE)])
+        of, firsts = _same_rows(rows[:, : len(_INCARNATION)])
         for number, first in enumerate(firsts):
-            ended = rows[of == number, len(_LIFE) :]
-            life = int(rows[first, 0]), int(rows[first, 1])
-            self._lives[life] = _Subscriptions(listed, np.empty(0, np.uint64), ended, True)
+            ended = rows[of == number, len(_INCARNATION) :]
+            incarnation = int(rows[first, 0]), int(rows[first, 1])
+            self._by_incarnation[incarnation] = _Subscriptions(listed, np.empty(0, np.uint64), ended, True)
 
 
 def joined(tables: list[pa.Table]) -> pa.Table:

@@ -22,7 +22,7 @@ import polars as pl
 
 from sorter.core.conflicts import READY, VERSION, frame_of
 from sorter.core.sort_buffer import SortBuffer
-from sorter.rows.batch_rows import Arrivals
+from sorter.rows.batch_rows import IncomingRows
 from sorter.rows.undo_log import UndoLog
 from tistream.model.arrays import I64
 from tistream.model.change import FLAG_SCANNED, Op, RowKind
@@ -39,19 +39,19 @@ class RawTaken:
     written: int  #: at or below `attempted_ts`
 
 
-def take_raw(rows: Arrivals, ready: SortBuffer, attempted_ts: int, log: UndoLog) -> RawTaken:
+def take_raw(rows: IncomingRows, ready: SortBuffer, attempted_ts: int, log: UndoLog) -> RawTaken:
     """Add the RawKV rows of one file to the rows that wait for the watermark."""
     raw = rows.of_kind(RowKind.RAW)
     fresh = raw[rows.ts("commit_ts")[raw] > np.uint64(attempted_ts)]
     if not len(fresh):
         return RawTaken(0, len(raw))
-    needles = rows.needles(fresh, "commit_ts")
-    first = needles.first_equals()
+    lookup_keys = rows.lookup_keys(fresh, "commit_ts")
+    first = lookup_keys.first_equals()
     again = first != np.arange(len(fresh))
     doubtful = again.copy()
     doubtful[first[again]] = True
     held = []
-    for run, at, there in ready.runs.find(needles, "commit_ts", whole=True):
+    for run, at, there in ready.runs.find(lookup_keys, "commit_ts", whole=True):
         doubtful[at] = True
         there = np.unique(there)
         held.append(frame_of(run, there, READY))
@@ -60,7 +60,7 @@ def take_raw(rows: Arrivals, ready: SortBuffer, attempted_ts: int, log: UndoLog)
     plain = fresh[~doubtful]
     if len(plain):
         numbers = {name: rows.numbers[name][plain] for name in _READY_NUMBERS}
-        ready.add_rows(rows.place.take(plain), numbers, rows.hashes[plain], young=rows.segment)
+        ready.add_rows(rows.refs.take(plain), numbers, rows.hashes[plain], young=rows.segment)
     kept = _merged(held, _frame(rows, fresh[doubtful])) if doubtful.any() else None
     if kept is not None:
         ready.add(kept)
@@ -68,13 +68,13 @@ def take_raw(rows: Arrivals, ready: SortBuffer, attempted_ts: int, log: UndoLog)
     return RawTaken(len(fresh) - new, len(raw) - len(fresh))
 
 
-def _frame(rows: Arrivals, at: I64) -> pl.DataFrame:
+def _frame(rows: IncomingRows, at: I64) -> pl.DataFrame:
     """The rows with the columns of READY."""
-    place, is_put = rows.place.take(at), rows.numbers["op"][at] == Op.PUT
-    values = place.series("value", ~is_put, empty_for_null=True)
+    refs, is_put = rows.refs.take(at), rows.numbers["op"][at] == Op.PUT
+    values = refs.series("value", ~is_put, empty_for_null=True)
     columns = {name: rows.numbers[name][at] for name in _READY_NUMBERS}
     return pl.DataFrame(
-        {**columns, "key": place.series("key"), "value": values, "old_value": place.series("old_value")}
+        {**columns, "key": refs.series("key"), "value": values, "old_value": refs.series("old_value")}
     ).select(READY.names)
 
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sorter.rows.key_kernels import find_keys, raise_to, slots_of_keys
-from sorter.rows.payload import Place, Segment
+from sorter.rows.payload import RowRefs, Segment
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
 from tistream.model.arrays import I64, Mask
@@ -40,24 +40,24 @@ Stamps = npt.NDArray[np.uint64]
 class Bounds:
     """The keys at which slots begin. Immutable: cutting or joining slots makes a new object."""
 
-    __slots__ = ("keys", "place")
+    __slots__ = ("keys", "refs")
 
     def __init__(self, keys: pa.BinaryArray) -> None:
         self.keys = keys
-        self.place = Place.whole(Segment(keys))
+        self.refs = RowRefs.whole(Segment(keys))
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def slots_of(self, place: Place) -> I64:
+    def slots_of(self, refs: RowRefs) -> I64:
         """The slot of each row's key, which lies in the range."""
-        out: I64 = slots_of_keys(self.place.addresses, place.addresses)
+        out: I64 = slots_of_keys(self.refs.addresses, refs.addresses)
         return out
 
     def find(self, keys: pa.BinaryArray) -> tuple[I64, Mask]:
         """How many bounds are smaller than each key, and whether the key is a bound."""
-        places: tuple[I64, Mask] = find_keys(self.place.addresses, Place.whole(Segment(keys)).addresses)
-        return places
+        slots: tuple[I64, Mask] = find_keys(self.refs.addresses, RowRefs.whole(Segment(keys)).addresses)
+        return slots
 
 
 class Promises:
@@ -243,8 +243,8 @@ class Slots:
         self.w = np.insert(self.w, at, self.w[at - 1])
         self.covered = np.insert(self.covered, at, self.covered[at - 1])
         self.uncovered = len(self.w) - int(np.count_nonzero(self.covered))
-        places = np.arange(size + 1)
-        return places + np.searchsorted(at, places, side="right")
+        slots = np.arange(size + 1)
+        return slots + np.searchsorted(at, slots, side="right")
 
     def _differs(self) -> Mask:
         out = np.ones(len(self.w), np.bool_)

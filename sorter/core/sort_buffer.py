@@ -19,8 +19,8 @@ import polars as pl
 
 from sorter.core.conflicts import READY, VERSION, frame_of_all, run_sized
 from sorter.rows.output import NUMBERS, Output
-from sorter.rows.payload import Place, Segment, segment_of
-from sorter.rows.run import SEGMENT_BYTES, Needles, Numbers, Run, RunSet, require
+from sorter.rows.payload import RowRefs, Segment, segment_of
+from sorter.rows.run import SEGMENT_BYTES, LookupKeys, Numbers, Run, RunSet, require
 from sorter.rows.saved import RunState, cut, states_of
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
@@ -44,41 +44,41 @@ class SortBuffer:
     def add(self, rows: pl.DataFrame) -> None:
         """Add rows with the columns of READY; a (key, commit_ts) that is here already is ignored."""
         for part in run_sized(rows):
-            place = Place.whole(segment_of(part))
+            refs = RowRefs.whole(segment_of(part))
             numbers = {name: np.ascontiguousarray(part[name].to_numpy()) for name in NUMBERS}
-            self.add_rows(place, numbers, place.hashes(), merge=True)
+            self.add_rows(refs, numbers, refs.hashes(), merge=True)
 
     def add_rows(
-        self, place: Place, numbers: Numbers, hashes: U64, *, young: Segment | None = None, merge: bool = False
+        self, refs: RowRefs, numbers: Numbers, hashes: U64, *, young: Segment | None = None, merge: bool = False
     ) -> None:
         """Add rows in place. Without `merge` none of them may be here yet."""
         if merge:
-            needles = Needles(place, hashes, numbers["commit_ts"])
-            new = np.flatnonzero(~self.known(needles) & (needles.first_equals() == np.arange(len(place))))
-            place, hashes, numbers = place.take(new), hashes[new], {name: v[new] for name, v in numbers.items()}
-        if not len(place):
+            lookup_keys = LookupKeys(refs, hashes, numbers["commit_ts"])
+            new = np.flatnonzero(~self.known(lookup_keys) & (lookup_keys.first_equals() == np.arange(len(refs))))
+            refs, hashes, numbers = refs.take(new), hashes[new], {name: v[new] for name, v in numbers.items()}
+        if not len(refs):
             return
-        size = place.sizes(numbers["op"] == Op.PUT)
+        size = refs.sizes(numbers["op"] == Op.PUT)
         cuts = np.flatnonzero(np.diff(np.cumsum(size) // SEGMENT_BYTES)) + 1
         if not len(cuts):
-            looked_up = {"table": place.tables(), "size": size}
-            self.runs.add(Run(place, {**numbers, **looked_up}, hashes=hashes, young=young))
+            looked_up = {"table": refs.tables(), "size": size}
+            self.runs.add(Run(refs, {**numbers, **looked_up}, hashes=hashes, young=young))
             return
-        for at in np.split(np.arange(len(place)), cuts):
-            part = place.take(at)
+        for at in np.split(np.arange(len(refs)), cuts):
+            part = refs.take(at)
             of_part = {name: values[at] for name, values in numbers.items()}
             looked_up = {"table": part.tables(), "size": size[at]}
             self.runs.add(Run(part, {**of_part, **looked_up}, hashes=hashes[at], young=young))
 
-    def known(self, needles: Needles) -> Mask:
-        return self.runs.known(needles, "commit_ts")
+    def known(self, lookup_keys: LookupKeys) -> Mask:
+        return self.runs.known(lookup_keys, "commit_ts")
 
     def unknown(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Those of the rows whose (key, commit_ts) is not here."""
         if not rows.height:
             return rows
-        place = Place.whole(segment_of(rows.select("key")))
-        known = self.known(Needles(place, place.hashes(), np.ascontiguousarray(rows["commit_ts"].to_numpy())))
+        refs = RowRefs.whole(segment_of(rows.select("key")))
+        known = self.known(LookupKeys(refs, refs.hashes(), np.ascontiguousarray(rows["commit_ts"].to_numpy())))
         return rows.filter(pl.Series(~known))
 
     def bytes_due(self, w: int) -> int:
@@ -87,9 +87,9 @@ class SortBuffer:
         require(runs, ("numbers",))
         return sum(_bytes_due(run, w) for run in runs)
 
-    def tidy(self, w: int | None) -> None:
+    def compact(self, w: int | None) -> None:
         """Put small runs together. The next flush takes what lies at or below w and copies it then."""
-        self.runs.tidy(lambda run: w is not None and run.span("commit_ts")[0] <= w)
+        self.runs.compact(lambda run: w is not None and run.span("commit_ts")[0] <= w)
 
     def reach(self, w: int) -> int:
         """The highest watermark up to `w` whose rows fit one flush; a single commit_ts always fits."""

@@ -45,7 +45,7 @@ from sorter.core.promised import Promised
 from sorter.core.slots import Stamps
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap, Stuck
-from sorter.rows.batch_rows import Arrivals
+from sorter.rows.batch_rows import IncomingRows
 from sorter.rows.output import Output
 from sorter.rows.run import Run
 from sorter.rows.saved import RunState
@@ -108,7 +108,7 @@ class _Prepared:
     """What is computed once of a batch."""
 
     batch: FeedBatch
-    rows: Arrivals
+    rows: IncomingRows
     promised: Stamps | None  #: by earlier files, for each REGIONS row
     suspects: I64  #: rows at or below it
 
@@ -179,7 +179,7 @@ class TaskCore:
         """What only the committed log can tell about this batch: whether it holds rows that the store may not send any
         more. Nearly always None. Errors as of `handle`."""
         at = self._contradicting(batch, None)
-        question = contradictions.question(self._arrivals(batch), at, self._durable_ts) if len(at) else ()
+        question = contradictions.question(self._incoming(batch), at, self._durable_ts) if len(at) else ()
         return question or None
 
     def give_up(self, store: int, incarnation: int) -> list[Effect]:
@@ -355,26 +355,26 @@ class TaskCore:
         return [*self._prewrites.open, *self._ready.runs, *self._prewrites.commits]
 
     def _take_rows(self, batch: FeedBatch) -> None:
-        self._prewrites.take_in(self._arrivals(batch), self._watermarks, self._limits(), self._ready)
+        self._prewrites.take_in(self._incoming(batch), self._watermarks, self._limits(), self._ready)
         self._prepared = None
         self._next_row_no += batch.rows.num_rows
 
     def _prepare(self, batch: FeedBatch) -> _Prepared:
         """What is computed once of the next batch; `question` and `handle` share it."""
         if self._prepared is None or self._prepared.batch is not batch:
-            rows = Arrivals(batch, self.range, self._next_row_no)
+            rows = IncomingRows(batch, self.range, self._next_row_no)
             promised = self._promised.before(batch.regions, batch.store_id, batch.incarnation)
             self._prepared = _Prepared(batch, rows, promised, contradictions.suspects(rows, promised))
         return self._prepared
 
-    def _arrivals(self, batch: FeedBatch) -> Arrivals:
+    def _incoming(self, batch: FeedBatch) -> IncomingRows:
         return self._prepare(batch).rows
 
     def _contradicting(self, batch: FeedBatch, logged: pa.Table | None) -> I64:
         """The rows of the batch that contradict a promise and are not held with equal bytes."""
         if batch.closes or not batch.rows.num_rows or not self._is_next(batch):
             return np.empty(0, np.int64)
-        rows, at = self._arrivals(batch), self._prepare(batch).suspects
+        rows, at = self._incoming(batch), self._prepare(batch).suspects
         if not len(at):
             return at
         at = contradictions.unheld(rows, at, self._ready.runs, self._prewrites.commits)

@@ -42,7 +42,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sorter.core.slots import Bounds, Promises, Slots, Stamps
-from sorter.rows.payload import Place, Segment, as_binary
+from sorter.rows.payload import RowRefs, Segment, as_binary
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange, gaps
 from tistream.model.arrays import I64, Mask
@@ -169,10 +169,10 @@ class RangeWatermarkMap:
 
     def w_of(self, keys: pa.BinaryArray | pl.Series) -> Stamps:
         """W of each key; the keys must lie in the range."""
-        return self.w_at(Place.whole(Segment(as_binary(keys) if isinstance(keys, pl.Series) else keys)))
+        return self.w_at(RowRefs.whole(Segment(as_binary(keys) if isinstance(keys, pl.Series) else keys)))
 
-    def w_at(self, place: Place) -> Stamps:
-        stamps: Stamps = self._slots.w[self.bounds.slots_of(place)]
+    def w_at(self, refs: RowRefs) -> Stamps:
+        stamps: Stamps = self._slots.w[self.bounds.slots_of(refs)]
         return stamps
 
     @property

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sorter.core.slots import Bounds
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.rows.key_kernels import reached_rows
-from sorter.rows.payload import Place, Segment
+from sorter.rows.payload import RowRefs, Segment
 from sorter.rows.run import Run
 from tistream.model.arrays import I64, U32, U64
 
@@ -62,7 +62,7 @@ def may_reach(run: Run, lowest: int, watermarks: RangeWatermarkMap) -> bool:
     keys = run.facts.get("keys")
     if keys is None or isinstance(run.reach, Reach):
         return True
-    first, last = watermarks.bounds.slots_of(Place.whole(Segment(pa.array(keys, pa.binary()))))
+    first, last = watermarks.bounds.slots_of(RowRefs.whole(Segment(pa.array(keys, pa.binary()))))
     return int(watermarks.w[first : last + 1].max()) >= lowest
 
 
@@ -73,7 +73,7 @@ def reached(run: Run, thresholds: Thresholds, watermarks: RangeWatermarkMap, *, 
         if watermarks.highest() < thresholds.lowest + strictly:
             return _NONE
         rows = run.living()
-        slots = watermarks.bounds.slots_of(run.place.take(rows))
+        slots = watermarks.bounds.slots_of(run.refs.take(rows))
         hit = thresholds.at(rows) + np.uint64(strictly) <= watermarks.w[slots]
         rest = np.flatnonzero(~hit)
         run.reach = Reach(watermarks.bounds, *_grouped(rows[rest], slots[rest], thresholds), rows[hit])
@@ -98,7 +98,7 @@ def _grouped(rows: I64, slots: I64, thresholds: Thresholds) -> tuple[I64, _Group
 def _renumber(known: Reach, run: Run, thresholds: Thresholds, now: Bounds) -> None:
     """Update the groups after slots were cut or joined, and regroup the rows of those that were cut."""
     before, (first, count, least, slot) = known.bounds, known.groups
-    low = now.slots_of(before.place.take(slot))
+    low = now.slots_of(before.refs.take(slot))
     high = np.full(len(slot), len(now))
     inner = np.flatnonzero(slot + 1 < len(before))
     high[inner] = now.find(before.keys.take(pa.array(slot[inner] + 1)))[0]
@@ -109,7 +109,7 @@ def _renumber(known: Reach, run: Run, thresholds: Thresholds, now: Bounds) -> No
         return
     rows = _rows_of(known.rows, first[cut], count[cut])
     rows = rows[run.alive[rows]]
-    rows, (more, *rest) = _grouped(rows, now.slots_of(run.place.take(rows)), thresholds)
+    rows, (more, *rest) = _grouped(rows, now.slots_of(run.refs.take(rows)), thresholds)
     uncut = ~cut & (count > 0)
     old = _rows_of(known.rows, first[uncut], count[uncut])
     kept = np.cumsum(count[uncut]) - count[uncut], count[uncut], least[uncut], low[uncut]

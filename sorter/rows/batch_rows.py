@@ -1,7 +1,7 @@
 """Rows of one feed batch with their subscriptions and file, and conversions between Arrow and polars.
 
-A batch is not copied: `Arrivals` holds its columns as arrays, the place of its bytes, a hash of each key, and one row
-of `origins` per subscription that sent rows. Conflicts are resolved in polars frames, snapshots are Arrow tables;
+A batch is not copied: `IncomingRows` holds its columns as arrays, references to its bytes, a hash of each key, and one
+row of `origins` per subscription that sent rows. Conflicts are resolved in polars frames, snapshots are Arrow tables;
 `to_arrow` and `from_arrow` convert.
 """
 
@@ -17,8 +17,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sorter.rows.payload import Place, Segment
-from sorter.rows.run import Needles, Run
+from sorter.rows.payload import RowRefs, Segment
+from sorter.rows.run import LookupKeys, Run
 from tistream.errors import CorruptObject
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
@@ -66,7 +66,7 @@ def to_arrow(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-class Arrivals:
+class IncomingRows:
     """The rows of a batch that lie in the task's range, as arrays of one length. Raises CorruptObject when a row
     belongs to no subscription of the batch, or to two."""
 
@@ -74,17 +74,17 @@ class Arrivals:
         subscriptions, origin = _subscription_of_rows(batch)
         rows = batch.rows
         self.segment = Segment(*(rows.column(name) for name in ("key", "value", "old_value")))
-        place = Place.whole(self.segment)
+        refs = RowRefs.whole(self.segment)
         numbers: dict[str, npt.NDArray[Any]] = {name: rows.column(name).to_numpy() for name in _NUMBERS}
         numbers["origin"] = origin
         numbers["row_no"] = np.arange(rows.num_rows, dtype=np.uint64) + np.uint64(first_row_no)
         inside = rows_inside(rows.column("key"), range_)
         if inside is not None:
-            place, numbers = place.take(inside), {name: values[inside] for name, values in numbers.items()}
-        self.place = place
+            refs, numbers = refs.take(inside), {name: values[inside] for name, values in numbers.items()}
+        self.refs = refs
         self.numbers = numbers
         self.kind = numbers.pop("kind")
-        self.hashes = place.hashes()
+        self.hashes = refs.hashes()
         self.subscriptions = subscriptions  #: the REGIONS row of each origin
         #: per subscription: SOURCE, SUBSCRIPTION and cut_ts
         of_file = {name: np.full(len(subscriptions), getattr(batch, name), np.uint64) for name in (*SOURCE, "cut_ts")}
@@ -92,7 +92,7 @@ class Arrivals:
         self.origins = pl.DataFrame([pl.Series(name, {**of_file, **of_subscription}[name]) for name in ORIGIN])
 
     def __len__(self) -> int:
-        return len(self.place)
+        return len(self.refs)
 
     def ts(self, name: str) -> npt.NDArray[np.uint64]:
         stamps: npt.NDArray[np.uint64] = self.numbers[name]
@@ -104,14 +104,14 @@ class Arrivals:
             mask |= self.kind == kind
         return np.flatnonzero(mask)
 
-    def needles(self, rows: npt.NDArray[np.int64], ts: str) -> Needles:
-        return Needles(self.place.take(rows), self.hashes[rows], self.ts(ts)[rows])
+    def lookup_keys(self, rows: npt.NDArray[np.int64], ts: str) -> LookupKeys:
+        return LookupKeys(self.refs.take(rows), self.hashes[rows], self.ts(ts)[rows])
 
     def run(self, rows: npt.NDArray[np.int64], names: Sequence[str], **more: npt.NDArray[Any]) -> Run:
         """Some of the rows as a run with these numbers, and `more`."""
         numbers = {name: self.numbers[name][rows] for name in names}
-        place, hashes = self.place.take(rows), self.hashes[rows]
-        return Run(place, {**numbers, **more}, self.origins, hashes=hashes, young=self.segment)
+        refs, hashes = self.refs.take(rows), self.hashes[rows]
+        return Run(refs, {**numbers, **more}, self.origins, hashes=hashes, young=self.segment)
 
 
 def rows_inside(keys: pa.BinaryArray, range_: KeyRange) -> npt.NDArray[np.int64] | None:

@@ -191,20 +191,20 @@ def probe(
     index: tuple[U32, U32, U32, U64, U64],
     alive: Mask,
     ts: U64,
-    place: Addresses,
+    refs: Addresses,
     hashes: U64,
     wanted_ts: U64,
-    wanted_place: Addresses,
+    wanted_refs: Addresses,
     capacity: int,
 ) -> tuple[int, I64, I64]:
-    """All pairs (needle, row) that are equal in (key, ts) and whose row is alive: how many, and the first `capacity`.
+    """All pairs (lookup key, row) that are equal in (key, ts), the row alive: how many, and the first `capacity`.
 
-    `index` is (starts, tags, rows, filter, [lowest, highest ts]); a place is (offsets, data, segment, row).
+    `index` is (starts, tags, rows, filter, [lowest, highest ts]); references are (offsets, data, segment, row).
     """
     starts, tags, rows, words, span = index
-    offsets, data, segment, number = place
-    n_offsets, n_data, n_segment, n_number = wanted_place
-    needles, hits = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    offsets, data, segment, number = refs
+    n_offsets, n_data, n_segment, n_number = wanted_refs
+    lookups, hits = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     last = np.uint64(len(words) - 1)
     buckets, shift = len(starts) - 1, np.uint64(64)
     while buckets > 1:
@@ -226,16 +226,16 @@ def probe(
             y, other = span_of(offsets, data, segment[r], number[r])
             if size == other and is_same(x, y, size):
                 if count < capacity:
-                    needles[count], hits[count] = i, r
+                    lookups[count], hits[count] = i, r
                 count += 1
-    return count, needles, hits
+    return count, lookups, hits
 
 
 @kernel
-def first_equals(index: tuple[U32, U32, U32, U64, U64], ts: U64, place: Addresses) -> I64:
+def first_equals(index: tuple[U32, U32, U32, U64, U64], ts: U64, refs: Addresses) -> I64:
     """For each row the first one that is equal to it in (key, ts), possibly itself."""
     starts, tags, rows, _words, _span_ts = index
-    offsets, data, segment, number = place
+    offsets, data, segment, number = refs
     out = np.arange(len(ts))
     for b in range(len(starts) - 1):
         for j in range(np.int64(starts[b]) + 1, np.int64(starts[b + 1])):
@@ -333,10 +333,10 @@ def radix_order(values: U64) -> I64:
 
 
 @kernel
-def fix_ties(order: I64, first: U64, start_ts: U64, place: Addresses) -> tuple[int, I64]:
+def fix_ties(order: I64, first: U64, start_ts: U64, refs: Addresses) -> tuple[int, I64]:
     """`order` sorts by `first`; put small groups of equal ones in the order of (start_ts, key), in place. Returns the
     bounds [from, to, from, to, ...] of the groups that are too large for it, and how many numbers that is."""
-    offsets, data, segment, number = place
+    offsets, data, segment, number = refs
     n, i, large = len(order), 0, 0
     bounds = np.empty(2 * (n // TIES_SMALL + 1), np.int64)
     while i < n:
@@ -372,11 +372,11 @@ def lower_bounds(
     own: tuple[I64, U64, U64],
     own_place: tuple[U64, U64, U32, U32],
     wanted: tuple[I64, U64, U64],
-    wanted_place: tuple[U64, U64, U32, U32],
+    wanted_refs: tuple[U64, U64, U32, U32],
 ) -> I64:
     """For each wanted (table, commit_ts, start_ts, key) how many of `rows`, which are in that order, lie before it."""
     offsets, data, segment, number = own_place
-    w_offsets, w_data, w_segment, w_number = wanted_place
+    w_offsets, w_data, w_segment, w_number = wanted_refs
     out = np.empty(len(w_segment), np.int64)
     for i in range(len(w_segment)):
         q, other = span_of(w_offsets, w_data, w_segment[i], w_number[i])

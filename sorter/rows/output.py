@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.rows.kernels import fix_ties, lower_bounds, radix_order
-from sorter.rows.payload import Place, stacked
+from sorter.rows.payload import RowRefs, stacked
 from sorter.rows.run import Run, require
 from tistream.model.arrays import I64, U32, U64
 from tistream.model.change import COMMITTED, Op
@@ -105,12 +105,12 @@ class Output:
         before = np.cumsum(np.concatenate(weights)[order]) - np.concatenate(weights)[order]
         new = np.flatnonzero(np.diff(before // 0.5, prepend=0.0))
         at_ = order[new]
-        place, numbers = samples[0].take(at_), {name: values[at_] for name, values in samples[1].items()}
+        refs, numbers = samples[0].take(at_), {name: values[at_] for name, values in samples[1].items()}
         wanted = (numbers["table"], numbers["commit_ts"], numbers["start_ts"])
         cuts = np.zeros((len(self._runs), len(new) + 2), np.int64)
         for i, (run, rows) in enumerate(zip(self._runs, self._rows, strict=True)):
             own = (run.numbers["table"], run.ts("commit_ts"), run.ts("start_ts"))
-            cuts[i, 1:-1] = lower_bounds(rows, own, run.place.addresses, wanted, place.addresses)
+            cuts[i, 1:-1] = lower_bounds(rows, own, run.refs.addresses, wanted, refs.addresses)
             cuts[i, -1] = len(rows)
         return cuts
 
@@ -119,34 +119,34 @@ _ORDERING = ("table", "commit_ts", "start_ts")
 _ALL = (*NUMBERS, "table")
 
 
-def _gathered(parts: Sequence[tuple[Run, npt.NDArray[np.integer]]], names: Sequence[str]) -> tuple[Place, Columns]:
-    place = stacked([run.place.take(at) for run, at in parts])
-    return place, {name: np.concatenate([run.numbers[name][at] for run, at in parts]) for name in names}
+def _gathered(parts: Sequence[tuple[Run, npt.NDArray[np.integer]]], names: Sequence[str]) -> tuple[RowRefs, Columns]:
+    refs = stacked([run.refs.take(at) for run, at in parts])
+    return refs, {name: np.concatenate([run.numbers[name][at] for run, at in parts]) for name in names}
 
 
-def _piece(place: Place, numbers: Columns) -> pa.RecordBatch:
+def _piece(refs: RowRefs, numbers: Columns) -> pa.RecordBatch:
     """These rows in order, as change.COMMITTED."""
-    at = in_order(place, numbers)
-    place, op = place.take(at), numbers["op"][at]
+    at = in_order(refs, numbers)
+    refs, op = refs.take(at), numbers["op"][at]
     columns = {name: pa.array(numbers[name][at]) for name in NUMBERS}
     columns["table_id"] = pa.array(numbers["table"][at])
-    columns["key"] = place.column("key")
-    columns["value"] = place.column("value", op != Op.PUT, empty_for_null=True)
-    columns["old_value"] = place.column("old_value")
+    columns["key"] = refs.column("key")
+    columns["value"] = refs.column("value", op != Op.PUT, empty_for_null=True)
+    columns["old_value"] = refs.column("old_value")
     return pa.RecordBatch.from_arrays([columns[name] for name in COMMITTED.names], schema=COMMITTED)
 
 
-def in_order(place: Place, numbers: dict[str, npt.NDArray[Any]]) -> I64:
+def in_order(refs: RowRefs, numbers: dict[str, npt.NDArray[Any]]) -> I64:
     """The rows by (table_id, commit_ts, start_ts, key)."""
     first = _table_and_ts(numbers["table"], numbers["commit_ts"])
     order: I64 = radix_order(first)
-    ordered, bounds = fix_ties(order, first, numbers["start_ts"], place.addresses)
+    ordered, bounds = fix_ties(order, first, numbers["start_ts"], refs.addresses)
     if ordered:
         groups = bounds[:ordered].reshape(-1, 2)
         lengths = groups[:, 1] - groups[:, 0]
         at = np.repeat(groups[:, 0] - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
         rows = order[at]
-        keys = place.take(rows).series("key")
+        keys = refs.take(rows).series("key")
         frame = pl.DataFrame({"first": first[rows], "start": numbers["start_ts"][rows], "key": keys})
         order[at] = rows[frame.select(pl.arg_sort_by("first", "start", "key")).to_series().to_numpy()]
     return order

@@ -1,7 +1,7 @@
 """Bytes of buffered rows: keys, values and old values, which stay where they arrived until they are written.
 
-A `Segment` is an immutable block of them (a feed batch, or merged rows); a `Place` names rows in one or more segments.
-Only `Place.column` copies: it lays out the named rows, in order, as one Arrow column.
+A `Segment` is an immutable block of them (a feed batch, or merged rows); `RowRefs` name rows in one or more segments.
+Only `RowRefs.column` copies: it lays out the named rows, in order, as one Arrow column.
 
 A segment is validated once, when it is made: every offset lies inside its bytes. From then on compiled loops may read
 it by address, for as long as the segment is alive.
@@ -113,7 +113,7 @@ class _Pointers:
     valid: U64
 
 
-class Place:
+class RowRefs:
     """Where rows lie: for each its segment (an index into `segments`) and its number there."""
 
     __slots__ = ("_found", "row", "segment", "segments")
@@ -122,20 +122,20 @@ class Place:
         self.segments = tuple(segments)
         self.segment = np.zeros(len(row), np.uint32) if segment is None else segment
         self.row = row
-        self._found: dict[Name, _Pointers] = {}  # of the segments; shared by places with the same segments
+        self._found: dict[Name, _Pointers] = {}  # of the segments; shared by those with the same segments
         counts = np.array([s.rows for s in self.segments], np.int64)
         invariant(rows_are_inside(self.segment, self.row, counts), "a row lies outside its segment")
 
     @classmethod
-    def whole(cls, segment: Segment) -> Place:
+    def whole(cls, segment: Segment) -> RowRefs:
         return cls((segment,), None, np.arange(segment.rows, dtype=np.uint32))
 
     def __len__(self) -> int:
         return len(self.row)
 
-    def take(self, at: npt.NDArray[np.integer] | Mask) -> Place:
+    def take(self, at: npt.NDArray[np.integer] | Mask) -> RowRefs:
         """Some of the rows, in the given order."""
-        made = object.__new__(Place)
+        made = object.__new__(RowRefs)
         made.segments, made._found = self.segments, self._found
         made.row = self.row[at]
         made.segment = self.segment[at] if len(self.segments) > 1 else np.zeros(len(made.row), np.uint32)
@@ -231,30 +231,30 @@ def _fitting_one_array(ends: I64) -> Iterator[tuple[int, int]]:
         low = high
 
 
-def stacked(places: Sequence[Place]) -> Place:
-    if len(places) == 1:
-        return places[0]
+def stacked(parts: Sequence[RowRefs]) -> RowRefs:
+    if len(parts) == 1:
+        return parts[0]
     number: dict[int, int] = {}
     segments: list[Segment] = []
-    for segment in (s for place in places for s in place.segments):
+    for segment in (s for refs in parts for s in refs.segments):
         if id(segment) not in number:
             number[id(segment)] = len(segments)
             segments.append(segment)
     renumbered = []
-    for place in places:
-        new = np.array([number[id(s)] for s in place.segments], np.uint32)
-        renumbered.append(new[place.segment] if len(place) else place.segment)
+    for refs in parts:
+        new = np.array([number[id(s)] for s in refs.segments], np.uint32)
+        renumbered.append(new[refs.segment] if len(refs) else refs.segment)
     none = np.empty(0, np.uint32)
-    return Place(segments, np.concatenate([none, *renumbered]), np.concatenate([none, *(p.row for p in places)]))
+    return RowRefs(segments, np.concatenate([none, *renumbered]), np.concatenate([none, *(p.row for p in parts)]))
 
 
-def used_segments(place: Place) -> Place:
-    if len(place.segments) < 2:
-        return place
-    used, segment = np.unique(place.segment, return_inverse=True)
-    if len(used) == len(place.segments):
-        return place
-    return Place([place.segments[i] for i in used], segment.astype(np.uint32), place.row)
+def used_segments(refs: RowRefs) -> RowRefs:
+    if len(refs.segments) < 2:
+        return refs
+    used, segment = np.unique(refs.segment, return_inverse=True)
+    if len(used) == len(refs.segments):
+        return refs
+    return RowRefs([refs.segments[i] for i in used], segment.astype(np.uint32), refs.row)
 
 
 def segment_of(frame: pl.DataFrame) -> Segment:

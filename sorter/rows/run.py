@@ -1,6 +1,6 @@
 """Runs: immutable groups of buffered rows, and how rows are found in them.
 
-A `Run` is rows that arrived or were merged together: their numbers as arrays, the place of their bytes, and an alive
+A `Run` is rows that arrived or were merged together: their numbers as arrays, references to their bytes, and an alive
 flag each. Rows leave by clearing their flag; a run without living rows is dropped. Nothing else changes, so an index by
 (key, timestamp) is built once, on first use (`kernels`), and a probe skips every run whose timestamps cannot contain
 the wanted one. The cost follows the rows looked up, not the rows held.
@@ -30,7 +30,7 @@ import numpy.typing as npt
 import polars as pl
 
 from sorter.rows.kernels import build_index, first_equals, hash_filter, kill, probe
-from sorter.rows.payload import Place, Segment, mixed, stacked, used_segments
+from sorter.rows.payload import RowRefs, Segment, mixed, stacked, used_segments
 from tistream.model.arrays import I64, U32, U64, Mask
 
 YOUNG_BYTES = 128 << 20  #: of feed batches that a buffer may keep for few of their rows
@@ -48,40 +48,40 @@ Numbers = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Needles:
-    """Rows to look up: the place of their keys, a hash of each key, and a timestamp each."""
+class LookupKeys:
+    """Rows to look up: references to their keys, a hash of each key, and a timestamp each."""
 
-    place: Place
+    refs: RowRefs
     hashes: U64  #: of the keys alone
     ts: U64
 
     def __len__(self) -> int:
         return len(self.ts)
 
-    def take(self, at: npt.NDArray[np.integer] | Mask) -> Needles:
-        return Needles(self.place.take(at), self.hashes[at], self.ts[at])
+    def take(self, at: npt.NDArray[np.integer] | Mask) -> LookupKeys:
+        return LookupKeys(self.refs.take(at), self.hashes[at], self.ts[at])
 
     def index(self) -> Index:
-        """An index over the needles themselves."""
+        """An index over the keys themselves."""
         return _index(mixed(self.hashes, self.ts), self.ts)
 
     def first_equals(self) -> I64:
-        """For each needle the first one equal to it."""
-        out: I64 = first_equals(self.index(), self.ts, self.place.addresses)
+        """For each of them the first one equal to it."""
+        out: I64 = first_equals(self.index(), self.ts, self.refs.addresses)
         return out
 
-    def within(self, others: Needles) -> Mask:
+    def within(self, others: LookupKeys) -> Mask:
         mask = np.zeros(len(self), np.bool_)
         if len(self) and len(others):
-            needles, _ = _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.place, self)
-            mask[needles] = True
+            equal, _ = _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.refs, self)
+            mask[equal] = True
         return mask
 
-    def pairs(self, others: Needles) -> tuple[I64, I64]:
+    def pairs(self, others: LookupKeys) -> tuple[I64, I64]:
         """All (number here, number there) that are equal."""
         if not len(self) or not len(others):
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        return _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.place, self)
+        return _probe(others.index(), np.ones(len(others), np.bool_), others.ts, others.refs, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,28 +126,28 @@ class Run:
         "live",
         "numbers",
         "origins",
-        "place",
         "reach",
+        "refs",
         "saved",
         "young",
     )
 
     def __init__(
         self,
-        place: Place,
+        refs: RowRefs,
         numbers: Numbers,
         origins: pl.DataFrame | None = None,
         *,
         hashes: U64 | None = None,
         young: Segment | None = None,
     ) -> None:
-        self.place = place
+        self.refs = refs
         self.numbers: dict[str, npt.NDArray[Any]] = {name: _thin(name, v) for name, v in numbers.items()}
         self.origins = origins
         self.hashes = hashes  #: of the keys; computed when needed and not given
         self.young = young  #: the feed batch that it lies in
-        self.alive: Mask = np.ones(len(place), np.bool_)
-        self.live = len(place)
+        self.alive: Mask = np.ones(len(refs), np.bool_)
+        self.live = len(refs)
         self.reach: Reached | None = None  #: see `watermark_index.Reach`
         self.saved: tuple[Any, ...] = ()  #: where a snapshot object holds it, see `saved.Piece`
         self.facts: dict[str, Any] = {}  #: cached properties of all rows
@@ -155,7 +155,7 @@ class Run:
         self._frozen: tuple[int, Mask] | None = None  # number of living rows, and their flags
 
     def __len__(self) -> int:
-        return len(self.place)
+        return len(self.refs)
 
     def ts(self, name: str) -> U64:
         stamps: U64 = self.numbers[name]
@@ -164,13 +164,13 @@ class Run:
     def living(self) -> I64:
         return np.flatnonzero(self.alive) if self.live < len(self) else np.arange(len(self))
 
-    def needles(self, at: I64, ts: str) -> Needles:
-        place = self.place.take(at)
-        return Needles(place, place.hashes() if self.hashes is None else self.hashes[at], self.ts(ts)[at])
+    def lookup_keys(self, at: I64, ts: str) -> LookupKeys:
+        refs = self.refs.take(at)
+        return LookupKeys(refs, refs.hashes() if self.hashes is None else self.hashes[at], self.ts(ts)[at])
 
     def index(self, ts: str) -> Index:
         if ts not in self._indexes:
-            hashes = self.place.hashes() if self.hashes is None else self.hashes
+            hashes = self.refs.hashes() if self.hashes is None else self.hashes
             self._indexes[ts] = _index(mixed(hashes, self.ts(ts)), self.ts(ts))
         return self._indexes[ts]
 
@@ -202,13 +202,13 @@ class Run:
         """Those of the parts that are in a snapshot object and not loaded."""
         return []
 
-    def may_have(self, needles: Needles, ts: str) -> bool:
+    def may_have(self, lookup_keys: LookupKeys, ts: str) -> bool:
         """Whether `find` must read its rows: False when a saved run that is not loaded has no such row."""
         return True
 
-    def again(self, alive: Mask, origins: pl.DataFrame | None) -> Run:
+    def with_alive(self, alive: Mask, origins: pl.DataFrame | None) -> Run:
         """The same rows as another run, with these alive flags."""
-        run = Run(self.place, self.numbers, origins, hashes=self.hashes)
+        run = Run(self.refs, self.numbers, origins, hashes=self.hashes)
         run.set_alive(alive)
         run.facts = dict(self.facts)
         return run
@@ -216,41 +216,41 @@ class Run:
     def set_alive(self, alive: Mask) -> None:
         self.alive, self.live = alive.copy(), int(np.count_nonzero(alive))
 
-    def find(self, needles: Needles, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
-        """(needle, row) of all living rows that are equal in (key, ts). `wanted` are the needles' mixed hashes."""
-        return _probe(self.index(ts), self.alive, self.ts(ts), self.place, needles, wanted)
+    def find(self, lookup_keys: LookupKeys, ts: str, wanted: U64 | None = None) -> tuple[I64, I64]:
+        """(lookup key, row) of all living rows that are equal in (key, ts). `wanted`: the mixed hashes of the keys."""
+        return _probe(self.index(ts), self.alive, self.ts(ts), self.refs, lookup_keys, wanted)
 
     def first_equals(self, ts: str) -> I64:
         """For each row the first one equal to it in (key, ts)."""
-        out: I64 = first_equals(self.index(ts), self.ts(ts), self.place.addresses)
+        out: I64 = first_equals(self.index(ts), self.ts(ts), self.refs.addresses)
         return out
 
     def kill(self, rows: I64) -> None:
         """Remove these rows."""
         self.live -= int(kill(self.alive, rows))
 
-    def known_place(self) -> Place | None:
-        return self.place
+    def known_refs(self) -> RowRefs | None:
+        return self.refs
 
     def known_numbers(self) -> Mapping[str, npt.NDArray[Any]]:
         return self.numbers
 
     def segments(self) -> Sequence[Segment]:
-        return self.place.segments
+        return self.refs.segments
 
     def fills(self, segment: Segment | None) -> bool:
         """Whether its living rows make up at least half of a segment's bytes."""
         if segment is None or 8 * self.live < segment.rows:
             return False
-        place = self.place.take(self.living())
-        return 2 * int(place.sizes(np.ones(len(place), np.bool_)).sum()) >= segment.nbytes
+        refs = self.refs.take(self.living())
+        return 2 * int(refs.sizes(np.ones(len(refs), np.bool_)).sum()) >= segment.nbytes
 
     def exchange(self, moved: Mapping[int, Segment]) -> None:
         """Replace segments (by the id of the old one) with others that hold the same rows."""
-        place = self.known_place()
-        if place is not None and any(id(s) in moved for s in place.segments):
-            now = [moved.get(id(s), s) for s in place.segments]
-            self.place = Place(now, place.segment, place.row)
+        refs = self.known_refs()
+        if refs is not None and any(id(s) in moved for s in refs.segments):
+            now = [moved.get(id(s), s) for s in refs.segments]
+            self.refs = RowRefs(now, refs.segment, refs.row)
         if self.young is not None:
             self.young = moved.get(id(self.young), self.young)
 
@@ -264,10 +264,10 @@ class Run:
             self.numbers = {name: moved.get(id(a), a) for name, a in numbers.items()}
         if self.hashes is not None:
             self.hashes = moved.get(id(self.hashes), self.hashes)
-        place = self.known_place()
-        if place is not None and (id(place.segment) in moved or id(place.row) in moved):
-            segment, row = (moved.get(id(a), a) for a in (place.segment, place.row))
-            self.place = Place(place.segments, segment, row)
+        refs = self.known_refs()
+        if refs is not None and (id(refs.segment) in moved or id(refs.row) in moved):
+            segment, row = (moved.get(id(a), a) for a in (refs.segment, refs.row))
+            self.refs = RowRefs(refs.segments, segment, row)
         for ts, index in self._indexes.items():
             starts, tags, rows, words, span = (moved.get(id(a), a) for a in index)
             self._indexes[ts] = starts, tags, rows, words, span
@@ -289,8 +289,8 @@ class Run:
         yield from (
             a for a in self.known_numbers().values() if not a.strides or a.strides[0]
         )  # the others are one number
-        if (place := self.known_place()) is not None:
-            yield from (place.segment, place.row)
+        if (refs := self.known_refs()) is not None:
+            yield from (refs.segment, refs.row)
         if self.hashes is not None:
             yield self.hashes
         for index in self._indexes.values():
@@ -315,17 +315,17 @@ class RunSet:
         if len(run):
             self.runs.append(run)
 
-    def find(self, needles: Needles, ts: str, *, whole: bool = False) -> list[tuple[Run, I64, I64]]:
-        """(run, needles, rows) of every run with living rows that are equal in (key, ts). `whole`: the caller reads all
-        parts of these rows."""
-        if not len(needles):
+    def find(self, lookup_keys: LookupKeys, ts: str, *, whole: bool = False) -> list[tuple[Run, I64, I64]]:
+        """(run, lookup keys, rows) of every run with living rows that are equal in (key, ts). `whole`: the caller reads
+        all parts of these rows."""
+        if not len(lookup_keys):
             return []
-        low, high = int(needles.ts.min()), int(needles.ts.max())
+        low, high = int(lookup_keys.ts.min()), int(lookup_keys.ts.max())
         near = [run for run in self.runs if run.live and run.span(ts)[0] <= high and low <= run.span(ts)[1]]
-        near = [run for run in near if run.may_have(needles, ts)]
+        near = [run for run in near if run.may_have(lookup_keys, ts)]
         require(near, PROBED)
-        wanted = mixed(needles.hashes, needles.ts)
-        out = [(run, *run.find(needles, ts, wanted)) for run in near]
+        wanted = mixed(lookup_keys.hashes, lookup_keys.ts)
+        out = [(run, *run.find(lookup_keys, ts, wanted)) for run in near]
         out = [hit for hit in out if len(hit[1])]
         if whole:
             require(run for run, *_ in out)
@@ -344,22 +344,22 @@ class RunSet:
             if lowest is None or mine < lowest:
                 lowest, count = mine, 0
                 row = np.flatnonzero(run.alive)[[int(stamps.argmin())]]
-                key = run.place.take(row).column("key")[0].as_py()
+                key = run.refs.take(row).column("key")[0].as_py()
             count += int(np.count_nonzero(stamps == np.uint64(lowest)))
         return None if lowest is None else (lowest, count, key)
 
-    def known(self, needles: Needles, ts: str) -> Mask:
-        out = np.zeros(len(needles), np.bool_)
-        for _run, matches, _rows in self.find(needles, ts):
+    def known(self, lookup_keys: LookupKeys, ts: str) -> Mask:
+        out = np.zeros(len(lookup_keys), np.bool_)
+        for _run, matches, _rows in self.find(lookup_keys, ts):
             out[matches] = True
         return out
 
-    def kill(self, needles: Needles, ts: str) -> None:
-        """Remove all rows that equal a needle."""
-        for run, _found, rows in self.find(needles, ts):
+    def kill(self, lookup_keys: LookupKeys, ts: str) -> None:
+        """Remove all rows that equal one of them."""
+        for run, _found, rows in self.find(lookup_keys, ts):
             run.kill(rows)
 
-    def tidy(self, is_leaving: Callable[[Run], bool] = lambda run: False) -> None:
+    def compact(self, is_leaving: Callable[[Run], bool] = lambda run: False) -> None:
         """Drop empty runs and compact sparse ones: for each rule at most RUN_ROWS rows. Runs of SMALL_ROWS or more that
         leave soon are not merged."""
         self.runs = [run for run in self.runs if run.live]
@@ -422,22 +422,22 @@ def _thin(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def merge(runs: Sequence[Run], names: Sequence[str], *, rows: Sequence[I64] | None = None) -> Run:
     """One run with the living rows of these runs, or the named rows, with its bytes copied into segments of its own."""
     living = [run.living() for run in runs] if rows is None else rows
-    place = stacked([run.place.take(at) for run, at in zip(runs, living, strict=True)])
+    refs = stacked([run.refs.take(at) for run, at in zip(runs, living, strict=True)])
     columns = list(runs[0].numbers)
     numbers = {c: np.concatenate([r.numbers[c][at] for r, at in zip(runs, living, strict=True)]) for c in columns}
     origins = _merge_origins(runs, living, numbers)
-    return Run(compact(place, names), numbers, origins)
+    return Run(compact(refs, names), numbers, origins)
 
 
-def compact(place: Place, names: Sequence[str]) -> Place:
+def compact(refs: RowRefs, names: Sequence[str]) -> RowRefs:
     """The same rows in segments of their own: one, unless their bytes do not fit."""
-    place = used_segments(place)
-    sizes = np.cumsum(place.sizes(np.ones(len(place), np.bool_)))
+    refs = used_segments(refs)
+    sizes = np.cumsum(refs.sizes(np.ones(len(refs), np.bool_)))
     cuts = np.flatnonzero(np.diff(sizes // SEGMENT_BYTES)) + 1
-    pieces = [place.take(at) for at in np.split(np.arange(len(place)), cuts)]
+    pieces = [refs.take(at) for at in np.split(np.arange(len(refs)), cuts)]
     made = [Segment(**{name: piece.column(name) for name in names}) for piece in pieces]  # type: ignore[arg-type]
     row = np.concatenate([np.arange(s.rows, dtype=np.uint32) for s in made])
-    return Place(made, np.repeat(np.arange(len(made), dtype=np.uint32), [s.rows for s in made]), row)
+    return RowRefs(made, np.repeat(np.arange(len(made), dtype=np.uint32), [s.rows for s in made]), row)
 
 
 def _fitting(runs: Iterable[Run]) -> list[Run]:
@@ -475,13 +475,13 @@ def _index(hashes: U64, ts: U64) -> Index:
 
 
 def _probe(
-    index: Index, alive: Mask, ts: U64, place: Place, needles: Needles, wanted: U64 | None = None
+    index: Index, alive: Mask, ts: U64, refs: RowRefs, lookup_keys: LookupKeys, wanted: U64 | None = None
 ) -> tuple[I64, I64]:
-    wanted = mixed(needles.hashes, needles.ts) if wanted is None else wanted
-    capacity = len(needles) + 16
+    wanted = mixed(lookup_keys.hashes, lookup_keys.ts) if wanted is None else wanted
+    capacity = len(lookup_keys) + 16
     for _ in range(2):
         count, left, right = probe(
-            index, alive, ts, place.addresses, wanted, needles.ts, needles.place.addresses, capacity
+            index, alive, ts, refs.addresses, wanted, lookup_keys.ts, lookup_keys.refs.addresses, capacity
         )
         if count <= capacity:
             break

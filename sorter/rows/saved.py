@@ -31,8 +31,8 @@ import polars as pl
 import pyarrow as pa
 
 from sorter.rows.batch_rows import from_arrow, rows_inside
-from sorter.rows.payload import Place, Segment, columns_of
-from sorter.rows.run import PARTS, PROBED, Need, Needles, Run, require
+from sorter.rows.payload import RowRefs, Segment, columns_of
+from sorter.rows.run import PARTS, PROBED, LookupKeys, Need, Run, require
 from tistream.errors import invariant
 from tistream.keyrange import KeyRange
 from tistream.model.arrays import U64, Mask
@@ -99,7 +99,7 @@ class RunState:
     saved: tuple[Piece, ...]
 
     def revive(self) -> Run:
-        run = self.run.again(self.alive, self.origins)
+        run = self.run.with_alive(self.alive, self.origins)
         run.saved = self.saved
         return run
 
@@ -123,7 +123,7 @@ def cut(runs: Iterable[Run], range_: KeyRange) -> None:
     require(partly, ("keys",))
     for run in partly:
         at = run.living()
-        inside = rows_inside(run.place.take(at).column("key"), range_)
+        inside = rows_inside(run.refs.take(at).column("key"), range_)
         if inside is not None:
             run.kill(np.delete(at, inside))
 
@@ -149,13 +149,13 @@ def with_late_ready(origins: pl.DataFrame, late_ready: pl.DataFrame) -> pl.DataF
 class SavedRun(Run):
     """A group as a run."""
 
-    __slots__ = ("_late_ready", "_numbers", "_origins", "_place", "_segment", "group")
+    __slots__ = ("_late_ready", "_numbers", "_origins", "_refs", "_segment", "group")
 
     def __init__(self, group: Group, alive: Mask, late_ready: pl.DataFrame) -> None:
         """`late_ready`: LATE_READY of the snapshot that names the group."""
         self.group, self._late_ready = group, late_ready
         self._segment = SavedSegment(group)
-        self._place: Place | None = None
+        self._refs: RowRefs | None = None
         self._numbers: dict[str, npt.NDArray[Any]] | None = None
         self._origins: pl.DataFrame | None = None
         self.hashes, self.young, self.reach = None, None, None
@@ -171,16 +171,16 @@ class SavedRun(Run):
         return self.group.rows
 
     @property
-    def place(self) -> Place:
-        if self._place is None:
-            self._place = Place.whole(self._segment)
-        return self._place
+    def refs(self) -> RowRefs:
+        if self._refs is None:
+            self._refs = RowRefs.whole(self._segment)
+        return self._refs
 
-    @place.setter
-    def place(self, place: Place) -> None:
-        (segment,) = place.segments
+    @refs.setter
+    def refs(self, refs: RowRefs) -> None:
+        (segment,) = refs.segments
         assert isinstance(segment, SavedSegment)
-        self._place, self._segment = place, segment
+        self._refs, self._segment = refs, segment
 
     def missing(self, parts: Iterable[str] = PARTS) -> list[Need]:
         return [Need(self, part) for part in parts if part in self.group.parts and not self._has(part)]
@@ -237,9 +237,9 @@ class SavedRun(Run):
     def unready(self) -> bool:
         return self.group.unready and super().unready()
 
-    def again(self, alive: Mask, origins: pl.DataFrame | None) -> Run:
+    def with_alive(self, alive: Mask, origins: pl.DataFrame | None) -> Run:
         new = object.__new__(SavedRun)
-        for name in ("group", "_numbers", "_place", "_segment", "_late_ready", "_indexes", "hashes", "young"):
+        for name in ("group", "_numbers", "_refs", "_segment", "_late_ready", "_indexes", "hashes", "young"):
             setattr(new, name, getattr(self, name))
         new._origins = self._origins if origins is None else origins
         new.reach, new._frozen, new.facts = None, None, dict(self.facts)
@@ -248,30 +248,30 @@ class SavedRun(Run):
         return new
 
     def segments(self) -> tuple[Segment, ...]:
-        return (self._segment,) if self._place is None else self._place.segments
+        return (self._segment,) if self._refs is None else self._refs.segments
 
-    def known_place(self) -> Place | None:
-        return self._place
+    def known_refs(self) -> RowRefs | None:
+        return self._refs
 
     def known_numbers(self) -> Mapping[str, npt.NDArray[Any]]:
         return self._numbers or {}
 
     def exchange(self, moved: Mapping[int, Segment]) -> None:
-        if self._place is None:
+        if self._refs is None:
             segment = moved.get(id(self._segment), self._segment)
             assert isinstance(segment, SavedSegment)
             self._segment = segment
         super().exchange(moved)
 
-    def may_have(self, needles: Needles, ts: str) -> bool:
+    def may_have(self, lookup_keys: LookupKeys, ts: str) -> bool:
         if not self.missing(PROBED):
             return True
         low, high = self.span(ts)
-        near = np.flatnonzero((needles.ts >= np.uint64(low)) & (needles.ts <= np.uint64(high)))
+        near = np.flatnonzero((lookup_keys.ts >= np.uint64(low)) & (lookup_keys.ts <= np.uint64(high)))
         if not len(near):
             return False
         first, last = (pl.lit(key, pl.Binary) for key in self.group.keys)
-        keys = pl.DataFrame({"key": needles.place.take(near).series("key")})
+        keys = pl.DataFrame({"key": lookup_keys.refs.take(near).series("key")})
         return bool(keys.select(pl.col("key").is_between(first, last).any()).item())
 
 

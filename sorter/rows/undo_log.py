@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sorter.rows.run import Needles, Run, RunSet
+from sorter.rows.run import LookupKeys, Run, RunSet
 from tistream.model.arrays import I64
 
 
@@ -33,7 +33,7 @@ class UndoLog:
         run.kill(rows)
         self._removed.append((run, rows))
 
-    def kill_equal(self, runs: RunSet, needles: Needles, ts: str) -> None:
-        """Remove all rows that equal a needle in (key, ts)."""
-        for run, _found, rows in runs.find(needles, ts):
+    def kill_equal(self, runs: RunSet, lookup_keys: LookupKeys, ts: str) -> None:
+        """Remove all rows that equal one of these in (key, ts)."""
+        for run, _found, rows in runs.find(lookup_keys, ts):
             self.kill(run, rows)

@@ -52,7 +52,7 @@ class _Group:
     parts: dict[str, Part] = field(default_factory=dict)
 
     def made(self, object_key: str, object_bytes: int) -> Group:
-        numbers, keys = self.run.numbers, pl.Series(pl.from_arrow(self.run.place.column("key")), dtype=pl.Binary)
+        numbers, keys = self.run.numbers, pl.Series(pl.from_arrow(self.run.refs.column("key")), dtype=pl.Binary)
         is_open = self.kind == "open"
         return Group(
             object_key=object_key,
@@ -175,12 +175,12 @@ def _parts_of(run: Run) -> dict[str, pa.Table]:
 
 def _has(run: Run, name: str) -> bool:
     """Whether any segment has this column; a segment whose rows have none leaves it out."""
-    return any(name in s.columns for s in run.place.segments)
+    return any(name in s.columns for s in run.refs.segments)
 
 
 def _column_of(run: Run, name: str) -> pa.ChunkedArray:
     """A column of all rows. Segments are in row order, as `merge` makes them."""
-    columns = [(s.columns.get(name), s.rows) for s in run.place.segments]
+    columns = [(s.columns.get(name), s.rows) for s in run.refs.segments]
     return pa.chunked_array([pa.nulls(rows, pa.binary()) if c is None else c.array for c, rows in columns], pa.binary())
 
 
@@ -221,7 +221,7 @@ def _packed(sources: Iterator[tuple[RunState, Rows]]) -> Iterator[list[tuple[Run
     for state, rows in sources:
         if not len(rows):
             continue
-        ends = np.cumsum(state.run.place.take(rows).sizes(np.ones(len(rows), np.bool_)))
+        ends = np.cumsum(state.run.refs.take(rows).sizes(np.ones(len(rows), np.bool_)))
         full = np.diff(ends // GROUP_BYTES) + np.diff(np.arange(len(rows)) // RUN_ROWS)
         cuts = [0, *(np.flatnonzero(full) + 1).tolist(), len(rows)]
         for low, high in pairwise(cuts):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
-from sorter.worker.owned import MANY
+from sorter.worker.owned import MANY_TASKS
 from sorter.worker.publisher import Publisher
 from sorter.worker.runner import TaskRunner
 from tistream.clock import Clock
@@ -39,7 +39,7 @@ class FairSchedule:
         """The tasks with something to take, in the order in which they take it."""
         ready = [r for r in runners.values() if r.more or r.inbox.count]  # few of many
         self.waiting = False
-        if len(runners) < MANY:
+        if len(runners) < MANY_TASKS:
             yield from ready
             return
         writing = {r.row.tenant for r in runners.values() if r.gets_rows}

@@ -9,7 +9,7 @@ from tistream.catalog.rows.tasks import TaskRow
 from tistream.catalog.work.tasks import owned_stamp, tasks_owned_by
 from tistream.clock import Clock
 
-MANY = 100  #: from this many tasks on, the stamp is read first
+MANY_TASKS = 100  #: from this many tasks on, the stamp is read first
 REREAD_S = 10.0  #: after this time the rows are read again whatever the stamp
 
 
@@ -26,7 +26,7 @@ class Owned:
         """Task id -> its row. The progress of a task that `is_here` may be stale; everything that others decide (epoch,
         error, merge) is current, and so is the whole row of a task that is not here yet."""
         stamp: tuple[int, ...] = ()
-        if len(self._rows) >= MANY:
+        if len(self._rows) >= MANY_TASKS:
             stamp = owned_stamp(
                 self._catalog, worker_id, incarnation
             )  # read before the rows, so that later changes differ from it

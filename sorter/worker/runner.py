@@ -64,7 +64,7 @@ Switch = Callable[[NewSnapshot], bool]  #: makes a snapshot the task's state; Fa
 BACKLOG_BYTES_MAX = 16 << 20  #: of rows that could be written; a task with more takes no batches
 FEW_BATCHES = 8  #: batches that an idle tenant may accumulate
 PASSED_MAX = 6  #: rounds of snapshots that such a task skips ...
-SELDOM_MAX = 30  #: ... and where tasks are many
+PASSED_MAX_MANY = 30  #: ... and where tasks are many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ class TaskRunner:
             tenant=self.row.tenant,
             durable_ts=core.durable_ts,
             watermark=core.watermark(),
-            heard=dict(self.cut_timestamps),
+            cut_timestamps=dict(self.cut_timestamps),
             open_rows=open_rows,
             ready_rows=ready_rows,
             held_bytes=core.bytes_held(),
@@ -269,11 +269,11 @@ class TaskRunner:
         """A flush has made the next snapshot smaller."""
         self._dirty = True
 
-    def should_save(self, *, seldom: bool = False) -> bool:
+    def should_save(self, *, many_tasks: bool = False) -> bool:
         """Whether a snapshot is worth its requests now. A few batches without rows only move the positions: the next
-        owner rereads them quickly, so saving waits a few rounds, longer where tasks are many (`seldom`)."""
+        owner rereads them quickly, so saving waits a few rounds, longer where tasks are many (`many_tasks`)."""
         self._passed += 1
-        passed_max = SELDOM_MAX if seldom else PASSED_MAX
+        passed_max = PASSED_MAX_MANY if many_tasks else PASSED_MAX
         return self._unsaved_rows > 0 or self._unsaved_batches >= FEW_BATCHES or self._passed >= passed_max
 
     def save(self) -> None:

@@ -30,7 +30,7 @@ from sorter.worker.fair_schedule import FairSchedule
 from sorter.worker.flushing import Flushing
 from sorter.worker.memory import Memory
 from sorter.worker.merging import Merging
-from sorter.worker.owned import MANY, Owned
+from sorter.worker.owned import MANY_TASKS, Owned
 from sorter.worker.periodic import Activity
 from sorter.worker.publisher import Publisher
 from sorter.worker.pump import Pump
@@ -404,8 +404,9 @@ class SorterWorker:
     def _save_some(self) -> None:
         """Save tasks with a due snapshot for SAVE_S; the rest is saved in the next round."""
         if not self._to_save:
-            seldom = len(self._runners) >= MANY
-            self._to_save.extend(id_ for id_, runner in self._runners.items() if runner.should_save(seldom=seldom))
+            many_tasks = len(self._runners) >= MANY_TASKS
+            due = (id_ for id_, runner in self._runners.items() if runner.should_save(many_tasks=many_tasks))
+            self._to_save.extend(due)
         until = self._clock.monotonic() + SAVE_S
         while self._to_save and self._clock.monotonic() < until:
             task_id = self._to_save.popleft()
@@ -470,4 +471,4 @@ class SorterWorker:
 
 def _start_order(rows: Collection[TaskRow]) -> Iterable[TaskRow]:
     """The order in which tasks are started. With many tasks, those written out last go first: their tenants write."""
-    return rows if len(rows) < MANY else sorted(rows, key=lambda row: -row.durable_ts)
+    return rows if len(rows) < MANY_TASKS else sorted(rows, key=lambda row: -row.durable_ts)

@@ -251,10 +251,10 @@ def test_leftovers_of_a_crash_between_catalog_and_delete_are_swept(world: World)
 
 
 def test_ended_incarnations_are_forgotten_and_their_late_files_are_neither_read_nor_kept(world: World) -> None:
-    lives = 40
-    for _ in range(lives):
+    incarnations = 40
+    for _ in range(incarnations):
         issue_incarnation(world.catalog, T, 7)
-    newest = lives + 1
+    newest = incarnations + 1
     world.put(1, incarnation=newest)
     for task in (0, 1):
         world.consumed(task, {newest: Position(seq=0)})

@@ -180,7 +180,7 @@ def test_in_one_process_every_stage_is_known(world: ApiWorld) -> None:
             tenant=TENANT,
             durable_ts=task.durable_ts,
             watermark=ago(900),
-            heard={1: ago(150), 2: ago(300)},
+            cut_timestamps={1: ago(150), 2: ago(300)},
             open_rows=1,
             ready_rows=2,
             held_bytes=3,

@@ -112,10 +112,10 @@ def test_its_end_is_known_before_the_first_tick_and_again_when_it_is_pushed_agai
 
 
 def test_each_store_writes_every_tick_and_the_schema_comes_first(whole: Bench) -> None:
-    lives = batch_files(whole.store)
-    assert set(lives) == {(s, 1) for s in CAPTURE.meta.store_ids}
+    streams = batch_files(whole.store)
+    assert set(streams) == {(s, 1) for s in CAPTURE.meta.store_ids}
     ticks = [int(e["now_ts"]) for _, e in CAPTURE.events() if e["t"] == "TICK"]
-    for stream in lives.values():
+    for stream in streams.values():
         assert sorted({f.cut_ts for f in stream}) == ticks
     snapshot = whole.store.get(str(SchemaSnapKey(tenant=TENANT, ts=S)))
     assert zstandard.decompress(snapshot) == CAPTURE.schema_snapshot()

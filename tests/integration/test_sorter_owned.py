@@ -17,7 +17,7 @@ from tistream.catalog.work.workers import register_worker
 @pytest.fixture
 def tasks(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
     """Three tasks of one sorter, which is very many here."""
-    monkeypatch.setattr(owned, "MANY", 3)
+    monkeypatch.setattr(owned, "MANY_TASKS", 3)
     found = activate(catalog)
     assert register_worker(catalog, "s", "sorter", "") == 1
     for task in found:

@@ -14,7 +14,7 @@ import pytest
 from sorter.core import eviction
 from sorter.core.eviction import evict, held_bytes
 from sorter.rows import run
-from sorter.rows.payload import Place, Segment
+from sorter.rows.payload import RowRefs, Segment
 from sorter.rows.run import Run
 from sorter.worker.spill import Spill, default_budget_bytes
 from tistream.errors import StoreUnavailable
@@ -33,7 +33,9 @@ class CountingSpill(Spill):
 
 
 def numbered(segment: Segment, ts: int, **more: Segment) -> Run:
-    return Run(Place.whole(segment), {"ts": np.arange(ts, ts + segment.rows, dtype=np.uint64)}, young=more.get("young"))
+    return Run(
+        RowRefs.whole(segment), {"ts": np.arange(ts, ts + segment.rows, dtype=np.uint64)}, young=more.get("young")
+    )
 
 
 def test_segments_leave_the_memory_once_for_all_runs_that_lie_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,18 +46,18 @@ def test_segments_leave_the_memory_once_for_all_runs_that_lie_in_them(monkeypatc
     disk = CountingSpill()
     assert evict(runs, disk, segment.nbytes + small.nbytes) == segment.nbytes + small.nbytes
     assert disk.files == [2], "the small one goes with its neighbour"
-    assert runs[0].place.segments == runs[1].place.segments == (runs[0].young,)
-    assert [s.on_disk for r in runs for s in r.place.segments] == [True, True, True]
-    assert runs[1].place.column("key").to_pylist() == [b"k" * 50, b"l" * 50]
-    assert runs[1].place.column("value").to_pylist() == [b"v", None]
-    assert runs[2].place.column("key").to_pylist() == [b"m"]
-    assert held_bytes(runs, on_disk=True) == sum(s.nbytes for s in {*runs[0].place.segments, *runs[2].place.segments})
+    assert runs[0].refs.segments == runs[1].refs.segments == (runs[0].young,)
+    assert [s.on_disk for r in runs for s in r.refs.segments] == [True, True, True]
+    assert runs[1].refs.column("key").to_pylist() == [b"k" * 50, b"l" * 50]
+    assert runs[1].refs.column("value").to_pylist() == [b"v", None]
+    assert runs[2].refs.column("key").to_pylist() == [b"m"]
+    assert held_bytes(runs, on_disk=True) == sum(s.nbytes for s in {*runs[0].refs.segments, *runs[2].refs.segments})
 
 
 def test_what_is_left_is_too_small_for_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [numbered(Segment(pa.array([b"k" * 100])), 1)]
     assert evict(runs, Spill(0), 1 << 30) == 0
-    assert not runs[0].place.segments[0].on_disk
+    assert not runs[0].refs.segments[0].on_disk
 
 
 def test_many_small_segments_share_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def test_many_small_segments_share_files(monkeypatch: pytest.MonkeyPatch) -> Non
     assert evict(runs, disk, 1 << 30) >= 100_000
     assert sum(disk.files) == 100
     assert len(disk.files) <= 11
-    assert [r.place.column("key")[0].as_py()[:3] for r in runs] == [b"%03d" % i for i in range(100)]
+    assert [r.refs.column("key")[0].as_py()[:3] for r in runs] == [b"%03d" % i for i in range(100)]
 
 
 def test_numbers_and_indexes_follow_the_bytes_and_answer_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +78,12 @@ def test_numbers_and_indexes_follow_the_bytes_and_answer_as_before(monkeypatch: 
     held = numbered(Segment(keys), 100)
     same = numbered(Segment(keys.take(pa.array(range(0, 5000, 7)))), 0)
     same.numbers["ts"][:] = held.numbers["ts"][::7]
-    needles = same.needles(np.arange(len(same)), "ts")
-    before = held.find(needles, "ts")
+    lookup_keys = same.lookup_keys(np.arange(len(same)), "ts")
+    before = held.find(lookup_keys, "ts")
     in_memory = held_bytes([held])
     assert evict([held], Spill(0), in_memory) > in_memory - 3 * len(held)
     assert held_bytes([held]) < 3 * len(held), "the alive flags, and little more"
-    after = held.find(needles, "ts")
+    after = held.find(lookup_keys, "ts")
     assert [a.tolist() for a in after] == [b.tolist() for b in before]
     assert len(after[0]) == len(same)
     held.kill(after[1])
@@ -118,8 +120,8 @@ def test_what_the_disk_does_not_take_stays_where_it_was(small_files: int, tmp_pa
     runs = [numbered(Segment(pa.array([b"a" * (2 * small_files)])), 1)]
     with pytest.raises(StoreUnavailable, match=os.strerror(errno.EFBIG)):
         evict(runs, Spill(0, tmp_path), 1 << 30)
-    assert not runs[0].place.segments[0].on_disk
-    assert runs[0].place.column("key").to_pylist() == [b"a" * (2 * small_files)]
+    assert not runs[0].refs.segments[0].on_disk
+    assert runs[0].refs.column("key").to_pylist() == [b"a" * (2 * small_files)]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from dispatcher.worker import DispatcherWorker
-from metaserver.inventory import MANY, REREAD_S, StoreItems
+from metaserver.inventory import MANY_ROWS, REREAD_S, StoreItems
 from metaserver.loop import MetaOptions, MetaWorker
 from metaserver.reshape import ReshapeSettings
 from tests.kit.catalog_cases import begin, elected
@@ -201,7 +201,7 @@ def test_a_reshape_round_reads_only_tasks_that_may_change(catalog: Catalog, monk
 
 def test_very_many_stores_are_read_only_when_something_has_changed(catalog: Catalog) -> None:
     begin(catalog, T, 10)
-    for store_id in range(1, MANY + 1):
+    for store_id in range(1, MANY_ROWS + 1):
         issue_incarnation(catalog, T, store_id)
     stores, log, now_s = StoreItems(catalog), StatementLog(catalog), 0.0
     first = stores.read(now_s)
@@ -212,8 +212,8 @@ def test_very_many_stores_are_read_only_when_something_has_changed(catalog: Cata
     epoch = elected(catalog)
     assert stores.write(first, [(7, "d1")], epoch) == 1
     assert [owner for owner in stores.read(now_s).owners if owner] == ["d1"]
-    issue_incarnation(catalog, T, MANY + 1)
-    assert len(stores.read(now_s).rows) == MANY + 1
+    issue_incarnation(catalog, T, MANY_ROWS + 1)
+    assert len(stores.read(now_s).rows) == MANY_ROWS + 1
     with log:
         stores.read(now_s + REREAD_S)
     assert log.count == 2, "now and then they are read whatever the stamp says"

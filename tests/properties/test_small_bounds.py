@@ -9,7 +9,7 @@ import pytest
 
 from simulator.dst.bounds import BOUNDS, TOGETHER, drawn, lowered, small
 from simulator.dst.profiles import PROFILES
-from tests.kit.meeting_run import MeetingRun
+from tests.kit.merge_run import MergeRun
 from tests.kit.parted_run import PartedRun
 from tests.kit.sorter_run import RANGES, SorterRun
 
@@ -21,7 +21,7 @@ def play(run: SorterRun, rand: random.Random) -> None:
         run.random_step(rand)
         if step % 6 == 5:
             run.snapshot(rand.choice(sorted(run.ranges)))
-        if step % 18 == 17 and not isinstance(run, MeetingRun):
+        if step % 18 == 17 and not isinstance(run, MergeRun):
             run.restart(rand.choice(list(RANGES)))
     run.finish()
 
@@ -29,7 +29,7 @@ def play(run: SorterRun, rand: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_history_holds_whatever_the_bounds_are(seed: int) -> None:
     rand = random.Random(seed)
-    kind = (SorterRun, MeetingRun, lambda: PartedRun(rand))[seed % 3]
+    kind = (SorterRun, MergeRun, lambda: PartedRun(rand))[seed % 3]
     with lowered(small(random.Random(f"{seed}/bounds"))):
         run = kind()
         play(run, rand)

@@ -63,7 +63,7 @@ OWN: dict[str, tuple[object, str, tuple[str, str]]] = {
     "a duplicate counts as a violation": (
         admission,
         "classify",
-        ('fresh[~buffers.ready.known(rows.needles(fresh, "commit_ts"))]', "fresh"),
+        ('fresh[~buffers.ready.known(rows.lookup_keys(fresh, "commit_ts"))]', "fresh"),
     ),
     "rollbacks do nothing": (admission, "without_ended", ("if not len(rollbacks):", "if True:")),
     "generations do not matter": (
@@ -86,7 +86,7 @@ OWN: dict[str, tuple[object, str, tuple[str, str]]] = {
     "rows are written in the order of their keys": (
         output,
         "in_order",
-        ("radix_order(first)", "radix_order(place.hashes())"),
+        ("radix_order(first)", "radix_order(refs.hashes())"),
     ),
 }
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {

@@ -17,7 +17,7 @@ from sorter.core.admission import Limits
 from sorter.core.prewrite_buffer import PrewriteBuffer
 from sorter.core.sort_buffer import SortBuffer
 from sorter.core.watermark import RangeWatermarkMap
-from sorter.rows.batch_rows import Arrivals
+from sorter.rows.batch_rows import IncomingRows
 from tests.kit.sorter_states import table_of
 from tistream.feed.protocol import FeedBatch
 from tistream.keyrange import KeyRange
@@ -201,7 +201,7 @@ class PrewriteMachine(RuleBasedStateMachine):
         regions = regions_of([mark | {"row_count": len(self.rows)}])
         rows = pa.RecordBatch.from_pylist(self.rows, schema=ROWS)
         batch = FeedBatch(store_id=1, incarnation=1, seq=self.seq, cut_ts=cut_ts, rows=rows, regions=regions)
-        arrived = Arrivals(batch, KeyRange(), self.row_no)
+        arrived = IncomingRows(batch, KeyRange(), self.row_no)
         self.row_no += len(self.rows)
         self.rows = []
         self.buffer.take_in(arrived, self.map, self._limits(), self.ready)

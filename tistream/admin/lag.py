@@ -198,9 +198,9 @@ def _reported(owned: Sequence[TaskRow], workers: Mapping[str, WorkerRow]) -> dic
 
 def _taken_in(owned: Sequence[TaskRow], here: Mapping[int, TaskState]) -> int | None:
     """The lowest cut that the cores took in; known only when all tasks are in this process."""
-    if not owned or any(task.task_id not in here or not here[task.task_id].heard for task in owned):
+    if not owned or any(task.task_id not in here or not here[task.task_id].cut_timestamps for task in owned):
         return None
-    return min(at for state in here.values() for at in state.heard.values())
+    return min(at for state in here.values() for at in state.cut_timestamps.values())
 
 
 def _lowest(owned: Sequence[TaskRow], marks: Mapping[int, int | None]) -> int | None:

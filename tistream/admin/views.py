@@ -116,8 +116,8 @@ def owner(sources: Sources) -> dict[str, Any]:
         return {"owner": None, "release": None, "epoch": 0, "heartbeat_age_s": None, "alive": False}
     alive = row.heartbeat_age_ms <= LEADER_LEASE_MS
     age_s = row.heartbeat_age_ms / 1000
-    told = {"owner": row.name, "release": str(row.release), "epoch": row.epoch}
-    return {**told, "heartbeat_age_s": age_s, "alive": alive}
+    named = {"owner": row.name, "release": str(row.release), "epoch": row.epoch}
+    return {**named, "heartbeat_age_s": age_s, "alive": alive}
 
 
 def watermark_gaps(sources: Sources, tenant: Tenant | None = None) -> dict[str, Any]:

@@ -23,29 +23,29 @@ from collections.abc import Mapping
 
 from tistream.ids import Position
 
-Lives = Mapping[int, Position]  #: of one store: incarnation -> position
-Positions = Mapping[int, Lives]  #: store -> incarnation -> position
+Incarnations = Mapping[int, Position]  #: of one store: incarnation -> position
+Positions = Mapping[int, Incarnations]  #: store -> incarnation -> position
 
 _BEGINNING = Position(seq=0)
 _ENDED = Position(seq=0, closed=True)
 
 
-def position_of(lives: Lives, incarnation: int) -> Position:
+def position_of(incarnations: Incarnations, incarnation: int) -> Position:
     """The position in this incarnation; closed below the lowest entry."""
-    live = lives.get(incarnation)
+    live = incarnations.get(incarnation)
     if live is not None:
         return live
-    return _ENDED if lives and incarnation < min(lives) else _BEGINNING
+    return _ENDED if incarnations and incarnation < min(incarnations) else _BEGINNING
 
 
-def without_ended(lives: Lives) -> dict[int, Position]:
+def without_ended(incarnations: Incarnations) -> dict[int, Position]:
     """Without the closed entries that the lowest remaining entry implies."""
-    named = sorted(lives)
-    lowest = next((incarnation for incarnation in named if not lives[incarnation].closed), named[-1] if named else 0)
-    return {incarnation: lives[incarnation] for incarnation in named if incarnation >= lowest}
+    named = sorted(incarnations)
+    lowest = next((each for each in named if not incarnations[each].closed), named[-1] if named else 0)
+    return {each: incarnations[each] for each in named if each >= lowest}
 
 
-def is_behind(old: Lives, new: Lives) -> int | None:
+def first_regression(old: Incarnations, new: Incarnations) -> int | None:
     """The first incarnation that `new` has read less far than `old`, or None. A closed one must stay closed."""
     for incarnation in sorted(old.keys() | new.keys()):
         was, now = position_of(old, incarnation), position_of(new, incarnation)

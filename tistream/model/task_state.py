@@ -20,7 +20,7 @@ class TaskState:
     tenant: Tenant
     durable_ts: int  #: everything at or below it is in the committed log
     watermark: int | None  #: everything at or below it is received and decided; None with a watermark gap
-    heard: Mapping[int, int]  #: store -> cut_ts of the newest batch file that the core processed
+    cut_timestamps: Mapping[int, int]  #: store -> cut_ts of the newest batch file that the core processed
     open_rows: int  #: prewrites of undecided transactions
     ready_rows: int  #: committed, not written yet
     held_bytes: int  #: in memory

@@ -129,7 +129,7 @@ class RawClient:
         self._lock = threading.Lock()
         self._known = RegionMap(space.range_of)
         self._stores = Stores(pd, self._channels)
-        self._heard: set[int] = set()  # stores that have answered the last request
+        self._responded: set[int] = set()  # stores that have answered the last request
         self._never = threading.Event()
         self._rate = RateLimiter(limits.rate_bytes_s or inf, clock, self._never)
 
@@ -229,7 +229,7 @@ class RawClient:
         if write.expires is not None and write.now_s is not None:
             ttls, expired = m.remaining(write.expires[start:end], write.now_s())
             gone, rows, ttls = rows[expired], rows[~expired], ttls[~expired]
-        if known.region.leader_store_id not in self._heard:
+        if known.region.leader_store_id not in self._responded:
             body = wire.RawKeyRequest(key=self._key(write, start)).SerializeToString()
             self._ask(known, "RawGet", body, wire.RawGetResponse, write.allowed)
         self._rate.take(int(columns.bounds[end] - columns.bounds[start]), write.allowed())
@@ -361,13 +361,13 @@ class RawClient:
         place = f"{name} of region {region.id} at store {region.leader_store_id}"
         try:
             reply = channel.unary_unary(f"/tikvpb.Tikv/{name}")(request, timeout=seconds)
-            self._heard.add(region.leader_store_id)
+            self._responded.add(region.leader_store_id)
             answer = read(reply)
         except grpc.RpcError as e:
             with self._lock:
                 self._known.drop(region)
                 self._stores.forget(region.leader_store_id)
-                self._heard.discard(region.leader_store_id)
+                self._responded.discard(region.leader_store_id)
             if is_write:  # the store may still have it
                 self._clock.wait(self._never, max(until - self._clock.monotonic(), 0.0))
             raise TryLater(f"{place}: {e.code().name} {e.details()}") from e

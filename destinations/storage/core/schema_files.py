@@ -61,9 +61,9 @@ class SchemaFile:
 
     @property
     def data(self) -> bytes:
-        told = {"Version": 1, "TableVersion": self.version, "Query": self.query, "Type": self.type}
+        header = {"Version": 1, "TableVersion": self.version, "Query": self.query, "Type": self.type}
         columns = None if self.described is None else columns_of(self.described)
-        return _text(_definition(self.db, self.table, columns, told))
+        return _text(_definition(self.db, self.table, columns, header))
 
 
 def of_table(table: Table, version: int, query: str = "", type_: int = 0) -> SchemaFile:
@@ -105,9 +105,9 @@ def _digest_of(key: ByIdentity) -> int:
     return _digest(key.table.db, key.table.name, columns_of(key.table))
 
 
-def _definition(db: str, table: str, columns: list[dict[str, Any]] | None, told: dict[str, Any]) -> dict[str, Any]:
+def _definition(db: str, table: str, columns: list[dict[str, Any]] | None, header: dict[str, Any]) -> dict[str, Any]:
     total = len(columns or ())
-    return {"Table": table, "Schema": db, **told, "TableColumns": columns, "TableColumnsTotal": total}
+    return {"Table": table, "Schema": db, **header, "TableColumns": columns, "TableColumnsTotal": total}
 
 
 def _digest(db: str, table: str, columns: list[dict[str, Any]]) -> int:

@@ -479,9 +479,9 @@ class StoreFeed:
             self.stream_lost("damaged", now)
 
     def _requeue(self, piece: Piece, due: float) -> None:
-        again = piece.again(due)
-        self._pieces.add(again)
-        self._enqueue([again])
+        piece = piece.requeued(due)
+        self._pieces.add(piece)
+        self._enqueue([piece])
 
     def _enqueue(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:

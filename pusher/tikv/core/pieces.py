@@ -62,7 +62,7 @@ class Piece:
     entries: list[bytes] = field(default_factory=list)  #: live rows, not decoded
     has_gaps: bool = False  #: not everything in `range` is wanted
 
-    def again(self, due: float) -> Piece:
+    def requeued(self, due: float) -> Piece:
         """The same part, waiting to be registered."""
         return Piece(
             region_id=self.region_id,

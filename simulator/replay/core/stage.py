@@ -206,8 +206,8 @@ class Stage:
     def _complete(self, listener: Listener, rows: bytes = b"") -> None:
         """Send `rows`, then INITIALIZED if all parts of the range are complete."""
         if not listener.ready:
-            heard = [r.range for r in listener.parts if self._living[r].ready]
-            listener.ready = not any(gaps(need, heard) for need in listener.needed)
+            ready = [r.range for r in listener.parts if self._living[r].ready]
+            listener.ready = not any(gaps(need, ready) for need in listener.needed)
             if listener.ready:
                 rows += wire.INITIALIZED_ROW
         if rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tistream.ids import Position
-from tistream.model.positions import is_behind, position_of, without_ended
+from tistream.model.positions import first_regression, position_of, without_ended
 
 END, AT = Position(seq=9, closed=True), Position(seq=4)
 
@@ -23,16 +23,16 @@ def test_only_ended_ones_are_dropped_and_one_entry_stays() -> None:
 
 
 def test_dropping_them_changes_no_position_that_is_open() -> None:
-    for lives in ({1: END, 2: END, 3: AT}, {1: END, 2: AT, 3: END}, {1: END}):
-        kept = without_ended(lives)
+    for incarnations in ({1: END, 2: END, 3: AT}, {1: END, 2: AT, 3: END}, {1: END}):
+        kept = without_ended(incarnations)
         for incarnation in range(1, 6):
-            was, now = position_of(lives, incarnation), position_of(kept, incarnation)
+            was, now = position_of(incarnations, incarnation), position_of(kept, incarnation)
             assert now == was or (now.closed and was.closed)
 
 
 def test_an_ended_incarnation_is_never_open_again() -> None:
-    assert is_behind({2: AT}, {3: AT}) is None, "2 has ended since"
-    assert is_behind({3: AT}, {2: AT, 3: AT}) == 2
-    assert is_behind({2: AT}, {}) == 2
-    assert is_behind({1: END, 2: AT}, {2: AT}) is None
-    assert is_behind({2: AT}, {2: Position(seq=3)}) == 2
+    assert first_regression({2: AT}, {3: AT}) is None, "2 has ended since"
+    assert first_regression({3: AT}, {2: AT, 3: AT}) == 2
+    assert first_regression({2: AT}, {}) == 2
+    assert first_regression({1: END, 2: AT}, {2: AT}) is None
+    assert first_regression({2: AT}, {2: Position(seq=3)}) == 2

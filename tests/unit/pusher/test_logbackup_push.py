@@ -78,9 +78,9 @@ def test_it_ends_when_it_is_caught_up() -> None:
     done = bench.push(empty_snapshot(S))
     assert (done.phase, done.promised_ts, done.rows) == ("done", at(5), 1)
     assert "holds the log at" in done.ahead
-    lives = batch_files(bench.bucket)
-    assert list(lives) == [(STORE_ID, 1)]
-    found = lives[STORE_ID, 1]
+    streams = batch_files(bench.bucket)
+    assert list(streams) == [(STORE_ID, 1)]
+    found = streams[STORE_ID, 1]
     last = found[-1]
     assert last.cut_ts == at(5)
     assert last.regions.column("resolved_ts").to_pylist() == [at(5), at(5)]

@@ -206,9 +206,9 @@ def test_a_full_queue_drops_the_stream_and_resumes_as_a_new_incarnation(make_rig
     assert rig.worker.incarnation == 2
     rig.tick()
     rig.durable()
-    lives = batch_files(rig.store)
-    assert set(lives) == {(1, 1), (1, 2)}
-    assert set(lives[1, 2][0].regions.column("checkpoint_ts").to_pylist()) == {S + 5}
+    streams = batch_files(rig.store)
+    assert set(streams) == {(1, 1), (1, 2)}
+    assert set(streams[1, 2][0].regions.column("checkpoint_ts").to_pylist()) == {S + 5}
     rig.check()
 
 

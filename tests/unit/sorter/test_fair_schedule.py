@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 
 from sorter.worker.fair_schedule import IDLE_AT_ONCE, IDLE_S, TAKE_S, FairSchedule
-from sorter.worker.owned import MANY
+from sorter.worker.owned import MANY_TASKS
 from sorter.worker.publisher import Publisher
 from sorter.worker.runner import TaskRunner
 from tests.kit.manual_clock import ManualClock
 from tistream.ids import Tenant
 
-ROWS = (3, MANY - 2)  #: tasks that get rows
-WRITING = (2, 3, MANY - 2, MANY - 1)  #: all tasks of their tenants
+ROWS = (3, MANY_TASKS - 2)  #: tasks that get rows
+WRITING = (2, 3, MANY_TASKS - 2, MANY_TASKS - 1)  #: all tasks of their tenants
 
 
 def runner(task_id: int, *, ready: bool = True) -> TaskRunner:
@@ -50,7 +50,7 @@ def test_few_tasks_take_in_their_order_however_long_it_takes() -> None:
 
 def test_with_many_tasks_those_of_writing_tenants_run_every_round_and_the_others_in_rotation() -> None:
     clock = ManualClock()
-    schedule, runners = FairSchedule(clock), {n: runner(n) for n in range(MANY)}
+    schedule, runners = FairSchedule(clock), {n: runner(n) for n in range(MANY_TASKS)}
     turns = [took(schedule, clock, runners, TAKE_S / 10) for _ in range(30)]
     others = []
     for turn in turns:
@@ -58,13 +58,13 @@ def test_with_many_tasks_those_of_writing_tenants_run_every_round_and_the_others
         assert 10 <= len(turn) - len(WRITING) <= 11, "for so long"
         others += turn[len(WRITING) :]
     assert schedule.waiting
-    idle = [n for n in range(MANY) if n not in WRITING]
+    idle = [n for n in range(MANY_TASKS) if n not in WRITING]
     assert others == (idle * 9)[: len(others)], "round and round"
 
 
 def test_a_round_in_which_all_tasks_ran_leaves_none_waiting() -> None:
     clock = ManualClock()
-    schedule, runners = FairSchedule(clock), {n: runner(n, ready=n < 8) for n in range(MANY)}
+    schedule, runners = FairSchedule(clock), {n: runner(n, ready=n < 8) for n in range(MANY_TASKS)}
     assert took(schedule, clock, runners, TAKE_S / 9) == [2, 3, 0, 1, 4, 5, 6, 7]
     assert not schedule.waiting
 

@@ -12,7 +12,7 @@ import pytest
 
 from simulator.dst.bounds import lowered
 from sorter.rows import payload
-from sorter.rows.payload import Place, Segment
+from sorter.rows.payload import RowRefs, Segment
 from sorter.worker.spill import Spill
 from tests.kit.routed import routed
 from tests.kit.sorter_oracle import C, Mark, P, Row
@@ -132,14 +132,14 @@ def test_rows_for_polars_may_exceed_an_array_and_keep_their_nulls() -> None:
     segments = [
         Segment(*(pa.array(v, pa.binary()) for v in (KEYS[i : i + 4], values[i : i + 4]))) for i in range(0, ROWS, 4)
     ]
-    place = payload.stacked([Place.whole(segment) for segment in segments])
+    refs = payload.stacked([RowRefs.whole(segment) for segment in segments])
     nulls = np.arange(ROWS) % 4 == 1
     plain = [None if gone else value for value, gone in zip(values, nulls, strict=True)]
-    assert place.series("key").to_list() == KEYS
-    assert place.series("value").to_list() == values
-    assert place.series("value", nulls).to_list() == plain
-    assert place.series("value", nulls, empty_for_null=True).to_list() == [
+    assert refs.series("key").to_list() == KEYS
+    assert refs.series("value").to_list() == values
+    assert refs.series("value", nulls).to_list() == plain
+    assert refs.series("value", nulls, empty_for_null=True).to_list() == [
         value if gone else value or b"" for value, gone in zip(plain, nulls, strict=True)
     ]
     with pytest.raises(TiStreamError, match="a column grows beyond its offsets"):
-        place.column("key")
+        refs.column("key")

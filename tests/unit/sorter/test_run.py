@@ -7,8 +7,8 @@ import pytest
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.core.watermark_index import Reach, Thresholds, reached
 from sorter.rows import payload, run
-from sorter.rows.payload import Place, Segment
-from sorter.rows.run import Needles, Run, RunSet
+from sorter.rows.payload import RowRefs, Segment
+from sorter.rows.run import LookupKeys, Run, RunSet
 from tests.kit.sorter_oracle import Mark
 from tests.kit.sorter_world import File, feed_batch
 from tistream.errors import CorruptObject
@@ -17,11 +17,11 @@ from tistream.keyrange import KeyRange
 
 def run_of(keys: list[bytes], ts: list[int], *, young: bool = False, value: bytes = b"") -> Run:
     segment = Segment(pa.array(keys, pa.binary()), pa.array([value] * len(keys), pa.binary()))
-    return Run(Place.whole(segment), {"ts": np.array(ts, np.uint64)}, young=segment if young else None)
+    return Run(RowRefs.whole(segment), {"ts": np.array(ts, np.uint64)}, young=segment if young else None)
 
 
 def keys_of(found: Run) -> list[bytes]:
-    keys: list[bytes] = found.place.take(found.living()).column("key").to_pylist()
+    keys: list[bytes] = found.refs.take(found.living()).column("key").to_pylist()
     return keys
 
 
@@ -33,15 +33,15 @@ def test_a_row_is_found_by_its_whole_key_and_timestamp(bits: int, monkeypatch: p
     for n in range(40):
         for key, ts, expected in ((keys[n], 7, [n]), (keys[n], 8, []), (keys[n] + b"x", 7, [])):
             wanted = run_of([key], [ts])
-            assert held.find(wanted.needles(np.arange(1), "ts"), "ts")[1].tolist() == expected
+            assert held.find(wanted.lookup_keys(np.arange(1), "ts"), "ts")[1].tolist() == expected
     held.kill(np.array([5, 5, 6]))
     assert held.live == 38
-    assert held.find(held.needles(np.array([5, 6, 7]), "ts"), "ts")[1].tolist() == [7]
+    assert held.find(held.lookup_keys(np.array([5, 6, 7]), "ts"), "ts")[1].tolist() == [7]
 
 
-def test_all_equal_rows_are_found_even_if_there_are_more_than_needles() -> None:
+def test_all_equal_rows_are_found_even_if_there_are_more_than_lookup_keys() -> None:
     held = run_of([b"a"] * 100 + [b"b"], [1] * 101)
-    found, rows = held.find(run_of([b"a"], [1]).needles(np.arange(1), "ts"), "ts")
+    found, rows = held.find(run_of([b"a"], [1]).lookup_keys(np.arange(1), "ts"), "ts")
     assert (set(found.tolist()), sorted(rows.tolist())) == ({0}, list(range(100)))
     assert held.first_equals("ts").tolist() == [0] * 100 + [100]
 
@@ -52,11 +52,11 @@ def test_survivors_of_old_batches_are_copied_and_full_batches_are_not(monkeypatc
     runs.add(few := run_of([b"%d" % i for i in range(100)], [1] * 100, young=True, value=b"v" * 50))
     runs.add(full := run_of([b"a%d" % i for i in range(100)], [1] * 100, young=True, value=b"v" * 50))
     few.kill(np.arange(98))
-    runs.tidy()
+    runs.compact()
     assert full.young is None
     assert [id(r) for r in runs][1:] == [id(full)]
     assert keys_of(runs.runs[0]) == [b"98", b"99"]
-    assert runs.runs[0].place.segments[0].rows == 2
+    assert runs.runs[0].refs.segments[0].rows == 2
 
 
 def test_runs_that_are_half_empty_or_many_are_put_together() -> None:
@@ -65,7 +65,7 @@ def test_runs_that_are_half_empty_or_many_are_put_together() -> None:
         runs.add(run_of([b"%d" % i], [i]))
     runs.add(half := run_of([b"x"] * 1000, [9] * 1000))
     half.kill(np.arange(999))
-    runs.tidy()
+    runs.compact()
     assert sorted(key for r in runs for key in keys_of(r)) == sorted([b"%d" % i for i in range(run.FAN_IN)] + [b"x"])
     assert len(runs.runs) < 3
     assert max(len(r) for r in runs) < 20
@@ -92,7 +92,7 @@ def test_rows_behind_a_stalled_slice_are_not_read() -> None:
 
     def look() -> list[bytes]:
         found = reached(held, Thresholds(held.ts("ts"), 20), watermarks, strictly=False)
-        return sorted(held.place.take(found).column("key").to_pylist())
+        return sorted(held.refs.take(found).column("key").to_pylist())
 
     lift(19, 19)
     assert look() == []
@@ -111,10 +111,10 @@ def test_rows_behind_a_stalled_slice_are_not_read() -> None:
     assert look() == [b"b", b"x"], "rows are reported until they leave"
 
 
-def test_needles_find_each_other() -> None:
+def test_lookup_keys_find_each_other() -> None:
     a = run_of([b"a", b"b", b"a"], [1, 1, 2])
     b = run_of([b"b", b"a"], [1, 1])
-    left: Needles = a.needles(np.arange(3), "ts")
-    right = b.needles(np.arange(2), "ts")
+    left: LookupKeys = a.lookup_keys(np.arange(3), "ts")
+    right = b.lookup_keys(np.arange(2), "ts")
     assert left.within(right).tolist() == [True, True, False]
     assert sorted(zip(*(x.tolist() for x in left.pairs(right)), strict=True)) == [(0, 1), (1, 0)]

@@ -369,7 +369,7 @@ def test_a_group_of_two_segments_keeps_what_only_one_of_them_has(
 
 
 def test_a_group_with_the_columns_of_its_first_segment_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "_has", lambda run, name: name in run.place.segments[0].columns)
+    monkeypatch.setattr(saving, "_has", lambda run, name: name in run.refs.segments[0].columns)
     put, got = saved_in_two_segments("last", monkeypatch)
     assert got != put
 

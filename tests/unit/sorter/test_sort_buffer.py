@@ -102,7 +102,7 @@ def test_many_small_additions_stay_in_few_runs(w: int | None) -> None:
     buffer = SortBuffer()
     for i in range(100):
         buffer.add(ready((b"a", i, 1000 + i)))
-        buffer.tidy(w)
+        buffer.compact(w)
     assert len(buffer.runs.runs) < 2 * run.FAN_IN
     assert len(taken(buffer, 9999)) == 100
 
@@ -113,9 +113,9 @@ def test_what_the_next_flush_takes_is_not_copied_before(monkeypatch: pytest.Monk
     for i in range(3 * run.FAN_IN):
         buffer.add(ready((b"a", i, 1000 + i)))
     before = list(buffer.runs)
-    buffer.tidy(1000 + 3 * run.FAN_IN)
+    buffer.compact(1000 + 3 * run.FAN_IN)
     assert all(a is b for a, b in zip(buffer.runs, before, strict=True))
-    buffer.tidy(999)
+    buffer.compact(999)
     assert len(buffer.runs.runs) < run.FAN_IN + 2
     assert len(taken(buffer, 9999)) == 3 * run.FAN_IN
 

@@ -34,7 +34,7 @@ from tistream.catalog.log.objects import ObjectKind, insert_live, release
 from tistream.errors import invariant
 from tistream.ids import Position, Tenant
 from tistream.limits import INT_MAX
-from tistream.model.positions import Positions, is_behind
+from tistream.model.positions import Positions, first_regression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,5 +190,5 @@ def positions_in(conn: Connection, task_id: int) -> dict[int, dict[int, Position
 def _check_positions(task_id: int, old: Positions, new: Positions) -> None:
     for store_id, was in old.items():
         now = new.get(store_id, {})
-        kept = is_behind(was, now) is None and all(now.get(n, at) == at for n, at in was.items() if at.closed)
+        kept = first_regression(was, now) is None and all(now.get(n, at) == at for n, at in was.items() if at.closed)
         invariant(kept, "a position never falls", task_id=task_id, store_id=store_id, was=was, now=now)

@@ -204,7 +204,7 @@ def decisions(catalog: Catalog, tenants: Collection[Tenant]) -> Decisions:
             given_up.setdefault(row.tenant, set()).add((row.store_id, row.incarnation))
     return Decisions(
         {tenant: frozenset(stores) for tenant, stores in held.items()},
-        {tenant: frozenset(lives) for tenant, lives in given_up.items()},
+        {tenant: frozenset(stores) for tenant, stores in given_up.items()},
         [row for row in in_force if row.state == QuarantineState.QUARANTINED],
     )
 

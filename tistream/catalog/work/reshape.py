@@ -36,7 +36,7 @@ from tistream.catalog.work.tasks import holds_leadership, task_row
 from tistream.errors import InvalidInput, NotFound, invariant
 from tistream.ids import Tenant
 from tistream.keyrange import KeyRange
-from tistream.model.positions import Positions, is_behind
+from tistream.model.positions import Positions, first_regression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +250,8 @@ def _check_positions(task_id: int, old: Positions, new: Positions) -> None:
     for store_id, was in old.items():
         now = new.get(store_id, {})
         # a closed incarnation counts as read wherever either half saw its end: a late file may lie between
-        invariant(
-            is_behind(was, now) is None, "a position never falls", task_id=task_id, store_id=store_id, was=was, now=now
-        )
+        falls = first_regression(was, now) is not None
+        invariant(not falls, "a position never falls", task_id=task_id, store_id=store_id, was=was, now=now)
 
 
 def _add_task(conn: Connection, task_id: int, like: TaskRow, *, range_: KeyRange, epoch: int, **other: Any) -> None:

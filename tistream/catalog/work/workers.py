@@ -61,7 +61,7 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
     incarnation: no other guard could distinguish two processes of one name.
     """
     kind = WorkerKind(kind)
-    told: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "kind": kind,
         "address": address,
         "release_no": catalog.release.number,
@@ -69,9 +69,9 @@ def register_worker(catalog: Catalog, worker_id: str, kind: str, address: str) -
     }
     with catalog.transaction() as conn:
         admit(conn, catalog.release)
-        ensure_row(conn, workers, worker_id=worker_id, **told, incarnation=0, heartbeat_ms=0)
+        ensure_row(conn, workers, worker_id=worker_id, **columns, incarnation=0, heartbeat_ms=0)
         me = {"asked_worker": worker_id}
-        conn.execute(_NEW_INCARNATION, {**me, **told})
+        conn.execute(_NEW_INCARNATION, {**me, **columns})
         conn.execute(_fencing_tasks(), me)
         conn.execute(_FENCE_STORES, me)
         if kind is WorkerKind.REPLICATE:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sorter.core.slots import Bounds
 from sorter.core.watermark import RangeWatermarkMap
 from sorter.core.watermark_index import Thresholds, reached
-from sorter.rows.payload import Place, Segment
+from sorter.rows.payload import RowRefs, Segment
 from sorter.rows.run import Run
 from tests.kit.sorter_oracle import Mark
 from tests.kit.sorter_world import File, feed_batch
@@ -22,8 +22,8 @@ from tistream.keyrange import KeyRange
 KEYS = st.binary(max_size=3) | st.integers(0, 40).map(lambda i: b"t\x80\0\0\0\0\0\0%c_r\x80%c" % (i % 3, i))
 
 
-def place_of(keys: list[bytes]) -> Place:
-    return Place.whole(Segment(pa.array(keys, pa.binary())))
+def refs_of(keys: list[bytes]) -> RowRefs:
+    return RowRefs.whole(Segment(pa.array(keys, pa.binary())))
 
 
 @settings(deadline=None)  # the first example compiles
@@ -31,7 +31,7 @@ def place_of(keys: list[bytes]) -> Place:
 def test_keys_stand_between_bounds(inner: set[bytes], keys: list[bytes]) -> None:
     bounds = sorted(inner | {b""})
     made = Bounds(pa.array(bounds, pa.binary()))
-    assert made.slots_of(place_of(keys)).tolist() == [bisect_right(bounds, key) - 1 for key in keys]
+    assert made.slots_of(refs_of(keys)).tolist() == [bisect_right(bounds, key) - 1 for key in keys]
     at, there = made.find(pa.array(keys, pa.binary()))
     assert at.tolist() == [bisect_left(bounds, key) for key in keys]
     assert there.tolist() == [key in inner or key == b"" for key in keys]
@@ -40,7 +40,7 @@ def test_keys_stand_between_bounds(inner: set[bytes], keys: list[bytes]) -> None
 @settings(deadline=None)
 @given(st.lists(KEYS | st.binary(min_size=8, max_size=10).map(lambda b: b"t" + b)))
 def test_tables_of_keys_are_those_of_the_codec(keys: list[bytes]) -> None:
-    assert place_of(keys).tables().tolist() == table_ids(pa.array(keys, pa.binary())).tolist()
+    assert refs_of(keys).tables().tolist() == table_ids(pa.array(keys, pa.binary())).tolist()
 
 
 #: what a store says: where regions end, and how far each is resolved
@@ -63,7 +63,7 @@ def test_rows_are_reached_when_w_comes_above_them(
     through: bool,
 ) -> None:
     keys, ts = [key for key, _ in held], np.array([t for _, t in held], np.uint64)
-    run = Run(place_of(keys), {"ts": ts})
+    run = Run(refs_of(keys), {"ts": ts})
     of = np.arange(len(ts), dtype=np.uint32)[::-1].copy() if through else None
     thresholds = Thresholds(ts[of].copy() if of is not None else ts, int(ts.min()), of)
     watermarks = RangeWatermarkMap(KeyRange(), 5)

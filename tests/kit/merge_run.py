@@ -1,6 +1,6 @@
-"""A SorterRun whose tasks are split and merged as the service does it: both halves meet at one file of each store.
+"""A SorterRun whose tasks are split and merged as the service does it: both halves stop at the same file of each store.
 
-Each half is sent what a dispatcher cuts for it, so each numbers its rows by itself. Beside what `TaskShapes` checks, a
+Each half is sent what a dispatcher cuts for it, so each numbers its own rows. Besides what `TaskShapes` checks, a
 task that was made of two has the lower one of their watermarks.
 """
 
@@ -17,12 +17,12 @@ from tests.kit.task_shapes import TaskShapes
 from tistream.keyrange import KeyRange
 
 
-class MeetingRun(TaskShapes):
+class MergeRun(TaskShapes):
     """A run in progress."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.read_on = 0  #: files that a half had to read before it met the other
+        self.read_on = 0  #: files that a half had to read before it reached the barrier
         self.held = 0  #: rows that were there when two tasks became one
 
     def random_step(self, rand: random.Random) -> None:
@@ -34,8 +34,7 @@ class MeetingRun(TaskShapes):
 
     def merge_with_locks_of_two_subscriptions(self, rand: random.Random) -> None:
         """Every key is locked, and a second subscription sends the locks again, some with another value. Then
-        neighbours
-        become one, and that one has to say of many keys at once which prewrite was committed."""
+        neighbours become one, and that one has to say of many keys at once which prewrite was committed."""
         for key in KEYS:
             self.prewrite(key, b"first", old=False)
         self._all_read(9)

@@ -9,7 +9,7 @@ import pytest
 
 from sorter.core.conflicts import COMMITS, OPEN, READY, frame_of
 from sorter.rows import batch_rows as module
-from sorter.rows.batch_rows import Arrivals, empty, from_arrow, rows_inside, to_arrow
+from sorter.rows.batch_rows import IncomingRows, empty, from_arrow, rows_inside, to_arrow
 from tests.kit.sorter_oracle import C, Mark, P, Row
 from tests.kit.sorter_world import File, feed_batch
 from tistream.errors import CorruptObject
@@ -28,7 +28,7 @@ def file(*rows: Row) -> File:
 
 def frame(batch: FeedBatch, range_: KeyRange = KeyRange(), first_row_no: int = 0) -> pl.DataFrame:  # noqa: B008 - frozen
     """All rows of a batch as if they were prewrites."""
-    found = Arrivals(batch, range_, first_row_no)
+    found = IncomingRows(batch, range_, first_row_no)
     names = ("start_ts", "op", "generation", "expire_ts", "flags", "row_no", "origin")
     run = found.run(np.arange(len(found)), names)
     return frame_of(run, run.living(), OPEN)
@@ -59,7 +59,7 @@ def test_values_are_brought_into_one_form() -> None:
     ]
     batch = feed_batch(file(*rows))
     assert frame(batch)["value"].to_list() == [b"", None, b"", b"v", None]
-    found = Arrivals(batch, KeyRange(), 0)
+    found = IncomingRows(batch, KeyRange(), 0)
     at = found.of_kind(RowKind.COMMIT)
     commits = found.run(at, ("start_ts", "commit_ts", "op", "flags", "origin"), asked=np.zeros(len(at), np.bool_))
     assert frame_of(commits, commits.living(), COMMITS)["value"].to_list() == [None, b"v"]
@@ -91,7 +91,7 @@ def test_a_batch_whose_subscriptions_do_not_name_each_row_once_is_refused(counts
     at = batch.regions.schema.get_field_index("row_count")
     regions = batch.regions.set_column(at, batch.regions.schema.field(at), pa.array(counts, pa.uint64()))
     with pytest.raises(CorruptObject, match="each row once"):
-        Arrivals(replace(batch, regions=regions), KeyRange(), 0)
+        IncomingRows(replace(batch, regions=regions), KeyRange(), 0)
 
 
 def test_subscriptions_whose_slices_lie_apart_are_refused() -> None:
@@ -99,7 +99,7 @@ def test_subscriptions_whose_slices_lie_apart_are_refused() -> None:
     at = batch.regions.schema.get_field_index("row_offset")
     regions = batch.regions.set_column(at, batch.regions.schema.field(at), pa.array([1, 1, 1], pa.uint64()))
     with pytest.raises(CorruptObject, match="each row once"):
-        Arrivals(replace(batch, regions=regions), KeyRange(), 0)
+        IncomingRows(replace(batch, regions=regions), KeyRange(), 0)
 
 
 def test_large_output_is_cut_into_chunks_and_small_output_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Tasks that are split at any moment, and merged once they have met, write what was committed: under the histories that
-a small TiKV can make."""
+"""Tasks that are split at any moment, and merged at a barrier, write what was committed: under the histories
+that a small TiKV can make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.dst.mutants import reworded
 from sorter.core.prewrite_buffer import PrewriteBuffer
 from sorter.state import merge_barrier
 from sorter.state.merge_barrier import furthest, has_reached, is_beyond
-from tests.kit.meeting_run import MeetingRun
+from tests.kit.merge_run import MergeRun
 from tests.kit.sorter_world import File, feed_batch
 from tistream.errors import TiStreamError
 from tistream.feed.protocol import FeedBatch
@@ -23,8 +23,8 @@ SEEDS = 8
 STEPS = 100
 
 
-def play(seed: int) -> MeetingRun:
-    rand, run = random.Random(seed), MeetingRun()
+def play(seed: int) -> MergeRun:
+    rand, run = random.Random(seed), MergeRun()
     for _ in range(STEPS):
         run.random_step(rand)
     run.finish()
@@ -57,27 +57,27 @@ def batch(seq: int, *, store: int = 1, incarnation: int = 1, closes: bool = Fals
     )
 
 
-def test_they_meet_where_the_one_that_is_further_has_arrived() -> None:
+def test_the_barrier_is_where_the_one_that_is_further_has_arrived() -> None:
     left = {1: {1: Position(seq=5, closed=True), 2: Position(seq=3)}}
     right = {1: {1: Position(seq=6), 2: Position(seq=4)}, 2: {1: Position(seq=1)}}
     until = furthest(left, right)
-    assert until == {1: {2: Position(seq=4)}, 2: {1: Position(seq=1)}}, "life 1 has ended"
+    assert until == {1: {2: Position(seq=4)}, 2: {1: Position(seq=1)}}, "incarnation 1 has ended"
     assert not has_reached(left, until)
     assert not has_reached(right, until)
     left = {1: {1: Position(seq=5, closed=True), 2: Position(seq=4)}, 2: {1: Position(seq=1)}}
     right = {1: {1: Position(seq=6, closed=True), 2: Position(seq=4)}, 2: {1: Position(seq=1)}}
     assert has_reached(left, until)
-    assert has_reached(right, until), "it has seen the end too, behind a file that came late"
+    assert has_reached(right, until), "it has seen the end too, after a file that came late"
     assert not has_reached({**right, 3: {1: Position(seq=1)}}, until)
     assert not has_reached({**right, 2: {1: Position(seq=2)}}, until)
 
 
-def test_what_lies_behind_the_place_is_left_out() -> None:
+def test_what_is_beyond_the_barrier_is_left_out() -> None:
     until = {1: {1: Position(seq=5, closed=True), 2: Position(seq=4)}}
     inside = [batch(6), batch(6, closes=True), batch(4, incarnation=2)]
     beyond = [batch(5, incarnation=2), batch(4, incarnation=2, closes=True), batch(1, incarnation=3), batch(1, store=2)]
-    for place in (until, {1: {2: Position(seq=4)}}):
-        assert [is_beyond(b, place) for b in inside + beyond] == [False] * 3 + [True] * 4
+    for barrier in (until, {1: {2: Position(seq=4)}}):
+        assert [is_beyond(b, barrier) for b in inside + beyond] == [False] * 3 + [True] * 4
 
 
 def test_prewrites_told_apart_by_a_number_of_the_half_are_noticed() -> None:
@@ -101,6 +101,6 @@ def test_a_mutant_is_noticed(old: str, new: str, monkeypatch: pytest.MonkeyPatch
     mutated = dict(vars(merge_barrier))
     exec(compile(source.replace(old, new), merge_barrier.__file__, "exec"), mutated)
     for name in ("furthest", "has_reached", "is_beyond", "at_barrier"):
-        monkeypatch.setattr(f"tests.kit.meeting_run.{name}", mutated[name])
+        monkeypatch.setattr(f"tests.kit.merge_run.{name}", mutated[name])
     with pytest.raises((AssertionError, TiStreamError)):
         play_all()
